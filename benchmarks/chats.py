@@ -30,7 +30,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from build import base_texts
 from niels_cache_assets.base.documents import Conversation
 from niels_cache_assets.build_cache import build_sft_cache
-from niels_cache_assets.chats.rendering import Chat, Refusal, Rendering
+from niels_cache_assets.chats.rendering import Chat, RendererPool, UnusableChat
 from niels_cache_assets.chats.templates import Template, find_template
 from niels_cache_assets.sources import SFT_SOURCES
 from niels_cache_assets.sources.types import StreamContext
@@ -107,10 +107,10 @@ def processor_time(work: Callable[[], None]) -> float:
 
 
 def render(template: Template, given: list[Conversation]) -> None:
-    with Rendering(template) as ready:
+    with RendererPool(template) as ready:
         for start in range(0, len(given), CHUNK):
             found = ready.render([Chat(each.messages, "example") for each in given[start : start + CHUNK]])
-            refused = [each.said for each in found if isinstance(each, Refusal)]
+            refused = [each.explanation for each in found if isinstance(each, UnusableChat)]
             if refused:
                 raise SystemExit(refused[0])
 

@@ -43,7 +43,7 @@ from build import base_texts, build, documents, peak_of, sources, write_inputs
 from niels_cache_assets.tokenizer import encoder as checked
 from niels_cache_assets.tokenizer import engines
 from niels_cache_assets.tokenizer.kinds import HuggingFaceTokenizer, SentencePieceTokenizer, TextTokenizer, open_model
-from niels_cache_assets.tokenizer.proof import Proof, compare, mixtures
+from niels_cache_assets.tokenizer.proof import EngineProof, compare, mixtures
 from niels_cache_runtime.format.reading import available_threads
 
 TEXTS_PER_CALL = 1_024
@@ -166,7 +166,7 @@ def run_proof(tokenizer: TextTokenizer) -> None:
             print(f"  proof: {said(engines.prove(tokenizer, engine))}, {time.perf_counter() - started:.1f} s")
 
 
-def said(proof: Proof) -> str:
+def said(proof: EngineProof) -> str:
     first = "" if proof.first is None else f"; first {proof.first.text[:80]!r} at id {proof.first.first}"
     return f"{proof.texts:,} texts, {proof.differing:,} differ{first}"
 
@@ -180,7 +180,7 @@ def compared_first(compared: Callable[..., slice], batch: int | None, size: int)
 def timed(compare: Callable[..., int], seconds: dict[str, list[float]]) -> Callable[..., int]:
     """Return the method that compares a batch, which also adds its processor time to `seconds`: of first batches, or of later ones."""
 
-    def compare_timed(encoder: checked.Encoder, texts: Sequence[str], found: Any, chosen: slice) -> int:
+    def compare_timed(encoder: checked.BuildEncoder, texts: Sequence[str], found: Any, chosen: slice) -> int:
         started = time.thread_time()
         count = compare(encoder, texts, found, chosen)
         seconds["first" if chosen == slice(None) else "later"].append(time.thread_time() - started)
@@ -199,11 +199,11 @@ def child(folder: Path, model: str, mode: str) -> None:
     with contextlib.ExitStack() as changes:
         if mode == TIMED:
             changes.enter_context(mock.patch.dict(os.environ, {"TOKENIZERS_PARALLELISM": "false"}))
-            changes.enter_context(mock.patch.object(checked.Encoder, "_compare", timed(checked.Encoder._compare, compared)))
+            changes.enter_context(mock.patch.object(checked.BuildEncoder, "_compare", timed(checked.BuildEncoder._compare, compared)))
         if mode == "first":
-            changes.enter_context(mock.patch.object(checked, "_compared", partial(compared_first, checked._compared)))
+            changes.enter_context(mock.patch.object(checked, "_texts_to_compare", partial(compared_first, checked._texts_to_compare)))
         if mode == "unchecked":
-            changes.enter_context(mock.patch.object(checked, "_compared", return_value=slice(0, 0)))
+            changes.enter_context(mock.patch.object(checked, "_texts_to_compare", return_value=slice(0, 0)))
         proof = Stopwatch()
         engines.proven_engine(tokenizer, print)
         proof.stop()
@@ -280,7 +280,7 @@ def run_equality(tokenizer: TextTokenizer, count: int) -> None:
             "real": real_texts(count // 2),
             "made": mixtures(count - count // 2, pieces=pieces, seed=23),
         }.items():
-            proof, compared = Proof(texts=0), partial(compare, reference=tokenizer.encode_flat, engine=engine.encode_flat)
+            proof, compared = EngineProof(texts=0), partial(compare, reference=tokenizer.encode_flat, engine=engine.encode_flat)
             with ThreadPoolExecutor(available_threads()) as executor:
                 while some := list(itertools.islice(texts, COMPARED_AT_ONCE)):
                     parts = [some[start :: available_threads()] for start in range(available_threads())]

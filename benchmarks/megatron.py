@@ -22,7 +22,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from niels_cache_runtime.megatron import IndexedDataset, IndexedWriter, MegatronGPTDataset, blend_indices
-from niels_cache_runtime.megatron.blend_indices import build_blending_indices, normalized
+from niels_cache_runtime.megatron.blend_indices import build_blending_indices, normalize_weights
 from niels_cache_runtime.megatron.gpt_indices import build_gpt_indices, build_sample_index, plan_epochs
 
 sys.path.remove(str(Path(__file__).resolve().parent))  # in this folder `megatron` is this file
@@ -114,7 +114,7 @@ def index(scale: Scale) -> Iterator[str]:
 def blend(scale: Scale) -> Iterator[str]:
     generator = torch.Generator().manual_seed(0)
     for datasets in (2, 4, 10, 30, 100, 1000):
-        weights = normalized(torch.rand(datasets, generator=generator, dtype=torch.float64).tolist())
+        weights = normalize_weights(torch.rand(datasets, generator=generator, dtype=torch.float64).tolist())
         size = max(scale.blend // (datasets + 8), scale.blend // 200)
 
         def theirs(weights: list[float] = weights, size: int = size) -> tuple[np.ndarray, np.ndarray]:

@@ -42,9 +42,9 @@ from loader import Row, Scale, get_batch_way, loader_way, mean_seconds, times
 from niels_cache_assets.artifacts.graph import Graph, graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.base.toml import as_toml
-from niels_cache_assets.cluster.child import PartCommand, build_apart
+from niels_cache_assets.cluster.child import PartCommand, build_in_child
 from niels_cache_assets.parts.layout import part_name
-from niels_cache_assets.parts.seal import Member, seal
+from niels_cache_assets.parts.seal import SealInput, seal
 from niels_cache_assets.project.registry import load_registry
 from niels_cache_runtime.format.layout import (
     DOC_ENDS_DTYPE,
@@ -184,7 +184,7 @@ def build_by_command(found: Graph, root: Path, limit: int) -> None:
 
     def build(number: int) -> None:
         part = chosen[f"part/texts/{part_name(number)}"]
-        outcome = build_apart(part, lambda: PartCommand(part=part), on_progress=lambda progress: None, log=lambda line: None)
+        outcome = build_in_child(part, lambda: PartCommand(part=part), on_progress=lambda progress: None, log=lambda line: None)
         if outcome.state != "built":
             raise SystemExit(f"{part.key}: {outcome.state}")
 
@@ -296,7 +296,7 @@ def opening(work: Path, *, shards: int, shard_bytes: int, rounds: int) -> Iterat
     shutil.rmtree(folder)
 
 
-def sparse_part(folder: Path, shards: int, shard_bytes: int) -> Member:
+def sparse_part(folder: Path, shards: int, shard_bytes: int) -> SealInput:
     """Write a part of sparse shards, the last of which is short, and return it."""
     for split in SPLITS:
         (folder / split).mkdir(parents=True)
@@ -313,7 +313,7 @@ def sparse_part(folder: Path, shards: int, shard_bytes: int) -> Member:
     files = {name: {"bytes": size, "sha256": "0" * 64} for name, size in sizes.items()}
     counts = {"documents": {"train": 1, "val": 0}, "characters": {"train": 0, "val": 0}, "cut_document": {"train": None, "val": None}}
     rest = {"dataset_config": None, "train_tokens": tokens["train"], "val_tokens": 0, "dropped": {}, "facts": {}, "files": files}
-    return Member(name=folder.name, directory=folder, meta={**meta, **counts, **rest, "part": {"short": 0}, "meta_sha256": "0"})
+    return SealInput(name=folder.name, directory=folder, meta={**meta, **counts, **rest, "part": {"short": 0}, "meta_sha256": "0"})
 
 
 def sealing(work: Path, *, shards: int, shard_bytes: int, rounds: int) -> Iterator[Row]:

@@ -221,12 +221,12 @@ def timed(way: Callable[[], object]) -> tuple[float, float]:
 def compare_speed(root: Path, objects: Path, settings: argparse.Namespace) -> None:
     """Print the speeds of push, pull and the plain loops."""
     from niels_cache_assets.publish.pull import pull
-    from niels_cache_assets.publish.push import local_build, push
+    from niels_cache_assets.publish.push import open_local_build, push
 
     cache = root / "caches/pretrain/random"
     write_cache(cache, mib=settings.mib, shards=settings.shards)
     size = sum(path.stat().st_size for path in cache.rglob("*") if path.is_file())
-    build = local_build(cache)
+    build = open_local_build(cache)
     times: dict[str, list[tuple[float, float]]] = {"push": [], "plain push": [], "pull": [], "plain pull": []}
     for turn in range(settings.rounds + 1):
         ours, plain = f"ours/{turn}", f"plain/{turn}"
@@ -261,11 +261,11 @@ def take(batches: Iterable[Any], count: int) -> None:
 
 def compare_training(root: Path, settings: argparse.Namespace) -> None:
     """Print the cost of training from the bucket."""
-    from niels_cache_assets.publish.push import local_build, push
+    from niels_cache_assets.publish.push import open_local_build, push
 
     folder, address = root / "caches/pretrain/random", f"s3://{BUCKET}/train/random"
     write_cache(folder, mib=settings.mib, shards=settings.shards)
-    build = local_build(folder)
+    build = open_local_build(folder)
     push(build, address)
     size = sum(path.stat().st_size for path in (folder / "train").iterdir())
     few = 3 * BLOCK_SHARDS * size // settings.shards + size // 10 + (2 << 20)
@@ -383,7 +383,7 @@ def compare_memory(root: Path, settings: argparse.Namespace) -> None:
 def child(doing: str, *places: str) -> None:
     """Push or pull, and print the peak memory of this process in bytes."""
     from niels_cache_assets.publish.pull import pull
-    from niels_cache_assets.publish.push import local_build, push
+    from niels_cache_assets.publish.push import open_local_build, push
 
     own, done = [memory("RssAnon")], threading.Event()
 
@@ -394,7 +394,7 @@ def child(doing: str, *places: str) -> None:
     watching = threading.Thread(target=watch, daemon=True)  # an error ends the process
     watching.start()
     if doing == "push":
-        push(local_build(Path(places[0])), places[1])
+        push(open_local_build(Path(places[0])), places[1])
     elif doing == "pull":
         pull(places[1], Path(places[0]))
     done.set()

@@ -38,11 +38,11 @@ from niels_cache_assets.dedup import ranges as in_ranges
 from niels_cache_assets.dedup.greedy import drop_later
 from niels_cache_assets.dedup.signatures import Signatures
 from niels_cache_assets.parts.layout import part_name
-from niels_cache_assets.parts.plan import MOST_SHARDS
+from niels_cache_assets.parts.plan import MAX_SHARDS
 from niels_cache_assets.parts.seal import seal
 from niels_cache_assets.project.registry import load_registry
 from niels_cache_runtime.format.layout import META_NAME, shard_name
-from niels_cache_runtime.format.meta import MOST_META_BYTES, read_meta, write_meta
+from niels_cache_runtime.format.meta import MAX_META_BYTES, read_meta, write_meta
 from tests.helpers.builds import build_tokenizer
 
 BANDS, ROWS, NUM_PERM = 8, 16, 128
@@ -249,7 +249,7 @@ def sealing_parts(work: Path, *, parts: int, shards: int) -> Iterator[Row]:
 
 def reading_lists(work: Path, *, shards: int, files: int, parts: int) -> Iterator[Row]:
     """Read a meta.json that lists many shards, as every reader of a cache does, and a plan of many files, as every part does."""
-    from niels_cache_assets.parts.plan import Plan, entry_of_group, plan_parts
+    from niels_cache_assets.parts.plan import Plan, encode_group, plan_parts
     from niels_cache_assets.sources.types import ListedFile
 
     work.mkdir()
@@ -257,7 +257,7 @@ def reading_lists(work: Path, *, shards: int, files: int, parts: int) -> Iterato
     write_meta(str(work / META_NAME), {"kind": "pretrain", "files": entries})
     listed = [ListedFile(f"data/CC-MAIN-2026-05/{number:06d}.parquet", 5 * 10**8, f"{number:064x}", None) for number in range(files)]
     planned = plan_parts(listed, parts, train_tokens=None, val_tokens=None)
-    groups = [entry_of_group(planned)]
+    groups = [encode_group(planned)]
     meta = {"kind": "plan", "dataset_name": "web", "dataset_revision": "0" * 40, "fingerprint": "0" * 64, "groups": groups}
     write_meta(str(work / "plan.json"), meta)
     rows = ((f"read a meta.json of {shards:,} shards", META_NAME), (f"read a plan of {files:,} files in {parts:,} parts", "plan.json"))
@@ -427,9 +427,9 @@ class Costs:
     def breaks_first(self) -> str:
         """The reasons why this size does not work without a change."""
         found = []
-        if self.shards > MOST_SHARDS:
+        if self.shards > MAX_SHARDS:
             found.append(f"too many shards of 128 MiB ({self.shards:,.0f}): set the shard_bytes that the plan proposes")
-        if min(self.shards, MOST_SHARDS) * self.measured.meta_bytes > MOST_META_BYTES:
+        if min(self.shards, MAX_SHARDS) * self.measured.meta_bytes > MAX_META_BYTES:
             found.append("meta.json would be above its limit")
         if self.prepare and self.search_bytes > 256e9:
             found.append("one process needs more than 256 GB of memory for the drop lists")

@@ -270,7 +270,7 @@ def main() -> None:
     if settings.child:
         address, folder, limit, seconds = settings.child
         return read_ours(address, folder, int(limit), float(seconds))
-    from niels_cache_assets.publish.push import local_build, push
+    from niels_cache_assets.publish.push import open_local_build, push
 
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
         work = Path(temporary)
@@ -279,7 +279,7 @@ def main() -> None:
         write_cache(cache, mib=settings.mib, shards=max(1, settings.mib // settings.shard_mib))
         address, limit, tokens = f"s3://{BUCKET}/ours", settings.limit_mib << 20, settings.mib << 19
         with object_server(objects):
-            push(local_build(cache), address)
+            push(open_local_build(cache), address)
             ours = [sys.executable, __file__, "--child", address, str(local), str(limit), str(settings.seconds)]
             readers: dict[str, Callable[[], Run]] = {
                 "niels-cache": partial(measure, ours, local),

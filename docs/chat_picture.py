@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from docs.runtime_pictures import COLOURS, GREY, TARGET, bare, figure_of
-from niels_cache_assets.chats.rendering import Chat, Rendered, Rendering
+from niels_cache_assets.chats.rendering import Chat, RenderedChat, RendererPool
 from niels_cache_assets.chats.templates import Template, find_template
 from niels_cache_assets.tokenizer.settings import TokenizerSettings
 
@@ -44,14 +44,14 @@ def templates() -> list[tuple[str, Template]]:
     return [own[0], ("chatml", chatml), own[1]]
 
 
-def rendered(template: Template) -> Rendered:
-    with Rendering(template) as ready:
+def rendered(template: Template) -> RenderedChat:
+    with RendererPool(template) as ready:
         (found,) = ready.render([Chat(CHAT, template.name)])
-    assert isinstance(found, Rendered)
+    assert isinstance(found, RenderedChat)
     return found
 
 
-def line(panel: Axes, y: float, found: Rendered, *, colour: str = COLOURS[0]) -> None:
+def line(panel: Axes, y: float, found: RenderedChat, *, colour: str = COLOURS[0]) -> None:
     """Draw a text character by character, its spans in colour."""
     targets = {place for start, end in found.spans for place in range(start, end)}
     for place, character in enumerate(found.text):
@@ -85,10 +85,10 @@ def pair_spans() -> Figure:
     bare(panel, x=(-1, WIDTH + 8), y=(-0.7, 3.4))
     bare(panel, x=(-1, WIDTH + 8), y=(-0.7, 3.4))
     template = templates()[1][1]
-    with Rendering(template) as ready:
+    with RendererPool(template) as ready:
         sides = ready.render([Chat([*PROMPT, {"role": "assistant", "content": answer}], side) for side, answer in ANSWERS.items()])
     for row, (side, found) in enumerate(zip(ANSWERS, sides, strict=True)):
-        assert isinstance(found, Rendered)
+        assert isinstance(found, RenderedChat)
         y = 2.0 - 2 * row
         panel.text(0, y + 0.75, side, ha="left", va="center", fontsize=9)
         line(panel, y, found._replace(spans=found.spans[1:]), colour=COLOURS[row])

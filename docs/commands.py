@@ -6,13 +6,13 @@ from pathlib import Path
 
 from niels_cache_assets.cli.console import PROGRAM
 from niels_cache_assets.cli.exit_codes import MEANINGS
-from niels_cache_assets.cli.parser import COMMANDS, build_parsers, load
+from niels_cache_assets.cli.parser import COMMANDS, build_parsers, import_command
 
 TARGET = Path(__file__).with_suffix(".md")
 
 SUMMARIES = {name: summary for commands in COMMANDS.values() for name, summary in commands.items()}
-WITHOUT_JSON = " and ".join(f"`{name}`" for name in SUMMARIES if not load(name).COMMAND.has_json)
-WITHOUT_CACHES = " and".join(", ".join(f"`{name}`" for name in SUMMARIES if not load(name).COMMAND.has_caches).rsplit(",", 1))
+WITHOUT_JSON = " and ".join(f"`{name}`" for name in SUMMARIES if not import_command(name).COMMAND.has_json)
+WITHOUT_CACHES = " and".join(", ".join(f"`{name}`" for name in SUMMARIES if not import_command(name).COMMAND.has_caches).rsplit(",", 1))
 INTRODUCTION = f"""\
 # The command line
 

@@ -17,7 +17,7 @@ from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.reading.encodings import DecodesText
 from niels_cache_assets.sources.reading.file_source import RowFileSource
 from niels_cache_assets.sources.reading.keep import HasColumns
-from niels_cache_assets.sources.types import Added, AddedOfHub, PretrainSource, SftSource
+from niels_cache_assets.sources.types import AddedHubFiles, AddedTable, PretrainSource, SftSource
 from niels_cache_assets.tokenizer.settings import TokenizerSettings
 
 TARGET = Path(__file__).with_suffix(".md")
@@ -138,11 +138,11 @@ def added_section() -> list[str]:
         "",
         "Each of these tables [adds files to a data set](howto.md#add-files-to-a-data-set), as parts that follow all existing ones.",
         "",
-        *table(Added),
+        *table(AddedTable),
         "",
         "Data sets on the hub accept an additional key:",
         "",
-        *table(AddedOfHub, Added),
+        *table(AddedHubFiles, AddedTable),
         "",
     ]
 

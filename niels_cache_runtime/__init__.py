@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from niels_cache_runtime.loader.loader import TokenLoader
     from niels_cache_runtime.loader.preference.batch import PreferenceBatch
     from niels_cache_runtime.loader.settings import SFT, Blocks
-    from niels_cache_runtime.remote.whole import Copy
+    from niels_cache_runtime.remote.split_location import Copy
     from niels_cache_runtime.samplers.pretrain_dataset import PretrainTokenStreamDataset
     from niels_cache_runtime.samplers.sequential import DatasetLoader
     from niels_cache_runtime.samplers.sft_dataset import PreferenceDataset, SFTExampleDataset
@@ -49,7 +49,7 @@ _MODULES = {
     "SFT": "loader.settings",
     "Batch": "loader.batch",
     "Blocks": "loader.settings",
-    "Copy": "remote.whole",
+    "Copy": "remote.split_location",
     "DatasetLoader": "samplers.sequential",
     "NielsCacheError": "errors",
     "PreferenceBatch": "loader.preference.batch",

@@ -22,7 +22,6 @@ from niels_cache_runtime.cache.opening import Verify, check_same_build, listed_f
 from niels_cache_runtime.cache.sft import open_examples, resolve_id
 from niels_cache_runtime.catalog_text import in_bytes, in_lines
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.described import describe
 from niels_cache_runtime.format.layout import (
     DOC_ENDS_DTYPE,
     FAMILIES,
@@ -44,10 +43,11 @@ from niels_cache_runtime.format.layout import (
     tokenizer_dir,
     tokens_name,
 )
-from niels_cache_runtime.format.meta import Meta, check_place, is_foreign
+from niels_cache_runtime.format.meta import Meta, check_location, is_foreign
+from niels_cache_runtime.format.path_kind import describe
 from niels_cache_runtime.format.reading import find_files
 from niels_cache_runtime.remote.record import TOKENIZER
-from niels_cache_runtime.remote.whole import Copy, Place
+from niels_cache_runtime.remote.split_location import Copy, SplitLocation
 
 if TYPE_CHECKING:
     from niels_cache_runtime.loader.loader import TokenLoader
@@ -100,7 +100,7 @@ class CacheSplit:
     def __init__(self, dataset: "CacheDataset", split: Split) -> None:
         self.dataset, self.split = dataset, split
         self.folder = str(Path(dataset.folder) / split)
-        self._place: Place | None = None  # of the split at an address
+        self._place: SplitLocation | None = None  # of the split at an address
         self._remote = None if dataset.remote is None else dataset.remote.remote
         if dataset.remote is not None:
             self._place = replace(dataset.remote, given=f"{dataset.remote.given}/{split}")
@@ -268,11 +268,11 @@ class CacheDataset:
             set than the folder, or a different tokenizer than the cache holds.
     """
 
-    def __init__(self, root: str, family: Family, name: str, *, remote: Place | None = None) -> None:
+    def __init__(self, root: str, family: Family, name: str, *, remote: SplitLocation | None = None) -> None:
         self.family, self.name, self.remote = family, name, remote
         self.folder = str(dataset_dir(root, family, name))
         meta = open_meta(self.folder)
-        self.meta: Meta = {} if meta is None else check_place(meta, self.folder)
+        self.meta: Meta = {} if meta is None else check_location(meta, self.folder)
         opened = repr(root) if remote is None else f"{remote.given!r}, remote={remote.remote!r}"
         self._expression = f"open_cache({opened}).{family}[{name!r}]"
         self.train, self.val = (CacheSplit(self, split) for split in SPLITS)
@@ -299,7 +299,7 @@ class CacheFamily(Mapping[str, CacheDataset]):
         NielsCacheError: If the folder cannot be listed, and for the reasons that CacheDataset lists.
     """
 
-    def __init__(self, root: str, family: Family, *, remote: Place | None = None) -> None:
+    def __init__(self, root: str, family: Family, *, remote: SplitLocation | None = None) -> None:
         self._root, self._family, self._remote = root, family, remote
 
     def _names(self) -> list[str]:
@@ -350,7 +350,7 @@ class CacheFamily(Mapping[str, CacheDataset]):
         return f"{_shown(self._root, self._remote)}: no {self._family} data set {name!r}; {hint}"
 
     def _rows(self) -> list[tuple[str, str, str]]:
-        return [(f".{self._family}[{name!r}]", *_glance(self._root, self._family, name)) for name in self]
+        return [(f".{self._family}[{name!r}]", *_split_summaries(self._root, self._family, name)) for name in self]
 
     def __repr__(self) -> str:
         title = f"{_shown(self._root, self._remote)}: {len(self)} {self._family} data set{'' if len(self) == 1 else 's'}"
@@ -366,7 +366,7 @@ class Cache:
         sft: The SFT data sets by name, a CacheFamily.
     """
 
-    def __init__(self, root: str, *, remote: Place | None = None) -> None:
+    def __init__(self, root: str, *, remote: SplitLocation | None = None) -> None:
         self.root, self.remote = root, remote
         self.pretrain, self.sft = (CacheFamily(root, family, remote=remote) for family in FAMILIES)
 
@@ -402,7 +402,7 @@ def open_cache(root: str | Path = "cache", *, remote: Copy | None = None) -> Cac
     Raises:
         NielsCacheError: If the folder holds no cache, or if nothing is published at the address.
     """
-    place = Place.of(root, remote)
+    place = SplitLocation.of(root, remote)
     if place.remote is not None:
         opened, place = place.opened()
         return Cache(opened, remote=place)
@@ -410,16 +410,16 @@ def open_cache(root: str | Path = "cache", *, remote: Copy | None = None) -> Cac
     if not any(os.path.isdir(folder / family) for family in FAMILIES):
         found = describe(folder)
         advice = f"type open_cache({str(found.roots[0])!r})" if found.roots and found.kind != "root" else _HOW_TO_BUILD
-        said = "has neither pretrain/ nor sft/ in it" if found.kind == "root" else found.said
+        said = "has neither pretrain/ nor sft/ in it" if found.kind == "root" else found.clause
         raise NielsCacheError(f"{root}: {said}; {advice}")
     return Cache(str(folder))
 
 
-def _shown(root: str, remote: Place | None) -> str:
+def _shown(root: str, remote: SplitLocation | None) -> str:
     return root if remote is None else remote.given
 
 
-def _glance(root: str, family: Family, name: str) -> tuple[str, str]:
+def _split_summaries(root: str, family: Family, name: str) -> tuple[str, str]:
     """Return the summaries of both splits, or the error if the data set cannot be opened, so that it does not hide the other data sets."""
     try:
         dataset = CacheDataset(root, family, name)

@@ -10,7 +10,7 @@ import pytest
 
 from niels_cache_assets.tokenizer import engines
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
-from niels_cache_assets.tokenizer.proof import torture_texts
+from niels_cache_assets.tokenizer.proof import difficult_texts
 from tests.helpers import depth  # noqa: F401  (it sets the profile of Hypothesis)
 from tests.helpers.hub_repositories import hub_repositories
 from tests.helpers.loopback_hub import LoopbackHub
@@ -50,7 +50,7 @@ def short_proofs() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         # 41, because the texts come in groups of 3 and 8 forms, and all forms must occur
-        patch.setattr(engines, "torture_texts", lambda **given: islice(torture_texts(**given), 0, None, 41))
+        patch.setattr(engines, "difficult_texts", lambda **given: islice(difficult_texts(**given), 0, None, 41))
         patch.setattr(engines, "_LOADED", {})  # other files need whole proofs
         patch.setattr(engines, "_RESULTS", {})
         yield

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.build_cache.resume import JournalFingerprint, Resume, fingerprint_of_journal, open_journal
 from niels_cache_assets.disk.attempts import staged_attempts
-from niels_cache_assets.disk.build_lock import is_cache_name, locked, require_target
+from niels_cache_assets.disk.build_lock import is_cache_name, lock_target, require_target
 from niels_cache_assets.disk.journal import Journal, real_path
-from niels_cache_assets.disk.space import Need, refusal
+from niels_cache_assets.disk.space import SpaceNeed, disk_error_message
 from niels_cache_assets.disk.staging import finished_meta, staged, sweep_leftovers
 from niels_cache_assets.facts.drops import NO_DROPS, DropSummary
 from niels_cache_assets.parts.attempts import staged_attempt, sweep_attempts
-from niels_cache_assets.parts.lease import Lease, Stops, Times, leased
+from niels_cache_assets.parts.lease import Lease, LeaseTimes, StopRequests, hold_lease
 from niels_cache_assets.project.running import NotifySettings
 from niels_cache_assets.sources.excluding import require_matches
 from niels_cache_assets.sources.types import PretrainSource, Source
@@ -42,7 +42,7 @@ Log = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
+class BuildLock:
     """The right to build an artifact.
 
     Attributes:
@@ -54,9 +54,9 @@ class Held:
     lease: Lease | None = None
 
 
-def times_of(registry: Registry) -> Times:
+def lease_times(registry: Registry) -> LeaseTimes:
     """Return the times of leases that [cluster] sets."""
-    return Times(renew_seconds=registry.cluster.renew_seconds, lease_seconds=registry.cluster.lease_seconds)
+    return LeaseTimes(renew_seconds=registry.cluster.renew_seconds, lease_seconds=registry.cluster.lease_seconds)
 
 
 State = Literal["built", "cache_hit", "disabled"]
@@ -113,7 +113,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Written:
+class WriteResult:
     """The result of `Artifact.write`.
 
     Attributes:
@@ -132,7 +132,7 @@ class Written:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reported:
+class ReportedProgress:
     """The progress of a job.
 
     Attributes:
@@ -145,13 +145,13 @@ class Reported:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class BuildJob:
     """The arguments of `Artifact.write`.
 
     Attributes:
         directory: The folder to write to. It is empty, or holds the files of an interrupted build if the kind of artifact is resumable.
-        revision: The revision of upstream for which `made_of` was computed.
-        made_of: Everything that decides the bytes.
+        revision: The revision of upstream for which `identity` was computed.
+        identity: Everything that decides the bytes.
         force: Whether to start from the beginning instead of resuming.
         progress: Called with the progress of the build. Each kind of artifact passes its own type. None: no reports.
         log: Called with each message.
@@ -161,7 +161,7 @@ class Work:
 
     directory: Path
     revision: str | None
-    made_of: Mapping[str, Any]
+    identity: Mapping[str, Any]
     force: bool
     progress: Callable[[Any], None] | None
     log: Log
@@ -171,20 +171,20 @@ class Work:
     @property
     def fingerprint(self) -> str:
         """The hash of everything that decides the bytes."""
-        return fingerprint_of(dict(self.made_of))
+        return fingerprint_of(dict(self.identity))
 
     @property
     def resume(self) -> Resume:
         """A request to a builder to keep a journal in this directory, and to resume from a journal that it finds there."""
-        resume = Resume(fingerprint=self.fingerprint, log=self.log, afresh=self.force, made_of=self.made_of)
+        resume = Resume(fingerprint=self.fingerprint, log=self.log, afresh=self.force, identity=self.identity)
         return resume if self.lease is None else dataclasses.replace(resume, attempt=self.lease.attempt, check=self.lease.check)
 
     def report(self, progress: Any) -> None:
         """Pass the progress on.
 
         Raises:
-            LeaseLost: If a renewal of the lease has found that another process has taken it over.
-            Stopped: If a renewal of the lease has found a request to stop.
+            LeaseLostError: If a renewal of the lease has found that another process has taken it over.
+            StopRequested: If a renewal of the lease has found a request to stop.
         """
         if self.lease is not None:
             self.lease.check_quickly()
@@ -204,7 +204,7 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Artifact(ABC):
-    """One thing that can be built. Subclasses are frozen dataclasses; `afresh` gives a copy without cached properties.
+    """One thing that can be built. Subclasses are frozen dataclasses; `uncached` gives a copy without cached properties.
 
     Attributes:
         version: Increase this number by hand if the code makes different bytes from the same input.
@@ -215,9 +215,9 @@ class Artifact(ABC):
         uses_network: Whether a build makes requests to other machines.
         option: The option of `niels-cache part` that builds this kind. None if there is none.
         noun: What a message such as "kept the finished ..." calls the artifact.
-        takes_what_is_there: Whether a build uses the inputs that exist. When more inputs exist, the artifact is built again.
+        builds_from_partial_inputs: Whether a build uses the inputs that exist. When more inputs exist, the artifact is built again.
         states: The state after a build, and the state if no build was needed.
-        on_stop: Called by another thread if a stop of a shared artifact is requested. None: the build stops at its next batch.
+        on_stop_requested: Called by another thread if a stop of a shared artifact is requested. None: the build stops at its next batch.
         stops: The requests to stop that count. None: those after the build has requested the lease.
     """
 
@@ -229,11 +229,11 @@ class Artifact(ABC):
     uses_network: ClassVar[bool] = False
     option: ClassVar[str | None] = None
     noun: ClassVar[str] = "build"
-    takes_what_is_there: ClassVar[bool] = False
+    builds_from_partial_inputs: ClassVar[bool] = False
     states: ClassVar[tuple[State, State]] = ("built", "cache_hit")
 
-    on_stop: Callable[[], None] | None = field(default=None, compare=False)
-    stops: Stops | None = field(default=None, compare=False)
+    on_stop_requested: Callable[[], None] | None = field(default=None, compare=False)
+    stops: StopRequests | None = field(default=None, compare=False)
 
     @property
     @abstractmethod
@@ -246,7 +246,7 @@ class Artifact(ABC):
         """The directory of the artifact."""
 
     @property
-    def place(self) -> Path:
+    def target(self) -> Path:
         """The path that every build of the artifact replaces."""
         return self.directory
 
@@ -259,7 +259,7 @@ class Artifact(ABC):
         """
 
     @abstractmethod
-    def write(self, work: Work) -> Written:
+    def write(self, work: BuildJob) -> WriteResult:
         """Build the artifact in `work.directory`.
 
         Raises:
@@ -267,7 +267,7 @@ class Artifact(ABC):
         """
 
     @property
-    def network_patience(self) -> float | None:
+    def network_retry_seconds(self) -> float | None:
         """The number of seconds for which requests are retried. None if the build does not use the network."""
         return getattr(self, "registry").build.network_patience if self.uses_network else None  # noqa: B009  each such artifact has one
 
@@ -308,11 +308,11 @@ class Artifact(ABC):
         """
         return finished_meta(self.directory)
 
-    def keeps(self) -> str | None:
+    def reason_to_keep_stale(self) -> str | None:
         """Return why the existing build stays even if a new build is needed, or None if it does not stay."""
         return None
 
-    def is_settled(self, meta: Meta) -> bool:
+    def is_frozen(self, meta: Meta) -> bool:
         """Return whether the existing build with this record stays, without asking upstream for its revision."""
         return False
 
@@ -320,15 +320,15 @@ class Artifact(ABC):
         """Return the revision of upstream.
 
         Raises:
-            SourceUnavailable: If upstream is not available now.
+            SourceUnavailableError: If upstream is not available now.
         """
         return None
 
-    def is_made_of(self, meta: Meta, made_of: Mapping[str, Any]) -> bool:
-        """Return whether the build with this record equals a build that would be made from `made_of`."""
-        return bool(meta.get("fingerprint") == fingerprint_of(dict(made_of)))
+    def matches(self, meta: Meta, identity: Mapping[str, Any]) -> bool:
+        """Return whether the build with this record equals a build that would be made from `identity`."""
+        return bool(meta.get("fingerprint") == fingerprint_of(dict(identity)))
 
-    def need(self) -> Need | None:
+    def need(self) -> SpaceNeed | None:
         """Return the disk space that a build needs, or None if it is unknown."""
         return None
 
@@ -340,7 +340,7 @@ class Artifact(ABC):
         """Return a warning about the artifact, whether it was built now or earlier."""
         return None
 
-    def drops(self, meta: Meta) -> DropSummary:
+    def drop_summary(self, meta: Meta) -> DropSummary:
         """Return what the build with this record left out, in words.
 
         Raises:
@@ -350,8 +350,8 @@ class Artifact(ABC):
 
     def journal(self, revision: str | None) -> JournalFingerprint:
         """Return the fingerprint that the journal of a build would have now. This writes nothing and does not ask upstream."""
-        made_of = self.identity(revision)
-        resume = Resume(fingerprint=fingerprint_of(made_of), made_of=made_of)
+        identity = self.identity(revision)
+        resume = Resume(fingerprint=fingerprint_of(identity), identity=identity)
         return fingerprint_of_journal(resume, {}, reference=self.reference)
 
     def current(self) -> Meta:
@@ -363,21 +363,21 @@ class Artifact(ABC):
             NielsCacheError: If the build is missing or not current. The message names the artifact to build.
         """
         meta = self.finished()
-        if meta is None or not self.is_made_of(meta, self.identity(meta.get("dataset_revision"))):
+        if meta is None or not self.matches(meta, self.identity(meta.get("dataset_revision"))):
             raise NielsCacheError(f"{self.directory}: {self.key} does not exist as configured; build it first")
         return meta
 
-    def afresh(self) -> Self:
+    def uncached(self) -> Self:
         """Return the same artifact without cached properties."""
         return dataclasses.replace(self)
 
     @property
-    def claimed(self) -> Path:
+    def lease_target(self) -> Path:
         """The path whose lease a shared artifact takes."""
         return self.directory
 
     @contextmanager
-    def lock(self, *, wait: bool, log: Log) -> Iterator[Held]:
+    def lock(self, *, wait: bool, log: Log) -> Iterator[BuildLock]:
         """Keep other builds of this artifact out while the block runs.
 
         Args:
@@ -385,31 +385,35 @@ class Artifact(ABC):
             log: Called with each message.
 
         Raises:
-            Busy: If another process builds the artifact, without `wait`.
+            BusyError: If another process builds the artifact, without `wait`.
             NielsCacheError: If the target must not be replaced, or the disk reports an error.
         """
         if not self.is_shared:
-            with locked(self.directory, is_ours=self.owns, wait=wait, log=log) as waited:
-                yield Held(waited=waited)
+            with lock_target(self.directory, is_ours=self.owns, wait=wait, log=log) as waited:
+                yield BuildLock(waited=waited)
             return
-        target, times = real_path(self.claimed), times_of(getattr(self, "registry"))  # noqa: B009  each shared artifact has one
+        target, times = real_path(self.lease_target), lease_times(getattr(self, "registry"))  # noqa: B009  each shared artifact has one
         with ExitStack() as held:
             try:
                 require_target(target, self.owns)
-                lease = held.enter_context(leased(target, times=times, wait=wait, log=log, on_stop=self.on_stop, stops=self.stops))
+                lease = held.enter_context(
+                    hold_lease(target, times=times, wait=wait, log=log, on_stop=self.on_stop_requested, stops=self.stops)
+                )
             except OSError as error:
-                raise NielsCacheError(f"{refusal(error, target)}; the last good build, if there is one, is unchanged: {target}") from error
-            yield Held(waited=lease.waited, lease=lease)
+                raise NielsCacheError(
+                    f"{disk_error_message(error, target)}; the last good build, if there is one, is unchanged: {target}"
+                ) from error
+            yield BuildLock(waited=lease.waited, lease=lease)
 
-    def stage(self, held: Held, *, log: Log) -> AbstractContextManager[Path]:
+    def stage(self, lock: BuildLock, *, log: Log) -> AbstractContextManager[Path]:
         """Return a context manager that provides a staging directory, which replaces `directory` at the end.
 
         Args:
-            held: The right to build that `lock` yielded.
+            lock: The right to build that `lock` yielded.
             log: Called with each message.
         """
-        if held.lease is not None:
-            return staged_attempt(held.lease, log=log, resumable=self.resumable)
+        if lock.lease is not None:
+            return staged_attempt(lock.lease, log=log, resumable=self.resumable)
         return staged(self.directory, resumable=self.resumable)
 
     def sweep(self, *, resumable: bool) -> None:
@@ -428,7 +432,7 @@ class Artifact(ABC):
             sweep_attempts(target)
 
 
-def with_unmatched(drops: DropSummary, source: Source | None, meta: Meta) -> DropSummary:
+def add_unmatched_ids(drops: DropSummary, source: Source | None, meta: Meta) -> DropSummary:
     """Return the summary with a warning about ids of `exclude` that match nothing.
 
     Raises:

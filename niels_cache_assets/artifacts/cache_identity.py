@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, TypeGuard
 
 from niels_cache_assets.build_cache import CODE_VERSIONS
-from niels_cache_assets.build_cache.base import chosen_token_dtype, token_dtype_identity
+from niels_cache_assets.build_cache.base import choose_token_dtype, token_dtype_identity
 from niels_cache_assets.corpus.identity import held_out_identity
 from niels_cache_assets.corpus.prepared import PreparedCorpus
 from niels_cache_assets.project.registry import Registry
@@ -71,7 +71,7 @@ def dtype_identity(build: BuildSettings, vocab_size: int | None) -> dict[str, st
         build: The table [build].
         vocab_size: The size of the tokenizer's vocabulary. If it is None, only the setting counts.
     """
-    name = build.token_dtype if vocab_size is None else chosen_token_dtype(vocab_size, build.token_dtype)
+    name = build.token_dtype if vocab_size is None else choose_token_dtype(vocab_size, build.token_dtype)
     return {} if name is None else token_dtype_identity(name)
 
 

@@ -27,23 +27,23 @@ from typing import Any
 
 import numpy as np
 
-from niels_cache_assets.artifacts.base import Artifact, Work, Written, with_unmatched
+from niels_cache_assets.artifacts.base import Artifact, BuildJob, WriteResult, add_unmatched_ids
 from niels_cache_assets.artifacts.materialize import materialize
+from niels_cache_assets.artifacts.parts.free_parts import build_free_parts_first, summarize_parts
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
-from niels_cache_assets.artifacts.parts.sharing import build_free_parts_first, told_of_parts
-from niels_cache_assets.base.documents import Documents, Drops, SourceReport, joined_facts
+from niels_cache_assets.base.documents import Documents, DropReport, SourceReport, merge_facts
 from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.base.parallel import map_in_processes
-from niels_cache_assets.build_cache.resume import Reached
+from niels_cache_assets.build_cache.resume import BuildPosition
 from niels_cache_assets.corpus import identity as corpus_identity
 from niels_cache_assets.corpus.chunks import ChunkWork, CorpusCounts, SourceChunks, new_report
-from niels_cache_assets.corpus.held_out import HeldOut
+from niels_cache_assets.corpus.held_out import HeldOutDocuments
 from niels_cache_assets.corpus.identity import (
     cleaning_identity,
-    corpus_made_of,
-    corpus_tokenizer,
+    identity_of_corpus,
+    mixture_dependencies,
     needs_tokenizer,
-    read_by_mixture,
+    open_corpus_tokenizer,
     require_prepared,
     signature_identity,
 )
@@ -60,30 +60,30 @@ from niels_cache_assets.corpus.layout import (
 )
 from niels_cache_assets.corpus.prepared import document_files
 from niels_cache_assets.corpus.store import CorpusWriter, is_corpus_file, write_counts, write_measures, write_rejected
-from niels_cache_assets.corpus.store import Written as WrittenDocuments
-from niels_cache_assets.disk.space import Need, corpus_need, require_room
+from niels_cache_assets.corpus.store import CorpusWriterState as WrittenDocuments
+from niels_cache_assets.disk.space import SpaceNeed, corpus_need, require_free_space
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.disk.writers import Files, NpyWriter
-from niels_cache_assets.facts.drops import DropSummary, summary_of_drops
-from niels_cache_assets.parts.excluded import ids_in_parts, removed_ids, with_held_ids, with_ids
+from niels_cache_assets.facts.drops import DropSummary, summarize_drops
+from niels_cache_assets.parts.exclusion import identity_with_ids, identity_with_present_ids, ids_in_parts, removed_ids
 from niels_cache_assets.parts.layout import part_name
 from niels_cache_assets.parts.plan import Plan, PlannedPart
-from niels_cache_assets.parts.seal import Links, write_blocks
+from niels_cache_assets.parts.seal import HardLinker, write_blocks
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.excluding import excluded_ids
 from niels_cache_assets.sources.notes import notes_on_source
-from niels_cache_assets.sources.reading.encodings import nothing_is_text
+from niels_cache_assets.sources.reading.encodings import not_text_note
 from niels_cache_assets.sources.reading.files import file_bytes
 from niels_cache_assets.sources.reading.keep import kept_columns
 from niels_cache_assets.sources.reading.part_stream import PartStream, require_unchanged
-from niels_cache_assets.sources.text_column import facts_of, reading_warning, with_text_field
+from niels_cache_assets.sources.text_column import pass_facts, reading_warning, with_text_field
 from niels_cache_assets.sources.types import PretrainSource, SourceWithParts, StreamContext
 from niels_cache_assets.streaming.encode import INVALID_UNICODE
 from niels_cache_assets.tokenizer.engines import reference_of
 from niels_cache_assets.tokenizer.kinds import TextTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME
-from niels_cache_runtime.format.meta import Meta, check_place, place_problem
+from niels_cache_runtime.format.meta import Meta, check_location, location_problem
 from niels_cache_runtime.format.npy_files import map_npy
 from niels_cache_runtime.format.reading import available_threads
 
@@ -111,7 +111,7 @@ class CorpusProgress:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Done:
+class _CorpusState:
     """The state in the journal.
 
     Attributes:
@@ -122,7 +122,7 @@ class _Done:
 
     written: WrittenDocuments
     counts: dict[str, Any]
-    reached: Reached
+    reached: BuildPosition
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +132,7 @@ class Corpus(Artifact):
     Attributes:
         processes: The number of worker processes. None: the value of `threads` in [build], or one worker per core if that value is not set.
             1: this process does the work.
-        siblings: Returns the pretrain tables by name, for a mixture (see `with_prepared`). `current` does not call it.
+        siblings: Returns the pretrain tables by name, for a mixture (see `with_corpus_readers`). `current` does not call it.
     """
 
     registry: Registry
@@ -170,14 +170,14 @@ class Corpus(Artifact):
 
     @cached_property
     def _tokenizer(self) -> TextTokenizer | None:
-        return corpus_tokenizer(self.registry, self.name, root=self.root)
+        return open_corpus_tokenizer(self.registry, self.name, root=self.root)
 
     @property
     def reference(self) -> str | None:
         return reference_of(self._tokenizer)
 
     def inputs(self) -> Sequence[str]:
-        members = [name for name in self.registry.prepared() if name in read_by_mixture(self.registry, self.source)]
+        members = [name for name in self.registry.prepared() if name in mixture_dependencies(self.registry, self.source)]
         searched = any("dedup" in self.registry.pretrain[name].prepare for name in members)
         return [
             *(["tokenizer"] if needs_tokenizer(self.registry, self.name) else []),
@@ -194,7 +194,7 @@ class Corpus(Artifact):
     def finished(self) -> Meta | None:
         meta = finished_meta(self.directory)
         if meta is not None:
-            check_place(meta, self.directory)
+            check_location(meta, self.directory)
         return meta
 
     def revision(self) -> str | None:
@@ -202,7 +202,7 @@ class Corpus(Artifact):
 
     def identity(self, revision: str | None) -> dict[str, Any]:
         tokenizer_sha256 = self._tokenizer.model_sha256 if self._tokenizer else None
-        return corpus_made_of(self.registry, self.name, revision=revision, tokenizer_sha256=tokenizer_sha256)
+        return identity_of_corpus(self.registry, self.name, revision=revision, tokenizer_sha256=tokenizer_sha256)
 
     def current(self) -> Meta:
         source = require_prepared(self.registry, self.name)
@@ -212,13 +212,13 @@ class Corpus(Artifact):
         meta = self.finished()
         if meta is None:
             raise NielsCacheError(f"{self.directory}: no finished corpus of {self.name!r} yet; {advice}")
-        if not self.is_made_of(meta, self.identity(meta["dataset_revision"])):
+        if not self.matches(meta, self.identity(meta["dataset_revision"])):
             raise NielsCacheError(
                 f"{self.directory}: the corpus of {self.name!r} was made with other settings or another code version; {advice}"
             )
         return meta
 
-    def is_made_of(self, meta: Meta, made_of: Mapping[str, Any]) -> bool:
+    def matches(self, meta: Meta, identity: Mapping[str, Any]) -> bool:
         """Return whether the corpus is current.
 
         For a corpus in parts, only those ids of `exclude` count that it holds or has removed, or that one of its parts holds or has
@@ -228,26 +228,26 @@ class Corpus(Artifact):
             beside = corpus_parts_dir(self.root, self.name)
             folders = [] if self.is_part else [beside / part_name(number) for number in range(self.source.corpus_parts)]
             also = ids_in_parts(self.source.exclude, folders, beside=beside)
-            made_of = with_held_ids(made_of, self.source.exclude, meta, self.directory, beside=beside, also=also)
-        return super().is_made_of(meta, made_of)
+            identity = identity_with_present_ids(identity, self.source.exclude, meta, self.directory, beside=beside, also=also)
+        return super().matches(meta, identity)
 
-    def of_removed_ids(self, meta: Meta, work: Work) -> Meta:
+    def with_removed_ids_only(self, meta: Meta, work: BuildJob) -> Meta:
         """Return the meta.json of a new corpus or part, with the fingerprint recomputed for only the excluded ids that were removed."""
         if self.source.exclude is None:
             return meta
-        return {**meta, "fingerprint": fingerprint_of(with_ids(work.made_of, removed_ids(meta)))}
+        return {**meta, "fingerprint": fingerprint_of(identity_with_ids(work.identity, removed_ids(meta)))}
 
     def owns(self, name: str) -> bool:
         return is_corpus_file(name)
 
-    def need(self) -> Need | None:
+    def need(self) -> SpaceNeed | None:
         return corpus_need(file_bytes(getattr(self.source, "files", None), self.source.endings))
 
     def stream(self, context: StreamContext) -> Iterator[Documents]:
         """Yield the documents before `convert`."""
         return self.source.kept_unconverted(context)
 
-    def meta_of(self, work: Work, counts: CorpusCounts, by_source: Drops, *, files: Files, content_sha256: str) -> Meta:
+    def meta_of(self, work: BuildJob, counts: CorpusCounts, by_source: DropReport, *, files: Files, content_sha256: str) -> Meta:
         """Return meta.json."""
         return {
             "kind": "corpus",
@@ -269,10 +269,10 @@ class Corpus(Artifact):
             "fingerprint": work.fingerprint,
         }
 
-    def drops(self, meta: Meta) -> DropSummary:
-        return DropSummary() if self.is_part else with_unmatched(summary_of_drops(meta), self.source, meta)
+    def drop_summary(self, meta: Meta) -> DropSummary:
+        return DropSummary() if self.is_part else add_unmatched_ids(summarize_drops(meta), self.source, meta)
 
-    def write(self, work: Work) -> Written:
+    def write(self, work: BuildJob) -> WriteResult:
         work.log(f"preparing {self.name}: {', '.join(self.source.prepare)}")
         for note in notes_on_source(self.source):
             work.log(note)
@@ -280,13 +280,13 @@ class Corpus(Artifact):
             work.log(
                 f"warning: all of {self.name} is prepared; token budgets (train_tokens, val_tokens) apply only when its cache is built"
             )
-        with HeldOut(self.registry, root=self.root, siblings=self._siblings, tokenizer=self._tokenizer) as held_out:
+        with HeldOutDocuments(self.registry, root=self.root, siblings=self._siblings, tokenizer=self._tokenizer) as held_out:
             context = StreamContext(
                 seed=self.registry.build.seed, revision=work.revision, log=work.log, siblings=self._siblings, held_out=held_out
             )
             return self._write(context, work)
 
-    def _write(self, context: StreamContext, work: Work) -> Written:
+    def _write(self, context: StreamContext, work: BuildJob) -> WriteResult:
         registry, name, source = self.registry, self.name, self.source
         processes = self.processes or registry.build.threads or available_threads()
         signatures = signature_identity(registry, name) or {}
@@ -294,8 +294,8 @@ class Corpus(Artifact):
         cleaner = ChunkWork(
             source=source, seed=context.seed, cleaning=cleaning, num_perm=signatures.get("num_perm"), ngram=signatures.get("ngram")
         )
-        journal = work.open_journal(name, state=_Done)
-        done: _Done | None = journal.state
+        journal = work.open_journal(name, state=_CorpusState)
+        done: _CorpusState | None = journal.state
         there = done.written if done else None
         counts = CorpusCounts.from_state(done.counts) if done else CorpusCounts(report=new_report(context.seed, cleaning=cleaning))
         resumed_characters = counts.before.characters
@@ -306,45 +306,45 @@ class Corpus(Artifact):
             CorpusWriter(
                 work.directory,
                 num_perm=signatures.get("num_perm"),
-                there=there,
+                state=there,
                 files=journal.finished,
                 hashes_stay=self.is_part,
-                keeps=bool(self.keep),
+                has_kept_values=bool(self.keep),
             ) as writer,
             closing(map_in_processes(cleaner, chunks, processes=processes, doing=doing, size_of=attrgetter("characters"))) as results,
         ):
             for chunk in results:
                 finished_file = writer.write(chunk.rows, chunk.hashes, chunk.digests, chunk.slots)
                 counts.add(chunk.counts)
-                reached = chunks.next_reached()
+                reached = chunks.next_position()
                 if finished_file or counts.before.bytes - recorded_bytes >= most_bytes:
                     recorded_bytes = counts.before.bytes
                     written, sizes = writer.checkpoint()
-                    now = _Done(written=written, counts=counts.state(), reached=reached)
+                    now = _CorpusState(written=written, counts=counts.state(), reached=reached)
                     share, documents = reached.share, counts.before.documents
                     journal.record(asdict(now), finished=writer.files, files=sizes, sums=sizes.sums, share=share, documents=documents)
-                    writer.forget_spools()
+                    writer.remove_spools()
                 before, after = counts.before, counts.after
                 work.report(CorpusProgress(before.documents, after.documents, before.characters, reached.share))
-            by_source = Drops(context.report.dropped, context.report.facts)
+            by_source = DropReport(context.report.dropped, context.report.facts)
             by_source.join(counts.dropped_by_source)
             if not writer.documents and not self.is_part:
-                raise NielsCacheError(_why_empty(self.directory, counts.report.dropped, by_source.dropped, context.report))
+                raise NielsCacheError(_empty_corpus_message(self.directory, counts.report.dropped, by_source.dropped, context.report))
             writer.seal()
             write_rejected(work.directory, counts.report.rows(), writer.files)
             write_measures(work.directory, counts.report, writer.files)
             if self.is_part:
                 write_counts(work.directory, counts.state(), writer.files)
             meta = self.meta_of(work, counts, by_source, files=writer.files, content_sha256=writer.content_sha256)
-        return Written(meta=meta, resumed=resumed_characters, warning=reading_warning(meta))
+        return WriteResult(meta=meta, resumed=resumed_characters, warning=reading_warning(meta))
 
 
-def _why_empty(directory: Path, dropped_here: Counter[str], dropped_by_source: Counter[str], report: SourceReport) -> str:
+def _empty_corpus_message(directory: Path, dropped_here: Counter[str], dropped_by_source: Counter[str], report: SourceReport) -> str:
     counts = sorted((dropped_here + dropped_by_source).items())
     reasons = ", ".join(f"{reason} {count}" for reason, count in counts) or "the source is empty"
     hints = "".join(f"; {hint}" for hint in report.hints)
     advice = "the source and the thresholds of [cleaning]" if set(dropped_here) - {INVALID_UNICODE} else "the source"
-    return f"{directory}: no document is left ({reasons}){nothing_is_text(report.facts)}{hints}; nothing was written; check {advice}"
+    return f"{directory}: no document is left ({reasons}){not_text_note(report.facts)}{hints}; nothing was written; check {advice}"
 
 
 _ROWS = 1 << 16
@@ -365,10 +365,10 @@ class JoinedCorpus(Corpus):
     """The corpus of a data set with `parts` above 1.
 
     Attributes:
-        forces_parts: Whether `force` also builds the parts again.
+        force_parts: Whether `force` also builds the parts again.
     """
 
-    forces_parts: bool = field(default=True, compare=False)
+    force_parts: bool = field(default=True, compare=False)
 
     resumable = False  # the parts are
     is_shared = True
@@ -412,30 +412,30 @@ class JoinedCorpus(Corpus):
 
     def revision(self) -> str | None:
         meta = self.parts_plan.finished()
-        if meta is not None and self.parts_plan.is_settled(meta):
+        if meta is not None and self.parts_plan.is_frozen(meta):
             revision: str | None = meta["dataset_revision"]
             return revision
         return super().revision()
 
-    def need(self) -> Need | None:
+    def need(self) -> SpaceNeed | None:
         return None  # each part requests its own disk space, and `_join` requests that of the joined corpus
 
-    def progress_of_parts(self) -> str:
+    def parts_summary(self) -> str:
         """Return the number of parts that are built, stale, unfinished, and being built, in words. It costs a few small reads a part."""
         folders = [self.part(number).directory for number in range(self.source.corpus_parts)]
         try:
             stale = sum(part.is_stale for part in self.members())
         except NielsCacheError:  # without a plan, each finished part is stale
             stale = sum((folder / META_NAME).exists() for folder in folders)
-        return told_of_parts(folders, stale=stale)
+        return summarize_parts(folders, stale=stale)
 
-    def write(self, work: Work) -> Written:
+    def write(self, work: BuildJob) -> WriteResult:
         work.log(f"preparing {self.name} in {self.source.corpus_parts} parts: {', '.join(self.source.prepare)}")
-        force = work.force and self.forces_parts
-        materialize(self.parts_plan, wait=True, force=force, log=work.log, tells=False)
+        force = work.force and self.force_parts
+        materialize(self.parts_plan, wait=True, force=force, log=work.log, notify=False)
         plan = self.parts_plan.read()
         if plan.revision != work.revision:
-            raise NielsCacheError(f"{self.parts_plan.place}: the files have changed since this build began; run it again")
+            raise NielsCacheError(f"{self.parts_plan.target}: the files have changed since this build began; run it again")
         parts = [*self.members(plan)]
         metas = dict[int, Meta]()
 
@@ -444,13 +444,13 @@ class JoinedCorpus(Corpus):
                 work.progress(_progress_of_all(metas.values(), part, parts=len(parts)))
 
         def build(part: CorpusPart, waits: bool) -> None:
-            outcome = materialize(part, wait=waits, force=force, on_progress=progressed, log=work.log, tells=False)
+            outcome = materialize(part, wait=waits, force=force, on_progress=progressed, log=work.log, notify=False)
             metas[part.number] = outcome.meta
             progressed(CorpusProgress(0, 0, 0, None))
 
         build_free_parts_first(parts, build, log=work.log)
         meta = _join(self, [(part.directory, metas[part.number]) for part in parts], work)
-        return Written(meta=self.of_removed_ids(meta, work), warning=reading_warning(meta))
+        return WriteResult(meta=self.with_removed_ids_only(meta, work), warning=reading_warning(meta))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -501,10 +501,10 @@ class CorpusPart(Corpus):
         return self.planned.revision
 
     def identity(self, revision: str | None) -> dict[str, Any]:
-        made_of = corpus_made_of(self.registry, self.name, revision=None, tokenizer_sha256=None)
-        source = {key: value for key, value in made_of["source"].items() if key != "parts"}
+        identity = identity_of_corpus(self.registry, self.name, revision=None, tokenizer_sha256=None)
+        source = {key: value for key, value in identity["source"].items() if key != "parts"}
         files = [list(file) for file in self.planned.files]
-        return {**made_of, "source": source, "files": files, "text_field": self.planned.text_field, "part": self.number}
+        return {**identity, "source": source, "files": files, "text_field": self.planned.text_field, "part": self.number}
 
     @cached_property
     def _stream(self) -> PartStream:
@@ -523,7 +523,7 @@ class CorpusPart(Corpus):
 
     def finished(self) -> Meta | None:
         meta = finished_meta(self.directory)
-        if meta is not None and (problem := place_problem(meta, family="corpus", name=self._full_name)):
+        if meta is not None and (problem := location_problem(meta, family="corpus", name=self._full_name)):
             raise NielsCacheError(f"{self.directory}: {problem}")
         return meta
 
@@ -531,14 +531,14 @@ class CorpusPart(Corpus):
     def _full_name(self) -> str:
         return f"{self.name}/{part_name(self.number)}"
 
-    def need(self) -> Need | None:
+    def need(self) -> SpaceNeed | None:
         return corpus_need(sum(file.bytes for file in self.planned.files))
 
-    def write(self, work: Work) -> Written:
+    def write(self, work: BuildJob) -> WriteResult:
         require_unchanged(self._stream.files)
         written = super().write(work)
         part = {"number": self.number, "plan": self.planned.plan}
-        return replace(written, meta={**self.of_removed_ids(written.meta, work), "dataset_name": self._full_name, "part": part})
+        return replace(written, meta={**self.with_removed_ids_only(written.meta, work), "dataset_name": self._full_name, "part": part})
 
 
 def _progress_of_all(finished: Collection[Meta], part: CorpusProgress, *, parts: int) -> CorpusProgress:
@@ -557,15 +557,15 @@ def _progress_of_all(finished: Collection[Meta], part: CorpusProgress, *, parts:
     )
 
 
-def _join(corpus: JoinedCorpus, members: Sequence[tuple[Path, Meta]], work: Work) -> Meta:
+def _join(corpus: JoinedCorpus, members: Sequence[tuple[Path, Meta]], work: BuildJob) -> Meta:
     """Write everything except meta.json, and return meta.json."""
     files: Files = {}
     digest = hashlib.sha256()
     arrays = (DIGESTS_NAME, SIGNATURES_NAME) if members[0][1]["signatures"] is not None else ()
     size = sum(meta["files"][name]["bytes"] for _, meta in members for name in arrays)
-    require_room(corpus.directory, Need(bytes=size, why="the signatures of all parts", certain=True), log=work.log)
+    require_free_space(corpus.directory, SpaceNeed(bytes=size, reason="the signatures of all parts", certain=True), log=work.log)
     documents = [(path, meta["files"][path.name]) for directory, meta in members for path in document_files(directory, meta)]
-    links = Links(sum(entry["bytes"] for _, entry in documents), target=corpus.directory, log=work.log)
+    links = HardLinker(sum(entry["bytes"] for _, entry in documents), target=corpus.directory, log=work.log)
     for number, (path, entry) in enumerate(documents):
         files[documents_file(number)] = dict(entry)
         links.add(path, work.directory / documents_file(number), entry["bytes"])
@@ -576,21 +576,23 @@ def _join(corpus: JoinedCorpus, members: Sequence[tuple[Path, Meta]], work: Work
         _concatenate([directory / name for directory, _ in members], work.directory, name, files)
     counts = _counts([directory for directory, _ in members])
     if not counts.after.documents:
-        reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(_added(members, "dropped").items())) or "the source is empty"
+        reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(_total(members, "dropped").items())) or "the source is empty"
         raise NielsCacheError(f"{corpus.directory}: no document is left ({reasons}); check the source and the thresholds of [cleaning]")
     write_rejected(work.directory, counts.report.rows(), files)
     write_measures(work.directory, counts.report, files)
     for directory, meta in members:
         corpus_identity.require_unchanged(directory, meta)  # otherwise the links may be those of another build
-    facts = joined_facts([facts_of(meta) for _, meta in members])
-    meta = corpus.meta_of(work, counts, Drops(_added(members, "dropped_by_source"), facts), files=files, content_sha256=digest.hexdigest())
+    facts = merge_facts([pass_facts(meta) for _, meta in members])
+    meta = corpus.meta_of(
+        work, counts, DropReport(_total(members, "dropped_by_source"), facts), files=files, content_sha256=digest.hexdigest()
+    )
     parts = [
         {"name": directory.name, "documents": meta["documents"]["kept"], "meta_sha256": meta["meta_sha256"]} for directory, meta in members
     ]
     return {**meta, "parts": parts}
 
 
-def _added(members: Sequence[tuple[Path, Meta]], key: str) -> Counter[str]:
+def _total(members: Sequence[tuple[Path, Meta]], key: str) -> Counter[str]:
     return sum((Counter(meta[key]) for _, meta in members), Counter())
 
 

@@ -53,7 +53,7 @@ def corpus_report(registry: Registry, name: str, *, root: Path) -> Report:
         "prepare": meta["prepare"],
         "content_sha256": meta["content_sha256"],
         "drop_sha256": prepared.drop_sha256,
-        "documents": {"given": documents_given(meta), "kept": prepared.kept},
+        "documents": {"given": source_documents(meta), "kept": prepared.kept},
         "splits": kept_per_split(prepared),
         "funnel": funnel(meta, found["datasets"][name] if found else None),
         "reasons": reasons(meta, prepared.dropped),
@@ -68,11 +68,11 @@ def corpus_report(registry: Registry, name: str, *, root: Path) -> Report:
 
 def kept_per_split(prepared: PreparedCorpus) -> dict[str, int]:
     """Return the number of documents that stay, for each split. "unknown" counts documents whose split token budgets decide later."""
-    counts = Counter(prepared.splits[~prepared.gone].tolist())
+    counts = Counter(prepared.splits[~prepared.is_dropped].tolist())
     return {**{split: counts[index] for index, split in enumerate(SPLITS)}, "unknown": counts[NO_SPLIT]}
 
 
-def documents_given(meta: Meta) -> int:
+def source_documents(meta: Meta) -> int:
     """Return the number of documents of the source, including those that the source dropped."""
     return int(meta["documents"]["read"]) + sum(meta["dropped_by_source"].values())
 
@@ -82,7 +82,7 @@ def reasons(meta: Meta, dropped: Mapping[str, int]) -> list[dict[str, Any]]:
 
     `stage` is the step that dropped the documents. If both the source and cleaning use a reason, its `stage` is the source.
     """
-    given = documents_given(meta)
+    given = source_documents(meta)
     by_source, by_cleaning = meta["dropped_by_source"], meta["dropped"]
     rows = [
         {

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from niels_cache_assets.artifacts.base import Artifact, Work, Written
+from niels_cache_assets.artifacts.base import Artifact, BuildJob, WriteResult
 from niels_cache_assets.artifacts.corpus_facts import CODE_VERSION, corpus_report
 from niels_cache_assets.corpus.layout import REPORT_NAME, reports_dir
 from niels_cache_assets.project.registry import Registry
@@ -51,11 +51,11 @@ class CorpusReport(Artifact):
     def identity(self, revision: str | None) -> dict[str, Any]:
         return corpus_report(self.registry, self.name, root=self.root)
 
-    def is_made_of(self, meta: Meta, made_of: Mapping[str, Any]) -> bool:
-        return {key: value for key, value in meta.items() if key not in ("schema_version", "meta_sha256")} == made_of
+    def matches(self, meta: Meta, identity: Mapping[str, Any]) -> bool:
+        return {key: value for key, value in meta.items() if key not in ("schema_version", "meta_sha256")} == identity
 
     def owns(self, name: str) -> bool:
         return name == REPORT_NAME
 
-    def write(self, work: Work) -> Written:
-        return Written(meta=dict(work.made_of))
+    def write(self, work: BuildJob) -> WriteResult:
+        return WriteResult(meta=dict(work.identity))

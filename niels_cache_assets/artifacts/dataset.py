@@ -11,42 +11,42 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from niels_cache_assets.artifacts.base import Artifact, Work, Written, with_unmatched
+from niels_cache_assets.artifacts.base import Artifact, BuildJob, WriteResult, add_unmatched_ids
 from niels_cache_assets.artifacts.cache_identity import cache_identity, is_prepared, val_may_come_late
-from niels_cache_assets.artifacts.prepared_corpora import open_prepared, with_prepared
+from niels_cache_assets.artifacts.prepared_corpora import open_prepared, with_corpus_readers
 from niels_cache_assets.base.config_path import SENTINELS
 from niels_cache_assets.base.documents import Document, DocumentBatch, Documents
 from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.build_cache import CODE_VERSIONS, OnProgress, Provenance
-from niels_cache_assets.build_cache.base import CacheBuild, chosen_token_dtype, write_unbuilt
+from niels_cache_assets.build_cache.base import CacheBuild, choose_token_dtype, write_unbuilt
 from niels_cache_assets.build_cache.pretrain import PretrainBuild
 from niels_cache_assets.build_cache.resume import JournalFingerprint, Resume
 from niels_cache_assets.build_cache.sft import SftBuild
 from niels_cache_assets.chats.templates import Template, find_template
-from niels_cache_assets.corpus.held_out import HeldOut, reference_texts
-from niels_cache_assets.corpus.identity import read_by_mixture
+from niels_cache_assets.corpus.held_out import HeldOutDocuments, reference_texts
+from niels_cache_assets.corpus.identity import mixture_dependencies
 from niels_cache_assets.corpus.prepared import PreparedCorpus
-from niels_cache_assets.disk.space import Need, pretrain_need, sft_need
+from niels_cache_assets.disk.space import SpaceNeed, pretrain_need, sft_need
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.facts.contents import budget_rule
-from niels_cache_assets.facts.drops import DropSummary, summary_of_drops
+from niels_cache_assets.facts.drops import DropSummary, summarize_drops
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.project.tables import BuildSettings
 from niels_cache_assets.sources.notes import notes_on_source
 from niels_cache_assets.sources.reading.files import file_bytes
 from niels_cache_assets.sources.reading.keep import kept_columns
-from niels_cache_assets.sources.reading.references import own_revision, with_references
+from niels_cache_assets.sources.reading.references import own_revision, revision_with_references
 from niels_cache_assets.sources.text_column import reading_warning, with_text_field
 from niels_cache_assets.sources.types import PretrainSource, SftSource, Source, StreamContext
 from niels_cache_assets.streaming.decontaminate import ReferenceTexts
 from niels_cache_assets.streaming.feed import Feed, ValShare
 from niels_cache_assets.streaming.splits import UNLIMITED
-from niels_cache_assets.tokenizer.encoder import EngineDiffers
+from niels_cache_assets.tokenizer.encoder import EngineMismatchError
 from niels_cache_assets.tokenizer.engines import reference_of
 from niels_cache_assets.tokenizer.kinds import TextTokenizer, load_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, SPLITS, TOKEN_DTYPES, Family, dataset_dir
-from niels_cache_runtime.format.meta import ForeignMetaError, Meta, check_place, is_foreign, load_meta, place_problem
+from niels_cache_runtime.format.meta import ForeignMetaError, Meta, check_location, is_foreign, load_meta, location_problem
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,12 +105,12 @@ class Dataset(Artifact):
         Raises:
             NielsCacheError: If [build] token_dtype is too narrow for the tokenizer.
         """
-        return TOKEN_DTYPES[chosen_token_dtype(self.tokenizer.vocab_size, self.build.token_dtype)].itemsize
+        return TOKEN_DTYPES[choose_token_dtype(self.tokenizer.vocab_size, self.build.token_dtype)].itemsize
 
     @cached_property
     def siblings(self) -> Mapping[str, PretrainSource]:
         """The pretrain tables by name, for a mixture. A table with a corpus is replaced by a reader of this corpus."""
-        return with_prepared(self.registry, self.root)
+        return with_corpus_readers(self.registry, self.root)
 
     @cached_property
     def prepared(self) -> PreparedCorpus | None:
@@ -127,7 +127,7 @@ class Dataset(Artifact):
         return file_bytes(getattr(self.source, "files", None), self.source.endings)
 
     def inputs(self) -> Sequence[str]:
-        others = {*read_by_mixture(self.registry, self.source), *getattr(self.source, "decontaminate_against", ())}
+        others = {*mixture_dependencies(self.registry, self.source), *getattr(self.source, "decontaminate_against", ())}
         read = [each for each in self.registry.prepared() if each == self.name or each in others]
         searched = any("dedup" in self.registry.pretrain[each].prepare for each in read)
         return ["tokenizer", *(f"corpus/{each}" for each in read), *(["corpus/duplicates"] if searched else [])]
@@ -141,7 +141,7 @@ class Dataset(Artifact):
     def finished(self) -> Meta | None:
         meta = finished_meta(self.directory)
         if meta is not None and meta.get("built"):
-            check_place(meta, self.directory)  # a folder that was swapped or copied is not a cache hit, and a build must not replace it
+            check_location(meta, self.directory)  # a folder that was swapped or copied is not a cache hit, and a build must not replace it
         if self.is_of_another_program():
             raise NielsCacheError(
                 f"{self.directory / META_NAME}: this cache was made by another program; move its folder away, or replace it with --force"
@@ -159,7 +159,7 @@ class Dataset(Artifact):
 
     def revision(self) -> str | None:
         assert self.tokenizer  # fail early: nothing can be built without it
-        return with_references(self.source, self._own_revision(), self.siblings)
+        return revision_with_references(self.source, self._own_revision(), self.siblings)
 
     def _own_revision(self) -> str | None:
         """Return the revision of what the build reads: the corpus, or the source if there is no corpus."""
@@ -192,10 +192,10 @@ class Dataset(Artifact):
             prepared=self.prepared,
         )
 
-    def write(self, work: Work) -> Written:
+    def write(self, work: BuildJob) -> WriteResult:
         for note in notes_on_source(self.source) if self.prepared is None else ():
             work.log(note)
-        with HeldOut(self.registry, root=self.root, siblings=self.siblings, tokenizer=self.tokenizer) as held_out:
+        with HeldOutDocuments(self.registry, root=self.root, siblings=self.siblings, tokenizer=self.tokenizer) as held_out:
             revision = self.source_revision(work.revision)
             context = StreamContext(
                 seed=self.build.seed, revision=revision, log=work.log, siblings=self.siblings, held_out=held_out, building=self.key
@@ -203,26 +203,26 @@ class Dataset(Artifact):
             build, resume = self.builder(context, self.provenance(work.revision, work.fingerprint), work.report), work.resume
             try:
                 meta = build.write(work.directory, resume)
-            except EngineDiffers as found:
+            except EngineMismatchError as found:
                 again = self.registry.build_command(self.name, self.root, "tokenizer.engine=reference")
                 raise NielsCacheError(f"{self.key}: {found}; go on with the reference: {again}") from found
         meta = {**meta, **with_text_field(meta["source"], meta["facts"])}
         # the corpus has already given this warning
         warning = None if self.prepared else reading_warning(meta)
-        return Written(meta=meta, resumed=resume.resumed_tokens, warning=warning, engines=build.encoder.uses)
+        return WriteResult(meta=meta, resumed=resume.resumed_tokens, warning=warning, engines=build.encoder.uses)
 
-    def drops(self, meta: Meta) -> DropSummary:
+    def drop_summary(self, meta: Meta) -> DropSummary:
         if self.is_part:
             return DropSummary()
         if self.prepared is not None:  # the corpus has given its own warning
-            return summary_of_drops(meta, said=self.prepared.dropped)
-        return with_unmatched(summary_of_drops(meta), self.source, meta)
+            return summarize_drops(meta, already_reported=self.prepared.dropped)
+        return add_unmatched_ids(summarize_drops(meta), self.source, meta)
 
     def journal(self, revision: str | None) -> JournalFingerprint:
         if self.prepared is not None and not getattr(self.source, "decontaminate_against", ()):
             revision = self.prepared.meta["dataset_revision"]
-        made_of = self.identity(revision)
-        resume = Resume(fingerprint=fingerprint_of(made_of), made_of=made_of)
+        identity = self.identity(revision)
+        resume = Resume(fingerprint=fingerprint_of(identity), identity=identity)
         context = StreamContext(seed=self.build.seed, revision=revision, siblings=self.siblings)
         build = self.builder(context, self.provenance(revision, resume.fingerprint), None)
         return build.journal_fingerprint(resume)
@@ -265,12 +265,12 @@ class SwitchedOff(Artifact):
     def finished(self) -> Meta | None:
         meta = finished_meta(self.directory)
         if meta is not None and meta.get("built"):
-            check_place(meta, self.directory)
-        elif meta is not None and place_problem(meta, family=self.dataset.family, name=self.dataset.name) is not None:
+            check_location(meta, self.directory)
+        elif meta is not None and location_problem(meta, family=self.dataset.family, name=self.dataset.name) is not None:
             return None  # an empty cache may be replaced
         return meta
 
-    def keeps(self) -> str | None:
+    def reason_to_keep_stale(self) -> str | None:
         meta = self.finished()
         if not self.dataset.is_of_another_program() and not (meta is not None and meta.get("built")):
             return None
@@ -279,9 +279,9 @@ class SwitchedOff(Artifact):
     def identity(self, revision: str | None) -> dict[str, Any]:
         return {"enabled": False, "source": self.dataset.source.source}
 
-    def write(self, work: Work) -> Written:
+    def write(self, work: BuildJob) -> WriteResult:
         provenance = self.dataset.provenance(None, work.fingerprint)
-        return Written(meta=write_unbuilt(work.directory, family=self.dataset.family, provenance=provenance))
+        return WriteResult(meta=write_unbuilt(work.directory, family=self.dataset.family, provenance=provenance))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,7 +292,7 @@ class Pretrain(Dataset):
 
     version = CODE_VERSIONS["pretrain"]
 
-    def need(self) -> Need | None:
+    def need(self) -> SpaceNeed | None:
         # how much text a drop list or `decontaminate_against` removes is unknown
         exact = self.prepared is not None and self.prepared.duplicates is None and not self.source.decontaminate_against
         return pretrain_need(
@@ -358,7 +358,7 @@ class Pretrain(Dataset):
         """Return the texts of `decontaminate_against`, or None without this key."""
         if not self.source.decontaminate_against:
             return None
-        held_out = context.held_out if isinstance(context.held_out, HeldOut) else None
+        held_out = context.held_out if isinstance(context.held_out, HeldOutDocuments) else None
         return reference_texts(self.registry, self.source, context, held_out)
 
     def _feed(self, context: StreamContext) -> Feed[Documents]:
@@ -404,10 +404,10 @@ class Sft(Dataset):
         return find_template(self.source.template, self.registry.tokenizer)
 
     def identity_with(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
-        made_of = super().identity_with(tokenizer_sha256, vocab_size, revision)
-        return made_of if self.template is None else {**made_of, "template": self.template.identity}
+        identity = super().identity_with(tokenizer_sha256, vocab_size, revision)
+        return identity if self.template is None else {**identity, "template": self.template.identity}
 
-    def need(self) -> Need | None:
+    def need(self) -> SpaceNeed | None:
         return sft_need(self.text_bytes, token_bytes=self.token_bytes)
 
     def split_rule(self) -> str:

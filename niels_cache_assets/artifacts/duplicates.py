@@ -6,8 +6,9 @@ sets are ordered by [dedup] priority, then by the order of their tables. In a da
 both splits is dropped from train. In a split, documents are in input order.
 
 Cost and memory are described in dedup/greedy.py. Signatures are read from disk in blocks. Texts are read again only for `verify =
-"jaccard"`, and for documents of train that seem to be near to val (corpus/near_val.py). A text is read once. An interrupted search resumes
-after the last band on disk. With several `ranges`, it uses the existing ranges, makes the missing ones, and removes all of them at its end.
+"jaccard"`, and for documents of train that seem to be near to val (corpus/near_val.py). A text is read unique_files. An interrupted search
+resumes after the last band on disk. With several `ranges`, it uses the existing ranges, makes the missing ones, and removes all of them at
+its end.
 
 Each range of hashes is a job of its own, on any machine: hashes, range/range-00003, corpus/duplicates. `hashes` reads the signatures of all
 corpora once, and writes the hashes of each band, divided into ranges. A range reads only its own hashes, and finds which documents share
@@ -27,31 +28,31 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from niels_cache_assets.artifacts.base import Artifact, Held, Log, Reported, Work, Written, times_of
+from niels_cache_assets.artifacts.base import Artifact, BuildJob, BuildLock, Log, ReportedProgress, WriteResult, lease_times
 from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.materialize import materialize
-from niels_cache_assets.artifacts.parts.sharing import build_free_parts_first
+from niels_cache_assets.artifacts.parts.free_parts import build_free_parts_first
 from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.corpus.identity import (
     DROP_LISTS_VERSION,
     dedup_order,
     drop_lists_identity,
+    first_difference,
     require_unchanged,
     split_identity,
-    what_is_otherwise,
 )
 from niels_cache_assets.corpus.layout import DUPLICATES, HASHES, corpus_dir, duplicates_dir, duplicates_file, range_name, ranges_dir
 from niels_cache_assets.corpus.near_val import drop_near_val
-from niels_cache_assets.corpus.order import Drops, Input, Inputs
+from niels_cache_assets.corpus.order import CorpusInput, CorpusInputs, DroppedDocuments
 from niels_cache_assets.corpus.prepared import document_sizes, ordinals_sha256
-from niels_cache_assets.disk.build_lock import work_on
+from niels_cache_assets.disk.build_lock import build_status
 from niels_cache_assets.disk.journal import SCRATCH_NAME, clear_directory
-from niels_cache_assets.disk.space import Need
+from niels_cache_assets.disk.space import SpaceNeed
 from niels_cache_assets.disk.staging import finished_meta
-from niels_cache_assets.disk.table_file import TableFile, closing_table
+from niels_cache_assets.disk.table_file import ParquetWriter, closing_table
 from niels_cache_assets.disk.writers import Files, add_file
 from niels_cache_assets.parts.attempts import remove_target, targets_in
-from niels_cache_assets.parts.lease import leased
+from niels_cache_assets.parts.lease import hold_lease
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.types import PretrainSource
 from niels_cache_runtime.errors import NielsCacheError
@@ -60,8 +61,8 @@ from niels_cache_runtime.format.layout import META_NAME, SPLITS
 from niels_cache_runtime.format.meta import Meta, sha256_text
 
 if TYPE_CHECKING:
-    from niels_cache_assets.dedup.greedy import Dropped, Verify
-    from niels_cache_assets.dedup.ranges import Steps
+    from niels_cache_assets.dedup.greedy import DropDecisions, SimilarityCondition
+    from niels_cache_assets.dedup.ranges import RangeProgress
     from niels_cache_assets.dedup.signatures import Signatures
 
 
@@ -70,7 +71,7 @@ _DECIDES = ("bands", "rows", "order", "inputs", "signatures", "splits")  # of th
 
 
 @dataclass(frozen=True, kw_only=True)
-class WantedDropLists:
+class RequiredDropLists:
     """The drop lists that the configuration and the corpora on disk require.
 
     Attributes:
@@ -84,7 +85,7 @@ class WantedDropLists:
     identity: dict[str, Any]
 
     @classmethod
-    def of(cls, registry: Registry, root: Path) -> WantedDropLists:
+    def of(cls, registry: Registry, root: Path) -> RequiredDropLists:
         """Return the drop lists that are required now. This costs one small read for each data set; no document is read."""
         corpora: dict[str, Meta] = {}
         missing: dict[str, str] = {}
@@ -130,7 +131,7 @@ class WantedDropLists:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfSearch(Artifact):
+class SearchStep(Artifact):
     """A step of the search for duplicates in ranges.
 
     Attributes:
@@ -145,13 +146,13 @@ class OfSearch(Artifact):
     is_shared = True
 
     @cached_property
-    def wanted(self) -> WantedDropLists:
+    def required(self) -> RequiredDropLists:
         """The drop lists that are required now."""
-        return WantedDropLists.of(self.registry, self.root)
+        return RequiredDropLists.of(self.registry, self.root)
 
     @property
     def bands(self) -> int:
-        return int(self.wanted.identity["bands"])
+        return int(self.required.identity["bands"])
 
     @property
     def member(self) -> str:
@@ -163,22 +164,22 @@ class OfSearch(Artifact):
         return ranges_dir(self.root) / self.member
 
     def unavailable(self) -> str | None:
-        if not self.wanted.corpora:
-            raise NielsCacheError(next(iter(self.wanted.missing.values()), 'no data set has prepare = [..., "dedup"]'))
+        if not self.required.corpora:
+            raise NielsCacheError(next(iter(self.required.missing.values()), 'no data set has prepare = [..., "dedup"]'))
         return None
 
     def identity(self, revision: str | None) -> dict[str, Any]:
-        found = self.wanted.identity
+        found = self.required.identity
         return {**{key: found[key] for key in _DECIDES}, "ranges": self.ranges, "member": self.member, "code_version": self.version}
 
     def owns(self, name: str) -> bool:
         return name == META_NAME or name.startswith(("digests", "hashes_", "links_"))
 
-    def _meta(self, work: Work, files: Files) -> Meta:
+    def _meta(self, work: BuildJob, files: Files) -> Meta:
         return {
             "kind": self.key.partition("/")[0],
             "built": True,
-            "documents": {"searched": self.wanted.documents},
+            "documents": {"searched": self.required.documents},
             "bands": self.bands,
             "ranges": self.ranges,
             "fingerprint": work.fingerprint,
@@ -188,10 +189,10 @@ class OfSearch(Artifact):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hashes(OfSearch):
+class SearchHashes(SearchStep):
     """The hashes of all documents, in files for each band and range, and their digests in the order of comparison."""
 
-    takes_what_is_there = True
+    builds_from_partial_inputs = True
 
     @property
     def key(self) -> str:
@@ -200,20 +201,20 @@ class Hashes(OfSearch):
     def inputs(self) -> list[str]:
         return [f"corpus/{name}" for name in dedup_order(self.registry)]
 
-    def need(self) -> Need:
+    def need(self) -> SpaceNeed:
         from niels_cache_assets.dedup.ranges import hashes_bytes
 
-        documents = self.wanted.documents
+        documents = self.required.documents
         size = hashes_bytes(documents, bands=self.bands)
-        return Need(bytes=size, why=f"the hashes of {documents:,} documents in {self.bands} bands", certain=True)
+        return SpaceNeed(bytes=size, reason=f"the hashes of {documents:,} documents in {self.bands} bands", certain=True)
 
     def warning(self) -> str | None:
-        return self.wanted.warning
+        return self.required.warning
 
-    def write(self, work: Work) -> Written:
+    def write(self, work: BuildJob) -> WriteResult:
         from niels_cache_assets.dedup.ranges import write_hashes
 
-        wanted = self.wanted
+        wanted = self.required
         work.log(f"hashing the signatures of {', '.join(wanted.corpora)} in {self.ranges} ranges")
         sums: dict[str, Any] = {}
 
@@ -221,24 +222,26 @@ class Hashes(OfSearch):
             sums.setdefault(name, hashlib.sha256()).update(data)
 
         with wanted.unchanged(self.root):
-            inputs = Inputs(self.registry, self.root, wanted.corpora)
-            blocks = self._told(inputs, work.report)
+            inputs = CorpusInputs(self.registry, self.root, wanted.corpora)
+            blocks = self._signatures(inputs, work.report)
             settings = {"bands": self.bands, "rows": wanted.identity["rows"], "ranges": self.ranges}
             write_hashes(blocks, **settings, folder=work.directory, wrote=wrote)
         sizes = {name: (work.directory / name).stat().st_size for name in sums}
-        return Written(meta=self._meta(work, {name: {"bytes": sizes[name], "sha256": found.hexdigest()} for name, found in sums.items()}))
+        return WriteResult(
+            meta=self._meta(work, {name: {"bytes": sizes[name], "sha256": found.hexdigest()} for name, found in sums.items()})
+        )
 
-    def _told(self, inputs: Inputs, progress: Callable[[Any], None]) -> Iterator[Signatures]:
+    def _signatures(self, inputs: CorpusInputs, progress: Callable[[Any], None]) -> Iterator[Signatures]:
         """Yield the signatures in the order of comparison, and report how many were read."""
-        done, documents = 0, self.wanted.documents
+        done, documents = 0, self.required.documents
         for block in (block for each in inputs.all for block in each.signatures()):
             yield block
             done += len(block)
-            progress(Reported(counts={"documents": done}, share=done / max(1, documents)))
+            progress(ReportedProgress(counts={"documents": done}, share=done / max(1, documents)))
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Linked:
+class _LinkState:
     """The state in the journal.
 
     Attributes:
@@ -249,7 +252,7 @@ class _Linked:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HashRange(OfSearch):
+class HashRange(SearchStep):
     """The documents that share a hash, for one range of the hashes of every band."""
 
     number: int
@@ -269,24 +272,24 @@ class HashRange(OfSearch):
     @property
     def name(self) -> str:
         """One of the data sets that are searched, for the command of a range. A range covers all of them."""
-        return next(iter(self.wanted.corpora), dedup_order(self.registry)[0])
+        return next(iter(self.required.corpora), dedup_order(self.registry)[0])
 
     def inputs(self) -> list[str]:
         return [HASHES]
 
     @cached_property
-    def hashes(self) -> Hashes:
+    def hashes(self) -> SearchHashes:
         """The artifact of the hashes of the same corpora."""
-        hashes = Hashes(registry=self.registry, root=self.root, ranges=self.ranges)
-        vars(hashes).update(wanted=self.wanted)  # its cached property: if a corpus changes now, its hashes are not those of this range
+        hashes = SearchHashes(registry=self.registry, root=self.root, ranges=self.ranges)
+        vars(hashes).update(wanted=self.required)  # its cached property: if a corpus changes now, its hashes are not those of this range
         return hashes
 
-    def write(self, work: Work) -> Written:
+    def write(self, work: BuildJob) -> WriteResult:
         from niels_cache_assets.dedup.ranges import link_range, links_name
 
         of_hashes = self.hashes.current()
         documents = of_hashes["documents"]["searched"]
-        journal = work.open_journal(self.key, state=_Linked)
+        journal = work.open_journal(self.key, state=_LinkState)
         files: Files = {name: dict(entry) for name, entry in journal.finished.items()}
         for band in range(journal.state.bands if journal.state else 0, self.bands + 1):
             link_range(self.hashes.directory, work.directory, band, self.number, documents=documents)
@@ -296,9 +299,9 @@ class HashRange(OfSearch):
             share = (band + 1) / (self.bands + 1)
             if journal.due(sum(entry["bytes"] for entry in files.values()), finished=len(files)):
                 journal.record({"bands": band + 1}, files={}, finished=files, share=share)
-            work.report(Reported(counts={"documents": documents}, share=share))
+            work.report(ReportedProgress(counts={"documents": documents}, share=share))
         require_unchanged(self.hashes.directory, of_hashes)
-        return Written(meta=self._meta(work, files))
+        return WriteResult(meta=self._meta(work, files))
 
 
 def remove_ranges(registry: Registry, root: Path, *, log: Log = lambda line: None) -> list[tuple[Path, int]]:
@@ -306,7 +309,7 @@ def remove_ranges(registry: Registry, root: Path, *, log: Log = lambda line: Non
     folder, removed = ranges_dir(root), list[tuple[Path, int]]()
     for target in targets_in(folder):
         busy = (NielsCacheError, OSError)  # another process builds it, or the folder cannot be written
-        with suppress(*busy), leased(target, times=times_of(registry), wait=False, at_once=True, log=log) as lease:
+        with suppress(*busy), hold_lease(target, times=lease_times(registry), wait=False, at_once=True, log=log) as lease:
             removed += remove_target(lease)
     with suppress(OSError):  # it does not exist, or is not empty
         folder.rmdir()
@@ -331,7 +334,7 @@ class Duplicates(Artifact):
 
     version = DROP_LISTS_VERSION
     resumable = True
-    takes_what_is_there = True
+    builds_from_partial_inputs = True
 
     @property
     def key(self) -> str:
@@ -342,20 +345,20 @@ class Duplicates(Artifact):
         return duplicates_dir(self.root)
 
     @cached_property
-    def wanted(self) -> WantedDropLists:
+    def required(self) -> RequiredDropLists:
         """The drop lists that are required now."""
-        return WantedDropLists.of(self.registry, self.root)
+        return RequiredDropLists.of(self.registry, self.root)
 
     @property
     def ranges(self) -> int:
         """The number of ranges into which the hashes of a band are cut."""
         from niels_cache_assets.dedup.ranges import fitting_ranges
 
-        return fitting_ranges(self.wanted.documents, self.registry.dedup.ranges)
+        return fitting_ranges(self.required.documents, self.registry.dedup.ranges)
 
-    def hashes(self) -> Hashes:
+    def hashes(self) -> SearchHashes:
         """Return the artifact of the hashes that a search in ranges reads."""
-        return Hashes(registry=self.registry, root=self.root, ranges=self.ranges)
+        return SearchHashes(registry=self.registry, root=self.root, ranges=self.ranges)
 
     def range(self, number: int) -> HashRange:
         """Return the artifact of a range."""
@@ -367,18 +370,18 @@ class Duplicates(Artifact):
     def unavailable(self) -> str | None:
         if not self.registry.prepared("dedup"):
             return "no data set uses it"
-        if not self.wanted.corpora:
-            raise NielsCacheError(next(iter(self.wanted.missing.values())))
+        if not self.required.corpora:
+            raise NielsCacheError(next(iter(self.required.missing.values())))
         return None
 
     def finished(self) -> Meta | None:
         return finished_meta(self.directory) if self.registry.prepared("dedup") else None
 
     def identity(self, revision: str | None = None) -> dict[str, Any]:
-        return {**self.wanted.identity, "code_version": DROP_LISTS_VERSION}
+        return {**self.required.identity, "code_version": DROP_LISTS_VERSION}
 
     def warning(self) -> str | None:
-        return self.wanted.warning
+        return self.required.warning
 
     def current_of(self, name: str, *, corpus: Meta, source: PretrainSource, seed: int) -> Meta:
         """Return the meta.json of the drop lists if they are current for the data set `name`.
@@ -400,8 +403,8 @@ class Duplicates(Artifact):
             raise NielsCacheError(f"{folder}: no search for duplicates has been made yet; {_ADVICE}")
         if meta["inputs"].get(name) != corpus["content_sha256"]:
             raise NielsCacheError(f"{folder}: the duplicates were found before the corpus of {name!r} was last built; {_ADVICE}")
-        if not self.is_made_of(meta, self.identity()):
-            raise NielsCacheError(f"{folder}: the duplicates were found {what_is_otherwise(meta, self.wanted.identity)}; {_ADVICE}")
+        if not self.matches(meta, self.identity()):
+            raise NielsCacheError(f"{folder}: the duplicates were found {first_difference(meta, self.required.identity)}; {_ADVICE}")
         if meta["splits"][name] != splits:
             raise NielsCacheError(
                 f"{folder}: the duplicates of {name!r} were found for other splits ({meta['splits'][name]}, now {splits}); "
@@ -412,7 +415,7 @@ class Duplicates(Artifact):
     def owns(self, name: str) -> bool:
         return name == META_NAME or name.endswith(".parquet")
 
-    def need(self) -> Need | None:
+    def need(self) -> SpaceNeed | None:
         """Return the disk space of a search from its beginning.
 
         A resumed search needs less. With ranges, the hashes request their own space.
@@ -421,16 +424,16 @@ class Duplicates(Artifact):
 
         if self.ranges > 1:
             return None
-        documents, bands = self.wanted.documents, self.wanted.identity["bands"]
-        return Need(
+        documents, bands = self.required.documents, self.required.identity["bands"]
+        return SpaceNeed(
             bytes=hashes_bytes(documents, bands=bands),
-            why=f"the hashes of {documents:,} documents in {bands} bands",
-            certain=not work_on(self.directory).is_resumable,
+            reason=f"the hashes of {documents:,} documents in {bands} bands",
+            certain=not build_status(self.directory).is_resumable,
         )
 
     @contextmanager
-    def stage(self, held: Held, *, log: Log) -> Iterator[Path]:
-        with super().stage(held, log=log) as staging:
+    def stage(self, lock: BuildLock, *, log: Log) -> Iterator[Path]:
+        with super().stage(lock, log=log) as staging:
             yield staging
         remove_ranges(self.registry, self.root, log=log)
 
@@ -439,11 +442,11 @@ class Duplicates(Artifact):
         if not resumable:
             remove_ranges(self.registry, self.root)
 
-    def write(self, work: Work) -> Written:
-        from niels_cache_assets.dedup.greedy import Verify
+    def write(self, work: BuildJob) -> WriteResult:
+        from niels_cache_assets.dedup.greedy import SimilarityCondition
 
-        work.log(f"looking for duplicates in {', '.join(self.wanted.corpora)}")
-        registry, wanted = self.registry, self.wanted
+        work.log(f"looking for duplicates in {', '.join(self.required.corpora)}")
+        registry, wanted = self.registry, self.required
         dedup = registry.dedup
         files: Files = {}
         with wanted.unchanged(self.root) as require_same:
@@ -453,14 +456,14 @@ class Duplicates(Artifact):
                 work.log(f"comparing the texts of {len(compared):,} documents")
                 return inputs.similarity(compared, ngram=dedup.ngram, path=scratch / "shingles")
 
-            verify = Verify(similarity=similarity, threshold=dedup.threshold) if dedup.verify == "jaccard" else None
+            verify = SimilarityCondition(similarity=similarity, threshold=dedup.threshold) if dedup.verify == "jaccard" else None
             if self.ranges == 1:
-                inputs = Inputs(registry, self.root, wanted.corpora)
-                dropped = _found_at_once(wanted, inputs, verify, scratch, work, require_same)
+                inputs = CorpusInputs(registry, self.root, wanted.corpora)
+                dropped = _search_in_memory(wanted, inputs, verify, scratch, work, require_same)
             else:
                 _make_ranges(self, work)
-                inputs = Inputs(registry, self.root, wanted.corpora)
-                dropped = _found_in_ranges(self, verify, scratch, work)
+                inputs = CorpusInputs(registry, self.root, wanted.corpora)
+                dropped = _search_in_ranges(self, verify, scratch, work)
             if verify is None:
                 dropped = drop_near_val(inputs, dropped, dedup, path=scratch / "near_val", log=work.log)
             drops = inputs.drops(dropped)
@@ -478,25 +481,30 @@ class Duplicates(Artifact):
                 "files": files,
                 "content_sha256": sha256_text("".join(f"{name} {counts['drop_sha256']}\n" for name, counts in sorted(datasets.items()))),
             }
-        return Written(meta=meta)
+        return WriteResult(meta=meta)
 
 
-def _found_at_once(
-    wanted: WantedDropLists, inputs: Inputs, verify: Verify | None, scratch: Path, work: Work, require_same: Callable[[], None]
-) -> Dropped:
+def _search_in_memory(
+    wanted: RequiredDropLists,
+    inputs: CorpusInputs,
+    verify: SimilarityCondition | None,
+    scratch: Path,
+    work: BuildJob,
+    require_same: Callable[[], None],
+) -> DropDecisions:
     """Return the dropped documents, with all hashes of a band in memory. A killed search resumes after the last band on the disk."""
     from niels_cache_assets.dedup.greedy import keep_first
-    from niels_cache_assets.dedup.ranges import Steps
+    from niels_cache_assets.dedup.ranges import RangeProgress
 
     bands, rows = wanted.identity["bands"], wanted.identity["rows"]
-    journal = work.open_journal("duplicates", state=Steps)
-    done: Steps | None = journal.state
+    journal = work.open_journal("duplicates", state=RangeProgress)
+    done: RangeProgress | None = journal.state
     if done is not None:
         work.log(f"{done.bands} of {bands + 1} bands of {done.documents:,} documents are kept")
     scratch.mkdir(exist_ok=True)
     written: dict[str, int] = {}
 
-    def record(steps: Steps, needed: list[Path]) -> bool:
+    def record(steps: RangeProgress, needed: list[Path]) -> bool:
         sizes = {file.relative_to(work.directory).as_posix(): file.stat().st_size for file in needed}
         written.update(sizes)
         if not journal.due(sum(written.values())):
@@ -512,7 +520,7 @@ def _found_at_once(
     return keep_first(blocks, bands=bands, rows=rows, scratch=scratch, verify=verify, done=done, record=record)
 
 
-def _make_ranges(duplicates: Duplicates, work: Work) -> None:
+def _make_ranges(duplicates: Duplicates, work: BuildJob) -> None:
     """Make the hashes and the ranges that are missing. Those that other processes make come last.
 
     Raises:
@@ -521,22 +529,22 @@ def _make_ranges(duplicates: Duplicates, work: Work) -> None:
     clear_directory(work.directory)  # of a search that was not in ranges
     force = work.force and duplicates.forces_ranges
 
-    def build(step: HashRange | Hashes, waits: bool) -> None:
-        meta = materialize(step, wait=waits, force=force, log=work.log, tells=False).meta
-        vars(step).update(wanted=duplicates.wanted)  # its cached property
-        if not step.is_made_of(meta, step.identity(None)):
+    def build(step: HashRange | SearchHashes, waits: bool) -> None:
+        meta = materialize(step, wait=waits, force=force, log=work.log, notify=False).meta
+        vars(step).update(wanted=duplicates.required)  # its cached property
+        if not step.matches(meta, step.identity(None)):
             raise NielsCacheError(f"{duplicates.directory}: a corpus has changed since the search began; run it again")
 
     build(duplicates.hashes(), True)
     build_free_parts_first([duplicates.range(number) for number in range(duplicates.ranges)], build, log=work.log)
 
 
-def _found_in_ranges(duplicates: Duplicates, verify: Verify | None, scratch: Path, work: Work) -> Dropped:
+def _search_in_ranges(duplicates: Duplicates, verify: SimilarityCondition | None, scratch: Path, work: BuildJob) -> DropDecisions:
     """Return the dropped documents, in memory that does not grow with their number. The hashes and the ranges must exist."""
     from niels_cache_assets.dedup.greedy import drop_later
     from niels_cache_assets.dedup.ranges import Buckets
 
-    wanted = duplicates.wanted
+    wanted = duplicates.required
     work.log(f"choosing among {wanted.documents:,} documents by {duplicates.ranges} ranges")
     scratch.mkdir(exist_ok=True)
     buckets = Buckets(
@@ -549,12 +557,12 @@ def _found_in_ranges(duplicates: Duplicates, verify: Verify | None, scratch: Pat
     return drop_later(buckets, verify=verify)
 
 
-def _write_drop_list(root: Path, name: str, inputs: Inputs, drops: Drops, files: Files) -> None:
+def _write_drop_list(root: Path, name: str, inputs: CorpusInputs, drops: DroppedDocuments, files: Files) -> None:
     """Write the drop list of one data set, sorted by ordinal."""
     names = np.array([each.name for each in inputs.all], dtype=object)
     splits = np.array([*SPLITS, None], dtype=object)  # UNKNOWN is -1, which selects the last element
     kinds = np.array(["near", "exact"], dtype=object)
-    with closing_table(TableFile(root, duplicates_file(name), DUPLICATES, files)) as table:
+    with closing_table(ParquetWriter(root, duplicates_file(name), DUPLICATES, files)) as table:
         for first in range(0, len(drops.ordinals) or 1, _ROWS_PER_GROUP):
             part = drops.where(slice(first, first + _ROWS_PER_GROUP))
             columns = {
@@ -569,7 +577,7 @@ def _write_drop_list(root: Path, name: str, inputs: Inputs, drops: Drops, files:
             table.write_group(columns[column] for column in DUPLICATES)
 
 
-def _counts(inputs: Inputs, each: Input, drops: Drops) -> dict[str, Any]:
+def _counts(inputs: CorpusInputs, each: CorpusInput, drops: DroppedDocuments) -> dict[str, Any]:
     """Return the counts of one data set for meta.json."""
     sizes = document_sizes(each.directory, each.meta)
     totals = {
@@ -601,7 +609,7 @@ def _counts(inputs: Inputs, each: Input, drops: Drops) -> dict[str, Any]:
     }
 
 
-def _clusters(drops: Drops, corpus: int) -> dict[str, dict[str, int]]:
+def _clusters(drops: DroppedDocuments, corpus: int) -> dict[str, dict[str, int]]:
     """Return the number of clusters for each cluster size, for meta.json. A cluster is a kept document and its duplicates.
 
     `clusters` counts the clusters with a document of this corpus, `clusters_across` those of them that also have a document of another one.

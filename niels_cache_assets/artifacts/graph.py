@@ -25,11 +25,11 @@ from niels_cache_assets.artifacts.duplicates import Duplicates, HashRange
 from niels_cache_assets.artifacts.index import BlendIndex
 from niels_cache_assets.artifacts.parts.part import Part
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
-from niels_cache_assets.artifacts.parts.seal import PreparedSealed, Sealed
-from niels_cache_assets.artifacts.prepared_corpora import with_prepared
+from niels_cache_assets.artifacts.parts.seal import PreparedSealedDataset, SealedDataset
+from niels_cache_assets.artifacts.prepared_corpora import with_corpus_readers
 from niels_cache_assets.artifacts.state import CacheState, state_of, unlisted_corpus_state, unlisted_state
 from niels_cache_assets.artifacts.tokenizer import Tokenizer
-from niels_cache_assets.base.choices import refuse_choice
+from niels_cache_assets.base.choices import raise_unknown_choice
 from niels_cache_assets.corpus.layout import HASHES, range_name
 from niels_cache_assets.disk.attempts import lease_path
 from niels_cache_assets.disk.journal import real_path
@@ -64,7 +64,7 @@ class Graph:
 
     def corpus(self, name: str, *, processes: int | None = None) -> Corpus:
         """Return the corpus of a data set. It is joined from its parts if the data set has several."""
-        siblings = partial(with_prepared, self.registry, self.root)
+        siblings = partial(with_corpus_readers, self.registry, self.root)
         source = self.registry.pretrain.get(name)
         kind = JoinedCorpus if source is not None and source.corpus_parts > 1 else Corpus
         return kind(registry=self.registry, root=self.root, name=name, processes=processes, siblings=siblings)
@@ -133,7 +133,7 @@ class Graph:
         source = apply_run_settings(self.registry.source(name), own)
         kind: type[Dataset] = Pretrain if isinstance(source, PretrainSource) else Sft
         if isinstance(source, SourceWithParts) and source.is_in_parts:
-            kind = PreparedSealed if source.prepare else Sealed
+            kind = PreparedSealedDataset if source.prepare else SealedDataset
         return kind(registry=self.registry, root=self.root, name=name, source=source, build=build)
 
     def cache(self, name: str) -> Artifact:
@@ -148,14 +148,14 @@ class Graph:
         dataset = self.dataset(name)
         return dataset if dataset.source.enabled else SwitchedOff(dataset=dataset)
 
-    def sealed(self, name: str) -> Sealed:
+    def sealed(self, name: str) -> SealedDataset:
         """Return the cache of a data set in parts.
 
         Raises:
             NielsCacheError: If the data set is not in parts.
         """
         dataset = self.dataset(name)
-        if not isinstance(dataset, Sealed):
+        if not isinstance(dataset, SealedDataset):
             raise NielsCacheError(f"{self.registry.origin}: {name} is not in parts; set parts in [pretrain.{name}]")
         return dataset
 
@@ -177,7 +177,7 @@ class Graph:
         """
         number = number_in(name, prefix, count)
         if number is None:
-            refuse_choice(self.registry.origin, problem, name, [f"{prefix}-{each:05d}" for each in range(count)])
+            raise_unknown_choice(self.registry.origin, problem, name, [f"{prefix}-{each:05d}" for each in range(count)])
         return number
 
     def index(self, name: str) -> BlendIndex:
@@ -256,7 +256,7 @@ class Graph:
             "index": self.index,
         }
         if kind not in kinds or key not in self._known:
-            refuse_choice(self.registry.origin, "no artifact", key, self.keys)
+            raise_unknown_choice(self.registry.origin, "no artifact", key, self.keys)
         return kinds[kind](name)
 
     def state(self, key: str) -> CacheState:
@@ -331,13 +331,13 @@ class Graph:
     def _read_by(self, keys: Collection[str]) -> set[str]:
         """Return the inputs of these artifacts, the inputs of those inputs, and so on.
 
-        The inputs of an artifact that uses the inputs that exist (`takes_what_is_there`) are not added.
+        The inputs of an artifact that uses the inputs that exist (`builds_from_partial_inputs`) are not added.
         """
         found: set[str] = set()
         left = list(keys)
         while left:
             artifact = self[left.pop()]
-            if not artifact.takes_what_is_there:
+            if not artifact.builds_from_partial_inputs:
                 new = set(artifact.inputs()) - found
                 found |= new
                 left += new
@@ -359,5 +359,5 @@ class Graph:
             ready = [key for key in left if all(each in order and not is_due(each) for each in inputs[key])]
             if ready:
                 left.remove(ready[0])
-            order.append(ready[0] if ready else next(key for key in left if is_due(key) and self[key].takes_what_is_there))
+            order.append(ready[0] if ready else next(key for key in left if is_due(key) and self[key].builds_from_partial_inputs))
         return order

@@ -13,19 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from niels_cache_assets.artifacts.base import Artifact, Held, Log, Outcome, Work, Written
+from niels_cache_assets.artifacts.base import Artifact, BuildJob, BuildLock, Log, Outcome, WriteResult
 from niels_cache_assets.artifacts.materialize import materialize
-from niels_cache_assets.base.choices import refuse_choice
+from niels_cache_assets.base.choices import raise_unknown_choice
 from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.project.tables import ALL_TRAIN, MEGATRON_SEED
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, dataset_dir
-from niels_cache_runtime.format.meta import Meta, check_place, read_meta
+from niels_cache_runtime.format.meta import Meta, check_location, read_meta
 from niels_cache_runtime.format.npy_files import read_npy_header
 
-Progress = Callable[[str, int, int], None]
-Part = Literal["train", "valid", "test"]
+OnIndexProgress = Callable[[str, int, int], None]
+BlendPart = Literal["train", "valid", "test"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class BlendPlan:
     sequence_length: int
     seed: int = MEGATRON_SEED
     split: str = ALL_TRAIN
-    part: Part = "train"
+    part: BlendPart = "train"
 
     @property
     def index_labels(self) -> tuple[str, ...]:
@@ -89,19 +89,19 @@ def index_folder(root: Path) -> Path:
     return root / "index"
 
 
-def plan_of(registry: Registry, name: str, *, root: Path) -> BlendPlan:
+def blend_plan(registry: Registry, name: str, *, root: Path) -> BlendPlan:
     """Return the plan of [blend.NAME], which reads the train splits of its members' caches.
 
     Raises:
         NielsCacheError: If the name is unknown (the message has the nearest name), or the folder of a member holds a different data set.
     """
     if name not in registry.blend:
-        refuse_choice(registry.origin, "no blend", name, registry.blend, registry.elsewhere)
+        raise_unknown_choice(registry.origin, "no blend", name, registry.blend, registry.elsewhere)
     settings = registry.blend[name]
     folders = [dataset_dir(root, "pretrain", member) for member in settings.weights]
     for folder in folders:
         if (folder / META_NAME).exists():
-            check_place(read_meta(str(folder / META_NAME)), folder)
+            check_location(read_meta(str(folder / META_NAME)), folder)
     return BlendPlan(
         labels=tuple(settings.weights),
         paths=tuple(folder / "train" for folder in folders),
@@ -176,13 +176,13 @@ def is_prebuilt(registry: Registry, name: str, *, root: Path) -> bool:
     if not any(path.is_dir() for path in index_folder(root).glob("*")):
         return False
     try:
-        plan = plan_of(registry, name, root=root)
+        plan = blend_plan(registry, name, root=root)
     except NielsCacheError:  # the folder of a member holds a different data set
         return False
     return len(find_indices(plan, root=root)) == len(plan.index_labels)
 
 
-def prebuild(plan: BlendPlan, *, root: Path, progress: Progress | None = None) -> Outcome:
+def prebuild(plan: BlendPlan, *, root: Path, progress: OnIndexProgress | None = None) -> Outcome:
     """Build the missing indices of a plan.
 
     Args:
@@ -236,20 +236,20 @@ class BlendIndex(Artifact):
         return {}
 
     @contextmanager
-    def lock(self, *, wait: bool, log: Log) -> Iterator[Held]:
-        yield Held()
+    def lock(self, *, wait: bool, log: Log) -> Iterator[BuildLock]:
+        yield BuildLock()
 
-    def stage(self, held: Held, *, log: Log) -> AbstractContextManager[Path]:
+    def stage(self, lock: BuildLock, *, log: Log) -> AbstractContextManager[Path]:
         return nullcontext(self.directory)
 
-    def write(self, work: Work) -> Written:
+    def write(self, work: BuildJob) -> WriteResult:
         from niels_cache_runtime.megatron.blended import prebuild_blend  # torch
         from niels_cache_runtime.megatron.index_cache import IndexCache
 
         plan = self.plan
         if plan is None:
             assert self.registry is not None
-            plan = plan_of(self.registry, self.name, root=self.root)
+            plan = blend_plan(self.registry, self.name, root=self.root)
         built = False
 
         def tell(*told: object) -> None:
@@ -261,7 +261,7 @@ class BlendIndex(Artifact):
         directories = prebuild_blend(plan.paths, plan.weights, index_cache=IndexCache(self.directory), progress=tell, **plan.settings)
         indices = tuple(_index(label, directory) for label, directory in zip(plan.index_labels, directories, strict=False))
         hash_of_all = fingerprint_of({"indices": [index.hash for index in indices]})[: len(indices[-1].hash)]
-        return Written(meta={"indices": indices, "hash": hash_of_all}, changed=built)
+        return WriteResult(meta={"indices": indices, "hash": hash_of_all}, changed=built)
 
 
 def _index(label: str, directory: Path) -> Index:

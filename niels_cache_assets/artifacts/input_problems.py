@@ -14,14 +14,14 @@ from niels_cache_assets.base.defaults import CONFIG_NAME
 from niels_cache_assets.chats.rendering import check_template
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.conversations import BrokenRowError
-from niels_cache_assets.sources.errors import SourceUnavailable
+from niels_cache_assets.sources.errors import SourceUnavailableError
 from niels_cache_assets.sources.hub.data import HubData
-from niels_cache_assets.sources.net.retries import briefly
+from niels_cache_assets.sources.net.retries import retry_at_most
 from niels_cache_assets.sources.types import PATH_KEYS, SENTINELS, SftSource, Source
 from niels_cache_runtime.errors import NielsCacheError, escaped
 from niels_cache_runtime.format.layout import FAMILIES
 
-ONE_TRY = 0.0  # retry a failed request for this many seconds; a build retries longer
+NO_RETRY_SECONDS = 0.0  # retry a failed request for this many seconds; a build retries longer
 
 
 class InputProblem(NamedTuple):
@@ -30,20 +30,20 @@ class InputProblem(NamedTuple):
     Attributes:
         table: The table of the data set, such as "pretrain.books".
         message: The problem, in one line.
-        is_away: Whether upstream cannot be reached now.
-        is_of_a_row: Whether one row is broken, which a key of the table can leave out.
+        is_unreachable: Whether upstream cannot be reached now.
+        is_row_problem: Whether one row is broken, which a key of the table can leave out.
     """
 
     table: str
     message: str
-    is_away: bool = False
-    is_of_a_row: bool = False
+    is_unreachable: bool = False
+    is_row_problem: bool = False
 
     def __str__(self) -> str:
         return f"[{self.table}] {self.message}"
 
 
-class BadInputs(NielsCacheError):
+class InputsError(NielsCacheError):
     """Data sets that cannot be built with their settings.
 
     Attributes:
@@ -73,10 +73,10 @@ def input_problems(registry: Registry, names: Iterable[str] | None = None, *, of
             source.identity()  # reads the file of `exclude`, which is on this machine
             if offline and is_remote(source):
                 continue
-            with briefly(seconds=ONE_TRY):
+            with retry_at_most(seconds=NO_RETRY_SECONDS):
                 source.check_input(registry.pretrain)
         except NielsCacheError as error:
-            yield InputProblem(table, str(error), isinstance(error, SourceUnavailable), isinstance(error, BrokenRowError))
+            yield InputProblem(table, str(error), isinstance(error, SourceUnavailableError), isinstance(error, BrokenRowError))
         except Exception:  # a bug of the source, not a fault of the data: the build reports it
             continue
 
@@ -94,7 +94,7 @@ def _template_problem(registry: Registry, template: str) -> str | None:
 def hub_problems(registry: Registry, names: Iterable[str] | None = None) -> Iterator[InputProblem]:
     """Yield a problem for each hub data set that does not exist or refuses access.
 
-    If a data set cannot be reached, its problem has `is_away`, and the check ends.
+    If a data set cannot be reached, its problem has `is_unreachable`, and the check ends.
 
     Args:
         registry: The configuration.
@@ -104,10 +104,10 @@ def hub_problems(registry: Registry, names: Iterable[str] | None = None) -> Iter
         if not isinstance(source, HubData) or source.local_key:
             continue
         try:
-            with briefly(seconds=ONE_TRY):
+            with retry_at_most(seconds=NO_RETRY_SECONDS):
                 source.revision(registry.pretrain)
-        except SourceUnavailable as error:
-            yield InputProblem(table, str(error), is_away=True)
+        except SourceUnavailableError as error:
+            yield InputProblem(table, str(error), is_unreachable=True)
             return
         except NielsCacheError as error:
             yield InputProblem(table, str(error))
@@ -131,7 +131,7 @@ def require_inputs(registry: Registry, names: Iterable[str]) -> None:
     """Check these data sets, and those that the tokenizer is trained on.
 
     Raises:
-        BadInputs: If there are problems. The error lists all of them.
+        InputsError: If there are problems. The error lists all of them.
         NielsCacheError: If there is no data set to train a tokenizer on.
     """
     every = [name for family in FAMILIES for name in registry.partition_keys(family)]
@@ -142,9 +142,9 @@ def require_inputs(registry: Registry, names: Iterable[str]) -> None:
         )
     looked_at = {*names, *(every if registry.tokenizer.train_on is None else registry.tokenizer.train_on)}
     found = [*input_problems(registry, looked_at), *hub_problems(registry, looked_at)]
-    problems = [problem for problem in found if not problem.is_away]
+    problems = [problem for problem in found if not problem.is_unreachable]
     if problems:
         head = (
             f"{registry.origin}: {len(problems)} {'data set' if len(problems) == 1 else 'data sets'} cannot be read, so nothing was built"
         )
-        raise BadInputs([f"error: {head}; correct each, or set enabled = false in its table:", *map(str, problems)])
+        raise InputsError([f"error: {head}; correct each, or set enabled = false in its table:", *map(str, problems)])

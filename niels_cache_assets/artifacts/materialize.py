@@ -19,14 +19,14 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from niels_cache_assets.artifacts.base import Artifact, Held, Log, Outcome, Work
-from niels_cache_assets.artifacts.notify import watched
-from niels_cache_assets.disk.build_lock import place_of
-from niels_cache_assets.disk.space import require_room, telling
-from niels_cache_assets.parts.lease import LeaseLost
+from niels_cache_assets.artifacts.base import Artifact, BuildJob, BuildLock, Log, Outcome
+from niels_cache_assets.artifacts.notify import notifying
+from niels_cache_assets.disk.build_lock import directory_stamp
+from niels_cache_assets.disk.space import explain_disk_full, require_free_space
+from niels_cache_assets.parts.lease import LeaseLostError
 from niels_cache_assets.project.running import NotifySettings
-from niels_cache_assets.sources.errors import SourceUnavailable
-from niels_cache_assets.sources.net.retries import briefly, patience
+from niels_cache_assets.sources.errors import SourceUnavailableError
+from niels_cache_assets.sources.net.retries import retry_at_most, retry_for
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.format.meta import Meta, read_meta, write_meta
@@ -39,8 +39,8 @@ def materialize(
     wait: bool = False,
     on_progress: Callable[[Any], None] | None = None,
     log: Log = lambda message: None,
-    waits_its_turn: Callable[[], bool] = lambda: False,
-    tells: bool = True,
+    wait_for_turn: Callable[[], bool] = lambda: False,
+    notify: bool = True,
 ) -> Outcome:
     """Build an artifact, or return a cache hit if the existing build is current.
 
@@ -51,44 +51,44 @@ def materialize(
             process takes the artifact over during the build.
         on_progress: Called with the progress. Each kind of artifact passes its own type. None: no reports.
         log: Called with each message. The default discards messages.
-        waits_its_turn: Called when a build is certainly necessary. It returns True if it had to wait, and then the artifact is checked
+        wait_for_turn: Called when a build is certainly necessary. It returns True if it had to wait, and then the artifact is checked
             again.
-        tells: Whether to send `[notify]` messages on failure, stall and completion.
+        notify: Whether to send `[notify]` messages on failure, stall and completion.
 
     Raises:
         NielsCacheError: If the build fails. The last good build then stays.
-        Busy: If another process builds the artifact, without `wait`.
-        LeaseLost: If another process has taken the artifact over, without `wait`.
+        BusyError: If another process builds the artifact, without `wait`.
+        LeaseLostError: If another process has taken the artifact over, without `wait`.
     """
     started = time.monotonic()
     with (
-        watched(artifact.notify if tells else NotifySettings(), artifact.key, log) as watch,
-        patience(artifact.network_patience, log) if artifact.network_patience is not None else nullcontext(),
+        notifying(artifact.notify if notify else NotifySettings(), artifact.key, log) as watch,
+        retry_for(artifact.network_retry_seconds, log) if artifact.network_retry_seconds is not None else nullcontext(),
     ):
         log = watch.log
         _sweep(artifact, log)
-        found = _look(artifact, force=force)
-        while isinstance(found, _Missing) and waits_its_turn():
-            found = _look(artifact, force=force)
-        while isinstance(found, _Missing):
-            require_room(artifact.directory, found.artifact.need(), log=log)
+        found = _check_current(artifact, force=force)
+        while isinstance(found, _RequiredBuild) and wait_for_turn():
+            found = _check_current(artifact, force=force)
+        while isinstance(found, _RequiredBuild):
+            require_free_space(artifact.directory, found.artifact.need(), log=log)
             try:
                 with artifact.lock(wait=wait, log=log) as held:
-                    is_overtaken = place_of(artifact.place) != found.place
+                    is_overtaken = directory_stamp(artifact.target) != found.target_stamp
                     if is_overtaken and not held.waited:
                         log(f"another build of {artifact.directory} has just ended; checking its result")
                     if is_overtaken or held.waited:
-                        found = _look(artifact, force=force)
-                    if isinstance(found, _Missing):
-                        with watch.standstill(on_progress) as progressed:
+                        found = _check_current(artifact, force=force)
+                    if isinstance(found, _RequiredBuild):
+                        with watch.notify_on_stall(on_progress) as progressed:
                             found = _build(found, held, force=force, on_progress=progressed, log=log)
-            except LeaseLost as lost:
+            except LeaseLostError as lost:
                 if not wait:
                     raise
                 log(str(lost))
-                found = _look(artifact, force=force)
+                found = _check_current(artifact, force=force)
         if found.state == "built":
-            watch.done(found.meta)
+            watch.notify_completed(found.meta)
     if found.state == "cache_hit" and not found.kept:
         with suppress(NielsCacheError):  # a cache that cannot be written can be current, too
             artifact.sweep(resumable=False)  # an unfinished build beside it had different settings, different data or --force
@@ -96,21 +96,21 @@ def materialize(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Missing:
+class _RequiredBuild:
     """An artifact that must be built, with the values that led to this decision.
 
     Attributes:
-        place: The value of `place_of` for the directory at the time of the decision.
+        target_stamp: The value of `directory_stamp` for the directory at the time of the decision.
     """
 
     artifact: Artifact
-    place: tuple[int, int] | None
+    target_stamp: tuple[int, int] | None
     revision: str | None
-    made_of: dict[str, Any]
+    identity: dict[str, Any]
 
 
-def _look(artifact: Artifact, *, force: bool) -> Outcome | _Missing:
-    artifact, place = artifact.afresh(), place_of(artifact.place)
+def _check_current(artifact: Artifact, *, force: bool) -> Outcome | _RequiredBuild:
+    artifact, place = artifact.uncached(), directory_stamp(artifact.target)
 
     def outcome(meta: Meta, warning: str | None = None, *, kept: bool = False) -> Outcome:
         return Outcome(
@@ -120,39 +120,39 @@ def _look(artifact: Artifact, *, force: bool) -> Outcome | _Missing:
             directory=artifact.directory,
             warning=warning,
             kept=kept,
-            drops=artifact.drops(meta),
+            drops=artifact.drop_summary(meta),
         )
 
     if artifact.unavailable() is not None:
         return replace(outcome(artifact.finished() or {}), state="disabled")
     there = None if force else artifact.finished()
-    reason = None if force else artifact.keeps()
+    reason = None if force else artifact.reason_to_keep_stale()
     if reason is not None:
         return outcome(read_meta(str(artifact.directory / META_NAME)), reason, kept=True)
-    if there is not None and artifact.is_settled(there):
+    if there is not None and artifact.is_frozen(there):
         return outcome(there, artifact.warning())
     try:
-        with briefly(there is not None and bool(there.get("built"))):
+        with retry_at_most(there is not None and bool(there.get("built"))):
             revision = artifact.revision()
-    except SourceUnavailable as error:
+    except SourceUnavailableError as error:
         then = None if there is None else there.get("dataset_revision")
-        if there is None or not artifact.is_made_of(there, artifact.identity(then)):
+        if there is None or not artifact.matches(there, artifact.identity(then)):
             raise
         return outcome(there, f"{error}; kept the finished {artifact.noun} of revision {then}", kept=True)
-    made_of = artifact.identity(revision)
-    if there is not None and artifact.is_made_of(there, made_of):
+    identity = artifact.identity(revision)
+    if there is not None and artifact.matches(there, identity):
         return outcome(there, artifact.warning())
-    return _Missing(artifact=artifact, place=place, revision=revision, made_of=made_of)
+    return _RequiredBuild(artifact=artifact, target_stamp=place, revision=revision, identity=identity)
 
 
-def _build(missing: _Missing, held: Held, *, force: bool, on_progress: Callable[[Any], None] | None, log: Log) -> Outcome:
+def _build(missing: _RequiredBuild, held: BuildLock, *, force: bool, on_progress: Callable[[Any], None] | None, log: Log) -> Outcome:
     """Build a missing artifact. The caller holds its lock."""
     artifact = missing.artifact
-    with telling(artifact.need()), artifact.stage(held, log=log) as staging:
-        work = Work(
+    with explain_disk_full(artifact.need()), artifact.stage(held, log=log) as staging:
+        work = BuildJob(
             directory=staging,
             revision=missing.revision,
-            made_of=missing.made_of,
+            identity=missing.identity,
             force=force,
             progress=on_progress,
             log=log,
@@ -160,7 +160,7 @@ def _build(missing: _Missing, held: Held, *, force: bool, on_progress: Callable[
             reference=artifact.reference,
         )
         written = artifact.write(work)
-        drops = artifact.drops(written.meta)
+        drops = artifact.drop_summary(written.meta)
         if artifact.record is not None:
             write_meta(str(staging / artifact.record), written.meta)
     meta = written.meta if artifact.record is None else read_meta(str(artifact.directory / artifact.record))

@@ -19,11 +19,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Literal
 
-from niels_cache_assets.parts.lease import LeaseLost, Stopped
+from niels_cache_assets.parts.lease import LeaseLostError, StopRequested
 from niels_cache_assets.project.running import NotifySettings
-from niels_cache_assets.sources.errors import DEBUG, in_one_line
+from niels_cache_assets.sources.errors import DEBUG, describe_error
 from niels_cache_runtime.errors import panics_as_errors
-from niels_cache_runtime.format.commit import Busy
+from niels_cache_runtime.format.commit import BusyError
 from niels_cache_runtime.format.layout import FAMILIES
 
 OnProgress = Callable[[Any], None]
@@ -34,7 +34,7 @@ _LONGEST_LINE = 500  # characters
 _WARNING = "WARNING: "
 
 
-class Watch:
+class BuildNotifier:
     """The watch over the build of an artifact. It wraps the `log` of the build, because its last line may explain a stall."""
 
     def __init__(self, settings: NotifySettings, key: str, log: Callable[[str], Any]) -> None:
@@ -47,17 +47,17 @@ class Watch:
             self._last_line = message.removeprefix(_WARNING)
         self._log(message)
 
-    def done(self, meta: Any) -> None:
+    def notify_completed(self, meta: Any) -> None:
         """Notify that a data set is built. Nothing is sent for other kinds of artifacts, because there may be thousands.
 
         Args:
             meta: The meta.json of the data set.
         """
         if self._key.partition("/")[0] in FAMILIES:
-            self.tell("done", f"is done: {meta['train_tokens']:,} tokens of train, {meta['val_tokens']:,} of val")
+            self.send("done", f"is done: {meta['train_tokens']:,} tokens of train, {meta['val_tokens']:,} of val")
 
     @contextmanager
-    def standstill(self, on_progress: OnProgress | None) -> Iterator[OnProgress | None]:
+    def notify_on_stall(self, on_progress: OnProgress | None) -> Iterator[OnProgress | None]:
         """Notify during this `with` block if there is no progress for STALL_MINUTES, once for each stall.
 
         Yields:
@@ -83,7 +83,7 @@ class Watch:
                     if told != last:
                         told = last
                         line = f"; the last line of its log: {self._last_line}" if self._last_line else ""
-                        self.tell("stall", f"has made no progress in {STALL_MINUTES:g} minutes{line}")
+                        self.send("stall", f"has made no progress in {STALL_MINUTES:g} minutes{line}")
 
         watcher = threading.Thread(target=wait, name="no progress", daemon=True)
         watcher.start()
@@ -93,11 +93,11 @@ class Watch:
             ended.set()
             watcher.join()
 
-    def tell(self, event: Literal["failure", "stall", "done"], what: str) -> None:
+    def send(self, event: Literal["failure", "stall", "done"], what: str) -> None:
         """Run the command with a message, and wait a few seconds for it, because this process may end now. This never fails."""
         if not self._command:
             return
-        host, name = os.uname().nodename, shown_name(self._key)
+        host, name = os.uname().nodename, display_name(self._key)
         line = " ".join(f"niels-cache on {host}: {name} {what}".split())
         text = line if len(line) <= _LONGEST_LINE else f"{line[: _LONGEST_LINE - 1]}…"
         message = json.dumps({"event": event, "host": host, "name": name, "text": text}, ensure_ascii=False)
@@ -126,7 +126,7 @@ def _run(command: Sequence[str], message: bytes) -> str | None:
 
 
 @contextmanager
-def watched(settings: NotifySettings, key: str, log: Callable[[str], Any]) -> Iterator[Watch]:
+def notifying(settings: NotifySettings, key: str, log: Callable[[str], Any]) -> Iterator[BuildNotifier]:
     """Watch a build inside this `with` block, and notify if the block fails, including by a panic of Rust.
 
     Args:
@@ -134,18 +134,18 @@ def watched(settings: NotifySettings, key: str, log: Callable[[str], Any]) -> It
         key: The key of the artifact.
         log: Called with each line of the log.
     """
-    watch = Watch(settings, key, log)
+    watch = BuildNotifier(settings, key, log)
     try:
         with panics_as_errors():
             yield watch
-    except (Busy, LeaseLost, Stopped):
+    except (BusyError, LeaseLostError, StopRequested):
         raise
     except Exception as error:
-        watch.tell("failure", f"failed: {in_one_line(error)}")
+        watch.send("failure", f"failed: {describe_error(error)}")
         raise
 
 
-def shown_name(key: str) -> str:
+def display_name(key: str) -> str:
     """Return an artifact's key for people: `web`, `web/part-00017`, `corpus of web`, `tokenizer`."""
     kind, _, name = key.partition("/")
     if kind in (*FAMILIES, "part"):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.duplicates import Duplicates
-from niels_cache_assets.artifacts.parts.plan import PartsPlan, PlanOfMember
+from niels_cache_assets.artifacts.parts.plan import MemberPlanOnDisk, PartsPlan
 from niels_cache_assets.base.documents import DocumentBatch
 from niels_cache_assets.corpus.prepared import PreparedCorpus, PreparedMember
 from niels_cache_assets.project.registry import Registry
@@ -65,7 +65,7 @@ def prepared_documents(registry: Registry, name: str, *, root: Path) -> Iterator
     return open_prepared(registry, name, root=root).documents()
 
 
-def with_prepared(registry: Registry, root: Path) -> dict[str, PretrainSource]:
+def with_corpus_readers(registry: Registry, root: Path) -> dict[str, PretrainSource]:
     """Return all pretrain tables by name, for `siblings` of a StreamContext.
 
     If a table has a corpus, a reader of this corpus replaces the table. A table in parts gets its plan.
@@ -76,6 +76,6 @@ def with_prepared(registry: Registry, root: Path) -> dict[str, PretrainSource]:
             return PreparedMember.of(partial(open_prepared, registry, name, root=root), against=source.decontaminate_against)
         if source.parts == 1 or not isinstance(source, SourceWithParts):
             return source
-        return source.with_plan(PlanOfMember(PartsPlan(registry=registry, root=root, name=name, source=source, build=registry.build)))
+        return source.with_plan(MemberPlanOnDisk(PartsPlan(registry=registry, root=root, name=name, source=source, build=registry.build)))
 
     return {name: sibling(name, source) for name, source in registry.pretrain.items()}

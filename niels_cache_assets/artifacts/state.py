@@ -12,25 +12,25 @@ from functools import partial, singledispatch
 from pathlib import Path
 from typing import Literal, cast
 
-from niels_cache_assets.artifacts.base import Artifact, with_unmatched
+from niels_cache_assets.artifacts.base import Artifact, add_unmatched_ids
 from niels_cache_assets.artifacts.corpus import Corpus, CorpusPart, JoinedCorpus
 from niels_cache_assets.artifacts.corpus_report import CorpusReport
 from niels_cache_assets.artifacts.dataset import Dataset, SwitchedOff
-from niels_cache_assets.artifacts.duplicates import Duplicates, Hashes, HashRange
+from niels_cache_assets.artifacts.duplicates import Duplicates, HashRange, SearchHashes
 from niels_cache_assets.artifacts.index import BlendIndex, is_prebuilt
 from niels_cache_assets.artifacts.parts.part import Part, ValPart
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
-from niels_cache_assets.artifacts.parts.seal import PreparedSealed, Sealed
+from niels_cache_assets.artifacts.parts.seal import PreparedSealedDataset, SealedDataset
 from niels_cache_assets.artifacts.tokenizer import Tokenizer
 from niels_cache_assets.artifacts.tokenizer_note import training_note
 from niels_cache_assets.corpus.layout import REPORT_NAME, corpus_dir
-from niels_cache_assets.facts.contents import shortfall
-from niels_cache_assets.facts.drops import DropSummary, summary_of_drops
+from niels_cache_assets.facts.contents import budget_shortfall
+from niels_cache_assets.facts.drops import DropSummary, summarize_drops
 from niels_cache_assets.sources.types import Source
-from niels_cache_runtime.cache.opening import check_sizes, listed_files, open_one_build
+from niels_cache_runtime.cache.opening import check_sizes, listed_files, open_consistently
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, Family, dataset_dir, tokenizer_dir
-from niels_cache_runtime.format.meta import UNVERIFIABLE, Meta, is_foreign, load_meta, place_problem, read_meta
+from niels_cache_runtime.format.meta import UNVERIFIABLE, Meta, is_foreign, load_meta, location_problem, read_meta
 from niels_cache_runtime.format.meta_keys import check_form
 
 Kind = Literal[
@@ -81,7 +81,7 @@ _BUILT_KEYS = ("kind", "fingerprint", "dataset_revision", "tokenizer_sha256", "t
 _SFT_KEYS = ("train_examples", "val_examples")
 
 
-Judgement = tuple[State, str]  # the state, and what to do (empty if nothing needs to be done)
+Evaluation = tuple[State, str]  # the state, and what to do (empty if nothing needs to be done)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,40 +119,40 @@ def state_of(artifact: Artifact) -> CacheState:
         artifact = artifact.dataset
     kind = cast(Kind, artifact.key.partition("/")[0])
     name = artifact.name if isinstance(artifact, Dataset) and kind in FAMILIES else artifact.key
-    return _state(name, kind, artifact.directory, partial(_judge, artifact), note=partial(_note, artifact))
+    return _state(name, kind, artifact.directory, partial(_evaluate, artifact), note=partial(_note, artifact))
 
 
 def _note(artifact: Artifact, meta: Meta) -> str | None:
     if isinstance(artifact, Tokenizer):
         return training_note(artifact.registry, meta)
     if artifact.is_part:
-        return shortfall(meta)
-    return _said_of_content(meta, artifact.source) if isinstance(artifact, Dataset | Corpus) else None
+        return budget_shortfall(meta)
+    return _content_note(meta, artifact.source) if isinstance(artifact, Dataset | Corpus) else None
 
 
-def _said_of_content(meta: Meta, source: Source | None = None) -> str:
+def _content_note(meta: Meta, source: Source | None = None) -> str:
     """Return which budgets a build missed, and what it left out."""
     try:
-        drops = with_unmatched(summary_of_drops(meta), source, meta)
+        drops = add_unmatched_ids(summarize_drops(meta), source, meta)
     except NielsCacheError as error:
         drops = DropSummary(warnings=(str(error),))
-    return "; ".join(filter(None, [shortfall(meta), *drops.warnings, drops.asked]))
+    return "; ".join(filter(None, [budget_shortfall(meta), *drops.warnings, drops.requested]))
 
 
 @singledispatch
-def _judge(artifact: Artifact) -> Judgement:
+def _evaluate(artifact: Artifact) -> Evaluation:
     raise TypeError(artifact)
 
 
-@_judge.register
-def _(dataset: Dataset) -> Judgement:
+@_evaluate.register
+def _(dataset: Dataset) -> Evaluation:
     source, directory, root = dataset.source, dataset.directory, dataset.root
     missing = source.missing_setting()
     if missing is not None and source.enabled:
         return "not configured", f"needs {missing}"
 
     def so_far() -> str:
-        return f"; {dataset.progress_of_parts()}" if isinstance(dataset, Sealed) else ""
+        return f"; {dataset.parts_summary()}" if isinstance(dataset, SealedDataset) else ""
 
     if not (directory / META_NAME).exists():
         return ("missing", f"build it{so_far()}") if source.enabled else ("disabled", "")
@@ -163,13 +163,13 @@ def _(dataset: Dataset) -> Judgement:
         return ("switched off", "switched off; its old cache is kept") if meta["built"] else ("disabled", "")
     if not meta["built"]:
         return "other settings", "build it: it has been switched on since"
-    judged = _judge_tokenizer(meta, root)
+    judged = _evaluate_tokenizer(meta, root)
     if judged[0] != "built":
         return judged
     try:
-        same = dataset.is_made_of(meta, dataset.identity_with(meta["tokenizer_sha256"], meta.get("vocab_size"), meta["dataset_revision"]))
+        same = dataset.matches(meta, dataset.identity_with(meta["tokenizer_sha256"], meta.get("vocab_size"), meta["dataset_revision"]))
     except NielsCacheError as error:
-        has_plan = isinstance(dataset, Sealed) and not isinstance(dataset, PreparedSealed)
+        has_plan = isinstance(dataset, SealedDataset) and not isinstance(dataset, PreparedSealedDataset)
         return "other settings" if has_plan else "no corpus", str(error)
     if not same:
         return (
@@ -179,17 +179,17 @@ def _(dataset: Dataset) -> Judgement:
     return "in sync", ""
 
 
-@_judge.register
-def _(plan: PartsPlan) -> Judgement:
-    return _judge_current(plan.place, plan.read)
+@_evaluate.register
+def _(plan: PartsPlan) -> Evaluation:
+    return _evaluate_current(plan.target, plan.read)
 
 
-@_judge.register
-def _(part: Part | ValPart) -> Judgement:
+@_evaluate.register
+def _(part: Part | ValPart) -> Evaluation:
     if not (part.directory / META_NAME).exists():
         return "missing", "build it"
     meta = _read_with(part.directory, _BUILT_KEYS, named=False)
-    judged = _judge_tokenizer(meta, part.root)
+    judged = _evaluate_tokenizer(meta, part.root)
     if judged[0] != "built":
         return judged
     try:
@@ -200,60 +200,60 @@ def _(part: Part | ValPart) -> Judgement:
         return "other settings", str(error)
 
 
-@_judge.register
-def _(tokenizer: Tokenizer) -> Judgement:
-    judged = _judge_presence(tokenizer.directory, (*_TOKENIZER_KEYS, "fingerprint"))
+@_evaluate.register
+def _(tokenizer: Tokenizer) -> Evaluation:
+    judged = _evaluate_presence(tokenizer.directory, (*_TOKENIZER_KEYS, "fingerprint"))
     if judged[0] != "built":
         return judged
     try:
-        same = tokenizer.is_made_of(read_meta(str(tokenizer.directory / META_NAME)), tokenizer.identity())
+        same = tokenizer.matches(read_meta(str(tokenizer.directory / META_NAME)), tokenizer.identity())
     except NielsCacheError as error:  # the model to import is missing
         return "other settings", str(error)
     advice = "build it again: [tokenizer] or the seed has changed since; a different model makes every cache stale"
     return ("in sync", "") if same else ("other settings", advice)
 
 
-@_judge.register
-def _(corpus: Corpus) -> Judgement:
-    judged = _judge_presence(corpus.directory, _CORPUS_KEYS, named=True)
-    so_far = f"; {corpus.progress_of_parts()}" if isinstance(corpus, JoinedCorpus) else ""
+@_evaluate.register
+def _(corpus: Corpus) -> Evaluation:
+    judged = _evaluate_presence(corpus.directory, _CORPUS_KEYS, named=True)
+    so_far = f"; {corpus.parts_summary()}" if isinstance(corpus, JoinedCorpus) else ""
     if judged[0] == "missing":
         return "missing", f"{judged[1]}{so_far}"
     if judged[0] != "built":
         return judged
-    state, advice = _judge_current(corpus.directory / META_NAME, corpus.current)
+    state, advice = _evaluate_current(corpus.directory / META_NAME, corpus.current)
     return state, advice and f"{advice}{so_far}"
 
 
-@_judge.register
-def _(part: CorpusPart | Hashes | HashRange) -> Judgement:
-    return _judge_current(part.directory / META_NAME, part.current)
+@_evaluate.register
+def _(part: CorpusPart | SearchHashes | HashRange) -> Evaluation:
+    return _evaluate_current(part.directory / META_NAME, part.current)
 
 
-@_judge.register
-def _(duplicates: Duplicates) -> Judgement:
-    judged = _judge_presence(duplicates.directory, ("fingerprint",))
+@_evaluate.register
+def _(duplicates: Duplicates) -> Evaluation:
+    judged = _evaluate_presence(duplicates.directory, ("fingerprint",))
     if judged[0] != "built" or not duplicates.registry.prepared("dedup"):
         return judged
-    if not duplicates.is_made_of(read_meta(str(duplicates.directory / META_NAME)), duplicates.identity()):
+    if not duplicates.matches(read_meta(str(duplicates.directory / META_NAME)), duplicates.identity()):
         return "other settings", "search for duplicates again: the settings or a corpus have changed since"
     return "in sync", ""
 
 
-@_judge.register
-def _(report: CorpusReport) -> Judgement:
+@_evaluate.register
+def _(report: CorpusReport) -> Evaluation:
     if not (report.directory / REPORT_NAME).exists():
         return "missing", "build it"
     meta = read_meta(str(report.directory / REPORT_NAME))
     try:
-        same = report.is_made_of(meta, report.identity(None))
+        same = report.matches(meta, report.identity(None))
     except NielsCacheError as error:
         return "no corpus", str(error)
     return ("in sync", "") if same else ("other settings", "build it: its corpus or drop list has changed since, or a plot is missing")
 
 
-@_judge.register
-def _(index: BlendIndex) -> Judgement:
+@_evaluate.register
+def _(index: BlendIndex) -> Evaluation:
     """Return `in sync` if every index exists.
 
     The name of an index is the hash of everything that decides it, so an existing index is current. If a member of the blend or an index is
@@ -272,14 +272,14 @@ def _(index: BlendIndex) -> Judgement:
 def unlisted_corpus_state(name: str, *, root: Path) -> CacheState:
     """Return the state of a corpus that is not in the configuration."""
     directory = corpus_dir(root, name)
-    return _state(f"corpus/{name}", "corpus", directory, lambda: _judge_presence(directory, _CORPUS_KEYS, named=True))
+    return _state(f"corpus/{name}", "corpus", directory, lambda: _evaluate_presence(directory, _CORPUS_KEYS, named=True))
 
 
 def unlisted_state(family: Family, name: str, *, root: Path) -> CacheState:
     """Return the state of a cache that is not in the configuration."""
     directory = dataset_dir(root, family, name)
 
-    def judge() -> Judgement:
+    def judge() -> Evaluation:
         meta = _read_dataset(directory, family)
         if is_foreign(meta):
             return "unverifiable", UNVERIFIABLE
@@ -287,18 +287,18 @@ def unlisted_state(family: Family, name: str, *, root: Path) -> CacheState:
             return "disabled", ""
         if meta["tokenizer_sha256"] is None:  # imported tokens, whose tokenizer is unknown
             return "built", ""
-        return _judge_tokenizer(meta, root)
+        return _evaluate_tokenizer(meta, root)
 
-    return _state(name, family, directory, judge, note=lambda meta: "; ".join(filter(None, [NOT_NAMED, _said_of_content(meta)])))
+    return _state(name, family, directory, judge, note=lambda meta: "; ".join(filter(None, [NOT_NAMED, _content_note(meta)])))
 
 
 def index_state(directory: Path) -> CacheState:
     """Return the state of one index. The index may belong to any blend."""
-    return _state(f"index/{directory.name}", "index", directory, lambda: _judge_presence(directory, ("kind", "files"), named=True))
+    return _state(f"index/{directory.name}", "index", directory, lambda: _evaluate_presence(directory, ("kind", "files"), named=True))
 
 
 def _state(
-    name: str, kind: Kind, directory: Path, judge: Callable[[], Judgement], *, note: Callable[[Meta], str | None] = lambda meta: None
+    name: str, kind: Kind, directory: Path, judge: Callable[[], Evaluation], *, note: Callable[[Meta], str | None] = lambda meta: None
 ) -> CacheState:
     """Return a CacheState. An error while reading becomes a state, too.
 
@@ -326,7 +326,7 @@ def _state(
     return found
 
 
-def _judge_current(record: Path, require_current: Callable[[], object]) -> Judgement:
+def _evaluate_current(record: Path, require_current: Callable[[], object]) -> Evaluation:
     if not record.exists():
         return "missing", "build it"
     try:
@@ -336,14 +336,14 @@ def _judge_current(record: Path, require_current: Callable[[], object]) -> Judge
     return "in sync", ""
 
 
-def _judge_presence(directory: Path, keys: Iterable[str], *, named: bool = False) -> Judgement:
+def _evaluate_presence(directory: Path, keys: Iterable[str], *, named: bool = False) -> Evaluation:
     if not (directory / META_NAME).exists():
         return "missing", "build it"
     _read_with(directory, keys, named=named)
     return "built", ""
 
 
-def _judge_tokenizer(meta: Meta, root: Path) -> Judgement:
+def _evaluate_tokenizer(meta: Meta, root: Path) -> Evaluation:
     try:
         tokenizer = _read_with(tokenizer_dir(root), _TOKENIZER_KEYS, named=False)
     except NielsCacheError as error:
@@ -377,13 +377,13 @@ def _read_with(directory: Path, keys: Iterable[str], *, named: bool) -> Meta:
         keys: The required keys.
         named: Whether the folder is FAMILY/NAME, and must hold the data set NAME.
     """
-    return open_one_build(directory, lambda: _read_build(directory, keys, named=named))
+    return open_consistently(directory, lambda: _read_build(directory, keys, named=named))
 
 
 def _read_build(directory: Path, keys: Iterable[str], *, named: bool) -> Meta:
     path = directory / META_NAME
     meta = check_form(load_meta(str(path)), path)
-    problem = place_problem(meta, family=directory.parent.name, name=directory.name) if named else None
+    problem = location_problem(meta, family=directory.parent.name, name=directory.name) if named else None
     if problem is not None:
         raise _Unusable("other data set", f"{path}: {problem}")
     if is_foreign(meta) and named:  # only token caches may be foreign; a tokenizer and drop lists need keys that only niels-cache writes

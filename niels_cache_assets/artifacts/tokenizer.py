@@ -6,10 +6,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from niels_cache_assets.artifacts.base import Artifact, Work, Written
+from niels_cache_assets.artifacts.base import Artifact, BuildJob, WriteResult
 from niels_cache_assets.artifacts.tokenizer_sample import spool_sample
 from niels_cache_assets.base.defaults import TOKENIZER_TRAIN_THREADS
-from niels_cache_assets.base.fingerprint import settings_that_count
+from niels_cache_assets.base.fingerprint import identity_settings
 from niels_cache_assets.corpus.identity import needs_tokenizer
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.disk.writers import Files, add_file
@@ -50,7 +50,7 @@ class Tokenizer(Artifact):
 
     version = CODE_VERSION
     uses_network = True
-    takes_what_is_there = True
+    builds_from_partial_inputs = True
 
     @property
     def key(self) -> str:
@@ -88,7 +88,7 @@ class Tokenizer(Artifact):
         if settings.model is not None:
             identity = _identity_of_model(settings, settings.model)
         else:
-            counted = settings_that_count(settings, "tokenizer", without={"model", "engine"})
+            counted = identity_settings(settings, "tokenizer", without={"model", "engine"})
             identity = {**counted, "seed": self.registry.build.seed, "threads": TOKENIZER_TRAIN_THREADS}
         return {**identity, "code_version": CODE_VERSION}
 
@@ -97,12 +97,12 @@ class Tokenizer(Artifact):
         if self.is_imported:
             return False
         meta = None if force else self.finished()
-        return meta is None or not self.is_made_of(meta, self.identity())
+        return meta is None or not self.matches(meta, self.identity())
 
     def is_stale(self) -> bool:
         """Return whether there is a tokenizer, and the next build would replace it."""
         meta = self.finished()
-        return meta is not None and not self.is_made_of(meta, self.identity())
+        return meta is not None and not self.matches(meta, self.identity())
 
     def users(self) -> list[str]:
         """Return the data sets whose caches were encoded with the existing tokenizer. Another tokenizer makes them stale."""
@@ -112,7 +112,7 @@ class Tokenizer(Artifact):
         ]
         return [name for name, cache in built if meta and cache and cache.get("tokenizer_sha256") == meta["sha256"]]
 
-    def write(self, work: Work) -> Written:
+    def write(self, work: BuildJob) -> WriteResult:
         """Import or train a model.
 
         Raises:
@@ -132,7 +132,7 @@ class Tokenizer(Artifact):
             _require_readable(settings, settings.model)
             tokenizer = open_configured_model(settings)
             tokenizer.save(work.directory)
-            if lost := _said_of(round_trip_losses(tokenizer)):
+            if lost := _describe_losses(round_trip_losses(tokenizer)):
                 note(f"{_WARNING}{settings.model}: {lost}")
         else:
             made = work.directory / TOKENIZER_MODEL_NAMES[settings.model_kind]
@@ -162,10 +162,10 @@ class Tokenizer(Artifact):
             "fingerprint": work.fingerprint,
             **origin,
         }
-        return Written(meta=meta, warning="; ".join(warnings) or None)
+        return WriteResult(meta=meta, warning="; ".join(warnings) or None)
 
 
-def _said_of(losses: Sequence[RoundTripLoss]) -> str | None:
+def _describe_losses(losses: Sequence[RoundTripLoss]) -> str | None:
     """Return the losses of a model in words, or None without a loss."""
     if not losses:
         return None

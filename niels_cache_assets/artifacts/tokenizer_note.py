@@ -17,7 +17,7 @@ def training_note(registry: Registry, meta: Meta) -> str | None:
     if not isinstance(trained_on, dict):
         return None
     sources, skipped, read_as = (_table(trained_on, key) for key in ("sources", "skipped", "read_as"))
-    said = [f"trained on {', '.join(name + _how_it_was_read(registry, name, read_as) for name in sources)}"] if sources else []
+    said = [f"trained on {', '.join(name + _read_note(registry, name, read_as) for name in sources)}"] if sources else []
     gone = [name for name in sources if name not in registry.pretrain and name not in registry.sft]
     if gone:
         said.append(f"{', '.join(gone)} {'is' if len(gone) == 1 else 'are'} not configured any more, which changes nothing: {_ADVICE}")
@@ -33,7 +33,7 @@ def _table(trained_on: dict[str, Any], key: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _how_it_was_read(registry: Registry, name: str, read_as: dict[str, Any]) -> str:
+def _read_note(registry: Registry, name: str, read_as: dict[str, Any]) -> str:
     """Return ` (prepared)` or a similar note. Return "" for a data set without `prepare`, because only its raw text can be read."""
     words = {"prepared": " (prepared)", "members": " (mixed from its members)"}
     return words.get(str(read_as.get(name)), " (raw text)" if name in registry.prepared() else "")

@@ -19,13 +19,13 @@ from niels_cache_assets.corpus.identity import needs_tokenizer
 from niels_cache_assets.corpus.prepared import PreparedCorpus, PreparedMember
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.conversations import contents
-from niels_cache_assets.sources.errors import SourceUnavailable, as_debug, in_one_line, log_traceback
-from niels_cache_assets.sources.reading.encodings import nothing_is_text
+from niels_cache_assets.sources.errors import SourceUnavailableError, as_debug, describe_error, log_traceback
+from niels_cache_assets.sources.reading.encodings import not_text_note
 from niels_cache_assets.sources.reading.rows import batched
 from niels_cache_assets.sources.types import PretrainSource, SftSource, StreamContext
 from niels_cache_assets.streaming.encode import normalize_newlines
 from niels_cache_assets.streaming.shuffle import shuffled
-from niels_cache_assets.tokenizer.measures import noting
+from niels_cache_assets.tokenizer.measures import keep_beginning
 from niels_cache_assets.tokenizer.training import MAX_LINE_BYTES
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -59,7 +59,7 @@ def spool_sample(registry: Registry, root: Path, sample: Path, beginnings: dict[
     with open(sample, "wb") as file:
         for name in names:
             written = 0
-            lines = _Lines(registry, root, name, beginnings.setdefault(name, []), log)
+            lines = _SampleLines(registry, root, name, beginnings.setdefault(name, []), log)
             for data in lines:
                 file.write(data)
                 digest.update(data)
@@ -69,8 +69,8 @@ def spool_sample(registry: Registry, root: Path, sample: Path, beginnings: dict[
             if lines.opened:
                 revisions[name] = lines.revision
             if lines.error is not None:
-                unavailable = isinstance(lines.error, SourceUnavailable)
-                said = in_one_line(lines.error)
+                unavailable = isinstance(lines.error, SourceUnavailableError)
+                said = describe_error(lines.error)
                 log_traceback(lines.error, as_debug(log))
                 if settings.train_on is not None and not unavailable:
                     raise NielsCacheError(f"[tokenizer] train_on {name}: {said}") from lines.error
@@ -79,7 +79,7 @@ def spool_sample(registry: Registry, root: Path, sample: Path, beginnings: dict[
                 if not written:
                     continue
             elif not written:
-                reason = nothing_is_text(lines.facts) + "".join(f"; {hint}" for hint in lines.hints)
+                reason = not_text_note(lines.facts) + "".join(f"; {hint}" for hint in lines.hints)
                 no_text.append(f"{name}{reason or ': no text was found in it'}")
             used[name] = written
             read_as[name] = lines.read_as
@@ -121,7 +121,7 @@ def raw_texts(source: PretrainSource | SftSource, context: StreamContext) -> Ite
                 yield from contents(conversation)
 
 
-class _Lines:
+class _SampleLines:
     """The lines of one data set, each with its newline, as bytes.
 
     Attributes:
@@ -142,7 +142,7 @@ class _Lines:
 
     def __iter__(self) -> Iterator[bytes]:
         try:
-            for text in noting(map(_as_built, self._texts()), self._beginning):
+            for text in keep_beginning(map(_as_encoded, self._texts()), self._beginning):
                 for line in text.split("\n"):
                     if line:
                         for piece in split_long_line(line):
@@ -155,7 +155,7 @@ class _Lines:
         prepared = _prepared(self._registry, self._name, root=self._root) if getattr(source, "prepare", ()) else None
         if isinstance(prepared, PreparedCorpus):
             self.read_as, self.opened, self.revision = "prepared", True, prepared.meta["dataset_revision"]
-            return (document.text for document in _of_train(prepared))
+            return (document.text for document in _train_documents(prepared))
         members = self._members(source)
         if members:
             self.read_as = "members"
@@ -195,21 +195,21 @@ def _prepared(registry: Registry, name: str, *, root: Path) -> PreparedCorpus | 
         return str(error)
 
 
-class _TrainOfMember(PreparedMember):
+class _TrainReader(PreparedMember):
     """A reader that yields only documents of train.
 
     Without the tokenizer, a mixture cannot find the documents that a token budget gives to val.
     """
 
     def documents(self, context: StreamContext) -> Iterator[Documents]:
-        return batched(_of_train(self.prepared))
+        return batched(_train_documents(self.prepared))
 
 
 def _member_of_train(prepared: PreparedCorpus) -> PreparedMember:
-    return _TrainOfMember.of(lambda: prepared)
+    return _TrainReader.of(lambda: prepared)
 
 
-def _of_train(prepared: PreparedCorpus) -> Iterator[Document]:
+def _train_documents(prepared: PreparedCorpus) -> Iterator[Document]:
     """Yield the documents that go to train.
 
     If token budgets decide the split, only the tokenizer can find the end of val. Therefore the longest possible val is skipped. This val
@@ -227,6 +227,6 @@ def _of_train(prepared: PreparedCorpus) -> Iterator[Document]:
             reach -= len(document.text)
 
 
-def _as_built(text: str) -> str:
+def _as_encoded(text: str) -> str:
     """Return a text in the form that the builders will encode. A lone surrogate becomes `?`."""
     return normalize_newlines(text).encode(errors="replace").decode()

@@ -13,14 +13,14 @@ from pathlib import Path
 
 from niels_cache_assets.artifacts.cache_identity import is_prepared
 from niels_cache_assets.artifacts.graph import graph
-from niels_cache_assets.artifacts.prepared_corpora import with_prepared
+from niels_cache_assets.artifacts.prepared_corpora import with_corpus_readers
 from niels_cache_assets.artifacts.state import CacheState
 from niels_cache_assets.disk.identity import differences
-from niels_cache_assets.disk.journal import Recorded, partial_directory, read_journal
+from niels_cache_assets.disk.journal import JournalRecord, partial_directory, read_journal
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.types import PretrainSource, Source
-from niels_cache_assets.tokenizer.encoder import why_not_resumed
+from niels_cache_assets.tokenizer.encoder import resume_problem
 from niels_cache_assets.tokenizer.kinds import load_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -29,56 +29,56 @@ _OTHER_BUILD = "it was made by another version of niels-cache, or by a run with 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unfinished:
+class UnfinishedBuild:
     """An interrupted build.
 
     Attributes:
         stale: Why the next build does not resume this build. None if it does.
-        sure: Whether `stale` is certain. A change of upstream does not count here, because only the next build finds out about it.
+        is_certain: Whether `stale` is certain. A change of upstream does not count here, because only the next build finds out about it.
     """
 
     stale: str | None
-    sure: bool = True
+    is_certain: bool = True
 
 
-_NOT_TOLD = Unfinished(stale=None, sure=False)
+_UNCERTAIN = UnfinishedBuild(stale=None, is_certain=False)
 
 
-def unfinished_build(registry: Registry, judged: CacheState, *, root: Path) -> Unfinished | None:
-    """Return the unfinished build of the data set, corpus or drop lists in `judged`, or None."""
+def unfinished_build(registry: Registry, cache_state: CacheState, *, root: Path) -> UnfinishedBuild | None:
+    """Return the unfinished build of the data set, corpus or drop lists in `cache_state`, or None."""
     try:
-        recorded = read_journal(partial_directory(judged.directory))
+        recorded = read_journal(partial_directory(cache_state.directory))
     except OSError:
         return None
     if recorded is None:
         return None
-    if judged.state == "disabled" or judged.condition == "off":
-        return Unfinished(stale="it is switched off or not configured now")
+    if cache_state.state == "disabled" or cache_state.condition == "off":
+        return UnfinishedBuild(stale="it is switched off or not configured now")
     try:
-        return _compared(registry, judged, recorded, root)
+        return _compare_with_journal(registry, cache_state, recorded, root)
     except NielsCacheError:  # an input is missing now: the tokenizer, a corpus or files
-        return _NOT_TOLD
+        return _UNCERTAIN
 
 
-def _compared(registry: Registry, judged: CacheState, recorded: Recorded, root: Path) -> Unfinished:
+def _compare_with_journal(registry: Registry, cache_state: CacheState, recorded: JournalRecord, root: Path) -> UnfinishedBuild:
     found = graph(registry, root)
-    key = judged.name if judged.kind == "corpus" else f"{judged.kind}/{judged.name}"
+    key = cache_state.name if cache_state.kind == "corpus" else f"{cache_state.kind}/{cache_state.name}"
     is_search = key == "corpus/duplicates"
     if not is_search and key not in found.keys:
-        return Unfinished(stale="it is not in this configuration")
+        return UnfinishedBuild(stale="it is not in this configuration")
     revision = None
     if not is_search:
         if recorded.made_of is None:  # a builder that was called directly
-            return _NOT_TOLD
-        source = registry.source(judged.name.removeprefix("corpus/"))
-        reads_corpus = judged.kind != "corpus" and is_prepared(source)
-        now = None if reads_corpus else revision_on_this_machine(source, with_prepared(registry, root))
+            return _UNCERTAIN
+        source = registry.source(cache_state.name.removeprefix("corpus/"))
+        reads_corpus = cache_state.kind != "corpus" and is_prepared(source)
+        now = None if reads_corpus else revision_on_this_machine(source, with_corpus_readers(registry, root))
         revision = recorded.made_of.get("revision") if now is None else now[0]
     would_be = found[key].journal(revision)
     if recorded.fingerprint == would_be.fingerprint:
-        tokenizer = None if judged.kind == "corpus" else load_tokenizer(registry.tokenizer, root)
-        return Unfinished(stale=why_not_resumed(recorded.notes, tokenizer))
-    return Unfinished(stale="; ".join(differences(recorded.made_of or {}, would_be.made_of or {})) or _OTHER_BUILD)
+        tokenizer = None if cache_state.kind == "corpus" else load_tokenizer(registry.tokenizer, root)
+        return UnfinishedBuild(stale=resume_problem(recorded.notes, tokenizer))
+    return UnfinishedBuild(stale="; ".join(differences(recorded.made_of or {}, would_be.identity or {})) or _OTHER_BUILD)
 
 
 def revision_on_this_machine(source: Source, siblings: Mapping[str, PretrainSource]) -> tuple[str | None] | None:

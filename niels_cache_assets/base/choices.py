@@ -7,7 +7,7 @@ from typing import NoReturn
 from niels_cache_runtime.errors import NielsCacheError
 
 
-def refuse_choice(where: str, problem: str, given: str, choices: Iterable[str], elsewhere: str = "") -> NoReturn:
+def raise_unknown_choice(where: str, problem: str, given: str, choices: Iterable[str], elsewhere: str = "") -> NoReturn:
     """Raise an error for an invalid name, with the nearest valid name as a suggestion.
 
     Args:

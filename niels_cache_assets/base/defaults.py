@@ -34,7 +34,7 @@ Turns = Literal["all", "each", "last"]  # the turns of a conversation that are t
 TEMPLATE_ROLES = frozenset({"developer", "tool"})  # further roles, which only chat templates know
 
 PROGRESS_SECONDS = 10.0
-NETWORK_PATIENCE = 600.0
+NETWORK_RETRY_SECONDS = 600.0
 
 
 CONFIG_NAME = "niels_cache.toml"

@@ -58,7 +58,7 @@ class Document(NamedTuple):
     kept: str | None = None
 
 
-def beginning(texts: Iterable[str], characters: int | None) -> Iterator[str]:
+def truncate_texts(texts: Iterable[str], characters: int | None) -> Iterator[str]:
     """Yield non-empty texts until they have `characters` characters in total, and truncate the last one there. With None, yield all."""
     for text in texts:
         if text:
@@ -176,7 +176,7 @@ def _joined_column(columns: Sequence[Objects | None], batches: Sequence[Document
     return np.concatenate(list(filled))
 
 
-class Divider:
+class BatchDivider:
     """A rule that divides a stream of batches into groups.
 
     A group ends after `most_items` items, or when it has `most_characters` characters.
@@ -242,7 +242,7 @@ class Conversation(NamedTuple):
     tools: list[Any] | None = None
 
 
-Place = dict[str, Any]
+SourcePosition = dict[str, Any]
 """Where a stream can resume, as JSON values: "file" (a name), "row" (the index of the next row), and further keys of the source."""
 
 
@@ -251,12 +251,12 @@ DROPPED_OF_VAL = "dropped_of_val"  # in `facts`: the number of dropped items in 
 FILES_WITHOUT_ITEMS = "files_without_items"  # in `facts`: the number of files without items (`files`), and the name of the first
 
 
-def place_of(item: Document | Conversation, number: int = 0) -> str:
+def describe_origin(item: Document | Conversation, number: int = 0) -> str:
     """Return where an item is, for messages. `number` is its number in the source, for an item without a file and an id."""
     return f"{item.file}: row {item.row}" if item.file else item.source_id or str(number)
 
 
-class Drops:
+class DropReport:
     """The number of dropped items by reason, with further facts about them.
 
     The values of `facts` are never changed in place, because positions of a stream refer to them.
@@ -290,26 +290,26 @@ class Drops:
         if of_val:
             self.facts[DROPPED_OF_VAL] = {**val, reason: val.get(reason, 0) + of_val}
 
-    def join(self, later: Drops) -> None:
+    def join(self, later: DropReport) -> None:
         """Add drops from later in the stream."""
         self.dropped.update(later.dropped)
-        self.facts.update(joined_facts([self.facts, later.facts]))
+        self.facts.update(merge_facts([self.facts, later.facts]))
 
-    def copy(self) -> Drops:
-        return Drops(self.dropped, self.facts)
+    def copy(self) -> DropReport:
+        return DropReport(self.dropped, self.facts)
 
     def state(self) -> dict[str, dict[str, Any]]:
         """Return the arguments that create an equal object, as JSON values."""
         return {"dropped": dict(self.dropped), "facts": dict(self.facts)}
 
 
-def joined_facts(every: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def merge_facts(every: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the facts of several passes or parts together. Numbers are added; of other values, the first one is used."""
     found: dict[str, Any] = {}
     for facts in every:
         for key, value in facts.items():
             if isinstance(value, Mapping):
-                found[key] = joined_facts([found.get(key, {}), value])
+                found[key] = merge_facts([found.get(key, {}), value])
             elif isinstance(value, int | float) and not isinstance(value, bool):
                 found[key] = found.get(key, 0) + value
             else:
@@ -317,18 +317,18 @@ def joined_facts(every: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return found
 
 
-class SourceReport(Drops):
+class SourceReport(DropReport):
     """The report of a source about one pass over its items.
 
-    A source that can start in the middle (`StreamContext.start`) sets `place` immediately before it yields a batch. At that moment,
-    `dropped` and `facts` must cover all rows before `place`, and no later rows. A source that cannot start in the middle is read from the
-    beginning, and the builder skips the items that it has already written.
+    A source that can start in the middle (`StreamContext.start`) sets `position` immediately before it yields a batch. At that moment,
+    `dropped` and `facts` must cover all rows before `position`, and no later rows. A source that cannot start in the middle is read from
+    the beginning, and the builder skips the items that it has already written.
 
     Attributes:
         dropped: The number of dropped items by reason. A source counts them with `drop_row`.
         facts: Entries for meta.json, such as the number of replaced bytes.
         within: A prefix for file names in `facts`, if the source is a member of another source.
-        place: A new dictionary that says where the next batch begins, or None.
+        position: A new dictionary that says where the next batch begins, or None.
         share: The part of the source that was read, from 0 to 1, or None if it is expensive to compute.
         split: The split of the rows that are being read, if upstream decides it, otherwise None.
         hints: Possible mistakes in the configuration. If the source yields no usable item, the error message shows them. They are never
@@ -340,7 +340,7 @@ class SourceReport(Drops):
     def __init__(self, within: str = "") -> None:
         super().__init__()
         self.within = within
-        self.place: Place | None = None
+        self.position: SourcePosition | None = None
         self.share: float | None = None
         self.split: Split | None = None
         self.hints: list[str] = []

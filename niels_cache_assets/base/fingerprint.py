@@ -1,7 +1,7 @@
 """The fingerprint of anything that can be built: one sha256 over everything that determines the bytes.
 
 This module loads no code that builds. A key that was added to a released table counts only if its value differs from its default
-(`settings_that_count`). So older caches remain valid. If you change the default of such a key, raise the code version of everything that
+(`identity_settings`). So older caches remain valid. If you change the default of such a key, raise the code version of everything that
 the key affects.
 """
 
@@ -50,7 +50,7 @@ def fingerprint_of(settings: dict[str, Any]) -> str:
     return sha256_text(canonical_json(settings))
 
 
-def settings_that_count(table: BaseModel, name: str, *, without: Collection[str] = ()) -> dict[str, Any]:
+def identity_settings(table: BaseModel, name: str, *, without: Collection[str] = ()) -> dict[str, Any]:
     """Return the settings of a table that count for a fingerprint: their keys, and their values as JSON values.
 
     A key that is not in _FIRST_KEYS counts only if it differs from its default. If _FIRST_KEYS does not list the table (as for a source of

@@ -21,14 +21,14 @@ from niels_cache_assets.base.processes import when_closed
 from niels_cache_runtime.errors import NielsCacheError
 
 LONG_CHARACTERS = 2_000_000  # an item with more characters is long; a usual chunk has half as many
-MOST_LONG_CHARACTERS = 16_000_000
+MAX_LONG_CHARACTERS = 16_000_000
 _IN_FLIGHT_PER_WORKER = 2  # one running, one waiting, so that no worker waits for the caller
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def no_size(item: object) -> int:
+def short_item(item: object) -> int:
     """Return 0: the size of items that are all short."""
     return 0
 
@@ -69,12 +69,12 @@ def results_in_order(
     for item in read():
         size = size_of(item)
         size = size if size > LONG_CHARACTERS else 0
-        while size and held and held + size > MOST_LONG_CHARACTERS:
+        while size and held and held + size > MAX_LONG_CHARACTERS:
             yield next_result()
         waiting.append((submit(item), size))
         held += size
         del item  # so that it is not kept in memory while the next one is read
-        while len(waiting) > most or held > MOST_LONG_CHARACTERS:
+        while len(waiting) > most or held > MAX_LONG_CHARACTERS:
             yield next_result()
     while waiting:
         yield next_result()
@@ -83,7 +83,7 @@ def results_in_order(
 
 
 def map_in_order(
-    function: Callable[[Item], Result], items: Iterable[Item], *, threads: int, size_of: Callable[[Item], int] = no_size
+    function: Callable[[Item], Result], items: Iterable[Item], *, threads: int, size_of: Callable[[Item], int] = short_item
 ) -> Generator[Result]:
     """Yield `function` of every item, in order. The calls run on a thread pool, with a limited number of items in flight.
 
@@ -105,7 +105,7 @@ def map_in_order(
 
 
 def map_in_processes(
-    function: Callable[[Item], Result], items: Iterable[Item], *, processes: int, doing: str, size_of: Callable[[Item], int] = no_size
+    function: Callable[[Item], Result], items: Iterable[Item], *, processes: int, doing: str, size_of: Callable[[Item], int] = short_item
 ) -> Generator[Result]:
     """Yield `function` of every item, in order. The calls run in worker processes.
 
@@ -158,7 +158,7 @@ def map_in_processes(
     def submit(item: Item) -> Future[Result]:
         if len(workers) < processes:  # a few items need only a few workers
             here, there = context.Pipe()
-            worker = context.Process(target=_work, args=(function, there, watched))
+            worker = context.Process(target=_serve_items, args=(function, there, watched))
             # The worker inherits the mask, so that Ctrl-C does not end it while it begins.
             blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             try:
@@ -182,7 +182,7 @@ def map_in_processes(
         threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _work(function: Callable[[Item], Result], caller: Connection, watched: Connection) -> None:
+def _serve_items(function: Callable[[Item], Result], caller: Connection, watched: Connection) -> None:
     """Answer each item of the caller with (None, result) or (error, None), until the caller closes the connection.
 
     Interrupts are ignored. The process ends at once when `watched` closes.

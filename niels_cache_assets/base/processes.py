@@ -1,8 +1,9 @@
 """Signals and child processes: records of running processes, delayed signals, and children that end with their parent.
 
-    hold_record, read_record, claimed_record, is_held    record which process does a job, in a file that it locks until it ends
-    signals_afterwards                                   delay SIGINT and SIGTERM until a block has ended
-    stop_on_signals                                      end a block with `Interrupted` on SIGINT or SIGTERM, despite Dagster's handlers
+    lock_record, read_record, claim_record, is_locked    record which process does a job, in a file that it locks until it ends
+    delay_signals                                   delay SIGINT and SIGTERM until a block has ended
+    stop_on_signals                                      end a block with `InterruptRequested` on SIGINT or SIGTERM, despite Dagster's
+    handlers
     end_with_parent                                      in a child of multiprocessing: end when the parent has ended
     when_closed                                          call a function when the other end of a pipe closes
     python -m niels_cache_assets.base.processes FD MODULE [ARGUMENT ...]    run a module until the process that started it is gone
@@ -56,7 +57,7 @@ class Process:
     file: int = 0
 
     @classmethod
-    def here(cls) -> "Process":
+    def current(cls) -> "Process":
         try:
             namespace = os.readlink("/proc/self/ns/pid")
         except OSError:
@@ -74,7 +75,7 @@ class Process:
 
         Do nothing if the process id is not valid here.
         """
-        here = Process.here()
+        here = Process.current()
         if (self.boot, self.namespace) != (here.boot, here.namespace) or not self.start:
             return
         deadline = time.monotonic() + _GRACE_SECONDS
@@ -92,14 +93,14 @@ class Process:
         return _start_of(self.pid) == self.start
 
 
-def hold_record(path: Path) -> int:
+def lock_record(path: Path) -> int:
     """Record this process at `path`, and return the descriptor that holds the lock. Closing the descriptor releases the lock."""
     path.parent.mkdir(exist_ok=True)
     spare = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(spare, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        process = replace(Process.here(), file=os.fstat(descriptor).st_ino)
+        process = replace(Process.current(), file=os.fstat(descriptor).st_ino)
         os.write(descriptor, json.dumps(asdict(process)).encode())
         os.fsync(descriptor)
         os.replace(spare, path)  # so the record is already locked when it appears at `path`
@@ -121,7 +122,7 @@ def read_record(path: Path) -> Process | None:
 
 
 @contextmanager
-def claimed_record(path: Path, *, copies: bool) -> Iterator[bool]:
+def claim_record(path: Path, *, copies: bool) -> Iterator[bool]:
     """Hold the lock of the record and yield True if the recorded process has ended. Otherwise yield False.
 
     The result is also False if the process is on another machine or is not recorded. If several processes claim a record at the same time,
@@ -138,12 +139,12 @@ def claimed_record(path: Path, *, copies: bool) -> Iterator[bool]:
         return
     try:
         is_copy = os.fstat(descriptor).st_ino != process.file
-        yield (copies if is_copy else process.is_of(Process.here())) and _lock(descriptor)
+        yield (copies if is_copy else process.is_of(Process.current())) and _lock(descriptor)
     finally:
         os.close(descriptor)
 
 
-def is_held(path: Path) -> bool:
+def is_locked(path: Path) -> bool:
     """Return whether a process holds the lock of an existing file."""
     descriptor = open_to_lock(path)
     if descriptor is None:
@@ -219,7 +220,7 @@ def _text(path: str) -> str:
 
 
 _SIGNALS = {int(signal.SIGINT): "interrupted", int(signal.SIGTERM): "terminated"}
-_may_end = threading.Event()  # cleared while a block of `signals_afterwards` runs
+_may_end = threading.Event()  # cleared while a block of `delay_signals` runs
 _may_end.set()
 _read_signals = threading.Event()  # set while a block of `stop_on_signals` runs
 
@@ -233,7 +234,7 @@ def are_signals_read() -> bool:
 
 
 @contextmanager
-def signals_afterwards() -> Iterator[None]:
+def delay_signals() -> Iterator[None]:
     """Delay SIGINT and SIGTERM until the block has ended.
 
     This replaces the signal handlers. Blocking the signals in this thread would not be enough: another thread would receive the signal, and
@@ -263,7 +264,7 @@ def signals_afterwards() -> Iterator[None]:
             signal.raise_signal(number)
 
 
-class Interrupted(KeyboardInterrupt):
+class InterruptRequested(KeyboardInterrupt):
     """A request to stop, from the user (SIGINT) or the system (SIGTERM)."""
 
     def __init__(self, number: int) -> None:
@@ -273,7 +274,7 @@ class Interrupted(KeyboardInterrupt):
 
 @contextmanager
 def stop_on_signals() -> Iterator[None]:
-    """Raise `Interrupted` from the block on SIGINT or SIGTERM, even if the code inside handles the signal differently.
+    """Raise `InterruptRequested` from the block on SIGINT or SIGTERM, even if the code inside handles the signal differently.
 
     Dagster sets its own handlers while a step runs, and raises the same exception for both signals. The signal is therefore read from
     Python's wakeup descriptor, which receives every signal. If the block takes longer than `STOP_SECONDS` to end (for example during a slow
@@ -296,11 +297,11 @@ def stop_on_signals() -> Iterator[None]:
                 received.append(number[0])
                 _may_end.wait()
                 if not finished.wait(STOP_SECONDS):
-                    os.write(2, f"niels-cache: {Interrupted(number[0])}\n".encode())
+                    os.write(2, f"niels-cache: {InterruptRequested(number[0])}\n".encode())
                     os._exit(128 + number[0])
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise Interrupted(number)
+        raise InterruptRequested(number)
 
     # If a signal comes while SQLAlchemy closes a connection, SQLAlchemy would log a traceback, and raise the exception too.
     pool = logging.getLogger("sqlalchemy.pool")
@@ -329,12 +330,12 @@ def stop_on_signals() -> Iterator[None]:
             signal.signal(number, handler)
         pool.setLevel(old_level)
     if received:
-        raise Interrupted(received[0]) from failure
+        raise InterruptRequested(received[0]) from failure
     if failure is not None:
         raise failure
 
 
-def attended(pipe: int, module: str, *arguments: str) -> list[str]:
+def attended_command(pipe: int, module: str, *arguments: str) -> list[str]:
     """Return the command that runs a Python module as a child which ends with this process.
 
     Args:

@@ -9,7 +9,7 @@ import numpy as np
 from niels_cache_runtime.format.layout import Ints
 
 _WIDE = 1 << 28  # from this limit on, torch makes numbers of 64 bits
-_MOST_OWN = 1_000_000  # a larger permutation would take longer than the import of torch
+_MAX_OWN = 1_000_000  # a larger permutation would take longer than the import of torch
 _SKIPPED_TOGETHER = 1_000_000
 
 
@@ -30,7 +30,7 @@ class TorchRandom:
 
     def permutation(self, count: int) -> Ints:
         """Return `torch.randperm(count)`. After a permutation of more than a million numbers, nothing more may be drawn."""
-        if count > _MOST_OWN:
+        if count > _MAX_OWN:
             return self._of_torch(count)
         order = list(range(count))
         steps = self._raw(max(count - 1, 0)) % np.arange(count, 1, -1)

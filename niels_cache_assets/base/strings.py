@@ -175,7 +175,7 @@ def arrow_array(values: Sequence[Any] | Array | Strings, kind: pa.DataType) -> p
     return pa.array(values, kind)
 
 
-def hashes_of(column: Strings | Sequence[str]) -> Ints:
+def hash_strings(column: Strings | Sequence[str]) -> Ints:
     """Return the hash of each string, (n,) int64: the 64 bits of XXH3 of its UTF-8 bytes, as a signed number. A string takes 0.1 us."""
     from xxhash import xxh3_64_intdigest
 
@@ -187,7 +187,7 @@ def hashes_of(column: Strings | Sequence[str]) -> Ints:
     return np.fromiter(map(xxh3_64_intdigest, contents), np.uint64, len(column)).view(np.int64)
 
 
-def repeated(string: str, count: int) -> Strings | Objects:
+def repeat_string(string: str, count: int) -> Strings | Objects:
     """Return a column with the same string `count` times."""
     once = Strings.of([string])
     return np.full(count, string, dtype=object) if once is None else once[np.zeros(count, np.int64)]

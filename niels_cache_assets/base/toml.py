@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-_MOST_BITS = 1024  # schemas check the range of each key; this limit only rejects integers that are too long to show
+_MAX_BITS = 1024  # schemas check the range of each key; this limit only rejects integers that are too long to show
 
 
 def parse_toml(text: str) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def parse_toml(text: str) -> dict[str, Any]:
     except ValueError as error:  # Python refuses to convert a decimal number of more than 4,300 digits
         raise ValueError("a whole number has more than 64 bits") from error
     for key, number in _whole_numbers(tables):
-        if number.bit_length() > _MOST_BITS:
+        if number.bit_length() > _MAX_BITS:
             raise ValueError(f"a whole number has more than 64 bits: {key}")
     return tables
 

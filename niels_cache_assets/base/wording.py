@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 UNKNOWN = "-"
 SHORT_SHA256 = 12  # number of digits; enough to distinguish builds
-_MOST_NAMES = 10  # number of names in one line; a table lists all
+_MAX_NAMES = 10  # number of names in one line; a table lists all
 
 # Labels by key of meta.json, or by the path of a value in a table of meta.json.
 _LABELS = {
@@ -62,14 +62,14 @@ _PREFIXES = {
 }
 
 
-def counted(number: int, unit: str) -> str:
+def format_count(number: int, unit: str) -> str:
     """Return `1 token` or `12,345 tokens`."""
     return f"{number:,} {unit}" if number == 1 else f"{number:,} {unit}s"
 
 
-def listed(names: Sequence[str]) -> str:
+def format_list(names: Sequence[str]) -> str:
     """Return `a, b, c`. If the list is long, return the first names and the number of the remaining names."""
-    shown = names if len(names) <= _MOST_NAMES else names[: _MOST_NAMES - 1]
+    shown = names if len(names) <= _MAX_NAMES else names[: _MAX_NAMES - 1]
     more = len(names) - len(shown)
     return ", ".join(shown) + (f" and {more:,} more" if more else "")
 
@@ -81,7 +81,7 @@ def file_size(number: int) -> str:
     return decimal(number)
 
 
-def share_of(part: float, whole: float = 1.0, *, digits: int = 1) -> str:
+def format_share(part: float, whole: float = 1.0, *, digits: int = 1) -> str:
     """Return `12.3%`. A share above zero is never shown as 0%."""
     if not whole:
         return UNKNOWN
@@ -89,7 +89,7 @@ def share_of(part: float, whole: float = 1.0, *, digits: int = 1) -> str:
     return f"<{least:g}%" if 0 < part / whole < least / 200 else f"{part / whole:.{digits}%}"
 
 
-def abbreviated(number: float) -> str:
+def abbreviate(number: float) -> str:
     """Return a number such as `123`, `12.3k`, `4.5M`, `200.0M` or `1.2G`."""
     for unit in ("", "k", "M"):
         if number < 1000:
@@ -98,7 +98,7 @@ def abbreviated(number: float) -> str:
     return f"{number:.1f}G"
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Return a duration such as `0:07`, `12:34` or `1:02:03`."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"

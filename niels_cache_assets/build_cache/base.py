@@ -13,14 +13,14 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from niels_cache_assets.base.defaults import ROLE_KEYS
-from niels_cache_assets.base.documents import Drops, SourceReport
+from niels_cache_assets.base.documents import DropReport, SourceReport
 from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.build_cache.resume import JournalFingerprint, Resume, fingerprint_of_journal, open_journal
 from niels_cache_assets.disk.journal import Journal, clear_directory, read_journal
 from niels_cache_assets.disk.staging import atomic_directory
-from niels_cache_assets.sources.reading.encodings import nothing_is_text
+from niels_cache_assets.sources.reading.encodings import not_text_note
 from niels_cache_assets.streaming.feed import Feed
-from niels_cache_assets.tokenizer.encoder import Encoder, EngineDiffers, EngineUse, why_not_resumed
+from niels_cache_assets.tokenizer.encoder import BuildEncoder, EngineMismatchError, EngineUse, resume_problem
 from niels_cache_assets.tokenizer.engines import reference_of
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer, view_tokenizer
 from niels_cache_assets.tokenizer.tokenizer_json import tokenizers_limited_to
@@ -115,7 +115,7 @@ class CacheBuild(ABC):
         """Write all files except meta.json into `partial`, and return the content of meta.json.
 
         Raises:
-            EngineDiffers: If a fast engine gave other ids than the reference. What was written stays for `resume`.
+            EngineMismatchError: If a fast engine gave other ids than the reference. What was written stays for `resume`.
         """
         with tokenizers_limited_to(self.threads):
             return self._write(partial, resume)
@@ -134,9 +134,9 @@ class CacheBuild(ABC):
         return view_tokenizer(self.tokenizer)
 
     @cached_property
-    def encoder(self) -> Encoder:
+    def encoder(self) -> BuildEncoder:
         """The encoder, which knows after `write` which engines encoded the text."""
-        return Encoder(self.view, self.tokenizer)
+        return BuildEncoder(self.view, self.tokenizer)
 
     @cached_property
     def encoding_view(self) -> BuildTokenizer:
@@ -146,7 +146,7 @@ class CacheBuild(ABC):
     @cached_property
     def dtype_name(self) -> str:
         """The name of the dtype of the tokens, as in meta.json."""
-        return chosen_token_dtype(self.view.vocab_size, self.token_dtype)
+        return choose_token_dtype(self.view.vocab_size, self.token_dtype)
 
     @property
     def dtype(self) -> np.dtype:
@@ -203,7 +203,7 @@ class CacheBuild(ABC):
             self.encoder.start([], lambda message: None)
             return None
         if (recorded := read_journal(partial)) is not None:
-            why = why_not_resumed(recorded.notes, self.tokenizer)
+            why = resume_problem(recorded.notes, self.tokenizer)
             if why is not None and not resume.afresh:
                 resume.log(f"starting afresh: {why}")
                 clear_directory(partial)
@@ -218,12 +218,12 @@ class CacheBuild(ABC):
         with atomic_directory(self.out_dir, resumable=resume is not None) as partial:
             try:
                 meta = self.write(partial, resume)
-            except EngineDiffers as found:
+            except EngineMismatchError as found:
                 raise NielsCacheError(f'{self.out_dir}: {found}; set `engine = "reference"` on the tokenizer, and build again') from found
             write_meta(str(partial / META_NAME), meta)
 
 
-def chosen_token_dtype(vocab_size: int, wanted: str | None) -> str:
+def choose_token_dtype(vocab_size: int, wanted: str | None) -> str:
     """Return the name of the dtype of a cache's tokens: `wanted`, or the narrowest one that holds every id below `vocab_size`.
 
     Raises:
@@ -244,13 +244,13 @@ def token_dtype_identity(name: str) -> dict[str, str]:
     return {} if name == TOKEN_DTYPE_NAME else {"token_dtype": name}
 
 
-def dropped_note(counts: Drops, hints: Sequence[str] = ()) -> str:
+def describe_dropped_items(counts: DropReport, hints: Sequence[str] = ()) -> str:
     """Return the end of the message about a source without usable items.
 
     It names the reasons for which items were dropped, files that are not text, and the source's `hints`.
     """
     dropped = ", ".join(f"{reason} {count}" for reason, count in sorted(counts.dropped.items()))
-    return "".join([f" (dropped: {dropped})" if dropped else "", nothing_is_text(counts.facts), *(f"; {hint}" for hint in hints)])
+    return "".join([f" (dropped: {dropped})" if dropped else "", not_text_note(counts.facts), *(f"; {hint}" for hint in hints)])
 
 
 def write_unbuilt_cache(out_dir: str, *, family: Literal["pretrain", "sft"], provenance: Provenance) -> None:

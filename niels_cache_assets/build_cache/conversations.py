@@ -16,16 +16,16 @@ from typing import NamedTuple
 import numpy as np
 
 from niels_cache_assets.base.defaults import ROLE_TO_KEY, TEMPLATE_ROLES, Turns
-from niels_cache_assets.base.documents import Conversation, Drops, place_of
+from niels_cache_assets.base.documents import Conversation, DropReport, describe_origin
 from niels_cache_assets.chats.encoding import NO_TARGET, UNKNOWN_TURN, ChatEncoder, EncodedChat
 from niels_cache_assets.chats.rendering import REFUSED, TOO_MANY_TURNS, Chat
-from niels_cache_assets.sources.conversations import contents, conversation_problem, example_problem, silent_turns
-from niels_cache_assets.streaming.encode import COLLISION, INVALID_UNICODE, encode_texts, naming_unencodable, texts_with_special
+from niels_cache_assets.sources.conversations import contents, conversation_problem, empty_assistant_turns, example_problem
+from niels_cache_assets.streaming.encode import COLLISION, INVALID_UNICODE, encode_texts, name_unencodable_item, texts_with_special
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 
 _OF_TEMPLATE = (REFUSED, NO_TARGET, TOO_MANY_TURNS, UNKNOWN_TURN)  # reasons that say something about the template
-MOST_CHARACTERS = 1 << 25  # of the examples of one conversation
+MAX_CHARACTERS = 1 << 25  # of the examples of one conversation
 CONVERSATIONS = "conversations"  # the number of conversations, if each may have several examples
 EMPTY_TURNS = "empty_turns"  # messages of the assistant that say nothing, in conversations with a chat template
 
@@ -115,7 +115,7 @@ class ConversationEncoder:
             if masked[number]:
                 learned[[first + place for place in masked[number]]] = False
         items = ([message["content"] for message in chunk[number].messages] for number in valid.tolist())
-        with naming_unencodable(lambda item: names[valid[item]], items, lambda one: encode_texts(one, self.encoding_view, None)):
+        with name_unencodable_item(lambda item: names[valid[item]], items, lambda one: encode_texts(one, self.encoding_view, None)):
             encoded = encode_texts([message["content"] for message in messages], self.encoding_view, batch)
         owner = np.repeat(valid, turns)  # the conversation of each message
         for message in np.flatnonzero(_either(encoded.invalid, texts_with_special(encoded, self.view), len(messages))).tolist():
@@ -163,8 +163,8 @@ class ConversationEncoder:
             problems.setdefault(number, result.reason)
             if result.reason in _OF_TEMPLATE:
                 if self.raises:
-                    raise NielsCacheError(result.said)
-                said.setdefault(result.reason, result.said)
+                    raise NielsCacheError(result.explanation)
+                said.setdefault(result.reason, result.explanation)
         kept = [(number, each) for number, made in encoded.items() if number not in problems for each in made]
         return EncodedConversations(
             kept=[number for number, _ in kept],
@@ -176,12 +176,12 @@ class ConversationEncoder:
         )
 
     def _facts(self, kept: Sequence[Conversation]) -> Counter[str]:
-        facts = Counter({EMPTY_TURNS: sum(len(silent_turns(each.messages)) for each in kept)})
+        facts = Counter({EMPTY_TURNS: sum(len(empty_assistant_turns(each.messages)) for each in kept)})
         return facts + Counter({CONVERSATIONS: len(kept)} if self.turns == "each" else {})
 
     def _examples(self, number: int, conversation: Conversation, name: str, problems: dict[int, str], masked: frozenset[int]) -> list[Chat]:
         """Return the examples of conversation `number` as a template renders them. An empty or masked message is not a target."""
-        silent = {*silent_turns(conversation.messages)}
+        silent = {*empty_assistant_turns(conversation.messages)}
         messages = [{**each, "content": ""} if place in silent else each for place, each in enumerate(conversation.messages)]
         ignored = silent | masked
         if self.turns == "all":
@@ -191,7 +191,7 @@ class ConversationEncoder:
             problems[number] = NO_TARGET
         if self.turns == "last":
             turns = turns[-1:]
-        elif len(turns) > 1 and characters(conversation, self.turns) > MOST_CHARACTERS:
+        elif len(turns) > 1 and characters(conversation, self.turns) > MAX_CHARACTERS:
             problems[number] = TOO_MANY_TURNS
             return []
         return [Chat(messages[: turn + 1], name, conversation.tools, last=True) for turn in turns]
@@ -210,7 +210,7 @@ def example_name(conversation: Conversation, number: int) -> str:
     return f"example {conversation.source_id or number}"
 
 
-def drops_of(chunk: list[Conversation], problems: Mapping[int, str], first: int, facts: Mapping[str, int]) -> Drops:
+def collect_drops(chunk: list[Conversation], problems: Mapping[int, str], first: int, facts: Mapping[str, int]) -> DropReport:
     """Return the conversations with a problem as drops.
 
     Args:
@@ -219,13 +219,13 @@ def drops_of(chunk: list[Conversation], problems: Mapping[int, str], first: int,
         first: The number of the chunk's first conversation in the source.
         facts: Numbers of messages.
     """
-    drops = Drops(facts=facts)
+    drops = DropReport(facts=facts)
     for number in sorted(problems):
-        drops.drop(problems[number], place_of(chunk[number], first + number), of_val=int(chunk[number].split == "val"))
+        drops.drop(problems[number], describe_origin(chunk[number], first + number), of_val=int(chunk[number].split == "val"))
     return drops
 
 
-def without_text(conversation: Conversation) -> Conversation:
+def drop_text(conversation: Conversation) -> Conversation:
     """Return a conversation with only its origin, because several batches wait to be written."""
     return conversation._replace(messages=[], rejected=None)
 
@@ -236,7 +236,7 @@ def _either(first: np.ndarray | None, second: np.ndarray | None, count: int) -> 
     return np.logical_or.reduce(masks) if masks else np.zeros(count, dtype=bool)
 
 
-def problem_of_pair(pair: Conversation, roles: Collection[str]) -> str | None:
+def pair_form_problem(pair: Conversation, roles: Collection[str]) -> str | None:
     """Return why the messages are not a pair, or None.
 
     Args:
@@ -253,7 +253,7 @@ def problem_of_pair(pair: Conversation, roles: Collection[str]) -> str | None:
     return "prompts_differ" if pair.rejected is None else example_problem(pair, roles)
 
 
-def paired(chosen: EncodedChat, rejected: EncodedChat, *, most: int | None) -> tuple[EncodedChat, EncodedChat] | str:
+def mask_shared_prompt(chosen: EncodedChat, rejected: EncodedChat, *, most: int | None) -> tuple[EncodedChat, EncodedChat] | str:
     """Return both sides without the targets of the prompt, or the reason why the pair cannot be used.
 
     A target belongs to the prompt if both sides have it at the same position, and all tokens up to its end are equal.

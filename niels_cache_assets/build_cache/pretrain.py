@@ -13,26 +13,26 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
-from niels_cache_assets.base.documents import Document, DocumentBatch, Drops, SourceReport
-from niels_cache_assets.build_cache.base import CacheBuild, OnProgress, Progress, Provenance, dropped_note
+from niels_cache_assets.base.documents import Document, DocumentBatch, DropReport, SourceReport
+from niels_cache_assets.build_cache.base import CacheBuild, OnProgress, Progress, Provenance, describe_dropped_items
 from niels_cache_assets.build_cache.pretrain_writer import PretrainWriter, WriterState
-from niels_cache_assets.build_cache.resume import Reached, Resume, take_up
+from niels_cache_assets.build_cache.resume import BuildPosition, Resume, resume_stream
 from niels_cache_assets.disk.journal import Journal
 from niels_cache_assets.disk.write_behind import WriteBehind
 from niels_cache_assets.disk.writers import require_shard_bytes
 from niels_cache_assets.streaming.decontaminate import Decontaminate, ReferenceTexts, TrainGuard, decontamination_identity, open_guard
-from niels_cache_assets.streaming.encode import encode_apart, encode_documents
+from niels_cache_assets.streaming.encode import encode_chunks_separately, encode_documents
 from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.intake import as_documents, in_lists, require_whole_numbers
 from niels_cache_assets.streaming.shuffle import shuffled
 from niels_cache_assets.streaming.splits import BudgetSplitter, SplitPart
-from niels_cache_assets.streaming.types import EncodedDocuments, Mark, Position
+from niels_cache_assets.streaming.types import EncodedDocuments, ResumePoint, StreamPosition
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, Split
 from niels_cache_runtime.format.meta import Meta, content_sha256
 from niels_cache_runtime.format.reading import available_threads
 
-EXAMPLES = 50  # the most documents dropped because of `references` that meta.json names
+MAX_OVERLAP_EXAMPLES = 50  # the most documents dropped because of `references` that meta.json names
 _LONG_COUNT_SECONDS = 1.0  # if counting the source takes longer, record the number in the journal
 
 
@@ -117,7 +117,7 @@ class _State:
         overlaps: The examples so far of documents that were dropped because of `references`.
     """
 
-    reached: Reached
+    reached: BuildPosition
     documents: int
     expected: int | None
     remaining: dict[Split, int]
@@ -204,7 +204,7 @@ class PretrainBuild(CacheBuild):
                 shard_bytes=self.shard_bytes,
                 state=state.writer if state else None,
                 files=finished,
-                keeps=bool(self.keep),
+                has_kept_values=bool(self.keep),
             ) as writer,
             open_guard(
                 self.decontaminate,
@@ -216,12 +216,12 @@ class PretrainBuild(CacheBuild):
         ):
             if resume is not None:
                 resume.resumed_tokens = sum(map(writer.tokens, SPLITS))
-            counts = None if state is None or state.ended is None else Drops(**state.ended)
+            counts = None if state is None or state.ended is None else DropReport(**state.ended)
             overlaps = list(state.overlaps) if state is not None else []
             if counts is None:
                 counts = self._write_documents(writer, splitter, guard, journal, resume, overlaps)
             if self.needs_train and not writer.tokens("train"):
-                why = _why_no_train(self.out_dir, writer.tokens("val"), self.max_val_tokens, counts, self.feed.report.hints)
+                why = _no_train_message(self.out_dir, writer.tokens("val"), self.max_val_tokens, counts, self.feed.report.hints)
                 raise NielsCacheError(why)
             writer.seal()
             meta = {
@@ -243,18 +243,18 @@ class PretrainBuild(CacheBuild):
         """Return encoded documents in batches. The reference encodes before `open_journal` has chosen an engine."""
         return encode_documents(documents, self.encoding_view, feed, threads=self.threads or available_threads(), **self._encoding, **rest)
 
-    def encode_apart(self, batch: EncodedDocuments) -> Iterator[EncodedDocuments]:
+    def encode_chunks_separately(self, batch: EncodedDocuments) -> Iterator[EncodedDocuments]:
         """Return the chunks of a batch one by one."""
-        return encode_apart(batch, self.encoding_view, **self._encoding)
+        return encode_chunks_separately(batch, self.encoding_view, **self._encoding)
 
-    def _encoded_to_the_end(self, batches: Iterator[EncodedDocuments], splitter: BudgetSplitter) -> Iterator[EncodedDocuments]:
+    def _encode_until_budgets_met(self, batches: Iterator[EncodedDocuments], splitter: BudgetSplitter) -> Iterator[EncodedDocuments]:
         """Yield the encoded documents in batches.
 
         If a batch may meet the budgets, its chunks are yielded one by one, so that the build ends at the end of a chunk.
         """
         for batch in batches:
-            if splitter.may_be_met_by(batch):
-                yield from self.encode_apart(batch)
+            if splitter.may_meet_budgets(batch):
+                yield from self.encode_chunks_separately(batch)
             else:
                 yield batch
             del batch
@@ -267,7 +267,7 @@ class PretrainBuild(CacheBuild):
         journal: Journal | None,
         resume: Resume | None,
         overlaps: list[dict[str, Any]],
-    ) -> Drops:
+    ) -> DropReport:
         """Write all documents of the stream, or only the rest of them if the journal has a state.
 
         The caller has already restored `splitter`, `writer` and `overlaps` to that state. The first examples of documents that were dropped
@@ -275,20 +275,20 @@ class PretrainBuild(CacheBuild):
         """
         state: _State | None = journal.state if journal is not None else None
         counted = self.feed.count(state.expected if state is not None else None)
-        seen, drops = (state.documents, Drops(**state.drops)) if state is not None else (0, Drops())
+        seen, drops = (state.documents, DropReport(**state.drops)) if state is not None else (0, DropReport())
         tokens = sum(map(writer.tokens, SPLITS))
 
-        def share(position: Position) -> float | None:
+        def share(position: StreamPosition) -> float | None:
             if self.feed.expected:
                 return seen / self.feed.expected
             return position.share if splitter.share is None else splitter.share
 
-        def state_at(position: Position, *, ended: Drops | None = None) -> Callable[..., _State]:
+        def state_at(position: StreamPosition, *, ended: DropReport | None = None) -> Callable[..., _State]:
             """Return a function that makes the state of the build at this position.
 
             The function takes the state of the writer. Call it when the writer has reached this position.
             """
-            reached = Reached(items=position.items, mark=position.mark if self.shuffle_buffer is None else None, share=position.share)
+            reached = BuildPosition(items=position.items, mark=position.mark if self.shuffle_buffer is None else None, share=position.share)
             return partial(
                 _State,
                 reached=reached,
@@ -304,7 +304,7 @@ class PretrainBuild(CacheBuild):
             with closing(self.encode(as_documents(in_lists(self.val_texts)), Feed.of((), SourceReport()))) as given:
                 for batch in given:
                     guard.read_val(batch)
-        position = Position(0, None, Counter(), {}, None)
+        position = StreamPosition(0, None, Counter(), {}, None)
         if journal is not None and counted and journal.due(writer.bytes, finished=len(writer.files), seconds=_LONG_COUNT_SECONDS):
             _record(journal, writer, state_at(position), share(position))
         documents = self._documents(state, guard, resume)
@@ -313,27 +313,31 @@ class PretrainBuild(CacheBuild):
             WriteBehind() as behind,
             closing(self.encode(documents, self.feed, first=first, screen=guard.screen if guard else None)) as batches,
         ):
-            for batch in self._encoded_to_the_end(batches, splitter):
+            for batch in self._encode_until_budgets_met(batches, splitter):
                 position = batch.position
                 if guard is not None:
                     batch = guard.admit(batch, is_val=splitter.val_mask(batch))
                 drops.join(batch.drops)
-                overlaps += batch.overlaps[: EXAMPLES - len(overlaps)]
-                parts = splitter.place(batch)
+                overlaps += batch.overlaps[: MAX_OVERLAP_EXAMPLES - len(overlaps)]
+                parts = splitter.assign(batch)
                 seen += len(batch.documents)
                 tokens += sum(len(part.tokens) for part in parts.values())
-                due = None if journal is None or splitter.met else partial(_record, journal, writer, state_at(position), share(position))
+                due = (
+                    None
+                    if journal is None or splitter.are_budgets_met
+                    else partial(_record, journal, writer, state_at(position), share(position))
+                )
                 behind.submit(partial(_write, writer, parts, journal, due), size=sum(part.tokens.nbytes for part in parts.values()))
                 if self.progress is not None:
                     self.progress(Progress(seen, tokens, share(position)))
-                if splitter.met:
+                if splitter.are_budgets_met:
                     source_dropped, facts = position.dropped, position.facts  # these exclude documents that were read ahead
                     break
                 del batch, parts, due  # frees a long text before the next is encoded
             else:
                 source_dropped, facts = self.feed.report.dropped, self.feed.report.facts
             behind.finish()
-        ended = Drops(source_dropped, facts)
+        ended = DropReport(source_dropped, facts)
         ended.join(drops)
         if journal is not None and journal.recorded:
             _record(journal, writer, state_at(position, ended=ended), share(position))  # the remaining steps take time, too
@@ -342,7 +346,7 @@ class PretrainBuild(CacheBuild):
     def _documents(self, state: _State | None, guard: TrainGuard | None, resume: Resume | None) -> Iterator[DocumentBatch]:
         """Return the documents to encode. For a resumed build, also restore the guard."""
 
-        def stream(mark: Mark | None) -> Iterator[DocumentBatch]:
+        def stream(mark: ResumePoint | None) -> Iterator[DocumentBatch]:
             documents = as_documents(self.feed.open(mark), first=mark.items if mark else 0)
             return documents if self.shuffle_buffer is None else shuffled(documents, buffer_size=self.shuffle_buffer, seed=self.seed)
 
@@ -355,12 +359,12 @@ class PretrainBuild(CacheBuild):
                     guard.admit(batch, is_val=splitter.val_mask(batch))
                     if guard.val_is_known:
                         return
-                    splitter.place(batch)
+                    splitter.assign(batch)
 
         if state is None or resume is None:
             return stream(None)
         shows_val = guard is not None and not guard.val_is_known
-        return take_up(stream, state.reached, log=resume.log, replay=show_val if shows_val else None)
+        return resume_stream(stream, state.reached, log=resume.log, replay=show_val if shows_val else None)
 
 
 def _write(writer: PretrainWriter, parts: dict[Split, SplitPart], journal: Journal | None, record: Callable[[], None] | None) -> None:
@@ -384,10 +388,10 @@ def _record(journal: Journal, writer: PretrainWriter, state_of: Callable[..., _S
     )
 
 
-def _why_no_train(out_dir: str, val_tokens: int, max_val_tokens: int, counts: Drops, hints: Sequence[str]) -> str:
+def _no_train_message(out_dir: str, val_tokens: int, max_val_tokens: int, counts: DropReport, hints: Sequence[str]) -> str:
     if val_tokens:
         return (
             f"{out_dir}: the source ended after {val_tokens:,} tokens, all of them for val (max_val_tokens={max_val_tokens:,}, "
             "in a file val_tokens), so train is empty; lower it, or use val_frac instead"
         )
-    return f"{out_dir}: the source gave no usable document{dropped_note(counts, hints)}; nothing was written"
+    return f"{out_dir}: the source gave no usable document{describe_dropped_items(counts, hints)}; nothing was written"

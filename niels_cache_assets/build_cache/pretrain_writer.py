@@ -41,10 +41,10 @@ class WriterState:
 
 class _SplitWriter:
     def __init__(
-        self, root: Path, split: Split, *, dtype: np.dtype, shard_bytes: int, files: Files, state: SplitState, keeps: bool
+        self, root: Path, split: Split, *, dtype: np.dtype, shard_bytes: int, files: Files, state: SplitState, has_kept_values: bool
     ) -> None:
-        self._keeps = keeps
-        schema = {**LINEAGE, TEXT_HASH: "int64", **(KEPT if keeps else {})}
+        self._keeps = has_kept_values
+        schema = {**LINEAGE, TEXT_HASH: "int64", **(KEPT if has_kept_values else {})}
         self.shards = ShardWriter(root, split, dtype=dtype, shard_bytes=shard_bytes, files=files, resume_at=state.tokens)
         self.doc_ends = NpyWriter(root, doc_ends_name(split), DOC_ENDS_DTYPE, files, resume_at=state.documents)
         self._spool = RowSpool(root, f"{SCRATCH_NAME}/{split}.arrow", schema, resume_at=state.spool_bytes)
@@ -101,7 +101,7 @@ class PretrainWriter:
         state: The checkpoint to resume from. The journal has already cut the files back to their sizes at this checkpoint. None: start from
             the beginning.
         files: The files that were finished at this checkpoint. None if there are none.
-        keeps: Whether lineage has the kept values of documents.
+        has_kept_values: Whether lineage has the kept values of documents.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class PretrainWriter:
         shard_bytes: int,
         state: WriterState | None = None,
         files: Files | None = None,
-        keeps: bool = False,
+        has_kept_values: bool = False,
     ) -> None:
         self.files: Files = dict(files or {})
         self._splits: dict[Split, _SplitWriter] = {
@@ -123,7 +123,7 @@ class PretrainWriter:
                 shard_bytes=shard_bytes,
                 files=self.files,
                 state=state.splits[split] if state else SplitState(),
-                keeps=keeps,
+                has_kept_values=has_kept_values,
             )
             for split in SPLITS
         }

@@ -2,7 +2,7 @@
 
     open_journal    the fingerprint of this build (fingerprint_of_journal) against the journal on the disk (disk/journal.py):
                     equal: the files are cut back to the record; different: a fresh start, with the reason in the log
-    take_up         from the recorded position (Reached) to the rest of the stream: the source is opened at the latest Mark before the
+    resume_stream         from the recorded position (Reached) to the rest of the stream: the source is opened at the latest Mark before the
                     position; the items from there up to the position are read and skipped, but not encoded again
 
 Between two chunks, a builder records its position and the state of its files. artifacts/unfinished.py tells beforehand whether a build will
@@ -19,9 +19,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from pydantic import TypeAdapter
 
 from niels_cache_assets.base.fingerprint import fingerprint_of
-from niels_cache_assets.disk.identity import MadeOf, recordable
+from niels_cache_assets.disk.identity import Identity, as_recorded
 from niels_cache_assets.disk.journal import Journal
-from niels_cache_assets.streaming.types import Mark
+from niels_cache_assets.streaming.types import ResumePoint
 from niels_cache_assets.tokenizer.engines import installed_version
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -50,7 +50,7 @@ class Resume:
             fingerprint must yield the same items in the same order.
         log: Called with each message. The default discards messages.
         afresh: Whether to start from the beginning in any case. The default resumes if it can.
-        made_of: The values that the fingerprint hashes, for messages about differences. None records no values.
+        identity: The values that the fingerprint hashes, for messages about differences. None records no values.
         attempt: The number that the records of the journal name. None records no number.
         check: Called before each record. It raises NielsCacheError if this build must not continue. The default does nothing.
         resumed_tokens: The number of tokens that an interrupted build had already written. The builder sets it.
@@ -59,7 +59,7 @@ class Resume:
     fingerprint: str
     log: Callable[[str], None] = lambda message: None
     afresh: bool = False
-    made_of: Mapping[str, Any] | None = None
+    identity: Mapping[str, Any] | None = None
     attempt: int | None = None
     check: Callable[[], None] = lambda: None
     resumed_tokens: int = field(default=0, init=False)
@@ -69,11 +69,11 @@ class JournalFingerprint(NamedTuple):
     """The fingerprint of a builder's journal, and the values that it hashes."""
 
     fingerprint: str
-    made_of: MadeOf | None
+    identity: Identity | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reached:
+class BuildPosition:
     """The position that a build has reached in a stream.
 
     Attributes:
@@ -83,7 +83,7 @@ class Reached:
     """
 
     items: int
-    mark: Mark | None
+    mark: ResumePoint | None
     share: float | None
 
 
@@ -108,7 +108,7 @@ def open_journal(
         log=resume.log,
         afresh=resume.afresh,
         parse=parse,
-        made_of=journalled.made_of,
+        identity=journalled.identity,
         attempt=resume.attempt,
     )
     journal.check = resume.check
@@ -128,13 +128,13 @@ def fingerprint_of_journal(resume: Resume, identity: dict[str, Any], *, referenc
     # Python's version counts, too: its Unicode tables decide the result of cleaning.
     libraries = (*_LIBRARIES, *([reference] if reference else []))
     versions = {"python": platform.python_version(), **{library: installed_version(library) for library in libraries}}
-    made_of = None if resume.made_of is None else recordable({**resume.made_of, "versions": versions})
-    return JournalFingerprint(fingerprint_of({"given": resume.fingerprint, "versions": versions, **identity}), made_of)
+    recorded_identity = None if resume.identity is None else as_recorded({**resume.identity, "versions": versions})
+    return JournalFingerprint(fingerprint_of({"given": resume.fingerprint, "versions": versions, **identity}), recorded_identity)
 
 
-def take_up(
-    stream: Callable[[Mark | None], Iterator[Batch]],
-    reached: Reached,
+def resume_stream(
+    stream: Callable[[ResumePoint | None], Iterator[Batch]],
+    reached: BuildPosition,
     *,
     log: Callable[[str], None],
     replay: Callable[[Iterator[Batch]], None] | None = None,
@@ -152,12 +152,12 @@ def take_up(
         NielsCacheError: If the stream ends before this position.
     """
     started = time.monotonic()
-    batches = _Cut(stream(None))
+    batches = _DividedStream(stream(None))
     past = batches.first(reached.items)
     if replay is not None:
         replay(past)
     if reached.mark is not None:
-        batches = _Cut(stream(reached.mark))
+        batches = _DividedStream(stream(reached.mark))
         past = batches.first(reached.items - reached.mark.items)
     for _ in past:
         pass
@@ -165,7 +165,7 @@ def take_up(
     return batches.rest()
 
 
-class _Cut(Generic[Batch]):
+class _DividedStream(Generic[Batch]):
     """A stream of batches that is divided at an item, possibly inside a batch."""
 
     def __init__(self, batches: Iterator[Batch]) -> None:

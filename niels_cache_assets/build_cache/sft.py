@@ -16,24 +16,24 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from niels_cache_assets.base.defaults import ROLE_KEYS, Turns
-from niels_cache_assets.base.documents import Conversation, Drops, Message, SourceReport
+from niels_cache_assets.base.documents import Conversation, DropReport, Message, SourceReport
 from niels_cache_assets.base.parallel import map_in_order
-from niels_cache_assets.build_cache.base import CacheBuild, OnProgress, Progress, Provenance, dropped_note
+from niels_cache_assets.build_cache.base import CacheBuild, OnProgress, Progress, Provenance, describe_dropped_items
 from niels_cache_assets.build_cache.conversations import (
     ConversationEncoder,
     characters,
-    drops_of,
+    collect_drops,
+    drop_text,
     example_name,
-    paired,
-    problem_of_pair,
-    without_text,
+    mask_shared_prompt,
+    pair_form_problem,
 )
-from niels_cache_assets.build_cache.resume import Reached, Resume, take_up
+from niels_cache_assets.build_cache.resume import BuildPosition, Resume, resume_stream
 from niels_cache_assets.build_cache.sft_spool import SftSpool, SpoolState
 from niels_cache_assets.chats.encoding import ChatEncoder, EncodedChat
 from niels_cache_assets.chats.templates import Template
 from niels_cache_assets.disk.journal import Journal
-from niels_cache_assets.disk.space import naming
+from niels_cache_assets.disk.space import name_path
 from niels_cache_assets.disk.write_behind import WriteBehind
 from niels_cache_assets.disk.writers import Files, add_file
 from niels_cache_assets.sources.messages import WEIGHT_PROBLEMS, describe_weight_problem, masked_messages
@@ -41,7 +41,7 @@ from niels_cache_assets.sources.pairs import prompt_hash, prompt_length
 from niels_cache_assets.streaming.encode import COLLISION, INVALID_UNICODE, in_chunks
 from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.intake import as_conversations, require_whole_numbers
-from niels_cache_assets.streaming.types import Mark, Position
+from niels_cache_assets.streaming.types import ResumePoint, StreamPosition
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import sync
 from niels_cache_runtime.format.layout import CHAT_TEMPLATE_NAME, SIDES, SPLITS
@@ -49,7 +49,7 @@ from niels_cache_runtime.format.meta import Meta, content_sha256
 from niels_cache_runtime.format.reading import available_threads
 
 _MASKED = "masked_messages"  # in the facts of meta.json: how many messages are marked not to be trained on; missing without any
-_MOST_HINTS = 2  # of a template, in the message about a source without usable conversations
+_MAX_HINTS = 2  # of a template, in the message about a source without usable conversations
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,13 +61,13 @@ class _State:
         ended: The final counts, set after everything was read. None before that.
     """
 
-    reached: Reached
+    reached: BuildPosition
     drops: dict[str, dict[str, Any]]
     spool: SpoolState
     ended: dict[str, dict[str, Any]] | None
 
 
-class _Encoded(NamedTuple):
+class _EncodedExamples(NamedTuple):
     """The kept conversations of a chunk, and the dropped ones.
 
     Attributes:
@@ -82,8 +82,8 @@ class _Encoded(NamedTuple):
     conversations: list[Conversation]
     tokens: np.ndarray
     lengths: np.ndarray
-    drops: Drops
-    position: Position
+    drops: DropReport
+    position: StreamPosition
     spans: list[np.ndarray]
     hints: tuple[str, ...] = ()
     units: np.ndarray | None = None
@@ -190,11 +190,11 @@ class SftBuild(CacheBuild):
     def settings(self) -> dict[str, Any]:
         with_template = {} if self.template is None else {"template": self.template.identity}
         of_pairs = {"kind": "preference", "max_tokens": self.max_tokens} if self.preference else {}
-        of_examples = {**with_template, **of_pairs, **self._learned}
+        of_examples = {**with_template, **of_pairs, **self._turn_settings}
         return {"val_frac": self.val_frac, "seed": self.seed, "split_by": self._split_unit, **of_examples}
 
     @property
-    def _learned(self) -> dict[str, Any]:
+    def _turn_settings(self) -> dict[str, Any]:
         return {} if self.turns == "all" else {"turns": self.turns}
 
     @property
@@ -209,7 +209,7 @@ class SftBuild(CacheBuild):
         return None if self.template is None else ChatEncoder(self.template, self.tokenizer)
 
     @cached_property
-    def _of_chunks(self) -> ConversationEncoder:
+    def _conversation_encoder(self) -> ConversationEncoder:
         views: dict[str, Any] = {"view": self.view, "encoding_view": self.encoding_view, "dtype": self.dtype}
         return ConversationEncoder(**views, chats=self._chats, raises=self.on_invalid == "raise", turns=self.turns)
 
@@ -229,22 +229,22 @@ class SftBuild(CacheBuild):
         with self._chats or nullcontext(), SftSpool(partial, dtype=self.dtype, state=spooled, sides=sides) as spool:
             if resume is not None:
                 resume.resumed_tokens = spool.tokens
-            ended = None if state is None or state.ended is None else Drops(**state.ended)
+            ended = None if state is None or state.ended is None else DropReport(**state.ended)
             if ended is None:
                 ended = self._spool(spool, journal, resume)
             if not spool.examples:
-                note = dropped_note(ended, self.feed.report.hints)
+                note = describe_dropped_items(ended, self.feed.report.hints)
                 what = "preference pair" if self.preference else "conversation"
                 raise NielsCacheError(f"{self.out_dir}: the source gave no usable {what}{note}; nothing was written")
             files: dict[str, dict[str, Any]] = {}
             with_spans = self.preference or self.template is not None or _MASKED in ended.facts  # sentinels cannot say what is masked
             by_group = self.preference or self.split_by != "example"
-            counts = spool.deal(files, val_frac=self.val_frac, seed=self.seed, by_group=by_group, with_spans=with_spans)
+            counts = spool.write_splits(files, val_frac=self.val_frac, seed=self.seed, by_group=by_group, with_spans=with_spans)
             meta = {
                 **self._meta,
                 **{f"{split}_{what}": counts[f"{split}_{what}"] for split in SPLITS for what in ("examples", "tokens")},
                 **({"targets": {split: counts[f"{split}_targets"] for split in SPLITS}} if with_spans else {}),
-                **self._described_template(partial, files),
+                **self._write_template(partial, files),
                 "dropped": dict(ended.dropped),
                 "facts": {**ended.facts, "straddling_groups": counts["straddling_groups"]},
                 "files": files,
@@ -252,37 +252,37 @@ class SftBuild(CacheBuild):
             }
         return meta
 
-    def _described_template(self, partial: Path, files: Files) -> dict[str, Any]:
+    def _write_template(self, partial: Path, files: Files) -> dict[str, Any]:
         """Write the text of the template into the cache, and return the entries of meta.json about it and about sides."""
         described: dict[str, Any] = {"sides": [*SIDES]} if self.preference else {}
         if self.template is None or self._chats is None:
             return described
         path = partial / CHAT_TEMPLATE_NAME
-        with naming(path):
+        with name_path(path):
             path.write_text(self.template.text, encoding="utf-8", newline="")
             sync(path)
         add_file(path, CHAT_TEMPLATE_NAME, files)
         about = {"name": self.template.name, "sha256": self.template.sha256, "marks": self._chats.has_marks}
-        return {"template": about | self._learned, **described}
+        return {"template": about | self._turn_settings, **described}
 
-    def _spool(self, spool: SftSpool, journal: Journal | None, resume: Resume | None) -> Drops:
+    def _spool(self, spool: SftSpool, journal: Journal | None, resume: Resume | None) -> DropReport:
         """Store all conversations in the spool, or only the rest of them if the journal has a state."""
         state: _State | None = journal.state if journal is not None else None
-        drops = Drops(**state.drops) if state is not None else Drops()
+        drops = DropReport(**state.drops) if state is not None else DropReport()
         examples, tokens = spool.examples, spool.tokens
 
-        def state_at(position: Position, *, ended: Drops | None = None) -> Callable[..., _State]:
+        def state_at(position: StreamPosition, *, ended: DropReport | None = None) -> Callable[..., _State]:
             """Return a function that makes the state of the build at this position, from the state of the spool there."""
-            reached = Reached(items=position.items, mark=position.mark, share=position.share)
+            reached = BuildPosition(items=position.items, mark=position.mark, share=position.share)
             return partial(_State, reached=reached, drops=drops.state(), ended=None if ended is None else ended.state())
 
         hints: list[str] = []
-        position = Position(0, None, Counter(), {}, None)
+        position = StreamPosition(0, None, Counter(), {}, None)
         with WriteBehind() as behind, closing(self._encoded(resume, state)) as batches:
             for batch in batches:
                 position = batch.position
                 drops.join(batch.drops)
-                hints += batch.hints[: _MOST_HINTS - len(hints)]
+                hints += batch.hints[: _MAX_HINTS - len(hints)]
                 examples, tokens = examples + len(batch.conversations), tokens + len(batch.tokens)
                 behind.submit(partial(_write, spool, batch, journal, state_at(position)), size=batch.tokens.nbytes)
                 del batch  # frees a long text before the next is encoded
@@ -290,21 +290,21 @@ class SftBuild(CacheBuild):
                     self.progress(Progress(examples, tokens, position.share))
             behind.finish()
         self.feed.report.hints += hints
-        ended = Drops(self.feed.report.dropped, self.feed.report.facts)
+        ended = DropReport(self.feed.report.dropped, self.feed.report.facts)
         ended.join(drops)
         if journal is not None and journal.recorded:
             _record(journal, spool, state_at(position, ended=ended))
         return ended
 
-    def _encoded(self, resume: Resume | None, state: _State | None) -> Generator[_Encoded]:
+    def _encoded(self, resume: Resume | None, state: _State | None) -> Generator[_EncodedExamples]:
         """Return all encoded conversations, or only the rest of them if there is a state."""
 
-        def stream(mark: Mark | None) -> Iterator[list[Conversation]]:
+        def stream(mark: ResumePoint | None) -> Iterator[list[Conversation]]:
             return as_conversations(self.feed.open(mark), first=mark.items if mark else 0)
 
         conversations, first = stream(None), 0
         if resume is not None and state is not None:
-            conversations, first = take_up(stream, state.reached, log=resume.log), state.reached.items
+            conversations, first = resume_stream(stream, state.reached, log=resume.log), state.reached.items
         chunks = self.feed.positioned(in_chunks(conversations, self._sizes, lambda parts: [*chain.from_iterable(parts)]), first=first)
         threads = self.threads or available_threads()
         return map_in_order(self._encode, enumerate(chunks), threads=threads, size_of=lambda task: int(self._sizes(task[1][0]).sum()))
@@ -312,7 +312,7 @@ class SftBuild(CacheBuild):
     def _sizes(self, conversations: list[Conversation]) -> np.ndarray:
         return np.fromiter((characters(each, self.turns) for each in conversations), np.int64, len(conversations))
 
-    def _encode(self, task: tuple[int, tuple[list[Conversation], Position]]) -> _Encoded:
+    def _encode(self, task: tuple[int, tuple[list[Conversation], StreamPosition]]) -> _EncodedExamples:
         """Encode a chunk of conversations, or of pairs."""
         batch, (chunk, position) = task
         first = position.items - len(chunk)
@@ -321,27 +321,29 @@ class SftBuild(CacheBuild):
         problems: dict[int, str] = {}
         names = [example_name(each, first + number) for number, each in enumerate(chunk)]
         masked = [masked_messages(each.messages) for each in chunk]
-        found = self._of_chunks.encode(chunk, batch, problems, names, masked)
-        self._require_sound(chunk, problems, first=first)
+        found = self._conversation_encoder.encode(chunk, batch, problems, names, masked)
+        self._raise_for_problems(chunk, problems, first=first)
         facts = found.facts + Counter({_MASKED: sum(len(masked[number]) for number in {*found.kept})})
-        return _Encoded(
-            conversations=[without_text(chunk[number]) for number in found.kept],
+        return _EncodedExamples(
+            conversations=[drop_text(chunk[number]) for number in found.kept],
             tokens=found.tokens,
             lengths=found.lengths,
-            drops=drops_of(chunk, problems, first, facts),
+            drops=collect_drops(chunk, problems, first, facts),
             position=position,
             spans=found.spans,
             hints=found.hints,
             units=first + np.array(found.kept, dtype=np.int64) if self.turns == "each" else None,
         )
 
-    def _encode_pairs(self, batch: int, chunk: list[Conversation], position: Position, first: int) -> _Encoded:
+    def _encode_pairs(self, batch: int, chunk: list[Conversation], position: StreamPosition, first: int) -> _EncodedExamples:
         """Encode a chunk of pairs, with the two sides of a pair one after the other.
 
         A prompt never has targets, so its messages do not count as masked.
         """
         problems = {
-            number: problem for number, pair in enumerate(chunk) if (problem := problem_of_pair(pair, self._of_chunks.roles)) is not None
+            number: problem
+            for number, pair in enumerate(chunk)
+            if (problem := pair_form_problem(pair, self._conversation_encoder.roles)) is not None
         }
         valid = [number for number in range(len(chunk)) if number not in problems]
         sides = [side for number in valid for side in (chunk[number], chunk[number]._replace(messages=chunk[number].rejected or []))]
@@ -349,34 +351,34 @@ class SftBuild(CacheBuild):
         names = [example_name(chunk[number], first + number) for number in valid for _ in SIDES]
         prompts = [prompt_length(chunk[number].messages, chunk[number].rejected or []) for number in valid for _ in SIDES]
         masked = [masked_messages(side.messages, first=prompt) for side, prompt in zip(sides, prompts, strict=True)]
-        found = self._of_chunks.encode(sides, batch, of_sides, names, masked)
-        chats = dict(zip(found.kept, self._of_chunks.chats_of(found), strict=True))
+        found = self._conversation_encoder.encode(sides, batch, of_sides, names, masked)
+        chats = dict(zip(found.kept, self._conversation_encoder.chats_of(found), strict=True))
         encoded: dict[int, tuple[EncodedChat, EncodedChat]] = {}
         for place, number in enumerate(valid):
             problem = of_sides.get(2 * place) or of_sides.get(2 * place + 1)
-            made = problem or paired(chats[2 * place], chats[2 * place + 1], most=self.max_tokens)
+            made = problem or mask_shared_prompt(chats[2 * place], chats[2 * place + 1], most=self.max_tokens)
             if isinstance(made, str):
                 problems[number] = made
             else:
                 encoded[number] = made
-        self._require_sound(chunk, problems, first=first)
+        self._raise_for_problems(chunk, problems, first=first)
         both = [side for pair in encoded.values() for side in pair]
         places = [2 * place + side for place, number in enumerate(valid) if number in encoded for side in range(len(SIDES))]
         facts = found.facts + Counter({_MASKED: sum(len(masked[place]) for place in places)})
-        return _Encoded(
+        return _EncodedExamples(
             conversations=[
-                without_text(pair)._replace(group=prompt_hash(pair.messages, pair.rejected or [], split_by=self.split_by))
+                drop_text(pair)._replace(group=prompt_hash(pair.messages, pair.rejected or [], split_by=self.split_by))
                 for pair in map(chunk.__getitem__, encoded)
             ],
             tokens=np.concatenate([np.empty(0, self.dtype), *(side.ids for side in both)]),
             lengths=np.fromiter((len(side.ids) for side in both), np.int64, len(both)),
-            drops=drops_of(chunk, problems, first, facts),
+            drops=collect_drops(chunk, problems, first, facts),
             position=position,
             spans=[side.spans for side in both],
             hints=found.hints,
         )
 
-    def _require_sound(self, chunk: list[Conversation], problems: Mapping[int, str], *, first: int) -> None:
+    def _raise_for_problems(self, chunk: list[Conversation], problems: Mapping[int, str], *, first: int) -> None:
         """Raise NielsCacheError for the first conversation with a problem that the settings treat as an error.
 
         Args:
@@ -395,7 +397,7 @@ class SftBuild(CacheBuild):
                 raise NielsCacheError(f"{example}: {what}; correct it, or pass on_invalid='drop'")
 
 
-def _write(spool: SftSpool, batch: _Encoded, journal: Journal | None, state_of: Callable[..., _State]) -> None:
+def _write(spool: SftSpool, batch: _EncodedExamples, journal: Journal | None, state_of: Callable[..., _State]) -> None:
     """Write a batch, then record the state after this batch if the journal is due for a record."""
     spool.write(batch.conversations, batch.tokens, batch.lengths, batch.spans, batch.units)
     if journal is not None and journal.due(spool.bytes):

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from niels_cache_assets.base.documents import NO_SPLIT, Conversation
-from niels_cache_assets.base.strings import hashes_of
+from niels_cache_assets.base.strings import hash_strings
 from niels_cache_assets.disk.journal import SCRATCH_NAME
 from niels_cache_assets.disk.lineage_files import LineageWriter, RowSpool
 from niels_cache_assets.disk.writers import Files, GrowingFile, HashedFile, NpyWriter, Sizes
@@ -47,7 +47,7 @@ class SpoolState:
 
 
 class SftSpool:
-    """A spool of encoded examples, which `deal` divides between the two splits.
+    """A spool of encoded examples, which `write_splits` divides between the two splits.
 
     Use it as a context manager, so that files are always closed.
 
@@ -136,7 +136,7 @@ class SftSpool:
             }
         )
 
-    def deal(self, files: Files, *, val_frac: float, seed: int, by_group: bool, with_spans: bool) -> dict[str, int]:
+    def write_splits(self, files: Files, *, val_frac: float, seed: int, by_group: bool, with_spans: bool) -> dict[str, int]:
         """Write both splits into the cache directory, in input order.
 
         An example that has a split keeps it. For all others, `val_mask` chooses the examples (with `by_group`: the groups) that go to val.
@@ -174,7 +174,7 @@ class SftSpool:
         columns = []
         for rows in self._rows.read():
             names = rows.column("group")
-            hashes = hashes_of(names.fill_null("").to_pylist()) & np.iinfo(np.int64).max
+            hashes = hash_strings(names.fill_null("").to_pylist()) & np.iinfo(np.int64).max
             groups = np.where(names.is_null().to_numpy(zero_copy_only=False), _NO_GROUP, hashes)
             columns.append(np.stack([rows.column("split").to_numpy(), rows.column("unit").to_numpy(), groups]))
         splits, units, groups = np.concatenate(columns, axis=1)

@@ -28,14 +28,14 @@ import sys
 from contextlib import suppress
 from typing import Any, BinaryIO
 
-from niels_cache_assets.chats.compiled import CompiledTemplate, Refused
-from niels_cache_assets.chats.targets import Renderer, Unproven
+from niels_cache_assets.chats.compiled import CompiledTemplate, TemplateRefusal
+from niels_cache_assets.chats.targets import Renderer, TooManyMessagesError
 
 _TEMPLATE = "<template>"  # the file name that jinja2 gives to code of a template in a traceback
-_MOST_SAID = 300  # characters of an error that are reported
+_MAX_ERROR_CHARACTERS = 300  # characters of an error that are reported
 
 
-def _said(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     """Return an error of a template in one line, with the line number in the template if it is known."""
     from jinja2 import TemplateSyntaxError
 
@@ -44,7 +44,7 @@ def _said(error: BaseException) -> str:
         if trace.tb_frame.f_code.co_filename == _TEMPLATE:
             line = trace.tb_lineno
         trace = trace.tb_next
-    said = " ".join(str(error).split())[:_MOST_SAID] or type(error).__name__
+    said = " ".join(str(error).split())[:_MAX_ERROR_CHARACTERS] or type(error).__name__
     if isinstance(error, MemoryError):
         said = "it needs too much memory"
     elif isinstance(error, RecursionError):
@@ -72,12 +72,12 @@ def _answer(renderer: Renderer, task: dict[str, Any]) -> dict[str, Any]:
         if task["text_only"]:
             return {"text": renderer.text(task["messages"], task["tools"], most=task["most"]), "spans": [], "owners": [], "neutral": ""}
         return renderer.render(task["messages"], task["tools"], most=task["most"], last=task["last"])
-    except Refused as error:
-        return {"refused": _said(error)}
-    except Unproven:
+    except TemplateRefusal as error:
+        return {"refused": _describe_error(error)}
+    except TooManyMessagesError:
         return {"unproven": len(task["messages"])}
     except Exception as error:  # whatever a template does is its error
-        return {"error": _said(error)}
+        return {"error": _describe_error(error)}
 
 
 def main(lines: BinaryIO, out: BinaryIO) -> None:
@@ -97,7 +97,7 @@ def main(lines: BinaryIO, out: BinaryIO) -> None:
         renderer = Renderer(CompiledTemplate(first["template"], first["variables"], first["names"]))
         about = {"marks": renderer.template.has_marks, "plain": renderer.plain}
     except Exception as error:
-        reply({"error": _said(error)})
+        reply({"error": _describe_error(error)})
         return
     reply(about)
     for line in iter(lines.readline, b""):

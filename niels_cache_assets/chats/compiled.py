@@ -14,20 +14,20 @@ TAG = re.compile(r"</?\w+>|\[/?\w+\]")
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 
 
-class Words:
+class NeutralWords:
     """Neutral words in place of the texts of a conversation, equal words for equal texts.
 
     What the template itself uses is kept: roles, keys that it reads, texts that it compares, and tags that it looks for in texts.
 
     Args:
-        said: All strings in the template.
+        strings: All strings in the template.
         compared: Those that it compares.
         names: Strings of special tokens, which are never kept.
     """
 
-    def __init__(self, said: frozenset[str], compared: frozenset[str], names: frozenset[str]) -> None:
-        self._keys, self._compared = said, compared - _ROLES
-        self._tags = frozenset(tag for text in said for tag in TAG.findall(text)) - names
+    def __init__(self, strings: frozenset[str], compared: frozenset[str], names: frozenset[str]) -> None:
+        self._keys, self._compared = strings, compared - _ROLES
+        self._tags = frozenset(tag for text in strings for tag in TAG.findall(text)) - names
         self._words: dict[str, str] = {}
 
     def of(self, value: Any) -> Any:
@@ -56,15 +56,15 @@ _BEGUN, _ENDED = " begun", " ended"
 Messages = list[dict[str, Any]]
 
 
-class Refused(Exception):
+class TemplateRefusal(Exception):
     """The error for a conversation that the template refuses with `raise_exception`."""
 
 
-class Unfit(Exception):
+class UnusableOutputError(Exception):
     """The error for an output of the template that cannot be used."""
 
 
-class Made(NamedTuple):
+class RenderedTemplate(NamedTuple):
     """A rendering.
 
     Attributes:
@@ -99,7 +99,7 @@ class CompiledTemplate:
         from jinja2.visitor import NodeTransformer
 
         template, numbers = self, count()
-        self.passes: Passes = Passes({})
+        self.passes: LoopPasses = LoopPasses({})
         blocks: list[nodes.Node] = []
 
         class Marks(Extension):
@@ -136,7 +136,7 @@ class CompiledTemplate:
 
             def __setitem__(self, name: str, value: Any) -> None:
                 if str(name).startswith("_"):
-                    raise Unfit(f"a namespace cannot have the name {name!r}")
+                    raise UnusableOutputError(f"a namespace cannot have the name {name!r}")
                 super().__setitem__(name, value)
 
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Marks, loopcontrols])
@@ -152,20 +152,20 @@ class CompiledTemplate:
         tree = environment.parse(text)
         for outer in tree.find_all((nodes.AssignBlock, nodes.Macro, nodes.FilterBlock, nodes.CallBlock)):
             if any(inner is block for inner in outer.find_all(nodes.CallBlock) for block in blocks):
-                raise Unfit(
+                raise UnusableOutputError(
                     f"line {outer.lineno}: a generation block is inside a macro or a set block, so the place of its text is not known"
                 )
-        self._words = (strings_of(tree), compared_in(tree), frozenset(names))
+        self._words = (template_strings(tree), compared_strings(tree), frozenset(names))
         self.has_marks = bool(blocks)
         self._variables = variables
         tree = Loops().visit(tree)
         self._template = environment.from_string(tree.set_environment(environment))
 
     def neutral(self, messages: Messages, tools: Any) -> tuple[Messages, Any]:
-        words = Words(*self._words)
+        words = NeutralWords(*self._words)
         return [words.of(message) for message in messages], words.of(tools)
 
-    def made(self, messages: Messages, tools: Any, *, most: int, prompt: bool = False) -> Made:
+    def render(self, messages: Messages, tools: Any, *, most: int, prompt: bool = False) -> RenderedTemplate:
         """Render messages.
 
         Args:
@@ -175,21 +175,21 @@ class CompiledTemplate:
             prompt: Whether the text ends with the prompt for a reply; by default no.
 
         Raises:
-            Refused: If the template refuses the conversation.
-            Unfit: If the text is too long.
+            TemplateRefusal: If the template refuses the conversation.
+            UnusableOutputError: If the text is too long.
         """
         pieces: list[str] = []
-        self.passes = Passes({id(message): number for number, message in enumerate(messages)})
+        self.passes = LoopPasses({id(message): number for number, message in enumerate(messages)})
         values = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": prompt}
         for piece in self._template.generate(**{**self._variables, **values}):
             pieces.append(piece)
             self.passes.written += len(piece)
             if self.passes.written > most:
-                raise Unfit(f"it makes more than {most:,} characters of one conversation")
-        return Made("".join(pieces), self.passes.marked, self.passes.begins)
+                raise UnusableOutputError(f"it makes more than {most:,} characters of one conversation")
+        return RenderedTemplate("".join(pieces), self.passes.marked, self.passes.begins)
 
 
-class Passes:
+class LoopPasses:
     """The iterations of loops over the messages of one rendering.
 
     Args:
@@ -225,7 +225,7 @@ class Passes:
         self.marked.append((self.written, made, next(reversed(self._open[-1][1])) if self._open else None))
 
 
-def strings_of(tree: Any) -> frozenset[str]:
+def template_strings(tree: Any) -> frozenset[str]:
     """Return all strings in the code of a template, and the names of attributes."""
     from jinja2 import nodes
 
@@ -233,7 +233,7 @@ def strings_of(tree: Any) -> frozenset[str]:
     return frozenset(texts | {node.attr for node in tree.find_all(nodes.Getattr)})
 
 
-def compared_in(tree: Any) -> frozenset[str]:
+def compared_strings(tree: Any) -> frozenset[str]:
     """Return the strings with which a template compares others."""
     from jinja2 import nodes
 
@@ -245,7 +245,7 @@ def compared_in(tree: Any) -> frozenset[str]:
 
 
 def _refuse(message: Any) -> None:
-    raise Refused(str(message))
+    raise TemplateRefusal(str(message))
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False) -> str:

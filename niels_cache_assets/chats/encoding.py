@@ -16,17 +16,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from niels_cache_assets.chats.rendering import Chat, Refusal, Rendered, Rendering, texts_of
+from niels_cache_assets.chats.rendering import Chat, RenderedChat, RendererPool, UnusableChat, json_strings
 from niels_cache_assets.chats.templates import Template
-from niels_cache_assets.sources.tool_arguments import with_arguments
-from niels_cache_assets.streaming.encode import COLLISION, INVALID_UNICODE, has_lone_surrogate, naming_unencodable, normalize_newlines
+from niels_cache_assets.sources.tool_arguments import convert_arguments
+from niels_cache_assets.streaming.encode import COLLISION, INVALID_UNICODE, has_lone_surrogate, name_unencodable_item, normalize_newlines
 from niels_cache_assets.tokenizer.base import Span, TextTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Array, Bools, Ints
 
 NO_TARGET = "no_target"
 UNKNOWN_TURN = "unknown_turn"
-_MOST_KNOWN = 4096
+_MAX_KNOWN = 4096
 _SHORT = 4096  # characters
 
 
@@ -62,7 +62,7 @@ class ChatEncoder:
         self._names = tuple(filter(None, tokenizer.special_names()))
         reserved = {*tokenizer.reserved_ids()}
         self._guarded_names = [name for name in self._names if "think" not in name.lower() or tokenizer.token_id(name) in reserved]
-        self._rendering = Rendering(template, self._guarded_names)
+        self._rendering = RendererPool(template, self._guarded_names)
         self._known: dict[str, list[int]] = {}  # the guarded tokens of short neutral texts
 
     def __enter__(self) -> ChatEncoder:
@@ -80,25 +80,25 @@ class ChatEncoder:
         """Whether the template itself marks its targets, so that no prefixes are compared."""
         return self._rendering.has_marks
 
-    def encode(self, chats: Sequence[Chat]) -> list[EncodedChat | Refusal]:
+    def encode(self, chats: Sequence[Chat]) -> list[EncodedChat | UnusableChat]:
         """Return the tokens of each conversation, or why it is not used, in order.
 
         Raises:
             NielsCacheError: If the template fails.
         """
         chats = [chat._replace(messages=[self._prepared(message) for message in chat.messages]) for chat in chats]
-        results: list[EncodedChat | Refusal | None] = [*self._unusable(chats)]
+        results: list[EncodedChat | UnusableChat | None] = [*self._unusable_reasons(chats)]
         sound = [number for number, result in enumerate(results) if result is None]
         rendered = self._rendering.render([chats[number] for number in sound])
-        texts: list[tuple[int, Rendered]] = []
+        texts: list[tuple[int, RenderedChat]] = []
         for number, each in zip(sound, rendered, strict=True):
-            if isinstance(each, Refusal):
+            if isinstance(each, UnusableChat):
                 results[number] = each
             elif has_lone_surrogate(each.text):
-                results[number] = Refusal(INVALID_UNICODE, f"{chats[number].name} is not valid Unicode")
+                results[number] = UnusableChat(INVALID_UNICODE, f"{chats[number].name} is not valid Unicode")
             else:
                 texts.append((number, self._without_line_breaks(each)))
-        with naming_unencodable(
+        with name_unencodable_item(
             lambda item: chats[texts[item][0]].name, ([each.text] for _, each in texts), self._tokenizer.yields_special
         ):
             encoded = self._tokenizer.encode_rendered([each.text for _, each in texts], [each.spans for _, each in texts])
@@ -110,9 +110,9 @@ class ChatEncoder:
     def _prepared(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return a message with plain newlines, and with the arguments of its calls as the template expects them."""
         plain = _with_plain_newlines(message)
-        return with_arguments(plain, self._rendering.form_of_arguments) if plain.get("tool_calls") else plain
+        return convert_arguments(plain, self._rendering.argument_form) if plain.get("tool_calls") else plain
 
-    def _checked(self, chat: Chat, rendered: Rendered, ids: Array, spans: Ints, allowed: Sequence[int]) -> EncodedChat | Refusal:
+    def _checked(self, chat: Chat, rendered: RenderedChat, ids: Array, spans: Ints, allowed: Sequence[int]) -> EncodedChat | UnusableChat:
         """Return an encoded conversation, or why it is not used.
 
         Args:
@@ -122,14 +122,14 @@ class ChatEncoder:
             spans: Targets among the ids.
             allowed: Guarded tokens that the template writes itself, in order.
         """
-        if not _are_among(self._guarded_in(ids), allowed):
-            return Refusal(COLLISION, f"{chat.name}: its texts make a special token in {self._template.where}; remove it")
+        if not _is_subsequence(self._guarded_in(ids), allowed):
+            return UnusableChat(COLLISION, f"{chat.name}: its texts make a special token in {self._template.where}; remove it")
         if chat.ignored and None in rendered.owners:
-            return Refusal(UNKNOWN_TURN, f"{self._template.where}: does not show which message of {chat.name} each mark is in")
+            return UnusableChat(UNKNOWN_TURN, f"{self._template.where}: does not show which message of {chat.name} each mark is in")
         learned = [owner not in chat.ignored for owner in rendered.owners]
-        joined = join_spans(spans[np.array(learned, dtype=bool)])
+        joined = merge_spans(spans[np.array(learned, dtype=bool)])
         said = f"{self._template.where}: gives {chat.name} no words of the assistant to train on"
-        return EncodedChat(ids, joined) if len(joined) else Refusal(NO_TARGET, said)
+        return EncodedChat(ids, joined) if len(joined) else UnusableChat(NO_TARGET, said)
 
     @cached_property
     def _is_guarded(self) -> Bools:
@@ -158,11 +158,11 @@ class ChatEncoder:
             text: self._guarded_in(ids) for text, (ids, _) in zip(new, self._tokenizer.encode_rendered(new, [()] * len(new)), strict=True)
         }
         result = [found[text] if text in found else self._known[text] for text in texts]
-        if len(self._known) < _MOST_KNOWN:
+        if len(self._known) < _MAX_KNOWN:
             self._known |= {text: own for text, own in found.items() if len(text) <= _SHORT}
         return result
 
-    def _without_line_breaks(self, rendered: Rendered) -> Rendered:
+    def _without_line_breaks(self, rendered: RenderedChat) -> RenderedChat:
         """Leave the white space after a token that ends a message out of the targets, because no model has to write it.
 
         If another token follows, such as the EOS that phi3 writes after its last line break, it is a target of its own.
@@ -182,28 +182,28 @@ class ChatEncoder:
         place = start + len(text[start:end].rstrip()) if text[start:end][-1:].isspace() else end
         return place if place < end and text.endswith(self._names, start, place) else end
 
-    def _unusable(self, chats: Sequence[Chat]) -> list[Refusal | None]:
+    def _unusable_reasons(self, chats: Sequence[Chat]) -> list[UnusableChat | None]:
         """Return for each conversation why its own texts make it unusable, or None."""
-        found: list[Refusal | None] = [None] * len(chats)
+        found: list[UnusableChat | None] = [None] * len(chats)
         texts: list[str] = []
         owners: list[int] = []
         for number, chat in enumerate(chats):
-            own = [*dict.fromkeys(texts_of([chat.messages, chat.tools]))]
+            own = [*dict.fromkeys(json_strings([chat.messages, chat.tools]))]
             if any(map(has_lone_surrogate, own)):
-                found[number] = Refusal(INVALID_UNICODE, f"{chat.name} is not valid Unicode")
+                found[number] = UnusableChat(INVALID_UNICODE, f"{chat.name} is not valid Unicode")
             else:
                 texts += own
                 owners += [number] * len(own)
         markers = self._template.markers  # a tokenizer may have them as tokens that it does not call special
-        with naming_unencodable(lambda item: chats[owners[item]].name, ([text] for text in texts), self._tokenizer.yields_special):
+        with name_unencodable_item(lambda item: chats[owners[item]].name, ([text] for text in texts), self._tokenizer.yields_special):
             special = self._tokenizer.yields_special(texts)
         for number, text, is_special in zip(owners, texts, special, strict=True):
             if is_special or any(marker in text for marker in markers):
-                found[number] = Refusal(COLLISION, f"{chats[number].name}: a message contains a special token; remove it")
+                found[number] = UnusableChat(COLLISION, f"{chats[number].name}: a message contains a special token; remove it")
         return found
 
 
-def _are_among(tokens: Sequence[int], allowed: Sequence[int]) -> bool:
+def _is_subsequence(tokens: Sequence[int], allowed: Sequence[int]) -> bool:
     """Return whether all tokens are in `allowed`, in the same order."""
     if tokens == allowed:
         return True
@@ -211,7 +211,7 @@ def _are_among(tokens: Sequence[int], allowed: Sequence[int]) -> bool:
     return all(token in rest for token in tokens)
 
 
-def join_spans(spans: Ints) -> Ints:
+def merge_spans(spans: Ints) -> Ints:
     """Return spans (m, 2) in order, with overlapping and touching spans joined, and without empty spans."""
     spans = spans[spans[:, 0] < spans[:, 1]]
     spans = spans[np.argsort(spans[:, 0], kind="stable")]

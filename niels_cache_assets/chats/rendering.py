@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from niels_cache_assets.chats.templates import Template, find_template
-from niels_cache_assets.sources.tool_arguments import form_of
+from niels_cache_assets.sources.tool_arguments import detect_argument_form
 from niels_cache_assets.tokenizer.kinds import TextTokenizer, open_configured_model
 from niels_cache_assets.tokenizer.settings import TokenizerSettings
 from niels_cache_runtime.errors import NielsCacheError
 
-MOST_SECONDS = 10  # of processor time for one conversation
-MOST_MEMORY = 1 << 31  # bytes of a child
-LEAST_OUTPUT = 4_000_000  # characters of output that every conversation may have
+MAX_SECONDS = 10  # of processor time for one conversation
+MAX_MEMORY = 1 << 31  # bytes of a child
+MIN_OUTPUT = 4_000_000  # characters of output that every conversation may have
 OUTPUT_PER_CHARACTER = 16  # further characters of output for each character of the messages
 
 _CHILD = "niels_cache_assets.chats.child"
@@ -35,7 +35,7 @@ _ROOT = Path(__file__).parents[2]
 _MESSAGES_PER_SECOND = 500  # a longer conversation may take more time
 
 
-class Rendered(NamedTuple):
+class RenderedChat(NamedTuple):
     """A rendered conversation.
 
     Attributes:
@@ -51,16 +51,16 @@ class Rendered(NamedTuple):
     neutral: str
 
 
-class Refusal(NamedTuple):
+class UnusableChat(NamedTuple):
     """The reason why a conversation is not used.
 
     Attributes:
         reason: A key of `dropped`.
-        said: The reason in words.
+        explanation: The reason in words.
     """
 
     reason: str
-    said: str
+    explanation: str
 
 
 REFUSED = "refused_by_template"
@@ -85,7 +85,7 @@ class Chat(NamedTuple):
     last: bool = False
 
 
-class Rendering:
+class RendererPool:
     """A template that is ready to render. A context manager, which ends all children on exit.
 
     Args:
@@ -102,7 +102,7 @@ class Rendering:
         self._started: list[_Child] = []
         weakref.finalize(self, _end_all, self._started)  # if `close` is never called
 
-    def __enter__(self) -> Rendering:
+    def __enter__(self) -> RendererPool:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -119,18 +119,18 @@ class Rendering:
         return self.start().has_marks
 
     @cached_property
-    def form_of_arguments(self) -> Callable[[Any], Any]:
+    def argument_form(self) -> Callable[[Any], Any]:
         """Function that converts the arguments of calls to the form that the template expects, found by trying the template."""
         child = self._take()
 
         def tried(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> str | None:
             with suppress(NielsCacheError):
-                if isinstance(answer := child.render([Chat(messages, "a call for a try", tools)], text_only=True)[0], Rendered):
+                if isinstance(answer := child.render([Chat(messages, "a call for a try", tools)], text_only=True)[0], RenderedChat):
                     return answer.text
             return None
 
         try:
-            return form_of(tried)
+            return detect_argument_form(tried)
         finally:
             child.end()  # it may have failed
 
@@ -145,7 +145,7 @@ class Rendering:
         self._idle.put(child)
         return child
 
-    def render(self, chats: Sequence[Chat]) -> list[Rendered | Refusal]:
+    def render(self, chats: Sequence[Chat]) -> list[RenderedChat | UnusableChat]:
         """Return the text of each conversation, in order.
 
         A conversation that the template refuses with `raise_exception` is a Refusal.
@@ -191,7 +191,7 @@ def check_template(name: str, settings: TokenizerSettings) -> None:
             tokenizer = open_configured_model(settings)
         if tokenizer is not None:
             template.require_tokens(lambda token: tokenizer.token_id(token) is not None, tokenizer.model_path)
-    with Rendering(template) as ready:
+    with RendererPool(template) as ready:
         ready.start()
 
 
@@ -211,7 +211,7 @@ class _Child:
                 f"{template.where}: the process that renders it cannot start: {error.strerror or error}; free memory or processes"
             ) from error
         try:
-            limits = {"seconds": MOST_SECONDS, "memory": MOST_MEMORY}
+            limits = {"seconds": MAX_SECONDS, "memory": MAX_MEMORY}
             self._send({"template": template.text, "variables": template.variables, "names": [*names], **limits})
             about = self._receive("the template alone")
             self.has_marks = bool(about["marks"])
@@ -220,7 +220,7 @@ class _Child:
             self.end()
             raise
 
-    def render(self, chats: Sequence[Chat], *, text_only: bool = False) -> list[Rendered | Refusal]:
+    def render(self, chats: Sequence[Chat], *, text_only: bool = False) -> list[RenderedChat | UnusableChat]:
         """Return the texts with their targets, or without targets if `text_only`."""
         self._send(
             [
@@ -228,8 +228,8 @@ class _Child:
                     "messages": chat.messages,
                     "tools": chat.tools,
                     "last": chat.last,
-                    "most": LEAST_OUTPUT + OUTPUT_PER_CHARACTER * sum(map(len, texts_of([chat.messages, chat.tools]))),
-                    "seconds": MOST_SECONDS + len(chat.messages) // _MESSAGES_PER_SECOND,
+                    "most": MIN_OUTPUT + OUTPUT_PER_CHARACTER * sum(map(len, json_strings([chat.messages, chat.tools]))),
+                    "seconds": MAX_SECONDS + len(chat.messages) // _MESSAGES_PER_SECOND,
                     "text_only": text_only,
                 }
                 for chat in chats
@@ -245,14 +245,14 @@ class _Child:
                 with suppress(OSError):
                     pipe.close()
 
-    def _rendered(self, chat: Chat) -> Rendered | Refusal:
+    def _rendered(self, chat: Chat) -> RenderedChat | UnusableChat:
         answer = self._receive(chat.name)
         if "refused" in answer:
-            return Refusal(REFUSED, f"{self._template.where}: refuses {chat.name}: {answer['refused']}")
+            return UnusableChat(REFUSED, f"{self._template.where}: refuses {chat.name}: {answer['refused']}")
         if "unproven" in answer:
             said = f"{chat.name}: has {answer['unproven']:,} messages, too many to prove its targets; mark them in the template"
-            return Refusal(TOO_MANY_TURNS, f"{self._template.where}: {said}")
-        return Rendered(answer["text"], [(start, end) for start, end in answer["spans"]], answer["owners"], answer["neutral"])
+            return UnusableChat(TOO_MANY_TURNS, f"{self._template.where}: {said}")
+        return RenderedChat(answer["text"], [(start, end) for start, end in answer["spans"]], answer["owners"], answer["neutral"])
 
     def _send(self, value: Any) -> None:
         assert self._process.stdin is not None
@@ -264,16 +264,16 @@ class _Child:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line.endswith(b"\n"):
-            raise NielsCacheError(f"{self._template.where}: {self._why_it_ended()} ({name}); correct the template, or choose another one")
+            raise NielsCacheError(f"{self._template.where}: {self._end_reason()} ({name}); correct the template, or choose another one")
         answer: dict[str, Any] = json.loads(line.decode("utf-8", "surrogatepass"))
         if "error" in answer:
             raise NielsCacheError(f"{self._template.where}: {answer['error']} ({name})")
         return answer
 
-    def _why_it_ended(self) -> str:
+    def _end_reason(self) -> str:
         code = self._process.wait()
         if code == -signal.SIGXCPU:
-            return f"took more than {MOST_SECONDS} seconds of processor time"
+            return f"took more than {MAX_SECONDS} seconds of processor time"
         if code < 0:
             return f"its process was ended by {signal.Signals(-code).name}; perhaps it needs too much memory"
         return f"its process ended with exit code {code}"
@@ -284,7 +284,7 @@ def _end_all(children: list[_Child]) -> None:
         children.pop().end()
 
 
-def texts_of(value: Any) -> list[str]:
+def json_strings(value: Any) -> list[str]:
     """Return all strings in a JSON value, including the keys of objects."""
     texts: list[str] = []
     stack = [value]

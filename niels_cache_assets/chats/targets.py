@@ -10,14 +10,14 @@ from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
-from niels_cache_assets.chats.compiled import TAG, WORD, CompiledTemplate, Made, Messages, Refused, Unfit
+from niels_cache_assets.chats.compiled import TAG, WORD, CompiledTemplate, Messages, RenderedTemplate, TemplateRefusal, UnusableOutputError
 
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # names of the same key in messages, the usual one first
 _RENDERED = 100_000  # messages that may be rendered to prove the targets of one conversation, or
 _RENDERED_EACH = 8  # this many for each of its messages, if that is more
 _EVENLY = 16  # messages of a long conversation whose targets are proven, at equal distances
 _SHORT = 16  # messages
-_MOST_KNOWN = 2000
+_MAX_KNOWN = 2000
 _OF_PROBES = 1_000_000  # maximum number of characters of a short conversation
 _MARK_IT = "put {% generation %} and {% endgeneration %} around the words of the assistant"
 
@@ -26,7 +26,7 @@ Target = tuple[int, int, int | None]
 """The index of the first character, the index after the last one, and the number of the message."""
 
 
-class Unproven(Exception):
+class TooManyMessagesError(Exception):
     """The error for a conversation that has more messages than can be rendered one by one."""
 
 
@@ -35,7 +35,7 @@ class Renderer:
 
     def __init__(self, template: CompiledTemplate) -> None:
         self.template = template
-        self._known: dict[str, Made] = {}  # cached renderings of short conversations with neutral words
+        self._known: dict[str, RenderedTemplate] = {}  # cached renderings of short conversations with neutral words
 
     def render(self, messages: Messages, tools: Any, *, most: int, last: bool = False) -> dict[str, Any]:
         """Return the text of a conversation, the spans of its targets in characters, the message of each span, and the neutral text.
@@ -47,48 +47,48 @@ class Renderer:
             last: Whether only words of the last message, which is the assistant's, are targets; by default no.
 
         Raises:
-            Refused: If the template refuses the conversation.
-            Unfit: If the output cannot be used.
-            Unproven: If there are too many messages.
+            TemplateRefusal: If the template refuses the conversation.
+            UnusableOutputError: If the output cannot be used.
+            TooManyMessagesError: If there are too many messages.
             Exception: Whatever the template raises.
         """
-        return Conversation(self, [_as_transformers_has_it(message) for message in messages], tools, most=most).answer(last=last)
+        return ConversationRenderings(self, [_as_transformers_message(message) for message in messages], tools, most=most).result(last=last)
 
     def text(self, messages: Messages, tools: Any, *, most: int) -> str:
         """Return the text of a conversation without looking for its targets (see `render`)."""
-        return self.template.made([_as_transformers_has_it(message) for message in messages], tools, most=most).text
+        return self.template.render([_as_transformers_message(message) for message in messages], tools, most=most).text
 
-    def made_of_neutral(self, messages: Messages, tools: Any, *, most: int) -> Made:
+    def render_neutral(self, messages: Messages, tools: Any, *, most: int) -> RenderedTemplate:
         """Render a conversation with neutral words. Most short conversations have one of a few forms, so these are cached."""
         if len(messages) > _SHORT or tools:
-            return self.template.made(messages, tools, most=most)
+            return self.template.render(messages, tools, most=most)
         key = json.dumps(messages)
         if key not in self._known:
-            if len(self._known) >= _MOST_KNOWN:
+            if len(self._known) >= _MAX_KNOWN:
                 self._known.clear()
-            self._known[key] = self.template.made(messages, tools, most=most)
+            self._known[key] = self.template.render(messages, tools, most=most)
         return self._known[key]
 
     @cached_property
-    def _probes(self) -> list[Conversation]:
+    def _probes(self) -> list[ConversationRenderings]:
         turns = [{"role": role, "content": role} for role in ("system", "user", "assistant", "user")]
-        return [Conversation(self, messages, None, most=_OF_PROBES) for messages in (turns[1:], turns)]
+        return [ConversationRenderings(self, messages, None, most=_OF_PROBES) for messages in (turns[1:], turns)]
 
     @cached_property
     def plain(self) -> str | None:
         """Short conversation with neutral words and the prompt for a reply, or None if the template refuses it."""
         for probe in self._probes:
             with suppress(Exception):
-                return probe.made(prompt=True, neutral=True).text
+                return probe.render(prompt=True, neutral=True).text
         return None
 
     @cached_property
-    def asked_always(self) -> str | None:
+    def unconditional_prompt(self) -> str | None:
         """Prompt for a reply if the template ends every conversation with it, "" if not, or None if short conversations do not show it."""
-        return next((asked for probe in self._probes if (asked := probe.asked_always()) is not None), None)
+        return next((asked for probe in self._probes if (asked := probe.unconditional_prompt()) is not None), None)
 
 
-class Conversation:
+class ConversationRenderings:
     """The renderings of one conversation with a template.
 
     Args:
@@ -103,7 +103,7 @@ class Conversation:
         self._neutral = renderer.template.neutral(messages, tools)
         self._turns = [number for number, message in enumerate(messages) if message.get("role") == "assistant"]
 
-    def made(self, end: int | None = None, *, prompt: bool = False, neutral: bool = False) -> Made:
+    def render(self, end: int | None = None, *, prompt: bool = False, neutral: bool = False) -> RenderedTemplate:
         """Render the messages.
 
         Args:
@@ -112,18 +112,18 @@ class Conversation:
             neutral: Whether to use neutral words; by default no.
         """
         messages, tools = self._neutral if neutral else (self._messages, self._tools)
-        return self._renderer.template.made(messages[:end], tools, most=self._most, prompt=prompt)
+        return self._renderer.template.render(messages[:end], tools, most=self._most, prompt=prompt)
 
-    def answer(self, *, last: bool) -> dict[str, Any]:
-        whole = self.made()
+    def result(self, *, last: bool) -> dict[str, Any]:
+        whole = self.render()
         try:
-            neutral = self._renderer.made_of_neutral(*self._neutral, most=self._most)
+            neutral = self._renderer.render_neutral(*self._neutral, most=self._most)
         except Exception as error:
-            raise Refused(f"with neutral words in the place of its texts: {error}") from error
-        always = self._renderer.asked_always
-        always = (self.asked_always() or "") if always is None else always
+            raise TemplateRefusal(f"with neutral words in the place of its texts: {error}") from error
+        always = self._renderer.unconditional_prompt
+        always = (self.unconditional_prompt() or "") if always is None else always
         if not whole.text.endswith(always) or not neutral.text.endswith(always):
-            raise Unfit(
+            raise UnusableOutputError(
                 f"the prompt {always!r} ends every conversation but this one; let the template write it if add_generation_prompt is true"
             )
         whole = whole._replace(text=whole.text.removesuffix(always))
@@ -131,9 +131,9 @@ class Conversation:
         if self._renderer.template.has_marks:
             targets = [each for each in self._marked(whole) if not last or each[2] in (None, len(self._messages) - 1)]
         elif last:
-            targets = [self._of_last(whole, neutral, always)]
+            targets = [self._last_reply(whole, neutral, always)]
         else:
-            targets = self._added(whole, neutral, always)
+            targets = self._added_texts(whole, neutral, always)
         targets = [each for each in targets if each[0] < each[1]]
         return {
             "text": whole.text,
@@ -142,20 +142,20 @@ class Conversation:
             "neutral": neutral.text,
         }
 
-    def asked_always(self) -> str | None:
+    def unconditional_prompt(self) -> str | None:
         """Return the prompt for a reply if the template writes it without being asked, "" if not, or None if the template fails.
 
         The messages before a reply end with it, and the text of the reply begins with it.
 
         Raises:
-            Unfit: If this is not clear.
+            UnusableOutputError: If this is not clear.
         """
         last = next((number for number in reversed(self._turns) if number), None)
         if last is None:
             return ""
         try:
-            whole, before = self.made(last + 1, neutral=True), self.made(last, neutral=True).text
-            prompted = self.made(last + 1, prompt=True, neutral=True).text
+            whole, before = self.render(last + 1, neutral=True), self.render(last, neutral=True).text
+            prompted = self.render(last + 1, prompt=True, neutral=True).text
         except Exception:
             return None
         if prompted != whole.text:
@@ -163,7 +163,7 @@ class Conversation:
         begin = whole.begins.get(last)
         if begin is None:
             replies = whole.text.startswith(before) and whole.text[len(before) :].lstrip().startswith(WORD)
-            prompt = _common([before[::-1], whole.text[::-1]])[::-1].strip() if replies else ""
+            prompt = _common_prefix([before[::-1], whole.text[::-1]])[::-1].strip() if replies else ""
             unclear = bool(prompt)
         else:
             prompt = before[begin:] if before.startswith(whole.text[:begin]) else ""
@@ -171,23 +171,25 @@ class Conversation:
                 return ""
             if whole.text.startswith(prompt, begin):
                 return prompt
-            unclear = bool(_common([prompt, whole.text[begin:]]))
+            unclear = bool(_common_prefix([prompt, whole.text[begin:]]))
         if unclear and not self._renderer.template.has_marks:
-            raise Unfit(f"{prompt!r} at the end of every conversation may be the prompt for a reply, which is no target; {_MARK_IT}")
+            raise UnusableOutputError(
+                f"{prompt!r} at the end of every conversation may be the prompt for a reply, which is no target; {_MARK_IT}"
+            )
         return ""
 
-    def _marked(self, whole: Made) -> list[Target]:
+    def _marked(self, whole: RenderedTemplate) -> list[Target]:
         targets = []
         for start, made, owner in whole.marked:
             if not whole.text.startswith(made, start):
-                raise Unfit("a generation block is inside of a recursive loop, so the place of its text is not known")
+                raise UnusableOutputError("a generation block is inside of a recursive loop, so the place of its text is not known")
             if made:
                 targets.append((start, start + len(made), owner))
         if any(owner is None for _, _, owner in targets) and len(targets) == len(self._turns):
             targets = [(start, end, owner) for (start, end, _), owner in zip(targets, self._turns, strict=True)]
         return targets
 
-    def _added(self, whole: Made, neutral: Made, always: str) -> list[Target]:
+    def _added_texts(self, whole: RenderedTemplate, neutral: RenderedTemplate, always: str) -> list[Target]:
         """Return the text that each message of the assistant adds to the messages before it.
 
         Each is proven by rendering the messages up to it. In a conversation with very many messages, this would take time quadratic in
@@ -196,7 +198,7 @@ class Conversation:
         """
         most = max(_RENDERED, _RENDERED_EACH * len(self._messages))
         if 2 * sum(self._turns) <= most:
-            return [self._proven(number, whole, neutral, always) for number in self._turns]
+            return [self._checked_addition(number, whole, neutral, always) for number in self._turns]
         headers: dict[Any, str] = {}
         first_of_kind = {self._kind(number): number for number in reversed(self._turns)}
         evenly = self._turns[:: max(1, len(self._turns) // _EVENLY)]
@@ -204,16 +206,16 @@ class Conversation:
             most -= 2 * number
             if most < 0:
                 break
-            start, end, _ = self._proven(number, whole, neutral, always)
+            start, end, _ = self._checked_addition(number, whole, neutral, always)
             begin, next_begin = self._part(number, whole)
             if end != next_begin or headers.setdefault(self._kind(number), whole.text[begin:start]) != whole.text[begin:start]:
-                raise Unproven
+                raise TooManyMessagesError
         targets: list[Target] = []
         for number in self._turns:
             begin, end = self._part(number, whole)
             header = headers.get(self._kind(number))
             if header is None or not whole.text.startswith(header, begin):
-                raise Unproven
+                raise TooManyMessagesError
             targets.append((begin + len(header), end, number))
         return targets
 
@@ -223,51 +225,51 @@ class Conversation:
         keys = tuple(sorted(key for key, value in message.items() if value))
         return keys, TAG.search(str(message.get("content"))) is None, self._messages[number - 1].get("role") if number else None
 
-    def _part(self, number: int, whole: Made) -> Span:
+    def _part(self, number: int, whole: RenderedTemplate) -> Span:
         """Return the index of the first character of a message and of the one after its last."""
         begin, end = whole.begins.get(number), whole.begins.get(number + 1)
         end = len(whole.text) if number == len(self._messages) - 1 else end
         if begin is None or end is None:
-            raise Unproven
+            raise TooManyMessagesError
         return begin, end
 
-    def _proven(self, number: int, whole: Made, neutral: Made, always: str) -> Target:
+    def _checked_addition(self, number: int, whole: RenderedTemplate, neutral: RenderedTemplate, always: str) -> Target:
         """Return the text that a message of the assistant adds.
 
         Raises:
-            Unfit: If the rest is not the same without it.
+            UnusableOutputError: If the rest is not the same without it.
         """
-        before = self.made(number, prompt=True).text if number else self._opening(whole, neutral, always)
+        before = self.render(number, prompt=True).text if number else self._opening(whole, neutral, always)
         is_last = number == len(self._messages) - 1
-        after = whole.text if is_last else self.made(number + 1).text.removesuffix(always)
+        after = whole.text if is_last else self.render(number + 1).text.removesuffix(always)
         if before is None or not after.startswith(before) or not whole.text.startswith(after):
-            raise Unfit(
+            raise UnusableOutputError(
                 f"message {number} of the assistant cannot be found, because the text before it depends on the messages after it; "
                 f'make an example of each turn (turns = "each" or "last"), or {_MARK_IT}'
             )
         return len(before), len(after), number
 
-    def _of_last(self, whole: Made, neutral: Made, always: str) -> Target:
+    def _last_reply(self, whole: RenderedTemplate, neutral: RenderedTemplate, always: str) -> Target:
         """Return the words of the last message, which follow the prompt for a reply, or the part of the prompt that is in the text."""
         last = len(self._messages) - 1
-        before = self.made(last, prompt=True).text if last else self._opening(whole, neutral, always)
+        before = self.render(last, prompt=True).text if last else self._opening(whole, neutral, always)
         if before is None or not whole.text.startswith(before):
-            without = self.made(last, neutral=True).text.removesuffix(always) if last else ""
-            prompted = self.made(last, prompt=True, neutral=True).text if last else ""
-            reached = len(_common([prompted, neutral.text]))
-            before = self.made(last).text.removesuffix(always) + neutral.text[len(without) : reached] if last else ""
+            without = self.render(last, neutral=True).text.removesuffix(always) if last else ""
+            prompted = self.render(last, prompt=True, neutral=True).text if last else ""
+            reached = len(_common_prefix([prompted, neutral.text]))
+            before = self.render(last).text.removesuffix(always) + neutral.text[len(without) : reached] if last else ""
             if not 0 < len(without) <= reached or not whole.text.startswith(before):
-                raise Unfit(f"the words of message {last} of the assistant cannot be found; {_MARK_IT}")
+                raise UnusableOutputError(f"the words of message {last} of the assistant cannot be found; {_MARK_IT}")
         return len(before), len(whole.text), last
 
-    def _opening(self, whole: Made, neutral: Made, always: str) -> str | None:
+    def _opening(self, whole: RenderedTemplate, neutral: RenderedTemplate, always: str) -> str | None:
         """Return the text before the words of a first message that is the assistant's, or None if it is not found.
 
         It ends with the prompt for a reply. The template need not render a conversation without messages to get it.
         """
-        asked = Conversation(self._renderer, [{"role": "user", "content": "x"}], None, most=self._most)
-        without = asked.made().text
-        prompted = asked.made(prompt=True).text
+        asked = ConversationRenderings(self._renderer, [{"role": "user", "content": "x"}], None, most=self._most)
+        without = asked.render().text
+        prompted = asked.render(prompt=True).text
         if not prompted.startswith(without):
             return None
         prompt = prompted[len(without) :] or always
@@ -280,13 +282,13 @@ class Conversation:
         return whole.text[: begin + len(header)] if whole.text.startswith(header, begin) else None
 
 
-def _as_transformers_has_it(message: dict[str, Any]) -> dict[str, Any]:
+def _as_transformers_message(message: dict[str, Any]) -> dict[str, Any]:
     """Return a message without keys that are None, and with its reasoning under the names that templates use."""
     kept = {key: value for key, value in message.items() if value is not None}
     thoughts = next((kept[key] for key in _THOUGHTS if key in kept), None)
     return kept if thoughts is None else {"thinking": thoughts, **kept, "reasoning_content": thoughts}
 
 
-def _common(texts: list[str]) -> str:
+def _common_prefix(texts: list[str]) -> str:
     first, second = texts
     return first[: next((place for place, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second)))]

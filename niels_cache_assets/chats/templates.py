@@ -16,7 +16,7 @@ from niels_cache_runtime.format.layout import CHAT_TEMPLATE_NAME
 from niels_cache_runtime.format.meta import sha256_text
 
 CODE_VERSION = "1"  # raise this by hand if the same template would give other tokens or targets
-MOST_BYTES = 1 << 20  # of a template
+MAX_BYTES = 1 << 20  # of a template
 
 _CONFIG_NAME = "tokenizer_config.json"
 _MAP_NAME = "special_tokens_map.json"  # of older tokenizers
@@ -164,11 +164,11 @@ def _json(path: Path) -> dict[str, Any]:
 def _read(path: Path) -> str:
     try:
         with open(path, "rb") as file:
-            content = file.read(MOST_BYTES + 1)
+            content = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise NielsCacheError(f"{path}: the template cannot be read: {error.strerror or error}; correct the path") from error
-    if len(content) > MOST_BYTES:
-        raise NielsCacheError(f"{path}: has more than {MOST_BYTES:,} bytes, which no chat template has; correct the path")
+    if len(content) > MAX_BYTES:
+        raise NielsCacheError(f"{path}: has more than {MAX_BYTES:,} bytes, which no chat template has; correct the path")
     try:
         return content.decode()
     except UnicodeDecodeError as error:

@@ -20,7 +20,7 @@ Span = tuple[int, int]  # (start, end)
 Mark = tuple[int, int, bool, str]
 
 
-def occurrences(text: str, opening: str, closing: str, start: int = 0) -> Iterator[Mark]:
+def find_marks(text: str, opening: str, closing: str, start: int = 0) -> Iterator[Mark]:
     """Yield every occurrence of the two marks from `start` on, in order and without overlaps.
 
     `str.find` is many times as fast as a pattern for this.
@@ -39,7 +39,7 @@ def occurrences(text: str, opening: str, closing: str, start: int = 0) -> Iterat
             opened = text.find(opening, end) if 0 <= opened < end else opened
 
 
-def paired(text: str, marks: Iterable[Mark], bound: int, wanted: re.Pattern[str] | None = None) -> Iterator[Span]:
+def match_pairs(text: str, marks: Iterable[Mark], bound: int, wanted: re.Pattern[str] | None = None) -> Iterator[Span]:
     """Yield every pair of an opening mark and its closing mark, inner pairs before outer pairs.
 
     A closing mark closes the last opened mark only if both names are equal.
@@ -108,7 +108,7 @@ def templates(text: str, bound: int, name: re.Pattern[str]) -> Iterator[Span]:
                 yield start, end
 
 
-def without(text: str, spans: Iterable[Span]) -> str:
+def remove_spans(text: str, spans: Iterable[Span]) -> str:
     """Return the text without some spans.
 
     Args:
@@ -133,7 +133,7 @@ def without(text: str, spans: Iterable[Span]) -> str:
     return kept.getvalue()
 
 
-def rewritten(text: str, pattern: re.Pattern[str], replacement: Callable[[re.Match[str]], str]) -> str:
+def substitute(text: str, pattern: re.Pattern[str], replacement: Callable[[re.Match[str]], str]) -> str:
     """Return the result of `pattern.sub` with less memory.
 
     `sub` keeps every piece of the text until the end, and each piece takes fifty bytes more.

@@ -9,12 +9,12 @@ from collections import Counter
 from collections.abc import Set
 
 from niels_cache_assets.base.documents import Document
-from niels_cache_assets.cleaning.filters import BULLETS, FILTERS, Facts, Rejected
-from niels_cache_assets.cleaning.masks import examples, mask
+from niels_cache_assets.cleaning.filters import BULLETS, FILTERS, DocumentFacts, RejectedDocument
+from niels_cache_assets.cleaning.masks import mask, mask_examples
 from niels_cache_assets.cleaning.measures import measure
 from niels_cache_assets.cleaning.normalizers import MARKUP_NORMALIZERS, normalize, replace_unreadable
 from niels_cache_assets.cleaning.passes import WORTH_IT, is_available
-from niels_cache_assets.cleaning.quick_checks import certain
+from niels_cache_assets.cleaning.quick_checks import passing_filters
 from niels_cache_assets.cleaning.report import UNKNOWN_LANGUAGE, CleaningReport
 from niels_cache_assets.cleaning.settings import CleaningSettings
 
@@ -34,7 +34,7 @@ class Cleaner:
         self._characters = 0
         self._skip = frozenset(settings.skip) | (MARKUP_NORMALIZERS if plain_text else frozenset())
 
-    def clean(self, document: Document, report: CleaningReport | None = None) -> Document | Rejected:
+    def clean(self, document: Document, report: CleaningReport | None = None) -> Document | RejectedDocument:
         """Return the normalized document, or a rejection with its reason.
 
         In the result, the text, the title, the source id and the file name contain no NULs, control characters or lone surrogates, so they
@@ -52,27 +52,27 @@ class Cleaner:
         masked, places = mask(text, self.settings.mask) if self.settings.mask else (text, [])
         if title is not None and self.settings.mask:
             title, _ = mask(title, self.settings.mask)
-        facts = Facts(document._replace(text=masked, title=title, source_id=source_id, file=file), self.settings)
-        proven = certain(facts.text, self.settings, BULLETS) if compiled else set()
-        result = self._judged(facts, self._skip | proven)
+        facts = DocumentFacts(document._replace(text=masked, title=title, source_id=source_id, file=file), self.settings)
+        proven = passing_filters(facts.text, self.settings, BULLETS) if compiled else set()
+        result = self._apply_filters(facts, self._skip | proven)
         if report is not None:
             if report.measures is not None:
                 weight, bits = report.measured_weight()
                 if weight:
-                    whole = Facts(
+                    whole = DocumentFacts(
                         facts.document, self.settings
                     )  # because the language selects the stop words only if it has already been identified
                     report.measures.add(measure(whole, self._skip), whole, weight=weight, bits=bits)
             language = None
-            if facts.language_asked is not None:
-                language = facts.language_asked.code or UNKNOWN_LANGUAGE
+            if facts.identified_language is not None:
+                language = facts.identified_language.code or UNKNOWN_LANGUAGE
             report.add(result, language)
             if places and isinstance(result, Document):
-                report.add_masked(Counter(place.kind for place in places), examples(text, places))
+                report.add_masked(Counter(place.kind for place in places), mask_examples(text, places))
         return result
 
-    def _judged(self, facts: Facts, skip: Set[str]) -> Document | Rejected:
+    def _apply_filters(self, facts: DocumentFacts, skip: Set[str]) -> Document | RejectedDocument:
         for reason, judge in FILTERS:
             if reason not in skip and (rejection := judge(facts)):
-                return Rejected(facts.document, reason, rejection.value)
+                return RejectedDocument(facts.document, reason, rejection.value)
         return facts.document

@@ -49,7 +49,7 @@ class Rejection(NamedTuple):
     value: float | None = None
 
 
-class Facts:
+class DocumentFacts:
     """A document, the settings of [cleaning], and values that several filters need, each computed when it is first used.
 
     `text` has the first JUDGED_CHARACTERS of the document, so a document of hundreds of megabytes does not need gigabytes of memory.
@@ -58,7 +58,7 @@ class Facts:
     def __init__(self, document: Document, settings: CleaningSettings) -> None:
         self.document, self.settings = document, settings
         self.text = document.text[:JUDGED_CHARACTERS]
-        self.language_asked: Language | None = None  # None if no filter has needed it
+        self.identified_language: Language | None = None  # None if no filter has needed it
 
     @cached_property
     def words(self) -> list[str]:
@@ -91,25 +91,25 @@ class Facts:
 
     def language(self) -> Language:
         """Return the language of the text, which is identified only once."""
-        if self.language_asked is None:
-            self.language_asked = language_of(self.text, characters=self.settings.language_characters, wanted=self.settings.languages)
-        return self.language_asked
+        if self.identified_language is None:
+            self.identified_language = language_of(self.text, characters=self.settings.language_characters, wanted=self.settings.languages)
+        return self.identified_language
 
 
-Filter = Callable[[Facts], Rejection | None]
+Filter = Callable[[DocumentFacts], Rejection | None]
 
 
-def redirect(facts: Facts) -> Rejection | None:
+def redirect(facts: DocumentFacts) -> Rejection | None:
     """Reject a text that begins with `#REDIRECT`."""
     return Rejection() if _REDIRECT.match(facts.text) else None
 
 
-def empty(facts: Facts) -> Rejection | None:
+def empty(facts: DocumentFacts) -> Rejection | None:
     """Reject a document that is empty after normalization."""
     return None if facts.text and not facts.text.isspace() else Rejection(0.0)
 
 
-def disambiguation(facts: Facts) -> Rejection | None:
+def disambiguation(facts: DocumentFacts) -> Rejection | None:
     """Reject a page whose title ends with "(disambiguation)", or that introduces a list with a phrase such as "may refer to:".
 
     The phrase, which may also be "can stand for:", must end a line near the beginning. A bullet, a line of fewer than 80 characters, or the
@@ -123,14 +123,14 @@ def disambiguation(facts: Facts) -> Rejection | None:
     return Rejection() if titled or says_so else None
 
 
-def too_short(facts: Facts) -> Rejection | None:
+def too_short(facts: DocumentFacts) -> Rejection | None:
     """Reject a text with too few characters or too few words. The value is the number of characters or words."""
     if len(facts.text) < facts.settings.min_characters:
         return Rejection(float(len(facts.text)))
     return Rejection(float(facts.word_count)) if facts.word_count < facts.settings.min_words else None
 
 
-def list_page(facts: Facts) -> Rejection | None:
+def list_page(facts: DocumentFacts) -> Rejection | None:
     """Reject a text in which too many lines begin with a bullet: *, •, or one of - – — + followed by a space.
 
     The value is the share of bulleted lines or of characters in bulleted lines of fewer than 100 characters, whichever is smaller.
@@ -138,7 +138,7 @@ def list_page(facts: Facts) -> Rejection | None:
     return _above(bullet_share(facts), facts.settings.max_bullet_share)
 
 
-def low_alpha_ratio(facts: Facts) -> Rejection | None:
+def low_alpha_ratio(facts: DocumentFacts) -> Rejection | None:
     """Reject a text in which too few words contain a letter. In a script without spaces, punctuation separates words."""
     if not facts.is_unspaced:
         # Words with an ASCII letter are quick to count. Usually they are enough to pass.
@@ -148,18 +148,18 @@ def low_alpha_ratio(facts: Facts) -> Rejection | None:
     return _below(alpha_share(facts), facts.settings.min_alpha_word_share)
 
 
-def bad_mean_word_len(facts: Facts) -> Rejection | None:
+def bad_mean_word_len(facts: DocumentFacts) -> Rejection | None:
     """Reject a text whose mean word length is too low or too high. Scripts without spaces are exempt."""
     mean = mean_word_length(facts)
     return _below(mean, facts.settings.min_mean_word_length) or _above(mean, facts.settings.max_mean_word_length)
 
 
-def high_symbol_ratio(facts: Facts) -> Rejection | None:
+def high_symbol_ratio(facts: DocumentFacts) -> Rejection | None:
     """Reject a text with too many symbols per word. The symbols are `#` and ellipses (three dots or U+2026)."""
     return _above(symbols_per_word(facts), facts.settings.max_symbols_per_word)
 
 
-def no_stopwords(facts: Facts) -> Rejection | None:
+def no_stopwords(facts: DocumentFacts) -> Rejection | None:
     """Reject a text with too few distinct stop words of its language, ignoring case.
 
     If the language is unknown, the one of `languages` with the most stop words in the text is used. Languages without a stop word list are
@@ -168,7 +168,7 @@ def no_stopwords(facts: Facts) -> Rejection | None:
     return _below(stop_words_found(facts), facts.settings.min_stopwords)
 
 
-def repetitive(facts: Facts) -> Rejection | None:
+def repetitive(facts: DocumentFacts) -> Rejection | None:
     """Reject a text in which one word pair accounts for too large a share of all pairs.
 
     Pairs ignore case and must occur at least twice. In a script without spaces, runs of three characters are counted instead.
@@ -184,12 +184,12 @@ def repetitive(facts: Facts) -> Rejection | None:
     return found
 
 
-def language_error(facts: Facts) -> Rejection | None:
+def language_error(facts: DocumentFacts) -> Rejection | None:
     """Reject a text whose language cannot be identified, even from a longer excerpt."""
     return Rejection() if facts.language().code is None else None
 
 
-def not_english(facts: Facts) -> Rejection | None:
+def not_english(facts: DocumentFacts) -> Rejection | None:
     """Reject a text unless its beginning, its middle or a longer excerpt is in one of `languages`.
 
     The value is the probability of the identified language.
@@ -221,7 +221,7 @@ def _is_followed_by_list(text: str, place: int) -> bool:
     return line.startswith(BULLETS) or len(line) < _PARAGRAPH_CHARACTERS
 
 
-def bullet_share(facts: Facts) -> float | None:
+def bullet_share(facts: DocumentFacts) -> float | None:
     """Return the smaller of two shares: lines that begin with a bullet, and characters in such lines that are short.
 
     None without lines. A tree of forty short names does not make a list of an article with two pages of prose.
@@ -233,7 +233,7 @@ def bullet_share(facts: Facts) -> float | None:
     return min(len(items) / len(facts.lines), short / sum(map(len, facts.lines)))
 
 
-def alpha_share(facts: Facts) -> float | None:
+def alpha_share(facts: DocumentFacts) -> float | None:
     """Return the share of words that contain a letter, or None without words."""
     if facts.is_unspaced:
         runs = _RUN_OF_LETTERS.findall(facts.text)
@@ -241,26 +241,26 @@ def alpha_share(facts: Facts) -> float | None:
     return _ratio(sum(any(map(str.isalpha, word)) for word in facts.words), len(facts.words))
 
 
-def mean_word_length(facts: Facts) -> float | None:
+def mean_word_length(facts: DocumentFacts) -> float | None:
     """Return the mean number of characters of a word, or None without words and in a script without blanks."""
     return None if facts.is_unspaced else _ratio(sum(map(len, facts.words)), len(facts.words))
 
 
-def symbols_per_word(facts: Facts) -> float | None:
+def symbols_per_word(facts: DocumentFacts) -> float | None:
     """Return the number of `#` and ellipses per word, or None without words."""
     return _ratio(facts.text.count("#") + facts.text.count("...") + facts.text.count("…"), facts.word_count)
 
 
-def stop_words_found(facts: Facts) -> float | None:
+def stop_words_found(facts: DocumentFacts) -> float | None:
     """Return the number of distinct stop words, or None for a language without a list of them."""
-    asked = facts.language_asked
+    asked = facts.identified_language
     codes = (asked.code,) if asked is not None and asked.code in facts.settings.languages else facts.settings.languages
     if any(code not in STOP_WORDS for code in codes):
         return None
     return float(max(stop_words_in(facts.text, facts.lower_words, code) for code in codes if code is not None))
 
 
-def pair_share(facts: Facts, *, above: float = 0.0) -> float | None:
+def pair_share(facts: DocumentFacts, *, above: float = 0.0) -> float | None:
     """Return the share of the most frequent pair of words among all pairs, or None without pairs.
 
     The result is 0 if no pair occurs twice, and may be 0 if the share is not over `above`.
@@ -268,21 +268,21 @@ def pair_share(facts: Facts, *, above: float = 0.0) -> float | None:
     return _ratio(_most_frequent_pair(facts.units, above)[1], len(facts.units) - 1)
 
 
-def most_frequent_pair(facts: Facts) -> str | None:
+def most_frequent_pair(facts: DocumentFacts) -> str | None:
     """Return the most frequent pair of words, the alphabetically first of several, or None if no pair occurs twice."""
     return _most_frequent_pair(facts.units, 0.0)[0]
 
 
-def _top_characters(size: int) -> Callable[[Facts], float | None]:
+def _top_characters(size: int) -> Callable[[DocumentFacts], float | None]:
     return lambda facts: _ratio(*_top_ngram_characters(facts.units, size))
 
 
-def _repeated_paragraphs(facts: Facts) -> float | None:
+def _repeated_paragraphs(facts: DocumentFacts) -> float | None:
     return _ratio(*_repeated([paragraph for paragraph in map(str.strip, _PARAGRAPH_END.split(facts.text)) if paragraph]))
 
 
 # Further measures of `repetitive`, by the setting that limits them. A limit of None switches the rule off.
-REPEATED: dict[str, Callable[[Facts], float | None]] = {
+REPEATED: dict[str, Callable[[DocumentFacts], float | None]] = {
     **{f"max_top_{size}gram_characters": _top_characters(size) for size in (2, 3, 4)},
     "max_duplicate_lines": lambda facts: _ratio(*_repeated(facts.lines)),
     "max_duplicate_paragraphs": _repeated_paragraphs,
@@ -338,7 +338,7 @@ def _repeated(parts: list[str]) -> tuple[int, int]:
     return len(parts) - len(set(parts)), len(parts)
 
 
-class Rejected(NamedTuple):
+class RejectedDocument(NamedTuple):
     """A rejected document.
 
     Attributes:

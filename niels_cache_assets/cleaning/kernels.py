@@ -1,6 +1,6 @@
 """The compiled loops of `passes` and `proofs`, each one pass over the UTF-8 bytes of a text. Import this only if numba is installed.
 
-`look` says which marks of a table occur. `measure` counts words, lines and symbols. Tables have SIZE values: one for each code point below
+`scan` says which marks of a table occur. `measure` counts words, lines and symbols. Tables have SIZE values: one for each code point below
 LIMIT, one (at PICTURE) for pictures, and one (at LIMIT) for all other code points. The loops take 1 to 3 ns per byte and release the GIL.
 numba stores the compiled code beside the module (see `dedup.signatures.compiled`).
 """
@@ -15,7 +15,7 @@ LIMIT = 0x10000
 PICTURE = LIMIT + 1  # the index of emoji and other pictures
 SIZE = LIMIT + 2
 _PICTURES, _PICTURES_END = 0x1F000, 0x1FB00
-# Bits of `look` besides those of its table.
+# Bits of `scan` besides those of its table.
 DOUBLE_BLANK, BLANK_AT_END, THREE_NEWLINES = (np.uint64(1 << bit) for bit in (61, 62, 63))
 # Bits of the table of `measure`.
 SPACE, LETTER, BULLET, DASH, UNSURE = (np.uint8(1 << bit) for bit in range(5))
@@ -49,7 +49,7 @@ def _count_pair(buckets, previous, word):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def look(source: Bytes, table: Uints) -> np.uint64:
+def scan(source: Bytes, table: Uints) -> np.uint64:
     """Return the bits of the table for all code points of the text, joined by "or", and the three bits of runs of blanks and newlines."""
     found = np.uint64(0)
     last = before = np.uint32(0)

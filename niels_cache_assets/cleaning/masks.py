@@ -81,7 +81,7 @@ _KEY_BEGINNINGS = ("AKIA", "ASIA", "gh", "github_pat_", "glpat-", "sk-", "k_", "
 Span = tuple[int, int]
 
 
-class Masked(NamedTuple):
+class MaskedSpan(NamedTuple):
     """A match of a mask in a text.
 
     Attributes:
@@ -95,7 +95,7 @@ class Masked(NamedTuple):
     end: int
 
 
-def mask(text: str, kinds: Sequence[str]) -> tuple[str, list[Masked]]:
+def mask(text: str, kinds: Sequence[str]) -> tuple[str, list[MaskedSpan]]:
     """Return the text with `[kind]` in place of each match, and the matches in order.
 
     If matches of two kinds overlap, the one that begins first counts, and the longer one if both begin together. A mask can reveal another
@@ -106,38 +106,38 @@ def mask(text: str, kinds: Sequence[str]) -> tuple[str, list[Masked]]:
         text: The text.
         kinds: Names in config.tables.MASKS.
     """
-    masked, places = text, list[Masked]()
+    masked, spans = text, list[MaskedSpan]()
     while found := _find(masked, kinds):
-        places = _merge(places, found)
-        masked = _replace(text, places)
-    return masked, places
+        spans = _merge(spans, found)
+        masked = _replace(text, spans)
+    return masked, spans
 
 
-def _find(text: str, kinds: Sequence[str]) -> list[Masked]:
+def _find(text: str, kinds: Sequence[str]) -> list[MaskedSpan]:
     """Return the matches of all kinds in one search, in order and without overlaps."""
-    every = (Masked(kind, *span) for kind in kinds for span in _FINDERS[kind](text))
-    places: list[Masked] = []
+    every = (MaskedSpan(kind, *span) for kind in kinds for span in _FINDERS[kind](text))
+    spans: list[MaskedSpan] = []
     for each in sorted(every, key=lambda each: (each.start, -each.end, each.kind)):
-        if not places or each.start >= places[-1].end:
-            places.append(each)
-    return places
+        if not spans or each.start >= spans[-1].end:
+            spans.append(each)
+    return spans
 
 
-def _replace(text: str, places: Sequence[Masked]) -> str:
+def _replace(text: str, spans: Sequence[MaskedSpan]) -> str:
     pieces, end = [], 0
-    for each in places:
+    for each in spans:
         pieces += [text[end : each.start], f"[{each.kind}]"]
         end = each.end
     return "".join([*pieces, text[end:]])
 
 
-def _merge(places: Sequence[Masked], found: Sequence[Masked]) -> list[Masked]:
+def _merge(spans: Sequence[MaskedSpan], found: Sequence[MaskedSpan]) -> list[MaskedSpan]:
     """Return the given matches and those found in the masked text, all as positions in the original text.
 
     A found match absorbs those that it covers.
     """
-    merged: list[Masked] = []
-    waiting = deque(places)
+    merged: list[MaskedSpan] = []
+    waiting = deque(spans)
     shift = 0  # what to add to a position in the masked text, before the first waiting place
     for kind, start, end in found:
         while waiting and waiting[0].end - shift + _growth(waiting[0]) <= start:
@@ -148,30 +148,30 @@ def _merge(places: Sequence[Masked], found: Sequence[Masked]) -> list[Masked]:
             covered = waiting.popleft()
             shift -= _growth(covered)
             first, last = min(first, covered.start), max(end + shift, covered.end)
-        merged.append(Masked(kind, first, last))
+        merged.append(MaskedSpan(kind, first, last))
     return [*merged, *waiting]
 
 
-def _growth(place: Masked) -> int:
-    return len(place.kind) + 2 - (place.end - place.start)
+def _growth(span: MaskedSpan) -> int:
+    return len(span.kind) + 2 - (span.end - span.start)
 
 
-def examples(text: str, places: Sequence[Masked]) -> list[dict[str, str]]:
+def mask_examples(text: str, spans: Sequence[MaskedSpan]) -> list[dict[str, str]]:
     """Return what a report shows of the first match of each kind: its kind, its form, and the text around it.
 
     Reports are passed on. So the form has an `a` for each letter and a 9 for each digit, and the text around it ends at the next match.
 
     Args:
         text: The text before masking.
-        places: Matches that `mask` returned.
+        spans: Matches that `mask` returned.
     """
     first: dict[str, dict[str, str]] = {}
-    for number, place in enumerate(places):
-        if place.kind not in first:
-            form = re.sub(r"[^\W\d_]", "a", re.sub(r"\d", "9", text[place.start : place.end][: 2 * CONTEXT]))
-            start = max(place.start - CONTEXT, places[number - 1].end if number else 0)
-            end = min(place.end + CONTEXT, places[number + 1].start if number + 1 < len(places) else len(text))
-            first[place.kind] = {"kind": place.kind, "form": form, "before": text[start : place.start], "after": text[place.end : end]}
+    for number, span in enumerate(spans):
+        if span.kind not in first:
+            form = re.sub(r"[^\W\d_]", "a", re.sub(r"\d", "9", text[span.start : span.end][: 2 * CONTEXT]))
+            start = max(span.start - CONTEXT, spans[number - 1].end if number else 0)
+            end = min(span.end + CONTEXT, spans[number + 1].start if number + 1 < len(spans) else len(text))
+            first[span.kind] = {"kind": span.kind, "form": form, "before": text[start : span.start], "after": text[span.end : end]}
     return [*first.values()]
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Set
 from typing import Any, Literal, NamedTuple, Self
 
 from niels_cache_assets.cleaning import filters
-from niels_cache_assets.cleaning.filters import FILTERS, Facts
+from niels_cache_assets.cleaning.filters import FILTERS, DocumentFacts
 from niels_cache_assets.cleaning.settings import CleaningSettings
 
 FIRST = 2_000
@@ -31,7 +31,7 @@ Side = Literal["below", "above"]
 _Sample = tuple[int, int, dict[str, Any]]  # (steps from the limit, hash, row)
 
 
-class Rule(NamedTuple):
+class FilterRule(NamedTuple):
     """A limit of [cleaning].
 
     Attributes:
@@ -46,20 +46,20 @@ class Rule(NamedTuple):
     reason: str
     side: Side
     form: Literal["count", "share", "number"]
-    measure: Callable[[Facts], float | None]
+    measure: Callable[[DocumentFacts], float | None]
 
 
-RULES: tuple[Rule, ...] = (
-    Rule("min_characters", "too_short", "below", "count", lambda facts: float(len(facts.text))),
-    Rule("min_words", "too_short", "below", "count", lambda facts: float(facts.word_count)),
-    Rule("max_bullet_share", "list_page", "above", "share", filters.bullet_share),
-    Rule("min_mean_word_length", "bad_mean_word_len", "below", "number", filters.mean_word_length),
-    Rule("max_mean_word_length", "bad_mean_word_len", "above", "number", filters.mean_word_length),
-    Rule("max_symbols_per_word", "high_symbol_ratio", "above", "number", filters.symbols_per_word),
-    Rule("min_alpha_word_share", "low_alpha_ratio", "below", "share", filters.alpha_share),
-    Rule("min_stopwords", "no_stopwords", "below", "count", filters.stop_words_found),
-    Rule("max_bigram_share", "repetitive", "above", "share", filters.pair_share),
-    *(Rule(key, "repetitive", "above", "share", share) for key, share in filters.REPEATED.items()),
+RULES: tuple[FilterRule, ...] = (
+    FilterRule("min_characters", "too_short", "below", "count", lambda facts: float(len(facts.text))),
+    FilterRule("min_words", "too_short", "below", "count", lambda facts: float(facts.word_count)),
+    FilterRule("max_bullet_share", "list_page", "above", "share", filters.bullet_share),
+    FilterRule("min_mean_word_length", "bad_mean_word_len", "below", "number", filters.mean_word_length),
+    FilterRule("max_mean_word_length", "bad_mean_word_len", "above", "number", filters.mean_word_length),
+    FilterRule("max_symbols_per_word", "high_symbol_ratio", "above", "number", filters.symbols_per_word),
+    FilterRule("min_alpha_word_share", "low_alpha_ratio", "below", "share", filters.alpha_share),
+    FilterRule("min_stopwords", "no_stopwords", "below", "count", filters.stop_words_found),
+    FilterRule("max_bigram_share", "repetitive", "above", "share", filters.pair_share),
+    *(FilterRule(key, "repetitive", "above", "share", share) for key, share in filters.REPEATED.items()),
 )
 # The filters without a limit. A text that one of the first drops has nothing to measure. The last one identifies the language, which would
 # select the stop words.
@@ -67,7 +67,7 @@ _JUDGES = dict(FILTERS)
 FIRST_REASONS, NEXT_REASONS, LAST_REASONS = ("redirect", "empty"), ("disambiguation", "not_english"), ("language_error",)
 
 
-class Measured(NamedTuple):
+class DocumentMeasures(NamedTuple):
     """The measures of one document.
 
     Attributes:
@@ -83,7 +83,7 @@ class Measured(NamedTuple):
     pair: str | None
 
 
-class Limit(NamedTuple):
+class RuleLimit(NamedTuple):
     """The limit of a rule, and the width of a step of its histogram.
 
     Attributes:
@@ -123,17 +123,17 @@ def weight_of(ordinal: int, bits: int) -> int:
     return 1 if ordinal < FIRST else EVERY if bits % EVERY == 0 else 0
 
 
-def limits_of(settings: CleaningSettings) -> dict[str, Limit]:
+def limits_of(settings: CleaningSettings) -> dict[str, RuleLimit]:
     """Return the limits that are switched on, by the key of the rule."""
     found = {}
     for rule in RULES:
         limit = getattr(settings, rule.key)
         if limit is not None and rule.reason not in settings.skip:
-            found[rule.key] = Limit(float(limit), _step(rule, float(limit)), rule.side)
+            found[rule.key] = RuleLimit(float(limit), _step(rule, float(limit)), rule.side)
     return found
 
 
-def measure(facts: Facts, skip: Set[str]) -> Measured:
+def measure(facts: DocumentFacts, skip: Set[str]) -> DocumentMeasures:
     """Return all measures of a document.
 
     Args:
@@ -145,18 +145,18 @@ def measure(facts: Facts, skip: Set[str]) -> Measured:
         return sum(reason not in skip and _JUDGES[reason](facts) is not None for reason in reasons)
 
     if drop(FIRST_REASONS):
-        return Measured({}, 1, None, None)
+        return DocumentMeasures({}, 1, None, None)
     others = drop(NEXT_REASONS)
     rules = [rule for rule in RULES if rule.reason not in skip and getattr(facts.settings, rule.key) is not None]
     found = {rule.key: rule.measure(facts) for rule in rules}
     pair = filters.most_frequent_pair(facts) if "repetitive" not in skip else None
     others += drop(LAST_REASONS)
-    asked = facts.language_asked
+    asked = facts.identified_language
     language = None if asked is None else asked.code or UNKNOWN_LANGUAGE
-    return Measured({key: value for key, value in found.items() if value is not None}, others, language, pair)
+    return DocumentMeasures({key: value for key, value in found.items() if value is not None}, others, language, pair)
 
 
-class Measures:
+class MeasureHistograms:
     """Histograms and samples of a chunk of the input, or of consecutive chunks.
 
     Args:
@@ -169,14 +169,14 @@ class Measures:
         steps: For each rule, the documents in each step that no other rule drops ("alone"), and all others ("anyway").
     """
 
-    def __init__(self, limits: Mapping[str, Limit]) -> None:
+    def __init__(self, limits: Mapping[str, RuleLimit]) -> None:
         self.limits = dict(limits)
         self.measured = self.documents = 0
         self.languages: Counter[str] = Counter()
         self.steps: dict[str, dict[str, Counter[int]]] = {key: {"alone": Counter(), "anyway": Counter()} for key in self.limits}
         self._samples: dict[str, dict[Side, list[_Sample]]] = {key: {"below": [], "above": []} for key in self.limits}
 
-    def add(self, found: Measured, facts: Facts, *, weight: int, bits: int) -> None:
+    def add(self, found: DocumentMeasures, facts: DocumentFacts, *, weight: int, bits: int) -> None:
         """Count a document.
 
         Args:
@@ -197,7 +197,7 @@ class Measures:
             if alone:
                 self._add_sample(key, step, found, facts, bits)
 
-    def _add_sample(self, key: str, step: int, found: Measured, facts: Facts, bits: int) -> None:
+    def _add_sample(self, key: str, step: int, found: DocumentMeasures, facts: DocumentFacts, bits: int) -> None:
         limit = self.limits[key]
         is_above = limit.is_dropped(step) == (limit.side == "above")
         held = self._samples[key]["above" if is_above else "below"]
@@ -254,7 +254,7 @@ class Measures:
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
         rules = state["rules"]
-        found = cls({key: Limit(rule["limit"], rule["step"], rule["side"]) for key, rule in rules.items()})
+        found = cls({key: RuleLimit(rule["limit"], rule["step"], rule["side"]) for key, rule in rules.items()})
         found.measured, found.documents = state["measured"], state["documents"]
         found.languages = Counter(state["languages"])
         for key, rule in rules.items():
@@ -270,7 +270,7 @@ def _shorten(samples: list[_Sample]) -> None:
     del samples[SAMPLES:]
 
 
-def _step(rule: Rule, limit: float) -> float:
+def _step(rule: FilterRule, limit: float) -> float:
     if rule.form == "count":
         return float(max(1, round(limit / STEPS_TO_LIMIT)))
     if rule.form == "share" and 0 < limit < 1:

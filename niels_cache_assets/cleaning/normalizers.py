@@ -2,8 +2,8 @@
 
 `normalize` runs NORMALIZERS in order. Each normalizer takes a text and returns a text. It leaves its own output unchanged. Its time is
 linear in the length of the text. Brackets are matched with a stack. A pattern reads a character at most a fixed number of times. Nested
-marks are removed in a fixed number of steps; then blanks replace the remaining marks (`_settled`). For a text without markup, `normalize`
-searches only for a few single characters.
+marks are removed in a fixed number of steps; then blanks replace the remaining marks (`_repeat_until_stable_within`). For a text without
+markup, `normalize` searches only for a few single characters.
 
 One stray mark removes no prose, for two reasons. A tag must have the form of a tag. A pair of marks must not enclose more characters than
 the bound for this kind of mark. The source `wikipedia` parses whole wiki pages with a parser of its own. Counting and rejecting are in
@@ -22,7 +22,7 @@ from functools import lru_cache
 from html.entities import html5
 from typing import TYPE_CHECKING
 
-from niels_cache_assets.cleaning.brackets import Mark, occurrences, paired, rewritten, templates, without
+from niels_cache_assets.cleaning.brackets import Mark, find_marks, match_pairs, remove_spans, substitute, templates
 from niels_cache_assets.cleaning.settings import NORMALIZERS as NAMES
 
 if TYPE_CHECKING:
@@ -117,12 +117,12 @@ def replace_unreadable(text: str) -> str:
 
 def decode_entities(text: str) -> str:
     """Decode HTML entities that end with a semicolon, including nested ones: `&amp;lt;` becomes `<`. Unknown names are kept."""
-    return _settle(text, "entities", "&", lambda text: rewritten(text, _ENTITY, _in_place_of_entity))
+    return _repeat_until_stable(text, "entities", "&", lambda text: substitute(text, _ENTITY, _decode_entity))
 
 
 def remove_file_links(text: str) -> str:
     """Remove `[[File:...|caption]]` with its caption, and links that display no text, such as `[[Category:...]]`."""
-    return _settle(text, "file_links", "[[", _without_file_links)
+    return _repeat_until_stable(text, "file_links", "[[", _without_file_links)
 
 
 def remove_templates(text: str) -> str:
@@ -130,12 +130,12 @@ def remove_templates(text: str) -> str:
 
     Unmatched braces, and braces that are not followed by a name (`{{.Name}}`, `{{1, 2}, {3, 4}}`), are kept.
     """
-    return _settle(text, "templates", "{{", lambda text: without(text, templates(text, LONGEST_TEMPLATE, _TEMPLATE_NAME)))
+    return _repeat_until_stable(text, "templates", "{{", lambda text: remove_spans(text, templates(text, LONGEST_TEMPLATE, _TEMPLATE_NAME)))
 
 
 def remove_tables(text: str) -> str:
     """Remove `{| ... |}`, including nested tables. Both delimiters must begin a line, and only attributes may follow the opening one."""
-    return _settle(text, "tables", "{|", lambda text: without(text, paired(text, _table_marks(text), LONGEST_TABLE)))
+    return _repeat_until_stable(text, "tables", "{|", lambda text: remove_spans(text, match_pairs(text, _table_marks(text), LONGEST_TABLE)))
 
 
 def remove_tags(text: str) -> str:
@@ -144,7 +144,7 @@ def remove_tags(text: str) -> str:
     Comments and elements without prose (ref, script, ...) are removed with their content. Text that merely looks like a tag is kept:
     `<stdio.h>`, `a < b`, `x <b && y> c`, and `<title>` without attributes or a closing `</title>`. `10<sup>6</sup>` becomes `10^6`.
     """
-    return _settle(text, "tags", "<", _without_tags)
+    return _repeat_until_stable(text, "tags", "<", _without_tags)
 
 
 def keep_link_labels(text: str) -> str:
@@ -152,12 +152,12 @@ def keep_link_labels(text: str) -> str:
 
     Code with double brackets (`[[1], [2]]`, `x[["name"]]`, `[[ -f $x ]]`) is kept.
     """
-    return _settle(text, "links", "[[", lambda text: rewritten(text, _WIKI_LINK, _label))
+    return _repeat_until_stable(text, "links", "[[", lambda text: substitute(text, _WIKI_LINK, _label))
 
 
 def keep_external_labels(text: str) -> str:
     """Replace `[https://... label]` with its label, or remove the link if it has none. URLs without brackets are kept."""
-    return _settle(text, "external_links", "[", lambda text: rewritten(text, _EXTERNAL_LINK, lambda found: found[1] or ""))
+    return _repeat_until_stable(text, "external_links", "[", lambda text: substitute(text, _EXTERNAL_LINK, lambda found: found[1] or ""))
 
 
 def unmark_headings(text: str) -> str:
@@ -237,7 +237,9 @@ def normalize(text: str, skip: Collection[str] = (), *, compiled: bool = False) 
     made = one_round(text)
     if made == text or not any(mark in made for mark in _MARKUP):
         return made
-    return _settled(made, one_round, re.compile("|".join(mark for name, mark in _MARKS.items() if name not in skip) or "(?!)"))
+    return _repeat_until_stable_within(
+        made, one_round, re.compile("|".join(mark for name, mark in _MARKS.items() if name not in skip) or "(?!)")
+    )
 
 
 # The bits of characters for `_bits_in`. The table has one more bit, for characters that `replace_unreadable` replaces.
@@ -270,13 +272,13 @@ def _table() -> "Uints":
     return table_of({**characters, _UNREADABLE_BIT: unreadable}, others=_UNREADABLE_BIT)
 
 
-def _settle(text: str, name: str, mark: str, step: Normalizer) -> str:
+def _repeat_until_stable(text: str, name: str, mark: str, step: Normalizer) -> str:
     if mark[0] not in text or mark not in text:  # one character is found faster than two
         return text
-    return _settled(text, step, re.compile(_MARKS[name]), needed=mark)
+    return _repeat_until_stable_within(text, step, re.compile(_MARKS[name]), needed=mark)
 
 
-def _settled(text: str, step: Callable[[str], str], marks: re.Pattern[str], *, needed: str = "") -> str:
+def _repeat_until_stable_within(text: str, step: Callable[[str], str], marks: re.Pattern[str], *, needed: str = "") -> str:
     """Return the text after repeating a step until the text no longer changes, at most a fixed number of times.
 
     Only a text that was made for this purpose changes more than PASSES times. For such a text, blanks replace the marks in the region that
@@ -297,12 +299,12 @@ def _settled(text: str, step: Callable[[str], str], marks: re.Pattern[str], *, n
         after = step(text)
         if after == text:
             return text
-        start, end = _changing(text, after)
+        start, end = _changed_range(text, after)
         text = step(text[:start] + marks.sub(" ", text[start:end]) + text[end:])
     return step(step(marks.sub(" ", text)))
 
 
-def _changing(before: str, after: str) -> tuple[int, int]:
+def _changed_range(before: str, after: str) -> tuple[int, int]:
     """Return (start, end) of the part of `before` that differs from `after`, without the common beginning and the common end."""
     shared = min(len(before), len(after))
     start = bisect_left(range(shared), True, key=lambda place: before[: place + 1] != after[: place + 1])
@@ -310,7 +312,7 @@ def _changing(before: str, after: str) -> tuple[int, int]:
     return max(0, start - _MARGIN), len(before) - behind
 
 
-def _in_place_of_entity(found: re.Match[str]) -> str:
+def _decode_entity(found: re.Match[str]) -> str:
     """Return the character that an entity stands for.
 
     An unknown name is kept. `html.unescape` alone would read `&notit;` as `&not` and `it;`.
@@ -320,7 +322,7 @@ def _in_place_of_entity(found: re.Match[str]) -> str:
 
 
 def _without_file_links(text: str) -> str:
-    return without(text, paired(text, _brackets_of_files(text), LONGEST_FILE_LINK, _FILE_LINK))
+    return remove_spans(text, match_pairs(text, _brackets_of_files(text), LONGEST_FILE_LINK, _FILE_LINK))
 
 
 def _brackets_of_files(text: str) -> Iterator[Mark]:
@@ -335,7 +337,7 @@ def _brackets_of_files(text: str) -> Iterator[Mark]:
             found = _FILE_LINK.search(text, start + 1)
             continue
         depth = 0
-        for mark in occurrences(text, "[[", "]]", start):
+        for mark in find_marks(text, "[[", "]]", start):
             yield mark
             end = mark[1]
             depth += 1 if mark[2] else -1
@@ -351,7 +353,7 @@ def _table_marks(text: str) -> Iterator[Mark]:
 
     Blanks before a mark belong to it, and before an opening mark also marks of lists.
     """
-    for start, end, opens, _ in occurrences(text, "{|", "|}"):
+    for start, end, opens, _ in find_marks(text, "{|", "|}"):
         line = start
         while line and text[line - 1] in (" \t:*" if opens else " \t"):
             line -= 1
@@ -367,9 +369,9 @@ def _unprose_tags(text: str) -> Iterator[Mark]:
 
 def _without_tags(text: str) -> str:
     if "<!--" in text:
-        text = without(text, paired(text, occurrences(text, "<!--", "-->"), LONGEST_COMMENT))
+        text = remove_spans(text, match_pairs(text, find_marks(text, "<!--", "-->"), LONGEST_COMMENT))
     if "</" in text:
-        text = without(text, paired(text, _unprose_tags(text), LONGEST_ELEMENT))
+        text = remove_spans(text, match_pairs(text, _unprose_tags(text), LONGEST_ELEMENT))
         text = _POWER.sub(r"^\1", text)
     stays = _unmatched(text)
 
@@ -378,7 +380,7 @@ def _without_tags(text: str) -> str:
             return found.group()
         return "" if found["inline"] else "\n" if found["breaking"] else " "
 
-    return rewritten(text, _TAG, in_place_of)
+    return substitute(text, _TAG, in_place_of)
 
 
 def _unmatched(text: str) -> bytearray | None:

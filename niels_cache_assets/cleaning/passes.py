@@ -21,10 +21,10 @@ def is_available() -> bool:
 
 
 def bits_in(text: str, table: Uints) -> int:
-    """Return the bits of the table for all characters of the text (see `kernels.look`)."""
+    """Return the bits of the table for all characters of the text (see `kernels.scan`)."""
     from niels_cache_assets.cleaning import kernels
 
-    return int(kernels.look(bytes_of(text), table))
+    return int(kernels.scan(bytes_of(text), table))
 
 
 def table_of(bits: dict[int, str], *, others: int) -> Uints:

@@ -16,7 +16,7 @@ from niels_cache_assets.cleaning.settings import CleaningSettings
 from niels_cache_runtime.format.layout import Bytes
 
 _HEAD = 4_000  # characters in which two stop words nearly always occur
-# Code points that `certain` judges besides those below U+0E00. All others may be in a script without blanks, or change with case.
+# Code points that `passing_filters` judges besides those below U+0E00. All others may be in a script without blanks, or change with case.
 _JUDGED = ((0x1E00, 0x2C00), (0xAC00, 0xD7A4), (0xFE0E, 0xFE10), (0xFEFF, 0xFF00), (0xFFFD, 0xFFFE))
 _CHANGES_WITH_ITS_PLACE = "\u03a3"  # the Greek capital sigma has two lower-case forms
 
@@ -47,7 +47,7 @@ def counts(text: str, bullets: tuple[str, ...]) -> Counts | None:
     return Counts(*out.tolist()) if found else None
 
 
-def certain(text: str, settings: CleaningSettings, bullets: tuple[str, ...]) -> set[str]:
+def passing_filters(text: str, settings: CleaningSettings, bullets: tuple[str, ...]) -> set[str]:
     """Return the names of filters that are certain not to reject this text. Any other filter must judge the text itself."""
     proven = set()
     if len(settings.languages) == 1 and _stop_words_in(text, settings.languages[0]) >= settings.min_stopwords:

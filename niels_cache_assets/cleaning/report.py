@@ -15,10 +15,10 @@ from niels_cache_assets.base.documents import Document
 from niels_cache_assets.base.reasons import DropCounts, require_known
 from niels_cache_assets.cleaning.filters import REASONS
 from niels_cache_assets.cleaning.measures import UNKNOWN_LANGUAGE as UNKNOWN_LANGUAGE
-from niels_cache_assets.cleaning.measures import Measures, weight_of
+from niels_cache_assets.cleaning.measures import MeasureHistograms, weight_of
 
 if TYPE_CHECKING:
-    from niels_cache_assets.cleaning.filters import Rejected
+    from niels_cache_assets.cleaning.filters import RejectedDocument
 
 EXAMPLES = 50
 MASK_EXAMPLES = 10  # of each kind
@@ -47,7 +47,7 @@ class CleaningReport:
         measures: Histograms of what the filters measure, or None.
     """
 
-    def __init__(self, seed: int, first: int = 0, *, measures: "Measures | None" = None) -> None:
+    def __init__(self, seed: int, first: int = 0, *, measures: "MeasureHistograms | None" = None) -> None:
         self.seed = seed
         self.documents = 0
         self.kept = 0
@@ -66,7 +66,7 @@ class CleaningReport:
         bits = _keyed_hash(self.seed, ordinal)
         return weight_of(ordinal, bits), bits
 
-    def add(self, result: "Document | Rejected", language: str | None = None) -> None:
+    def add(self, result: "Document | RejectedDocument", language: str | None = None) -> None:
         """Count the next document of the input.
 
         Args:
@@ -82,7 +82,7 @@ class CleaningReport:
         self.dropped[result.reason] += 1
         self.add_example(result, place=self.documents - 1)
 
-    def add_example(self, dropped: "Rejected", *, place: int) -> None:
+    def add_example(self, dropped: "RejectedDocument", *, place: int) -> None:
         """Make a dropped document, which is already counted, an example.
 
         Args:
@@ -163,7 +163,7 @@ class CleaningReport:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
-        measures = Measures.from_state(state["measures"]) if "measures" in state else None
+        measures = MeasureHistograms.from_state(state["measures"]) if "measures" in state else None
         report = cls(state["seed"], state["first"], measures=measures)
         report.documents, report.kept = state["documents"], state["kept"]
         report.dropped, report.languages = DropCounts(state["dropped"]), Counter(state["languages"])
@@ -193,7 +193,7 @@ def _keyed_hash(seed: int, ordinal: int) -> int:
     return int.from_bytes(hashlib.blake2b(ordinal.to_bytes(8, "little"), digest_size=8, key=seed.to_bytes(8, "little")).digest(), "little")
 
 
-def _row(rejected: "Rejected") -> dict[str, Any]:
+def _row(rejected: "RejectedDocument") -> dict[str, Any]:
     document = rejected.document
     return {
         "reason": rejected.reason,

@@ -98,7 +98,7 @@ class CleaningSettings(Table):
 
     @field_validator("skip")
     @classmethod
-    def _skips_what_there_is(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_skip(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         skippable = [name for name in (*REASONS, *NORMALIZERS) if name not in _NEVER_SKIPPED]
         for name in value:
             if name in _NEVER_SKIPPED:
@@ -111,7 +111,7 @@ class CleaningSettings(Table):
 
     @field_validator("languages")
     @classmethod
-    def _are_codes(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_language_codes(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for code in value:
             if not re.fullmatch("[a-z]{2,3}", code):
                 raise ValueError(f"{code!r} is not a language code; write ISO 639 codes such as 'en', 'de', 'zh'")

@@ -8,7 +8,7 @@
     context.py      the configuration, cache root and caches that a command starts from
     overrides.py    --seed and --set of build-all as registry overrides
     completion.py   the answer to TAB
-    recognizing.py  which kind of data is in the user's files
+    detection.py  which kind of data is in the user's files
     new_config.py   the text of a first niels_cache.toml
     worker.py       the work of `part`
 
@@ -25,10 +25,10 @@ import traceback
 from collections.abc import Sequence
 from importlib import import_module
 
-from niels_cache_assets.base.processes import Interrupted
-from niels_cache_assets.cli.console import Loudness, drop, explain, guarded, print_error, speaking
+from niels_cache_assets.base.processes import InterruptRequested
+from niels_cache_assets.cli.console import Verbosity, ignore_output_errors, print_error, print_if_verbose, redirect_to_null, set_verbosity
 from niels_cache_assets.cli.exit_codes import BROKEN_PIPE, BUG, DONE, FAILED, INTERRUPTED, WRONG_USE
-from niels_cache_assets.cli.parser import load, parse_arguments
+from niels_cache_assets.cli.parser import import_command, parse_arguments
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: After --help and --version.
     """
-    loudness: Loudness = "normal"
+    loudness: Verbosity = "normal"
     _open_closed_streams()
     try:
         _require_posix()
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments is None:
             return WRONG_USE
         loudness = "quiet" if arguments.quiet else "verbose" if arguments.verbose else "normal"
-        with speaking(loudness):
+        with set_verbosity(loudness):
             return _run(arguments)
     except NielsCacheError as error:
         if loudness == "verbose":
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for line in getattr(error, "lines", [f"error: {error}"]):  # one line for each finding
             print_error(line)
         return FAILED if isinstance(error, NotWrittenError) else WRONG_USE
-    except Interrupted as interrupt:
+    except InterruptRequested as interrupt:
         print_error(str(interrupt))
         if argv is None:  # threads that still encode would delay the exit by a second or more
             os._exit(interrupt.exit_code)
@@ -72,12 +72,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print_error("interrupted")
         return INTERRUPTED
     except BrokenPipeError:
-        drop(sys.stdout)
+        redirect_to_null(sys.stdout)
         return BROKEN_PIPE
     except Exception as error:
         refusal = _refusal(error)
         if loudness == "verbose" or refusal is None:
-            with guarded(sys.stderr):
+            with ignore_output_errors(sys.stderr):
                 traceback.print_exc()
         if refusal is not None:
             print_error(f"error: {refusal}; finished caches are unchanged")
@@ -88,12 +88,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     started = time.monotonic()
-    code: int | None = load(arguments.command).run(arguments)
+    code: int | None = import_command(arguments.command).run(arguments)
     sys.stdout.flush()
     if arguments.verbose:
         from niels_cache_assets.cli.progress import peak_memory  # cannot be imported outside POSIX
 
-        explain(f"{arguments.command}: {time.monotonic() - started:.1f} s, {peak_memory()}")
+        print_if_verbose(f"{arguments.command}: {time.monotonic() - started:.1f} s, {peak_memory()}")
     return DONE if code is None else code
 
 
@@ -107,7 +107,7 @@ def _refusal(error: Exception) -> str | None:
     if error.filename is None and error.errno not in _FULL:  # such as an error of TLS, whose number means something else
         return None
     if error.filename is None:  # builds name their files, so this is stdout
-        drop(sys.stdout)
+        redirect_to_null(sys.stdout)
     return f"{error.filename or 'the output'}: {error.strerror}"
 
 

@@ -49,7 +49,7 @@ class Command:
     has_json: bool = True
 
 
-def configured(names_of: Callable[[Registry], Iterable[str]]) -> Offered:
+def offer_configured_names(names_of: Callable[[Registry], Iterable[str]]) -> Offered:
     """Return a function that offers names of the configuration to TAB, or no names if the configuration is wrong."""
 
     def offered(arguments: argparse.Namespace) -> list[str]:
@@ -60,9 +60,9 @@ def configured(names_of: Callable[[Registry], Iterable[str]]) -> Offered:
     return offered
 
 
-PRETRAIN = configured(lambda registry: registry.pretrain)
-DATA_SETS = configured(lambda registry: [*registry.pretrain, *registry.sft])
-CACHES = configured(lambda registry: ["tokenizer", *registry.pretrain, *registry.sft])
+PRETRAIN = offer_configured_names(lambda registry: registry.pretrain)
+DATA_SETS = offer_configured_names(lambda registry: [*registry.pretrain, *registry.sft])
+CACHES = offer_configured_names(lambda registry: ["tokenizer", *registry.pretrain, *registry.sft])
 
 
 def catalog_names(arguments: argparse.Namespace) -> Iterable[str]:
@@ -72,7 +72,7 @@ def catalog_names(arguments: argparse.Namespace) -> Iterable[str]:
     return catalog()
 
 
-def refuse(option: str, problem: str, given: str, choices: Iterable[str]) -> NoReturn:
+def raise_invalid(option: str, problem: str, given: str, choices: Iterable[str]) -> NoReturn:
     """Raise an error for an invalid value that suggests the nearest valid value.
 
     Args:
@@ -84,12 +84,12 @@ def refuse(option: str, problem: str, given: str, choices: Iterable[str]) -> NoR
     Raises:
         NielsCacheError: Always.
     """
-    from niels_cache_assets.base.choices import refuse_choice
+    from niels_cache_assets.base.choices import raise_unknown_choice
 
-    refuse_choice(f"{WHERE}: {option}" if option else WHERE, problem, given, choices)
+    raise_unknown_choice(f"{WHERE}: {option}" if option else WHERE, problem, given, choices)
 
 
-def chosen(option: str, problem: str, given: str, choices: Sequence[Choice]) -> Choice:
+def require_choice(option: str, problem: str, given: str, choices: Sequence[Choice]) -> Choice:
     """Return the choice that equals `given`.
 
     Args:
@@ -104,7 +104,7 @@ def chosen(option: str, problem: str, given: str, choices: Sequence[Choice]) -> 
     for choice in choices:
         if choice == given:
             return choice
-    refuse(option, problem, given, choices)
+    raise_invalid(option, problem, given, choices)
 
 
 def draw_seed(given: int | None) -> int:
@@ -133,7 +133,7 @@ def whole_number(text: str) -> int:
     return number
 
 
-def at_least(least: int) -> Callable[[str], int]:
+def integer_of_at_least(least: int) -> Callable[[str], int]:
     """Return a `type` for argparse: a whole number of `least` or more."""
 
     def number(text: str) -> int:

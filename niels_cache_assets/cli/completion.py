@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import NoReturn
 
 from niels_cache_assets.cli.command import DATA_SETS, Command
-from niels_cache_assets.cli.parser import build_parsers, load
+from niels_cache_assets.cli.parser import build_parsers, import_command
 
 PROFILES = ("default", "quickstart")
 
@@ -25,7 +25,7 @@ def complete() -> NoReturn:
     top, commands = build_parsers(typed)
     for name in set(typed) & commands.keys():
         for action in commands[name]._actions:
-            values = values_of(load(name).COMMAND, action)
+            values = values_of(import_command(name).COMMAND, action)
             if values is not None:
                 action.completer = values  # type: ignore[attr-defined]
     autocomplete(top, always_complete_options=False)

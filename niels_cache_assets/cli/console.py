@@ -25,9 +25,9 @@ PROGRAM = "niels-cache"
 DIFFERENCE_STYLE = "underline yellow"
 ELLIPSIS = "…"
 
-Loudness = Literal["quiet", "normal", "verbose"]
+Verbosity = Literal["quiet", "normal", "verbose"]
 
-_loudness: ContextVar[Loudness] = ContextVar("loudness", default="normal")
+_verbosity: ContextVar[Verbosity] = ContextVar("loudness", default="normal")
 _SHRUNK_WIDTH = 6
 _PIPE_WIDTH = 240  # for a file or pipe, which has no width; tables are only as wide as their content
 
@@ -37,33 +37,33 @@ def print_error(message: str) -> None:
 
     If stderr has no reader or is on a full disk, the line is dropped.
     """
-    with guarded(sys.stderr):
+    with ignore_output_errors(sys.stderr):
         print(f"{PROGRAM}: {' '.join(message.split())}", file=sys.stderr, flush=True)
 
 
 @contextmanager
-def guarded(stream: IO[str]) -> Iterator[None]:
+def ignore_output_errors(stream: IO[str]) -> Iterator[None]:
     """Send everything that follows to /dev/null if the stream has lost its reader in the block, or is on a full disk."""
     try:
         yield
     except OSError:
-        drop(stream)
+        redirect_to_null(stream)
 
 
-def drop(stream: IO[str]) -> None:
+def redirect_to_null(stream: IO[str]) -> None:
     """Send everything that follows to /dev/null. Otherwise the interpreter complains when it flushes at exit."""
     with suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), stream.fileno())
 
 
-def tell(console: Console, line: str, *, style: str | None = None) -> None:
+def print_log_line(console: Console, line: str, *, style: str | None = None) -> None:
     """Print a line on stderr. A command continues if its log is on a full disk, and ends if its log is a pipe without a reader."""
     try:
         console.print(line, style=style)
     except BrokenPipeError:
         raise
     except OSError:
-        drop(console.file)
+        redirect_to_null(console.file)
 
 
 def print_json(value: Any) -> None:
@@ -83,24 +83,24 @@ def _plain(value: Any) -> Any:
 
 
 @contextmanager
-def speaking(loudness: Loudness) -> Iterator[None]:
+def set_verbosity(verbosity: Verbosity) -> Iterator[None]:
     """Set how much the command prints on stderr inside this `with` block."""
-    token = _loudness.set(loudness)
+    token = _verbosity.set(verbosity)
     try:
         yield
     finally:
-        _loudness.reset(token)
+        _verbosity.reset(token)
 
 
 def is_quiet() -> bool:
     """Return whether --quiet is set."""
-    return _loudness.get() == "quiet"
+    return _verbosity.get() == "quiet"
 
 
-def explain(message: str) -> None:
+def print_if_verbose(message: str) -> None:
     """Print a line on stderr if --verbose is set."""
-    if _loudness.get() == "verbose":
-        tell(diagnostics(), message, style="dim")
+    if _verbosity.get() == "verbose":
+        print_log_line(diagnostics(), message, style="dim")
 
 
 def output() -> Console:

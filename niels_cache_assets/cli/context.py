@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from niels_cache_assets.artifacts.state import CacheState
-from niels_cache_assets.cli.console import PROGRAM, diagnostics, explain, tell
-from niels_cache_assets.disk.build_lock import work_on
+from niels_cache_assets.cli.console import PROGRAM, diagnostics, print_if_verbose, print_log_line
+from niels_cache_assets.disk.build_lock import build_status
 from niels_cache_assets.project.registry import Registry, cache_root, load_registry
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.described import describe
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, built_names, dataset_dir, tokenizer_dir
-from niels_cache_runtime.format.meta import Meta, check_place, load_meta
+from niels_cache_runtime.format.meta import Meta, check_location, load_meta
+from niels_cache_runtime.format.path_kind import describe
 
 Kind = Literal["tokenizer", "pretrain", "sft"]
 
@@ -25,7 +25,7 @@ TOKENIZER = "tokenizer"
 _WORDS: dict[Kind, str] = {"tokenizer": "the tokenizer", "pretrain": "a pretrain data set", "sft": "an SFT data set"}
 
 
-class Place(NamedTuple):
+class CacheLocation(NamedTuple):
     """The directory of a cache, which may not exist yet."""
 
     kind: Kind
@@ -45,7 +45,7 @@ def open_registry(arguments: argparse.Namespace) -> tuple[Registry, Path]:
     registry = load_registry(profile=arguments.profile, config=arguments.config)
     root = cache_root(registry, arguments.cache_dir)
     _refuse_inside(root)
-    explain(f"settings: {registry.settings_origin}; caches in {root.absolute()}")
+    print_if_verbose(f"settings: {registry.settings_origin}; caches in {root.absolute()}")
     return registry, root
 
 
@@ -59,7 +59,7 @@ def _refuse_inside(root: Path) -> None:
     if found.kind == "file":
         raise NielsCacheError(f"{root}: is a file; choose another --cache-dir")
     if found.kind in ("dataset", "inside", "family") and found.roots:
-        raise NielsCacheError(f"{root}: {found.said}; type --cache-dir {shlex.quote(str(found.roots[0]))}")
+        raise NielsCacheError(f"{root}: {found.clause}; type --cache-dir {shlex.quote(str(found.roots[0]))}")
 
 
 def refuse_path(given: str) -> None:
@@ -73,14 +73,14 @@ def refuse_path(given: str) -> None:
         return
     options = f"--cache-dir {shlex.quote(str(found.roots[0]))}" if found.roots else ""
     if found.dataset is not None:
-        raise NielsCacheError(f"{given}: {found.said}; type {' '.join([found.dataset.absolute().name, options]).strip()}")
-    raise NielsCacheError(f"{given}: {found.said}; give the name of a data set and the cache directory: NAME {options}")
+        raise NielsCacheError(f"{given}: {found.clause}; type {' '.join([found.dataset.absolute().name, options]).strip()}")
+    raise NielsCacheError(f"{given}: {found.clause}; give the name of a data set and the cache directory: NAME {options}")
 
 
-def tell_advice(registry: Registry) -> None:
+def print_advice(registry: Registry) -> None:
     """Print advice about the configuration on stderr, one line each, or nothing with --quiet."""
     for line in (*([registry.without_file] if registry.is_fallback else []), *registry.advice):
-        tell(diagnostics(), line, style="yellow")
+        print_log_line(diagnostics(), line, style="yellow")
 
 
 def is_listed(state: CacheState, registry: Registry) -> bool:
@@ -92,30 +92,30 @@ def is_listed(state: CacheState, registry: Registry) -> bool:
         return False
     if state.kind == "tokenizer" or not registry.is_fallback:
         return True
-    work = work_on(state.directory)
+    work = build_status(state.directory)
     return state.state not in ("missing", "not configured") or work.is_resumable or work.writer is not None
 
 
-def left_out_words(count: int, registry: Registry) -> str:
+def count_note(count: int, registry: Registry) -> str:
     """Return a note about `count` data sets that `is_listed` omits."""
     return f"--all lists {count} more, switched off{' or not built' if registry.is_fallback else ''}"
 
 
-def find_places(registry: Registry, root: Path) -> dict[str, Place]:
+def find_caches(registry: Registry, root: Path) -> dict[str, CacheLocation]:
     """Return the directories of caches by name.
 
     They are the tokenizer, every configured data set in order, then further data sets that are built below `root`.
     """
-    places = [Place("tokenizer", TOKENIZER, tokenizer_dir(root))]
-    places += [Place(family, name, dataset_dir(root, family, name)) for family in FAMILIES for name in registry.datasets(family)]
-    others = [Place(family, name, dataset_dir(root, family, name)) for family in FAMILIES for name in built_names(root / family)]
-    found: dict[str, Place] = {}
+    places = [CacheLocation("tokenizer", TOKENIZER, tokenizer_dir(root))]
+    places += [CacheLocation(family, name, dataset_dir(root, family, name)) for family in FAMILIES for name in registry.datasets(family)]
+    others = [CacheLocation(family, name, dataset_dir(root, family, name)) for family in FAMILIES for name in built_names(root / family)]
+    found: dict[str, CacheLocation] = {}
     for place in (*places, *others):
         found.setdefault(place.name, place)
     return found
 
 
-def find_place(registry: Registry, root: Path, name: str, *, kinds: tuple[Kind, ...] = tuple(_WORDS)) -> Place:
+def find_cache(registry: Registry, root: Path, name: str, *, kinds: tuple[Kind, ...] = tuple(_WORDS)) -> CacheLocation:
     """Return the cache with this name, which must exist.
 
     Args:
@@ -128,7 +128,7 @@ def find_place(registry: Registry, root: Path, name: str, *, kinds: tuple[Kind, 
         NielsCacheError: If the name is unknown (the message suggests the nearest name), if the cache has a different kind, if it is not
             built (the message gives the command that builds it), or if its folder contains a different data set.
     """
-    places = find_places(registry, root)
+    places = find_caches(registry, root)
     if name not in places:
         refuse_path(name)
         registry.refuse_data_set(str(root), "no data set", name, [place.name for place in places.values() if place.kind in kinds])
@@ -141,5 +141,5 @@ def find_place(registry: Registry, root: Path, name: str, *, kinds: tuple[Kind, 
             advice = f"it is switched off: set enabled = true in [{places[name].kind}.{name}], then {advice}"
         raise NielsCacheError(f"{places[name].directory}: not built yet; {advice}")
     if places[name].kind != "tokenizer":
-        check_place(places[name].meta(), places[name].directory)
+        check_location(places[name].meta(), places[name].directory)
     return places[name]

@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from niels_cache_assets.base import defaults
-from niels_cache_assets.base.choices import refuse_choice
+from niels_cache_assets.base.choices import raise_unknown_choice
 from niels_cache_assets.base.toml import as_toml
 from niels_cache_assets.base.wording import file_size
 from niels_cache_assets.chats.templates import find_template
-from niels_cache_assets.cli.recognizing import Kind, Proposal, files_in, recognize
+from niels_cache_assets.cli.detection import DetectedKind, Proposal, files_in, recognize
 from niels_cache_assets.project.registry import is_valid_name, load_registry
 from niels_cache_assets.project.shipped import ABOUT, catalog
 from niels_cache_assets.project.tables import BuildSettings
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
-from niels_cache_assets.sources.finding.globs import glob_files, links_among
-from niels_cache_assets.tokenizer.base import likely_eot
+from niels_cache_assets.sources.finding.globs import find_same_files, glob_files
+from niels_cache_assets.tokenizer.base import guess_eot
 from niels_cache_assets.tokenizer.kinds import open_model
 from niels_cache_assets.tokenizer.settings import TokenizerSettings
 from niels_cache_runtime.errors import NielsCacheError
@@ -27,7 +27,7 @@ from niels_cache_runtime.format.layout import FAMILIES, Family
 
 _BUDGETS = ("train_tokens", "val_tokens")
 _BYTES_PER_PIECE = 250  # bytes of text for each piece; with less text, training often cannot find enough pieces
-_LEAST_PIECES = 400  # bytes and special tokens take 260 of these pieces
+_MIN_PIECES = 400  # bytes and special tokens take 260 of these pieces
 _PLAIN = (".txt", ".md", ".rst", ".jsonl", ".ndjson", ".json", ".xml")
 _COMPRESSION = 3  # for other kinds of files: bytes of text for each byte of the file, roughly
 _TEMPLATE = ('template = "model"  # chats as the model of the tokenizer expects them; it learns only the words of the assistant',)
@@ -56,7 +56,7 @@ def catalog_table(name: str) -> str:
         NielsCacheError: If the catalog does not have this name.
     """
     if name not in catalog():
-        refuse_choice("catalog", "no data set", name, catalog())
+        raise_unknown_choice("catalog", "no data set", name, catalog())
     family, table = catalog()[name]
     return _table_text(family, name, table)
 
@@ -90,7 +90,7 @@ def _sections(wishes: argparse.Namespace) -> Iterator[str]:
             raise NielsCacheError("--from roam: does not say which folder holds your notes; give it to init: niels-cache init PATH")
         yield catalog_table(name)
         taken.add(name)
-    yield from _own(wishes, proposals, taken)
+    yield from _own_tables(wishes, proposals, taken)
     if wishes.profile:
         yield """\
 # A data set of your own is a table with a name of your choice (niels-cache init PATH looks into your files and writes it):
@@ -115,7 +115,7 @@ def _tokenizer(wishes: argparse.Namespace, usual: int, proposals: Sequence[Propo
     elsewhere = wishes.profile or wishes.catalog or wishes.hub
     text_bytes = None if elsewhere else _text_bytes(proposals)
     if wishes.vocab_size is None and text_bytes is not None and text_bytes < usual * _BYTES_PER_PIECE:
-        fitting = max(text_bytes // _BYTES_PER_PIECE // 100 * 100, _LEAST_PIECES)
+        fitting = max(text_bytes // _BYTES_PER_PIECE // 100 * 100, _MIN_PIECES)
         said, why = f"vocab_size = {fitting:_}", f"pieces in all: for {file_size(text_bytes)} of text; with more of it, {usual:_}"
     return f"""\
 [tokenizer]
@@ -126,7 +126,7 @@ def _tokenizer(wishes: argparse.Namespace, usual: int, proposals: Sequence[Propo
 def _end_of_text(model: str) -> str:
     """Return the line that names the EOT of a model of another project, empty for a model with our special tokens."""
     tokenizer = open_model(Path(model).expanduser(), special_tokens={})
-    eot = likely_eot(tokenizer.special_names())
+    eot = guess_eot(tokenizer.special_names())
     if tokenizer.token_id(defaults.SPECIAL_TOKENS["eot"]) is not None or eot is None:
         return ""
     said = "" if _has_template(model) else "; SFT data also needs sys, usr, asst"
@@ -142,16 +142,16 @@ def _has_template(model: str) -> bool:
 
 def _text_bytes(proposals: Sequence[Proposal]) -> int | None:
     """Return the approximate number of bytes of text, or None if it is unknown."""
-    patterns = [os.path.expanduser(place) for proposal in proposals for place in proposal.places]
+    patterns = [os.path.expanduser(place) for proposal in proposals for place in proposal.paths]
     if any("://" in pattern for pattern in patterns):
         return None
     found = [path for pattern in patterns for path in ([pattern] if os.path.exists(pattern) else glob_files(pattern).paths)]
     every = [file for path in found for file in (files_in(path) if os.path.isdir(path) else [path]) if os.path.isfile(file)]
-    files = set(links_among(every).first.values())
+    files = set(find_same_files(every).first.values())
     return sum(os.path.getsize(file) * (1 if file.endswith(_PLAIN) else _COMPRESSION) for file in files)
 
 
-def _own(wishes: argparse.Namespace, proposals: Sequence[Proposal], taken: set[str]) -> Iterator[str]:
+def _own_tables(wishes: argparse.Namespace, proposals: Sequence[Proposal], taken: set[str]) -> Iterator[str]:
     hints = f"""\
 # val_frac = {defaults.VAL_FRAC:g}  # share of the documents that goes to val
 # prepare = ["clean", "dedup"]  # filter and deduplicate first (docs/cleaning.md)"""
@@ -176,7 +176,7 @@ val_tokens = 100_000
 # pinned_revision = "main"  # a commit, to always read the same text"""
 
 
-def _wanted_name(kind: Kind, *, alone: bool) -> str:
+def _wanted_name(kind: DetectedKind, *, alone: bool) -> str:
     if kind.family == "sft":
         return "chats"
     if kind.source in ("markdown_folder", "roam"):
@@ -186,12 +186,12 @@ def _wanted_name(kind: Kind, *, alone: bool) -> str:
 
 def _own_table(proposal: Proposal, name: str, wishes: argparse.Namespace, hints: str) -> str:
     kind, keys = proposal.kind, dict(proposal.kind.keys)
-    places = [_path(path, wishes) for path in proposal.places]
+    places = [_path(path, wishes) for path in proposal.paths]
     form = form_of(keys)
     lines = [
         f"[{kind.family}.{name}]{f'  # {form}' if form else ''}",
         f"source = {as_toml(kind.source)}",
-        f"{kind.place_key} = {as_toml(places if kind.place_key == 'files' else places[0])}",
+        f"{kind.path_key} = {as_toml(places if kind.path_key == 'files' else places[0])}",
         *(f"{key} = {as_toml(value)}" for key, value in keys.items()),
         *(_TEMPLATE if kind.family == "sft" and wishes.tokenizer is not None and _has_template(wishes.tokenizer) else ()),
         hints if kind.family == "pretrain" else f"# val_frac = {defaults.VAL_FRAC:g}  # share of the conversations that goes to val",

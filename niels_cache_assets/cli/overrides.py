@@ -205,7 +205,7 @@ def _parse_settings(settings: Iterable[str], registry: Registry) -> list[tuple[t
     If the value of a key is a table, a path may select one entry, such as `pretrain.notes.cleaning.min_words`. The other entries of this
     table are unchanged.
     """
-    from niels_cache_assets.base.choices import refuse_choice
+    from niels_cache_assets.base.choices import raise_unknown_choice
 
     parsed: dict[tuple[str, ...], Any] = {}
     for setting in settings:
@@ -229,7 +229,7 @@ def _parse_settings(settings: Iterable[str], registry: Registry) -> list[tuple[t
         if known is not None and target[1] not in known and target[:2] not in new:
             where = f"{WHERE}: --set {'.'.join(target)}"
             if target[0] == "blend":
-                refuse_choice(where, "no blend", target[1], known, registry.elsewhere)
+                raise_unknown_choice(where, "no blend", target[1], known, registry.elsewhere)
             registry.refuse_data_set(where, "no data set", target[1], known)
     return list(parsed.items())
 

@@ -12,7 +12,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, NoReturn
 
-from niels_cache_assets.cli.command import Command, refuse
+from niels_cache_assets.cli.command import Command, raise_invalid
 from niels_cache_assets.cli.console import PROGRAM
 from niels_cache_assets.cli.exit_codes import MEANINGS
 from niels_cache_runtime.errors import NielsCacheError
@@ -119,36 +119,38 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace | None:
         top.print_help()
         return None
     if argv[0].startswith("-") and argv[0] not in top._option_string_actions:
-        _refuse_first(argv, *build_parsers())
+        _raise_option_before_command(argv, *build_parsers())
     if not argv[0].startswith("-") and argv[0] not in commands:
-        refuse("", "no command", argv[0], commands)
+        raise_invalid("", "no command", argv[0], commands)
     arguments, unknown = top.parse_known_args(argv)
     options = [word for word in unknown if word.startswith("-")]
     if unknown and not options:  # argparse looks for an optional argument only before the options, as in `part web --no-wait 17`
         arguments, unknown = commands[argv[0]].parse_known_intermixed_args(argv[1:], argparse.Namespace(command=argv[0]))
     if unknown:
         if not options:
-            hint = (
-                _meant_as_root(arguments, unknown[0]) or _meant_as_only(arguments, unknown) or f"; see {PROGRAM} {arguments.command} --help"
-            )
+            hint = _cache_dir_hint(arguments, unknown[0]) or _only_hint(arguments, unknown) or f"; see {PROGRAM} {arguments.command} --help"
             raise NielsCacheError(f"{PROGRAM} {arguments.command}: unexpected argument {unknown[0]!r}{hint}")
-        refuse("", f"{arguments.command} has no option", options[0].partition("=")[0], commands[arguments.command]._option_string_actions)
+        raise_invalid(
+            "", f"{arguments.command} has no option", options[0].partition("=")[0], commands[arguments.command]._option_string_actions
+        )
     return arguments
 
 
-def _meant_as_root(arguments: argparse.Namespace, given: str) -> str:
+def _cache_dir_hint(arguments: argparse.Namespace, given: str) -> str:
     """Return a hint to use --cache-dir if a folder was given as an argument."""
     takes_root = hasattr(arguments, "cache_dir") and os.path.isdir(given)
     return f"; for the caches in this folder, type {PROGRAM} {arguments.command} --cache-dir {shlex.quote(given)}" if takes_root else ""
 
 
-def _meant_as_only(arguments: argparse.Namespace, given: Sequence[str]) -> str:
+def _only_hint(arguments: argparse.Namespace, given: Sequence[str]) -> str:
     """Return a hint to use --only if the command has this option."""
     names = " ".join(shlex.quote(name) for name in given)
     return f"; to choose data sets, type {PROGRAM} {arguments.command} --only {names}" if hasattr(arguments, "only") else ""
 
 
-def _refuse_first(argv: Sequence[str], top: argparse.ArgumentParser, commands: dict[str, argparse.ArgumentParser]) -> NoReturn:
+def _raise_option_before_command(
+    argv: Sequence[str], top: argparse.ArgumentParser, commands: dict[str, argparse.ArgumentParser]
+) -> NoReturn:
     """Refuse an option before the command, which belongs after the command or is misspelt.
 
     Raises:
@@ -158,10 +160,10 @@ def _refuse_first(argv: Sequence[str], top: argparse.ArgumentParser, commands: d
     name = next((word for word in argv if word in commands), None)
     if any(option in parser._option_string_actions for parser in commands.values()):
         raise NielsCacheError(f"{argv[0]}: options come after the command: {PROGRAM} {name or 'COMMAND'} {argv[0]} ...")
-    refuse("", "no option", option, [*top._option_string_actions, *(commands[name]._option_string_actions if name else ())])
+    raise_invalid("", "no option", option, [*top._option_string_actions, *(commands[name]._option_string_actions if name else ())])
 
 
-def load(name: str) -> ModuleType:
+def import_command(name: str) -> ModuleType:
     """Import the module of a command."""
     return import_module(f"niels_cache_assets.cli.commands.{name.replace('-', '_')}")
 
@@ -179,7 +181,7 @@ def build_parsers(wanted: Container[str] | None = None) -> tuple[argparse.Argume
     for name, summary in (row for rows in COMMANDS.values() for row in rows.items()):
         parsers[name] = parser = subparsers.add_parser(name, help=summary)
         if wanted is None or name in wanted:
-            _describe(parser, name, summary, load(name))
+            _describe(parser, name, summary, import_command(name))
     return top, parsers
 
 

@@ -33,9 +33,9 @@ from rich.progress import (
 from rich.text import Text
 
 from niels_cache_assets.base.wording import file_size
-from niels_cache_assets.cli.console import diagnostics, is_quiet, tell, warnings
+from niels_cache_assets.cli.console import diagnostics, is_quiet, print_log_line, warnings
 from niels_cache_assets.defs.launch_events import LaunchListener, LaunchResult
-from niels_cache_assets.facts.progress import HowFar, Pace, Throttle, describe
+from niels_cache_assets.facts.progress import BuildProgress, SpeedMeter, Throttle, describe
 
 _WARNING = "WARNING"
 
@@ -89,14 +89,14 @@ class BarListener(LaunchListener):
             TimeElapsedColumn(),
             console=console,
         )
-        self._tasks: dict[str, tuple[TaskID, Pace]] = {}
+        self._tasks: dict[str, tuple[TaskID, SpeedMeter]] = {}
 
     def started(self, name: str, family: str) -> None:
         if name in self._tasks:  # a part that was passed over before
             self.bars.remove_task(self._tasks[name][0])
-        self._tasks[name] = (self.bars.add_task(name, total=None, detail="working"), Pace())
+        self._tasks[name] = (self.bars.add_task(name, total=None, detail="working"), SpeedMeter())
 
-    def progressed(self, name: str, progress: HowFar) -> None:
+    def progressed(self, name: str, progress: BuildProgress) -> None:
         task, pace = self._tasks[name]
         detail = describe(progress, pace.estimate(progress, monotonic()), with_share=False)  # the bar shows the share
         if progress.share is None:
@@ -123,7 +123,7 @@ class QuietListener(LaunchListener):
 
     def logged(self, name: str, message: str) -> None:
         if message.startswith(_WARNING):
-            tell(warnings(), f"{name}: {message}")
+            print_log_line(warnings(), f"{name}: {message}")
 
 
 class LineListener(LaunchListener):
@@ -131,15 +131,15 @@ class LineListener(LaunchListener):
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._paces: dict[str, Pace] = {}
+        self._paces: dict[str, SpeedMeter] = {}
         self._throttles: dict[str, Throttle] = {}
 
     def started(self, name: str, family: str) -> None:
-        self._paces[name] = Pace()
+        self._paces[name] = SpeedMeter()
         self._throttles[name] = Throttle(monotonic())
         self._print(name, "started")
 
-    def progressed(self, name: str, progress: HowFar) -> None:
+    def progressed(self, name: str, progress: BuildProgress) -> None:
         now = monotonic()
         estimate = self._paces[name].estimate(progress, now)
         if self._throttles[name].is_due(now):
@@ -152,7 +152,7 @@ class LineListener(LaunchListener):
         self._print(result.name, outcome_line(result))
 
     def _print(self, name: str, message: str) -> None:
-        tell(self._console, f"{name}: {message}")
+        print_log_line(self._console, f"{name}: {message}")
 
 
 @contextmanager
@@ -187,7 +187,7 @@ def _steps(first: str, columns: Iterable[ProgressColumn], amount: Callable[[int,
 
         def print_line(step: str, done: int, total: int) -> None:
             if throttle.is_due(monotonic()):
-                tell(console, f"{step}: {amount(done, total)}")
+                print_log_line(console, f"{step}: {amount(done, total)}")
 
         yield print_line
         return

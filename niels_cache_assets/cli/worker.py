@@ -15,10 +15,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from niels_cache_assets.base.processes import Interrupted, stop_on_signals
-from niels_cache_assets.base.wording import listed
+from niels_cache_assets.base.processes import InterruptRequested, stop_on_signals
+from niels_cache_assets.base.wording import format_list
 from niels_cache_assets.cli.command import WHERE
-from niels_cache_assets.cli.console import PROGRAM, diagnostics, guarded, print_error
+from niels_cache_assets.cli.console import PROGRAM, diagnostics, ignore_output_errors, print_error
 from niels_cache_assets.cli.exit_codes import BUG, BUSY, DONE, FAILED, TERMINATED, WRONG_USE
 from niels_cache_assets.corpus.layout import HASHES
 from niels_cache_assets.defs.launch_events import LaunchListener, LaunchResult
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from niels_cache_assets.artifacts.corpus import JoinedCorpus
     from niels_cache_assets.artifacts.duplicates import Duplicates
     from niels_cache_assets.artifacts.graph import Graph
-    from niels_cache_assets.artifacts.parts.seal import Sealed
+    from niels_cache_assets.artifacts.parts.seal import SealedDataset
     from niels_cache_assets.artifacts.tokenizer import Tokenizer
     from niels_cache_assets.project.registry import Registry
     from niels_cache_runtime.format.meta import Meta
@@ -37,46 +37,46 @@ if TYPE_CHECKING:
 _SECONDS = 1.0  # between two lines of progress
 
 
-class Failed(Exception):
+class BuildFailedError(Exception):
     """A failure of a build. A NielsCacheError outside of a build is wrong use, a wrong setting, or a missing input."""
 
 
-class Lines:
+class JsonLines:
     """The output of one build: JSON lines on stdout, and the same for people through a listener.
 
     Args:
-        tells: Whether to send `[notify]` messages; by default yes.
+        notify: Whether to send `[notify]` messages; by default yes.
 
     Attributes:
         key: Name of the artifact.
     """
 
-    def __init__(self, *, tells: bool = True) -> None:
-        self.tells = tells
+    def __init__(self, *, notify: bool = True) -> None:
+        self.tells = notify
         self.key: str | None = None
         self.listener: LaunchListener | None = None
         self._last = -_SECONDS
 
-    def say(self, event: str, **values: Any) -> None:
+    def write_event(self, event: str, **values: Any) -> None:
         """Print one line on stdout."""
         line = json.dumps({"event": event, "key": self.key, **values}, default=os.fspath)
-        with guarded(sys.stdout):
+        with ignore_output_errors(sys.stdout):
             print(line, flush=True)
 
     def log(self, message: str) -> None:
-        self.say("log", message=message)
-        self._tell("logged", message)
+        self.write_event("log", message=message)
+        self._forward("logged", message)
 
     def progress(self, progress: Any) -> None:
         now = time.monotonic()
         if now - self._last >= _SECONDS:
             self._last = now
-            self.say("progress", **progress.counts, share=progress.share)
-        self._tell("progressed", progress)
+            self.write_event("progress", **progress.counts, share=progress.share)
+        self._forward("progressed", progress)
 
     def started(self, key: str) -> None:
         self.key = key
-        self._tell("started", "parts")
+        self._forward("started", "parts")
 
     def finished(self, outcome: Outcome) -> None:
         from niels_cache_assets.tokenizer.encoder import EngineUse
@@ -88,14 +88,14 @@ class Lines:
             tokens = {split: meta[f"{split}_tokens"] for split in SPLITS}
             short = meta["part"]["short"] if "part" in meta else sum(part["short"] for part in meta["parts"])
             counts = {"tokens": tokens, **counts, "short": short}
-        self.say(
+        self.write_event(
             "result",
             state=outcome.state,
             directory=outcome.directory.absolute(),
             resumed=outcome.resumed,
             seconds=round(outcome.seconds, 3),
             warning=outcome.warning,
-            left_out=outcome.drops.asked,
+            left_out=outcome.drops.requested,
             drop_warnings=[*outcome.drops.warnings],
             **counts,
             **EngineUse.notes(outcome.engines),
@@ -103,51 +103,53 @@ class Lines:
             meta_sha256=meta["meta_sha256"],
         )
         if self.listener is not None:
-            with guarded(sys.stderr):
+            with ignore_output_errors(sys.stderr):
                 self.listener.finished(
                     LaunchResult(name=self.key or "", family="parts", state=outcome.state, seconds=outcome.seconds, message=outcome.warning)
                 )
         for line in outcome.drops.warnings:
-            self._tell("logged", f"WARNING: {line}")
+            self._forward("logged", f"WARNING: {line}")
 
     def failed(self, error: BaseException, code: int) -> int:
         """Print the error on stdout, and return the exit code."""
-        self.say("error", message=" ".join(str(error).split()), exit_code=code)
+        self.write_event("error", message=" ".join(str(error).split()), exit_code=code)
         return code
 
-    def _tell(self, method: str, value: Any) -> None:
+    def _forward(self, method: str, value: Any) -> None:
         if self.listener is not None:
-            with guarded(sys.stderr):
+            with ignore_output_errors(sys.stderr):
                 getattr(self.listener, method)(self.key or "", value)
 
 
-def work(chosen: Callable[[Lines], Artifact], *, wait: bool, tells: bool = True) -> int:
+def build_and_report(chosen: Callable[[JsonLines], Artifact], *, wait: bool, notify: bool = True) -> int:
     """Build an artifact, and return the exit code.
 
     Args:
         chosen: Returns the artifact.
         wait: Whether to wait while another process builds it.
-        tells: Whether to send `[notify]` messages; by default yes.
+        notify: Whether to send `[notify]` messages; by default yes.
 
     Raises:
         NielsCacheError: If the use or a setting is wrong, or an input is missing.
-        Interrupted: If the build was interrupted.
+        InterruptRequested: If the build was interrupted.
         Exception: Any unexpected error, after its line on stdout.
     """
     from niels_cache_assets.cli.progress import build_listener
-    from niels_cache_assets.parts.lease import LeaseLost, Stopped
-    from niels_cache_runtime.format.commit import Busy
+    from niels_cache_assets.parts.lease import LeaseLostError, StopRequested
+    from niels_cache_runtime.format.commit import BusyError
 
-    lines = Lines(tells=tells)
+    lines = JsonLines(notify=notify)
     try:
         with stop_on_signals(), build_listener(diagnostics()) as lines.listener:
             artifact = chosen(lines)
             lines.started(artifact.key)
             lines.finished(_built(artifact, lines, wait=wait, progress=lines.progress))
-    except (Busy, LeaseLost, Stopped, Failed) as error:
-        print_error(str(error) if isinstance(error, Stopped) else f"error: {error}")
-        return lines.failed(error, TERMINATED if isinstance(error, Stopped) else FAILED if isinstance(error, Failed) else BUSY)
-    except Interrupted as interrupt:
+    except (BusyError, LeaseLostError, StopRequested, BuildFailedError) as error:
+        print_error(str(error) if isinstance(error, StopRequested) else f"error: {error}")
+        return lines.failed(
+            error, TERMINATED if isinstance(error, StopRequested) else FAILED if isinstance(error, BuildFailedError) else BUSY
+        )
+    except InterruptRequested as interrupt:
         lines.failed(interrupt, interrupt.exit_code)
         raise
     except Exception as error:
@@ -157,35 +159,35 @@ def work(chosen: Callable[[Lines], Artifact], *, wait: bool, tells: bool = True)
     return DONE
 
 
-def _built(artifact: Artifact, lines: Lines, *, wait: bool, progress: Callable[[Any], None] | None = None) -> Outcome:
+def _built(artifact: Artifact, lines: JsonLines, *, wait: bool, progress: Callable[[Any], None] | None = None) -> Outcome:
     """Build an artifact. If another process takes it over and `wait` is set, wait for that process."""
     from niels_cache_assets.artifacts.materialize import materialize
-    from niels_cache_assets.parts.lease import LeaseLost, Stopped
-    from niels_cache_runtime.format.commit import Busy
+    from niels_cache_assets.parts.lease import LeaseLostError, StopRequested
+    from niels_cache_runtime.format.commit import BusyError
 
     if artifact.is_shared:
-        artifact = replace(artifact, on_stop=lambda: os.kill(os.getpid(), signal.SIGTERM))
+        artifact = replace(artifact, on_stop_requested=lambda: os.kill(os.getpid(), signal.SIGTERM))
     try:
-        return materialize(artifact, wait=wait, on_progress=progress, log=lines.log, tells=lines.tells)
-    except (Busy, LeaseLost, Stopped):
+        return materialize(artifact, wait=wait, on_progress=progress, log=lines.log, notify=lines.tells)
+    except (BusyError, LeaseLostError, StopRequested):
         raise
     except NielsCacheError as error:
-        raise Failed(str(error)) from error
+        raise BuildFailedError(str(error)) from error
 
 
-def _make_first(artifact: Artifact, lines: Lines, *, progress: Callable[[Any], None] | None = None) -> None:
+def _make_first(artifact: Artifact, lines: JsonLines, *, progress: Callable[[Any], None] | None = None) -> None:
     lines.started(artifact.key)
     _built(artifact, lines, wait=True, progress=progress)
 
 
-def ready(found: Graph, name: str, lines: Lines) -> Sealed:
+def ready_dataset(found: Graph, name: str, lines: JsonLines) -> SealedDataset:
     """Return the cache of a data set in parts whose tokenizer and plan exist. Make them if they are missing.
 
     With `prepare`, the corpus takes the place of the plan, and must exist.
 
     Raises:
         NielsCacheError: If the data set is unknown, switched off or not in parts, or if the plan or corpus has other settings.
-        Failed: If the tokenizer or the plan cannot be made.
+        BuildFailedError: If the tokenizer or the plan cannot be made.
     """
     from niels_cache_assets.artifacts.input_problems import require_inputs
 
@@ -222,7 +224,7 @@ def _require_current(tokenizer: Tokenizer) -> None:
         NielsCacheError: If it has other settings.
     """
     if tokenizer.is_stale():
-        others = listed(tokenizer.users())
+        others = format_list(tokenizer.users())
         used = f", and then {others} too" if others else ""
         raise NielsCacheError(
             f"{tokenizer.directory}: the tokenizer has other settings than [tokenizer] in {tokenizer.registry.origin}; undo the change, or "
@@ -230,12 +232,12 @@ def _require_current(tokenizer: Tokenizer) -> None:
         )
 
 
-def ready_corpus(found: Graph, name: str, lines: Lines) -> JoinedCorpus:
+def ready_corpus(found: Graph, name: str, lines: JsonLines) -> JoinedCorpus:
     """Return the corpus of a data set in parts whose plan exists. Make the plan if it is missing.
 
     Raises:
-        NielsCacheError: As `ready` does.
-        Failed: As `ready` does.
+        NielsCacheError: As `ready_dataset` does.
+        BuildFailedError: As `ready_dataset` does.
     """
     _require_switched_on(found.registry, name)
     found.corpus(name).unavailable()
@@ -248,7 +250,7 @@ def ready_corpus(found: Graph, name: str, lines: Lines) -> JoinedCorpus:
     return corpus
 
 
-def ready_search(found: Graph, name: str, lines: Lines) -> Duplicates:
+def ready_search(found: Graph, name: str, lines: JsonLines) -> Duplicates:
     """Return the search for duplicates, whose hashes exist unless its drop lists are current. Make the hashes if they are missing.
 
     Args:
@@ -258,14 +260,14 @@ def ready_search(found: Graph, name: str, lines: Lines) -> Duplicates:
 
     Raises:
         NielsCacheError: If the data set has no current corpus, or if the search is not in ranges.
-        Failed: If the hashes cannot be made.
+        BuildFailedError: If the hashes cannot be made.
     """
     _require_switched_on(found.registry, name)
     origin, duplicates = found.registry.origin, found.duplicates()
     if name not in found.registry.prepared("dedup"):
         raise NielsCacheError(f'{origin}: {name} is not searched for duplicates; add "dedup" to prepare in [pretrain.{name}]')
-    if name in duplicates.wanted.missing:
-        raise NielsCacheError(duplicates.wanted.missing[name])
+    if name in duplicates.required.missing:
+        raise NielsCacheError(duplicates.required.missing[name])
     if duplicates.ranges == 1:
         raise NielsCacheError(f"{origin}: the search for duplicates is not in ranges; set ranges in [dedup]")
     if not found.is_done(HASHES):
@@ -299,12 +301,12 @@ def _require_switched_on(registry: Registry, name: str) -> None:
         raise NielsCacheError(f"{registry.origin}: {name} is switched off; set enabled = true in [pretrain.{name}]")
 
 
-def ready_seal(found: Graph, name: str, lines: Lines) -> Artifact:
+def ready_seal(found: Graph, name: str, lines: JsonLines) -> Artifact:
     """Return the cache or the corpus whose finished parts are joined next. If both are in parts, the corpus is joined first."""
     if name not in found.registry.corpora_in_parts():
-        return ready(found, name, lines)
+        return ready_dataset(found, name, lines)
     corpus = ready_corpus(found, name, lines)
     if name in found.registry.in_parts() and found.is_done(corpus.part(0).key):
-        return ready(found, name, lines)
+        return ready_dataset(found, name, lines)
     corpus.require_parts()
     return corpus

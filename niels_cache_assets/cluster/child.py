@@ -20,17 +20,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-from niels_cache_assets.artifacts.base import Log, Outcome, Reported
+from niels_cache_assets.artifacts.base import Log, Outcome, ReportedProgress
 from niels_cache_assets.artifacts.corpus import CorpusPart
 from niels_cache_assets.artifacts.duplicates import HashRange
 from niels_cache_assets.artifacts.parts.part import Part
-from niels_cache_assets.base.processes import attended
-from niels_cache_assets.parts.lease import Stopped, builder_of, mark_of_stop, request_stop, stopped
+from niels_cache_assets.base.processes import attended_command
+from niels_cache_assets.parts.lease import StopRequested, lease_owner, request_stop, stop_error, stop_stamp
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.project.running import HOST
 from niels_cache_assets.tokenizer.encoder import EngineUse
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.commit import UNKNOWN, Busy
+from niels_cache_runtime.format.commit import UNKNOWN, BusyError
 from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.format.reading import available_threads
@@ -38,7 +38,7 @@ from niels_cache_runtime.format.reading import available_threads
 _PACKAGE = __name__.partition(".")[0]
 _CLI = f"{_PACKAGE}.cli"  # a program that is started; it is not imported
 
-Apart = Part | CorpusPart | HashRange  # what one command builds
+BuildInChild = Part | CorpusPart | HashRange  # what one command builds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class PartCommand:
         waits: Whether to wait for another build of the part, instead of ending with exit code 75.
     """
 
-    part: Apart
+    part: BuildInChild
     host: str | None = None
     launch: str | None = None
     waits: bool = True
@@ -72,7 +72,7 @@ class PartCommand:
         return max(1, cores // settings.parts_at_once(cores))
 
     @property
-    def is_attended(self) -> bool:
+    def ends_with_parent(self) -> bool:
         """Whether the child is a process of this machine that ends when this process ends, in whatever way."""
         return not self.registry.cluster.command and not self.registry.cluster.program
 
@@ -84,7 +84,7 @@ class PartCommand:
         """
         settings = self.registry.cluster
         if pipe is not None:
-            return attended(pipe, _CLI, *self._arguments())
+            return attended_command(pipe, _CLI, *self._arguments())
         prefix = [word.replace(HOST, self.host or "") for word in settings.command]
         words = [*(settings.program or (sys.executable, "-m", _CLI)), *self._arguments()]
         if any(os.path.basename(word) == "ssh" for word in prefix):  # ssh joins its arguments, and a shell reads them on the other side
@@ -113,7 +113,7 @@ class PartCommand:
 TRIES = 3
 _PAUSES = (1.0, 15.0)  # seconds before the second and the third try
 _POLL_SECONDS = 0.2
-_GRACE_SECONDS = 1.0  # between SIGTERM and SIGKILL; a part that is killed resumes
+_STOP_GRACE_SECONDS_ = 1.0  # between SIGTERM and SIGKILL; a part that is killed resumes
 _SIGHT_SECONDS = 60.0  # how long a shared folder may take to show a file of another machine
 _OF_SIGNALS = (130, 143)  # exit codes of a child that a scheduler or a shutdown has ended
 _BUSY = 75  # the exit code of a child that does not wait for another build of its part
@@ -125,8 +125,8 @@ class LostChildError(NielsCacheError):
     """A child that ended without a result and without an error of its own, so that another try may succeed."""
 
 
-def build_apart(
-    part: Apart,
+def build_in_child(
+    part: BuildInChild,
     command: Callable[[], PartCommand],
     *,
     on_progress: Callable[[Any], None],
@@ -147,8 +147,8 @@ def build_apart(
 
     Raises:
         NielsCacheError: If the child reports an error, with its message, or after the third child that was lost.
-        Stopped: If a stop is requested.
-        Busy: If another process builds the part and the command does not wait.
+        StopRequested: If a stop is requested.
+        BusyError: If another process builds the part and the command does not wait.
         KeyboardInterrupt: If the caller is stopping.
     """
     launch: str | None = None  # of children that SIGTERM may not reach
@@ -156,7 +156,7 @@ def build_apart(
         for number in range(1, TRIES + 1):
             try:
                 chosen = command()
-                if not chosen.is_attended:
+                if not chosen.ends_with_parent:
                     launch = launch or secrets.token_hex(8)
                     chosen = replace(chosen, launch=launch)
                 return _try(part, chosen, on_progress=on_progress, log=log, is_stopping=is_stopping)
@@ -187,12 +187,14 @@ def _pause(seconds: float, is_stopping: Callable[[], bool]) -> None:
         time.sleep(min(left, _POLL_SECONDS))
 
 
-def _try(part: Apart, command: PartCommand, *, on_progress: Callable[[Any], None], log: Log, is_stopping: Callable[[], bool]) -> Outcome:
-    began, stop_before = time.monotonic(), mark_of_stop(part.directory)
-    heard = _Heard(on_progress, log)
+def _try(
+    part: BuildInChild, command: PartCommand, *, on_progress: Callable[[Any], None], log: Log, is_stopping: Callable[[], bool]
+) -> Outcome:
+    began, stop_before = time.monotonic(), stop_stamp(part.directory)
+    heard = _ChildOutput(on_progress, log)
     with _started(command) as process:
         try:
-            heard.listen(process, is_stopping)
+            heard.read_to_end(process, is_stopping)
         except BaseException:
             _stop(part, command, process)
             raise
@@ -200,10 +202,10 @@ def _try(part: Apart, command: PartCommand, *, on_progress: Callable[[Any], None
     if code == 0:
         return _outcome(part, heard.result or {}, seconds=time.monotonic() - began)
     where, on_host = (f" on {command.host}", f" ({command.host})") if command.host else ("", "")
-    if mark_of_stop(part.directory) not in (None, stop_before):  # the next process would ignore it, so none is started
-        raise stopped(part.directory) if heard.error is None else Stopped(f"{heard.error}{on_host}")
+    if stop_stamp(part.directory) not in (None, stop_before):  # the next process would ignore it, so none is started
+        raise stop_error(part.directory) if heard.error is None else StopRequested(f"{heard.error}{on_host}")
     if heard.code == _BUSY and not command.waits:
-        raise Busy(part.directory, builder_of(part.directory) or UNKNOWN)
+        raise BusyError(part.directory, lease_owner(part.directory) or UNKNOWN)
     if heard.error is not None and heard.code not in _OF_SIGNALS:
         raise NielsCacheError(f"{heard.error}{on_host}")
     said = f": {heard.error or ' '.join(heard.last)}" if heard.error or heard.last else ""
@@ -215,14 +217,14 @@ def _try(part: Apart, command: PartCommand, *, on_progress: Callable[[Any], None
 def _started(command: PartCommand) -> Iterator[subprocess.Popen[bytes]]:
     """Start the child in a session of its own, so that Ctrl-C in the terminal reaches only this process. Kill it at the end."""
     read_end, write_end = os.pipe()  # this process alone holds the write end
-    words = command.words(read_end if command.is_attended else None)
+    words = command.words(read_end if command.ends_with_parent else None)
     try:
         process = subprocess.Popen(
             words,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            pass_fds=[read_end] if command.is_attended else [],
+            pass_fds=[read_end] if command.ends_with_parent else [],
             start_new_session=True,
         )
     except OSError as error:
@@ -240,18 +242,18 @@ def _started(command: PartCommand) -> Iterator[subprocess.Popen[bytes]]:
         os.close(write_end)
 
 
-def _request_stop(part: Apart, launch: str) -> None:
+def _request_stop(part: BuildInChild, launch: str) -> None:
     with suppress(NielsCacheError, OSError):
         request_stop(part.directory, launch)
 
 
-def _stop(part: Apart, command: PartCommand, process: subprocess.Popen[bytes]) -> None:
+def _stop(part: BuildInChild, command: PartCommand, process: subprocess.Popen[bytes]) -> None:
     """Ask the worker of a child to stop, wherever it runs, and end the child."""
     if command.launch is not None:
         _request_stop(part, command.launch)
     _signal(process, signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):
-        process.wait(_GRACE_SECONDS)
+        process.wait(_STOP_GRACE_SECONDS_)
 
 
 def _signal(process: subprocess.Popen[bytes], number: int) -> None:
@@ -259,7 +261,7 @@ def _signal(process: subprocess.Popen[bytes], number: int) -> None:
         os.killpg(process.pid, number)
 
 
-class _Heard:
+class _ChildOutput:
     """The output of a child.
 
     Attributes:
@@ -274,7 +276,7 @@ class _Heard:
         self.code: int | None = None
         self.last: deque[str] = deque(maxlen=_LAST_LINES)
 
-    def listen(self, process: subprocess.Popen[bytes], is_stopping: Callable[[], bool]) -> None:
+    def read_to_end(self, process: subprocess.Popen[bytes], is_stopping: Callable[[], bool]) -> None:
         """Read the lines of both streams until the child has ended.
 
         Raises:
@@ -283,9 +285,9 @@ class _Heard:
         assert process.stdout is not None
         assert process.stderr is not None
         with selectors.DefaultSelector() as selector:
-            for stream, hear in ((process.stdout, self._hear), (process.stderr, self._hear_text)):
+            for stream, hear in ((process.stdout, self._parse_line), (process.stderr, self._keep_text_line)):
                 os.set_blocking(stream.fileno(), False)
-                selector.register(stream, selectors.EVENT_READ, _Lines(stream, hear))
+                selector.register(stream, selectors.EVENT_READ, _ChildLines(stream, hear))
             while selector.get_map():
                 has_ended = process.poll() is not None  # asked before the read, so that nothing it has written is missed
                 ready = selector.select(0 if has_ended else _POLL_SECONDS)
@@ -298,16 +300,16 @@ class _Heard:
                     raise KeyboardInterrupt
         process.wait()
 
-    def _hear(self, line: str) -> None:
+    def _parse_line(self, line: str) -> None:
         try:
             said = json.loads(line)
             event = said.get("event")
         except (ValueError, AttributeError, RecursionError):
-            self._hear_text(line)  # what a shell or a scheduler prints first
+            self._keep_text_line(line)  # what a shell or a scheduler prints first
             return
         if event == "progress":
             counts = {unit: int(said.get(unit) or 0) for unit in ("documents", "tokens")}
-            self._on_progress(Reported(counts=counts, share=said.get("share")))
+            self._on_progress(ReportedProgress(counts=counts, share=said.get("share")))
         elif event == "log":
             self._log(str(said.get("message", "")))
         elif event == "result":
@@ -315,16 +317,16 @@ class _Heard:
         elif event == "error":
             self.error, self.code = str(said.get("message", "")), said.get("exit_code")
 
-    def _hear_text(self, line: str) -> None:
+    def _keep_text_line(self, line: str) -> None:
         if line.strip():
             self.last.append(" ".join(line.split()))
 
 
-class _Lines:
+class _ChildLines:
     """The lines of a stream that does not block. A line that is too long is cut."""
 
-    def __init__(self, stream: IO[bytes], hear: Callable[[str], None]) -> None:
-        self._stream, self._hear, self._rest = stream, hear, b""
+    def __init__(self, stream: IO[bytes], on_line: Callable[[str], None]) -> None:
+        self._stream, self._hear, self._rest = stream, on_line, b""
 
     def read(self) -> bool:
         """Read the available bytes, and return False at the end of the stream."""
@@ -337,11 +339,11 @@ class _Lines:
         return bool(found)
 
 
-def _outcome(part: Apart, result: Mapping[str, Any], *, seconds: float) -> Outcome:
+def _outcome(part: BuildInChild, result: Mapping[str, Any], *, seconds: float) -> Outcome:
     """Return the outcome that the child reports, with the meta.json that it wrote."""
     if result.get("key") == "corpus/duplicates":  # another process has finished the search meanwhile
         raise NielsCacheError(f"{part.key}: is not needed any more, because the search for duplicates is finished; run this again")
-    meta = _seen(part.directory, result.get("meta_sha256"))
+    meta = _read_meta_when_visible(part.directory, result.get("meta_sha256"))
     return Outcome(
         key=part.key,
         state="cache_hit" if result.get("state") == "cache_hit" else "built",
@@ -354,7 +356,7 @@ def _outcome(part: Apart, result: Mapping[str, Any], *, seconds: float) -> Outco
     )
 
 
-def _seen(directory: Path, meta_sha256: str | None) -> Meta:
+def _read_meta_when_visible(directory: Path, meta_sha256: str | None) -> Meta:
     """Return the meta.json of a finished part. A shared folder may show it some seconds after the child has written it."""
     deadline, problem = time.monotonic() + _SIGHT_SECONDS, ""
     while True:

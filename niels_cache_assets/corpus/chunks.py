@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
-from niels_cache_assets.base.documents import Document, DocumentBatch, Documents, Drops
-from niels_cache_assets.build_cache.resume import Reached, take_up
+from niels_cache_assets.base.documents import Document, DocumentBatch, Documents, DropReport
+from niels_cache_assets.build_cache.resume import BuildPosition, resume_stream
 from niels_cache_assets.cleaning.settings import CleaningSettings
 from niels_cache_assets.corpus.store import DocumentRow, document_hash
-from niels_cache_assets.sources.reading.files import writable
+from niels_cache_assets.sources.reading.files import valid_unicode
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_assets.streaming.encode import INVALID_UNICODE, document_chunks, has_lone_surrogate
 from niels_cache_assets.streaming.feed import Feed
-from niels_cache_assets.streaming.types import Mark
+from niels_cache_assets.streaming.types import ResumePoint
 
 if TYPE_CHECKING:
     from niels_cache_assets.cleaning.chain import Cleaner
@@ -67,7 +67,7 @@ class TextTotals:
         return cls(**{**state, "lengths": np.array(state["lengths"])})
 
 
-class Chunk(NamedTuple):
+class CorpusChunk(NamedTuple):
     """Documents of a source before `convert`.
 
     Attributes:
@@ -92,26 +92,26 @@ class SourceChunks:
     """
 
     def __init__(
-        self, unconverted: Callable[[StreamContext], Iterator[Documents]], context: StreamContext, reached: Reached | None
+        self, unconverted: Callable[[StreamContext], Iterator[Documents]], context: StreamContext, reached: BuildPosition | None
     ) -> None:
         self._feed: Feed[Documents] = Feed(unconverted, context)
         self._log, self._reached = context.log, reached
-        self._under_way: deque[Reached] = deque()
+        self._under_way: deque[BuildPosition] = deque()
 
-    def __iter__(self) -> Iterator[Chunk]:
-        def opened(mark: Mark | None) -> Iterator[DocumentBatch]:
+    def __iter__(self) -> Iterator[CorpusChunk]:
+        def opened(mark: ResumePoint | None) -> Iterator[DocumentBatch]:
             return map(DocumentBatch.of, self._feed.open(mark))
 
         documents, first = opened(None), 0
         if self._reached is not None:
-            documents = take_up(opened, self._reached, log=self._log)
+            documents = resume_stream(opened, self._reached, log=self._log)
             first = self._reached.items
         chunks = document_chunks(documents)
         for chunk, position in self._feed.positioned(chunks, first=first):
-            self._under_way.append(Reached(items=position.items, mark=position.mark, share=position.share))
-            yield Chunk(position.items - len(chunk), list(chunk))
+            self._under_way.append(BuildPosition(items=position.items, mark=position.mark, share=position.share))
+            yield CorpusChunk(position.items - len(chunk), list(chunk))
 
-    def next_reached(self) -> Reached:
+    def next_position(self) -> BuildPosition:
         """Return the position in the source after the next chunk.
 
         Each call moves on by one chunk, in the order in which the chunks were yielded.
@@ -153,13 +153,13 @@ class ChunkWork:
     num_perm: int | None
     ngram: int | None
 
-    def __call__(self, chunk: Chunk) -> PreparedChunk:
-        from niels_cache_assets.cleaning.filters import Rejected
+    def __call__(self, chunk: CorpusChunk) -> PreparedChunk:
+        from niels_cache_assets.cleaning.filters import RejectedDocument
 
         report = new_report(self.seed, chunk.first, cleaning=self.cleaning)
         given, dropped_by_source, examples = self.source.convert(chunk.documents)
         for place, (reason, document) in enumerate(examples, start=len(given)):  # after the given documents, so each place is unique
-            report.add_example(Rejected(self._readable(document), reason, None), place=place)
+            report.add_example(RejectedDocument(self._readable(document), reason, None), place=place)
         results = [self._clean(document, report) for document in given]
         kept = [document for document in results if document is not None]
         rows = [_row(document) for document in kept]
@@ -186,14 +186,14 @@ class ChunkWork:
         """Return a document that the source has dropped, with its text and names as an example shows them."""
         from niels_cache_assets.cleaning.masks import mask
 
-        named = _with_writable_names(document)._replace(text=writable(document.text))
+        named = _with_writable_names(document)._replace(text=valid_unicode(document.text))
         kinds = self.cleaning.mask if self.cleaning is not None else ()
         if not kinds:
             return named
         return named._replace(text=mask(named.text, kinds)[0], title=named.title and mask(named.title, kinds)[0])
 
     def _clean(self, document: Document, report: CleaningReport) -> Document | None:
-        from niels_cache_assets.cleaning.filters import Rejected
+        from niels_cache_assets.cleaning.filters import RejectedDocument
         from niels_cache_assets.cleaning.report import EXCERPT_CHARACTERS
 
         if self.cleaning is not None:
@@ -203,7 +203,7 @@ class ChunkWork:
         if not has_lone_surrogate(document.text):
             report.add(named)
             return named
-        report.add(Rejected(named._replace(text=writable(document.text[:EXCERPT_CHARACTERS])), INVALID_UNICODE, None))
+        report.add(RejectedDocument(named._replace(text=valid_unicode(document.text[:EXCERPT_CHARACTERS])), INVALID_UNICODE, None))
         return None
 
 
@@ -224,7 +224,7 @@ class CorpusCounts:
     before: TextTotals = field(default_factory=TextTotals.of)
     after: TextTotals = field(default_factory=TextTotals.of)
     words: int = 0
-    dropped_by_source: Drops = field(default_factory=Drops)
+    dropped_by_source: DropReport = field(default_factory=DropReport)
     splits: Counter[str] = field(default_factory=Counter)
 
     def add(self, later: CorpusCounts, *, is_part: bool = False) -> None:
@@ -275,17 +275,17 @@ class CorpusCounts:
             before=TextTotals.from_state(state["before"]),
             after=TextTotals.from_state(state["after"]),
             words=state["words"],
-            dropped_by_source=Drops(**state["dropped_by_source"]),
+            dropped_by_source=DropReport(**state["dropped_by_source"]),
             splits=Counter(state["splits"]),
         )
 
 
 def new_report(seed: int, first: int = 0, *, cleaning: CleaningSettings | None) -> CleaningReport:
     """Return an empty report of the documents from number `first` on. With `cleaning`, it has measures."""
-    from niels_cache_assets.cleaning.measures import Measures, limits_of
+    from niels_cache_assets.cleaning.measures import MeasureHistograms, limits_of
     from niels_cache_assets.cleaning.report import CleaningReport
 
-    return CleaningReport(seed, first, measures=Measures(limits_of(cleaning)) if cleaning is not None else None)
+    return CleaningReport(seed, first, measures=MeasureHistograms(limits_of(cleaning)) if cleaning is not None else None)
 
 
 @lru_cache(maxsize=2)  # one cleaner for plain text, one for markup
@@ -308,8 +308,8 @@ def _row(document: Document) -> DocumentRow:
 
 
 def _with_writable_names(document: Document) -> Document:
-    title = None if document.title is None else writable(document.title)
-    return document._replace(source_id=writable(document.source_id), file=writable(document.file), title=title)
+    title = None if document.title is None else valid_unicode(document.title)
+    return document._replace(source_id=valid_unicode(document.source_id), file=valid_unicode(document.file), title=title)
 
 
 def _size(text: str) -> int:

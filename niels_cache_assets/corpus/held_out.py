@@ -28,12 +28,12 @@ from typing import Self
 from niels_cache_assets.base.config_path import is_name
 from niels_cache_assets.base.documents import Document, SourceReport
 from niels_cache_assets.project.registry import Registry
-from niels_cache_assets.sources.interleave import Member
+from niels_cache_assets.sources.interleave import MixtureMember
 from niels_cache_assets.sources.reading.references import named_data_sets, questions, revision_of_val
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_assets.streaming.decontaminate import (
     REASONS,
-    ReferencePlace,
+    ReferenceOrigin,
     ReferenceTexts,
     Screen,
     open_references,
@@ -58,7 +58,7 @@ Opener = Callable[[], Iterable[Document]]
 Heads = Callable[[], Iterable[tuple[int, Iterable[Document]]]]
 
 
-class HeldOut:
+class HeldOutDocuments:
     """The documents that members keep for val, found once for all passes of a build.
 
     Use it as a context manager, because with decontaminate it keeps files in `root`.
@@ -203,7 +203,7 @@ class HeldOut:
             for batch in batches:
                 is_val = splitter.val_mask(batch)
                 yield from batch.documents[is_val]
-                splitter.place(batch)
+                splitter.assign(batch)
         return splitter.val_is_full
 
     def _indexed(self, member: PretrainSource, val: Iterable[Document]) -> Iterator[Document]:
@@ -226,7 +226,9 @@ class HeldOut:
         return self._tokenizer
 
 
-def reference_texts(registry: Registry, source: PretrainSource, context: StreamContext, held_out: HeldOut | None) -> ReferenceTexts:
+def reference_texts(
+    registry: Registry, source: PretrainSource, context: StreamContext, held_out: HeldOutDocuments | None
+) -> ReferenceTexts:
     """Return the texts that `decontaminate_against` keeps out of train: files of questions, and the val of other data sets.
 
     Args:
@@ -236,17 +238,17 @@ def reference_texts(registry: Registry, source: PretrainSource, context: StreamC
         held_out: Finds the val of data sets with token budgets. It may be None if `texts` is not called.
     """
 
-    def texts() -> Iterator[tuple[ReferencePlace, str]]:
+    def texts() -> Iterator[tuple[ReferenceOrigin, str]]:
         for name, other in named_data_sets(source.decontaminate_against, context.siblings).items():
             context.log(f"reading the val of {name}, to keep it out of train")
             for document in _val_of(name, other, context, held_out):
                 if not has_lone_surrogate(document.text):
-                    yield ReferencePlace(name, document.file, document.row), document.text
+                    yield ReferenceOrigin(name, document.file, document.row), document.text
         for pattern in source.decontaminate_against:
             if not is_name(pattern):
                 for question in questions(pattern, context.log):
                     if not has_lone_surrogate(question.text):
-                        yield ReferencePlace("", question.file, question.row), question.text
+                        yield ReferenceOrigin("", question.file, question.row), question.text
 
     return ReferenceTexts(
         identity=references_identity(source, seed=registry.build.seed)["decontaminate_against"],
@@ -257,11 +259,11 @@ def reference_texts(registry: Registry, source: PretrainSource, context: StreamC
     )
 
 
-def _val_of(name: str, source: PretrainSource, context: StreamContext, held_out: HeldOut | None) -> Iterator[Document]:
+def _val_of(name: str, source: PretrainSource, context: StreamContext, held_out: HeldOutDocuments | None) -> Iterator[Document]:
     """Yield the val of another data set, as its own build splits it. Its cache need not exist."""
     assert held_out is not None
     revisions = {name: revision_of_val(source, context.siblings)}
-    member = Member(name, source, replace(context, start=None, revisions=revisions, held_out=held_out))
+    member = MixtureMember(name, source, replace(context, start=None, revisions=revisions, held_out=held_out))
     heads = member.heads if source.parts > 1 and source.val_tokens else None
     return iter(held_out.val_documents(name, lambda: member.documents(SourceReport()), heads))
 

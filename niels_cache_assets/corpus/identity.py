@@ -8,8 +8,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from niels_cache_assets.base.choices import refuse_choice
-from niels_cache_assets.base.fingerprint import settings_that_count
+from niels_cache_assets.base.choices import raise_unknown_choice
+from niels_cache_assets.base.fingerprint import identity_settings
 from niels_cache_assets.corpus.layout import CODE_VERSION, DIGESTS_NAME, SIGNATURES_NAME
 from niels_cache_assets.dedup.hashing import SIGNATURE_VERSION
 from niels_cache_assets.dedup.settings import DedupSettings
@@ -33,7 +33,7 @@ def cleaning_identity(registry: Registry, name: str) -> dict[str, object] | None
     """Return the cleaning settings that decide a data set's documents, or None if the data set is not cleaned."""
     if "clean" not in registry.pretrain[name].prepare:
         return None
-    settings = settings_that_count(registry.cleaning_of(name), "cleaning", without=_ONLY_CHECKED)
+    settings = identity_settings(registry.cleaning_of(name), "cleaning", without=_ONLY_CHECKED)
     return {key: sorted(set(value)) if key in _IN_ANY_ORDER else value for key, value in settings.items()}
 
 
@@ -81,17 +81,17 @@ def _held_out_rule(member: PretrainSource, *, seed: int) -> dict[str, Any]:
 
 def needs_tokenizer(registry: Registry, name: str) -> bool:
     """Return whether a data set is a mixture that leaves out the val of a data set with val_tokens. Only a tokenizer can find this val."""
-    return any(registry.pretrain[other].val_tokens for other in read_by_mixture(registry, registry.source(name)))
+    return any(registry.pretrain[other].val_tokens for other in mixture_dependencies(registry, registry.source(name)))
 
 
-def read_by_mixture(registry: Registry, source: Source) -> set[str]:
+def mixture_dependencies(registry: Registry, source: Source) -> set[str]:
     """Return the pretrain data sets that a mixture reads: its members, and those that their `decontaminate_against` names."""
     members = [name for name in getattr(source, "members", ()) if name in registry.pretrain]
     named = {other for name in members for other in registry.pretrain[name].decontaminate_against}
     return {*members, *(named & registry.pretrain.keys())}
 
 
-def corpus_tokenizer(registry: Registry, name: str, *, root: Path) -> TextTokenizer | None:
+def open_corpus_tokenizer(registry: Registry, name: str, *, root: Path) -> TextTokenizer | None:
     """Return the tokenizer if a data set's corpus depends on it, and otherwise None.
 
     Raises:
@@ -107,14 +107,14 @@ def corpus_tokenizer(registry: Registry, name: str, *, root: Path) -> TextTokeni
         ) from error
 
 
-def corpus_made_of(registry: Registry, name: str, *, revision: str | None, tokenizer_sha256: str | None) -> dict[str, Any]:
+def identity_of_corpus(registry: Registry, name: str, *, revision: str | None, tokenizer_sha256: str | None) -> dict[str, Any]:
     """Return everything that decides the bytes of a corpus. The revision of an interleave (a mixture of data sets) covers its members.
 
     Args:
         registry: The configuration.
         name: The name of the data set.
         revision: The revision of the source.
-        tokenizer_sha256: The sha256 of the model that `corpus_tokenizer` returns. None if `corpus_tokenizer` returns None.
+        tokenizer_sha256: The sha256 of the model that `open_corpus_tokenizer` returns. None if `open_corpus_tokenizer` returns None.
     """
     source = registry.pretrain[name]
     identity = source.identity()
@@ -149,7 +149,7 @@ def require_prepared(registry: Registry, name: str) -> PretrainSource:
         NielsCacheError: If the name is unknown, or the data set has no `prepare`.
     """
     if name not in registry.pretrain:
-        refuse_choice(registry.origin, "no pretrain data set", name, registry.pretrain)
+        raise_unknown_choice(registry.origin, "no pretrain data set", name, registry.pretrain)
     source = registry.pretrain[name]
     missing = source.missing_setting()
     if missing is not None:
@@ -226,10 +226,10 @@ def dedup_identity(dedup: DedupSettings) -> dict[str, Any]:
 
     choose = bands_for_recall if dedup.verify == "jaccard" else choose_bands
     bands, rows = (dedup.bands, dedup.rows) if dedup.bands and dedup.rows else choose(dedup.threshold, dedup.num_perm)
-    return {"settings": settings_that_count(dedup, "dedup", without={"bands", "rows", "priority", "ranges"}), "bands": bands, "rows": rows}
+    return {"settings": identity_settings(dedup, "dedup", without={"bands", "rows", "priority", "ranges"}), "bands": bands, "rows": rows}
 
 
-def what_is_otherwise(meta: Meta, wanted: dict[str, Any]) -> str:
+def first_difference(meta: Meta, wanted: dict[str, Any]) -> str:
     """Return the first difference between the drop lists and the configuration, as the end of a sentence.
 
     The sentence begins "the duplicates were found".

@@ -17,19 +17,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from niels_cache_assets.corpus.order import Inputs
+from niels_cache_assets.corpus.order import CorpusInputs
 from niels_cache_assets.dedup.settings import DedupSettings
 from niels_cache_runtime.format.layout import SPLITS
 
 if TYPE_CHECKING:
-    from niels_cache_assets.dedup.greedy import Dropped
+    from niels_cache_assets.dedup.greedy import DropDecisions
 
-_MOST_COMPARED = 64  # documents of val, of those compared at once, that share a band with one document of train
+_MAX_COMPARED = 64  # documents of val, of those compared at once, that share a band with one document of train
 _VAL_AT_ONCE = 1 << 20
 _SIGMAS = 4  # a pair whose estimate is this many standard deviations below the threshold is not compared by its texts
 
 
-def drop_near_val(inputs: Inputs, dropped: Dropped, settings: DedupSettings, *, path: Path, log: Callable[[str], None]) -> Dropped:
+def drop_near_val(
+    inputs: CorpusInputs, dropped: DropDecisions, settings: DedupSettings, *, path: Path, log: Callable[[str], None]
+) -> DropDecisions:
     """Return the dropped documents, with those of train and val that are near to each other.
 
     A document that was dropped because of one that is dropped now gets the reason of that one.
@@ -41,7 +43,7 @@ def drop_near_val(inputs: Inputs, dropped: Dropped, settings: DedupSettings, *, 
         path: A file for the shingles of the compared texts, which the caller removes.
         log: Called with each message.
     """
-    from niels_cache_assets.dedup.greedy import Dropped
+    from niels_cache_assets.dedup.greedy import DropDecisions
 
     later, earlier = _candidates(inputs, dropped, settings)
     if not len(later):
@@ -58,12 +60,12 @@ def drop_near_val(inputs: Inputs, dropped: Dropped, settings: DedupSettings, *, 
         return dropped
     ones, others = np.array([*because], dtype=dtype), np.array([other for other, _ in because.values()], dtype=dtype)
     order = np.argsort(ones)
-    place = np.minimum(np.searchsorted(ones[order], dropped.because), len(ones) - 1)
-    moved = ones[order][place] == dropped.because
-    return Dropped(
+    place = np.minimum(np.searchsorted(ones[order], dropped.kept_copies), len(ones) - 1)
+    moved = ones[order][place] == dropped.kept_copies
+    return DropDecisions(
         documents=dropped.documents,
         ordinals=np.concatenate([dropped.ordinals, ones]),
-        because=np.concatenate([np.where(moved, others[order][place], dropped.because), others]),
+        kept_copies=np.concatenate([np.where(moved, others[order][place], dropped.kept_copies), others]),
         exact=np.concatenate([dropped.exact & ~moved, np.zeros(len(because), dtype=np.bool_)]),
         similarity=np.concatenate(
             [
@@ -74,7 +76,7 @@ def drop_near_val(inputs: Inputs, dropped: Dropped, settings: DedupSettings, *, 
     )
 
 
-def _candidates(inputs: Inputs, dropped: Dropped, settings: DedupSettings) -> tuple[np.ndarray, np.ndarray]:
+def _candidates(inputs: CorpusInputs, dropped: DropDecisions, settings: DedupSettings) -> tuple[np.ndarray, np.ndarray]:
     """Return (later, earlier) positions of pairs of a document of train and one of val that may be near, (n,) int64 each, sorted."""
     stays = np.ones(dropped.documents, dtype=bool)
     stays[dropped.ordinals] = False
@@ -90,7 +92,7 @@ def _candidates(inputs: Inputs, dropped: Dropped, settings: DedupSettings) -> tu
     return later[order], earlier[order]
 
 
-def _pairs(inputs: Inputs, chosen: np.ndarray, is_train: np.ndarray, settings: DedupSettings) -> np.ndarray:
+def _pairs(inputs: CorpusInputs, chosen: np.ndarray, is_train: np.ndarray, settings: DedupSettings) -> np.ndarray:
     """Return (later, earlier) positions of pairs of a document of train and one of val that may be near, (2, n) int64, each pair once.
 
     Args:
@@ -107,7 +109,7 @@ def _pairs(inputs: Inputs, chosen: np.ndarray, is_train: np.ndarray, settings: D
     least = settings.threshold - _SIGMAS * (settings.threshold * (1 - settings.threshold) / settings.num_perm) ** 0.5
     slots = inputs.slots(chosen)
     hashes = band_hashes(slots, bands, rows)
-    known = _known(hashes)
+    known = _hash_filter(hashes)
     indexes = [HashIndex(hashes[:, band], np.arange(len(chosen))) for band in range(bands)]
     del hashes
     found = [np.empty((2, 0), dtype=np.int64)]
@@ -120,7 +122,7 @@ def _pairs(inputs: Inputs, chosen: np.ndarray, is_train: np.ndarray, settings: D
         pairs = []  # each is (place of train in the block) * len(chosen) + (place of val in `chosen`)
         for band in np.flatnonzero(may_match.any(axis=0)).tolist():
             train = np.flatnonzero(may_match[:, band])
-            places, of_val = indexes[band].find(own[train, band], most=_MOST_COMPARED)
+            places, of_val = indexes[band].find(own[train, band], most=_MAX_COMPARED)
             pairs.append(train[places] * len(chosen) + of_val)
         ones, others = np.divmod(np.unique(np.concatenate([np.empty(0, np.int64), *pairs])), len(chosen))
         near = estimated_jaccard(block.slots[ones], slots[others]) >= least
@@ -129,7 +131,7 @@ def _pairs(inputs: Inputs, chosen: np.ndarray, is_train: np.ndarray, settings: D
     return np.concatenate(found, axis=1)
 
 
-def _known(hashes: np.ndarray) -> np.ndarray:
+def _hash_filter(hashes: np.ndarray) -> np.ndarray:
     """Return, by the lowest bits of a hash, whether `hashes` (n, bands) may contain it: (bands, size) bool. Most look-ups end here."""
     documents, bands = hashes.shape
     size = 1 << min(max((16 * documents).bit_length(), 10), 22)

@@ -29,7 +29,7 @@ from niels_cache_runtime.format.meta import Meta
 from niels_cache_runtime.format.reading import available_threads
 
 if TYPE_CHECKING:
-    from niels_cache_assets.dedup.greedy import Dropped
+    from niels_cache_assets.dedup.greedy import DropDecisions
     from niels_cache_assets.dedup.signatures import Signatures
 
 _BLOCK = 16_384  # number of documents whose signatures are read at once: 8 MB with 128 slots
@@ -98,7 +98,7 @@ class ArrayRows:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Input:
+class CorpusInput:
     """One corpus.
 
     Attributes:
@@ -131,7 +131,7 @@ class Input:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drops:
+class DroppedDocuments:
     """The dropped documents, in arrays of shape (n,), sorted by corpus, then by ordinal.
 
     Attributes:
@@ -154,36 +154,36 @@ class Drops:
     because_ordinals: np.ndarray
     because_splits: np.ndarray
 
-    def where(self, chosen: np.ndarray | slice) -> Drops:
-        return Drops(**{name: column[chosen] for name, column in vars(self).items()})
+    def where(self, chosen: np.ndarray | slice) -> DroppedDocuments:
+        return DroppedDocuments(**{name: column[chosen] for name, column in vars(self).items()})
 
-    def of(self, corpus: int) -> Drops:
+    def of(self, corpus: int) -> DroppedDocuments:
         """Return the documents that are dropped from this corpus."""
         return self.where(self.corpora == corpus)
 
 
-class Inputs:
+class CorpusInputs:
     """The corpora, in the order of comparison. Of several duplicates, the first document in this order is kept."""
 
     def __init__(self, registry: Registry, root: Path, metas: dict[str, Meta]) -> None:
-        self.all: list[Input] = []
+        self.all: list[CorpusInput] = []
         for name, meta in metas.items():
             directory = corpus_dir(root, name)
             splits = document_splits(meta, directory, registry.pretrain[name], registry.build.seed)
             is_val = splits == SPLITS.index("val")
             dtype = np.uint32 if len(splits) <= 1 << 32 else np.uint64
             order = np.concatenate([np.flatnonzero(is_val), np.flatnonzero(~is_val)]).astype(dtype)
-            self.all.append(Input(name=name, directory=directory, meta=meta, splits=splits, order=order))
+            self.all.append(CorpusInput(name=name, directory=directory, meta=meta, splits=splits, order=order))
         self._starts = np.cumsum([0, *(len(each.order) for each in self.all)])
 
-    def drops(self, dropped: Dropped) -> Drops:
+    def drops(self, dropped: DropDecisions) -> DroppedDocuments:
         """Return the result of `keep_first`, with positions converted to corpus and ordinal.
 
         If `keep_first` did not measure a similarity, it is estimated from the signatures.
         """
-        corpora, ordinals = self.places(dropped.ordinals)
-        because_corpora, because_ordinals = self.places(dropped.because)
-        return Drops(
+        corpora, ordinals = self.locate(dropped.ordinals)
+        because_corpora, because_ordinals = self.locate(dropped.kept_copies)
+        return DroppedDocuments(
             corpora=corpora,
             ordinals=ordinals,
             splits=self._splits(corpora, ordinals),
@@ -194,7 +194,7 @@ class Inputs:
             because_splits=self._splits(because_corpora, because_ordinals),
         ).where(np.lexsort((ordinals, corpora)))
 
-    def places(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return (corpus, ordinal) for positions in the order of all corpora, (n,) int16 and (n,) int64."""
         positions = positions.astype(np.int64)
         corpora = (np.searchsorted(self._starts, positions, side="right") - 1).astype(np.int16)
@@ -213,7 +213,7 @@ class Inputs:
 
     def slots(self, positions: np.ndarray) -> np.ndarray:
         """Return the slots of the documents at these positions, (n, num_perm) uint32."""
-        corpora, ordinals = self.places(positions)
+        corpora, ordinals = self.locate(positions)
         with ExitStack() as opened:
             every = [opened.enter_context(each.slots()) for each in self.all]
             slots = np.empty((len(positions), every[0].width), dtype=np.uint32)
@@ -222,7 +222,7 @@ class Inputs:
                 slots[own] = rows[ordinals[own]]
         return slots
 
-    def _similarities(self, dropped: Dropped) -> np.ndarray:
+    def _similarities(self, dropped: DropDecisions) -> np.ndarray:
         """Return the similarity of each dropped document. It is estimated if it was not measured."""
         from niels_cache_assets.dedup.signatures import estimated_jaccard
 
@@ -230,7 +230,7 @@ class Inputs:
         unknown = np.flatnonzero(np.isnan(similarity))
         for first in range(0, len(unknown), _BLOCK):
             block = unknown[first : first + _BLOCK]
-            similarity[block] = estimated_jaccard(self.slots(dropped.ordinals[block]), self.slots(dropped.because[block]))
+            similarity[block] = estimated_jaccard(self.slots(dropped.ordinals[block]), self.slots(dropped.kept_copies[block]))
         return similarity
 
     def similarity(self, positions: Array, *, ngram: int, path: Path) -> Callable[[int, int], float]:
@@ -247,7 +247,7 @@ class Inputs:
         """
         from niels_cache_assets.dedup.signatures import Signer, jaccard
 
-        corpora, ordinals = self.places(positions)
+        corpora, ordinals = self.locate(positions)
         order = np.lexsort((ordinals, corpora))
         place_in_file = np.empty(len(order), dtype=np.int64)
         place_in_file[order] = np.arange(len(order))
@@ -271,7 +271,7 @@ class Inputs:
         return lambda position, other: jaccard(of(position), of(other))
 
 
-def _texts(corpus: Input, ordinals: Ints) -> Iterator[list[str]]:
+def _texts(corpus: CorpusInput, ordinals: Ints) -> Iterator[list[str]]:
     """Yield the texts of the documents with these ascending ordinals, one list for each row group.
 
     Row groups without such documents are not read.

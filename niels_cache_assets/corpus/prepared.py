@@ -28,7 +28,7 @@ from niels_cache_assets.corpus.identity import require_unchanged, split_identity
 from niels_cache_assets.corpus.layout import documents_file, duplicates_file
 from niels_cache_assets.disk.table_file import rows_of
 from niels_cache_assets.sources.reading.rows import column_values
-from niels_cache_assets.sources.text_column import facts_of, field_of
+from niels_cache_assets.sources.text_column import pass_facts, text_field_fact
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_assets.sources.val_share import val_mask
 from niels_cache_runtime.errors import NielsCacheError
@@ -43,7 +43,7 @@ _COLUMNS = ["text", "source_id", "file", "row", "title"]
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedCorpus:
-    """A corpus and its drop list. Opening reads two small files; `splits` and `gone` are computed when needed.
+    """A corpus and its drop list. Opening reads two small files; `splits` and `is_dropped` are computed when needed.
 
     Attributes:
         duplicates: The meta.json of the drop lists (lists of duplicates). None without "dedup", and if duplicates stay.
@@ -92,7 +92,7 @@ class PreparedCorpus:
         return document_splits(self.meta, self.directory, self.source, self.seed)
 
     @cached_property
-    def gone(self) -> np.ndarray:
+    def is_dropped(self) -> np.ndarray:
         """Whether each document is in the drop list: (documents,) bool.
 
         Raises:
@@ -110,7 +110,7 @@ class PreparedCorpus:
         import pyarrow.compute
 
         path = self.duplicates_directory / duplicates_file(self.name)
-        with _of_meta(self.duplicates_directory, self.duplicates), open_documents(path) as parquet:
+        with _explain_replaced(self.duplicates_directory, self.duplicates), open_documents(path) as parquet:
             table = parquet.read(columns=["ordinal", "kind"])
         ordinals = table["ordinal"].to_numpy()
         if ordinals_sha256(ordinals) != self.drop_sha256:
@@ -146,18 +146,18 @@ class PreparedCorpus:
         part = range(self.meta["documents"]["kept"]) if ordinals is None else ordinals
         if context.start is None and ordinals is None:
             context.report.dropped.update(self.dropped)
-            context.report.facts.update(facts_of(self.meta))
+            context.report.facts.update(pass_facts(self.meta))
         elif context.start is None:
             within = slice(*np.searchsorted(self._drop_list[0], [part.start, part.stop]))
             exact = int(self._drop_list[1][within].sum())
             near = int(within.stop - within.start) - exact
             context.report.dropped.update(+Counter({"exact_duplicate": exact, "near_duplicate": near}))
-            context.report.facts.update(field_of(self.meta))
+            context.report.facts.update(text_field_fact(self.meta))
         for first, table in self._groups(context.start["row"] if context.start else part.start, part.stop):
             end = first + len(table)
-            stays = ~self.gone[first:end]
+            stays = ~self.is_dropped[first:end]
             if stays.any():
-                context.report.place = {"file": self.name, "row": end}
+                context.report.position = {"file": self.name, "row": end}
                 batch = self._as_documents(slice(first, end), table)
                 yield batch if stays.all() else batch[stays]
 
@@ -174,7 +174,7 @@ class PreparedCorpus:
     def select(self, ordinals: np.ndarray) -> list[Document]:
         """Return the documents with these ascending ordinals, including documents in the drop list."""
         selected: list[Document] = []
-        with _of_meta(self.directory, self.meta):
+        with _explain_replaced(self.directory, self.meta):
             for inside, rows in document_rows(document_files(self.directory, self.meta), ordinals, self._columns):
                 require_unchanged(self.directory, self.meta)
                 selected += self._as_documents(inside, rows)
@@ -345,13 +345,13 @@ def document_rows(paths: Sequence[Path], ordinals: Ints, columns: Sequence[str])
 @contextmanager
 def _open_part(path: Path, meta: Meta) -> Iterator[Any]:
     """Yield an open file of the corpus with this meta.json. One check after opening is enough, because an open file does not change."""
-    with _of_meta(path.parent, meta), open_documents(path) as parquet:
+    with _explain_replaced(path.parent, meta), open_documents(path) as parquet:
         require_unchanged(path.parent, meta)
         yield parquet
 
 
 @contextmanager
-def _of_meta(directory: Path, meta: Meta) -> Iterator[None]:
+def _explain_replaced(directory: Path, meta: Meta) -> Iterator[None]:
     """Raise an error that says that the folder was replaced, if this is why a file of the folder cannot be read."""
     try:
         yield

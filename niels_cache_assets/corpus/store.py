@@ -33,8 +33,8 @@ from niels_cache_assets.corpus.layout import (
     documents_file,
 )
 from niels_cache_assets.dedup.signatures import DIGEST_BYTES
-from niels_cache_assets.disk.journal import SCRATCH_NAME, write_whole
-from niels_cache_assets.disk.table_file import TableFile, closing_table
+from niels_cache_assets.disk.journal import SCRATCH_NAME, write_atomically
+from niels_cache_assets.disk.table_file import ParquetWriter, closing_table
 from niels_cache_assets.disk.writers import Files, GrowingFile, HashedFile, NpyWriter, Sizes, add_file
 from niels_cache_runtime.format.layout import META_NAME
 
@@ -76,7 +76,7 @@ def is_corpus_file(name: str) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Written:
+class CorpusWriterState:
     """The state after a chunk.
 
     Attributes:
@@ -101,26 +101,26 @@ class CorpusWriter:
         root: Path,
         *,
         num_perm: int | None,
-        there: Written | None = None,
+        state: CorpusWriterState | None = None,
         files: Files | None = None,
         hashes_stay: bool = False,
-        keeps: bool = False,
+        has_kept_values: bool = False,
     ) -> None:
         """Open the files to write.
 
         Args:
             root: The folder of the corpus.
             num_perm: The number of slots (numbers) of a signature. None: no digests and signatures are written.
-            there: The state of `root` if a build resumes. None: start from the beginning.
+            state: The state of `root` if a build resumes. None: start from the beginning.
             files: The finished files in `root`. None if there are none.
             hashes_stay: Whether the hashes of the documents are a file of the result.
-            keeps: Whether documents have kept values.
+            has_kept_values: Whether documents have kept values.
         """
         self._root = root
-        self._columns = DOCUMENTS | KEPT if keeps else DOCUMENTS
-        there = there or Written()
-        self.files, self.documents, self._tables = dict(files or {}), there.documents, there.tables
-        self._table: TableFile | None = None
+        self._columns = DOCUMENTS | KEPT if has_kept_values else DOCUMENTS
+        state = state or CorpusWriterState()
+        self.files, self.documents, self._tables = dict(files or {}), state.documents, state.tables
+        self._table: ParquetWriter | None = None
         self._spool: HashedFile | None = None
         self._open_rows = 0
         self._text_bytes = 0  # bytes of text in the open file, without the waiting rows
@@ -134,8 +134,8 @@ class CorpusWriter:
             self._digests = self._array(DIGESTS_NAME, "u1", DIGEST_BYTES)
             self._slots = self._array(SIGNATURES_NAME, "<u4", num_perm)
         self._growing = [part for part in (self._hashes, self._digests, self._slots) if part is not None]
-        if there.open_rows:
-            self._replay(there)
+        if state.open_rows:
+            self._replay(state)
 
     def _array(self, name: str, dtype: str, width: int) -> NpyWriter:
         return NpyWriter(self._root, name, np.dtype(dtype), self.files, width=width, resume_at=self.documents)
@@ -187,11 +187,11 @@ class CorpusWriter:
         if self._waiting_bytes >= TEXT_BYTES_PER_GROUP or len(self._waiting) == ROWS_PER_GROUP:
             self._flush()
 
-    def _replay(self, there: Written) -> None:
+    def _replay(self, state: CorpusWriterState) -> None:
         """Write the rows of the spool to a new file of documents. The journal has cut the spool to its recorded size."""
-        name = _spool_name(there.tables)
+        name = _spool_name(state.tables)
         with open(self._root / name, encoding="ascii") as lines:
-            for ordinal, line in enumerate(lines, start=there.documents - there.open_rows):
+            for ordinal, line in enumerate(lines, start=state.documents - state.open_rows):
                 self._add(ordinal, DocumentRow(*json.loads(line)))
         self._spool = HashedFile(self._root, name, {}, resume_at=(self._root / name).stat().st_size)
 
@@ -203,7 +203,7 @@ class CorpusWriter:
     def _finished_tables(self) -> int:
         return self._tables - (self._table is not None)
 
-    def checkpoint(self) -> tuple[Written, Sizes]:
+    def checkpoint(self) -> tuple[CorpusWriterState, Sizes]:
         """Flush all written data to the disk after a chunk.
 
         Returns:
@@ -212,9 +212,9 @@ class CorpusWriter:
         sizes = Sizes()
         for part in self._open_files():
             part.checkpoint(sizes)
-        return Written(documents=self.documents, tables=self._finished_tables, open_rows=self._open_rows), sizes
+        return CorpusWriterState(documents=self.documents, tables=self._finished_tables, open_rows=self._open_rows), sizes
 
-    def forget_spools(self) -> None:
+    def remove_spools(self) -> None:
         """Remove the spools of finished files of documents. The caller has recorded a checkpoint after them."""
         for path in (self._root / SCRATCH_NAME).glob(_SPOOLS):
             if self._spool is None or path != self._spool.path:
@@ -238,7 +238,7 @@ class CorpusWriter:
         if not self._waiting:
             return
         if self._table is None:
-            self._table = TableFile(self._root, documents_file(self._tables), self._columns, self.files)
+            self._table = ParquetWriter(self._root, documents_file(self._tables), self._columns, self.files)
             self._tables += 1
         self._table.write_group(zip(*self._waiting, strict=True))
         self._text_bytes += self._waiting_bytes
@@ -256,7 +256,7 @@ class CorpusWriter:
 def write_rejected(root: Path, rows: Iterable[Mapping[str, Any]], files: Files) -> None:
     """Write rejected.parquet. Each row maps column names to values. Without rows, the file still has its columns."""
     held = list(rows)
-    with closing_table(TableFile(root, REJECTED_NAME, REJECTED, files)) as table:
+    with closing_table(ParquetWriter(root, REJECTED_NAME, REJECTED, files)) as table:
         table.write_group([row[name] for row in held] for name in REJECTED)
 
 
@@ -272,7 +272,7 @@ def write_measures(root: Path, report: CleaningReport, files: Files) -> None:
 
 
 def _write_json(root: Path, name: str, value: Mapping[str, Any], files: Files) -> None:
-    write_whole(root / name, json.dumps(value, sort_keys=True).encode())
+    write_atomically(root / name, json.dumps(value, sort_keys=True).encode())
     add_file(root / name, name, files)
 
 

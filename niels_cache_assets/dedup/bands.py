@@ -13,7 +13,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Uint32s, Uints
 
 NO_BUCKET = np.uint64(0)  # the band hash of a document without shingles; such a document is in no bucket
-MOST_MISSED = 0.01  # `bands_for_recall`: the share of pairs exactly at the threshold that share no band
+MAX_MISSED = 0.01  # `bands_for_recall`: the share of pairs exactly at the threshold that share no band
 _STEPS = 10_000  # number of steps of the integrals in `choose_bands`
 
 
@@ -43,7 +43,7 @@ def choose_bands(threshold: float, num_perm: int) -> tuple[int, int]:
 
 @lru_cache(maxsize=64)
 def bands_for_recall(threshold: float, num_perm: int) -> tuple[int, int]:
-    """Return the pair (bands, rows), with bands x rows <= num_perm, that misses at most MOST_MISSED of the pairs at the threshold.
+    """Return the pair (bands, rows), with bands x rows <= num_perm, that misses at most MAX_MISSED of the pairs at the threshold.
 
     Use it if the found pairs are verified, because then a pair below the threshold costs only a comparison. Of all choices that miss so
     few, the one with the most rows wins, because it compares the fewest pairs. If every choice misses more, the result is bands of one row.
@@ -52,7 +52,7 @@ def bands_for_recall(threshold: float, num_perm: int) -> tuple[int, int]:
     if not 0 < threshold < 1:
         raise NielsCacheError(f"a similarity threshold is between 0 and 1, not {threshold}")
     choices = ((num_perm // rows, rows) for rows in range(num_perm, 0, -1))
-    return next(((bands, rows) for bands, rows in choices if (1 - threshold**rows) ** bands <= MOST_MISSED), (num_perm, 1))
+    return next(((bands, rows) for bands, rows in choices if (1 - threshold**rows) ** bands <= MAX_MISSED), (num_perm, 1))
 
 
 def band_hashes(slots: Uint32s, bands: int, rows: int) -> Uints:

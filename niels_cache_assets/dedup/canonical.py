@@ -117,7 +117,7 @@ _JOINER = (0x034F, 0x0350)  # the combining grapheme joiner
 _VANISHING = frozenset(code_point for limits in (*_FORMAT, *_SELECTORS, _JOINER) for code_point in range(*limits))
 
 _ENTITY = re.compile(r"&(?:amp;)*(#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")
-# Characters that `composed` changes: accents, hamza and madda, vowels of Hangul, the two marks of kana (also of half width), ligatures.
+# Characters that `compose` changes: accents, hamza and madda, vowels of Hangul, the two marks of kana (also of half width), ligatures.
 TO_COMPOSE = ((0x0300, 0x034F), (0x0350, 0x0380), (0x0653, 0x0656), (0x1140, 0x1180), (0x3099, 0x309B), (0xFB00, 0xFB40), (0xFF9E, 0xFFA0))
 
 
@@ -172,7 +172,7 @@ def code_points() -> Uint32s:
 
 @lru_cache(maxsize=1)
 def marked_code_points() -> Uint32s:
-    """Return `code_points`, with COMPOSE added to the entries of characters that `composed` changes."""
+    """Return `code_points`, with COMPOSE added to the entries of characters that `compose` changes."""
     table = code_points().copy()
     for first, end in TO_COMPOSE:
         table[first:end] += np.uint32(COMPOSE)
@@ -180,19 +180,19 @@ def marked_code_points() -> Uint32s:
     return table
 
 
-def without_entities(text: str) -> str:
+def decode_entities(text: str) -> str:
     """Return a text with its HTML entities decoded."""
-    return _ENTITY.sub(_in_place_of_entity, text)
+    return _ENTITY.sub(_decode_entity, text)
 
 
-def composed(text: str) -> str:
+def compose(text: str) -> str:
     """Return a text with its accents composed (NFC of Unicode 3.2), and its ligatures spelled out."""
     from unicodedata import ucd_3_2_0
 
     return ucd_3_2_0.normalize("NFC", text.translate(_spelled_out()))
 
 
-def _in_place_of_entity(found: re.Match[str]) -> str:
+def _decode_entity(found: re.Match[str]) -> str:
     """Return the character that an entity stands for. An unknown name is kept."""
     name = found[1] + ";"
     return html.unescape("&" + name) if name[0] == "#" else html5.get(name, found[0])

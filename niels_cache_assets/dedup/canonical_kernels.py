@@ -211,7 +211,7 @@ def canonicalize(
             because no code point grows (a test checks this), and a blank comes before a sign of one byte, or on both sides of a character
             of three bytes or more.
         canonical_ends: Receives the end of each document in `canonical`, (documents,).
-        to_compose: Set to True for documents with characters that `canonical.composed` changes, (documents,).
+        to_compose: Set to True for documents with characters that `canonical.compose` changes, (documents,).
     """
     position, write = _ZERO, _ZERO
     for document in range(len(ends)):

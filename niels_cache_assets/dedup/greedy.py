@@ -19,18 +19,18 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_assets.dedup.ranges import Buckets, Kept, Record, Steps, Window, find_buckets
-from niels_cache_assets.dedup.signatures import Signatures, compiled
+from niels_cache_assets.dedup.ranges import Buckets, DocumentWindow, KeptDocuments, RangeProgress, RecordProgress, find_buckets
+from niels_cache_assets.dedup.signatures import Signatures, compile_kernel
 from niels_cache_runtime.format.layout import Array, Bools, Bytes, Ints, Uint32s
 
 MEMBERS_COMPARED = 64  # `verify` compares at most this many members of a bucket
 _SAME, _UNKNOWN = np.float32(1), np.float32(np.nan)  # similarities
-_MOST_DOCUMENTS_OF_32_BITS = np.iinfo(np.uint32).max  # this number itself means that there is no document
+_MAX_DOCUMENTS_OF_32_BITS = np.iinfo(np.uint32).max  # this number itself means that there is no document
 _Columns = tuple[Array, Array, Array, Array]  # the columns of Dropped, for some of the documents
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verify:
+class SimilarityCondition:
     """An additional condition for duplicates: documents that share a band must also reach a similarity.
 
     Of documents with the same digest, only the first is compared, so many equal copies cost as much as two.
@@ -46,20 +46,20 @@ class Verify:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dropped:
+class DropDecisions:
     """The dropped documents in order, as arrays of shape (n,).
 
     Attributes:
         documents: Number of all documents.
         ordinals: Ordinals of the dropped documents, uint32, or uint64 for 2^32 documents or more.
-        because: Earliest kept document that is the reason, in the same dtype.
+        kept_copies: Earliest kept document that is the reason, in the same dtype.
         exact: Whether the digests are equal, bool.
         similarity: float32: 1 for exact duplicates, the measured value with `verify`, and otherwise NaN.
     """
 
     documents: int
     ordinals: Array
-    because: Array
+    kept_copies: Array
     exact: Bools
     similarity: NDArray[np.float32]
 
@@ -73,10 +73,10 @@ def keep_first(
     bands: int,
     rows: int,
     scratch: Path,
-    verify: Verify | None = None,
-    done: Steps | None = None,
-    record: Record = lambda steps, files: False,
-) -> Dropped:
+    verify: SimilarityCondition | None = None,
+    done: RangeProgress | None = None,
+    record: RecordProgress = lambda steps, files: False,
+) -> DropDecisions:
     """Return the documents to drop.
 
     If an earlier kept document has the same digest, a document is dropped even without the condition of `verify`.
@@ -96,34 +96,34 @@ def keep_first(
     return drop_later(find_buckets(signatures, bands=bands, rows=rows, scratch=scratch, done=done, record=record), verify=verify)
 
 
-def drop_later(buckets: Buckets, *, verify: Verify | None) -> Dropped:
+def drop_later(buckets: Buckets, *, verify: SimilarityCondition | None) -> DropDecisions:
     """Return the documents to drop, given the buckets of the whole input."""
     found: list[_Columns] = []
-    dtype = np.dtype(np.uint32 if buckets.documents <= _MOST_DOCUMENTS_OF_32_BITS else np.uint64)
+    dtype = np.dtype(np.uint32 if buckets.documents <= _MAX_DOCUMENTS_OF_32_BITS else np.uint64)
     if buckets.documents:
-        buckets.forget()
+        buckets.remove_carried_over()
         similarity = None if verify is None else _similarity(verify, buckets, dtype)
         for window in buckets.windows():
             digests = buckets.digests()  # a map for each window, so that pages of earlier windows take no memory
             found += _drop(window, digests, dtype, similarity, verify.threshold if verify is not None else 0.0)
     nothing = (np.empty(0, dtype), np.empty(0, dtype), np.empty(0, np.bool_), np.empty(0, np.float32))
     ordinals, because, exact, similar = (np.concatenate(columns) for columns in zip(nothing, *found, strict=True))
-    return Dropped(documents=buckets.documents, ordinals=ordinals, because=because, exact=exact, similarity=similar)
+    return DropDecisions(documents=buckets.documents, ordinals=ordinals, kept_copies=because, exact=exact, similarity=similar)
 
 
 class _Members:
     """The first kept documents of each bucket, at most `limit`."""
 
-    def __init__(self, window: Window, dtype: np.dtype, *, limit: int) -> None:
-        numbers, documents = window.received()
+    def __init__(self, window: DocumentWindow, dtype: np.dtype, *, limit: int) -> None:
+        numbers, documents = window.read_carried_over()
         sizes = window.sizes() + np.bincount(numbers, minlength=window.count)
         self.limit = limit
         self.room = np.concatenate([[0], np.cumsum(np.minimum(sizes, limit), dtype=np.int64)])
         self.filled = np.zeros(window.count, dtype=np.uint8)
         self.documents = np.empty(int(self.room[-1]), dtype=dtype)
-        compiled(_keep_members)(numbers, documents.astype(dtype, copy=False), limit, self.room, self.filled, self.documents)
+        compile_kernel(_keep_members)(numbers, documents.astype(dtype, copy=False), limit, self.room, self.filled, self.documents)
 
-    def all(self) -> Kept:
+    def all(self) -> KeptDocuments:
         """Return (bucket, document) for all documents, ascending by bucket."""
         buckets = np.repeat(np.arange(len(self.filled), dtype=np.uint32), self.filled)
         own = np.arange(len(buckets)) - np.repeat(np.cumsum(self.filled, dtype=np.int64) - self.filled, self.filled)
@@ -227,7 +227,7 @@ def _next_to_compare(
     return column, 0
 
 
-def _similarity(verify: Verify, buckets: Buckets, dtype: np.dtype) -> Callable[[int, int], float]:
+def _similarity(verify: SimilarityCondition, buckets: Buckets, dtype: np.dtype) -> Callable[[int, int], float]:
     """Return the function that compares two documents.
 
     The documents that may be compared are in a bucket of some band, and are the first with their digest.
@@ -244,7 +244,7 @@ def _similarity(verify: Verify, buckets: Buckets, dtype: np.dtype) -> Callable[[
 
 
 def _drop(
-    window: Window, digests: Bytes, dtype: np.dtype, similarity: Callable[[int, int], float] | None, threshold: float
+    window: DocumentWindow, digests: Bytes, dtype: np.dtype, similarity: Callable[[int, int], float] | None, threshold: float
 ) -> list[_Columns]:
     """Run the pass over a window; `similarity` is None without `verify`."""
     members = _Members(window, dtype, limit=1 if similarity is None else MEMBERS_COMPARED)
@@ -256,7 +256,7 @@ def _drop(
         candidates = np.empty(block.shape[0] * members.limit, dtype=dtype)
         kept = (members.limit, members.room, members.filled, members.documents)
         state = (similarity is not None, *kept, because, exact, measured, candidates)
-        column, compared = compiled(_next_to_compare)(start, block, digests, 0, False, *state)
+        column, compared = compile_kernel(_next_to_compare)(start, block, digests, 0, False, *state)
         if similarity is not None:
             representatives = _representatives(np.arange(start, start + count, dtype=dtype), block[0], digests, first_of)
             while column < count:
@@ -266,10 +266,10 @@ def _drop(
                         because[column], measured[column] = earlier, alike
                         break
                 matched = because[column] != none
-                column, compared = compiled(_next_to_compare)(start, block, digests, column + matched, not matched, *state)
+                column, compared = compile_kernel(_next_to_compare)(start, block, digests, column + matched, not matched, *state)
         gone = np.flatnonzero(because != none)
         found.append((gone.astype(dtype) + dtype.type(start), because[gone], exact[gone], measured[gone]))
-    window.pass_on(members.all)
+    window.carry_over(members.all)
     return found
 
 

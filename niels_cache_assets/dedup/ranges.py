@@ -6,7 +6,8 @@ Each band is cut by hash into ranges, so that any number of documents can be sea
 2. A job for each range and band sorts the hashes of its file, and writes a row for each document that shares its hash with another one.
    A row has the document, the bucket, and the next document of the bucket. The number of a bucket is its first document, with 64 bits.
    So numbers need no agreement between ranges, and no number of documents is too large.
-3. greedy.py visits the documents in windows (`Window`). A window knows only its own buckets. Of each bucket it receives the documents that
+3. greedy.py visits the documents in windows (`DocumentWindow`). A window knows only its own buckets. Of each bucket it receives the
+documents that
    earlier windows have kept, and it passes them on to the window of the next document (time-forward processing: Chiang et al.,
    External-Memory Graph Algorithms, SODA 1995).
 
@@ -31,25 +32,25 @@ from niels_cache_assets.dedup.signatures import DIGEST_BYTES, Signatures
 from niels_cache_runtime.format.layout import Array, Bytes, Uint32s, Uints
 
 DIGESTS = "digests"  # (documents, 20) uint8
-MOST_OF_ONE_RANGE = 1 << 28  # documents; the job for a range then takes 13 GB
-RANGES_OF_MANY = 16
-LEAST_WINDOW = 1 << 17  # documents
-MOST_WINDOWS = 4096
+MAX_DOCUMENTS_OF_ONE_RANGE = 1 << 28  # documents; the job for a range then takes 13 GB
+RANGES_IF_MANY_DOCUMENTS = 16
+MIN_WINDOW = 1 << 17  # documents
+MAX_WINDOWS = 4096
 _AT_ONCE = 1 << 16
 _U64 = np.uint64
 _BYTES = 8
 _NONE = _U64(np.iinfo(_U64).max)  # no next document
 _HEADER = 2  # numbers before the columns of a file of rows: how many windows and rows there are
 
-Wrote = Callable[[str, Any], None]
+OnWritten = Callable[[str, Any], None]
 """A function that takes the name of a file, and the bytes that were written to its end."""
 
-Kept = tuple[Uint32s, Array]
+KeptDocuments = tuple[Uint32s, Array]
 """Documents that were kept: (bucket, document), both (n,). The documents of a bucket are in the order in which they were kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Steps:
+class RangeProgress:
     """The progress of a run in one range.
 
     Attributes:
@@ -61,7 +62,7 @@ class Steps:
     bands: int
 
 
-Record = Callable[[Steps, list[Path]], bool]
+RecordProgress = Callable[[RangeProgress, list[Path]], bool]
 """A function that takes the steps and the files that they need, and returns whether it has written both to disk."""
 
 
@@ -87,18 +88,18 @@ class Buckets:
         """Return the digests, (documents, 20) uint8, as a memory map."""
         return np.memmap(self.hashes / DIGESTS, dtype=np.uint8, mode="r").reshape(-1, DIGEST_BYTES)
 
-    def windows(self) -> Iterator["Window"]:
+    def windows(self) -> Iterator["DocumentWindow"]:
         size = _window_size(self.documents)
         for number, start in enumerate(range(0, self.documents, size)):
-            yield Window(self, number, start, min(start + size, self.documents))
+            yield DocumentWindow(self, number, start, min(start + size, self.documents))
 
-    def forget(self) -> None:
+    def remove_carried_over(self) -> None:
         """Remove the files that windows passed on in an earlier pass."""
         for path in self.scratch.glob("passed_*"):
             path.unlink()
 
 
-class Window:
+class DocumentWindow:
     """The documents from `start` to `end`, with their buckets. Numbers of buckets count from 1 in each window; 0 means no bucket."""
 
     def __init__(self, buckets: Buckets, number: int, start: int, end: int) -> None:
@@ -142,13 +143,13 @@ class Window:
         """Return the first document of each bucket, even if it is in an earlier window, (count,)."""
         return np.concatenate([np.zeros(1, dtype), (self._keys // _U64(self._bands)).astype(dtype)])
 
-    def received(self) -> Kept:
+    def read_carried_over(self) -> KeptDocuments:
         """Return the documents that earlier windows have kept."""
-        path = self._scratch / _passed(self._number)
+        path = self._scratch / _carried_over_name(self._number)
         rows = np.fromfile(path, dtype=_U64).reshape(-1, 2) if path.exists() else np.empty((0, 2), dtype=_U64)
         return (np.searchsorted(self._keys, rows[:, 0]) + 1).astype(np.uint32), rows[:, 1]
 
-    def pass_on(self, kept: Callable[[], Kept]) -> None:
+    def carry_over(self, kept: Callable[[], KeptDocuments]) -> None:
         """Pass the kept documents on to the windows of the next documents. This is the last use of the window.
 
         Args:
@@ -165,15 +166,15 @@ class Window:
         ends = np.flatnonzero(np.diff(targets, append=-1)) + 1
         begin = 0
         for end in ends.tolist():
-            with open(self._scratch / _passed(int(targets[begin])), "ab") as file:
+            with open(self._scratch / _carried_over_name(int(targets[begin])), "ab") as file:
                 file.write(np.ascontiguousarray(rows[begin:end]).data)
             begin = end
-        (self._scratch / _passed(self._number)).unlink(missing_ok=True)
+        (self._scratch / _carried_over_name(self._number)).unlink(missing_ok=True)
 
 
 def fitting_ranges(documents: int, ranges: int) -> int:
     """Return the number of ranges for this many documents: the configured one, or more if one range would be too large."""
-    return RANGES_OF_MANY if ranges == 1 and documents > MOST_OF_ONE_RANGE else ranges
+    return RANGES_IF_MANY_DOCUMENTS if ranges == 1 and documents > MAX_DOCUMENTS_OF_ONE_RANGE else ranges
 
 
 def hashes_bytes(documents: int, *, bands: int) -> int:
@@ -181,7 +182,9 @@ def hashes_bytes(documents: int, *, bands: int) -> int:
     return documents * (DIGEST_BYTES + 2 * _BYTES * (bands + 1))
 
 
-def find_buckets(signatures: Iterable[Signatures], *, bands: int, rows: int, scratch: Path, done: Steps | None, record: Record) -> Buckets:
+def find_buckets(
+    signatures: Iterable[Signatures], *, bands: int, rows: int, scratch: Path, done: RangeProgress | None, record: RecordProgress
+) -> Buckets:
     """Run all steps in one range, and return the buckets.
 
     Args:
@@ -196,24 +199,24 @@ def find_buckets(signatures: Iterable[Signatures], *, bands: int, rows: int, scr
         NielsCacheError: If bands and rows do not fit the signatures.
     """
 
-    def after(steps: Steps) -> bool:
+    def after(steps: RangeProgress) -> bool:
         linked, waiting = range(steps.bands), range(steps.bands, bands + 1)
         names = [DIGESTS, *(links_name(band, 0) for band in linked), *(hashes_name(band, 0) for band in waiting)]
         return record(steps, [scratch / name for name in names])
 
     if done is None:
-        done = Steps(documents=write_hashes(signatures, bands=bands, rows=rows, ranges=1, folder=scratch), bands=0)
+        done = RangeProgress(documents=write_hashes(signatures, bands=bands, rows=rows, ranges=1, folder=scratch), bands=0)
         after(done)
     for band in range(done.bands, bands + 1):
         link_range(scratch, scratch, band, 0, documents=done.documents)
-        if after(Steps(documents=done.documents, bands=band + 1)):
+        if after(RangeProgress(documents=done.documents, bands=band + 1)):
             for older in range(band + 1):
                 (scratch / hashes_name(older, 0)).unlink(missing_ok=True)
     return Buckets(scratch=scratch, hashes=scratch, links=[scratch], documents=done.documents, bands=bands)
 
 
 def write_hashes(
-    signatures: Iterable[Signatures], *, bands: int, rows: int, ranges: int, folder: Path, wrote: Wrote = lambda name, data: None
+    signatures: Iterable[Signatures], *, bands: int, rows: int, ranges: int, folder: Path, wrote: OnWritten = lambda name, data: None
 ) -> int:
     """Write the digests, and for each band and range the pairs (document, hash), (n, 2) uint64.
 
@@ -252,7 +255,7 @@ def write_hashes(
     return documents
 
 
-def _append(folder: Path, band: int, ranges: int, ordinals: Uints, hashes: Uints, wrote: Wrote) -> None:
+def _append(folder: Path, band: int, ranges: int, ordinals: Uints, hashes: Uints, wrote: OnWritten) -> None:
     """Append (document, hash) to the files of their ranges. A range is an equal share of all 64-bit numbers."""
     numbers = ((hashes >> _U64(32)) * _U64(ranges)) >> _U64(32)
     order = np.argsort(numbers, kind="stable")
@@ -322,7 +325,7 @@ def _read_rows(path: Path, window: int) -> list[Uints]:
 
 
 def _window_size(documents: int) -> int:
-    return max(LEAST_WINDOW, -(-documents // MOST_WINDOWS))
+    return max(MIN_WINDOW, -(-documents // MAX_WINDOWS))
 
 
 def hashes_name(band: int, each: int) -> str:
@@ -335,5 +338,5 @@ def links_name(band: int, each: int) -> str:
     return f"links_{band}_{each}"
 
 
-def _passed(window: int) -> str:
+def _carried_over_name(window: int) -> str:
     return f"passed_{window}"

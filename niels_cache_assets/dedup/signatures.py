@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niels_cache_assets.dedup import hashing
-from niels_cache_assets.dedup.canonical import composed, marked_code_points, without_entities
+from niels_cache_assets.dedup.canonical import compose, decode_entities, marked_code_points
 from niels_cache_assets.dedup.hashing import PADDING
 from niels_cache_runtime.format.layout import Bools, Bytes, Ints, Uint32s, Uints
 
@@ -129,10 +129,10 @@ class Signer:
 
         One blank follows each text, and PADDING more blanks follow the last text.
         """
-        seen = [without_entities(text) if "&" in text else text for text in texts]
+        seen = [decode_entities(text) if "&" in text else text for text in texts]
         canonical, ends, to_compose = _canonicalized(seen)
         if to_compose.any():  # in few groups
-            canonical, ends, _ = _canonicalized([composed(text) if to_compose[index] else text for index, text in enumerate(seen)])
+            canonical, ends, _ = _canonicalized([compose(text) if to_compose[index] else text for index, text in enumerate(seen)])
         return canonical, ends
 
     def _shingles(self, canonical: Bytes, ends: Ints) -> tuple[Uints, Ints]:
@@ -179,7 +179,7 @@ def estimated_jaccard(slots: Uint32s, others: Uint32s) -> NDArray[np.float64]:
 
 
 @lru_cache(maxsize=64)
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+def compile_kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function compiled by numba.
 
     Compiled code releases the GIL. The code is cached on disk beside the module (or in the user's cache folder if the module's folder is

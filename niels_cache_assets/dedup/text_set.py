@@ -60,7 +60,7 @@ _HEAD = 1.5  # length of the start that is read first / length that may be missi
 _ROUNDING = 1e-9  # 0.8 * 15 is 12.000000000000002: bounds must be wide enough
 
 
-class Match(NamedTuple):
+class TextMatch(NamedTuple):
     """A match of a text with a text of the set.
 
     This is the earliest equal text, otherwise the earliest near text, otherwise the text with the largest share of its 13-grams in the
@@ -79,7 +79,7 @@ class Match(NamedTuple):
     run: int = 0
 
 
-class NGrams(NamedTuple):
+class NGramLimits(NamedTuple):
     """The limits of a match by 13-grams, of which a text must reach one.
 
     Attributes:
@@ -98,25 +98,25 @@ class HashIndex:
         order = np.argsort(hashes, kind="stable")
         self._hashes, self._owners = hashes[order], owners[order]
 
-    def has(self, asked: Array) -> Bools:
+    def has(self, hashes: Array) -> Bools:
         """Return for each hash whether it has an owner, (n,)."""
         if not len(self._hashes):
-            return np.zeros(len(asked), dtype=bool)
-        return self._hashes[np.minimum(np.searchsorted(self._hashes, asked), len(self._hashes) - 1)] == asked
+            return np.zeros(len(hashes), dtype=bool)
+        return self._hashes[np.minimum(np.searchsorted(self._hashes, hashes), len(self._hashes) - 1)] == hashes
 
-    def find(self, asked: Array, *, most: int | None = None) -> tuple[Ints, Array]:
-        """Return (index in `asked`, owner) for each owner of each hash, (m,) each.
+    def find(self, hashes: Array, *, most: int | None = None) -> tuple[Ints, Array]:
+        """Return (index in `hashes`, owner) for each owner of each hash, (m,) each.
 
         Indices ascend, and the owners of a hash are in the order in which they were given.
 
         Args:
-            asked: The hashes.
+            hashes: The hashes.
             most: Maximum number of owners of a hash that count; by default all.
         """
-        first, last = (np.searchsorted(self._hashes, asked, side=side) for side in ("left", "right"))
+        first, last = (np.searchsorted(self._hashes, hashes, side=side) for side in ("left", "right"))
         counts = np.minimum(last - first, most) if most is not None else last - first
         rows = np.arange(counts.sum()) + np.repeat(first - np.cumsum(counts) + counts, counts)
-        return np.repeat(np.arange(len(asked)), counts), self._owners[rows]
+        return np.repeat(np.arange(len(hashes)), counts), self._owners[rows]
 
 
 class TextSet:
@@ -130,7 +130,7 @@ class TextSet:
         folder: Folder of the temporary file. If None, the system's folder.
     """
 
-    def __init__(self, *, near: float | None, ngrams: NGrams | None = None, folder: Path | None) -> None:
+    def __init__(self, *, near: float | None, ngrams: NGramLimits | None = None, folder: Path | None) -> None:
         if near is not None and not 0 < near < 1:
             raise NielsCacheError(f"the threshold of near duplicates is {near}; it must be above 0 and below 1")
         self._near = near is not None
@@ -185,8 +185,8 @@ class TextSet:
         self._by_ngram, self._ngram_counts = _index_of(self._grams)
         self.sealed = True
 
-    def find(self, texts: Sequence[str]) -> list[Match | None]:
-        matches: list[Match | None] = [None] * len(texts)
+    def find(self, texts: Sequence[str]) -> list[TextMatch | None]:
+        matches: list[TextMatch | None] = [None] * len(texts)
         suspects = self._suspects(texts) if self._sizes else []
         if suspects:
             shingles = self._signer.shingle([texts[index] for index in suspects])
@@ -218,7 +218,7 @@ class TextSet:
                 self._grams.append(grams.of(number) if counts[index] > NGRAM - _SHINGLE else hashes[:0])
             self._spool.write(hashes.data)
 
-    def _shared(self, hashes: Hashes, is_hit: Bools, limits: NGrams) -> Match | None:
+    def _shared(self, hashes: Hashes, is_hit: Bools, limits: NGramLimits) -> TextMatch | None:
         """Return the match of a text by its 13-grams, or None.
 
         Args:
@@ -233,7 +233,7 @@ class TextSet:
         best = int(shares.argmax())
         if shares[best] < limits.share and run < limits.run:
             return None
-        return Match("ngrams", best, round(float(shares[best]), 6), run)
+        return TextMatch("ngrams", best, round(float(shares[best]), 6), run)
 
     def _suspects(self, texts: Sequence[str]) -> list[int]:
         """Return the positions of the texts that may have a match.
@@ -249,7 +249,7 @@ class TextSet:
         shingles = self._signer.shingle(shown)
         missing_by_text = self._missing_by_text(shingles).tolist()
         for index, head, count, missing in zip(looked_at, shown, _counts(shingles), missing_by_text, strict=True):
-            most = count + (most_words(texts[index][len(head) :]) if self._near else 0)
+            most = count + (max_words(texts[index][len(head) :]) if self._near else 0)
             # The last word of the start may continue in the text, as in `- b`, so the whole text may lack the last shingle of the start. A
             # start with fewer words than a shingle has only this one.
             if count < 2 or missing <= self._may_miss(most) + 1:
@@ -290,16 +290,16 @@ class TextSet:
     def _prefix_length(self, size: int) -> int:
         return min(size, self._may_miss(size) + 1)
 
-    def _compare(self, shingles: Shingles, position: int) -> Match | None:
+    def _compare(self, shingles: Shingles, position: int) -> TextMatch | None:
         hashes = shingles.of(position)
         if len(hashes) - int(np.count_nonzero(self._is_member(hashes))) > self._may_miss(len(hashes)):
             return None
         ordinal = self._first.get(shingles.digests[position].tobytes())
         if ordinal is not None:
-            return Match("exact", ordinal, 1.0)
+            return TextMatch("exact", ordinal, 1.0)
         return self._nearest(hashes) if self._near else None
 
-    def _nearest(self, hashes: Hashes) -> Match | None:
+    def _nearest(self, hashes: Hashes) -> TextMatch | None:
         _, sharing = self._by_prefix.find(hashes[: self._prefix_length(len(hashes))])
         for ordinal in np.unique(sharing).tolist():
             shorter, longer = sorted((self._sizes[ordinal], len(hashes)))
@@ -307,7 +307,7 @@ class TextSet:
                 continue
             similarity = jaccard(hashes, self._hashes[self._starts[ordinal] : self._starts[ordinal + 1]])
             if similarity >= self._threshold:
-                return Match("near", ordinal, similarity)
+                return TextMatch("near", ordinal, similarity)
         return None
 
 
@@ -324,7 +324,7 @@ def _counts(shingles: Shingles) -> list[int]:
     return np.diff(shingles.ends, prepend=0).tolist()
 
 
-def most_words(text: str) -> int:
+def max_words(text: str) -> int:
     """Return an upper bound of the number of words that the canonical form of a text adds to the text before it.
 
     It counts the characters that begin or end a word: blanks and signs once, a character that is a word of its own twice. An HTML entity

@@ -23,8 +23,8 @@ from niels_cache_assets.artifacts.corpus import CorpusPart, JoinedCorpus
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.parts.part import ValPart
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
-from niels_cache_assets.artifacts.parts.seal import Sealed
-from niels_cache_assets.base.wording import counted
+from niels_cache_assets.artifacts.parts.seal import SealedDataset
+from niels_cache_assets.base.wording import format_count
 from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assets.corpus import corpus_part_metadata
 from niels_cache_assets.defs.assets.parts import is_recorded_plan, list_of_ids, part_metadata, plan_metadata, plan_version
@@ -38,11 +38,11 @@ from niels_cache_runtime.format.meta import Meta
 
 PARTS_SENSOR = "finished_parts_sensor"
 _SECONDS = 60  # between two ticks
-_LOOKING_SECONDS = 20.0  # a tick looks at no further part after this time; Dagster ends a tick after 60 seconds
+_SCAN_SECONDS = 20.0  # a tick looks at no further part after this time; Dagster ends a tick after 60 seconds
 _STATE = "built outside of Dagster"
 
 
-class _Found(NamedTuple):
+class _Candidate(NamedTuple):
     """Something that may be finished. `id` is its name in the cursor."""
 
     id: str
@@ -70,13 +70,13 @@ def finished_parts_sensor(registry: Registry) -> dg.SensorDefinition:
         seen: dict[str, str] = state.get("seen", {})
         pending: dict[str, str] = state.get("pending", {})
         problems: list[str] = []
-        every = [*_everything(registry, cache_root, problems)]
+        every = [*_candidates(registry, cache_root, problems)]
         ids = [found.id for found in every]
         first = ids.index(state["next"]) if state.get("next") in ids else 0
         events: list[dg.AssetMaterialization] = []
         began, count = time.monotonic(), 0
         for found in every[first:] + every[:first]:
-            if count and time.monotonic() - began >= _LOOKING_SECONDS:
+            if count and time.monotonic() - began >= _SCAN_SECONDS:
                 break
             count += 1
             stamp = _stamp(found.artifact)
@@ -98,7 +98,7 @@ def finished_parts_sensor(registry: Registry) -> dg.SensorDefinition:
             "next": ids[(first + count) % len(ids)] if ids else None,
             **{key: {name: known[name] for name in ids if name in known} for key, known in (("seen", seen), ("pending", pending))},
         }
-        told = f"Looked at {counted(count, 'part')}; recorded {len(events)}"
+        told = f"Looked at {format_count(count, 'part')}; recorded {len(events)}"
         return dg.SensorResult(
             asset_events=events, cursor=json.dumps(cursor), skip_reason=dg.SkipReason("; ".join([told, *problems])) if not events else None
         )
@@ -106,12 +106,12 @@ def finished_parts_sensor(registry: Registry) -> dg.SensorDefinition:
     return sensor
 
 
-def _everything(registry: Registry, cache_root: CacheRoot, problems: list[str]) -> Iterator[_Found]:
+def _candidates(registry: Registry, cache_root: CacheRoot, problems: list[str]) -> Iterator[_Candidate]:
     """Yield the plan, the val part and the parts of every data set and corpus in parts. Add a line to `problems` if there is no plan."""
     found, corpora, caches = graph(registry, cache_root.path), registry.corpora_in_parts(), registry.in_parts()
-    for name in keys.with_plan(registry):
-        yield _Found(f"plan/{name}", keys.PLAN, name, found.plan(name))
-        joined: list[JoinedCorpus | Sealed] = [
+    for name in keys.datasets_with_plan(registry):
+        yield _Candidate(f"plan/{name}", keys.PLAN, name, found.plan(name))
+        joined: list[JoinedCorpus | SealedDataset] = [
             *([found.joined_corpus(name)] if name in corpora else []),
             *([found.sealed(name)] if name in caches else []),
         ]
@@ -123,10 +123,10 @@ def _everything(registry: Registry, cache_root: CacheRoot, problems: list[str]) 
                 continue
             for member in members:
                 if isinstance(member, ValPart):
-                    yield _Found(member.key, keys.VAL_PART, name, member)
+                    yield _Candidate(member.key, keys.VAL_PART, name, member)
                 else:
                     asset = keys.CORPUS_PARTS if isinstance(member, CorpusPart) else keys.PARTS
-                    yield _Found(member.key, asset, f"{name}/{member.directory.name}", member)
+                    yield _Candidate(member.key, asset, f"{name}/{member.directory.name}", member)
 
 
 def _stamp(artifact: Artifact) -> str | None:
@@ -147,12 +147,12 @@ def _current(artifact: Artifact) -> Meta | None:
         return None
 
 
-def _is_being_built(instance: dg.DagsterInstance, found: _Found) -> bool:
+def _is_being_built(instance: dg.DagsterInstance, found: _Candidate) -> bool:
     wanted = dg.RunsFilter(tags={PARTITION_NAME_TAG: found.partition}, statuses=[*IN_PROGRESS_RUN_STATUSES])
     return bool(instance.get_run_ids(wanted, limit=1))
 
 
-def _is_recorded(instance: dg.DagsterInstance, found: _Found, meta: Meta, version: str) -> bool:
+def _is_recorded(instance: dg.DagsterInstance, found: _Candidate, meta: Meta, version: str) -> bool:
     last = last_materialization(instance, found.asset, found.partition)
     if last is None:
         return False
@@ -161,13 +161,13 @@ def _is_recorded(instance: dg.DagsterInstance, found: _Found, meta: Meta, versio
     return materialized_version(last) == version
 
 
-def _version(instance: dg.DagsterInstance, found: _Found, meta: Meta) -> str:
+def _version(instance: dg.DagsterInstance, found: _Candidate, meta: Meta) -> str:
     if isinstance(found.artifact, PartsPlan):
         return plan_version(instance, found.partition, meta, list_of_ids(found.artifact.source))
     return str(meta["content_sha256"])
 
 
-def _event(found: _Found, meta: Meta, version: str) -> dg.AssetMaterialization:
+def _event(found: _Candidate, meta: Meta, version: str) -> dg.AssetMaterialization:
     artifact = found.artifact
     outcome = Outcome(key=artifact.key, state="built", meta=meta, directory=artifact.directory)
     if isinstance(artifact, PartsPlan):

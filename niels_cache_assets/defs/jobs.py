@@ -12,8 +12,8 @@ from niels_cache_assets.defs.assets.upstream import observe_revision
 from niels_cache_assets.defs.checks.sync import IN_SYNC
 from niels_cache_assets.defs.resources import RootParam
 from niels_cache_assets.project.registry import Registry
-from niels_cache_assets.sources.errors import in_one_line, log_traceback
-from niels_cache_assets.sources.net.retries import briefly
+from niels_cache_assets.sources.errors import describe_error, log_traceback
+from niels_cache_assets.sources.net.retries import retry_at_most
 from niels_cache_runtime.format.layout import FAMILIES
 
 if TYPE_CHECKING:  # the type of define_asset_job's result has no public name
@@ -46,11 +46,11 @@ def build_jobs(registry: Registry) -> "list[dg.JobDefinition | UnresolvedAssetJo
     if registry.search_ranges:
         jobs[keys.HASHES_JOB] = ([keys.HASHES], "Hash the signatures of all corpora, for a search for duplicates in ranges.")
         jobs[keys.RANGES_JOB] = ([keys.RANGES], "Find the documents that share a hash in one range of hashes (in all: by a backfill).")
-    if keys.with_plan(registry):
+    if keys.datasets_with_plan(registry):
         jobs[keys.PLAN_JOB] = ([keys.PLAN], "List the files of a data set, and divide them and its budgets among its parts.")
     if registry.in_parts():
         jobs[keys.PARTS_JOB] = ([keys.PARTS], "Build one part of a data set (of all: by a backfill).")
-    if keys.with_val_part(registry):
+    if keys.datasets_with_val_part(registry):
         jobs[keys.VAL_PART_JOB] = ([keys.VAL_PART], "Make the val of a data set in parts, before its parts.")
     if registry.blend_keys():
         jobs[keys.INDEX_JOB] = ([keys.INDEX], "Build the indices of a blend (of all: by a backfill) ahead of training.")
@@ -80,12 +80,12 @@ def build_jobs(registry: Registry) -> "list[dg.JobDefinition | UnresolvedAssetJo
 def _observe_upstream(registry: Registry) -> dg.JobDefinition:
     @dg.op(description="Record the revision that every data set's upstream has now.")
     def observe_revisions(context: dg.OpExecutionContext, cache_root: RootParam) -> None:
-        with briefly():  # a build retries for a longer time than this observation
+        with retry_at_most():  # a build retries for a longer time than this observation
             for name in (name for family in FAMILIES for name in registry.partition_keys(family)):
                 try:
                     context.log_event(observe_revision(registry, name, root=cache_root.path))
                 except Exception as error:  # any error of one source
-                    context.log.warning(f"{name}: {in_one_line(error)}")
+                    context.log.warning(f"{name}: {describe_error(error)}")
                     log_traceback(error, context.log.info)
 
     @dg.job(

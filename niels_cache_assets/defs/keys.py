@@ -78,7 +78,7 @@ def ranges(registry: Registry) -> list[str]:
     return [range_name(number) for number in range(registry.search_ranges)]
 
 
-def searched(registry: Registry) -> SpecificPartitionsPartitionMapping:
+def search_mapping(registry: Registry) -> SpecificPartitionsPartitionMapping:
     """Return the mapping from the search for duplicates to the corpora that it reads."""
     order = dedup_order(registry)
     return SpecificPartitionsPartitionMapping([name for name in registry.prepared() if name in order])
@@ -86,15 +86,15 @@ def searched(registry: Registry) -> SpecificPartitionsPartitionMapping:
 
 def has_shared_steps(registry: Registry) -> bool:
     """Return whether several processes can share a step: the parts of a data set or of a corpus, or the ranges of the search."""
-    return bool(with_plan(registry) or registry.search_ranges)
+    return bool(datasets_with_plan(registry) or registry.search_ranges)
 
 
-def with_plan(registry: Registry) -> list[str]:
+def datasets_with_plan(registry: Registry) -> list[str]:
     """Return the data sets that a plan divides, in order."""
     plans = {*registry.in_parts(), *registry.corpora_in_parts()}
     return [name for name in registry.partition_keys("pretrain") if name in plans]
 
 
-def with_val_part(registry: Registry) -> list[str]:
+def datasets_with_val_part(registry: Registry) -> list[str]:
     """Return the data sets in parts whose val is made before their parts."""
     return [name for name in registry.in_parts() if registry.pretrain[name].has_val_part]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from niels_cache_assets.facts.progress import HowFar
+from niels_cache_assets.facts.progress import BuildProgress
 from niels_cache_runtime.format.meta import Meta
 
 LaunchFamily = Literal["tokenizer", "corpus", "parts", "pretrain", "sft", "index"]
@@ -48,7 +48,7 @@ class LaunchListener:
 
     def started(self, name: str, family: LaunchFamily) -> None: ...
 
-    def progressed(self, name: str, progress: HowFar) -> None: ...
+    def progressed(self, name: str, progress: BuildProgress) -> None: ...
 
     def logged(self, name: str, message: str) -> None: ...
 

@@ -21,27 +21,27 @@ from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteRepo
 from dagster._core.storage.tags import MAX_RETRIES_TAG
 
 from niels_cache_assets.artifacts.base import Artifact, Outcome
-from niels_cache_assets.artifacts.duplicates import OfSearch
+from niels_cache_assets.artifacts.duplicates import SearchStep
 from niels_cache_assets.artifacts.graph import Graph, graph
 from niels_cache_assets.artifacts.input_problems import require_inputs
+from niels_cache_assets.artifacts.parts.free_parts import FreePartsFirst
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
-from niels_cache_assets.artifacts.parts.sharing import FreeFirst
-from niels_cache_assets.cluster.child import Apart
+from niels_cache_assets.cluster.child import BuildInChild
 from niels_cache_assets.corpus.layout import HASHES
 from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assembly import build_defs
 from niels_cache_assets.defs.checks.sync import IN_SYNC
 from niels_cache_assets.defs.home.abandoned import ending_abandoned_runs, recorded_run
+from niels_cache_assets.defs.home.home_errors import end_runs_that_cannot_record, home_errors, recorded_error_message
 from niels_cache_assets.defs.home.instance import dagster_home, ensure_instance
-from niels_cache_assets.defs.home.refusals import ending_refused_runs, home_refusals, recorded_refusal
 from niels_cache_assets.defs.launch_events import LaunchFamily, LaunchListener, LaunchResult, LaunchState
 from niels_cache_assets.defs.metadata.builds import DROPS, LEFT_OUT, state_in
-from niels_cache_assets.defs.part_processes import build_side_by_side, told_to
+from niels_cache_assets.defs.part_processes import build_in_children, forward_events
 from niels_cache_assets.defs.part_slots import limit_parts
 from niels_cache_assets.defs.progress import ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot
-from niels_cache_assets.facts.progress import HowFar
-from niels_cache_assets.parts.layout import APART_KINDS, PART_KINDS
+from niels_cache_assets.facts.progress import BuildProgress
+from niels_cache_assets.parts.layout import CHILD_BUILT_KINDS, PART_KINDS
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.reports.page import page_path
 from niels_cache_runtime.errors import NielsCacheError
@@ -110,7 +110,7 @@ def launch_builds(
 
     Raises:
         NielsCacheError: If a name is unknown.
-        BadInputs: Before a tokenizer is trained, if a data set cannot be read as configured (artifacts/input_problems.py).
+        InputsError: Before a tokenizer is trained, if a data set cannot be read as configured (artifacts/input_problems.py).
         KeyboardInterrupt: When interrupted. Then the run ends as canceled, and the files on disk are unchanged.
         NotWrittenError: If the Dagster home cannot record a run, for example because its disk is full. This error ends the launch.
     """
@@ -121,16 +121,16 @@ def launch_builds(
         require_inputs(registry, [key.partition("/")[2] for key in order if key.partition("/")[0] in FAMILIES])
     home = dagster_home()
     with (
-        home_refusals(home),
+        home_errors(home),
         ensure_instance(home, overrides=_INSTANCE_OVERRIDES) as instance,
         ending_abandoned_runs(instance),
-        ending_refused_runs(instance, home),
+        end_runs_that_cannot_record(instance, home),
     ):
         limit_parts(instance, registry)
         launcher = _Launcher(registry, root, instance, listener, wait=wait)
         for are_parts, group in groupby(order, key=_shared):
             steps = [found[key] for key in group]
-            if are_parts and (force or not found.is_done(steps[0].key)) and not launcher.has_nothing_to_search(steps[0]):
+            if are_parts and (force or not found.is_done(steps[0].key)) and not launcher.is_search_skipped(steps[0]):
                 launcher.launch_parts(steps, force=force)
             for step in () if are_parts else steps:
                 if force or not found.is_done(step.key):
@@ -154,7 +154,7 @@ class _ListenerSink(ProgressSink):
         self.ends: dict[str, Outcome | NielsCacheError] = {}
         self.made: set[str] = set()
 
-    def has_made(self, keys: Collection[str]) -> bool:
+    def has_built(self, keys: Collection[str]) -> bool:
         return self.made.issuperset(keys)
 
     def outcome_of(self, key: str) -> Outcome | None:
@@ -163,7 +163,7 @@ class _ListenerSink(ProgressSink):
             raise end
         return end
 
-    def progressed(self, name: str, progress: HowFar) -> None:
+    def progressed(self, name: str, progress: BuildProgress) -> None:
         self._listener.progressed(name, progress)
 
     def logged(self, name: str, message: str) -> None:
@@ -211,37 +211,37 @@ class _Launcher:
         Parts that other processes build are waited for.
         """
         if self._sink.builds_parts_here or force:
-            turns = FreeFirst(parts)
+            turns = FreePartsFirst(parts)
             while (turn := turns.take()) is not None:
                 part, waits = turn
-                if not self.launch(part, force=force, passes_over=not waits):
-                    turns.put_behind(part)
+                if not self.launch(part, force=force, skip_if_busy=not waits):
+                    turns.defer(part)
             return
-        ready: dict[str, Apart] = {}
+        ready: dict[str, BuildInChild] = {}
         for part in parts:
-            if isinstance(part, Apart) and self._lacking.keys().isdisjoint(part.inputs()):
+            if isinstance(part, BuildInChild) and self._lacking.keys().isdisjoint(part.inputs()):
                 ready[part.key] = part
             else:
                 self.launch(part, force=False)  # it is skipped
-        with closing(build_side_by_side([*ready.values()], at_once=self._at_once, home=dagster_home())) as events:
-            for key, end in told_to(self._listener, events, self._started):
+        with closing(build_in_children([*ready.values()], at_once=self._at_once, home=dagster_home())) as events:
+            for key, end in forward_events(self._listener, events, self._started):
                 self._sink.ends[key] = end
                 self.launch(ready[key], force=False)
 
-    def launch(self, artifact: Artifact, *, force: bool, passes_over: bool = False) -> bool:
+    def launch(self, artifact: Artifact, *, force: bool, skip_if_busy: bool = False) -> bool:
         """Build one artifact, or skip it if an input is missing.
 
-        Returns False if another process builds this part and `passes_over` is set.
+        Returns False if another process builds this part and `skip_if_busy` is set.
         """
         key, inputs = artifact.key, artifact.inputs()
         kind, _, name = key.partition("/")
         reasons = [self._lacking[each] for each in inputs if each in self._lacking]
         if kind in ("corpus", "report", HASHES):  # the caches of these artifacts report the missing input
-            has_nothing_new = artifact.takes_what_is_there and self._new.isdisjoint(inputs)
+            has_nothing_new = artifact.builds_from_partial_inputs and self._new.isdisjoint(inputs)
             if _TOKENIZER_NAME in self._lacking or has_nothing_new or (kind == "report" and reasons):
                 return True
             reasons = [self._lacking[each] for each in self._graph.before(key) if each in self._lacking] if kind == "corpus" else []
-        elif kind in (*PART_KINDS, *APART_KINDS):
+        elif kind in (*PART_KINDS, *CHILD_BUILT_KINDS):
             pass
         elif kind == "index":
             lacking = [member for member in self._registry.blend[name].weights if self._cannot_be_built(member)]
@@ -260,7 +260,7 @@ class _Launcher:
         if reasons:
             result = LaunchResult(name=step.name, family=step.family, state="skipped", message=reasons[0])
         else:
-            result = self._run(step, force=force, passes_over=passes_over)
+            result = self._run(step, force=force, skip_if_busy=skip_if_busy)
         if result is None:
             return False
         self._listener.finished(result)
@@ -269,18 +269,18 @@ class _Launcher:
             self._lacking[key] = _LACKING.get(
                 key,
                 f"{key} could not be built"
-                if kind in (*PART_KINDS, *APART_KINDS, HASHES)
+                if kind in (*PART_KINDS, *CHILD_BUILT_KINDS, HASHES)
                 else f"the {kind} of {name} could not be prepared",
             )
         else:
             self._lacking.pop(key, None)
             self._new.add(key)
             self._sink.made.add(key)
-        if artifact.takes_what_is_there and kind != HASHES:  # the drop lists follow the hashes, and use the same documents
+        if artifact.builds_from_partial_inputs and kind != HASHES:  # the drop lists follow the hashes, and use the same documents
             self._new.difference_update([*inputs, HASHES])
         return True
 
-    def has_nothing_to_search(self, part: Artifact) -> bool:
+    def is_search_skipped(self, part: Artifact) -> bool:
         """Return whether a part is a range of a search whose hashes were left out, because no corpus is new."""
         return HASHES in part.inputs() and HASHES not in self._new and HASHES not in self._lacking
 
@@ -292,16 +292,16 @@ class _Launcher:
         """Write the reports over everything. The listener gets only a failure, because the reports are not a data set."""
         run = self._finished_run(keys.REPORTS_JOB, None, _QUIET)
         if not run.success:
-            self._listener.logged(keys.REPORTS_GROUP, f"WARNING: not written: {_why_failed(run)}")
+            self._listener.logged(keys.REPORTS_GROUP, f"WARNING: not written: {_failure_reason(run)}")
 
-    def _run(self, step: _Step, *, force: bool, passes_over: bool) -> LaunchResult | None:
-        """Execute the run of a step. Return None if another process builds this part and `passes_over` is set."""
+    def _run(self, step: _Step, *, force: bool, skip_if_busy: bool) -> LaunchResult | None:
+        """Execute the run of a step. Return None if another process builds this part and `skip_if_busy` is set."""
         started = self._started.get(step.name, time.monotonic())
         if step.name not in self._started:
             self._listener.started(step.name, step.family)
-        is_part = step.artifact.key.partition("/")[0] in APART_KINDS
+        is_part = step.artifact.key.partition("/")[0] in CHILD_BUILT_KINDS
         waits = self._wait or step.artifact.is_shared  # where processes that share parts meet
-        config = {"force": force, "wait": waits and not passes_over, **({"pass_over": passes_over} if is_part else {})}
+        config = {"force": force, "wait": waits and not skip_if_busy, **({"pass_over": skip_if_busy} if is_part else {})}
         settings = {"ops": {step.op: {"config": config}}} if step.family != "index" else {}
         run = self._finished_run(step.job, step.partition, {**settings, **_QUIET})
         result = LaunchResult(name=step.name, family=step.family, state="failed", directory=step.artifact.directory)
@@ -312,12 +312,12 @@ class _Launcher:
             metadata = recorded[-1].metadata
             state = cast(LaunchState, state_in({name: value.value for name, value in metadata.items()}))
             result = replace(
-                result, state=state, meta=_meta_of(step.artifact), message=_what_to_know(run, metadata), **_left_out_in(metadata)
+                result, state=state, meta=_meta_of(step.artifact), message=_run_warnings(run, metadata), **_drops_from_metadata(metadata)
             )
-        elif isinstance(step.artifact, OfSearch) and not force and self._graph.is_done(step.artifact.key):
+        elif isinstance(step.artifact, SearchStep) and not force and self._graph.is_done(step.artifact.key):
             result = replace(result, state="cache_hit")  # another process has finished the search
         else:
-            result = replace(result, message=_why_failed(run))
+            result = replace(result, message=_failure_reason(run))
         return replace(result, seconds=time.monotonic() - started)
 
     def _finished_run(self, job: str, partition: str | None, run_config: Mapping[str, Any]) -> dg.JobExecutionResult:
@@ -352,7 +352,7 @@ class _Launcher:
 
 def _shared(key: str) -> str | None:
     """Return what the parts of one data set, or all ranges, have in common, or None for what one process builds."""
-    return key.rpartition("/")[0] if key.partition("/")[0] in APART_KINDS else None
+    return key.rpartition("/")[0] if key.partition("/")[0] in CHILD_BUILT_KINDS else None
 
 
 def _step(artifact: Artifact) -> _Step:
@@ -366,7 +366,7 @@ def _step(artifact: Artifact) -> _Step:
     return _Step(artifact=artifact, name=listed_as, family=family, job=job, op=op, partition=partition)
 
 
-def _what_to_know(run: dg.JobExecutionResult, metadata: Mapping[str, dg.MetadataValue[Any]]) -> str | None:
+def _run_warnings(run: dg.JobExecutionResult, metadata: Mapping[str, dg.MetadataValue[Any]]) -> str | None:
     """Return the warning of a run and the failures of its checks that do not block, except the check that covers all data sets."""
     said = [str(metadata["warning"].value)] if "warning" in metadata else []
     for evaluation in run.get_asset_check_evaluations():
@@ -375,7 +375,7 @@ def _what_to_know(run: dg.JobExecutionResult, metadata: Mapping[str, dg.Metadata
     return "; ".join(said) or None
 
 
-def _left_out_in(metadata: Mapping[str, dg.MetadataValue[Any]]) -> dict[str, Any]:
+def _drops_from_metadata(metadata: Mapping[str, dg.MetadataValue[Any]]) -> dict[str, Any]:
     said = {key: str(metadata[key].value) for key in (LEFT_OUT, DROPS) if key in metadata}
     return {"left_out": said.get(LEFT_OUT), "drop_warnings": said.get(DROPS, "").splitlines()}
 
@@ -385,7 +385,7 @@ def _was_interrupted(run: dg.JobExecutionResult) -> bool:
     return any(cause is not None and cause.cls_name in ("DagsterExecutionInterruptedError", "KeyboardInterrupt") for cause in causes)
 
 
-def _why_failed(run: dg.JobExecutionResult) -> str:
+def _failure_reason(run: dg.JobExecutionResult) -> str:
     """Return the reason of a failure in one line: the failure of a check, otherwise the error of the first failed step."""
     for evaluation in run.get_asset_check_evaluations():
         if not evaluation.passed and evaluation.severity == dg.AssetCheckSeverity.ERROR:
@@ -398,7 +398,7 @@ def _why_failed(run: dg.JobExecutionResult) -> str:
             error = failure.error
             cause = error.cause if error is not None and error.cause is not None else error
             if cause is not None:
-                return recorded_refusal(cause.message, dagster_home()) or " ".join(cause.message.split())
+                return recorded_error_message(cause.message, dagster_home()) or " ".join(cause.message.split())
     return f"run {run.run_id} failed; the Dagster UI shows its log"
 
 
@@ -409,6 +409,6 @@ def _meta_of(artifact: Artifact) -> Meta | None:
     try:
         return read_meta(str(artifact.directory / artifact.record))
     except NielsCacheError:
-        if not isinstance(artifact, OfSearch):
+        if not isinstance(artifact, SearchStep):
             raise
         return None  # another process has finished the search just now

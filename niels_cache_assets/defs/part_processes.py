@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from niels_cache_assets.artifacts.base import Log, Outcome
-from niels_cache_assets.artifacts.notify import watched
-from niels_cache_assets.artifacts.parts.sharing import FreeFirst
-from niels_cache_assets.cluster.child import Apart, PartCommand, build_apart
+from niels_cache_assets.artifacts.notify import notifying
+from niels_cache_assets.artifacts.parts.free_parts import FreePartsFirst
+from niels_cache_assets.cluster.child import BuildInChild, PartCommand, build_in_child
 from niels_cache_assets.defs.launch_events import LaunchListener
-from niels_cache_assets.defs.part_slots import HostPlace
+from niels_cache_assets.defs.part_slots import HostSlot
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.commit import Busy
+from niels_cache_runtime.format.commit import BusyError
 
 
-class Event(NamedTuple):
+class ChildEvent(NamedTuple):
     """A report of one of several builds, which has one of a progress, a line and an end.
 
     Attributes:
@@ -38,8 +38,8 @@ class Event(NamedTuple):
     end: Outcome | NielsCacheError | None = None
 
 
-def build_part_apart(
-    part: Apart,
+def build_part_in_child(
+    part: BuildInChild,
     *,
     home: Path,
     on_progress: Callable[[Any], None],
@@ -67,9 +67,9 @@ def build_part_apart(
     else:
         return Outcome(key=part.key, state="cache_hit", meta=there, directory=part.directory)
     with (
-        watched(part.registry.notify, part.key, log) as watch,
-        HostPlace(home, part.registry.cluster.hosts, doing=part.key, log=watch.log) as place,
-        watch.standstill(on_progress) as progressed,
+        notifying(part.registry.notify, part.key, log) as watch,
+        HostSlot(home, part.registry.cluster.hosts, doing=part.key, log=watch.log) as place,
+        watch.notify_on_stall(on_progress) as progressed,
     ):
         assert progressed is not None
 
@@ -77,17 +77,17 @@ def build_part_apart(
             host = place.take(is_stopping)
             return PartCommand(part=part, host=host, waits=waits)
 
-        return build_apart(part, command, on_progress=progressed, log=watch.log, is_stopping=is_stopping)
+        return build_in_child(part, command, on_progress=progressed, log=watch.log, is_stopping=is_stopping)
 
 
-def build_side_by_side(parts: Sequence[Apart], *, at_once: int, home: Path) -> Generator[Event]:
+def build_in_children(parts: Sequence[BuildInChild], *, at_once: int, home: Path) -> Generator[ChildEvent]:
     """Build parts in children, `at_once` at a time, and yield what they report, in this thread.
 
-    The last event of each part is its end. The order is that of FreeFirst. If the caller stops reading, all children are stopped.
+    The last event of each part is its end. The order is that of FreePartsFirst. If the caller stops reading, all children are stopped.
     """
-    events: queue.SimpleQueue[Event | Exception] = queue.SimpleQueue()
+    events: queue.SimpleQueue[ChildEvent | Exception] = queue.SimpleQueue()
     stopping = threading.Event()
-    turns = FreeFirst(parts)
+    turns = FreePartsFirst(parts)
 
     def work() -> None:
         try:
@@ -96,27 +96,27 @@ def build_side_by_side(parts: Sequence[Apart], *, at_once: int, home: Path) -> G
         except Exception as error:  # of the folder of leases, in which `take` looks
             events.put(error)
 
-    def build(part: Apart, waits: bool) -> None:
+    def build(part: BuildInChild, waits: bool) -> None:
         end: Outcome | NielsCacheError
         try:
-            end = build_part_apart(
+            end = build_part_in_child(
                 part,
                 home=home,
-                on_progress=lambda progress: events.put(Event(part.key, progress=progress)),
-                log=lambda line: events.put(Event(part.key, line=line)),
+                on_progress=lambda progress: events.put(ChildEvent(part.key, progress=progress)),
+                log=lambda line: events.put(ChildEvent(part.key, line=line)),
                 is_stopping=stopping.is_set,
                 waits=waits,
             )
         except KeyboardInterrupt:  # the caller has stopped reading
             return
-        except Busy:
-            turns.put_behind(part)
+        except BusyError:
+            turns.defer(part)
             return
         except NielsCacheError as error:
             end = error
         except Exception as error:
             end = _failure(part.key, error)
-        events.put(Event(part.key, end=end))
+        events.put(ChildEvent(part.key, end=end))
 
     with ThreadPoolExecutor(at_once, thread_name_prefix="parts") as pool:
         try:
@@ -126,7 +126,7 @@ def build_side_by_side(parts: Sequence[Apart], *, at_once: int, home: Path) -> G
             while left:
                 event = events.get()
                 if isinstance(event, Exception):  # no part can be chosen any more
-                    yield from (Event(key, end=_failure(key, event)) for key in sorted(left))
+                    yield from (ChildEvent(key, end=_failure(key, event)) for key in sorted(left))
                     return
                 if event.end is not None:
                     left.remove(event.key)
@@ -140,8 +140,8 @@ def _failure(key: str, error: Exception) -> NielsCacheError:
     return NielsCacheError(f"{key}: {type(error).__name__}: {error}")
 
 
-def told_to(
-    listener: LaunchListener, events: Iterable[Event], started: dict[str, float]
+def forward_events(
+    listener: LaunchListener, events: Iterable[ChildEvent], started: dict[str, float]
 ) -> Iterator[tuple[str, Outcome | NielsCacheError]]:
     """Pass the events to a listener, and yield the key and the end of each part.
 

@@ -1,6 +1,6 @@
 """Places for the parts of data sets: how many are built at a time in one Dagster home, and on which machine.
 
-Dagster assigns the number of places itself: it is the limit of the pool `parts`. `PatientClaims` fixes its wait for a place. The name of a
+Dagster assigns the number of places itself: it is the limit of the pool `parts`. `PoolClaims` fixes its wait for a place. The name of a
 machine, for `{host}` in [cluster], is a lock on a file in the home, because Dagster does not say which place of a pool a step has.
 """
 
@@ -15,7 +15,7 @@ from dagster._core.storage.event_log import SqlEventLogStorage
 from sqlalchemy.exc import IntegrityError
 
 from niels_cache_assets.defs.keys import PARTS_POOL, has_shared_steps
-from niels_cache_assets.disk.slots import take_place
+from niels_cache_assets.disk.slots import take_slot
 from niels_cache_assets.project.registry import Registry
 from niels_cache_runtime.format.reading import available_threads
 
@@ -43,7 +43,7 @@ def limit_parts(instance: dg.DagsterInstance, registry: Registry, *, if_new: boo
                 storage.set_concurrency_slots(PARTS_POOL, limit)
 
 
-class PatientClaims(InstanceConcurrencyContext):
+class PoolClaims(InstanceConcurrencyContext):
     """The claims of one run for places in pools, without two defects that waiting runs have in Dagster 1.13.
 
     * A run that executes its steps in its own process polled for its turn without a pause, which took a whole core.
@@ -64,7 +64,7 @@ class PatientClaims(InstanceConcurrencyContext):
         return max(0.0, min(_POLL_SECONDS, ready - time.time()))
 
 
-class HostPlace:
+class HostSlot:
     """A machine for one step, which holds it from `take` to the next `take`, or to the end of the `with` block."""
 
     def __init__(self, folder: Path, hosts: tuple[str, ...], *, doing: str, log: Callable[[str], None]) -> None:
@@ -73,7 +73,7 @@ class HostPlace:
         self._held = ExitStack()
         self._last: str | None = None
 
-    def __enter__(self) -> "HostPlace":
+    def __enter__(self) -> "HostSlot":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -90,7 +90,7 @@ class HostPlace:
         self._held.close()
         order = sorted(self._places, key=lambda name: name == self._last)  # a machine that has just failed comes last
         told = False
-        while not isinstance(found := take_place(self._held, self._folder, order, doing=self._doing), str):
+        while not isinstance(found := take_slot(self._held, self._folder, order, doing=self._doing), str):
             if not told:
                 self._log(f"waiting for a machine: {', '.join(sorted({writer.command or 'another process' for writer in found}))}")
                 told = True

@@ -12,7 +12,7 @@ from typing import Any
 import dagster as dg
 
 from niels_cache_assets.artifacts.base import Outcome
-from niels_cache_assets.facts.progress import Estimate, HowFar, Pace, Throttle, describe
+from niels_cache_assets.facts.progress import BuildProgress, SpeedEstimate, SpeedMeter, Throttle, describe
 from niels_cache_assets.sources.errors import DEBUG
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -28,7 +28,7 @@ class ProgressSink:
 
     builds_parts_here = False
 
-    def has_made(self, keys: Collection[str]) -> bool:
+    def has_built(self, keys: Collection[str]) -> bool:
         """Return whether this process has already built, or found, all artifacts with these keys."""
         return False
 
@@ -36,7 +36,7 @@ class ProgressSink:
         """Return the outcome of a part that this process has built ahead of its step, or None. Raise the error of that build, if any."""
         return None
 
-    def progressed(self, name: str, progress: HowFar) -> None:
+    def progressed(self, name: str, progress: BuildProgress) -> None:
         """Receive the progress after every chunk of a build, many times a second."""
 
     def logged(self, name: str, message: str) -> None:
@@ -60,7 +60,7 @@ def readable_failures(passes_on: tuple[type[NielsCacheError], ...] = ()) -> Iter
         raise dg.Failure(description=str(error), allow_retries=False) from None
 
 
-def told(metadata: Mapping[str, Any]) -> str:
+def result_line(metadata: Mapping[str, Any]) -> str:
     """Return the result of a build in one line, from the metadata of its materialization. The line of a cache hit begins with `hit`."""
     said = [str(metadata["state"])]
     said += [str(metadata[key]) for key in ("contents", "note") if key in metadata]
@@ -90,7 +90,7 @@ class BuildReporter:
         self._sink = sink
         self._name = name
         self._observed = observed
-        self._pace = Pace()
+        self._pace = SpeedMeter()
         self._throttle: Throttle | None = None  # set when the first chunk arrives
 
     def log(self, message: str) -> None:
@@ -103,13 +103,13 @@ class BuildReporter:
             self._context.log.info(message)
         self._sink.logged(self._name, message)
 
-    def note(self, message: str) -> None:
+    def log_quietly(self, message: str) -> None:
         """Write a line only to the log of the run. The sink gets this information in a different way."""
         self.log(f"{DEBUG}{self._name}: {message}")
 
-    def tell(self, metadata: Mapping[str, Any]) -> None:
+    def log_result(self, metadata: Mapping[str, Any]) -> None:
         """Write the result in one line, such as `hit (0.1 s); 1.2 MB ...`, from the metadata of the materialization."""
-        self.note(told(metadata))
+        self.log_quietly(result_line(metadata))
 
     def warn(self, outcome: Outcome) -> None:
         """Log the warning of a build, and what it left out. The sink gets the latter with the result."""
@@ -117,10 +117,10 @@ class BuildReporter:
             self.log(_WARNING + outcome.warning)
         for message in outcome.drops.warnings:
             self._context.log.warning(f"{self._name}: {message}")
-        if outcome.drops.asked:
-            self.note(outcome.drops.asked)
+        if outcome.drops.requested:
+            self.log_quietly(outcome.drops.requested)
 
-    def progress(self, progress: HowFar) -> None:
+    def progress(self, progress: BuildProgress) -> None:
         self._sink.progressed(self._name, progress)
         now = monotonic()
         estimate = self._pace.estimate(progress, now)
@@ -142,7 +142,7 @@ class BuildReporter:
             self._context.log_event(dg.AssetObservation(asset_key=self._observed, partition=self._context.partition_key, metadata=metadata))
 
 
-def _figures(progress: HowFar, estimate: Estimate) -> dict[str, int | float]:
+def _figures(progress: BuildProgress, estimate: SpeedEstimate) -> dict[str, int | float]:
     """Return the values of `describe` as numbers that the UI plots."""
     found: dict[str, int | float] = {**progress.counts, f"{[*progress.counts][-1]}_per_second": round(estimate.per_second or 0.0)}
     if progress.share is not None:

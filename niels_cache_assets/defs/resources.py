@@ -21,7 +21,7 @@ from dagster._core.executor.multiprocess import MultiprocessExecutor
 
 from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.home.abandoned import begin_step, ending_abandoned_runs, record_run
-from niels_cache_assets.defs.part_slots import PatientClaims, limit_parts
+from niels_cache_assets.defs.part_slots import PoolClaims, limit_parts
 from niels_cache_assets.project.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -74,7 +74,7 @@ def unconfigured(value: object) -> dg.ResourceDefinition:
 
 
 MAX_STEPS_AT_ONCE = 2  # steps of one run: a build, then its checks in parallel
-in_process.InstanceConcurrencyContext = PatientClaims  # type: ignore[misc]
+in_process.InstanceConcurrencyContext = PoolClaims  # type: ignore[misc]
 
 
 class _RecordedExecutor(MultiprocessExecutor):
@@ -96,12 +96,12 @@ class _RecordedExecutor(MultiprocessExecutor):
         if any(step.pool == keys.PARTS_POOL for step in execution_plan.get_steps_to_execute_in_topo_order()):
             limit_parts(plan_context.instance, self._registry, if_new=True)
         here = InProcessExecutor(self.retries, self.step_dependency_config)
-        execute = here.execute if _only_attends(execution_plan) else super().execute
+        execute = here.execute if _only_waits_for_child(execution_plan) else super().execute
         with ending_abandoned_runs(plan_context.instance):
             yield from execute(plan_context, execution_plan)
 
 
-def _only_attends(plan: ExecutionPlan) -> bool:
+def _only_waits_for_child(plan: ExecutionPlan) -> bool:
     """Return whether a run is one step that builds a part or a range.
 
     A child of this step does the work, so the step needs no process of its own. Such a process would import Dagster and the definitions

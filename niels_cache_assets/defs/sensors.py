@@ -22,16 +22,16 @@ from dagster._core.definitions.assets.graph.asset_graph_subset import AssetGraph
 from dagster._core.definitions.events import AssetKeyPartitionKey
 
 from niels_cache_assets.artifacts.graph import graph
-from niels_cache_assets.base.wording import counted
+from niels_cache_assets.base.wording import format_count
 from niels_cache_assets.defs.assets.upstream import REVISION, built_versions, last_observation, observe_revision, version_of
 from niels_cache_assets.defs.finished_parts import finished_parts_sensor
-from niels_cache_assets.defs.keys import DOCUMENTS, DUPLICATES, KEPT, REPORT, STREAM_OPS, UPSTREAM_KEYS, family_keys, with_plan
+from niels_cache_assets.defs.keys import DOCUMENTS, DUPLICATES, KEPT, REPORT, STREAM_OPS, UPSTREAM_KEYS, datasets_with_plan, family_keys
 from niels_cache_assets.defs.resources import CacheRoot, RootParam
 from niels_cache_assets.project.registry import Registry
-from niels_cache_assets.sources.errors import in_one_line, log_traceback
+from niels_cache_assets.sources.errors import describe_error, log_traceback
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.markdown_folder import MarkdownFolder
-from niels_cache_assets.sources.net.retries import briefly
+from niels_cache_assets.sources.net.retries import retry_at_most
 from niels_cache_assets.sources.roam import Roam
 from niels_cache_assets.sources.types import Source
 from niels_cache_runtime.format.layout import FAMILIES
@@ -39,14 +39,14 @@ from niels_cache_runtime.format.layout import FAMILIES
 UPSTREAM_SENSOR, NOTES_SENSOR = "upstream_revision_sensor", "notes_folder_sensor"
 _UPSTREAM_SECONDS = 3600  # at least, between two checks of the hub
 _NOTES_SECONDS = 60  # at least, between two checks of the folders
-ASKING_SECONDS = 20.0  # after this time, a tick looks at no further data set; one that does not answer takes up to 20 s more
+QUERY_SECONDS = 20.0  # after this time, a tick looks at no further data set; one that does not answer takes up to 20 s more
 UPSTREAM_TAG = "niels_cache/upstream"  # tag of a run or backfill: the version of upstream for which it was requested
 OBSERVATIONS = 1000  # observations of one data set that are searched for the last different version
 
 
 def build_sensors(registry: Registry) -> list[dg.SensorDefinition]:
     """Return all sensors."""
-    of_parts = [finished_parts_sensor(registry)] if with_plan(registry) else []
+    of_parts = [finished_parts_sensor(registry)] if datasets_with_plan(registry) else []
     return [upstream_revision_sensor(registry), notes_folder_sensor(registry), *of_parts]
 
 
@@ -55,30 +55,36 @@ def upstream_revision_sensor(registry: Registry) -> dg.SensorDefinition:
 
     Its cursor is {next: the next data set to look at, wanted: {name: the version of the last request}}.
     """
-    names = [name for name in _watchable(registry) if _asks_the_hub(registry, registry.source(name))]
+    names = [name for name in _watchable(registry) if _depends_on_hub_commit(registry, registry.source(name))]
     builds = registry.dagster.upstream_builds
 
-    def ask(look: _Look, state: dict[str, Any]) -> dg.SensorResult:
+    def ask(look: _SensorTick, state: dict[str, Any]) -> dg.SensorResult:
         wanted = {name: version for name, version in state.get("wanted", {}).items() if name in names}
         first = names.index(state["next"]) if state.get("next") in names else 0
         began, count = time.monotonic(), 0
-        with briefly():
+        with retry_at_most():
             for name in names[first:] + names[:first]:
-                if count and time.monotonic() - began >= ASKING_SECONDS:
+                if count and time.monotonic() - began >= QUERY_SECONDS:
                     break
                 count += 1
-                version = look.at(name)
+                version = look.current_version(name)
                 if version is None:
                     continue
                 look.observe(name)
                 built = look.built(name)
                 if wanted.get(name) != version:
                     wanted.pop(name, None)  # upstream has changed since the request
-                if builds and built and built != {version} and name not in wanted and look.request(name, occasion=look.left(name)):
+                if (
+                    builds
+                    and built
+                    and built != {version}
+                    and name not in wanted
+                    and look.request(name, occasion=look.last_left_observation(name))
+                ):
                     wanted[name] = version
         following = names[(first + count) % len(names)]
         later = f" ({following} is next)" if count < len(names) else ""
-        whole = f"Asked the hub for {counted(count, 'data set')} of {len(names)}{later}"
+        whole = f"Asked the hub for {format_count(count, 'data set')} of {len(names)}{later}"
         return look.result({"next": following, "wanted": wanted}, whole, quiet="nothing has changed")
 
     return _sensor(
@@ -101,10 +107,10 @@ def notes_folder_sensor(registry: Registry) -> dg.SensorDefinition:
     names = [name for name in _watchable(registry) if isinstance(registry.source(name), MarkdownFolder | Roam)]
     quiet = registry.dagster.notes_quiet_seconds
 
-    def compare(look: _Look, before: dict[str, Any]) -> dg.SensorResult:
+    def compare(look: _SensorTick, before: dict[str, Any]) -> dg.SensorResult:
         waiting: dict[str, Any] = {}
         for name in names:
-            version = look.at(name)
+            version = look.current_version(name)
             if version is None:
                 waiting |= {name: before[name]} if name in before else {}
                 continue
@@ -115,14 +121,14 @@ def notes_folder_sensor(registry: Registry) -> dg.SensorDefinition:
                 seen = {"version": version, "since": now, "asked": False}
             left = seen["since"] + quiet - now
             if seen["asked"]:
-                look.say(name, "was requested: it is being built, or the build failed and waits for another change")
+                look.add_message(name, "was requested: it is being built, or the build failed and waits for another change")
             elif left > 0:
-                look.say(name, f"has changed; it will be built after {left:.0f} more seconds without a change")
+                look.add_message(name, f"has changed; it will be built after {left:.0f} more seconds without a change")
             elif look.request(name, occasion=str(seen["since"])):
                 look.observe(name)
                 seen = {**seen, "asked": True}
             waiting[name] = seen
-        return look.result(waiting, f"Looked at {counted(len(names), 'folder')} of notes", quiet="nothing has changed")
+        return look.result(waiting, f"Looked at {format_count(len(names), 'folder')} of notes", quiet="nothing has changed")
 
     return _sensor(
         NOTES_SENSOR,
@@ -169,15 +175,15 @@ def _watchable(registry: Registry) -> list[str]:
     return [name for family in FAMILIES for name in registry.partition_keys(family)]
 
 
-def _asks_the_hub(registry: Registry, source: Source) -> bool:
+def _depends_on_hub_commit(registry: Registry, source: Source) -> bool:
     """Return whether the revision of this source is the newest commit of a hub data set, or is derived from such commits."""
     if isinstance(source, HubData):
         return source.follows_the_hub
     members = [registry.pretrain[name] for name in getattr(source, "members", {}) if name in registry.pretrain]
-    return any(_asks_the_hub(registry, member) for member in members)
+    return any(_depends_on_hub_commit(registry, member) for member in members)
 
 
-class _Look:
+class _SensorTick:
     """One tick of a sensor, with its observed versions, messages and requests."""
 
     def __init__(self, context: dg.SensorEvaluationContext, registry: Registry, cache_root: CacheRoot) -> None:
@@ -187,12 +193,12 @@ class _Look:
         self._requests: list[dg.RunRequest] = []
         self._said: list[str] = []
 
-    def at(self, name: str) -> str | None:
+    def current_version(self, name: str) -> str | None:
         """Return the current version of a data set's upstream, or add a message and return None if upstream is not available."""
         try:
             self._seen[name] = observe_revision(self._registry, name, root=self._root)
         except Exception as error:  # any error of one source
-            said = f"{name} could not be checked: {in_one_line(error)}"
+            said = f"{name} could not be checked: {describe_error(error)}"
             self._context.log.warning(said)
             log_traceback(error, self._context.log.info)
             self._said.append(said)
@@ -210,13 +216,13 @@ class _Look:
             return
         self._events.append(seen)
         same = last is not None and last.metadata.get(REVISION) == seen.metadata.get(REVISION)
-        self.say(name, "has other settings now" if same else f"is at {seen.metadata[REVISION].value} now")
+        self.add_message(name, "has other settings now" if same else f"is at {seen.metadata[REVISION].value} now")
 
-    def left(self, name: str) -> str:
+    def last_left_observation(self, name: str) -> str:
         """Return the id of the newest observation of a version that upstream has left, or "0".
 
-        Upstream has left each version that differs from the version that `at` found. The id changes only when upstream changes. A crash
-        does not change it.
+        Upstream has left each version that differs from the version that `current_version` found. The id changes only when upstream
+        changes. A crash does not change it.
         """
         key, version = UPSTREAM_KEYS[self._registry.family_of(name)], version_of(self._seen[name])
         wanted = dg.AssetRecordsFilter(asset_key=key, asset_partitions=[name])
@@ -227,15 +233,15 @@ class _Look:
     def request(self, name: str, *, occasion: str) -> bool:
         """Request a build of the version that was seen. If the build can only fail, add a message and return False."""
         if graph(self._registry, self._root).state("tokenizer").state == "missing":
-            self.say(name, "needs a build, but there is no tokenizer yet: materialize the tokenizer first")
+            self.add_message(name, "needs a build, but there is no tokenizer yet: materialize the tokenizer first")
             return False
         definitions = self._context.repository_def
         assert definitions is not None  # ticks of the daemon have a repository
         self._requests.append(build_request(self._registry, name, version_of(self._seen[name]), definitions, occasion=occasion))
-        self.say(name, "is requested")
+        self.add_message(name, "is requested")
         return True
 
-    def say(self, name: str, what: str) -> None:
+    def add_message(self, name: str, what: str) -> None:
         self._context.log.info(f"{name} {what}")
         self._said.append(f"{name} {what}")
 
@@ -255,7 +261,7 @@ class _Look:
 def _sensor(
     name: str,
     registry: Registry,
-    tick: Callable[[_Look, dict[str, Any]], dg.SensorResult] | None,
+    tick: Callable[[_SensorTick, dict[str, Any]], dg.SensorResult] | None,
     *,
     of: str,
     seconds: int,
@@ -282,6 +288,6 @@ def _sensor(
     def sensor(context: dg.SensorEvaluationContext, cache_root: RootParam) -> dg.SensorResult:
         if tick is None:
             return dg.SensorResult(skip_reason=f"There is nothing to watch: no data set here is {of}.")
-        return tick(_Look(context, registry, cache_root), json.loads(context.cursor or "{}"))
+        return tick(_SensorTick(context, registry, cache_root), json.loads(context.cursor or "{}"))
 
     return sensor

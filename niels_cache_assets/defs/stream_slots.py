@@ -14,16 +14,16 @@ from pathlib import Path
 import dagster as dg
 
 from niels_cache_assets.defs.keys import STREAM_POOL
-from niels_cache_assets.disk.slots import take_place
+from niels_cache_assets.disk.slots import take_slot
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import UNKNOWN
 
 _FOLDER = ".streams"
 _POLL_SECONDS = 1.0
-_NO_PLACE = f"waiting: the pool {STREAM_POOL} has no slots (its limit is 0)"
+_NO_SLOT = f"waiting: the pool {STREAM_POOL} has no slots (its limit is 0)"
 
 
-class StreamPlace:
+class StreamSlot:
     """A slot for one op, which may read its source only while it holds a slot. The pool `source_stream` limits the number of slots.
 
     The op holds its slot from the first `take` to the end of the `with` block.
@@ -38,7 +38,7 @@ class StreamPlace:
         self._context, self._name, self._log = context, name, log
         self._held, self._stack = False, ExitStack()
 
-    def __enter__(self) -> "StreamPlace":
+    def __enter__(self) -> "StreamSlot":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -70,14 +70,14 @@ class StreamPlace:
         folder = Path(self._context.instance.root_directory) / _FOLDER
         doing = f"{self._name} (run {self._context.run.run_id[:8]})"
         try:
-            found = take_place(self._stack, folder, map(str, range(limit)), doing=doing)
+            found = take_slot(self._stack, folder, map(str, range(limit)), doing=doing)
         except (NielsCacheError, OSError) as error:  # a file system without locks, or a read-only home with its database elsewhere
             self._log(f"WARNING: the number of streams in this Dagster home is not limited: {error}")
             return None
         if isinstance(found, str):
             return None
         holders = ["another data set" if holder == UNKNOWN else holder.command for holder in found]
-        return f"waiting for the build of {', '.join(holders)}" if holders else _NO_PLACE
+        return f"waiting for the build of {', '.join(holders)}" if holders else _NO_SLOT
 
 
 def stream_limit(instance: dg.DagsterInstance) -> int | None:

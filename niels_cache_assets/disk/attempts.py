@@ -68,13 +68,13 @@ def highest_number(target: Path) -> int:
     return max((int(number) for number in numbers if number.isdecimal()), default=0)
 
 
-def retired_path(target: Path, attempt: int) -> Path:
+def removal_path(target: Path, attempt: int) -> Path:
     """Return the path to which an attempt's staging directory is moved before it is removed. Attempt 0 is the one without a number."""
     return target.parent / f".{target.name}.gone.{attempt}"
 
 
-def left_attempts(target: Path, before: int) -> list[tuple[Path, Path]]:
-    """Return the staging directory and the `retired_path` of each attempt before this number, if one of the two exists."""
-    found = [(partial_path(target), retired_path(target, 0))]
-    found += [(attempt_path(target, number), retired_path(target, number)) for number in range(1, before)]
+def abandoned_attempts(target: Path, before: int) -> list[tuple[Path, Path]]:
+    """Return the staging directory and the `removal_path` of each attempt before this number, if one of the two exists."""
+    found = [(partial_path(target), removal_path(target, 0))]
+    found += [(attempt_path(target, number), removal_path(target, number)) for number in range(1, before)]
     return [each for each in found if any(os.path.lexists(path) for path in each)]

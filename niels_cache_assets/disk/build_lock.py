@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from niels_cache_assets.disk.journal import partial_directory, read_journal, real_path
-from niels_cache_assets.disk.space import refusal
+from niels_cache_assets.disk.space import disk_error_message
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.commit import Writer, sync, writer_lock, writer_of
+from niels_cache_runtime.format.commit import LockOwner, hold_lock, lock_owner, sync
 from niels_cache_runtime.format.layout import (
     CHAT_TEMPLATE_NAME,
     META_NAME,
@@ -60,7 +60,7 @@ def is_cache_name(name: str) -> bool:
     return name in _CACHE_NAMES
 
 
-class Work(NamedTuple):
+class BuildStatus(NamedTuple):
     """The state of a build.
 
     Attributes:
@@ -70,13 +70,13 @@ class Work(NamedTuple):
         documents: The number of its documents or conversations so far, or None if unknown.
     """
 
-    writer: Writer | None
+    writer: LockOwner | None
     is_resumable: bool
     share: float | None
     documents: int | None
 
 
-def work_on(target: str | Path) -> Work:
+def build_status(target: str | Path) -> BuildStatus:
     """Return the state of a build of `target`. This costs one small read."""
     target = real_path(target)
     try:
@@ -84,11 +84,11 @@ def work_on(target: str | Path) -> Work:
     except OSError:
         recorded = None  # another user's journal
     share, documents = (recorded.share, recorded.documents) if recorded else (None, None)
-    return Work(writer_of(target), recorded is not None, share, documents)
+    return BuildStatus(lock_owner(target), recorded is not None, share, documents)
 
 
 @contextmanager
-def locked(
+def lock_target(
     target: str | Path, *, is_ours: Callable[[str], bool] = is_cache_name, wait: bool = False, log: Callable[[str], None] = print
 ) -> Iterator[bool]:
     """Hold the lock of `target`, and yield whether it was necessary to wait for it. The errors are those of `atomic_directory`.
@@ -101,7 +101,7 @@ def locked(
     """
     target, waited = real_path(target), False
 
-    def wait_for(writer: Writer) -> None:
+    def wait_for(writer: LockOwner) -> None:
         nonlocal waited
         waited = True
         _wait_until_free(target, writer, log)
@@ -109,13 +109,13 @@ def locked(
     with ExitStack() as held:
         try:
             require_target(target, is_ours)
-            held.enter_context(writer_lock(target, wait=wait_for if wait else None))
+            held.enter_context(hold_lock(target, wait=wait_for if wait else None))
         except OSError as error:
-            raise NielsCacheError(f"{refusal(error, target)}; {state_of(target)}: {target}") from error
+            raise NielsCacheError(f"{disk_error_message(error, target)}; {state_of(target)}: {target}") from error
         yield waited
 
 
-def _wait_until_free(target: Path, writer: Writer | None, log: Callable[[str], None]) -> None:
+def _wait_until_free(target: Path, writer: LockOwner | None, log: Callable[[str], None]) -> None:
     """Wait until no process builds `target` (`--wait`). Each process that builds it is logged once.
 
     `artifacts/materialize.py` then checks again whether a build is still needed.
@@ -125,13 +125,13 @@ def _wait_until_free(target: Path, writer: Writer | None, log: Callable[[str], N
         writer: The process that is building it now.
         log: Called with a line about each such process.
     """
-    told: Writer | None = None
+    told: LockOwner | None = None
     while writer is not None:
         if writer != told:
             log(f"waiting for the other build of {target}: {writer}")
             told = writer
         time.sleep(_WAIT_SECONDS)
-        writer = writer_of(target)
+        writer = lock_owner(target)
 
 
 def require_target(target: Path, is_ours: Callable[[str], bool]) -> None:
@@ -166,7 +166,7 @@ def state_of(target: Path) -> str:
     return "the last good cache is unchanged"
 
 
-def place_of(target: Path) -> tuple[int, int] | None:
+def directory_stamp(target: Path) -> tuple[int, int] | None:
     """Return a value that changes when a different directory replaces `target`, or None if nothing is there."""
     try:
         found = os.stat(real_path(target))

@@ -9,16 +9,16 @@ from typing import Any
 
 from niels_cache_runtime.format.meta import canonical_json
 
-MadeOf = dict[str, Any]
+Identity = dict[str, Any]
 
 _VERSIONS = "versions"
 _MISSING = object()
 _CORPUS = {"content_sha256": "its corpus", "drop_sha256": "its list of duplicates"}  # values of a cache that was built from a corpus
 
 
-def recordable(made_of: Mapping[str, Any]) -> MadeOf:
+def as_recorded(identity: Mapping[str, Any]) -> Identity:
     """Return the values in the form in which a journal returns them: with lists instead of tuples."""
-    values: MadeOf = json.loads(canonical_json(dict(made_of)))
+    values: Identity = json.loads(canonical_json(dict(identity)))
     return values
 
 
@@ -32,7 +32,7 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
             digests = all(str(value).startswith("sha256:") for value in (before, after))
             told.append("the data have changed since" if digests else f"it is of revision {before}, and the data are now of {after}")
         elif name.endswith("code_version"):
-            of = {"code_version": "what builds it", "source.code_version": f"the source {_kind(now)}"}.get(name, name)
+            of = {"code_version": "what builds it", "source.code_version": f"the source {_identity_kind(now)}"}.get(name, name)
             told.append(f"it was made by code version {before} of {of}, which is {after} now")
         elif name.startswith(f"{_VERSIONS}."):
             told.append(f"it was made with {name.removeprefix(f'{_VERSIONS}.')} {before}, which is {after} now")
@@ -57,6 +57,6 @@ def _unequal(then: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") 
             yield f"{prefix}{name}", None if before is _MISSING else before, None if after is _MISSING else after
 
 
-def _kind(made_of: Mapping[str, Any]) -> str:
-    source = made_of.get("source")
+def _identity_kind(identity: Mapping[str, Any]) -> str:
+    source = identity.get("source")
     return str(source.get("source", "")) if isinstance(source, dict) else ""

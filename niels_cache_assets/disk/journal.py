@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from niels_cache_assets.disk.attempts import staged_attempts
-from niels_cache_assets.disk.identity import MadeOf, differences, recordable
+from niels_cache_assets.disk.identity import Identity, as_recorded, differences
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import partial_path, sync
 from niels_cache_runtime.format.meta_keys import is_count
@@ -39,7 +39,7 @@ _BLOCK_BYTES = 1 << 20
 _MAX_BYTES = 1 << 28  # a damaged file may have any size
 
 
-class Recorded(NamedTuple):
+class JournalRecord(NamedTuple):
     """One record: the files on disk by relative path, and the progress of the build.
 
     Attributes:
@@ -62,7 +62,7 @@ class Recorded(NamedTuple):
     sums: dict[str, tuple[int, str]]
     share: float | None
     documents: int | None
-    made_of: MadeOf | None = None
+    made_of: Identity | None = None
     notes: dict[str, Any] | None = None
     attempt: int | None = None
 
@@ -89,9 +89,15 @@ class Journal:
     REST = 50  # minimal ratio of building time to recording time, unless NIELS_CACHE_JOURNAL_BYTES is set
 
     def __init__(
-        self, directory: Path, fingerprint: str, latest: Recorded | None, state: Any, made_of: MadeOf | None, attempt: int | None = None
+        self,
+        directory: Path,
+        fingerprint: str,
+        latest: JournalRecord | None,
+        state: Any,
+        identity: Identity | None,
+        attempt: int | None = None,
     ) -> None:
-        self._directory, self._fingerprint, self._made_of, self._attempt = directory, fingerprint, made_of, attempt
+        self._directory, self._fingerprint, self._made_of, self._attempt = directory, fingerprint, identity, attempt
         self.check: Callable[[], None] = lambda: None
         self.state = state
         self.share = latest.share if latest else None
@@ -116,7 +122,7 @@ class Journal:
         log: Callable[[str], None],
         afresh: bool = False,
         parse: Callable[[dict[str, Any]], Any] = dict,
-        made_of: Mapping[str, Any] | None = None,
+        identity: Mapping[str, Any] | None = None,
         attempt: int | None = None,
     ) -> Journal:
         """Open the journal of the unfinished build in `directory`. If the build cannot be resumed, log the reason and clear the directory.
@@ -130,12 +136,12 @@ class Journal:
             log: Called with the reason why the build starts from the beginning.
             afresh: Whether to clear the directory in any case.
             parse: Converts the recorded values to `state`, or raises ValueError.
-            made_of: The values that the fingerprint hashes (identity.py), which the journal records.
+            identity: The values that the fingerprint hashes (identity.py), which the journal records.
             attempt: The number of this attempt, which the journal records, too.
         """
-        recorded, now = _read(directory), None if made_of is None else recordable(made_of)
-        reason = "a fresh build was requested" if afresh else _unusable(directory, recorded, fingerprint, now)
-        if reason is None and isinstance(recorded, Recorded):
+        recorded, now = _read(directory), None if identity is None else as_recorded(identity)
+        reason = "a fresh build was requested" if afresh else _resume_problem(directory, recorded, fingerprint, now)
+        if reason is None and isinstance(recorded, JournalRecord):
             try:
                 state = parse(recorded.state)
                 _restore(directory, recorded.sizes)
@@ -181,8 +187,9 @@ class Journal:
             state: The state of the builder, as JSON values.
             files: The size of each unfinished file by relative path. Together with `finished`, it names every file that must exist at the
                 next `open`. A file may then be longer than recorded.
-            finished: {bytes, sha256} of each complete file (see `Recorded`).
-            sums: What the next `open` compares the files with (see `Recorded`). Without it, bytes that changed in the meantime would go
+            finished: {bytes, sha256} of each complete file (see `JournalRecord`).
+            sums: What the next `open` compares the files with (see `JournalRecord`). Without it, bytes that changed in the meantime would
+            go
                 unnoticed into the hash.
             bytes_written: The value that was passed to the latest call of `due`.
             share: The progress from 0 to 1, or None if unknown.
@@ -193,7 +200,7 @@ class Journal:
         for folder in {(self._directory / name).parent for name in named - self._named}:
             sync(folder)
         notes = self.notes if self.take_notes is None else self.take_notes()
-        recorded = Recorded(
+        recorded = JournalRecord(
             self._fingerprint,
             state,
             {name: dict(entry) for name, entry in finished.items()},
@@ -211,25 +218,25 @@ class Journal:
         self.recorded = True
 
 
-def write_journal(directory: Path, recorded: Recorded) -> None:
+def write_journal(directory: Path, recorded: JournalRecord) -> None:
     """Replace the record in a directory in one step. The files that it names must already be on disk."""
     said = recorded._asdict()
     optional = {key: said.pop(key) for key in ("notes", "attempt")}
     said |= {key: value for key, value in optional.items() if value is not None}
-    write_whole(directory / JOURNAL_NAME, _encode({"format": _FORMAT, **said}))
+    write_atomically(directory / JOURNAL_NAME, _encode({"format": _FORMAT, **said}))
 
 
-def read_journal(directory: Path) -> Recorded | None:
+def read_journal(directory: Path) -> JournalRecord | None:
     """Return the latest record in a directory, or None if it is missing or invalid.
 
     Raises:
         OSError: If the journal cannot be read.
     """
     recorded = _read(directory)
-    return recorded if isinstance(recorded, Recorded) else None
+    return recorded if isinstance(recorded, JournalRecord) else None
 
 
-def _read(directory: Path) -> Recorded | str:
+def _read(directory: Path) -> JournalRecord | str:
     """Return the latest record in a directory, or the reason why it cannot be used."""
     try:
         content = read_regular(directory / JOURNAL_NAME, most_bytes=_MAX_BYTES)
@@ -238,7 +245,7 @@ def _read(directory: Path) -> Recorded | str:
     return _decode(content)
 
 
-def write_whole(path: Path, content: bytes, *, spare: str = "new") -> None:
+def write_atomically(path: Path, content: bytes, *, spare: str = "new") -> None:
     """Write a file in one step, replacing an existing one. After a kill or a power loss, either the old or the new file is there.
 
     Args:
@@ -260,7 +267,7 @@ def _encode(content: dict[str, Any]) -> bytes:
     return hashlib.sha256(text).hexdigest().encode() + b"\n" + text + b"\n"
 
 
-def _decode(content: bytes) -> Recorded | str:
+def _decode(content: bytes) -> JournalRecord | str:
     """Parse the bytes of a journal, which are a line with a sha256 and a line of JSON.
 
     Returns:
@@ -277,8 +284,8 @@ def _decode(content: bytes) -> Recorded | str:
         return _NONE
     if value.get("format") != _FORMAT:
         return "the journal of the unfinished build is in the format of another version of niels-cache"
-    fields: dict[str, Any] = {key: value.get(key) for key in Recorded._fields}
-    recorded = Recorded(**fields)
+    fields: dict[str, Any] = {key: value.get(key) for key in JournalRecord._fields}
+    recorded = JournalRecord(**fields)
     sound = (
         isinstance(recorded.fingerprint, str)
         and isinstance(recorded.state, dict)
@@ -314,12 +321,12 @@ def _sha256(path: Path, first: int, end: int) -> str:
     return digest.hexdigest()
 
 
-def _unusable(directory: Path, recorded: Recorded | str, fingerprint: str, made_of: MadeOf | None) -> str | None:
+def _resume_problem(directory: Path, recorded: JournalRecord | str, fingerprint: str, identity: Identity | None) -> str | None:
     """Return the reason why a build cannot resume from this record, or None."""
     if isinstance(recorded, str):
         return recorded
     if recorded.fingerprint != fingerprint:
-        told = differences(recorded.made_of, made_of) if recorded.made_of is not None and made_of is not None else []
+        told = differences(recorded.made_of, identity) if recorded.made_of is not None and identity is not None else []
         return f"the unfinished build had other settings, other data or another version{': ' if told else ''}{'; '.join(told)}"
     sizes = recorded.sizes
     for name, size in sizes.items():

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from niels_cache_assets.base.strings import Strings, arrow_array, int64_array
-from niels_cache_assets.disk.table_file import TableFile, arrow_schema
+from niels_cache_assets.disk.table_file import ParquetWriter, arrow_schema
 from niels_cache_assets.disk.writers import Files, GrowingFile
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -73,7 +73,7 @@ class LineageWriter:
 
     def __init__(self, root: Path, relative: str, schema: Mapping[str, str], files: Files) -> None:
         self._schema = arrow_schema(schema)
-        self._file = TableFile(root, relative, {"ordinal": "int64", **schema}, files)
+        self._file = ParquetWriter(root, relative, {"ordinal": "int64", **schema}, files)
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_rows = 0
         self.rows = 0

@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
-from niels_cache_runtime.format.commit import Busy, Writer, writer_lock
+from niels_cache_runtime.format.commit import BusyError, LockOwner, hold_lock
 
 
-def take_place(held: ExitStack, folder: Path, names: Iterable[str], *, doing: str) -> str | list[Writer]:
-    """Take the first free slot with one of these names, and hold it until `held` closes.
+def take_slot(stack: ExitStack, folder: Path, names: Iterable[str], *, doing: str) -> str | list[LockOwner]:
+    """Take the first free slot with one of these names, and hold it until `stack` closes.
 
     Args:
-        held: The stack that releases the slot.
+        stack: The stack that releases the slot.
         folder: The folder of the lock files. It is created if needed.
         names: The names of the slots.
         doing: What this process is doing, as other processes report it.
@@ -30,8 +30,8 @@ def take_place(held: ExitStack, folder: Path, names: Iterable[str], *, doing: st
     holders = []
     for name in names:
         try:
-            held.enter_context(writer_lock(folder / name, doing=doing, patience=0.0))
-        except Busy as busy:
+            stack.enter_context(hold_lock(folder / name, doing=doing, retry_seconds=0.0))
+        except BusyError as busy:
             holders.append(busy.writer)
         else:
             return name

@@ -20,7 +20,7 @@ from niels_cache_assets.disk.journal import partial_directory
 from niels_cache_runtime.errors import NielsCacheError
 
 BYTES_PER_TOKEN = 4  # bytes of text for one token, roughly
-_MOST_BYTES_PER_TOKEN = 16  # bytes of text for one token, at most: no trained piece is longer
+_MAX_BYTES_PER_TOKEN = 16  # bytes of text for one token, at most: no trained piece is longer
 _COMPRESSED = 0.4  # size of a corpus on disk as a share of its text, roughly
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _ADVICE = {
@@ -33,25 +33,25 @@ _ADVICE = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Need:
+class SpaceNeed:
     """The disk space that a build needs.
 
     Attributes:
         bytes: The size of the build.
-        why: The reason for this size, for messages.
+        reason: The reason for this size, for messages.
         certain: Whether the build certainly takes this many bytes.
-        fewer: Whether the size comes from a token budget, so that the user can ask for fewer tokens.
+        is_from_budget: Whether the size comes from a token budget, so that the user can ask for fewer tokens.
     """
 
     bytes: int
-    why: str
+    reason: str
     certain: bool
-    fewer: bool = False
+    is_from_budget: bool = False
 
 
 def pretrain_need(
     *, train_tokens: int | None, val_tokens: int | None, token_bytes: int, text_bytes: int | None, exact: bool
-) -> Need | None:
+) -> SpaceNeed | None:
     """Return the disk space that a pretrain cache needs, or None if it is unknown.
 
     Args:
@@ -64,14 +64,14 @@ def pretrain_need(
     budget = None if train_tokens is None else train_tokens + (val_tokens or 0)
     of_text = None if text_bytes is None else text_bytes // BYTES_PER_TOKEN
     if budget is not None and (of_text is None or budget <= of_text):
-        certain = exact and of_text is not None and budget <= (text_bytes or 0) // _MOST_BYTES_PER_TOKEN
-        return Need(bytes=budget * token_bytes, why=f"{budget:,} tokens", certain=certain, fewer=True)
+        certain = exact and of_text is not None and budget <= (text_bytes or 0) // _MAX_BYTES_PER_TOKEN
+        return SpaceNeed(bytes=budget * token_bytes, reason=f"{budget:,} tokens", certain=certain, is_from_budget=True)
     if text_bytes is None or of_text is None:
         return None
-    return Need(bytes=of_text * token_bytes, why=f"the tokens of {file_size(text_bytes)} of text", certain=False)
+    return SpaceNeed(bytes=of_text * token_bytes, reason=f"the tokens of {file_size(text_bytes)} of text", certain=False)
 
 
-def sft_need(text_bytes: int | None, *, token_bytes: int) -> Need | None:
+def sft_need(text_bytes: int | None, *, token_bytes: int) -> SpaceNeed | None:
     """Return the disk space that an SFT cache needs, or None if it is unknown.
 
     Tokens count twice, because for a time they are both in a temporary file (the spool) and in the splits.
@@ -83,22 +83,26 @@ def sft_need(text_bytes: int | None, *, token_bytes: int) -> Need | None:
     if text_bytes is None:
         return None
     tokens = text_bytes // BYTES_PER_TOKEN
-    return Need(
-        bytes=2 * tokens * token_bytes, why=f"the tokens of {file_size(text_bytes)} of text, twice while they are dealt out,", certain=False
+    return SpaceNeed(
+        bytes=2 * tokens * token_bytes,
+        reason=f"the tokens of {file_size(text_bytes)} of text, twice while they are dealt out,",
+        certain=False,
     )
 
 
-def corpus_need(text_bytes: int | None) -> Need | None:
+def corpus_need(text_bytes: int | None) -> SpaceNeed | None:
     """Return the disk space that a corpus needs, or None if it is unknown. Documents of a corpus are compressed.
 
     Signatures are not included, because their number is unknown.
     """
     if text_bytes is None:
         return None
-    return Need(bytes=int(text_bytes * _COMPRESSED), why=f"the documents of {file_size(text_bytes)} of text, compressed,", certain=False)
+    return SpaceNeed(
+        bytes=int(text_bytes * _COMPRESSED), reason=f"the documents of {file_size(text_bytes)} of text, compressed,", certain=False
+    )
 
 
-def require_room(target: Path, need: Need | None, *, log: Callable[[str], None]) -> None:
+def require_free_space(target: Path, need: SpaceNeed | None, *, log: Callable[[str], None]) -> None:
     """Check that `target` fits on the disk next to the directory that it replaces. Log a warning if it may not fit.
 
     The bytes of an unfinished build count as free, because that build is resumed or removed.
@@ -112,15 +116,15 @@ def require_room(target: Path, need: Need | None, *, log: Callable[[str], None])
     have = free + bytes_below(partial_directory(target))
     if need.bytes <= have:
         return
-    about = f"{need.why} take about {file_size(need.bytes)}, and {file_size(have)} are free"
+    about = f"{need.reason} take about {file_size(need.bytes)}, and {file_size(have)} are free"
     if need.certain:
-        fewer = ", or ask for fewer tokens" if need.fewer else ""
+        fewer = ", or ask for fewer tokens" if need.is_from_budget else ""
         raise NielsCacheError(f"{target}: {about}; {_ADVICE[errno.ENOSPC]}{fewer}")
     log(f"warning: {target} may not fit on its disk: {about}")
 
 
 @contextmanager
-def telling(need: Need | None) -> Iterator[None]:
+def explain_disk_full(need: SpaceNeed | None) -> Iterator[None]:
     """Add the needed disk space, if known, to the error if the block fails because the disk is full."""
     try:
         yield
@@ -128,10 +132,10 @@ def telling(need: Need | None) -> Iterator[None]:
         cause = error.__cause__
         if need is None or not isinstance(cause, OSError) or cause.errno not in _FULL:
             raise
-        raise NielsCacheError(f"{error}; {need.why} take about {file_size(need.bytes)} in all") from cause
+        raise NielsCacheError(f"{error}; {need.reason} take about {file_size(need.bytes)} in all") from cause
 
 
-def refusal(error: OSError, target: Path) -> str:
+def disk_error_message(error: OSError, target: Path) -> str:
     """Return a message for a disk error while `target` was written: the path, the system's reason, and advice."""
     where = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else target
     reason = error.strerror or str(error)
@@ -142,7 +146,7 @@ def refusal(error: OSError, target: Path) -> str:
 
 
 @contextmanager
-def naming(path: Path | str, *, writes: int | None = None) -> Iterator[None]:
+def name_path(path: Path | str, *, writes: int | None = None) -> Iterator[None]:
     """Add `path` to an OSError of the block that does not name a file.
 
     A system call on an open file does not know the name of the file.

@@ -18,13 +18,13 @@ from pathlib import Path
 
 from rich.filesize import decimal as file_size
 
-from niels_cache_assets.disk.build_lock import locked, state_of
+from niels_cache_assets.disk.build_lock import lock_target, state_of
 from niels_cache_assets.disk.journal import JOURNAL_NAME, SCRATCH_NAME, real_path
-from niels_cache_assets.disk.space import bytes_below, naming, refusal
+from niels_cache_assets.disk.space import bytes_below, disk_error_message, name_path
 from niels_cache_runtime.cache.opening import listed_files
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format import commit
-from niels_cache_runtime.format.commit import Busy, aside_path, partial_path, remove, sync, try_lock, writer_lock
+from niels_cache_runtime.format.commit import BusyError, hold_lock, old_path, partial_path, remove, sync, try_lock
 from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.format.meta_keys import check_form
@@ -59,11 +59,11 @@ def atomic_directory(target: str | Path, *, resumable: bool = False) -> Iterator
             build.
 
     Raises:
-        Busy: If another build of `target` is running.
+        BusyError: If another build of `target` is running.
         NielsCacheError: If the file system has no locks, if the parent of `target` is not writable, if the disk fails, or if `target` is a
             directory that contains names that caches do not have.
     """
-    with locked(target), staged(target, resumable=resumable) as partial:
+    with lock_target(target), staged(target, resumable=resumable) as partial:
         yield partial
 
 
@@ -91,22 +91,22 @@ def staged(
             yield partial
             _sync_tree(partial)
             check()
-            _take_place(partial, target)
+            _replace_target(partial, target)
             placed = True
             sync(target.parent)
         except OSError as error:
-            problem = refusal(error, target)  # before the written files are removed, because the message names the free space
+            problem = disk_error_message(error, target)  # before the written files are removed, because the message names the free space
             raise
         finally:
             if placed or not _is_resumable(partial, resumable):
                 with suppress(OSError):  # after a swap this is the old build; the next build removes it, or reports why it cannot
                     remove(partial)
-                    remove(_spare_journal(target))
+                    remove(_unused_journal_path(target))
     except OSError as error:
         stands = "the new cache is in place, but a power loss may undo that" if placed else state_of(target)
         left = 0 if placed or not _is_resumable(partial, resumable) else bytes_below(partial)
         kept = f"; {file_size(left)} of the unfinished build are kept, and the next run resumes from them" if left else ""
-        raise NielsCacheError(f"{problem or refusal(error, target)}; {stands}: {target}{kept}") from error
+        raise NielsCacheError(f"{problem or disk_error_message(error, target)}; {stands}: {target}{kept}") from error
 
 
 @contextmanager
@@ -134,7 +134,7 @@ def export_stage(folder: Path, stage: Path, *, kept: str, advice: str) -> Iterat
         try:
             yield stage
         except OSError as error:
-            raise NielsCacheError(f"{refusal(error, folder)}; {advice}") from error
+            raise NielsCacheError(f"{disk_error_message(error, folder)}; {advice}") from error
         finally:
             if not (stage / kept).exists():
                 shutil.rmtree(stage, ignore_errors=True)
@@ -153,12 +153,12 @@ def sweep_leftovers(target: str | Path, *, resumable: bool = True) -> None:
         resumable: Whether to keep an unfinished build that can be resumed.
     """
     target = real_path(target)
-    if not any(os.path.lexists(path) for path in (partial_path(target), aside_path(target), _spare_journal(target))):
+    if not any(os.path.lexists(path) for path in (partial_path(target), old_path(target), _unused_journal_path(target))):
         return
     try:
-        with writer_lock(target):
+        with hold_lock(target):
             _clear_leftovers(target, partial_path(target), resumable=resumable)
-    except Busy:
+    except BusyError:
         return
     except OSError as error:
         raise NielsCacheError(
@@ -172,11 +172,11 @@ def _is_resumable(partial: Path, wanted: bool) -> bool:
 
 def _clear_leftovers(target: Path, partial: Path, *, resumable: bool) -> None:
     """Remove the files of killed builds. The caller holds the lock, so no other build is running."""
-    aside = aside_path(target)
+    aside = old_path(target)
     if aside.exists() and not target.exists():
         os.rename(aside, target)  # a build was killed between the two renames, on a system without a swap
     remove(aside)
-    remove(_spare_journal(target))
+    remove(_unused_journal_path(target))
     if not _is_resumable(partial, resumable):
         remove(partial)
 
@@ -189,19 +189,19 @@ def _sync_tree(root: Path) -> None:
     """
     for folder, _, names in os.walk(root, topdown=False):
         for path in (Path(folder, name) for name in names):
-            with naming(path):
+            with name_path(path):
                 if os.stat(path).st_nlink == 1:
                     sync(path)
         sync(Path(folder))
 
 
-def _take_place(partial: Path, target: Path) -> None:
+def _replace_target(partial: Path, target: Path) -> None:
     """Replace the target with the staging directory, without the journal and the scratch folder.
 
     If this step fails or is interrupted, the journal and the scratch folder are put back. If the process is killed in this step, the next
     build starts from the beginning.
     """
-    spare, finished = _spare_journal(target), os.stat(partial).st_ino
+    spare, finished = _unused_journal_path(target), os.stat(partial).st_ino
     for unfinished in partial.glob(f"{JOURNAL_NAME}.*"):
         unfinished.unlink()
     try:
@@ -211,7 +211,7 @@ def _take_place(partial: Path, target: Path) -> None:
                 os.rename(partial / name, spare / name)
         sync(partial)
         sync(partial.parent)
-        commit.take_place(partial, target)
+        commit.replace_folder(partial, target)
     except BaseException:
         # If an interrupt came after the swap, `partial` is the old cache.
         if partial.exists() and os.stat(partial).st_ino == finished:
@@ -222,5 +222,5 @@ def _take_place(partial: Path, target: Path) -> None:
         raise
 
 
-def _spare_journal(target: Path) -> Path:
+def _unused_journal_path(target: Path) -> Path:
     return target.parent / f".{target.name}.journal"

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from niels_cache_assets.base.processes import signals_afterwards
-from niels_cache_assets.disk.space import naming
+from niels_cache_assets.base.processes import delay_signals
+from niels_cache_assets.disk.space import name_path
 from niels_cache_assets.disk.writers import Files, add_file, sync_and_close
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, Ints
@@ -44,11 +44,11 @@ def _finish_importing() -> None:
     """
     import pyarrow as pa
 
-    with signals_afterwards():
+    with delay_signals():
         pa.array([], pa.int64())
 
 
-class TableFile:
+class ParquetWriter:
     """A Parquet file with these columns, compressed with zstd."""
 
     def __init__(self, root: Path, relative: str, columns: Mapping[str, str], files: Files) -> None:
@@ -68,12 +68,12 @@ class TableFile:
 
     def write_table(self, table: pa.Table) -> None:
         """Append a table with the same schema as one row group."""
-        with naming(self._path):
+        with name_path(self._path):
             self._writer.write_table(table)
 
     def seal(self) -> None:
         """Write the footer, and close the file."""
-        with naming(self._path):
+        with name_path(self._path):
             self._writer.close()
         sync_and_close(self._file)
         add_file(self._path, self._relative, self._files)
@@ -86,7 +86,7 @@ class TableFile:
 
 
 @contextmanager
-def closing_table(table: TableFile) -> Iterator[TableFile]:
+def closing_table(table: ParquetWriter) -> Iterator[ParquetWriter]:
     """Seal the table at the end of the block, or abandon it if the block fails."""
     try:
         yield table
@@ -96,7 +96,7 @@ def closing_table(table: TableFile) -> Iterator[TableFile]:
     table.seal()
 
 
-class Table(NamedTuple):
+class LineageFile(NamedTuple):
     """A Parquet file of lineage.
 
     Attributes:
@@ -127,7 +127,7 @@ class Table(NamedTuple):
             yield parquet
 
 
-def tables(path: Path) -> list[Table]:
+def lineage_files(path: Path) -> list[LineageFile]:
     """Return the Parquet files of a lineage, in order.
 
     Usually this is `path` itself. If the split was joined from parts, it is one file for each part with documents, in a folder named like
@@ -139,13 +139,13 @@ def tables(path: Path) -> list[Table]:
     """
     folder, meta = path.with_suffix(""), path.with_name(META_NAME)
     if path.exists() or not folder.is_dir():
-        return [Table(path, None)]
+        return [LineageFile(path, None)]
     split = folder.name.partition("_")[0]
     parts = read_meta(str(meta)).get("parts")
     if not isinstance(parts, list):
         raise NielsCacheError(f"{meta}: does not list the parts of {folder.name}; rebuild this data set")
     counted = [(part["name"], part["documents"][split]) for part in parts]
-    return [Table(folder / f"{name}{path.suffix}", documents) for name, documents in counted if documents]
+    return [LineageFile(folder / f"{name}{path.suffix}", documents) for name, documents in counted if documents]
 
 
 def rows_of(parquet: pq.ParquetFile, ordinals: Ints, columns: Sequence[str], *, first: int = 0) -> Iterator[tuple[Ints, pa.Table]]:

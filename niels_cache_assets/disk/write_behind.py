@@ -9,8 +9,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Self
 
-_MOST_BYTES = 16 << 20
-_MOST_WRITES = 8
+_MAX_BYTES = 16 << 20
+_MAX_WRITES = 8
 
 
 class WriteBehind:
@@ -33,7 +33,7 @@ class WriteBehind:
 
     def submit(self, write: Callable[[], None], *, size: int) -> None:
         """Queue a write of `size` bytes. Wait while the queue is full. The error of an earlier write is raised here."""
-        while self._waiting and (self._waiting[0][0].done() or len(self._waiting) >= _MOST_WRITES or self._bytes + size > _MOST_BYTES):
+        while self._waiting and (self._waiting[0][0].done() or len(self._waiting) >= _MAX_WRITES or self._bytes + size > _MAX_BYTES):
             self._next()
         self._waiting.append((self._executor.submit(self._run, write), size))
         self._bytes += size

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from niels_cache_assets.disk.space import naming
+from niels_cache_assets.disk.space import name_path
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import shard_name
 from niels_cache_runtime.format.meta import sha256_file
@@ -76,7 +76,7 @@ class GrowingFile:
         return self._hash.hexdigest()
 
     def append(self, data: memoryview | bytes) -> None:
-        with naming(self.path, writes=len(data)):
+        with name_path(self.path, writes=len(data)):
             self.file.write(data)
         self._hash.update(data[max(0, self._header - self.bytes) :])
         self.bytes += len(data)
@@ -84,7 +84,7 @@ class GrowingFile:
     def checkpoint(self, sizes: Sizes) -> None:
         """Flush the written bytes to disk (fsync), and add their number and their hash to `sizes`."""
         if self._on_disk != self.bytes:
-            with naming(self.path):
+            with name_path(self.path):
                 self.file.flush()
                 os.fsync(self.file.fileno())
             self._on_disk = self.bytes
@@ -215,7 +215,7 @@ def add_file(path: Path, relative: str, files: Files) -> None:
 
 def sync_and_close(file: BinaryIO) -> None:
     """Flush a file to disk (fsync), and close it. Call this before any record refers to the bytes of the file."""
-    with naming(file.name):
+    with name_path(file.name):
         file.flush()
         os.fsync(file.fileno())
         file.close()

@@ -20,9 +20,9 @@ from typing import Any, Literal
 
 from niels_cache_assets.base.documents import DocumentBatch
 from niels_cache_assets.corpus.prepared import PreparedCorpus, document_files, open_documents
-from niels_cache_assets.disk.journal import write_whole
+from niels_cache_assets.disk.journal import write_atomically
 from niels_cache_assets.disk.staging import export_stage
-from niels_cache_assets.disk.table_file import TableFile, closing_table
+from niels_cache_assets.disk.table_file import ParquetWriter, closing_table
 from niels_cache_assets.disk.writers import Files, HashedFile
 from niels_cache_assets.sources.reading.keep import kept_values
 from niels_cache_assets.sources.types import StreamContext
@@ -95,7 +95,7 @@ class TextExport:
         """
         with self._staged() as stage:
             files, old = self._state(stage)
-            done = [*takewhile(lambda entry: _is_whole(stage, entry) or (old and self._is_placed(entry)), files)]
+            done = [*takewhile(lambda entry: _is_whole(stage, entry) or (old and self._is_moved(entry)), files)]
             if not force and (existing := [path for path in self.existing() if path.name not in old]):
                 raise NielsCacheError(f"{existing[0]}: is there already; choose another place, or replace it with --force")
             if not done:
@@ -111,7 +111,7 @@ class TextExport:
             manifest = {**self.identity, "documents": total, "bytes": sum(entry["bytes"] for entry in done), "files": done}
             old = [*dict.fromkeys((self.manifest.name, *self._listed(), *old))]
             self._record(stage, done, placing=old)
-            self._place(stage, manifest, done, old)
+            self._move_files(stage, manifest, done, old)
         return manifest
 
     def _files(self, stage: Path, done: Sequence[dict[str, Any]], progress: Callable[[int, int], None] | None) -> Iterator[dict[str, Any]]:
@@ -123,14 +123,14 @@ class TextExport:
         def numbered() -> Iterator[tuple[int, DocumentBatch]]:
             """Yield each batch with the number of its file."""
             for batch in self.prepared.stream(context):
-                assert context.report.place is not None
-                yield bisect_left(ends, context.report.place["row"]), batch
+                assert context.report.position is not None
+                yield bisect_left(ends, context.report.position["row"]), batch
 
         groups = groupby(numbered(), key=itemgetter(0))
         group = next(groups, None)
         for number, name in [*enumerate(self.names())][len(done) :]:
             files, documents, characters = Files(), 0, 0
-            columns = {**COLUMNS, **{name: stored_as(kind) for name, kind in kinds.items()}}
+            columns = {**COLUMNS, **{name: column_type(kind) for name, kind in kinds.items()}}
             (stage / name).unlink(missing_ok=True)  # the beginning that a killed export has left
             with closing_table(_TABLES[self.file_type](stage, name, columns, files)) as table:
                 if group is not None and group[0] == number:
@@ -144,7 +144,7 @@ class TextExport:
             before += documents
             yield {"name": name, "documents": documents, "characters": characters, **files[name]}
 
-    def _place(self, stage: Path, manifest: dict[str, Any], done: Sequence[dict[str, Any]], old: Sequence[str]) -> None:
+    def _move_files(self, stage: Path, manifest: dict[str, Any], done: Sequence[dict[str, Any]], old: Sequence[str]) -> None:
         """Move all files to their destination, the manifest last. A killed export does this again from its state."""
         self.manifest.unlink(missing_ok=True)  # without a manifest, nothing looks finished
         for entry in done:
@@ -187,7 +187,7 @@ class TextExport:
         except (OSError, ValueError, LookupError, TypeError):
             return [], []
 
-    def _is_placed(self, entry: dict[str, Any]) -> bool:
+    def _is_moved(self, entry: dict[str, Any]) -> bool:
         return _is_whole(self.folder, entry) and sha256_file(self.folder / entry["name"]) == entry["sha256"]
 
     def _record(self, stage: Path, done: Sequence[dict[str, Any]], *, placing: Sequence[str] = ()) -> None:
@@ -209,7 +209,7 @@ class TextExport:
 
 
 class _LinesFile:
-    """A file of JSON Lines, compressed with zstd, with the interface of a TableFile."""
+    """A file of JSON Lines, compressed with zstd, with the interface of a ParquetWriter."""
 
     def __init__(self, root: Path, relative: str, columns: Mapping[str, str], files: Files) -> None:
         import zstandard
@@ -230,7 +230,7 @@ class _LinesFile:
         self._file.abandon()
 
 
-_TABLES: dict[FileType, Any] = {"jsonl.zst": _LinesFile, "parquet": TableFile}
+_TABLES: dict[FileType, Any] = {"jsonl.zst": _LinesFile, "parquet": ParquetWriter}
 
 
 def _columns(batch: DocumentBatch, kinds: Kinds) -> list[list[Any]]:
@@ -238,7 +238,7 @@ def _columns(batch: DocumentBatch, kinds: Kinds) -> list[list[Any]]:
     documents = [*batch]
     columns = [[getattr(each, name) for each in documents] for name in _FIELDS]
     kept = [kept_values(each.kept) for each in documents] if kinds else []
-    return columns + [[as_kind(values.get(name), kind) for values in kept] for name, kind in kinds.items()]
+    return columns + [[convert_to_kind(values.get(name), kind) for values in kept] for name, kind in kinds.items()]
 
 
 def kinds_of_kept(files: Iterable[Path], keep: Sequence[str]) -> Kinds:
@@ -262,12 +262,12 @@ def kinds_of_kept(files: Iterable[Path], keep: Sequence[str]) -> Kinds:
     return {name: _common(kinds) for name, kinds in found.items()}
 
 
-def stored_as(kind: Kind) -> str:
+def column_type(kind: Kind) -> str:
     """Return the type of a column of this kind, for `arrow_schema`."""
     return "string" if kind in ("json", "any") else kind
 
 
-def as_kind(value: Any, kind: Kind) -> Any:
+def convert_to_kind(value: Any, kind: Kind) -> Any:
     """Return a value in the form that a column of this kind stores."""
     return json.dumps(value, ensure_ascii=False) if kind == "json" and value is not None else value
 
@@ -301,7 +301,7 @@ def _ends(sources: Sequence[Path]) -> list[int]:
 
 
 def _write_json(path: Path, value: Any) -> None:
-    write_whole(path, f"{json.dumps(value, indent=1, ensure_ascii=False)}\n".encode())
+    write_atomically(path, f"{json.dumps(value, indent=1, ensure_ascii=False)}\n".encode())
 
 
 def _is_whole(stage: Path, entry: dict[str, Any]) -> bool:

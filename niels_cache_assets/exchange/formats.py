@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from niels_cache_assets.exchange import datatrove, llmc, megatron, nanogpt, npy, olmo
-from niels_cache_assets.exchange.replacing import Place
+from niels_cache_assets.exchange.replacing import ExportTarget
 from niels_cache_assets.exchange.splits import ExportSplit, open_export_split
 from niels_cache_assets.exchange.writing import ExportPlan, Unit, list_unit
 from niels_cache_runtime.errors import NielsCacheError
@@ -36,8 +36,8 @@ class ExportSettings:
     link: megatron.Link = "copy"
 
 
-def _listed(name: str, split: Split, settings: ExportSettings) -> Place:
-    return Place(list_name=f"{name}_{split}.{settings.format}.files")
+def _listed(name: str, split: Split, settings: ExportSettings) -> ExportTarget:
+    return ExportTarget(list_name=f"{name}_{split}.{settings.format}.files")
 
 
 def _of_data_set(name: str, settings: ExportSettings) -> tuple[Path, str]:
@@ -56,18 +56,19 @@ class _Format:
         units: Returns the files of a split, each with at most this many bytes of tokens.
         max_bytes: The default of this maximum, in bytes. A format without a default has one file for each split.
         max_tokens: The default of this maximum, in tokens.
-        place: Returns where a split goes. This depends only on the settings, so an older export is replaced even if the split is empty now.
+        target: Returns where a split goes. This depends only on the settings, so an older export is replaced even if the split is empty
+        now.
         label: Returns the folder of the files, and what distinguishes exports to this folder.
-        told: Returns notes for the user, and lines of code for the other project.
+        notes_and_lines: Returns notes for the user, and lines of code for the other project.
         eot: Where EOT is.
     """
 
     units: Callable[[ExportSplit, int, ExportSettings], list[Unit]]
     max_bytes: int = 0
     max_tokens: int = 0
-    place: Callable[[str, Split, ExportSettings], Place] = _listed
+    target: Callable[[str, Split, ExportSettings], ExportTarget] = _listed
     label: Callable[[str, ExportSettings], tuple[Path, str]] = _of_data_set
-    told: Callable[[Sequence[ExportSplit], ExportSettings], tuple[list[str], list[str]]] = _nothing
+    notes_and_lines: Callable[[Sequence[ExportSplit], ExportSettings], tuple[list[str], list[str]]] = _nothing
     eot: str = "is after each document, as in the cache"
 
 
@@ -77,14 +78,14 @@ _FORMATS = {
             split, stem=_stem(split.split, settings), key=settings.key, max_bytes=most, link=settings.link
         ),
         max_bytes=megatron.MAX_BYTES,
-        place=lambda name, split, settings: Place(list_name=megatron.list_name(_stem(split, settings), settings.key)),
+        target=lambda name, split, settings: ExportTarget(list_name=megatron.list_name(_stem(split, settings), settings.key)),
         label=lambda name, settings: (settings.out.parent, f"{settings.out.name}.megatron"),
     ),
     "nanogpt": _Format(
         units=lambda split, most, settings: nanogpt.units(split),
-        place=lambda name, split, settings: Place(names=(nanogpt.file_name(split),)),
+        target=lambda name, split, settings: ExportTarget(names=(nanogpt.file_name(split),)),
         label=lambda name, settings: (settings.out, "nanogpt"),  # nanoGPT's files have the same names for each data set
-        told=lambda splits, settings: (
+        notes_and_lines=lambda splits, settings: (
             [nanogpt.vocabulary_note(_vocab_size(splits))],
             nanogpt.lines(_vocab_size(splits), splits[0].dtype),
         ),
@@ -92,14 +93,14 @@ _FORMATS = {
     "llmc": _Format(
         units=lambda split, most, settings: llmc.units(split, max_bytes=most),
         max_tokens=llmc.SHARD_TOKENS,
-        told=lambda splits, settings: ([llmc.WIDE_NOTE] if splits[0].dtype != TOKEN_DTYPE else [], []),
+        notes_and_lines=lambda splits, settings: ([llmc.WIDE_NOTE] if splits[0].dtype != TOKEN_DTYPE else [], []),
         eot="is before each document, as llm.c reads it; in the cache it is after each",
     ),
     "datatrove": _Format(units=lambda split, most, settings: datatrove.units(split, max_bytes=most), max_bytes=datatrove.MAX_BYTES),
     "olmo": _Format(
         units=lambda split, most, settings: olmo.units(split, max_bytes=most),
         max_bytes=olmo.MAX_BYTES,
-        told=lambda splits, settings: (
+        notes_and_lines=lambda splits, settings: (
             olmo.notes(splits, _vocab_size(splits)),
             olmo.lines(settings.out, splits, _vocab_size(splits)),
         ),
@@ -107,7 +108,7 @@ _FORMATS = {
     "npy": _Format(
         units=lambda split, most, settings: npy.units(split, max_bytes=most),
         max_tokens=npy.SHARD_TOKENS,
-        told=lambda splits, settings: ([npy.READERS_NOTE], []),
+        notes_and_lines=lambda splits, settings: ([npy.READERS_NOTE], []),
     ),
 }
 FORMATS = tuple(_FORMATS)
@@ -135,17 +136,17 @@ def plan_export(name: str, directory: Path, settings: ExportSettings) -> ExportP
     units: list[Unit] = []
     for split in splits:
         files = format.units(split, max_bytes, settings)
-        list_name = format.place(name, split.split, settings).list_name
+        list_name = format.target(name, split.split, settings).list_name
         units += files if list_name is None else [*files, list_unit(list_name, files)]
     is_empty = [f"{split.split} is empty, so no file is written for it" for split in opened if not split.tokens]
-    notes, lines = format.told(splits, settings)
+    notes, lines = format.notes_and_lines(splits, settings)
     folder, label = format.label(name, settings)
     plan = ExportPlan(
         folder=folder,
         label=label,
         splits=tuple(splits),
         units=tuple(units),
-        places=tuple(format.place(name, split.split, settings) for split in opened),
+        places=tuple(format.target(name, split.split, settings) for split in opened),
         notes=(_eot_note(format, splits[0]), *is_empty, *notes),
         lines=tuple(lines),
     )

@@ -20,11 +20,11 @@ import pyarrow as pa
 from datasets import Dataset, NamedSplit
 from datasets.table import InMemoryTable
 
-from niels_cache_assets.base.choices import refuse_choice
+from niels_cache_assets.base.choices import raise_unknown_choice
 from niels_cache_assets.project.registry import cache_root, load_registry
 from niels_cache_runtime import NielsCacheError, open_cache
 from niels_cache_runtime.cache.checks import check_positive
-from niels_cache_runtime.cache.opening import check_same_id
+from niels_cache_runtime.cache.opening import check_same_build_id
 from niels_cache_runtime.cache.sft import example_target_mask, resolve_id
 from niels_cache_runtime.cache.targets import map_targets
 from niels_cache_runtime.catalog import Cache, CacheDataset, CacheSplit, TokenStream
@@ -75,14 +75,14 @@ def to_hf_dataset(name: str, *, split: str = "train", T: int | None = None, cach
             if the split is unknown, or if T is below 1 or longer than a pretrain split.
     """
     if split not in SPLITS:
-        refuse_choice(name, "no split", split, SPLITS)
+        raise_unknown_choice(name, "no split", split, SPLITS)
     if T is not None:
         check_positive("T", T)
     cache = open_cache(cache_root(load_registry()) if cache_dir is None else cache_dir)
     found = _find(cache, name)
     opened = found.train if split == "train" else found.val
     root = str(Path(cache.root).absolute())
-    place = _Place(root=root, family=found.family, name=found.name, split=opened.split, T=T, build=build_id(found.meta))
+    place = _TableOrigin(root=root, family=found.family, name=found.name, split=opened.split, T=T, build=build_id(found.meta))
     table = _CacheTable(_arrow(opened, T), place)
     known = [_FORM, _content_of(found), found.meta.get("tokenizer_sha256"), found.family, split, T]
     fingerprint = sha256_text(" ".join(map(str, known)))[:16]
@@ -117,7 +117,7 @@ def _find(cache: Cache, name: str) -> CacheDataset:
     if len(holding) > 1:
         raise NielsCacheError(f"{cache.root}: {name!r} is in both families; write {' or '.join(f'{family}/{name}' for family in holding)}")
     if not holding:
-        refuse_choice(cache.root, "no data set", name, [name for datasets in families.values() for name in datasets])
+        raise_unknown_choice(cache.root, "no data set", name, [name for datasets in families.values() for name in datasets])
     return families[holding[0]][name]
 
 
@@ -185,7 +185,7 @@ def _values(tokens: Tokens) -> pa.Array:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Place:
+class _TableOrigin:
     """Where the columns of a table are read from, and the build that they belong to."""
 
     root: str
@@ -197,9 +197,12 @@ class _Place:
 
 
 class _CacheTable(InMemoryTable):
-    """A table that is pickled without its content, only with its `_Place`. A part that `datasets` cuts from it is an ordinary table."""
+    """A table that is pickled without its content, only with its `_TableOrigin`.
 
-    def __init__(self, table: pa.Table, place: _Place) -> None:
+    A part that `datasets` cuts from it is an ordinary table.
+    """
+
+    def __init__(self, table: pa.Table, place: _TableOrigin) -> None:
         super().__init__(table)
         self.place = place
 
@@ -210,9 +213,9 @@ class _CacheTable(InMemoryTable):
         return {"place": self.place, "metadata": self.table.schema.metadata}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        place: _Place = state["place"]
+        place: _TableOrigin = state["place"]
         dataset = CacheDataset(place.root, place.family, place.name)
-        check_same_id(dataset.folder, opened=place.build, reopened=build_id(dataset.meta))
+        check_same_build_id(dataset.folder, opened=place.build, reopened=build_id(dataset.meta))
         table = _arrow(dataset.train if place.split == "train" else dataset.val, place.T)
         self.__init__(table.replace_schema_metadata(state["metadata"]), place)  # type: ignore[misc]
 

@@ -17,10 +17,10 @@ import numpy as np
 from niels_cache_assets.base.defaults import ROLE_KEYS
 from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.build_cache import CODE_VERSIONS
-from niels_cache_assets.build_cache.base import chosen_token_dtype, token_dtype_identity
+from niels_cache_assets.build_cache.base import choose_token_dtype, token_dtype_identity
 from niels_cache_assets.build_cache.pretrain_writer import LINEAGE
 from niels_cache_assets.disk.lineage_files import LineageWriter
-from niels_cache_assets.disk.space import Need, require_room, telling
+from niels_cache_assets.disk.space import SpaceNeed, explain_disk_full, require_free_space
 from niels_cache_assets.disk.staging import atomic_directory
 from niels_cache_assets.disk.writers import Files, NpyWriter, ShardWriter, require_shard_bytes
 from niels_cache_runtime.cache.mmap import map_doc_ends
@@ -45,7 +45,7 @@ from niels_cache_runtime.format.meta import Meta, content_sha256, write_meta
 from niels_cache_runtime.megatron.indexed import IndexedDataset
 from niels_cache_runtime.verify import verify_dataset
 
-Progress = Callable[[str, int, int], None]  # "looking at", "importing" or "verifying"; bytes done, bytes in total
+OnImportProgress = Callable[[str, int, int], None]  # "looking at", "importing" or "verifying"; bytes done, bytes in total
 
 _DOCUMENTS = 1 << 16  # number of documents that are processed together
 _TOKENS = 1 << 18
@@ -85,7 +85,7 @@ def import_megatron(
     vocabulary: Vocabulary,
     shard_bytes: int,
     token_dtype: str | None = None,
-    progress: Progress | None = None,
+    progress: OnImportProgress | None = None,
 ) -> Meta:
     """Build the cache `out_dir` from one PREFIX for each split, and return its meta.json.
 
@@ -117,9 +117,9 @@ def import_megatron(
     dtype = TOKEN_DTYPES[dtype_name]
     require_shard_bytes(shard_bytes, dtype)
     tokens = sum(len(indexed.tokens) for indexed in opened.values())
-    need = Need(bytes=tokens * dtype.itemsize, why=f"{tokens:,} tokens", certain=True)
-    require_room(Path(out_dir), need, log=lambda message: None)
-    with telling(need), atomic_directory(out_dir) as partial:
+    need = SpaceNeed(bytes=tokens * dtype.itemsize, reason=f"{tokens:,} tokens", certain=True)
+    require_free_space(Path(out_dir), need, log=lambda message: None)
+    with explain_disk_full(need), atomic_directory(out_dir) as partial:
         files: Files = {}
         counts: dict[Split, _Counts] = {}
         done = 0
@@ -194,12 +194,12 @@ def _open(prefix: str | Path) -> IndexedDataset:
 
 
 def _dtype_name(
-    opened: Mapping[Split, IndexedDataset], vocabulary: Vocabulary, wanted: str | None, total: int, progress: Progress | None
+    opened: Mapping[Split, IndexedDataset], vocabulary: Vocabulary, wanted: str | None, total: int, progress: OnImportProgress | None
 ) -> str:
     """Return the name of the dtype of the new cache's tokens. Tokens are read only if nothing else decides it."""
     if vocabulary.vocab_size is not None:
-        return chosen_token_dtype(vocabulary.vocab_size, wanted)
-    least = chosen_token_dtype((vocabulary.eot or 0) + 1, wanted)
+        return choose_token_dtype(vocabulary.vocab_size, wanted)
+    least = choose_token_dtype((vocabulary.eot or 0) + 1, wanted)
     narrow = max_vocab_size(TOKEN_DTYPE) - 1
     if wanted is not None or TOKEN_DTYPES[least] != TOKEN_DTYPE:
         return least
@@ -209,7 +209,7 @@ def _dtype_name(
             continue
         for tokens in _blocks(indexed):
             if tokens.max() > narrow:
-                return chosen_token_dtype(MAX_VOCAB_SIZE, None)
+                return choose_token_dtype(MAX_VOCAB_SIZE, None)
             done += tokens.nbytes
             if progress is not None:
                 progress("looking at", done, total)
@@ -245,7 +245,7 @@ class _SplitWriter:
         try:
             for block in _blocks(indexed):
                 tokens = _as_tokens(block, indexed, vocabulary, counts.tokens, dtype=self._dtype)
-                _look_at(tokens, ends, vocabulary.eot, counts)
+                _count_eot(tokens, ends, vocabulary.eot, counts)
                 self._shards.write(tokens)
                 counts.tokens += len(tokens)
                 yield block.nbytes
@@ -306,7 +306,7 @@ def _as_tokens(tokens: Array, indexed: IndexedDataset, vocabulary: Vocabulary, p
     return tokens.astype(dtype)
 
 
-def _look_at(tokens: Tokens, ends: Uints, eot: int | None, counts: _Counts) -> None:
+def _count_eot(tokens: Tokens, ends: Uints, eot: int | None, counts: _Counts) -> None:
     """Count EOT in `tokens`, which are the next tokens of the split."""
     begin = counts.tokens
     first, stop = ends.searchsorted(np.array([begin + 1, begin + len(tokens) + 1], dtype=np.uint64))

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from niels_cache_assets.base.processes import signals_afterwards
+from niels_cache_assets.base.processes import delay_signals
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import sync
 from niels_cache_runtime.format.safe_open import link_problem, name_problem, read_regular
@@ -21,11 +21,11 @@ from niels_cache_runtime.format.safe_open import link_problem, name_problem, rea
 NEW, OLD = "new", "old"  # folders in the stage: NEW has complete files to be moved, OLD the replaced files
 _PLACED = "placed"  # a file in the stage: it lists the files that are being moved, a line of JSON each
 
-_MOST_LIST_BYTES = 1 << 26
+_MAX_LIST_BYTES = 1 << 26
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class ExportTarget:
     """The file names of a split in the export's folder. An empty split has them, too.
 
     All names are relative to the export's folder, with slashes.
@@ -50,15 +50,15 @@ class Place:
         return [name for name in names if os.path.lexists(folder / name)]
 
 
-def list_of(names: Sequence[str]) -> bytes:
-    """Return the content of a list of files (`Place.list_name`)."""
+def encode_file_list(names: Sequence[str]) -> bytes:
+    """Return the content of a list of files (`ExportTarget.list_name`)."""
     return "".join(f"{name}\n" for name in names).encode()
 
 
 def _read_list(path: Path) -> list[str]:
     """Return the names in a list. Raise NielsCacheError for any other file, so that only files of an export are ever deleted."""
     try:
-        names = read_regular(path, most_bytes=_MOST_LIST_BYTES).decode().splitlines()
+        names = read_regular(path, most_bytes=_MAX_LIST_BYTES).decode().splitlines()
     except (OSError, ValueError) as error:
         raise NielsCacheError(f"{path}: cannot be read as the list of an export's files; choose another place") from error
     for name in names:
@@ -79,7 +79,7 @@ def _is_below(name: str) -> bool:
     return name_problem(name) is None and name.count("/") <= 1 and not any(part.startswith(".") for part in name.split("/"))
 
 
-def left_behind(folder: Path, stage: Path) -> set[str]:
+def leftover_files(folder: Path, stage: Path) -> set[str]:
     """Return the names of the files that a killed export left in the folder while it moved files there.
 
     Files that have changed since then are left out.
@@ -92,9 +92,9 @@ def left_behind(folder: Path, stage: Path) -> set[str]:
     return {name for name, identity in named if _is_below(name) and os.path.lexists(folder / name) and _identity(folder / name) == identity}
 
 
-def take_back(folder: Path, stage: Path) -> None:
+def remove_leftovers(folder: Path, stage: Path) -> None:
     """Remove the files that a killed export left in the folder. The next export writes all of them again."""
-    for name in left_behind(folder, stage):
+    for name in leftover_files(folder, stage):
         os.unlink(folder / name)
 
 
@@ -104,7 +104,7 @@ def _identity(path: Path) -> list[int]:
     return [found.st_ino, found.st_size, found.st_mtime_ns]
 
 
-def _note_placed(stage: Path, names: Sequence[str]) -> None:
+def _record_moved_files(stage: Path, names: Sequence[str]) -> None:
     lines = [json.dumps([name, *_identity(stage / NEW / name)]) for name in names]
     with open(stage / _PLACED, "w", encoding="utf-8") as file:
         file.write("".join(f"{line}\n" for line in lines))
@@ -113,12 +113,12 @@ def _note_placed(stage: Path, names: Sequence[str]) -> None:
     sync(stage)
 
 
-def exchange(folder: Path, stage: Path, *, older: Sequence[str], names: Sequence[str]) -> None:
+def swap_files(folder: Path, stage: Path, *, older: Sequence[str], names: Sequence[str]) -> None:
     """Replace the files of an older export, then delete them.
 
     The files `older` are moved from the folder to stage/OLD, last name first, and the files `names` from stage/NEW into the folder. SIGINT
     and SIGTERM are handled afterwards. If the process is killed in between, the folder has some of the old files or some of the new files,
-    but never both. The missing old files are then in stage/OLD, and `left_behind` returns the names of the new files in the folder.
+    but never both. The missing old files are then in stage/OLD, and `leftover_files` returns the names of the new files in the folder.
 
     Args:
         folder: The folder of the export.
@@ -132,9 +132,9 @@ def exchange(folder: Path, stage: Path, *, older: Sequence[str], names: Sequence
     moved: list[str] = []
     placed: list[str] = []
     made: list[Path] = []
-    with signals_afterwards():
+    with delay_signals():
         try:
-            _note_placed(stage, names)
+            _record_moved_files(stage, names)
             for name in reversed(older):
                 (stage / OLD / name).parent.mkdir(parents=True, exist_ok=True)
                 os.rename(folder / name, stage / OLD / name)

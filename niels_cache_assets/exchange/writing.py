@@ -12,14 +12,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from niels_cache_assets.disk.space import Need, naming, require_room, telling
+from niels_cache_assets.disk.space import SpaceNeed, explain_disk_full, name_path, require_free_space
 from niels_cache_assets.disk.staging import export_stage
-from niels_cache_assets.exchange.replacing import NEW, OLD, Place, exchange, left_behind, list_of, take_back
+from niels_cache_assets.exchange.replacing import NEW, OLD, ExportTarget, encode_file_list, leftover_files, remove_leftovers, swap_files
 from niels_cache_assets.exchange.splits import ExportSplit
 from niels_cache_runtime.errors import NielsCacheError
 
 OnBytes = Callable[[int], None]  # takes the number of bytes written since the last call
-Progress = Callable[[int, int], None]  # bytes written, bytes in total
+OnExportProgress = Callable[[int, int], None]  # bytes written, bytes in total
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ class ExportPlan:
     label: str
     splits: tuple[ExportSplit, ...]
     units: tuple[Unit, ...]
-    places: tuple[Place, ...]
+    places: tuple[ExportTarget, ...]
     notes: tuple[str, ...]
     lines: tuple[str, ...] = ()
 
@@ -109,7 +109,7 @@ class ExportPlan:
 
         If only a list of files remains, return an empty list.
         """
-        behind = left_behind(self.folder, self.stage)
+        behind = leftover_files(self.folder, self.stage)
         names = [name for name in self.older() if name not in behind]
         return names if set(names) - self._lists else []
 
@@ -125,7 +125,7 @@ class ExportPlan:
             raise NielsCacheError(f"{self.folder / existing[0]}: is there already{more}; choose another place, or replace it with --force")
 
 
-def write_export(plan: ExportPlan, *, force: bool = False, progress: Progress | None = None) -> None:
+def write_export(plan: ExportPlan, *, force: bool = False, progress: OnExportProgress | None = None) -> None:
     """Write the plan's files. After an error, the older files are unchanged.
 
     Args:
@@ -147,9 +147,9 @@ def write_export(plan: ExportPlan, *, force: bool = False, progress: Progress | 
         if progress is not None:
             progress(done, total)
 
-    need = Need(bytes=total, why="its files", certain=True)
-    with telling(need), _staging(plan.folder, plan.stage, force=force) as stage:
-        require_room(plan.folder, need, log=lambda message: None)  # the new files are on disk in addition to the older export
+    need = SpaceNeed(bytes=total, reason="its files", certain=True)
+    with explain_disk_full(need), _staging(plan.folder, plan.stage, force=force) as stage:
+        require_free_space(plan.folder, need, log=lambda message: None)  # the new files are on disk in addition to the older export
         for unit in plan.units:
             unit.write(stage / NEW, on_bytes)
         for file in plan.files:
@@ -162,7 +162,7 @@ def write_export(plan: ExportPlan, *, force: bool = False, progress: Progress | 
             plan.require_free()
         names = [file.name for file in plan.files]
         # Lists are moved first and removed last, so the next export finds the files of a killed export. An index comes after its tokens.
-        exchange(plan.folder, stage, older=plan.older(), names=sorted(names, key=lambda name: name not in plan._lists))
+        swap_files(plan.folder, stage, older=plan.older(), names=sorted(names, key=lambda name: name not in plan._lists))
     if progress is not None:
         progress(total, total)
 
@@ -172,7 +172,7 @@ def _write_file(path: Path, blocks: Iterable[bytes], on_bytes: OnBytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "wb") as file:
         for block in blocks:
-            with naming(path, writes=len(block)):
+            with name_path(path, writes=len(block)):
                 file.write(block)
             on_bytes(len(block))
         file.flush()
@@ -195,7 +195,7 @@ def unit_of(*files: tuple[PlannedFile, Callable[[], Iterable[bytes]]]) -> Unit:
 
 def list_unit(list_name: str, units: Iterable[Unit]) -> Unit:
     """Return a unit with one file: the list of the files of `units`."""
-    content = list_of([file.name for unit in units for file in unit.files])
+    content = encode_file_list([file.name for unit in units for file in unit.files])
     return unit_of((PlannedFile(name=list_name, bytes=len(content)), lambda: [content]))
 
 
@@ -205,7 +205,7 @@ def _staging(folder: Path, stage: Path, *, force: bool) -> Iterator[Path]:
     with export_stage(folder, stage, kept=OLD, advice="the export was stopped"):
         if (stage / OLD).exists() and not force:
             raise NielsCacheError(f"{stage / OLD}: holds files of an older export; put them back, or delete them with --force")
-        take_back(folder, stage)
+        remove_leftovers(folder, stage)
         _empty(stage)
         (stage / NEW).mkdir()
         yield stage

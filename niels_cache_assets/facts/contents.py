@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from niels_cache_assets.base.wording import UNKNOWN, counted, share_of
+from niels_cache_assets.base.wording import UNKNOWN, format_count, format_share
 from niels_cache_assets.streaming.splits import UNLIMITED
 from niels_cache_runtime.format.layout import SPLITS, Split
 from niels_cache_runtime.format.meta import Meta, content_sha256
@@ -41,7 +41,7 @@ def all_counts(meta: Meta) -> dict[str, int]:
     return counts
 
 
-def contents(counts: Mapping[str, int], shares: Mapping[Split, str] | None = None) -> tuple[str, str]:
+def content_cells(counts: Mapping[str, int], shares: Mapping[Split, str] | None = None) -> tuple[str, str]:
     """Return the table cells for train and val. A count without splits is in the first cell.
 
     Args:
@@ -53,11 +53,11 @@ def contents(counts: Mapping[str, int], shares: Mapping[Split, str] | None = Non
     for unit in ("example", "token"):
         if f"train_{unit}s" in counts:
             val = counts.get(f"val_{unit}s")
-            train = counted(counts[f"train_{unit}s"], unit) + noted.get("train", "")
+            train = format_count(counts[f"train_{unit}s"], unit) + noted.get("train", "")
             return train, UNKNOWN if val is None else f"{val:,}{noted.get('val', '')}"
     for key, unit in (("vocab_size", "piece"), ("documents", "document"), ("duplicates", "duplicate")):
         if key in counts:
-            return counted(counts[key], unit), UNKNOWN
+            return format_count(counts[key], unit), UNKNOWN
     return UNKNOWN, UNKNOWN
 
 
@@ -84,7 +84,7 @@ def budget_rule(*, train_tokens: int | None, val_tokens: int) -> str:
     return f"val until {val_tokens} tokens, then train until {train}"
 
 
-def shares_met(meta: Meta) -> dict[Split, str]:
+def budget_shares(meta: Meta) -> dict[Split, str]:
     """Return the reached share of each split that missed its token budget, such as `{"train": "0.5%"}`."""
     rule = _RULE.fullmatch(str(meta.get("split_rule") or ""))
     if rule is None or meta.get("kind") != "pretrain" or not meta.get("built"):
@@ -92,10 +92,10 @@ def shares_met(meta: Meta) -> dict[Split, str]:
     budgets: dict[Split, int] = {"val": int(rule[1]), "train": int(rule[2] or 0)}
     counts = counts_of(meta)
     shares = {split: counts.get(f"{split}_tokens", 0) / budgets[split] for split in SPLITS if 0 < budgets[split] < UNLIMITED}
-    return {split: share_of(min(share, _MOST)) for split, share in shares.items() if share < 1}
+    return {split: format_share(min(share, _MOST)) for split, share in shares.items() if share < 1}
 
 
-def shortfall(meta: Meta) -> str | None:
+def budget_shortfall(meta: Meta) -> str | None:
     """Return `0.5% of train_tokens: the source ended`, or None if no budget was set or missed."""
-    shares = shares_met(meta)
+    shares = budget_shares(meta)
     return f"{', '.join(f'{share} of {split}_tokens' for split, share in shares.items())}: the source ended" if shares else None

@@ -11,12 +11,12 @@ from typing import Any
 
 from niels_cache_assets.base.documents import DROPPED_OF_VAL, FILES_WITHOUT_ITEMS, FIRST_DROPPED
 from niels_cache_assets.base.reasons import explain, is_asked
-from niels_cache_assets.base.wording import counted, label, listed, share_of
+from niels_cache_assets.base.wording import format_count, format_list, format_share, label
 from niels_cache_runtime.format.layout import SPLITS
 from niels_cache_runtime.format.meta import Meta
 
-MOST_OF_ONE_REASON = 0.01
-MOST_OF_ALL_REASONS = 0.05
+MAX_OF_ONE_REASON = 0.01
+MAX_OF_ALL_REASONS = 0.05
 _NOUNS = {"sft": "conversation"}
 
 
@@ -25,23 +25,23 @@ class DropSummary:
     """The drops of a build.
 
     Attributes:
-        asked: A line about those that the settings request, or None.
+        requested: A line about those that the settings request, or None.
         warnings: A line for each other reason.
     """
 
-    asked: str | None = None
+    requested: str | None = None
     warnings: tuple[str, ...] = ()
 
 
 NO_DROPS = DropSummary()
 
 
-def summary_of_drops(meta: Meta, *, said: Mapping[str, int] | None = None) -> DropSummary:
+def summarize_drops(meta: Meta, *, already_reported: Mapping[str, int] | None = None) -> DropSummary:
     """Return what the build with this meta.json left out: nothing for a folder that is neither a data set nor a corpus.
 
     Args:
         meta: The meta.json.
-        said: Counts of which another build has already warned, such as the corpus of a data set; by default none.
+        already_reported: Counts of which another build has already warned, such as the corpus of a data set; by default none.
     """
     kept = _kept(meta)
     if kept is None or not isinstance(meta.get("dropped"), Mapping):
@@ -50,7 +50,7 @@ def summary_of_drops(meta: Meta, *, said: Mapping[str, int] | None = None) -> Dr
     dropped: dict[str, int] = {reason: count for reason, count in meta["dropped"].items() if count}
     of_val: Mapping[str, int] = facts.get(DROPPED_OF_VAL, {})
     places: Mapping[str, str] = facts.get(FIRST_DROPPED, {})
-    unasked = {reason: count - (said or {}).get(reason, 0) for reason, count in dropped.items() if not is_asked(reason)}
+    unasked = {reason: count - (already_reported or {}).get(reason, 0) for reason, count in dropped.items() if not is_asked(reason)}
     given = {"val": kept["val"] + sum(of_val.values()), "train": kept["train"] + sum(dropped.values()) - sum(of_val.values())}
     by_split = {
         "train": {reason: count - of_val.get(reason, 0) for reason, count in unasked.items()},
@@ -59,7 +59,9 @@ def summary_of_drops(meta: Meta, *, said: Mapping[str, int] | None = None) -> Dr
     if not of_val:  # the splits of the dropped items are not known
         given, by_split = {"all": sum(kept.values()) + sum(dropped.values())}, {"all": unasked}
     warnings = [line for split, counts in by_split.items() for line in _warnings(counts, given[split], split, noun, places)]
-    return DropSummary(asked=_asked(dropped, meta, sum(kept.values()), noun), warnings=(*warnings, *_nothing_of_files(facts, noun)))
+    return DropSummary(
+        requested=_requested_line(dropped, meta, sum(kept.values()), noun), warnings=(*warnings, *_files_without_items_line(facts, noun))
+    )
 
 
 def _kept(meta: Meta) -> dict[str, int] | None:
@@ -72,43 +74,45 @@ def _kept(meta: Meta) -> dict[str, int] | None:
     return None if None in found.values() else found
 
 
-def _asked(dropped: Mapping[str, int], meta: Meta, kept: int, noun: str) -> str | None:
+def _requested_line(dropped: Mapping[str, int], meta: Meta, kept: int, noun: str) -> str | None:
     asked = sorted(((reason, count) for reason, count in dropped.items() if is_asked(reason)), key=lambda item: (-item[1], item[0]))
     cut = sum((meta.get("cut") or {}).values())
     parts = []
     if asked:
         total, given = sum(count for _, count in asked), kept + sum(dropped.values())
-        parts.append(f"{total:,} of {counted(given, noun)} ({listed([f'{label(reason)} {count:,}' for reason, count in asked])})")
+        parts.append(f"{total:,} of {format_count(given, noun)} ({format_list([f'{label(reason)} {count:,}' for reason, count in asked])})")
     if cut:
-        parts.append(f"{counted(cut, noun)} cut by token budgets")
+        parts.append(f"{format_count(cut, noun)} cut by token budgets")
     return f"left out as the settings ask: {'; '.join(parts)}" if parts else None
 
 
 def _warnings(counts: Mapping[str, int], given: int, split: str, noun: str, places: Mapping[str, str]) -> list[str]:
     """Return a line for each reason that takes too much of a split, and one line for all others if all together take too much."""
     ordered = sorted(((reason, count) for reason, count in counts.items() if count > 0), key=lambda item: (-item[1], item[0]))
-    of = f"of {'' if split == 'all' else f'{split}: '}{counted(given, noun)}"
-    many = [(reason, count) for reason, count in ordered if count > MOST_OF_ONE_REASON * given]
+    of = f"of {'' if split == 'all' else f'{split}: '}{format_count(given, noun)}"
+    many = [(reason, count) for reason, count in ordered if count > MAX_OF_ONE_REASON * given]
     lines = [_line(reason, count, given, split, noun, places) for reason, count in many]
     few = ordered[len(many) :]
-    if few and sum(counts.values()) > MOST_OF_ALL_REASONS * given:
-        said = [f"{label(reason)} {count:,}{_such_as(places, reason)}" for reason, count in few]
-        lines.append(f"left out, {of}, for {'other ' if many else ''}reasons of less than {MOST_OF_ONE_REASON:.0%} each: {listed(said)}")
+    if few and sum(counts.values()) > MAX_OF_ALL_REASONS * given:
+        said = [f"{label(reason)} {count:,}{_example_clause(places, reason)}" for reason, count in few]
+        lines.append(
+            f"left out, {of}, for {'other ' if many else ''}reasons of less than {MAX_OF_ONE_REASON:.0%} each: {format_list(said)}"
+        )
     return lines
 
 
 def _line(reason: str, count: int, given: int, split: str, noun: str, places: Mapping[str, str]) -> str:
-    share = f"{count:,} of {counted(given, noun)}{'' if split == 'all' else f' of {split}'} ({share_of(count, given)})"
-    return "; ".join(filter(None, [f"left out {share} as {label(reason)}{_such_as(places, reason)}", explain(reason)]))
+    share = f"{count:,} of {format_count(given, noun)}{'' if split == 'all' else f' of {split}'} ({format_share(count, given)})"
+    return "; ".join(filter(None, [f"left out {share} as {label(reason)}{_example_clause(places, reason)}", explain(reason)]))
 
 
-def _such_as(places: Mapping[str, str], reason: str) -> str:
+def _example_clause(places: Mapping[str, str], reason: str) -> str:
     return f", first in {places[reason]}" if reason in places else ""
 
 
-def _nothing_of_files(facts: Mapping[str, Any], noun: str) -> list[str]:
+def _files_without_items_line(facts: Mapping[str, Any], noun: str) -> list[str]:
     found = facts.get(FILES_WITHOUT_ITEMS)
     if not found:
         return []
-    others = f" and {counted(found['files'] - 1, 'other file')}" if found["files"] > 1 else ""
+    others = f" and {format_count(found['files'] - 1, 'other file')}" if found["files"] > 1 else ""
     return [f"{found['first']}{others} gave no {noun} at all; check the settings of the data set, or leave such files out"]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from niels_cache_assets.disk.table_file import rows_of, tables
+from niels_cache_assets.disk.table_file import lineage_files, rows_of
 from niels_cache_runtime.errors import NielsCacheError
 
 
@@ -38,7 +38,7 @@ def read_lineage(path: str | Path, ordinals: Iterable[int]) -> dict[int, Lineage
     """Return the lineage of these ordinals, by ordinal.
 
     Args:
-        path: The Parquet file of the split, or the path that stands for the files of a split joined from parts (see `tables`).
+        path: The Parquet file of the split, or the path that stands for the files of a split joined from parts (see `lineage_files`).
         ordinals: The numbers of the documents or examples.
 
     Raises:
@@ -50,7 +50,7 @@ def read_lineage(path: str | Path, ordinals: Iterable[int]) -> dict[int, Lineage
     found: dict[int, Lineage] = {}
     path, rows = Path(path), 0
     try:
-        for table_file in tables(path):
+        for table_file in lineage_files(path):
             path = table_file.path  # for the messages
             with table_file.open() as parquet:
                 there = parquet.schema_arrow.names
@@ -76,7 +76,7 @@ def files_of_lineage(path: str | Path) -> set[str]:
     """Return the names of all source files in the lineage of a split. This reads one column.
 
     Args:
-        path: See `tables`.
+        path: See `lineage_files`.
 
     Raises:
         NielsCacheError: If the file is missing or unreadable.
@@ -86,7 +86,7 @@ def files_of_lineage(path: str | Path) -> set[str]:
 
     found: set[str] = set()
     try:
-        for table_file in tables(Path(path)):
+        for table_file in lineage_files(Path(path)):
             with table_file.open() as parquet:
                 for batch in parquet.iter_batches(columns=["file"]):
                     found.update(pyarrow.compute.unique(batch.column(0)).to_pylist())

@@ -13,19 +13,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from niels_cache_assets.base.wording import share_of
+from niels_cache_assets.base.wording import format_share
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.project.tables import ALL_TRAIN
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, dataset_dir
-from niels_cache_runtime.format.meta import check_place, read_meta
+from niels_cache_runtime.format.meta import check_location, read_meta
 
 CODE_VERSION = "1"  # raise this by hand when a report changes for the same caches and settings
 ALL = "all pretrain data sets"
 
 
 @dataclass(frozen=True, kw_only=True)
-class MixedSource:
+class PlannedSource:
     """A data set of a mixture. Shares are from 0 to 1, and add up to 1 over all data sets of a mixture.
 
     Attributes:
@@ -54,7 +54,7 @@ class MixedSource:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mixture:
+class MixturePlan:
     """A planned run.
 
     Attributes:
@@ -73,7 +73,7 @@ class Mixture:
     batch_size: int
     sequence_length: int
     max_epochs: float
-    sources: tuple[MixedSource, ...]
+    sources: tuple[PlannedSource, ...]
     left_out: Mapping[str, str]
     note: str
 
@@ -98,10 +98,10 @@ class Mixture:
 
 def share(part: float) -> str:
     """Return a share with two digits, because a hundredth of a percent may be many tokens."""
-    return share_of(part, digits=2)
+    return format_share(part, digits=2)
 
 
-def all_mixtures(registry: Registry, *, root: Path) -> list[Mixture]:
+def all_mixtures(registry: Registry, *, root: Path) -> list[MixturePlan]:
     """Return a mixture for each [blend.NAME].
 
     Without blends, return one mixture of all pretrain data sets by size, or none if there are no pretrain data sets.
@@ -118,7 +118,7 @@ def all_mixtures(registry: Registry, *, root: Path) -> list[Mixture]:
     return mixtures
 
 
-def _by_size(registry: Registry, *, root: Path) -> Mixture:
+def _by_size(registry: Registry, *, root: Path) -> MixturePlan:
     """Return a mixture that reads every data set equally often. Data sets that are not built are left out."""
     settings = registry.reports
     opened, left_out = _open(registry.partition_keys("pretrain"), root=root, sequence_length=settings.sequence_length)
@@ -154,7 +154,7 @@ def _open(names: Iterable[str], *, root: Path, sequence_length: int) -> tuple[di
                 left_out[name] = "is not built yet"
                 continue
             meta = read_meta(str(folder / META_NAME))
-            check_place(meta, folder)
+            check_location(meta, folder)
             if not meta.get("built", True):
                 left_out[name] = "is switched off"
                 continue
@@ -168,10 +168,10 @@ def _open(names: Iterable[str], *, root: Path, sequence_length: int) -> tuple[di
 
 def _mixed(
     plan: _Plan, opened: Mapping[str, _Split], left_out: Mapping[str, str], weights: Mapping[str, float], registry: Registry
-) -> Mixture:
+) -> MixturePlan:
     from niels_cache_runtime.loader.blend import Blend
 
-    settings, sources = registry.reports, list[MixedSource]()
+    settings, sources = registry.reports, list[PlannedSource]()
     if opened:
         blend = Blend([*opened], [(0, weights)])
         taken = blend.counts(plan.samples).tolist()
@@ -180,7 +180,7 @@ def _mixed(
             most = math.floor(settings.max_epochs * split.samples)
             position = blend.position(index, most) if taken[index] > most else None
             sources.append(
-                MixedSource(
+                PlannedSource(
                     name=member,
                     weight=weights[member],
                     configured=weights[member] / weighed,
@@ -193,12 +193,12 @@ def _mixed(
                     repeats_from=None if position is None else position // settings.batch_size,
                 )
             )
-    return Mixture(
+    return MixturePlan(
         **plan._asdict(), batch_size=settings.batch_size, max_epochs=settings.max_epochs, sources=tuple(sources), left_out=left_out
     )
 
 
-def _warning(source: MixedSource, mixture: Mixture) -> str:
+def _warning(source: PlannedSource, mixture: MixturePlan) -> str:
     """Return a warning with the step where repetition starts, and the share that would avoid repetition."""
     share = mixture.max_epochs / source.epochs * source.actual
     less = f", give it a share of at most {share:.2%}," if len(mixture.sources) > 1 else ""

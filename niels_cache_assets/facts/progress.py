@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 from niels_cache_assets.base.defaults import PROGRESS_SECONDS
-from niels_cache_assets.base.wording import abbreviated, duration
+from niels_cache_assets.base.wording import abbreviate, format_duration
 
 
-class HowFar(Protocol):
+class BuildProgress(Protocol):
     """The progress that every build reports while it runs."""
 
     @property
@@ -19,7 +19,7 @@ class HowFar(Protocol):
         """Finished share from 0 to 1, or None if the total is unknown."""
 
 
-class Estimate(NamedTuple):
+class SpeedEstimate(NamedTuple):
     """The speed and the remaining time, both None before the second report.
 
     Attributes:
@@ -31,13 +31,13 @@ class Estimate(NamedTuple):
     seconds_left: float | None
 
 
-class Pace:
+class SpeedMeter:
     """The speed of one build, measured from the first chunk on, so that the time before encoding does not count."""
 
     def __init__(self) -> None:
         self._first: tuple[float, int, float] | None = None  # time, count and share of the first chunk
 
-    def estimate(self, progress: HowFar, now: float) -> Estimate:
+    def estimate(self, progress: BuildProgress, now: float) -> SpeedEstimate:
         """Return the estimate. The first call only starts the measurement.
 
         Args:
@@ -48,8 +48,8 @@ class Pace:
         first_time, first_done, first_share = self._first = self._first or (now, done, share)
         elapsed = now - first_time
         if elapsed <= 0:
-            return Estimate(None, None)
-        return Estimate(
+            return SpeedEstimate(None, None)
+        return SpeedEstimate(
             per_second=(done - first_done) / elapsed if done > first_done else None,
             seconds_left=elapsed * (1 - share) / (share - first_share) if share > first_share else None,
         )
@@ -68,13 +68,13 @@ class Throttle:
         return True
 
 
-def describe(progress: HowFar, estimate: Estimate, *, with_share: bool) -> str:
+def describe(progress: BuildProgress, estimate: SpeedEstimate, *, with_share: bool) -> str:
     """Return `20%, 1,234 documents, 1,100 kept, 5.6M characters, 1.2M characters/s, 0:42 left`. Unknown parts are omitted."""
     *others, (unit, done) = progress.counts.items()
     parts = [f"{progress.share:.0%}"] if with_share and progress.share is not None else []
-    parts += [*(f"{count:,} {name}" for name, count in others), f"{abbreviated(done)} {unit}"]
+    parts += [*(f"{count:,} {name}" for name, count in others), f"{abbreviate(done)} {unit}"]
     if estimate.per_second is not None:
-        parts.append(f"{abbreviated(estimate.per_second)} {unit}/s")
+        parts.append(f"{abbreviate(estimate.per_second)} {unit}/s")
     if estimate.seconds_left is not None:
-        parts.append(f"{duration(estimate.seconds_left)} left")
+        parts.append(f"{format_duration(estimate.seconds_left)} left")
     return ", ".join(parts)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from niels_cache_runtime.cache.mmap import map_example_starts
-from niels_cache_runtime.cache.targets import ExampleParts, map_targets
+from niels_cache_runtime.cache.targets import ExampleSlices, map_targets
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, Bools, Ints, Split, Tokens, has_spans, idx_name
 from niels_cache_runtime.format.meta import Meta
@@ -62,13 +62,13 @@ class ExampleTargets:
 
             return example_target_mask(tokens, starts, self._ids["asst"], self._ids["eot"])
         lengths = np.diff(starts, append=len(tokens))
-        parts = ExampleParts(examples=first + np.arange(len(starts)), starts=begin + starts, lengths=lengths, places=starts)
+        parts = ExampleSlices(examples=first + np.arange(len(starts)), starts=begin + starts, lengths=lengths, places=starts)
         return self._spans.mask(len(tokens), parts)
 
     def turns(self, tokens: Tokens, starts: Ints, *, first: int) -> Ints:
         """Return the number of turns of each example, (examples,): messages of users and the assistant, or spans."""
         if self._spans is not None:
-            owners, _, _ = self._spans.of(first + np.arange(len(starts)))
+            owners, _, _ = self._spans.spans_of(first + np.arange(len(starts)))
             return np.bincount(owners, minlength=len(starts))
         is_turn = (tokens == self._ids["usr"]) | (tokens == self._ids["asst"])
         return np.add.reduceat(is_turn, starts, dtype=np.int64)

@@ -21,7 +21,7 @@ from niels_cache_assets.corpus.prepared import document_rows, open_documents
 from niels_cache_assets.project.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, built_names
-from niels_cache_runtime.format.meta import Meta, check_place, read_meta
+from niels_cache_runtime.format.meta import Meta, check_location, read_meta
 
 
 def corpus_names(registry: Registry, root: Path) -> list[str]:
@@ -29,7 +29,7 @@ def corpus_names(registry: Registry, root: Path) -> list[str]:
     return list(dict.fromkeys([*registry.prepared(), *built_names(root / "corpus")]))
 
 
-def duplicates_of(root: Path, name: str, meta: Meta) -> Meta | None:
+def duplicate_counts(root: Path, name: str, meta: Meta) -> Meta | None:
     """Return the counts that the meta.json of the drop lists has for a corpus, or None if the drop lists do not cover this corpus."""
     path = duplicates_dir(root) / META_NAME
     if not os.path.exists(path):
@@ -50,7 +50,7 @@ def find_corpus(registry: Registry, root: Path, name: str) -> tuple[Path, Meta]:
     """
     directory = corpus_dir(root, name)
     if (directory / META_NAME).exists():
-        return directory, check_place(read_meta(str(directory / META_NAME)), directory)
+        return directory, check_location(read_meta(str(directory / META_NAME)), directory)
     if name not in registry.pretrain:
         if name in registry.sft:
             raise NielsCacheError(f"{name}: is an SFT data set; only pretrain data sets have a corpus")
@@ -171,7 +171,7 @@ def sample_corpus(registry: Registry, name: str, *, root: Path, count: int, seed
     if count < 1:
         raise NielsCacheError(f"a sample needs at least 1 document, not {count}")
     prepared = open_prepared(registry, name, root=root, minus_duplicates=minus_duplicates)
-    stay = np.flatnonzero(~prepared.gone)
+    stay = np.flatnonzero(~prepared.is_dropped)
     chosen = stay[seeded_choice(len(stay), count, seed)]
     characters = prepared.meta["characters"]["after"] - (sum(prepared.drops["characters"].values()) if prepared.drops else 0)
     return CorpusSample(

@@ -25,7 +25,7 @@ import numpy as np
 
 from niels_cache_assets.base.defaults import BOS
 from niels_cache_assets.base.parallel import map_in_order
-from niels_cache_assets.dedup.text_set import Kind, Match, TextSet
+from niels_cache_assets.dedup.text_set import Kind, TextMatch, TextSet
 from niels_cache_assets.facts.lineage import read_lineage
 from niels_cache_assets.facts.split_tokens import SplitTokens
 from niels_cache_runtime.cache.mmap import map_doc_ends
@@ -39,7 +39,7 @@ _CHARACTERS_PER_TOKEN = 4
 _DOCUMENTS_PER_CHUNK = 1_024
 
 
-class Place(NamedTuple):
+class SplitDocument(NamedTuple):
     """A document of a split: its ordinal in the split, and its origin."""
 
     ordinal: int
@@ -57,8 +57,8 @@ class OverlappingPair:
 
     kind: Kind
     similarity: float  # 1 if exact, else Jaccard of the word 5-grams
-    train: Place
-    val: Place
+    train: SplitDocument
+    val: SplitDocument
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,10 +118,10 @@ def splits_disjoint(
         raise NielsCacheError(f"{folder}: was made with another tokenizer ({made_with[:12]} ..., not {given[:12]} ...); build it again")
     train, val = (_Documents(folder, split, meta, tokenizer) for split in ("train", "val"))
     counts: Counter[Kind] = Counter()
-    found: list[tuple[int, Match]] = []
-    decided = _decided_whole(meta, threshold)
+    found: list[tuple[int, TextMatch]] = []
+    decided = _kinds_checked_by_build(meta, threshold)
 
-    def counts_as_overlap(ordinal: int, match: Match) -> bool:
+    def counts_as_overlap(ordinal: int, match: TextMatch) -> bool:
         return match.kind not in decided or (ordinal not in train.cut and match.ordinal not in val.cut)
 
     with TextSet(near=threshold, folder=None) as known:
@@ -129,7 +129,7 @@ def splits_disjoint(
             known.add(val.texts(chunk))
         known.seal()
 
-        def ask(chunk: range) -> tuple[range, list[Match | None]]:
+        def ask(chunk: range) -> tuple[range, list[TextMatch | None]]:
             return chunk, known.find(train.texts(chunk))
 
         chunks = train.chunks() if len(val) else iter(())
@@ -142,8 +142,8 @@ def splits_disjoint(
                 ]
                 counts.update(match.kind for _, match in hits)
                 found += hits[: max_pairs - len(found)]
-    train_places = train.places([ordinal for ordinal, _ in found])
-    val_places = val.places([match.ordinal for _, match in found])
+    train_places = train.origins([ordinal for ordinal, _ in found])
+    val_places = val.origins([match.ordinal for _, match in found])
     return SplitOverlap(
         train_documents=len(train),
         val_documents=len(val),
@@ -194,13 +194,13 @@ class _Documents:
             self._decode(ids[begin + self._begin_tokens : end - self._end_tokens]) for begin, end in zip([0, *ends], ends, strict=False)
         ]
 
-    def places(self, ordinals: Sequence[int]) -> dict[int, Place]:
+    def origins(self, ordinals: Sequence[int]) -> dict[int, SplitDocument]:
         """Return the origins of these documents by ordinal. Only the row groups that contain them are read."""
         found = read_lineage(self._tokens.lineage, ordinals) if ordinals else {}
-        return {ordinal: Place(ordinal, each.source_id, each.file, each.row) for ordinal, each in found.items()}
+        return {ordinal: SplitDocument(ordinal, each.source_id, each.file, each.row) for ordinal, each in found.items()}
 
 
-def _decided_whole(meta: Meta, threshold: float | None) -> set[Kind]:
+def _kinds_checked_by_build(meta: Meta, threshold: float | None) -> set[Kind]:
     """Return the kinds of matches that the build looked for in whole documents, at least as strictly as this comparison."""
     decontaminate = meta.get("decontaminate")
     if decontaminate is None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from niels_cache_assets.base.wording import listed
+from niels_cache_assets.base.wording import format_list
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.loader.state import FORMAT
 
@@ -27,12 +27,12 @@ def read_loader_state(path: str | Path) -> dict[str, Any]:
     content = _read(Path(path))
     states = dict(_find_states(content))
     if not states:
-        keys = f" with {listed([str(key)[:40] for key in content])}" if isinstance(content, Mapping) and content else ""
+        keys = f" with {format_list([str(key)[:40] for key in content])}" if isinstance(content, Mapping) and content else ""
         raise NielsCacheError(f"{path}: contains a {type(content).__name__}{keys}, but no state of a TokenLoader; {_ADVICE}")
     loaders = [{key: value for key, value in state.items() if key not in _POSITION} for state in states.values()]
     if any(loader != loaders[0] for loader in loaders):
         raise NielsCacheError(
-            f"{path}: contains the states of different loaders ({listed([*states])}); save the one to trace in a separate file"
+            f"{path}: contains the states of different loaders ({format_list([*states])}); save the one to trace in a separate file"
         )
     return max(states.values(), key=lambda state: state["samples"] if isinstance(state.get("samples"), int) else -1)
 

@@ -1,8 +1,8 @@
 """The origin of the tokens in a row of a batch: the documents in the row, with their lineage (source id, file and row) and text.
 
-The runtime traces every token of a batch, and `row_of` makes a `Row` from this trace. Source ids come from the lineage parquet file. Text
-comes from the tokenizer of the cache root. Both are opened once per data set. If the lineage or the tokenizer is missing, a note reports
-this, and everything else is still shown.
+The runtime traces every token of a batch, and `row_of` makes a `BatchRow` from this trace. Source ids come from the lineage parquet file.
+Text comes from the tokenizer of the cache root. Both are opened once per data set. If the lineage or the tokenizer is missing, a note
+reports this, and everything else is still shown.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from typing import cast
 
 import numpy as np
 
-from niels_cache_assets.disk.table_file import tables
+from niels_cache_assets.disk.table_file import lineage_files
 from niels_cache_assets.facts.lineage import Lineage, read_lineage
 from niels_cache_assets.tokenizer.decoding import as_text, open_tokenizer
 from niels_cache_assets.tokenizer.kinds import TextTokenizer, built_model
@@ -55,8 +55,8 @@ class Segment:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
-    """A row of a batch: the number of its sample, its T+1 tokens, and the origin of each token as in `source.Origins`."""
+class BatchRow:
+    """A row of a batch: the number of its sample, its T+1 tokens, and the origin of each token as in `source.TokenOrigins`."""
 
     number: int
     dataset: str
@@ -86,9 +86,9 @@ class Row:
         ]
 
 
-def row_of(trace: BatchTrace, number: int) -> Row:
+def row_of(trace: BatchTrace, number: int) -> BatchRow:
     """Return row `number`, 0..B-1, of a batch."""
-    return Row(
+    return BatchRow(
         number=number,
         dataset=trace.names[trace.dataset_ids[number]],
         epoch=int(trace.epochs[number]),
@@ -101,7 +101,7 @@ def row_of(trace: BatchTrace, number: int) -> Row:
     )
 
 
-class Cache:
+class TracedCache:
     """The lineage and the tokenizer of one data set. `notes` report a missing lineage or tokenizer.
 
     Args:
@@ -127,7 +127,7 @@ class Cache:
 
     def _read_lineage(self, file: str, documents: Ints) -> dict[int, Lineage]:
         path = self._split.parent / file
-        lost = [table.path for table in tables(path) if not table.path.exists()]
+        lost = [table.path for table in lineage_files(path) if not table.path.exists()]
         if not lost:
             return read_lineage(path, documents[documents != UNKNOWN].tolist())
         self.notes.append(f"{self.name}: source ids are unknown, because there is no {lost[0]}")
@@ -144,7 +144,7 @@ class Cache:
             return open_tokenizer(root)
         return None
 
-    def text(self, row: Row, first: int, last: int) -> str:
+    def text(self, row: BatchRow, first: int, last: int) -> str:
         """Return columns first..last-1 of a row as text, or as token ids without a tokenizer."""
         tokens = row.tokens[first:last].tolist()
         if self.tokenizer is None:
@@ -159,7 +159,7 @@ class Cache:
         return Path(self._files[index]).absolute().relative_to(self._split.parent).as_posix()
 
 
-def caches_of(trace: BatchTrace, numbers: Sequence[int], *, beside: Callable[[str], Path] = Path) -> dict[str, Cache]:
+def caches_of(trace: BatchTrace, numbers: Sequence[int], *, beside: Callable[[str], Path] = Path) -> dict[str, TracedCache]:
     """Open the data sets that these rows of a batch come from, and return them by name.
 
     Args:
@@ -169,7 +169,7 @@ def caches_of(trace: BatchTrace, numbers: Sequence[int], *, beside: Callable[[st
     """
     shown = trace.dataset_ids[list(numbers)]
     return {
-        trace.names[source]: Cache(
+        trace.names[source]: TracedCache(
             trace.names[source], beside(trace.folders[source]), trace.file_names[source], trace.documents[list(numbers)][shown == source]
         )
         for source in np.unique(shown).tolist()

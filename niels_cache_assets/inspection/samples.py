@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from niels_cache_assets.base.wording import counted
+from niels_cache_assets.base.wording import format_count
 from niels_cache_assets.facts.split_tokens import SplitTokens
 from niels_cache_assets.facts.targets import ExampleTargets
 from niels_cache_runtime.cache.mmap import Offsets
@@ -70,7 +70,7 @@ def _extremes(ends: Offsets) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cut:
+class TruncationMark:
     """The marking of a text that is cut.
 
     Attributes:
@@ -83,7 +83,7 @@ class Cut:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawn:
+class DisplayedSample:
     """A window, an example or a document to show.
 
     Attributes:
@@ -103,24 +103,24 @@ class Drawn:
     is_cut_by_budget: bool = False
 
     @property
-    def cut(self) -> Cut | None:
+    def cut(self) -> TruncationMark | None:
         if self.hidden_targets:
-            return Cut(
+            return TruncationMark(
                 mark=f"[cut: {self.hidden_targets:,} of its targets follow]",
                 explanation="[cut: ...]: the example is longer than --tokens, so its target is cut. A small T in training cuts it in the "
                 "same way, and the rest is never learned. Choose T so that few examples are cut; niels-cache report shows lengths.",
             )
         if self.is_cut_by_budget and not self.hidden_tokens:
-            return Cut(
+            return TruncationMark(
                 mark="[cut by the token budget]",
                 explanation="[cut by the token budget]: the document is longer in its source, but train_tokens or val_tokens was reached.",
             )
         return None
 
 
-def _drawn(
+def _displayed_samples(
     tokens: SplitTokens, titles: Mapping[int, str], targets: ExampleTargets | None, *, length: int, cut_by_budget: Collection[int] = ()
-) -> Iterator[Drawn]:
+) -> Iterator[DisplayedSample]:
     """Yield documents or examples, or both sides of each preference pair, cut after `length` tokens.
 
     Args:
@@ -136,8 +136,8 @@ def _drawn(
             shown = tokens.read(start, count if targets else min(count, length))  # an example is read in full, to count its hidden targets
             is_target = targets.of_example(shown, number, start) if targets else np.zeros(len(shown), dtype=np.bool_)
             note = f", the first {length:,} of them shown" if count > length else ""
-            yield Drawn(
-                title=f"{title}{f', {side}' if side else ''}, {counted(count, 'token')}{note}",
+            yield DisplayedSample(
+                title=f"{title}{f', {side}' if side else ''}, {format_count(count, 'token')}{note}",
                 tokens=shown[:length],
                 is_target=is_target[:length],
                 hidden_tokens=max(0, count - length),
@@ -146,7 +146,7 @@ def _drawn(
             )
 
 
-def windows(directory: Path, split: Split, *, count: int, length: int, generator: torch.Generator) -> Iterator[Drawn]:
+def windows(directory: Path, split: Split, *, count: int, length: int, generator: torch.Generator) -> Iterator[DisplayedSample]:
     """Yield windows that the training sampler draws. The windows are shorter than `length` if no shard is long enough."""
     from niels_cache_runtime.samplers.pretrain_dataset import PretrainTokenStreamDataset  # torch
 
@@ -160,7 +160,7 @@ def windows(directory: Path, split: Split, *, count: int, length: int, generator
 
 def fetched_windows(
     meta: Meta, split: Split, *, count: int, length: int, generator: torch.Generator, fetch: Callable[[Sequence[str]], Path]
-) -> Iterator[Drawn]:
+) -> Iterator[DisplayedSample]:
     """Yield the windows that `windows` yields, of a cache of which only the meta.json is here.
 
     Args:
@@ -171,7 +171,7 @@ def fetched_windows(
         generator: Draws the windows.
         fetch: Fetches files by their path in the data set, and returns its folder. Only shards with a drawn window are fetched.
     """
-    from niels_cache_runtime.cache.gather import draw  # torch
+    from niels_cache_runtime.cache.gather import draw_uniform  # torch
     from niels_cache_runtime.samplers.pretrain_dataset import count_windows
 
     dtype, files = token_dtype_of(meta), meta["files"]
@@ -181,7 +181,7 @@ def fetched_windows(
     ends, starts = count_windows(lengths, T)
     if not len(ends) or not ends[-1]:
         raise NielsCacheError(f"{split}: has too few tokens, so there is nothing to sample; choose another --split")
-    numbers = draw(int(ends[-1]), B=count, generator=generator)
+    numbers = draw_uniform(int(ends[-1]), B=count, generator=generator)
     found = ends.searchsorted(numbers, side="right").tolist()
     folder = fetch([shards[shard] for shard in sorted(set(found))])
     for number, (window, shard) in enumerate(zip(numbers.tolist(), found, strict=True), start=1):
@@ -190,23 +190,23 @@ def fetched_windows(
         yield _window(tokens, split, number, count)
 
 
-def _window(tokens: Tokens, split: Split, number: int, count: int) -> Drawn:
-    title = f"{split} window {number} of {count}, {counted(len(tokens), 'token')}"
-    return Drawn(title=title, tokens=tokens, is_target=np.zeros(len(tokens), dtype=np.bool_))
+def _window(tokens: Tokens, split: Split, number: int, count: int) -> DisplayedSample:
+    title = f"{split} window {number} of {count}, {format_count(len(tokens), 'token')}"
+    return DisplayedSample(title=title, tokens=tokens, is_target=np.zeros(len(tokens), dtype=np.bool_))
 
 
-def notable(directory: Path, family: Family, split: Split, *, length: int, tokenizer: TextTokenizer | None) -> Iterator[Drawn]:
+def notable(directory: Path, family: Family, split: Split, *, length: int, tokenizer: TextTokenizer | None) -> Iterator[DisplayedSample]:
     """Yield the first document or example, the longest, the shortest, and one chosen by the hash of the content."""
     meta, tokens, noun = _open(directory, family, split)
     titles = {number: f"{what}: {split} {noun} {number:,}" for number, what in notable_numbers(tokens.ends, meta).items()}
     if family == "sft":
-        return _drawn(tokens, titles, targets_of(directory, split, meta, tokenizer), length=length)
-    return _drawn(tokens, titles, None, length=length, cut_by_budget=cut_ordinals(meta, split))
+        return _displayed_samples(tokens, titles, targets_of(directory, split, meta, tokenizer), length=length)
+    return _displayed_samples(tokens, titles, None, length=length, cut_by_budget=cut_ordinals(meta, split))
 
 
 def examples(
     directory: Path, split: Split, *, count: int, length: int, generator: torch.Generator, tokenizer: TextTokenizer | None
-) -> Iterator[Drawn]:
+) -> Iterator[DisplayedSample]:
     """Yield different random examples. Long examples are cut for display."""
     import torch
 
@@ -214,7 +214,7 @@ def examples(
     total = len(tokens.ends)
     numbers = torch.randperm(total, generator=generator)[:count].tolist()
     titles = {number: f"{split} {noun} {number:,} of {total:,}" for number in numbers}
-    return _drawn(tokens, titles, targets_of(directory, split, meta, tokenizer), length=length)
+    return _displayed_samples(tokens, titles, targets_of(directory, split, meta, tokenizer), length=length)
 
 
 def _open(directory: Path, family: Family, split: Split) -> tuple[Meta, SplitTokens, str]:

@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from niels_cache_assets.base.strings import hashes_of
+from niels_cache_assets.base.strings import hash_strings
 from niels_cache_assets.build_cache.pretrain_writer import TEXT_HASH
 from niels_cache_assets.dedup.text_set import HashIndex
-from niels_cache_assets.disk.table_file import tables
+from niels_cache_assets.disk.table_file import lineage_files
 from niels_cache_assets.project.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Ints, Split, documents_name
@@ -27,7 +27,7 @@ from niels_cache_runtime.format.layout import Ints, Split, documents_name
 _PLACE = ("source_id", "file", "row")
 
 
-class Origin(NamedTuple):
+class DocumentOrigin(NamedTuple):
     """The origin of a document."""
 
     source_id: str
@@ -49,7 +49,7 @@ class SharedText:
     train: str
     val: str
     documents: int
-    first: Origin
+    first: DocumentOrigin
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class SharedTexts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Vals:
+class _ValHashes:
     """The hashes of the texts in the val of several caches. An owner of a hash is an index into `names`."""
 
     index: HashIndex
@@ -74,7 +74,7 @@ class _Vals:
     not_checked: tuple[str, ...]
 
     @classmethod
-    def of(cls, folders: Mapping[str, Path]) -> _Vals:
+    def of(cls, folders: Mapping[str, Path]) -> _ValHashes:
         hashes, owners = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         names, not_checked = list[str](), list[str]()
         for name, folder in folders.items():
@@ -83,7 +83,7 @@ class _Vals:
             except NielsCacheError:
                 not_checked.append(name)
                 continue
-            hashes.append(own[own != hashes_of([""])[0]])
+            hashes.append(own[own != hash_strings([""])[0]])
             owners.append(np.full(len(hashes[-1]), len(names), np.int64))
             names.append(name)
         return cls(index=HashIndex(np.concatenate(hashes), np.concatenate(owners)), names=tuple(names), not_checked=tuple(not_checked))
@@ -96,7 +96,7 @@ def shared_texts(folders: Mapping[str, Path], *, trains: Collection[str] | None 
         folders: Folders of the caches by name.
         trains: Names of the caches whose train is compared; by default all.
     """
-    vals = _Vals.of(folders)
+    vals = _ValHashes.of(folders)
     found, not_checked = list[SharedText](), [*vals.not_checked]
     for name in folders if trains is None else trains:
         try:
@@ -116,9 +116,9 @@ def advice_against(registry: Registry, name: str, others: Sequence[str]) -> str 
     return '"dedup" in `prepare` of both data sets keeps them out' if source.prepare else None
 
 
-def _shared(name: str, folder: Path, vals: _Vals) -> Iterator[SharedText]:
+def _shared(name: str, folder: Path, vals: _ValHashes) -> Iterator[SharedText]:
     """Yield for each other cache how many documents of train have a hash of its val."""
-    counts, first = np.zeros(len(vals.names), np.int64), dict[int, Origin]()
+    counts, first = np.zeros(len(vals.names), np.int64), dict[int, DocumentOrigin]()
     for (path, group), train in _hashes(folder, "train"):
         rows, owners = vals.index.find(train)
         counts += np.bincount(owners, minlength=len(counts))
@@ -137,7 +137,7 @@ def _hashes(folder: Path, split: Split) -> Iterator[tuple[tuple[Path, int], Ints
     """
     import pyarrow
 
-    for table in tables(folder / documents_name(split)):
+    for table in lineage_files(folder / documents_name(split)):
         try:
             with table.open() as parquet:
                 if TEXT_HASH not in parquet.schema_arrow.names:
@@ -149,9 +149,9 @@ def _hashes(folder: Path, split: Split) -> Iterator[tuple[tuple[Path, int], Ints
             raise NielsCacheError(f"{table.path}: not a readable parquet file: {error}; rebuild this data set") from error
 
 
-def _origin(path: Path, group: int, row: int) -> Origin:
+def _origin(path: Path, group: int, row: int) -> DocumentOrigin:
     import pyarrow.parquet
 
     with pyarrow.parquet.ParquetFile(path, pre_buffer=False) as parquet:
         (found,) = parquet.read_row_group(group, columns=list(_PLACE)).slice(row, 1).to_pylist()
-    return Origin(**found)
+    return DocumentOrigin(**found)

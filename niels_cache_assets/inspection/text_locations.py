@@ -33,7 +33,7 @@ _FOLDERS = {"/reports/tune/": "excerpts of documents", ".partial": "an unfinishe
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextPlace:
+class TextLocation:
     """A place where text is stored.
 
     Attributes:
@@ -47,7 +47,7 @@ class TextPlace:
     bytes: int | None = None
 
 
-def text_places(registry: Registry, root: Path) -> Iterator[TextPlace]:
+def text_locations(registry: Registry, root: Path) -> Iterator[TextLocation]:
     """Yield every place that this configuration and this cache directory know."""
     yield from _in_caches(root.absolute())
     for family in FAMILIES:
@@ -56,17 +56,17 @@ def text_places(registry: Registry, root: Path) -> Iterator[TextPlace]:
             given = [getattr(source, key, None) or () for key in ("files", "val_files", "path", "exclude")]
             for where in (each for value in given for each in ([value] if isinstance(value, str) else value)):
                 what = "ids" if where == getattr(source, "exclude", None) else "the original text"
-                yield TextPlace(where=where, what=f"{what} of {family}.{name}")
+                yield TextLocation(where=where, what=f"{what} of {family}.{name}")
             for where in (each for each in getattr(source, "decontaminate_against", ()) if not is_name(each)):
-                yield TextPlace(where=where, what=f"texts that stay out of {family}.{name}")
+                yield TextLocation(where=where, what=f"texts that stay out of {family}.{name}")
             if (dataset := getattr(source, "dataset", None)) and not getattr(source, "local_key", None):
-                yield TextPlace(where=f"hub: {dataset}", what=f"the original text of {family}.{name}")
-    yield from _of_the_hub()
+                yield TextLocation(where=f"hub: {dataset}", what=f"the original text of {family}.{name}")
+    yield from _hub_folders()
     if registry.publish is not None and registry.publish.address is not None:
-        yield TextPlace(where=_without_password(registry.publish.address), what="published caches")
+        yield TextLocation(where=_without_password(registry.publish.address), what="published caches")
 
 
-def _in_caches(root: Path) -> Iterator[TextPlace]:
+def _in_caches(root: Path) -> Iterator[TextLocation]:
     """Yield the folders below the cache directory with a file that contains text. Links to one file count once for each name."""
     found: dict[str, tuple[set[str], int]] = {}
     for path in sorted(root.rglob("*")):
@@ -80,7 +80,7 @@ def _in_caches(root: Path) -> Iterator[TextPlace]:
             kinds, size = found.setdefault(str(folder), (set(), 0))
             found[str(folder)] = kinds | {kind}, size + path.stat().st_size
     for where, (kinds, size) in found.items():
-        yield TextPlace(where=where, what=", ".join(sorted(kinds)), bytes=size)
+        yield TextLocation(where=where, what=", ".join(sorted(kinds)), bytes=size)
 
 
 def _kind(path: str) -> str | None:
@@ -92,13 +92,13 @@ def _kind(path: str) -> str | None:
     return next((kind for end, kind in _KINDS.items() if path.endswith(end)), None)
 
 
-def _of_the_hub() -> Iterator[TextPlace]:
+def _hub_folders() -> Iterator[TextLocation]:
     """Yield the folders in which the hub's libraries keep files, if they exist."""
     from huggingface_hub import constants
 
     for folder in (Path(constants.HF_HUB_CACHE), Path(constants.HF_HOME) / "datasets"):
         if folder.is_dir():
-            yield TextPlace(where=str(folder), what="files that the hub's libraries keep")
+            yield TextLocation(where=str(folder), what="files that the hub's libraries keep")
 
 
 def _without_password(address: str) -> str:

@@ -4,7 +4,7 @@
     layout.py   names of folders and files
     lease.py    which process builds a part, on whichever machine
     attempts.py the staging directory of an attempt, and what it takes over from the previous attempt
-    excluded.py which documents of a finished part are in a list of ids
+    exclusion.py which documents of a finished part are in a list of ids
     seal.py     the joined cache: hard links, shifted document ends, meta.json
 
 The classes in `artifacts/parts/` build the plan, the parts and the joined cache. `sources/reading/part_stream.py` yields the documents of a

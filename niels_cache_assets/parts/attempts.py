@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from niels_cache_assets.disk.attempts import NO_LINKS, attempt_path, lease_path, left_attempts, recorded_attempts, staged_attempts
-from niels_cache_assets.disk.journal import Recorded, read_journal, real_path, write_journal
-from niels_cache_assets.disk.space import bytes_below, naming, refusal
+from niels_cache_assets.disk.attempts import NO_LINKS, abandoned_attempts, attempt_path, lease_path, recorded_attempts, staged_attempts
+from niels_cache_assets.disk.journal import JournalRecord, read_journal, real_path, write_journal
+from niels_cache_assets.disk.space import bytes_below, disk_error_message, name_path
 from niels_cache_assets.disk.staging import staged, sweep_leftovers
-from niels_cache_assets.parts.lease import Lease, Times, leased
+from niels_cache_assets.parts.lease import Lease, LeaseTimes, hold_lease
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.commit import Busy, aside_path, lock_path, remove, sync
+from niels_cache_runtime.format.commit import BusyError, lock_path, old_path, remove, sync
 from niels_cache_runtime.format.safe_open import link_problem
 
 _BLOCK_BYTES = 1 << 22
@@ -41,7 +41,7 @@ def staged_attempt(lease: Lease, *, log: Log, resumable: bool = True) -> Iterato
 
     Raises:
         NielsCacheError: If the disk fails.
-        LeaseLost: If another process has taken over before the end.
+        LeaseLostError: If another process has taken over before the end.
     """
     target = lease.target
     partial = attempt_path(target, lease.attempt)
@@ -50,13 +50,15 @@ def staged_attempt(lease: Lease, *, log: Log, resumable: bool = True) -> Iterato
     except OSError as error:
         with suppress(OSError):
             remove(partial)
-        raise NielsCacheError(f"{refusal(error, target)}; the unfinished build is unchanged, and the next run resumes from it") from error
+        raise NielsCacheError(
+            f"{disk_error_message(error, target)}; the unfinished build is unchanged, and the next run resumes from it"
+        ) from error
     with staged(target, resumable=resumable, partial=partial, check=lease.check):
         yield partial
 
 
 @contextmanager
-def scratch_of_attempt(lease: Lease) -> Iterator[Path]:
+def attempt_scratch(lease: Lease) -> Iterator[Path]:
     """Yield an empty directory of an attempt, for a target that is one file. The block itself moves the file to its final name.
 
     The directories of all earlier attempts are renamed first, so that a process that was overtaken no longer finds its file.
@@ -75,15 +77,15 @@ def sweep_attempts(target: Path) -> None:
     """Remove the unfinished attempts at a finished target, unless a process is making one."""
     target = real_path(target)
     before = max(recorded_attempts(target), default=0) + 1
-    if not left_attempts(target, before):
+    if not abandoned_attempts(target, before):
         return sweep_leftovers(target, resumable=False)
     try:
-        with leased(target, times=Times(), wait=False, at_once=True, log=lambda line: None) as lease:
+        with hold_lease(target, times=LeaseTimes(), wait=False, at_once=True, log=lambda line: None) as lease:
             _remove_attempts(target, lease.attempt)
-    except Busy:
+    except BusyError:
         return None
     except OSError as error:
-        raise NielsCacheError(f"{refusal(error, target)}; files of a killed build cannot be removed") from error
+        raise NielsCacheError(f"{disk_error_message(error, target)}; files of a killed build cannot be removed") from error
 
 
 def targets_in(folder: Path) -> list[Path]:
@@ -97,8 +99,8 @@ def targets_in(folder: Path) -> list[Path]:
 def remove_target(lease: Lease) -> list[tuple[Path, int]]:
     """Remove a target, its unfinished attempts and finally its lease, which the caller holds. Return each folder and its size in bytes."""
     target = lease.target
-    attempts = [path for each in left_attempts(target, lease.attempt) for path in each]
-    removed = [(path, bytes_below(path)) for path in (target, *attempts, aside_path(target)) if path.exists()]
+    attempts = [path for each in abandoned_attempts(target, lease.attempt) for path in each]
+    removed = [(path, bytes_below(path)) for path in (target, *attempts, old_path(target)) if path.exists()]
     for path, _ in removed:
         remove(path)
     for path in (lease_path(target), lock_path(target)):
@@ -116,7 +118,7 @@ def _take_over(target: Path, partial: Path, attempt: int, log: Log, *, resumable
     _remove_attempts(target, attempt)
 
 
-def _copy_recorded(source: Path, recorded: Recorded, partial: Path, attempt: int, log: Log) -> None:
+def _copy_recorded(source: Path, recorded: JournalRecord, partial: Path, attempt: int, log: Log) -> None:
     """Link the finished files of a record, copy the unfinished ones, and write the record for the new attempt last."""
     for name, size in recorded.sizes.items():
         path = source / name
@@ -149,7 +151,7 @@ def _link(source: Path, link: Path, size: int) -> None:
 
 def _copy(source: Path, copy: Path, size: int) -> None:
     """Copy the first `size` bytes of a file, and flush them to disk."""
-    with open(source, "rb") as old, open(copy, "wb") as new, naming(copy):
+    with open(source, "rb") as old, open(copy, "wb") as new, name_path(copy):
         while size and (block := old.read(min(size, _BLOCK_BYTES))):
             new.write(block)
             size -= len(block)
@@ -159,7 +161,7 @@ def _copy(source: Path, copy: Path, size: int) -> None:
 
 def _remove_attempts(target: Path, before: int) -> None:
     """Remove the staging directories of all attempts before this one. Each is renamed first, so that its process cannot commit it."""
-    for partial, gone in left_attempts(target, before):
+    for partial, gone in abandoned_attempts(target, before):
         with suppress(OSError):
             remove(gone)
         try:

@@ -8,7 +8,7 @@ PLAN_NAME = "plan.json"
 PLAN_STAGED = "plan"  # the name for the lease and the staging directory of the plan; no file has it
 VAL_NAME = "val"
 PART_KINDS = ("plan", "val_part", "part")  # kinds of artifacts that only data sets in parts have
-APART_KINDS = ("part", "corpus_part", "range")  # kinds of which several are built at a time, each in a separate process
+CHILD_BUILT_KINDS = ("part", "corpus_part", "range")  # kinds of which several are built at a time, each in a separate process
 
 
 def parts_dir(root: str | Path, name: str) -> Path:

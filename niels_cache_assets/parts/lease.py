@@ -34,7 +34,7 @@ from typing import Any
 from niels_cache_assets.base.processes import Process
 from niels_cache_assets.disk.attempts import attempt_record, highest_number, lease_path, recorded_attempts, stop_path
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.commit import UNKNOWN, Busy, LockRefused, Writer, sync, writer_lock, writer_of
+from niels_cache_runtime.format.commit import UNKNOWN, BusyError, LockOwner, LockRefusedError, hold_lock, lock_owner, sync
 
 LOCK_SECONDS = 0.5  # how long a new holder tries to lock its own file, because others try it for an instant
 _RECORD_BYTES = 2048  # every record has this size, so it can be overwritten in place and its lock stays
@@ -43,7 +43,7 @@ Mark = tuple[int, int] | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Holder:
+class LeaseHolder:
     """The process that makes an attempt, as recorded in the attempt's file.
 
     Attributes:
@@ -58,7 +58,7 @@ class Holder:
     """
 
     attempt: int
-    writer: Writer
+    writer: LockOwner
     token: str
     boot: str
     is_locked: bool = False
@@ -72,18 +72,18 @@ class Holder:
         return json.dumps(said).encode().ljust(_RECORD_BYTES - 1) + b"\n"
 
     @classmethod
-    def decoded(cls, content: bytes) -> Holder | None:
+    def decoded(cls, content: bytes) -> LeaseHolder | None:
         """Return the holder, or None if the file is not written yet or is damaged."""
         try:
             said: dict[str, Any] = json.loads(content)
-            writer = Writer(**{key: said.pop(key) for key in ("pid", "host", "since", "command")})
+            writer = LockOwner(**{key: said.pop(key) for key in ("pid", "host", "since", "command")})
             return cls(writer=writer, **said)
         except (ValueError, TypeError, KeyError, RecursionError):
             return None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class AttemptFile:
     """The file of the latest attempt.
 
     Attributes:
@@ -94,7 +94,7 @@ class Seen:
 
     attempt: int
     content: bytes
-    holder: Holder | None = field(compare=False)
+    holder: LeaseHolder | None = field(compare=False)
 
     @property
     def is_over(self) -> bool:
@@ -102,12 +102,12 @@ class Seen:
         return self.holder is not None and self.holder.is_over
 
     @property
-    def writer(self) -> Writer:
+    def writer(self) -> LockOwner:
         """The process that makes the attempt, as messages name it."""
         return UNKNOWN if self.holder is None else self.holder.writer
 
 
-def latest(target: Path) -> Seen | None:
+def latest(target: Path) -> AttemptFile | None:
     """Return the file of the latest attempt, or None if there is none."""
     attempt = max(recorded_attempts(target), default=0)
     if not attempt:
@@ -118,10 +118,10 @@ def latest(target: Path) -> Seen | None:
         if error.errno not in (errno.ENOENT, errno.ESTALE):
             raise
         content = b""  # a newer attempt has just replaced it
-    return Seen(attempt=attempt, content=content, holder=Holder.decoded(content))
+    return AttemptFile(attempt=attempt, content=content, holder=LeaseHolder.decoded(content))
 
 
-def mark_of_stop(target: Path) -> Mark:
+def stop_stamp(target: Path) -> Mark:
     """Return a value that differs for each `stop`, the request to all processes, or None without this file."""
     try:
         found = os.stat(stop_path(target))
@@ -131,7 +131,7 @@ def mark_of_stop(target: Path) -> Mark:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stops:
+class StopRequests:
     """The requests to stop that apply to a process: every `stop` that is newer than the process, and `stop-LAUNCH` of its own launch.
 
     Attributes:
@@ -146,7 +146,7 @@ class Stops:
         """Return the file of a request that applies to this process, or None."""
         if self.launch is not None and os.path.lexists(own := stop_path(target, self.launch)):
             return own
-        return None if mark_of_stop(target) in (None, self.stale) else stop_path(target)
+        return None if stop_stamp(target) in (None, self.stale) else stop_path(target)
 
 
 def holds_lock(target: Path, attempt: int) -> bool | None:
@@ -166,10 +166,10 @@ def holds_lock(target: Path, attempt: int) -> bool | None:
     return False
 
 
-def has_died(target: Path, seen: Seen) -> bool:
+def has_died(target: Path, seen: AttemptFile) -> bool:
     """Return whether the holder has certainly died: it ran on this kernel and held a lock that is now free."""
     holder = seen.holder
-    is_here = holder is not None and holder.is_locked and holder.boot == Process.here().boot != ""
+    is_here = holder is not None and holder.is_locked and holder.boot == Process.current().boot != ""
     return is_here and holds_lock(target, seen.attempt) is False
 
 
@@ -191,20 +191,20 @@ def take_lock(descriptor: int) -> bool:
 
 Log = Callable[[str], None]
 
-_MOST_POLL_SECONDS = 1.0
+_MAX_POLL_SECONDS = 1.0
 _WRITE_SECONDS = 1.0  # the end of a lease waits at least this long for a renewal in progress
 
 
-class LeaseLost(NielsCacheError):
+class LeaseLostError(NielsCacheError):
     """The loss of a lease: another process has taken over the target, because this process did not renew the lease in time."""
 
 
-class Stopped(NielsCacheError):
+class StopRequested(NielsCacheError):
     """A request to the processes that build this target to stop."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Times:
+class LeaseTimes:
     """The times of a lease in seconds.
 
     Attributes:
@@ -218,13 +218,13 @@ class Times:
     @property
     def poll_seconds(self) -> float:
         """The time between two looks at a lease that another process holds."""
-        return min(_MOST_POLL_SECONDS, self.renew_seconds / 5)
+        return min(_MAX_POLL_SECONDS, self.renew_seconds / 5)
 
 
 class Lease:
-    """The right to make one attempt at a target. `leased` creates it."""
+    """The right to make one attempt at a target. `hold_lease` creates it."""
 
-    def __init__(self, target: Path, holder: Holder, descriptor: int, *, waited: bool) -> None:
+    def __init__(self, target: Path, holder: LeaseHolder, descriptor: int, *, waited: bool) -> None:
         self.target, self.attempt, self.waited = target, holder.attempt, waited
         self._holder, self._descriptor = holder, descriptor
         self._count = 0
@@ -237,8 +237,8 @@ class Lease:
         """Check that this process still holds the lease. Call this before each record.
 
         Raises:
-            LeaseLost: If another process has taken over.
-            Stopped: If a stop was requested.
+            LeaseLostError: If another process has taken over.
+            StopRequested: If a stop was requested.
         """
         self._is_lost = self._is_lost or self._was_overtaken()
         self.check_quickly()
@@ -246,17 +246,17 @@ class Lease:
     def check_quickly(self) -> None:
         """Raise the same errors as `check`, but without reading the disk, from what the latest renewal has seen."""
         if self._is_lost:
-            raise self.lost()
+            raise self.lost_error()
         if self._stop is not None:
-            raise stopped(self.target, self._stop)
+            raise stop_error(self.target, self._stop)
 
-    def lost(self) -> LeaseLost:
+    def lost_error(self) -> LeaseLostError:
         """Return the error for the loss of this lease."""
         last = None
         with suppress(OSError):
             last = latest(self.target)
         who = UNKNOWN if last is None else last.writer
-        return LeaseLost(
+        return LeaseLostError(
             f"{self.target}: {who} has taken over, because this process did not renew its lease in time; "
             f"attempt {self.attempt} stops here, and the other process continues from its last record"
         )
@@ -282,7 +282,7 @@ class Lease:
             os.fsync(self._descriptor)  # other machines see it only after this
 
     @contextmanager
-    def renewed(self, times: Times, stops: Stops, on_stop: Callable[[], None] | None) -> Iterator[None]:
+    def renewed(self, times: LeaseTimes, stops: StopRequests, on_stop: Callable[[], None] | None) -> Iterator[None]:
         """Renew the lease on a thread, as long as the block runs."""
 
         def renew() -> None:
@@ -316,14 +316,14 @@ class Lease:
 
 
 @contextmanager
-def leased(
+def hold_lease(
     target: Path,
     *,
-    times: Times,
+    times: LeaseTimes,
     wait: bool,
     log: Log,
     on_stop: Callable[[], None] | None = None,
-    stops: Stops | None = None,
+    stops: StopRequests | None = None,
     at_once: bool = False,
 ) -> Iterator[Lease]:
     """Hold the lease of `target`, and renew it during the block.
@@ -336,36 +336,36 @@ def leased(
         log: Called with a line about each wait.
         on_stop: Called once, on another thread, if a stop is requested while the lease is held. Without it, only the checks raise.
         stops: The requests to stop that apply. By default, every `stop` that is created after this call.
-        at_once: Whether to raise Busy at once if the lease cannot be taken now.
+        at_once: Whether to raise BusyError at once if the lease cannot be taken now.
 
     Raises:
-        Busy: If another process builds the target.
-        LeaseLost: From the block, if another process has taken over.
-        Stopped: If a stop was requested before the lease is taken.
+        BusyError: If another process builds the target.
+        LeaseLostError: From the block, if another process has taken over.
+        StopRequested: If a stop was requested before the lease is taken.
     """
-    stops = Stops(stale=mark_of_stop(target)) if stops is None else stops
+    stops = StopRequests(stale=stop_stamp(target)) if stops is None else stops
     with ExitStack() as held:
         lease = _Claim(target, times, log, stops).take(held, wait=wait, at_once=at_once)
-        if stops.stale is not None and mark_of_stop(target) == stops.stale:
+        if stops.stale is not None and stop_stamp(target) == stops.stale:
             with suppress(OSError):
                 stop_path(target).unlink()
         held.enter_context(lease.renewed(times, stops, on_stop))
         try:
             yield lease
-        except LeaseLost:
+        except LeaseLostError:
             raise
         except Exception as error:  # such as an OSError for a staging directory that the next attempt has moved away
             if lease.is_lost():
-                raise lease.lost() from error
+                raise lease.lost_error() from error
             raise
 
 
-def builder_of(target: Path) -> Writer | None:
+def lease_owner(target: Path) -> LockOwner | None:
     """Return the process that builds `target` on this machine or, by its lease, on another machine, or None.
 
     A process on another machine may have died in the meantime; only a process that waits for it finds out.
     """
-    writer, seen = writer_of(target), latest(real := Path(os.path.realpath(target)))
+    writer, seen = lock_owner(target), latest(real := Path(os.path.realpath(target)))
     if writer is not None or seen is None or seen.is_over or has_died(real, seen):
         return writer
     return seen.writer
@@ -384,25 +384,25 @@ def request_stop(target: Path, launch: str | None = None) -> None:
     sync(path.parent)
 
 
-def stopped(target: Path, request: Path | None = None) -> Stopped:
+def stop_error(target: Path, request: Path | None = None) -> StopRequested:
     """Return the error for a request to stop.
 
     Args:
         target: The target.
         request: The file of the request, or None for the request to all processes.
     """
-    return Stopped(f"{target}: stopped by {request or stop_path(target)}; run the same command again to resume")
+    return StopRequested(f"{target}: stopped by {request or stop_path(target)}; run the same command again to resume")
 
 
 class _Claim:
     """An attempt to get a lease: it watches the latest attempt until it has ended, its holder has died, or its lease has expired."""
 
-    def __init__(self, target: Path, times: Times, log: Log, stops: Stops) -> None:
+    def __init__(self, target: Path, times: LeaseTimes, log: Log, stops: StopRequests) -> None:
         self._target, self._times, self._log, self._stops = target, times, log, stops
-        self._seen: Seen | None = None
+        self._seen: AttemptFile | None = None
         self._quiet = 0.0  # seconds without a change
         self._looked: float | None = None
-        self._told: Writer | None = None
+        self._told: LockOwner | None = None
         self._has_changed = False
 
     def take(self, held: ExitStack, *, wait: bool, at_once: bool) -> Lease:
@@ -411,9 +411,9 @@ class _Claim:
         began, waited = time.monotonic(), False
         while True:
             if (request := self._stops.requested(self._target)) is not None:
-                raise stopped(self._target, request)
-            locker: Writer | None = None
-            is_free, why = self._look()
+                raise stop_error(self._target, request)
+            locker: LockOwner | None = None
+            is_free, why = self._check_holder()
             if is_free:
                 with ExitStack() as attempted:
                     locker = self._lock(attempted)
@@ -423,41 +423,41 @@ class _Claim:
                     if lease is not None:
                         held.push(attempted.pop_all())
                         return lease
-            self._tell(locker, wait=wait, at_once=at_once, is_certain=time.monotonic() - began >= LOCK_SECONDS)
+            self._report_holder(locker, wait=wait, at_once=at_once, is_certain=time.monotonic() - began >= LOCK_SECONDS)
             waited = True
             time.sleep(self._times.poll_seconds)
 
-    def _tell(self, locker: Writer | None, *, wait: bool, at_once: bool, is_certain: bool) -> None:
-        """Log which process is waited for, or raise Busy instead of waiting."""
+    def _report_holder(self, locker: LockOwner | None, *, wait: bool, at_once: bool, is_certain: bool) -> None:
+        """Log which process is waited for, or raise BusyError instead of waiting."""
         seen = self._seen
         holder = None if seen is None or seen.is_over else seen.holder
         who = holder.writer if holder is not None else locker or UNKNOWN
         lives = self._has_changed or locker is not None or (seen is not None and holds_lock(self._target, seen.attempt) is True)
         if at_once or (not wait and lives and is_certain):
-            raise Busy(self._target, who)
+            raise BusyError(self._target, who)
         if is_certain and who != self._told:
             self._log(f"waiting for the other build of {self._target}: {who}")
             self._told = who
 
-    def _lock(self, attempted: ExitStack) -> Writer | None:
+    def _lock(self, attempted: ExitStack) -> LockOwner | None:
         """Take the lock of the target, if it is free and the file system has locks. Otherwise return the process that holds it."""
         try:
-            attempted.enter_context(writer_lock(self._target, patience=0))
-        except Busy as busy:
+            attempted.enter_context(hold_lock(self._target, retry_seconds=0))
+        except BusyError as busy:
             return busy.writer
-        except LockRefused as refused:
+        except LockRefusedError as refused:
             if not refused.no_locks:
                 raise
         return None
 
-    def _was_overtaken(self, locker: Writer) -> bool:
+    def _was_overtaken(self, locker: LockOwner) -> bool:
         """Return whether the process that holds the lock of the target is one whose lease has expired. It may be frozen.
 
         Any other process with the lock is just starting, or is a program that does not know leases.
         """
         return self._seen is not None and self._seen.holder is not None and self._seen.holder.overtaken == str(locker)
 
-    def _look(self) -> tuple[bool, str | None]:
+    def _check_holder(self) -> tuple[bool, str | None]:
         """Return whether the next attempt may begin now, and why, if the latest attempt has not ended properly."""
         seen, now = latest(self._target), time.monotonic()
         if self._looked is None or seen != self._seen:
@@ -475,17 +475,17 @@ class _Claim:
             return True, f"{who} has not renewed its lease of {self._target} for {self._quiet:.0f} s; taking over"
         return False, None
 
-    def _create(self, *, waited: bool, why: str | None, locker: Writer | None = None) -> Lease | None:
+    def _create(self, *, waited: bool, why: str | None, locker: LockOwner | None = None) -> Lease | None:
         """Create the file of the next attempt. Return None if another process was faster."""
         target, last = self._target, self._seen
         number = last.attempt if last is not None else highest_number(target)
         if last is None and recorded_attempts(target):
             return None
-        holder = Holder(
+        holder = LeaseHolder(
             attempt=number + 1,
-            writer=Writer.here(),
+            writer=LockOwner.current(),
             token=secrets.token_hex(8),
-            boot=Process.here().boot,
+            boot=Process.current().boot,
             overtaken=None if locker is None else str(locker),
         )
         path = attempt_record(target, holder.attempt)

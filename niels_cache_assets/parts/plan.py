@@ -22,7 +22,7 @@ from niels_cache_runtime.format.layout import Split
 from niels_cache_runtime.format.meta import Meta
 
 CODE_VERSION = "1"  # increment if the same files are divided differently, or if parts write different bytes
-MOST_SHARDS = 20_000
+MAX_SHARDS = 20_000
 _UNPACKED = 2.5  # bytes of text for one byte of a compressed file, roughly
 _PACKED = (".parquet", ".gz", ".bz2", ".xz", ".zst")
 _EVEN = 2**22  # a proposed shard size is a multiple of 4 MiB
@@ -66,7 +66,7 @@ class PlannedGroup:
 
     Attributes:
         fingerprint: The sha256 over everything that determined the group.
-        made_of: The values that the fingerprint hashes.
+        identity: The values that the fingerprint hashes.
         revision: The revision of upstream that was listed.
         text_field: The text field in every file, or None if no file contains rows.
         listed: The files, in the order of the listing.
@@ -74,7 +74,7 @@ class PlannedGroup:
     """
 
     fingerprint: str
-    made_of: Mapping[str, Any]
+    identity: Mapping[str, Any]
     revision: str | None
     text_field: str | None
     listed: tuple[ListedFile, ...]
@@ -144,15 +144,15 @@ def _group(entry: Mapping[str, Any], *, first: int) -> PlannedGroup:
         )
         for number, part in enumerate(entry["parts"], start=first)
     )
-    return PlannedGroup(fingerprint=entry["fingerprint"], made_of=entry["made_of"], listed=listed, parts=parts, **of_all)
+    return PlannedGroup(fingerprint=entry["fingerprint"], identity=entry["made_of"], listed=listed, parts=parts, **of_all)
 
 
-def entry_of_group(group: PlannedGroup) -> dict[str, Any]:
+def encode_group(group: PlannedGroup) -> dict[str, Any]:
     """Return the entry of a group in the file of a plan, which `Plan.of` reads."""
     number = {id(file): index for index, file in enumerate(group.listed)}
     return {
         "fingerprint": group.fingerprint,
-        "made_of": dict(group.made_of),
+        "made_of": dict(group.identity),
         "dataset_revision": group.revision,
         "text_field": group.text_field,
         "listed": [file._asdict() for file in group.listed],
@@ -181,7 +181,7 @@ def plan_parts(
     train_tokens: int | None,
     val_tokens: int | None,
     fingerprint: str = "",
-    made_of: Mapping[str, Any] = MappingProxyType({}),
+    identity: Mapping[str, Any] = MappingProxyType({}),
     **of_all: Any,
 ) -> PlannedGroup:
     """Return a group of parts. Each part has a contiguous run of the files of each split, balanced by bytes.
@@ -192,7 +192,7 @@ def plan_parts(
         train_tokens: The train budget of the group, or None.
         val_tokens: The val budget of the group, or None.
         fingerprint: See `PlannedGroup`.
-        made_of: See `PlannedGroup`.
+        identity: See `PlannedGroup`.
         **of_all: `revision` and `text_field` (see `PlannedGroup`).
 
     Raises:
@@ -209,7 +209,9 @@ def plan_parts(
         for part, run in zip(divided, contiguous_runs([file.bytes for file in chosen], parts), strict=True):
             part += chosen[run.start : run.stop]
     weights = [sum(file.bytes for file in part) for part in divided]
-    budgets: list[list[Any]] = [[None] * parts if total is None else shares(total, weights) for total in (train_tokens, val_tokens or None)]
+    budgets: list[list[Any]] = [
+        [None] * parts if total is None else divide_in_proportion(total, weights) for total in (train_tokens, val_tokens or None)
+    ]
     train, val = budgets
     if 0 in train:
         number = train.index(0)
@@ -223,7 +225,7 @@ def plan_parts(
         PlannedPart(number=number, files=tuple(part), plan=fingerprint, train_tokens=train[number], val_tokens=val[number], **shared)
         for number, part in enumerate(divided)
     )
-    return PlannedGroup(fingerprint=fingerprint, made_of=made_of, listed=tuple(files), parts=planned, **shared)
+    return PlannedGroup(fingerprint=fingerprint, identity=identity, listed=tuple(files), parts=planned, **shared)
 
 
 def is_compressed(name: str) -> bool:
@@ -246,9 +248,9 @@ def proposed_shard_bytes(
     tokens = estimated_text_bytes(files) // BYTES_PER_TOKEN
     if train_tokens is not None:
         tokens = min(tokens or train_tokens, train_tokens + (val_tokens or 0))
-    if tokens * token_bytes <= MOST_SHARDS * shard_bytes:
+    if tokens * token_bytes <= MAX_SHARDS * shard_bytes:
         return None
-    return -(-tokens * token_bytes // (MOST_SHARDS * _EVEN)) * _EVEN
+    return -(-tokens * token_bytes // (MAX_SHARDS * _EVEN)) * _EVEN
 
 
 def contiguous_runs(sizes: Sequence[int], parts: int) -> list[range]:
@@ -276,7 +278,7 @@ def contiguous_runs(sizes: Sequence[int], parts: int) -> list[range]:
     return [range(first, stop) for first, stop in zip(cuts, [*cuts[1:], count], strict=True)]
 
 
-def shares(total: int, weights: Sequence[int]) -> list[int]:
+def divide_in_proportion(total: int, weights: Sequence[int]) -> list[int]:
     """Return `total` divided in proportion to the weights, by the largest remainder method. The shares add up to `total` exactly.
 
     Of equal remainders, the first one counts as larger. If all weights are 0, they count as equal.

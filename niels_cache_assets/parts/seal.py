@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from niels_cache_assets.base.documents import joined_facts
+from niels_cache_assets.base.documents import merge_facts
 from niels_cache_assets.disk.attempts import NO_LINKS
-from niels_cache_assets.disk.space import Need, naming, require_room
+from niels_cache_assets.disk.space import SpaceNeed, name_path, require_free_space
 from niels_cache_assets.disk.writers import Files, NpyWriter
 from niels_cache_runtime.cache.mmap import map_offsets
 from niels_cache_runtime.errors import NielsCacheError
@@ -36,7 +36,7 @@ _OF_ALL = ("append_eot", "shard_bytes", "source", "special_token_ids", "token_dt
 
 
 @dataclass(frozen=True, kw_only=True)
-class Member:
+class SealInput:
     """A finished cache that is joined: a part, or the val part.
 
     Attributes:
@@ -62,7 +62,7 @@ class Member:
         return int(found) if split in self.splits else 0
 
 
-def seal(members: Sequence[Member], directory: Path, *, target: Path, log: Callable[[str], None]) -> Meta:
+def seal(members: Sequence[SealInput], directory: Path, *, target: Path, log: Callable[[str], None]) -> Meta:
     """Write everything except meta.json into `directory`, and return the keys of meta.json that the parts determine.
 
     Args:
@@ -75,9 +75,9 @@ def seal(members: Sequence[Member], directory: Path, *, target: Path, log: Calla
         NielsCacheError: If the document ends of a part do not match its tokens, or if copies are needed and do not fit on the disk.
     """
     files: Files = {}
-    links = Links(_sizes(members), target=target, log=log)
+    links = HardLinker(_sizes(members), target=target, log=log)
 
-    def link(member: Member, path: str, name: str) -> None:
+    def link(member: SealInput, path: str, name: str) -> None:
         files[name] = dict(member.meta["files"][path])
         links.add(member.directory / path, directory / name, files[name]["bytes"])
 
@@ -101,7 +101,7 @@ def seal(members: Sequence[Member], directory: Path, *, target: Path, log: Calla
         "cut": {split: len(ordinals) for split, ordinals in cut.items()},
         "cut_document": cut,
         "dropped": dict(sum((Counter(member.meta["dropped"]) for member in members), Counter())),
-        "facts": joined_facts([member.meta["facts"] for member in members]),
+        "facts": merge_facts([member.meta["facts"] for member in members]),
         "files": files,
         "content_sha256": content_sha256(files),
         "parts": [
@@ -125,12 +125,12 @@ def link_all(meta: Meta, source: Path, directory: Path, *, target: Path, log: Ca
         NielsCacheError: If copies are needed and do not fit on the disk.
     """
     sizes = {path: int(entry["bytes"]) for path, entry in meta["files"].items()}
-    links = Links(sum(sizes.values()), target=target, log=log)
+    links = HardLinker(sum(sizes.values()), target=target, log=log)
     for path, size in sizes.items():
         links.add(source / path, directory / path, size)
 
 
-def _sizes(members: Sequence[Member]) -> int:
+def _sizes(members: Sequence[SealInput]) -> int:
     """Return the total size of all shards and lineage that are taken, in bytes."""
     return sum(
         member.meta["files"][path]["bytes"]
@@ -140,7 +140,7 @@ def _sizes(members: Sequence[Member]) -> int:
     )
 
 
-class Links:
+class HardLinker:
     """Hard links from parts to the cache that joins them. After the file system has refused a link, all further files are copied.
 
     Args:
@@ -167,11 +167,11 @@ class Links:
                 if error.errno not in NO_LINKS:
                     raise
                 self._copies = True
-                need = Need(bytes=self._left, why="copies of the parts, because this file system has no hard links,", certain=True)
-                require_room(self._target, need, log=self._log)
+                need = SpaceNeed(bytes=self._left, reason="copies of the parts, because this file system has no hard links,", certain=True)
+                require_free_space(self._target, need, log=self._log)
                 self._log(f"{self._target}: copying the parts, because hard links are refused ({error.strerror})")
         if self._copies:
-            with naming(link):
+            with name_path(link):
                 shutil.copyfile(source, link)
         self._left -= size
 
@@ -186,7 +186,7 @@ def write_blocks(writer: NpyWriter, blocks: Iterable[np.ndarray]) -> None:
         writer.abandon()
 
 
-def _doc_ends(members: Sequence[Member], split: Split) -> Iterator[np.ndarray]:
+def _doc_ends(members: Sequence[SealInput], split: Split) -> Iterator[np.ndarray]:
     """Yield the document ends of a split in blocks, each shifted by the number of tokens before its part."""
     before = 0
     for member in members:
@@ -203,7 +203,7 @@ def _doc_ends(members: Sequence[Member], split: Split) -> Iterator[np.ndarray]:
         before += tokens
 
 
-def _lineage(members: Sequence[Member], split: Split) -> Iterator[tuple[Member, str]]:
+def _lineage(members: Sequence[SealInput], split: Split) -> Iterator[tuple[SealInput, str]]:
     """Yield the members whose lineage of a split is linked, and the names of the links.
 
     A split from several members has a folder with one file for each member that has documents. Other splits have one file.
@@ -217,7 +217,7 @@ def _lineage(members: Sequence[Member], split: Split) -> Iterator[tuple[Member, 
         yield member, f"{documents_folder(split)}/{member.name}.parquet"
 
 
-def _cut_documents(members: Sequence[Member], split: Split) -> Iterator[int]:
+def _cut_documents(members: Sequence[SealInput], split: Split) -> Iterator[int]:
     """Yield the ordinals of the documents that a budget has truncated."""
     before = 0
     for member in members:

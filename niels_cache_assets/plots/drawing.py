@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 
 from markupsafe import Markup
 
-from niels_cache_assets.base.wording import abbreviated
+from niels_cache_assets.base.wording import abbreviate
 
 WIDTH = 640
 COLORS = {
@@ -46,12 +46,12 @@ class Series(NamedTuple):
     Attributes:
         values: The values.
         tones: A key of COLORS, or one for each value.
-        said: What the values count.
+        meaning: What the values count.
     """
 
     values: Sequence[float]
     tones: str | Sequence[str] = "main"
-    said: str = ""
+    meaning: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class Panel:
         across: Label of the horizontal axis.
         legend: Texts by tone.
         is_logarithmic: Whether the vertical axis is logarithmic.
-        nothing: Text to show without values.
+        empty_text: Text to show without values.
     """
 
     kind: Literal["columns", "bars"]
@@ -82,7 +82,7 @@ class Panel:
     across: str = ""
     legend: Mapping[str, str] = field(default_factory=dict)
     is_logarithmic: bool = False
-    nothing: str = ""
+    empty_text: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,18 +105,18 @@ class Picture:
 Anchor = Literal["start", "middle", "end"]
 
 
-class Box(NamedTuple):
-    """A filled rectangle. `said` is its tooltip."""
+class BoxMark(NamedTuple):
+    """A filled rectangle. `tooltip` is its tooltip."""
 
     x: float
     y: float
     width: float
     height: float
     tone: str
-    said: str
+    tooltip: str
 
 
-class Line(NamedTuple):
+class LineMark(NamedTuple):
     """A line. `tone` is a key of COLORS; a line of tone `warn` is dashed."""
 
     x1: float
@@ -126,7 +126,7 @@ class Line(NamedTuple):
     tone: str
 
 
-class Text(NamedTuple):
+class TextMark(NamedTuple):
     """A text on a base line at `y`."""
 
     x: float
@@ -136,23 +136,23 @@ class Text(NamedTuple):
     tone: str = "muted"
 
 
-Mark = Box | Line | Text
+Mark = BoxMark | LineMark | TextMark
 
 
-def short(value: float) -> str:
+def short_number(value: float) -> str:
     """Return a number such as `1,234`, from ten thousand on in a form such as `12.3k` or `4.6M`."""
-    return f"{value:,.0f}" if value < 10_000 else abbreviated(value)
+    return f"{value:,.0f}" if value < 10_000 else abbreviate(value)
 
 
-def few(ticks: Sequence[tuple[float, str]], most: int = 8) -> list[tuple[float, str]]:
+def thin_ticks(ticks: Sequence[tuple[float, str]], most: int = 8) -> list[tuple[float, str]]:
     """Return evenly spaced ticks, at most `most`."""
     return list(ticks)[:: max(1, math.ceil(len(ticks) / most))]
 
 
 _FORMS = {
-    Box: Markup('<rect x="{0:.1f}" y="{1:.1f}" width="{2:.1f}" height="{3:.1f}" class="{4}"><title>{5}</title></rect>'),
-    Line: Markup('<line x1="{0:.1f}" y1="{1:.1f}" x2="{2:.1f}" y2="{3:.1f}" class="{4}"></line>'),
-    Text: Markup('<text x="{0:.1f}" y="{1:.1f}" text-anchor="{3}" class="{4}">{2}</text>'),
+    BoxMark: Markup('<rect x="{0:.1f}" y="{1:.1f}" width="{2:.1f}" height="{3:.1f}" class="{4}"><title>{5}</title></rect>'),
+    LineMark: Markup('<line x1="{0:.1f}" y1="{1:.1f}" x2="{2:.1f}" y2="{3:.1f}" class="{4}"></line>'),
+    TextMark: Markup('<text x="{0:.1f}" y="{1:.1f}" text-anchor="{3}" class="{4}">{2}</text>'),
 }
 
 
@@ -181,9 +181,9 @@ def as_png(picture: Picture) -> bytes:
     axes.set_axis_off()
     for number, mark in enumerate(marks):
         color = COLORS[mark.tone]
-        if isinstance(mark, Box):
+        if isinstance(mark, BoxMark):
             axes.add_patch(Rectangle((mark.x, mark.y), mark.width, mark.height, color=color, linewidth=0, zorder=number))
-        elif isinstance(mark, Line):
+        elif isinstance(mark, LineMark):
             style = "--" if mark.tone == "warn" else "-"
             axes.plot([mark.x1, mark.x2], [mark.y1, mark.y2], color=color, linewidth=1, linestyle=style, zorder=number)
         else:
@@ -207,7 +207,7 @@ def _layout(picture: Picture) -> tuple[float, list[Mark]]:
 
 def _draw(panel: Panel, left: float, right: float, row: float, marks: list[Mark]) -> float:
     """Append the marks of a panel, and return where it ends. `row` is the height of a row of bars."""
-    marks.append(Text(left, 20, panel.title, tone="ink"))
+    marks.append(TextMark(left, 20, panel.title, tone="ink"))
     top = 46.0 if panel.limit else 34.0
     count = max((len(each.values) for each in panel.series), default=0)
     if panel.kind == "bars":
@@ -221,16 +221,16 @@ def _draw(panel: Panel, left: float, right: float, row: float, marks: list[Mark]
     if panel.limit:
         x = left + panel.limit[0] * unit
         anchor: Anchor = "start" if x < left + 60 else "end" if x > right - 60 else "middle"
-        marks += [Line(x, top - 4, x, bottom, "warn"), Text(x, top - 8, panel.limit[1], anchor, "warn")]
-    marks += [Text(left + place * unit, bottom + 14, text, "middle") for place, text in panel.ticks]
-    if panel.nothing and not count:
-        marks.append(Text((left + right) / 2, (top + bottom) / 2 + 4, panel.nothing, "middle"))
+        marks += [LineMark(x, top - 4, x, bottom, "warn"), TextMark(x, top - 8, panel.limit[1], anchor, "warn")]
+    marks += [TextMark(left + place * unit, bottom + 14, text, "middle") for place, text in panel.ticks]
+    if panel.empty_text and not count:
+        marks.append(TextMark((left + right) / 2, (top + bottom) / 2 + 4, panel.empty_text, "middle"))
     bottom += 14 if panel.ticks else 0
     if panel.across:
         bottom += 16
-        marks.append(Text((left + right) / 2, bottom, panel.across, "middle"))
+        marks.append(TextMark((left + right) / 2, bottom, panel.across, "middle"))
     for tone, text in panel.legend.items():
-        marks += [Box(left, bottom + 10, 9, 9, tone, ""), Text(left + 14, bottom + 18, text)]
+        marks += [BoxMark(left, bottom + 10, 9, 9, tone, ""), TextMark(left + 14, bottom + 18, text)]
         left += 30 + len(text) * _CHARACTER
     return bottom + (18 if panel.legend else 0)
 
@@ -249,9 +249,9 @@ def _draw_columns(panel: Panel, left: float, right: float, bottom: float, unit: 
 
     for each in steps:
         y = bottom - height(each)
-        marks += [Line(left, y, right, y, "grid"), Text(left - 5, y + 4, short(each), "end")]
+        marks += [LineMark(left, y, right, y, "grid"), TextMark(left - 5, y + 4, short_number(each), "end")]
     for _, place, value, tone, said in _values(panel):
-        marks.append(Box(left + place * unit + 0.4, bottom - height(value), max(unit - 0.8, 0.5), height(value), tone, said))
+        marks.append(BoxMark(left + place * unit + 0.4, bottom - height(value), max(unit - 0.8, 0.5), height(value), tone, said))
 
 
 def _draw_bars(panel: Panel, left: float, right: float, top: float, row: float, marks: list[Mark]) -> float:
@@ -261,13 +261,13 @@ def _draw_bars(panel: Panel, left: float, right: float, top: float, row: float, 
     thick = min((row - 8) / len(panel.series), 2 * _BAR)
     top += (row - thick * len(panel.series)) / 2
     for place, name in enumerate(panel.names):
-        marks.append(Text(left - 6, top + place * row + thick * len(panel.series) / 2 + 4, _short_name(name), "end", "ink"))
+        marks.append(TextMark(left - 6, top + place * row + thick * len(panel.series) / 2 + 4, _short_name(name), "end", "ink"))
     for number, place, value, tone, said in _values(panel):
-        marks.append(Box(left, top + place * row + number * thick, value * unit, thick - 1, tone, said))
+        marks.append(BoxMark(left, top + place * row + number * thick, value * unit, thick - 1, tone, said))
     last = len(panel.series) - 1
     for place, text in enumerate(panel.labels):
         end = left + panel.series[last].values[place] * unit
-        marks.append(Text(end + 5, top + place * row + (last + 0.5) * thick + 4, text, tone="ink"))
+        marks.append(TextMark(end + 5, top + place * row + (last + 0.5) * thick + 4, text, tone="ink"))
     return unit
 
 
@@ -283,7 +283,7 @@ def _values(panel: Panel) -> Iterator[tuple[int, int, float, str, str]]:
                     place,
                     value,
                     tone,
-                    f"{name}{f'{value:,}' if isinstance(value, int) else f'{value:,.4g}'} {series.said}".rstrip(),
+                    f"{name}{f'{value:,}' if isinstance(value, int) else f'{value:,.4g}'} {series.meaning}".rstrip(),
                 )
 
 

@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from niels_cache_assets.base.wording import counted
+from niels_cache_assets.base.wording import format_count
 from niels_cache_assets.facts.targets import ExampleTargets
 from niels_cache_runtime.cache.mmap import MappedTokens, map_example_starts, map_offsets
 from niels_cache_runtime.format.layout import (
@@ -109,11 +109,11 @@ class CacheMeasures:
         return int(np.count_nonzero(self.token_counts))
 
     @property
-    def said_of_pieces(self) -> str:
+    def pieces_used_text(self) -> str:
         """Number of used pieces in words: `380 of 400 pieces`, or `380 ids` for an unknown vocabulary."""
         if self.vocab_size is None:  # imported tokens
-            return counted(self.pieces_used, "id")
-        return f"{self.pieces_used:,} of {counted(self.vocab_size, 'piece')}"
+            return format_count(self.pieces_used, "id")
+        return f"{self.pieces_used:,} of {format_count(self.vocab_size, 'piece')}"
 
 
 def measure_cache(directory: Path, family: Family, meta: Meta) -> CacheMeasures:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from niels_cache_assets.base.wording import counted, label, share_of
-from niels_cache_assets.plots.drawing import Panel, Picture, Series, few, short
+from niels_cache_assets.base.wording import format_count, format_share, label
+from niels_cache_assets.plots.drawing import Panel, Picture, Series, short_number, thin_ticks
 from niels_cache_assets.plots.measures import CONTEXT, LENGTH_EDGES, MAX_TURNS, SHARE_BINS, CacheMeasures, ConversationMeasures
 from niels_cache_runtime.format.layout import SIDES, Family
 
 if TYPE_CHECKING:
-    from niels_cache_assets.facts.mixture import Mixture
+    from niels_cache_assets.facts.mixture import MixturePlan
 
 MAX_SOURCES = 20  # more bars are not legible
 MAX_MIXED = 10  # each has three bars
@@ -48,7 +48,7 @@ def _lengths(measures: CacheMeasures, *, cut: bool) -> Picture:
     around = [row - 2, row + 1] if cut else []
     first, end = min([*filled, *around], default=0), max([*filled, *around], default=-1) + 1
     edges = LENGTH_EDGES[first : end + 1].tolist()
-    note = f"; T = {CONTEXT:,} cuts {share_of(measures.cut / measures.items) if measures.cut else 'none'}" if cut else ""
+    note = f"; T = {CONTEXT:,} cuts {format_share(measures.cut / measures.items) if measures.cut else 'none'}" if cut else ""
     panel = Panel(
         kind="columns",
         title=f"{measures.items:,} {measures.noun} by length{note}",
@@ -56,10 +56,10 @@ def _lengths(measures: CacheMeasures, *, cut: bool) -> Picture:
             Series(measures.lengths[first:end].tolist(), ["warn" if cut and edge >= CONTEXT else "main" for edge in edges], measures.noun)
         ],
         names=[f"{low:,} to {high - 1:,} tokens" for low, high in pairwise(edges)],
-        ticks=few([(place, short(edge)) for place, edge in enumerate(edges) if edge.bit_count() == 1]),
+        ticks=thin_ticks([(place, short_number(edge)) for place, edge in enumerate(edges) if edge.bit_count() == 1]),
         limit=(row - first, f"T = {CONTEXT:,}") if cut else None,
         across="tokens",
-        nothing=f"there are no {measures.noun}",
+        empty_text=f"there are no {measures.noun}",
     )
     return Picture(title="lengths", alternative="Histogram of its documents or examples by length", panels=[panel])
 
@@ -71,18 +71,18 @@ def _frequency(measures: CacheMeasures) -> Picture:
     """
     counts = np.sort(measures.token_counts)[::-1]
     ranks = [2**power for power in range(measures.pieces_used.bit_length())]
-    part = "" if measures.counted == measures.tokens else f" (of {share_of(measures.counted / measures.tokens)} of the tokens)"
+    part = "" if measures.counted == measures.tokens else f" (of {format_share(measures.counted / measures.tokens)} of the tokens)"
     half = int(np.searchsorted(np.cumsum(counts), measures.counted / 2)) + 1
     panel = Panel(
         kind="columns",
-        title=f"how often each piece is used: {measures.said_of_pieces} are used{part}",
-        series=[Series([int(counts[rank - 1]) for rank in ranks], said="times")],
+        title=f"how often each piece is used: {measures.pieces_used_text} are used{part}",
+        series=[Series([int(counts[rank - 1]) for rank in ranks], meaning="times")],
         names=[f"piece of rank {rank:,}" for rank in ranks],
-        ticks=few([(place + 0.5, short(rank)) for place, rank in enumerate(ranks)]),
+        ticks=thin_ticks([(place + 0.5, short_number(rank)) for place, rank in enumerate(ranks)]),
         limit=(math.log2(half) + 0.5, f"{half:,} {'piece is' if half == 1 else 'pieces are'} half of all tokens") if ranks else None,
         across="rank of the piece",
         is_logarithmic=True,
-        nothing="there are no tokens",
+        empty_text="there are no tokens",
     )
     said = "How often the piece of each rank is used, on logarithmic axes, on which Zipf's law is a straight line"
     return Picture(title="token frequency", alternative=said, panels=[panel])
@@ -97,7 +97,7 @@ def _conversations(conversations: ConversationMeasures, measures: CacheMeasures)
     by_turns = Panel(
         kind="columns",
         title=f"{measures.noun} by {conversations.counted}",
-        series=[Series([conversations.turns[turn] for turn in range(1, most + 1)], said=measures.noun)],
+        series=[Series([conversations.turns[turn] for turn in range(1, most + 1)], meaning=measures.noun)],
         names=[f"{turn} {conversations.counted}" for turn in turns],
         ticks=[
             (place + 0.5, turn) for place, turn in enumerate(turns) if most < 12 or place == 0 or (place + 1) % 5 == 0 or place == most - 1
@@ -108,10 +108,10 @@ def _conversations(conversations: ConversationMeasures, measures: CacheMeasures)
     by_share = Panel(
         kind="columns",
         title=f"{measures.noun} by share of targets",
-        series=[Series(conversations.target_shares.tolist(), said=measures.noun)],
+        series=[Series(conversations.target_shares.tolist(), meaning=measures.noun)],
         names=[f"{place / SHARE_BINS:.0%} to {(place + 1) / SHARE_BINS:.0%}" for place in range(SHARE_BINS)],
         ticks=[(place, f"{place / SHARE_BINS:.0%}") for place in range(0, SHARE_BINS + 1, SHARE_BINS // 4)],
-        limit=(share * SHARE_BINS, f"{share_of(share)} of all tokens"),
+        limit=(share * SHARE_BINS, f"{format_share(share)} of all tokens"),
         across=f"tokens of the {measures.noun.removesuffix('s')} that are targets",
     )
     said = "Histograms of its examples by turns and by the share of their tokens that are targets"
@@ -129,9 +129,9 @@ def _reasons(title: str, reasons: Sequence[tuple[str, int, str]], given: int, no
         title=f"dropped, by reason (of {given:,} {noun})",
         series=[Series([count for _, count, _ in shown], [tone for *_, tone in shown], noun)],
         names=[reason for reason, *_ in shown],
-        labels=[f"{count:,} ({share_of(count / given)})" for _, count, _ in shown],
+        labels=[f"{count:,} ({format_share(count / given)})" for _, count, _ in shown],
         legend={tone: stage for stage, tone in _STAGE_TONES.items() if stage in stages} if len(stages) > 1 else {},
-        nothing="nothing was dropped",
+        empty_text="nothing was dropped",
     )
     return Picture(title=title, alternative="Bars: dropped documents or examples, by reason; the table has the figures", panels=[panel])
 
@@ -149,7 +149,7 @@ def ratios_picture(characters_per_token: Mapping[str, float]) -> Picture:
         series=[Series([value for _, value in rows])],
         names=[name for name, _ in rows],
         labels=[f"{value:.2f}" for _, value in rows],
-        nothing="nothing is built with it yet",
+        empty_text="nothing is built with it yet",
     )
     return Picture(title="characters per token", alternative="Bars: characters per token of each data set", panels=[panel])
 
@@ -166,7 +166,7 @@ def corpus_pictures(report: Mapping[str, Any]) -> list[Picture]:
                 title=title,
                 series=[Series(values, ["rest", *["main"] * (len(stages) - 1)])],
                 names=[stage["stage"] for stage in stages] if not panels else (),
-                labels=[f"{short(value)} ({share_of(value, values[0])})" for value in values],
+                labels=[f"{short_number(value)} ({format_share(value, values[0])})" for value in values],
             )
         )
     lengths = Panel(
@@ -177,7 +177,7 @@ def corpus_pictures(report: Mapping[str, Any]) -> list[Picture]:
             Series([row["after"] for row in rows], "warn", stages[1]["stage"]),
         ],
         names=[f"{row['from']:,} to {row['below'] - 1:,} characters" for row in rows],
-        ticks=few([(place, short(row["from"])) for place, row in enumerate(rows)], 12),
+        ticks=thin_ticks([(place, short_number(row["from"])) for place, row in enumerate(rows)], 12),
         across="characters",
         legend={"rest": "read", "warn": stages[1]["stage"]},
     )
@@ -197,7 +197,7 @@ def corpus_pictures(report: Mapping[str, Any]) -> list[Picture]:
             names=[f"{label} documents" for label, _ in bins],
             ticks=[(place + 0.5, label) for place, (label, _) in enumerate(bins)],
             across="documents in the cluster",
-            nothing="no document has a duplicate",
+            empty_text="no document has a duplicate",
         )
         pictures.append(Picture(title="duplicates", alternative="Clusters of duplicates by size", panels=[clusters]))
     return pictures
@@ -213,10 +213,12 @@ def _binned(sizes: Sequence[tuple[int, int]]) -> list[tuple[str, int]]:
         low = size if size < 5 else max(5, 2 ** (size.bit_length() - 1))
         high = low if size < 5 else 2 ** size.bit_length() - 1
         bins[low, high] = bins.get((low, high), 0) + count
-    return [(f"{low}" if low == high else f"{short(low)}-{short(high)}", count) for (low, high), count in sorted(bins.items())]
+    return [
+        (f"{low}" if low == high else f"{short_number(low)}-{short_number(high)}", count) for (low, high), count in sorted(bins.items())
+    ]
 
 
-def mixture_picture(mixture: Mixture) -> Picture:
+def mixture_picture(mixture: MixturePlan) -> Picture:
     """Return three bars of shares and a bar of epochs for each source.
 
     If there are more than MAX_MIXED sources, those that repeat too often are shown, then the largest ones.
@@ -232,10 +234,10 @@ def mixture_picture(mixture: Mixture) -> Picture:
         series=[
             Series([source.available for source in shown], "rest", "available"),
             Series([source.configured for source in shown], "second", "configured"),
-            Series([source.actual for source in shown], said="read"),
+            Series([source.actual for source in shown], meaning="read"),
         ],
         names=[source.name for source in shown],
-        labels=[share_of(source.actual) for source in shown],
+        labels=[format_share(source.actual) for source in shown],
         legend={"rest": "available", "second": "configured", "main": "read"},
     )
     times = Panel(
@@ -249,17 +251,17 @@ def mixture_picture(mixture: Mixture) -> Picture:
     return Picture(title="shares and epochs", alternative=said, panels=[shares, times], shares=(3, 2))
 
 
-def shown(value: float, form: str = "number") -> str:
+def format_measure(value: float, form: str = "number") -> str:
     """Return a measure as text: a whole number for a count, otherwise four digits."""
     return f"{value:,.0f}" if form == "count" else f"{value:.4g}"
 
 
 def limit_picture(rule: Mapping[str, Any]) -> Picture:
     """Return the histogram of a measure, on a logarithmic scale. Documents that no other rule drops are drawn over all documents."""
-    bins, form, limit = rule["bins"], rule["form"], shown(rule["limit"], rule["form"])
+    bins, form, limit = rule["bins"], rule["form"], format_measure(rule["limit"], rule["form"])
     first = next(number for number, row in enumerate(bins) if row["drops"] != (rule["side"] == "below"))
-    edges = [(number, shown(row["from"], form)) for number, row in enumerate(bins) if row["from"] is not None]
-    ticks: list[tuple[float, str]] = few(edges)
+    edges = [(number, format_measure(row["from"], form)) for number, row in enumerate(bins) if row["from"] is not None]
+    ticks: list[tuple[float, str]] = thin_ticks(edges)
     if bins[-1]["to"] is None and edges:  # the last column has everything from there on, so it may be the highest one
         last, text = edges[-1]
         ticks = [tick for tick in ticks if tick[0] <= last - len(bins) / 12] + [(last, f"{text}+")]
@@ -283,8 +285,8 @@ def limit_picture(rule: Mapping[str, Any]) -> Picture:
 
 def _range(low: float | None, high: float | None, form: str) -> str:
     if low is None or high is None:
-        return f"below {shown(high or 0, form)}" if low is None else f"from {shown(low, form)}"
-    return f"{shown(low, form)} to {shown(high, form)}"
+        return f"below {format_measure(high or 0, form)}" if low is None else f"from {format_measure(low, form)}"
+    return f"{format_measure(low, form)} to {format_measure(high, form)}"
 
 
 def similarity_pictures(duplicates: Mapping[str, Any]) -> list[Picture]:
@@ -304,9 +306,9 @@ def _by_similarity(rows: Sequence[tuple[float, int, str]], threshold: float, tit
         title=f"{title}, on a logarithmic scale",
         series=[Series([row[1] for row in rows], ["warn" if row[0] >= threshold - 1e-9 else "main" for row in rows], "documents")],
         names=[row[2] for row in rows],
-        ticks=few([(place, f"{row[0]:.2f}") for place, row in enumerate(rows)]),
+        ticks=thin_ticks([(place, f"{row[0]:.2f}") for place, row in enumerate(rows)]),
         limit=((threshold - first) / (1 - first) * len(rows), f"threshold {threshold:g}"),
         is_logarithmic=True,
     )
-    said = f"Histogram: {title}; {counted(sum(row[1] for row in rows), 'document')}, with the threshold {threshold}"
+    said = f"Histogram: {title}; {format_count(sum(row[1] for row in rows), 'document')}, with the threshold {threshold}"
     return Picture(title=title, alternative=said, panels=[panel])

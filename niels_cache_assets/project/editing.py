@@ -13,17 +13,17 @@ from niels_cache_assets.base.processes import open_to_lock
 from niels_cache_assets.base.toml import as_toml, parse_toml, toml_key, typed_toml
 from niels_cache_assets.project.merging import Tables, read_tables
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.commit import is_still
+from niels_cache_runtime.format.commit import is_same_file
 
 
-def added_tables(path: Path, name: str) -> list[Any]:
+def read_added_tables(path: Path, name: str) -> list[Any]:
     """Return the tables `[[pretrain.NAME.added]]` of a file as they are written."""
     table = read_tables(path, "make it readable").get("pretrain", {}).get(name, {})
     found = table.get("added", []) if isinstance(table, Mapping) else []
     return found if isinstance(found, list) else []
 
 
-class NotAddedError(NielsCacheError):
+class TableNotWrittenError(NielsCacheError):
     """The error for a table that could not be written.
 
     Args:
@@ -47,7 +47,7 @@ def locked_config(path: Path, *, log: Callable[[str], None]) -> Iterator[None]:
         log: Called with one line if this function has to wait.
     """
     descriptor = open_to_lock(path)  # None if there is no such file: the caller reads the file, and says why it cannot
-    while descriptor is not None and _lock(descriptor, path, log) and not is_still(path, descriptor):
+    while descriptor is not None and _lock(descriptor, path, log) and not is_same_file(path, descriptor):
         os.close(descriptor)
         descriptor = open_to_lock(path)
     try:
@@ -82,27 +82,28 @@ def add_table(path: Path, name: str, entry: Mapping[str, Any], *, keys: Mapping[
         The file that was written.
 
     Raises:
-        NotAddedError: If the file cannot be written, if it has several hard links, or if the result would change anything else. The file is
+        TableNotWrittenError: If the file cannot be written, if it has several hard links, or if the result would change anything else. The
+        file is
             then unchanged.
     """
     real = Path(os.path.realpath(path))
     before = read_tables(real, "make it readable")
-    lines, by_hand = _by_hand(real, before, name, entry, keys)
+    lines, by_hand = _manual_edit(real, before, name, entry, keys)
     try:
         if (links := os.stat(real).st_nlink) > 1:
-            raise NotAddedError(f"{real}: has {links} names (hard links), so other projects may read it; {by_hand}", lines)
+            raise TableNotWrittenError(f"{real}: has {links} names (hard links), so other projects may read it; {by_hand}", lines)
         with open(real, encoding="utf-8", newline="") as file:
             text = file.read()
         edited = _edited(text, name, entry, keys)
-        if edited is None or not _is_only_this(before, text, edited, name, entry, keys):
-            raise NotAddedError(f"{real}: its form does not allow a new table; {by_hand}", lines)
+        if edited is None or not _changes_only(before, text, edited, name, entry, keys):
+            raise TableNotWrittenError(f"{real}: its form does not allow a new table; {by_hand}", lines)
         _replace(real, edited)
     except OSError as error:
-        raise NotAddedError(f"{real}: cannot be written: {error.strerror or error}; {by_hand}", lines) from error
+        raise TableNotWrittenError(f"{real}: cannot be written: {error.strerror or error}; {by_hand}", lines) from error
     return real
 
 
-def _by_hand(path: Path, before: Tables, name: str, entry: Mapping[str, Any], keys: Mapping[str, Any]) -> tuple[str, str]:
+def _manual_edit(path: Path, before: Tables, name: str, entry: Mapping[str, Any], keys: Mapping[str, Any]) -> tuple[str, str]:
     """Return the new lines as TOML, and a clause that tells the user to write them."""
     place = f"pretrain.{toml_key(name)}"
     lines = [f"{key} = {as_toml(value)}" for key, value in keys.items()]
@@ -157,7 +158,7 @@ def _edited(text: str, name: str, entry: Mapping[str, Any], keys: Mapping[str, A
         return None
 
 
-def _is_only_this(before: Tables, text: str, edited: str, name: str, entry: Mapping[str, Any], keys: Mapping[str, Any]) -> bool:
+def _changes_only(before: Tables, text: str, edited: str, name: str, entry: Mapping[str, Any], keys: Mapping[str, Any]) -> bool:
     """Return whether the edited text has every old line, and only the new values besides the old ones."""
     pretrain = before.get("pretrain", {})
     table = {**pretrain.get(name, {}), **keys}

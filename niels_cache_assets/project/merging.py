@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from niels_cache_assets.base.choices import refuse_choice
+from niels_cache_assets.base.choices import raise_unknown_choice
 from niels_cache_assets.base.toml import as_toml, parse_toml
 from niels_cache_assets.project.shipped import shipped_table
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
@@ -18,14 +18,14 @@ from niels_cache_runtime.format.layout import FAMILIES, Family
 
 SOURCES: Mapping[Family, Mapping[str, type[Source]]] = {"pretrain": PRETRAIN_SOURCES, "sft": SFT_SOURCES}
 _SECTIONS = ("build", "tokenizer", "cleaning", "dedup", *FAMILIES, "blend", "reports", "publish", "dagster", "cluster", "notify")
-ONE_KEY = frozenset({"files", "path"})  # each source kind has one of these two keys, and accepts both names
+EXCLUSIVE_KEYS = frozenset({"files", "path"})  # each source kind has one of these two keys, and accepts both names
 _NAMED = (*FAMILIES, "blend")  # in these sections, the user chooses the names of the tables
 
 
 Tables = dict[str, Any]
 
 
-def with_catalog(user: Tables, shipped: Tables, where: str, advice: list[str]) -> Tables:
+def add_catalog_keys(user: Tables, shipped: Tables, where: str, advice: list[str]) -> Tables:
     """Return the user's tables with the keys of the catalog added to tables that name a shipped data set.
 
     A table gets these keys if it has no `source` and the profile has no table of this name.
@@ -68,7 +68,7 @@ def read_tables(path: Path, remedy: str) -> Tables:
         raise NielsCacheError(f"{path}: nested too deeply for settings; make it flatter") from error
 
 
-def merged_tables(below: Tables, above: Mapping[str, Any], where: str) -> Tables:
+def merge_tables(below: Tables, above: Mapping[str, Any], where: str) -> Tables:
     """Return both layers, merged key by key, so that a user can set one key of a shipped data set.
 
     If `source` of a data set differs between the layers, the table in `above` replaces the whole table in `below`.
@@ -80,7 +80,7 @@ def merged_tables(below: Tables, above: Mapping[str, Any], where: str) -> Tables
                 for family in FAMILIES:
                     if isinstance(source := tables.get("source"), str) and source in SOURCES[family]:
                         raise NielsCacheError(f"{where}: unknown table {section!r}; write [{family}.{section}]")
-            refuse_choice(where, "unknown table", section, _SECTIONS)
+            raise_unknown_choice(where, "unknown table", section, _SECTIONS)
         if not isinstance(tables, Mapping):
             shown = "" if section == "notify" else f", not {tables!r}"  # an argument of its command may be a secret
             raise NielsCacheError(f"{where}: {section} must be a table{shown}")
@@ -97,7 +97,7 @@ def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> Tables:
 
     `files` and `path` both name where the data is. So if the new table has one of these keys, the old table loses both.
     """
-    gone = ONE_KEY - new.keys() if new.keys() & ONE_KEY else set()
+    gone = EXCLUSIVE_KEYS - new.keys() if new.keys() & EXCLUSIVE_KEYS else set()
     return {**{key: value for key, value in old.items() if key not in gone}, **new}
 
 

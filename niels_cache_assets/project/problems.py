@@ -15,7 +15,7 @@ from pydantic import BaseModel, SecretStr, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from niels_cache_assets.base.choices import refuse_choice
+from niels_cache_assets.base.choices import raise_unknown_choice
 from niels_cache_assets.base.defaults import CONFIG_NAME
 from niels_cache_assets.base.toml import parse_toml, typed_toml
 from niels_cache_assets.project.shipped import catalog
@@ -34,10 +34,10 @@ _BOUNDS = {  # by pydantic's error type
 _YES = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
-Spell = Callable[[str, str], str]
+FormatSetting = Callable[[str, str], str]
 
 
-def refuse_unknown(
+def raise_not_configured(
     where: str,
     problem: str,
     given: str,
@@ -67,18 +67,20 @@ def refuse_unknown(
     addable = [name for name, (family, _) in catalog().items() if family in families and name not in names]
     near = [given] if given in addable else difflib.get_close_matches(given, addable, n=1)
     if given in names or not near or difflib.get_close_matches(given, choices, n=1):
-        refuse_choice(where, problem, given, choices, elsewhere)
+        raise_unknown_choice(where, problem, given, choices, elsewhere)
     shown = "it" if near[0] == given else repr(near[0])
     add = f"add [{catalog()[near[0]][0]}.{near[0]}] to {CONFIG_NAME if origin.startswith('profile ') else origin}"
     raise NielsCacheError(f"{where}: {problem} {given!r}; {shown} is in the catalog, and {origin} does not name it: {add}")
 
 
-def in_a_file(key: str, value: str) -> str:
+def toml_line(key: str, value: str) -> str:
     """Return a key and its value as a line of a TOML file."""
     return f"{key} = {value}"
 
 
-def explain_problems(error: ValidationError, model: type[BaseModel], table: Mapping[str, Any], *, spell: Spell = in_a_file) -> list[str]:
+def explain_problems(
+    error: ValidationError, model: type[BaseModel], table: Mapping[str, Any], *, spell: FormatSetting = toml_line
+) -> list[str]:
     """Return a clause for each problem of a table, which continues a message that names the table.
 
     If there are unknown keys, only unknown keys are reported.
@@ -112,7 +114,9 @@ def _path(problem: ErrorDetails, model: type[BaseModel]) -> tuple[int | str, ...
     return (first, *rest)
 
 
-def _explain(problem: ErrorDetails, path: tuple[int | str, ...], model: type[BaseModel], table: Mapping[str, Any], spell: Spell) -> str:
+def _explain(
+    problem: ErrorDetails, path: tuple[int | str, ...], model: type[BaseModel], table: Mapping[str, Any], spell: FormatSetting
+) -> str:
     key = ".".join(map(str, path))
     if problem["type"] == "extra_forbidden":
         near = difflib.get_close_matches(key, list(model.model_fields), n=1)
@@ -131,7 +135,7 @@ def _explain(problem: ErrorDetails, path: tuple[int | str, ...], model: type[Bas
     if problem["type"] == "value_error":
         return f"{shown}: {message}"
     wanted = _wanted(problem, _inner(field.annotation, path[1:]), field) or message
-    meant = None if is_secret else _meant_value(path, value, problem["input"], field, model)
+    meant = None if is_secret else _guess_value(path, value, problem["input"], field, model)
     if meant is not None:
         return f"{shown}: {wanted}; write {spell(str(path[0]), meant)}"
     example = _example(field, model)
@@ -233,10 +237,10 @@ def _inner(annotation: Any, path: Sequence[int | str]) -> Any:
     return annotation
 
 
-def _meant_value(path: Sequence[int | str], value: Any, given: Any, field: FieldInfo, model: type[BaseModel]) -> str | None:
+def _guess_value(path: Sequence[int | str], value: Any, given: Any, field: FieldInfo, model: type[BaseModel]) -> str | None:
     """Return the value that the user probably meant for the key, as TOML, or None if no guess is possible."""
-    takes = _taking(field, model)
-    for candidate in (*_meant(given), *_allowed_near(given, _inner(field.annotation, path[1:]))):
+    takes = _acceptance_test(field, model)
+    for candidate in (*_other_types(given), *_allowed_near(given, _inner(field.annotation, path[1:]))):
         replaced = _replaced(value, path[1:], candidate)
         if takes(replaced):
             typed = typed_toml(replaced)
@@ -244,7 +248,7 @@ def _meant_value(path: Sequence[int | str], value: Any, given: Any, field: Field
     return None
 
 
-def _meant(given: Any) -> Iterator[Any]:
+def _other_types(given: Any) -> Iterator[Any]:
     """Yield the given value in other types."""
     if isinstance(given, str):
         with suppress(ValueError):
@@ -285,7 +289,7 @@ def _replaced(value: Any, path: Sequence[int | str], candidate: Any) -> Any:
     return candidate
 
 
-def _taking(field: FieldInfo, model: type[BaseModel]) -> Callable[[Any], bool]:
+def _acceptance_test(field: FieldInfo, model: type[BaseModel]) -> Callable[[Any], bool]:
     adapter: TypeAdapter[Any] = TypeAdapter(field.rebuild_annotation(), config={"strict": bool(model.model_config.get("strict"))})
 
     def takes(value: Any) -> bool:
@@ -301,7 +305,7 @@ def _taking(field: FieldInfo, model: type[BaseModel]) -> Callable[[Any], bool]:
 def _example(field: FieldInfo, model: type[BaseModel]) -> str | None:
     """Return the default, the example of the field, or the first of a few values that the field accepts."""
     default = None if field.is_required() else field.get_default(call_default_factory=True)
-    takes = _taking(field, model)
+    takes = _acceptance_test(field, model)
     metadata = [*_metadata(field.annotation), *field.metadata]
     least = [each.ge for each in metadata if isinstance(each, annotated_types.Ge)]
     items = [get_args(member)[0] for member in _members(field.annotation) if get_args(member)]

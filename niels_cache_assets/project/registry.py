@@ -21,13 +21,13 @@ from typing import Any, Literal, NoReturn, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from niels_cache_assets.base.choices import refuse_choice
+from niels_cache_assets.base.choices import raise_unknown_choice
 from niels_cache_assets.base.defaults import CONFIG_NAME
 from niels_cache_assets.base.toml import as_toml, typed_toml
 from niels_cache_assets.cleaning.settings import CleaningSettings
 from niels_cache_assets.dedup.settings import DedupSettings
-from niels_cache_assets.project.merging import ONE_KEY, SOURCES, Tables, absolute_paths, merged_tables, read_tables, with_catalog
-from niels_cache_assets.project.problems import explain_problems, in_a_file, refuse_unknown
+from niels_cache_assets.project.merging import EXCLUSIVE_KEYS, SOURCES, Tables, absolute_paths, add_catalog_keys, merge_tables, read_tables
+from niels_cache_assets.project.problems import explain_problems, raise_not_configured, toml_line
 from niels_cache_assets.project.running import ClusterSettings, NotifySettings, PublishSettings
 from niels_cache_assets.project.shipped import PROFILES, catalog, profile_tables
 from niels_cache_assets.project.tables import BlendSettings, BuildSettings, DagsterSettings, ReportsSettings
@@ -45,7 +45,7 @@ FALLBACK_PROFILE = PROFILES[0]
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 _LONGEST_NAME = 200  # file names contain this name, and can have at most 255 bytes
 _ON_THE_COMMAND_LINE = "command line: "
-_MOST_PROBLEMS = 3  # maximum number of a table's problems in one message
+_MAX_PROBLEMS = 3  # maximum number of a table's problems in one message
 
 _SCHEMAS: Mapping[str, type[BaseModel]] = {  # of the tables that have no names below them
     "build": BuildSettings,
@@ -80,7 +80,7 @@ class _Origin:
 
         If `key` is empty, the message is about several keys of the table.
         """
-        keys = ONE_KEY if key in ONE_KEY else (key,)
+        keys = EXCLUSIVE_KEYS if key in EXCLUSIVE_KEYS else (key,)
         for said, option in self.options.items():
             if said in (label, *(f"{label}.{each}" for each in keys)) or (not key and said.startswith(f"{label}.")):
                 return option
@@ -244,7 +244,7 @@ class Registry:
         """
         names = [*self.pretrain, *self.sft]
         choices = names if choices is None else choices
-        refuse_unknown(where, problem, given, choices, names=names, origin=self.origin, elsewhere=self.elsewhere)
+        raise_not_configured(where, problem, given, choices, names=names, origin=self.origin, elsewhere=self.elsewhere)
 
     def build_command(self, name: str, root: Path, *settings: str) -> str:
         """Return the command that builds one data set with this configuration, for a shell.
@@ -303,16 +303,16 @@ def load_registry(
     wanted = None if file and named_profile is None else str(named_profile or FALLBACK_PROFILE)
     user.pop("profile", None)
     if wanted is not None and wanted not in PROFILES:
-        refuse_choice("--profile" if profile else PROFILE_VARIABLE if chosen else str(file), "no profile", wanted, PROFILES)
+        raise_unknown_choice("--profile" if profile else PROFILE_VARIABLE if chosen else str(file), "no profile", wanted, PROFILES)
     base_dir = str(Path(file).parent) if file else "."
     origin = _Origin(where=file or f"profile {wanted}", base_dir=base_dir, options=options or {})
     shipped = profile_tables(wanted or FALLBACK_PROFILE)
     if wanted is None:
         shipped = {section: table for section, table in shipped.items() if section not in FAMILIES}  # keeps [build] with cache_dir
     advice: list[str] = []
-    configured = merged_tables(shipped, with_catalog(user, shipped, origin.where, advice), origin.where)
+    configured = merge_tables(shipped, add_catalog_keys(user, shipped, origin.where, advice), origin.where)
     said = absolute_paths(dict(overrides or {}))
-    tables = merged_tables(configured, said, "command line")
+    tables = merge_tables(configured, said, "command line")
     registry = _typed(tables, origin, profile=wanted, is_fallback=not file and named_profile is None, advice=tuple(advice))
     return replace(registry, overrides=said)
 
@@ -365,7 +365,7 @@ def _typed(tables: Tables, origin: _Origin, *, profile: str | None, is_fallback:
                     f"{where}: [{label}] has no source; add source = {' | '.join(map(repr, SOURCES[family]))}{_catalog_hint(name)}"
                 )
             if table["source"] not in SOURCES[family]:
-                refuse_choice(origin.of(label, "source"), f"[{label}] has an unknown source", table["source"], SOURCES[family])
+                raise_unknown_choice(origin.of(label, "source"), f"[{label}] has an unknown source", table["source"], SOURCES[family])
             typed[family][name] = _validate(SOURCES[family][table["source"]], table, origin, label)
     if getattr(typed["pretrain"].get("duplicates"), "prepare", ()):  # its corpus would take the key of the drop lists
         raise NielsCacheError(f"{where}: [pretrain.duplicates] is not a valid name: it is reserved for lists of duplicates; choose another")
@@ -435,7 +435,7 @@ def _blends(tables: Tables, members: Collection[str], origin: _Origin) -> dict[s
         for member in blends[name].weights:
             if member not in members:
                 problem = f"[blend.{name}] has a weight for an unknown pretrain data set"
-                refuse_unknown(origin.where, problem, member, members, names=members, origin=origin.where, families=("pretrain",))
+                raise_not_configured(origin.where, problem, member, members, names=members, origin=origin.where, families=("pretrain",))
     return blends
 
 
@@ -454,12 +454,12 @@ def _explain(error: ValidationError, model: type[BaseModel], table: Mapping[str,
 
     def spell(key: str, value: str) -> str:
         if option is None:
-            return in_a_file(key, value)
+            return toml_line(key, value)
         if option.endswith("--set"):  # the --set of the command `clean` takes keys of one table
             return f"--set {shlex.quote(f'{key}={value}' if option != '--set' else f'{label}.{key}={value}')}"
         return f"{option} {value}"
 
     problems = explain_problems(error, model, table, spell=spell)
-    told = problems[:_MOST_PROBLEMS]
+    told = problems[:_MAX_PROBLEMS]
     more = f" (and {len(problems) - len(told)} more)" if len(problems) > len(told) else ""
     return f"{where}: [{label}]{';'.join(told)}{more}"

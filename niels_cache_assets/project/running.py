@@ -12,7 +12,7 @@ from niels_cache_runtime.remote.store import check_address
 
 HOST = "{host}"
 _HOST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@%\[\]-]*")
-_LEAST_RENEWALS = 3  # a lease ends after this many missed renewals at the earliest
+_MIN_RENEWALS = 3  # a lease ends after this many missed renewals at the earliest
 _CORES_OF_A_PART = 8  # above this number, more threads in one process gain little (docs/cluster.md)
 
 
@@ -92,8 +92,8 @@ class ClusterSettings(Table):
 
     @model_validator(mode="after")
     def _leases_are_renewed_in_time(self) -> Self:
-        if self.lease_seconds < _LEAST_RENEWALS * self.renew_seconds:
-            raise ValueError(f"lease_seconds is less than {_LEAST_RENEWALS} times renew_seconds, so a short pause would end a lease")
+        if self.lease_seconds < _MIN_RENEWALS * self.renew_seconds:
+            raise ValueError(f"lease_seconds is less than {_MIN_RENEWALS} times renew_seconds, so a short pause would end a lease")
         return self
 
     def parts_at_once(self, cores: int) -> int:

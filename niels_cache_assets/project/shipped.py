@@ -15,7 +15,7 @@ from niels_cache_runtime.format.layout import FAMILIES, Family
 PROFILES = ("default", "quickstart")
 
 
-class About(NamedTuple):
+class DatasetDescription(NamedTuple):
     """The description of a shipped data set.
 
     Attributes:
@@ -29,16 +29,16 @@ class About(NamedTuple):
     licence: str
 
 
-ABOUT: Mapping[str, About] = {
-    "fineweb_edu": About("web pages of educational value: one crawl of FineWeb-Edu", "205 M tokens of it: 1 GB", "ODC-By 1.0"),
-    "roam": About("your own notes, exported from Roam; needs a path", "your files", ""),
-    "wikitext": About("good and featured articles of Wikipedia: WikiText-103", "0.3 GB", "CC BY-SA 3.0, GFDL"),
-    "gutenberg": About("books of Project Gutenberg without its headers", "many GB", "public domain (USA)"),
-    "wikipedia": About("English Wikipedia of November 2023, cleaned and deduplicated", "12 GB", "CC BY-SA 3.0, GFDL"),
-    "dolly15k": About("15,000 instructions and answers, written by people", "13 MB", "CC BY-SA 3.0"),
-    "oasst1": About("conversations of OpenAssistant, the English ones", "40 MB", "Apache 2.0"),
-    "python_docs": About("the documentation of the Python that runs this", "no network", "PSF"),
-    "python_help": About("questions and answers about Python, made of its documentation", "no network", "PSF"),
+ABOUT: Mapping[str, DatasetDescription] = {
+    "fineweb_edu": DatasetDescription("web pages of educational value: one crawl of FineWeb-Edu", "205 M tokens of it: 1 GB", "ODC-By 1.0"),
+    "roam": DatasetDescription("your own notes, exported from Roam; needs a path", "your files", ""),
+    "wikitext": DatasetDescription("good and featured articles of Wikipedia: WikiText-103", "0.3 GB", "CC BY-SA 3.0, GFDL"),
+    "gutenberg": DatasetDescription("books of Project Gutenberg without its headers", "many GB", "public domain (USA)"),
+    "wikipedia": DatasetDescription("English Wikipedia of November 2023, cleaned and deduplicated", "12 GB", "CC BY-SA 3.0, GFDL"),
+    "dolly15k": DatasetDescription("15,000 instructions and answers, written by people", "13 MB", "CC BY-SA 3.0"),
+    "oasst1": DatasetDescription("conversations of OpenAssistant, the English ones", "40 MB", "Apache 2.0"),
+    "python_docs": DatasetDescription("the documentation of the Python that runs this", "no network", "PSF"),
+    "python_help": DatasetDescription("questions and answers about Python, made of its documentation", "no network", "PSF"),
 }
 
 

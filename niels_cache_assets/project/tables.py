@@ -37,7 +37,7 @@ class BuildSettings(Table):
         "size", description="How each part is checked against its meta.json before parts are joined: by size, or by content"
     )
     network_patience: float = Field(
-        defaults.NETWORK_PATIENCE,
+        defaults.NETWORK_RETRY_SECONDS,
         ge=0,
         allow_inf_nan=False,
         strict=False,

@@ -8,10 +8,10 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from niels_cache_assets.publish.transfer import Progress, Tally, at_once
+from niels_cache_assets.publish.transfer import OnBytesDone, Tally, at_once
 from niels_cache_runtime.format.layout import META_NAME
-from niels_cache_runtime.remote.pieces import pieces
-from niels_cache_runtime.remote.record import Published, RemoteFile, read_published
+from niels_cache_runtime.remote.download import stream_with_retries
+from niels_cache_runtime.remote.record import PublishedBuild, RemoteFile, read_published
 from niels_cache_runtime.remote.store import MissingError, Store, open_store
 
 
@@ -32,7 +32,7 @@ class RemoteFinding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checked:
+class RemoteCheckResult:
     """The result of a check.
 
     Attributes:
@@ -41,12 +41,12 @@ class Checked:
         is_proven: Whether the content of all objects was read.
     """
 
-    published: Published
+    published: PublishedBuild
     findings: Sequence[RemoteFinding]
     is_proven: bool
 
 
-def check(address: str, *, download: bool = False, progress: Progress | None = None) -> Checked:
+def check(address: str, *, download: bool = False, progress: OnBytesDone | None = None) -> RemoteCheckResult:
     """Compare the objects of a published build with its record.
 
     Args:
@@ -76,7 +76,7 @@ def check(address: str, *, download: bool = False, progress: Progress | None = N
 
     at_once(look, published.files, tally=tally)
     findings = [RemoteFinding(object=store.name_of(file.key), problem=problems[file]) for file in published.files if file in problems]
-    return Checked(published=published, findings=findings, is_proven=download)
+    return RemoteCheckResult(published=published, findings=findings, is_proven=download)
 
 
 def _problem(store: Store, file: RemoteFile, size: int | None) -> str | None:
@@ -100,7 +100,7 @@ def content_problem(store: Store, file: RemoteFile, tally: Tally) -> str | None:
         RemoteError: If the store refuses or does not answer.
     """
     digest = hashlib.sha256()
-    for piece in pieces(store, file, start=0, tally=tally):
+    for piece in stream_with_retries(store, file, start=0, tally=tally):
         digest.update(piece)
     return (
         None if digest.hexdigest() == file.sha256 else f"its content does not have the sha256 in {META_NAME}; push --repair sends it again"

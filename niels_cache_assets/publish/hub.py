@@ -18,13 +18,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from niels_cache_assets.publish.pull import Pulled, place
-from niels_cache_assets.publish.push import LocalBuild, Pushed, State, check_files, check_may_push, unusable
-from niels_cache_assets.publish.transfer import Progress
+from niels_cache_assets.publish.pull import PullResult, fetch_published
+from niels_cache_assets.publish.push import LocalBuild, PushResult, State, changed_file_error, check_files, require_replaceable
+from niels_cache_assets.publish.transfer import OnBytesDone
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, SPLITS, Family, Split, has_pairs
-from niels_cache_runtime.format.meta import MOST_META_BYTES, Meta
-from niels_cache_runtime.remote.record import Published, Record, parse_record, published_of
+from niels_cache_runtime.format.meta import MAX_META_BYTES, Meta
+from niels_cache_runtime.remote.record import PublishedBuild, Record, parse_record, published_of
 from niels_cache_runtime.remote.store import MissingError, RemoteError
 
 if TYPE_CHECKING:
@@ -57,8 +57,8 @@ def repository_of(address: str) -> str:
 
 
 def push_to_hub(
-    build: LocalBuild, address: str, *, license: str | None = None, replace_other: bool = False, progress: Progress | None = None
-) -> Pushed:
+    build: LocalBuild, address: str, *, license: str | None = None, replace_other: bool = False, progress: OnBytesDone | None = None
+) -> PushResult:
     """Publish a cache as one commit. A missing repository is created as a private one. The errors are those of `push`.
 
     Args:
@@ -72,18 +72,18 @@ def push_to_hub(
 
     repository, api = repository_of(address), HfApi()
     check_files(build, progress=progress)
-    with _told(address):
+    with _as_remote_errors(address):
         api.create_repo(repository, repo_type="dataset", private=True, exist_ok=True)
         head = api.dataset_info(repository)
         there = {each.rfilename for each in head.siblings or ()}
         source = _Repository(repository, str(head.sha))
         found = _record_in(source, address) if RECORD_NAME in there else None
-    check_may_push(build, found, address, replace_other=replace_other)
+    require_replaceable(build, found, address, replace_other=replace_other)
     if found is None and (foreign := sorted(there - set(_KEPT))):
         raise NielsCacheError(f"{address}: holds {foreign[0]!r}, which no push wrote; push to an empty or a new repository")
     paths = {file.path for file in build.files}
     if build.record.is_same_build(found) and paths <= there:
-        return Pushed(record=build.record, state="already there", files=len(paths), sent=0, sent_bytes=0)
+        return PushResult(record=build.record, state="already there", files=len(paths), sent=0, sent_bytes=0)
     card = data_card(address, build.record.family, build.record.name, build.meta, license=license)
     written = {RECORD_NAME: build.record.content(), CARD_NAME: card.encode()}
     older = _paths_of_build(source, address) if found is not None and META_NAME in there else set()
@@ -94,10 +94,12 @@ def push_to_hub(
         *(CommitOperationDelete(path_in_repo=path) for path in sorted(there & older - paths)),
     ]
     message = f"Publish {build.record.family}/{build.record.name}, build {build.record.content_sha256[:12]}"
-    with _told(address):
+    with _as_remote_errors(address):
         api.create_commit(repository, operations, commit_message=message, repo_type="dataset", parent_commit=head.sha)
     state: State = "published" if found is None else "replaced"
-    return Pushed(record=build.record, state=state, files=len(paths), sent=len(paths), sent_bytes=sum(file.size for file in build.files))
+    return PushResult(
+        record=build.record, state=state, files=len(paths), sent=len(paths), sent_bytes=sum(file.size for file in build.files)
+    )
 
 
 def _paths_of_build(source: _Repository, address: str) -> set[str]:
@@ -124,9 +126,9 @@ def _additions(build: LocalBuild) -> list[CommitOperationAdd]:
         try:  # small files are kept in memory, so they cannot change before the commit
             add = CommitOperationAdd(path_in_repo=file.path, path_or_fileobj=path.read_bytes() if file in beside else path)
         except (OSError, ValueError) as error:
-            raise unusable(build, file, "cannot be read") from error
+            raise changed_file_error(build, file, "cannot be read") from error
         if add.upload_info.sha256.hex() != file.sha256:
-            raise unusable(build, file, "its sha256 is not the one in meta.json; rebuild this data set")
+            raise changed_file_error(build, file, "its sha256 is not the one in meta.json; rebuild this data set")
         added.append(add)
     return added
 
@@ -137,17 +139,17 @@ def pull_from_hub(
     *,
     split: Split | None = None,
     replace_other: bool = False,
-    progress: Progress | None = None,
-) -> Pulled:
+    progress: OnBytesDone | None = None,
+) -> PullResult:
     """Download a cache from the hub into the cache root `out`. All files are of one commit. See `pull`."""
     from huggingface_hub import HfApi
 
-    with _told(address):
+    with _as_remote_errors(address):
         head = HfApi().dataset_info(repository_of(address))
     source = _Repository(repository_of(address), str(head.sha))
     if RECORD_NAME not in {each.rfilename for each in head.siblings or ()}:
         raise MissingError(f"{address}: no published cache here; check the address, or push one")
-    return place(_published(source, address), source, out, split=split, replace_other=replace_other, progress=progress)
+    return fetch_published(_published(source, address), source, out, split=split, replace_other=replace_other, progress=progress)
 
 
 class _Repository:
@@ -167,7 +169,7 @@ class _Repository:
 
     def stream(self, key: str, *, start: int = 0) -> Iterator[memoryview]:
         path = f"datasets/{self._repository}@{self._commit}/{key}"
-        with _told(self.name_of(key)), self._files.open(path, "rb", block_size=_PIECE_BYTES, cache_type="none") as file:
+        with _as_remote_errors(self.name_of(key)), self._files.open(path, "rb", block_size=_PIECE_BYTES, cache_type="none") as file:
             file.seek(start)
             while piece := file.read(min(_PIECE_BYTES, file.size - file.tell())):  # never beyond the end
                 yield memoryview(piece)
@@ -176,8 +178,8 @@ class _Repository:
         content = b""
         for piece in self.stream(key):
             content += piece
-            if len(content) > MOST_META_BYTES:
-                raise NielsCacheError(f"{self.name_of(key)}: has more than {MOST_META_BYTES} bytes; give another address")
+            if len(content) > MAX_META_BYTES:
+                raise NielsCacheError(f"{self.name_of(key)}: has more than {MAX_META_BYTES} bytes; give another address")
         return content
 
 
@@ -185,13 +187,13 @@ def _record_in(source: _Repository, address: str) -> Record:
     return parse_record(source.read(RECORD_NAME), f"{address}/{RECORD_NAME}")
 
 
-def _published(source: _Repository, address: str) -> Published:
+def _published(source: _Repository, address: str) -> PublishedBuild:
     record = _record_in(source, address)
     return published_of(record, source.read(META_NAME), source.name_of(META_NAME), in_place=True)
 
 
 @contextmanager
-def _told(name: str) -> Iterator[None]:
+def _as_remote_errors(name: str) -> Iterator[None]:
     """Raise RemoteError for an error of huggingface_hub in the block. `name` is the address, for the message."""
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalTokenNotFoundError, RepositoryNotFoundError
     from huggingface_hub.utils import httpx

@@ -23,11 +23,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from niels_cache_assets.disk.build_lock import locked
-from niels_cache_assets.disk.journal import JOURNAL_NAME, partial_directory, write_whole
-from niels_cache_assets.disk.space import Need, naming, require_room
+from niels_cache_assets.disk.build_lock import lock_target
+from niels_cache_assets.disk.journal import JOURNAL_NAME, partial_directory, write_atomically
+from niels_cache_assets.disk.space import SpaceNeed, name_path, require_free_space
 from niels_cache_assets.disk.staging import finished_meta, staged
-from niels_cache_assets.publish.transfer import Progress, Tally, at_once
+from niels_cache_assets.publish.transfer import OnBytesDone, Tally, at_once
 from niels_cache_runtime.cache.opening import short_sha256
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import remove
@@ -49,22 +49,22 @@ from niels_cache_runtime.format.layout import (
     tokenizer_dir,
     tokens_name,
 )
-from niels_cache_runtime.format.meta import Meta, canonical_json, content_sha256, load_meta, meta_content, sha256_text
+from niels_cache_runtime.format.meta import Meta, canonical_json, content_sha256, encode_meta, load_meta, sha256_text
 from niels_cache_runtime.format.reading import find_files
-from niels_cache_runtime.format.safe_open import OwnFiles, read_regular
-from niels_cache_runtime.remote.pieces import Source, complete
-from niels_cache_runtime.remote.record import TOKENIZER, Published, RemoteFile, read_published
+from niels_cache_runtime.format.safe_open import OwnedFolder, read_regular
+from niels_cache_runtime.remote.download import ObjectSource, complete_download
+from niels_cache_runtime.remote.record import TOKENIZER, PublishedBuild, RemoteFile, read_published
 from niels_cache_runtime.remote.store import open_store
 
 State = Literal["pulled", "replaced", "already there"]
 PART = ".part"  # the suffix of an unfinished file
-_MOST_JOURNAL_BYTES = 1 << 16
+_MAX_JOURNAL_BYTES = 1 << 16
 _COUNTS = ("tokens", "examples")
 _BY_SPLIT = ("documents", "characters", "cut", "targets")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pulled:
+class PullResult:
     """The result of a pull.
 
     Attributes:
@@ -86,8 +86,8 @@ def pull(
     *,
     split: Split | None = None,
     replace_other: bool = False,
-    progress: Progress | None = None,
-) -> Pulled:
+    progress: OnBytesDone | None = None,
+) -> PullResult:
     """Download a published cache into the cache root `out`. After an error or a kill, call it again: it continues where it stopped.
 
     Args:
@@ -104,18 +104,18 @@ def pull(
     """
     store = open_store(address)
     published = read_published(store)
-    return place(published, store, out, split=split, replace_other=replace_other, progress=progress)
+    return fetch_published(published, store, out, split=split, replace_other=replace_other, progress=progress)
 
 
-def place(
-    published: Published,
-    source: Source,
+def fetch_published(
+    published: PublishedBuild,
+    source: ObjectSource,
     out: Path,
     *,
     split: Split | None,
     replace_other: bool,
-    progress: Progress | None,
-) -> Pulled:
+    progress: OnBytesDone | None,
+) -> PullResult:
     """Download the files of a published build into the cache root `out`. See `pull`."""
     target = dataset_dir(out, published.family, published.name)
     meta, files = published.meta, published.data
@@ -125,26 +125,26 @@ def place(
         files = [file for file in files if file.path in meta["files"] and file.path not in empty]
     tally = Tally(sum(file.size for file in (*files, *published.tokenizer)), progress)
     fetch = _Fetch(source, tally)
-    _place_tokenizer(published, out, fetch)
+    _fetch_tokenizer(published, out, fetch)
     if (found := finished_meta(target)) is not None and found.get("files") == meta["files"]:
-        return Pulled(directory=target, state="already there", meta=found, fetched_bytes=fetch.bytes)
+        return PullResult(directory=target, state="already there", meta=found, fetched_bytes=fetch.bytes)
     is_there = (target / META_NAME).exists()
     if is_there and not replace_other:
         raise NielsCacheError(f"{target}: holds another build, or a damaged one; --replace exchanges it, or choose another --out")
     _refuse_unfinished_build(target)
-    require_room(target, Need(bytes=tally.total, why="the published files", certain=True), log=lambda line: None)
-    with locked(target), staged(target, resumable=True) as folder:
+    require_free_space(target, SpaceNeed(bytes=tally.total, reason="the published files", certain=True), log=lambda line: None)
+    with lock_target(target), staged(target, resumable=True) as folder:
         _begin(folder, meta)
-        own = OwnFiles(folder.parent)
+        own = OwnedFolder(folder.parent)
         for each in SPLITS if published.family == "pretrain" else ():
             own.make_folder(f"{folder.name}/{each}")
         fetch.all(own, {file: f"{folder.name}/{file.path}" for file in files})
         for path, content in empty.items():
             own.write(f"{folder.name}/{path}", content)
-        content = published.meta_content if split is None else meta_content(str(target / META_NAME), meta)
+        content = published.meta_content if split is None else encode_meta(str(target / META_NAME), meta)
         own.write(f"{folder.name}/{META_NAME}", content)
-        _refuse_strangers(folder, {*meta["files"], *SPLITS, META_NAME, JOURNAL_NAME})
-    return Pulled(
+        _refuse_foreign_files(folder, {*meta["files"], *SPLITS, META_NAME, JOURNAL_NAME})
+    return PullResult(
         directory=target,
         state="replaced" if is_there else "pulled",
         meta=load_meta(str(target / META_NAME)),
@@ -152,7 +152,7 @@ def place(
     )
 
 
-def _place_tokenizer(published: Published, out: Path, fetch: _Fetch) -> None:
+def _fetch_tokenizer(published: PublishedBuild, out: Path, fetch: _Fetch) -> None:
     """Download the tokenizer of a cache into the cache root, unless the root has it."""
     folder, files = tokenizer_dir(out), published.tokenizer
     if not files:
@@ -172,11 +172,11 @@ def _place_tokenizer(published: Published, out: Path, fetch: _Fetch) -> None:
 
     if is_there():
         return
-    with locked(folder, wait=True, log=lambda line: print(line, file=sys.stderr)):
+    with lock_target(folder, wait=True, log=lambda line: print(line, file=sys.stderr)):
         if is_there():  # another process has downloaded it in the meantime
             return
         with staged(folder) as partial:
-            fetch.all(OwnFiles(partial.parent), {file: f"{partial.name}/{file.path.removeprefix(TOKENIZER)}" for file in files})
+            fetch.all(OwnedFolder(partial.parent), {file: f"{partial.name}/{file.path.removeprefix(TOKENIZER)}" for file in files})
             if load_meta(str(partial / META_NAME)).get("sha256") != wanted:
                 raise NielsCacheError(f"{folder}: the published tokenizer is not the one of the cache; push the cache again")
 
@@ -191,7 +191,7 @@ def _refuse_unfinished_build(target: Path) -> None:
 def _pulled_before(journal: Path) -> str | None:
     """Return the hash of the files that an unfinished pull downloads, or None for the journal of a build."""
     try:
-        said = json.loads(read_regular(journal, most_bytes=_MOST_JOURNAL_BYTES))
+        said = json.loads(read_regular(journal, most_bytes=_MAX_JOURNAL_BYTES))
         return said["pulled"] if isinstance(said["pulled"], str) else None
     except (NielsCacheError, OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
@@ -204,13 +204,13 @@ def _begin(folder: Path, meta: Meta) -> None:
         return
     for path in folder.iterdir():
         remove(path)
-    write_whole(journal, canonical_json({"pulled": own}).encode())
+    write_atomically(journal, canonical_json({"pulled": own}).encode())
 
 
-def _refuse_strangers(folder: Path, written: Collection[str]) -> None:
+def _refuse_foreign_files(folder: Path, written: Collection[str]) -> None:
     """Raise NielsCacheError for a file of another program in the staging directory, because it would become part of the cache."""
     found = find_files(folder)
-    if others := sorted({*found.sizes, *found.strange, *found.unread, *found.empty} - {*written}):
+    if others := sorted({*found.sizes, *found.irregular, *found.unreadable, *found.empty} - {*written}):
         raise NielsCacheError(f"{folder / others[0]}: is not of this pull; remove {folder}, and pull again")
 
 
@@ -221,7 +221,7 @@ class _Fetch:
         bytes: The number of bytes that were downloaded so far.
     """
 
-    def __init__(self, source: Source, tally: Tally) -> None:
+    def __init__(self, source: ObjectSource, tally: Tally) -> None:
         self._source, self._tally = source, tally
         self._lock = threading.Lock()
         self.bytes = 0
@@ -230,11 +230,11 @@ class _Fetch:
         """Count files that need not be downloaded as done."""
         self._tally.add(sum(file.size for file in files))
 
-    def all(self, own: OwnFiles, names: Mapping[RemoteFile, str]) -> None:
+    def all(self, own: OwnedFolder, names: Mapping[RemoteFile, str]) -> None:
         """Download files below the folder of `own`, unless they exist. A file with its final name is complete and on disk."""
         at_once(lambda file: self._one(file, own, names[file]), names, tally=self._tally)
 
-    def _one(self, file: RemoteFile, own: OwnFiles, name: str) -> None:
+    def _one(self, file: RemoteFile, own: OwnedFolder, name: str) -> None:
         size = own.size(name)
         if size is not None:
             if size != file.size:
@@ -242,9 +242,9 @@ class _Fetch:
             self._tally.add(size)
             return
         part = name + PART
-        with naming(own.root / part):
+        with name_path(own.root / part):
             with os.fdopen(own.open(part, os.O_RDWR, make=True), "r+b") as opened:
-                fetched = complete(opened, self._source, file, tally=self._tally)
+                fetched = complete_download(opened, self._source, file, tally=self._tally)
                 os.fsync(opened.fileno())
             own.rename(part, name)
         with self._lock:

@@ -23,22 +23,22 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 from niels_cache_assets.publish.check import content_problem
-from niels_cache_assets.publish.transfer import Progress, Tally, at_once
+from niels_cache_assets.publish.transfer import OnBytesDone, Tally, at_once
 from niels_cache_runtime.cache.opening import (
     check_sizes,
     current_tokenizer_sha256,
     listed_files,
-    open_one_build,
+    open_consistently,
     read_build,
     tokenizer_problem,
 )
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, tokenizer_dir
-from niels_cache_runtime.format.meta import UNVERIFIABLE, Meta, check_place, content_sha256, is_foreign, load_meta, sha256_file
+from niels_cache_runtime.format.meta import UNVERIFIABLE, Meta, check_location, content_sha256, is_foreign, load_meta, sha256_file
 from niels_cache_runtime.format.meta_keys import check_form
 from niels_cache_runtime.format.reading import mapped
 from niels_cache_runtime.remote.record import TOKENIZER, Record, RemoteFile, read_record
-from niels_cache_runtime.remote.store import ConflictError, Listed, MissingError, RemoteError, Store, check_address, open_store
+from niels_cache_runtime.remote.store import ConflictError, ListedObject, MissingError, RemoteError, Store, check_address, open_store
 
 State = Literal["published", "replaced", "already there"]
 Compared = Literal["size", "hash", "content"]  # how an object is compared with a local file
@@ -49,7 +49,7 @@ _DELETED_AT_ONCE = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pushed:
+class PushResult:
     """The result of a push.
 
     Attributes:
@@ -68,7 +68,7 @@ class Pushed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pruned:
+class PruneResult:
     """The result of a prune.
 
     Attributes:
@@ -105,13 +105,13 @@ class LocalBuild:
         return self.record.files(self.meta)
 
 
-def local_build(directory: Path) -> LocalBuild:
+def open_local_build(directory: Path) -> LocalBuild:
     """Return the cache in `ROOT/FAMILY/NAME` with the tokenizer of its root. Only sizes are compared with meta.json.
 
     Raises:
         NielsCacheError: If the cache is incomplete, was not built by niels-cache, or lacks its tokenizer.
     """
-    return open_one_build(directory, lambda: _local_build(directory))
+    return open_consistently(directory, lambda: _local_build(directory))
 
 
 def push(
@@ -120,8 +120,8 @@ def push(
     *,
     replace_other: bool = False,
     repair: bool = False,
-    progress: Progress | None = None,
-) -> Pushed:
+    progress: OnBytesDone | None = None,
+) -> PushResult:
     """Publish a cache. After an error or a kill, call it again: it sends only the missing files.
 
     Args:
@@ -138,7 +138,7 @@ def push(
     """
     store = open_store(check_address(address), make=True)
     found, version = _record_at(store)
-    check_may_push(build, found, store.address, replace_other=replace_other)
+    require_replaceable(build, found, store.address, replace_other=replace_other)
     store.require_conditional_put()
     total = sum(file.size for file in build.files)
     compared: Compared = "content" if repair else "hash"
@@ -152,10 +152,10 @@ def push(
         _write_record(store, record, found, version, doing="push")
         sent |= _send_missing(build, store, tally=Tally(total, None), compared="size")
     state: State = "already there" if not is_new else "published" if found is None else "replaced"
-    return Pushed(record=record, state=state, sent=len(sent), sent_bytes=sum(file.size for file in sent), files=len(build.files))
+    return PushResult(record=record, state=state, sent=len(sent), sent_bytes=sum(file.size for file in sent), files=len(build.files))
 
 
-def prune(address: str) -> Pruned:
+def prune(address: str) -> PruneResult:
     """Delete the builds that the record no longer names.
 
     A build that the record named before is deleted. A build that it never named may belong to a running push, so it is deleted only if
@@ -167,7 +167,7 @@ def prune(address: str) -> Pruned:
     """
     store = open_store(address)
     record, version = read_record(store)
-    builds: dict[str, list[Listed]] = {}
+    builds: dict[str, list[ListedObject]] = {}
     now = None
     for each in store.list():
         now = each.modified if now is None else max(now, each.modified)
@@ -190,7 +190,7 @@ def prune(address: str) -> Pruned:
     for build in deleted:
         _refuse_published(store, build)
     objects = [each for build in deleted for each in builds[build]]
-    return Pruned(builds=deleted, objects=len(objects), bytes=sum(each.size for each in objects), kept=kept)
+    return PruneResult(builds=deleted, objects=len(objects), bytes=sum(each.size for each in objects), kept=kept)
 
 
 def _refuse_published(store: Store, build: str) -> None:
@@ -198,7 +198,7 @@ def _refuse_published(store: Store, build: str) -> None:
         raise NielsCacheError(f"{store.address}: build {build[:12]} was published again during the prune; push it once more")
 
 
-def check_files(build: LocalBuild, *, progress: Progress | None = None) -> None:
+def check_files(build: LocalBuild, *, progress: OnBytesDone | None = None) -> None:
     """Hash all files of a cache.
 
     Raises:
@@ -218,7 +218,7 @@ def _local_build(directory: Path) -> LocalBuild:
     meta = check_form(load_meta(str(path)), path)
     if is_foreign(meta):
         raise NielsCacheError(f"{path}: {UNVERIFIABLE}; push needs a cache that niels-cache built or imported")
-    check_place(meta, directory)
+    check_location(meta, directory)
     if meta.get("built") is False:
         raise NielsCacheError(f"{path}: this data set is switched off and has no files; switch it on and build it")
     files = listed_files(meta, directory)
@@ -269,7 +269,7 @@ def _record_at(store: Store) -> tuple[Record | None, str | None]:
         return None, None
 
 
-def check_may_push(build: LocalBuild, found: Record | None, address: str, *, replace_other: bool) -> None:
+def require_replaceable(build: LocalBuild, found: Record | None, address: str, *, replace_other: bool) -> None:
     """Raise NielsCacheError if `found`, the record at the address, must not be replaced."""
     if found is None or build.record.is_same_build(found):
         return
@@ -312,9 +312,9 @@ def _send(build: LocalBuild, file: RemoteFile, store: Store, tally: Tally) -> No
         try:
             store.put(file.key, opened, content, sha256=file.sha256)
         finally:
-            if _state_of(opened) != state and _sha256(content, tally) != file.sha256:
+            if _file_stamp(opened) != state and _sha256(content, tally) != file.sha256:
                 store.delete([file.key])
-                raise unusable(build, file, "changed while it was sent; rebuild this data set")
+                raise changed_file_error(build, file, "changed while it was sent; rebuild this data set")
 
 
 @contextmanager
@@ -326,12 +326,12 @@ def _checked_file(build: LocalBuild, file: RemoteFile, tally: Tally) -> Iterator
     """
     try:
         with open(build.paths[file.path], "rb") as opened, mapped(opened) as content:
-            state = _state_of(opened)
+            state = _file_stamp(opened)
             if _sha256(content, tally) != file.sha256:
-                raise unusable(build, file, "its sha256 is not the one in meta.json; rebuild this data set")
+                raise changed_file_error(build, file, "its sha256 is not the one in meta.json; rebuild this data set")
             yield opened, content, state
     except OSError as error:
-        raise unusable(build, file, f"cannot be read: {error.strerror or error}") from error
+        raise changed_file_error(build, file, f"cannot be read: {error.strerror or error}") from error
 
 
 def _sha256(content: memoryview, tally: Tally) -> str:
@@ -342,13 +342,13 @@ def _sha256(content: memoryview, tally: Tally) -> str:
     return digest.hexdigest()
 
 
-def _state_of(opened: BinaryIO) -> object:
+def _file_stamp(opened: BinaryIO) -> object:
     """Return values of an open file that change when its bytes change."""
     state = os.fstat(opened.fileno())
     return state.st_size, state.st_mtime_ns, state.st_ctime_ns
 
 
-def unusable(build: LocalBuild, file: RemoteFile, problem: str) -> NielsCacheError:
+def changed_file_error(build: LocalBuild, file: RemoteFile, problem: str) -> NielsCacheError:
     """Return the error for a local file that cannot be sent: either the cache was rebuilt, or `problem`."""
     now = read_build(build.directory)
     if now is None or hashlib.sha256(now).hexdigest() != build.record.beside[META_NAME]["sha256"]:

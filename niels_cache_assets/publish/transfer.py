@@ -5,19 +5,19 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import TypeVar
 
-Progress = Callable[[int, int], None]  # bytes done, bytes in total
+OnBytesDone = Callable[[int, int], None]  # bytes done, bytes in total
 Item = TypeVar("Item")
 THREADS = 4  # more threads gain nothing on one machine, and each may hold a shard
 
 
-class Stopped(Exception):
+class TransferAborted(Exception):
     """The failure of another thread, because of which this thread must end, too."""
 
 
 class Tally:
-    """The bytes that are done, over all threads. `add` raises Stopped if the work of another thread has failed."""
+    """The bytes that are done, over all threads. `add` raises TransferAborted if the work of another thread has failed."""
 
-    def __init__(self, total: int, progress: Progress | None) -> None:
+    def __init__(self, total: int, progress: OnBytesDone | None) -> None:
         self._done, self.total, self._progress = 0, total, progress
         self._lock, self._stopped = threading.Lock(), threading.Event()
 
@@ -27,15 +27,15 @@ class Tally:
             if self._progress is not None:
                 self._progress(self._done, self.total)
         if self._stopped.is_set():
-            raise Stopped
+            raise TransferAborted
 
     def stop(self) -> None:
         self._stopped.set()
 
     def wait(self, seconds: float) -> None:
-        """Wait. Raise Stopped as soon as the work of another thread fails."""
+        """Wait. Raise TransferAborted as soon as the work of another thread fails."""
         if self._stopped.wait(seconds):
-            raise Stopped
+            raise TransferAborted
 
 
 def at_once(work: Callable[[Item], None], items: Iterable[Item], *, tally: Tally) -> None:
@@ -45,7 +45,7 @@ def at_once(work: Callable[[Item], None], items: Iterable[Item], *, tally: Tally
             futures = [pool.submit(work, item) for item in items]
             done, _ = wait(futures, return_when=FIRST_EXCEPTION)
             errors = [error for future in done if (error := future.exception()) is not None]
-            for error in sorted(errors, key=lambda error: isinstance(error, Stopped)):
+            for error in sorted(errors, key=lambda error: isinstance(error, TransferAborted)):
                 raise error
         except BaseException:
             tally.stop()

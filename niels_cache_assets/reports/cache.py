@@ -15,13 +15,13 @@ from niels_cache_assets.artifacts.corpus_facts import duplicates_matrix
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.index import index_folder
 from niels_cache_assets.artifacts.state import CacheState, index_state
-from niels_cache_assets.base.wording import counted, label
-from niels_cache_assets.facts.contents import all_counts, content_hash, shortfall, total_bytes
-from niels_cache_assets.facts.drops import DropSummary, summary_of_drops
-from niels_cache_assets.facts.mixture import Mixture, all_mixtures
+from niels_cache_assets.base.wording import format_count, label
+from niels_cache_assets.facts.contents import all_counts, budget_shortfall, content_hash, total_bytes
+from niels_cache_assets.facts.drops import DropSummary, summarize_drops
+from niels_cache_assets.facts.mixture import MixturePlan, all_mixtures
 from niels_cache_assets.inspection.shared_texts import SharedTexts, advice_against, shared_texts
 from niels_cache_assets.project.registry import Registry
-from niels_cache_assets.reports.history import History, Outcome, Recorded
+from niels_cache_assets.reports.history import CheckOutcome, FolderHistory, History
 from niels_cache_assets.sources.text_column import reading_warning
 from niels_cache_runtime.cache.opening import listed_files
 from niels_cache_runtime.errors import NielsCacheError
@@ -46,7 +46,7 @@ class SplitCount:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Item:
+class CacheItem:
     """A folder of the cache, which may not be built yet.
 
     Attributes:
@@ -69,7 +69,7 @@ class Item:
         return state.condition if plain else f"{state.condition}: {state.state}"
 
     @property
-    def is_wanted(self) -> bool:
+    def is_expected(self) -> bool:
         """Whether the folder is switched on and has all its settings."""
         return self.state.condition != "off"
 
@@ -112,11 +112,11 @@ class Item:
         if kept is None:
             return None
         dropped = sum(self.dropped.values())
-        return f"{counted(kept, unit[:-1])} kept and {dropped:,} dropped: {kept + dropped:,} in all"
+        return f"{format_count(kept, unit[:-1])} kept and {dropped:,} dropped: {kept + dropped:,} in all"
 
     @property
     def drops(self) -> DropSummary:
-        return summary_of_drops(self.meta) if self.is_built else DropSummary()
+        return summarize_drops(self.meta) if self.is_built else DropSummary()
 
     @property
     def duplicates(self) -> list[dict[str, Any]]:
@@ -154,37 +154,37 @@ class CacheReport:
         mixtures: The planned runs.
         history: Records of Dagster.
         shared: Texts of train that are in the val of another data set.
-        mends: By the name of such a data set, what keeps these texts out.
+        remedies: By the name of such a data set, what keeps these texts out.
     """
 
     root: Path
     settings: str
-    items: tuple[Item, ...]
-    mixtures: tuple[Mixture, ...]
+    items: tuple[CacheItem, ...]
+    mixtures: tuple[MixturePlan, ...]
     history: History
     shared: SharedTexts
-    mends: Mapping[str, str]
+    remedies: Mapping[str, str]
 
     @property
     def bytes(self) -> int:
         return sum(item.bytes for item in self.items)
 
     @property
-    def wanted(self) -> list[Item]:
+    def expected(self) -> list[CacheItem]:
         """All items, except those that are switched off or lack a setting."""
-        return [item for item in self.items if item.is_wanted]
+        return [item for item in self.items if item.is_expected]
 
     @property
     def complete(self) -> int:
         return sum(item.state.condition == "complete" for item in self.items)
 
-    def recorded(self, item: Item) -> Recorded:
+    def recorded(self, item: CacheItem) -> FolderHistory:
         """Return the records of an item.
 
         The checks of an item that is switched off are left out, because they pass without verifying anything.
         """
-        found = self.history.of(item.state.directory)
-        return found if item.is_wanted else replace(found, checks=())
+        found = self.history.of_folder(item.state.directory)
+        return found if item.is_expected else replace(found, checks=())
 
     def total(self, count: str, family: Family) -> int:
         """Return the sum of a count, such as `train_tokens`, over all data sets of a family."""
@@ -200,7 +200,7 @@ class CacheReport:
     def outcome_counts(self) -> str:
         """Number of checks for each outcome, such as `12 passed, 1 warning`."""
         outcomes = self.outcomes
-        return ", ".join(f"{outcomes[each]:,} {each}" for each in get_args(Outcome) if outcomes[each]) or "none recorded"
+        return ", ".join(f"{outcomes[each]:,} {each}" for each in get_args(CheckOutcome) if outcomes[each]) or "none recorded"
 
     @cached_property
     def notices(self) -> list[Notice]:
@@ -208,22 +208,22 @@ class CacheReport:
         found = []
         names = {item.name for item in self.items}
         for item in self.items:
-            found += [Notice(name=item.name, text=text) for text in self._of_item(item, has_corpus=f"corpus/{item.name}" in names)]
+            found += [Notice(name=item.name, text=text) for text in self._item_notices(item, has_corpus=f"corpus/{item.name}" in names)]
         for mixture in self.mixtures:
             texts = [*mixture.warnings, *(f"{name}: {reason}" for name, reason in mixture.left_out.items() if not mixture.sources)]
             found += [Notice(name=mixture.name, text=text) for text in texts]
         for each in self.shared.found:
-            said = f"{counted(each.documents, 'document')} of train equal one in the val of {each.val}"
-            mend = f"; {self.mends[each.train]}" if each.train in self.mends else ""
+            said = f"{format_count(each.documents, 'document')} of train equal one in the val of {each.val}"
+            mend = f"; {self.remedies[each.train]}" if each.train in self.remedies else ""
             first = f"the first is {each.first.file}:{each.first.row} ({each.first.source_id})"
             found.append(Notice(name=each.train, text=f"{said}, {first}{mend}"))
         return found
 
     @cached_property
-    def noticed(self) -> frozenset[str]:
+    def names_with_notices(self) -> frozenset[str]:
         return frozenset(notice.name for notice in self.notices)
 
-    def _of_item(self, item: Item, *, has_corpus: bool) -> list[str]:
+    def _item_notices(self, item: CacheItem, *, has_corpus: bool) -> list[str]:
         """Return the problems of an item.
 
         Args:
@@ -235,7 +235,7 @@ class CacheReport:
         texts += [
             f"{label(check.name)}: {check.said or check.outcome}" for check in recorded.checks if check.outcome in ("failed", "warning")
         ]
-        short = shortfall(item.meta) if item.is_wanted else None
+        short = budget_shortfall(item.meta) if item.is_expected else None
         texts += (
             [short] if short is not None and all(check.said != short for check in recorded.checks) else []
         )  # no check reports this if the cache is older than the check
@@ -260,7 +260,7 @@ class CacheReport:
             "notices": [asdict(notice) for notice in self.notices],
         }
 
-    def _item_json(self, item: Item) -> dict[str, Any]:
+    def _item_json(self, item: CacheItem) -> dict[str, Any]:
         state = item.state
         return {
             "name": item.name,
@@ -272,7 +272,7 @@ class CacheReport:
             "note": state.note,
             "counts": item.counts,
             "dropped": item.dropped,
-            "left_out": item.drops.asked,
+            "left_out": item.drops.requested,
             **({"duplicates_matrix": item.duplicates} if item.duplicates else {}),
             "bytes": item.bytes,
             "sha256": item.sha256,
@@ -282,14 +282,14 @@ class CacheReport:
         }
 
 
-def find_items(registry: Registry, *, root: Path) -> list[Item]:
+def find_items(registry: Registry, *, root: Path) -> list[CacheItem]:
     """Return all items in build order, with the indices of blends last."""
     states = [state for state in graph(registry, root).states() if state.state != "disabled" and state.kind != "index"]
     indices = [index_state(index_folder(root) / name) for name in built_names(index_folder(root))]  # one item per folder
     return [_item(state) for state in (*states, *indices)]
 
 
-def cache_report(registry: Registry, items: Sequence[Item], *, root: Path, history: History) -> CacheReport:
+def cache_report(registry: Registry, items: Sequence[CacheItem], *, root: Path, history: History) -> CacheReport:
     """Return the report about items (from `find_items`) with Dagster's records."""
     mixtures = tuple(all_mixtures(registry, root=root))
     shared = shared_texts({item.name: item.state.directory for item in items if item.state.kind == "pretrain" and item.is_built})
@@ -304,14 +304,14 @@ def cache_report(registry: Registry, items: Sequence[Item], *, root: Path, histo
         mixtures=mixtures,
         history=history,
         shared=shared,
-        mends={name: advice for name, advice in told.items() if advice is not None},
+        remedies={name: advice for name, advice in told.items() if advice is not None},
     )
 
 
-def _item(state: CacheState) -> Item:
+def _item(state: CacheState) -> CacheItem:
     """Return the item with its meta.json. If a value in meta.json has a wrong form, the item is broken, whatever its settings are."""
     if state.state in ("unreadable", "other data set"):
-        return Item(state=state, meta={})
+        return CacheItem(state=state, meta={})
     path = state.directory / META_NAME
     try:
         meta = check_form(load_meta(str(path)), path)
@@ -319,5 +319,5 @@ def _item(state: CacheState) -> Item:
             listed_files(meta, state.directory)
     except NielsCacheError as error:
         is_said_whole = state.condition in ("complete", "stale")
-        return Item(state=replace(state, state="unreadable", advice=str(error)) if is_said_whole else state, meta={})
-    return Item(state=state, meta=meta)
+        return CacheItem(state=replace(state, state="unreadable", advice=str(error)) if is_said_whole else state, meta={})
+    return CacheItem(state=state, meta=meta)

@@ -8,8 +8,8 @@ from niels_cache_assets.plots.drawing import Picture
 from niels_cache_assets.plots.measures import measure_cache
 from niels_cache_assets.plots.pictures import cache_pictures, corpus_pictures, ratios_picture
 from niels_cache_assets.project.registry import Registry
-from niels_cache_assets.reports.cache import CacheReport, Item
-from niels_cache_assets.tokenizer.measures import by_source
+from niels_cache_assets.reports.cache import CacheItem, CacheReport
+from niels_cache_assets.tokenizer.measures import characters_per_token_by_source
 from niels_cache_runtime.errors import NielsCacheError
 
 Drawings = dict[Path, Sequence[Picture] | str]
@@ -35,12 +35,12 @@ def draw_report(registry: Registry, report: CacheReport, *, progress: Callable[[
     return found
 
 
-def _pictures(registry: Registry, item: Item, root: Path) -> list[Picture]:
+def _pictures(registry: Registry, item: CacheItem, root: Path) -> list[Picture]:
     kind, directory, meta = item.state.kind, item.state.directory, item.meta
     if kind in ("pretrain", "sft"):
         return cache_pictures(measure_cache(directory, kind, meta), kind, dropped=meta.get("dropped", {}))
     if kind == "tokenizer":
-        return [ratios_picture(by_source(root, meta))]
+        return [ratios_picture(characters_per_token_by_source(root, meta))]
     if kind == "corpus" and directory.parent.name == "corpus" and directory.name in registry.prepared():
         return corpus_pictures(corpus_report(registry, directory.name, root=root))
     return []

@@ -11,11 +11,11 @@ from typing import Literal
 
 from niels_cache_assets.base.wording import UNKNOWN
 
-Outcome = Literal["passed", "warning", "failed"]
+CheckOutcome = Literal["passed", "warning", "failed"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
+class CheckRecord:
     """The newest result of a check of the current cache.
 
     Attributes:
@@ -26,13 +26,13 @@ class Check:
     """
 
     name: str
-    outcome: Outcome
+    outcome: CheckOutcome
     said: str
     when: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recorded:
+class FolderHistory:
     """The records of one folder.
 
     Attributes:
@@ -41,11 +41,11 @@ class Recorded:
     """
 
     newest_revision: str | None = None
-    checks: tuple[Check, ...] = ()
+    checks: tuple[CheckRecord, ...] = ()
 
     @property
     def passed(self) -> str:
-        """Number of passed checks and of all checks, such as `4 of 4`."""
+        """Number of passed checks and of all checks, such as `4 of_folder 4`."""
         passed = sum(check.outcome == "passed" for check in self.checks)
         return f"{passed} of {len(self.checks)}" if self.checks else UNKNOWN
 
@@ -61,11 +61,11 @@ class History:
     """
 
     source: str
-    folders: Mapping[Path, Recorded] = field(default_factory=dict)
-    checks: tuple[Check, ...] = ()
+    folders: Mapping[Path, FolderHistory] = field(default_factory=dict)
+    checks: tuple[CheckRecord, ...] = ()
 
-    def of(self, folder: Path) -> Recorded:
-        return self.folders.get(folder.absolute(), Recorded())
+    def of_folder(self, folder: Path) -> FolderHistory:
+        return self.folders.get(folder.absolute(), FolderHistory())
 
 
 def date(seconds: float) -> str:

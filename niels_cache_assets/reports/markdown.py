@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterable, Sequence
 
 from niels_cache_assets.base.wording import SHORT_SHA256, UNKNOWN, file_size
-from niels_cache_assets.facts.contents import contents
-from niels_cache_assets.facts.mixture import Mixture, share
+from niels_cache_assets.facts.contents import content_cells
+from niels_cache_assets.facts.mixture import MixturePlan, share
 from niels_cache_assets.reports.cache import CacheReport
 
 _MARKUP = re.compile(r"[\\`*_{}\[\]()<>#+!|~&$:@.-]")
@@ -16,7 +16,7 @@ def plain(text: str) -> str:
     return _MARKUP.sub(r"\\\g<0>", " ".join(text.split()))
 
 
-def mixture_markdown(mixture: Mixture) -> str:
+def mixture_markdown(mixture: MixturePlan) -> str:
     """Return the title, plan, table and warnings of a mixture."""
     lines = [f"### {plain(mixture.name)}", "", plain(f"{mixture.plan}. {mixture.note}".strip()), ""]
     if mixture.sources:
@@ -40,7 +40,7 @@ def mixture_markdown(mixture: Mixture) -> str:
 
 def cache_markdown(report: CacheReport) -> str:
     """Return a summary, then the problems, then a table of all items."""
-    lines = [f"**{report.complete} of {len(report.wanted)} complete**, {file_size(report.bytes)}; {plain(report.settings)}", ""]
+    lines = [f"**{report.complete} of {len(report.expected)} complete**, {file_size(report.bytes)}; {plain(report.settings)}", ""]
     lines += [f"* **{plain(notice.name)}**: {plain(notice.text)}" for notice in report.notices]
     lines += [] if report.notices else ["Nothing needs attention."]
     rows = []
@@ -48,7 +48,7 @@ def cache_markdown(report: CacheReport) -> str:
         recorded = report.recorded(item)
         sha256 = f"`{item.sha256[:SHORT_SHA256]}`" if item.sha256 else UNKNOWN
         size = file_size(item.bytes) if item.meta else UNKNOWN
-        cells = [item.name, item.state.kind, item.status, *contents(item.counts), size]
+        cells = [item.name, item.state.kind, item.status, *content_cells(item.counts), size]
         rows.append(
             [*map(plain, cells), sha256, plain(recorded.passed)],
         )

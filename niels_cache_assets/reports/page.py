@@ -15,12 +15,12 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from niels_cache_assets.base.reasons import explain
-from niels_cache_assets.base.wording import SHORT_SHA256, UNKNOWN, counted, file_size, label, share_of
-from niels_cache_assets.facts.contents import contents
+from niels_cache_assets.base.wording import SHORT_SHA256, UNKNOWN, file_size, format_count, format_share, label
+from niels_cache_assets.facts.contents import content_cells
 from niels_cache_assets.facts.mixture import share
 from niels_cache_assets.plots.drawing import as_svg
-from niels_cache_assets.plots.pictures import limit_picture, mixture_picture, shown, similarity_pictures
-from niels_cache_assets.reports.cache import CacheReport, Item
+from niels_cache_assets.plots.pictures import format_measure, limit_picture, mixture_picture, similarity_pictures
+from niels_cache_assets.reports.cache import CacheItem, CacheReport
 from niels_cache_assets.reports.drawings import Drawings
 from niels_cache_assets.reports.history import date
 from niels_cache_runtime.errors import NielsCacheError
@@ -57,7 +57,7 @@ def render_page(report: CacheReport, drawings: Drawings, *, now: float) -> str:
         now=now,
         date=date,
         share=share,
-        contents=contents,
+        contents=content_cells,
         file_size=file_size,
         SHORT_SHA256=SHORT_SHA256,
         UNKNOWN=UNKNOWN,
@@ -75,11 +75,11 @@ def render_tuning(found: Mapping[str, Any]) -> str:
         "tuning.html",
         found=found,
         limit_picture=limit_picture,
-        shown=shown,
+        shown=format_measure,
         similarities=similarity_pictures(duplicates) if duplicates else (),
         languages=[*languages[:_LANGUAGES], *([("all others", others)] if others else [])],
         asked=sum(count for _, count in languages),
-        share_of=share_of,
+        share_of=format_share,
     )
 
 
@@ -96,7 +96,7 @@ def _rendered(template: str, **values: Any) -> str:
     )
     environment.globals |= {
         "as_svg": as_svg,
-        "counted": counted,
+        "counted": format_count,
         "label": label,
         "explain": explain,
     }
@@ -105,12 +105,12 @@ def _rendered(template: str, **values: Any) -> str:
     return environment.get_template(template).render(style=style, policy=policy, **values)
 
 
-def _is_open(report: CacheReport, item: Item) -> bool:
+def _is_open(report: CacheReport, item: CacheItem) -> bool:
     """Return whether the page shows this item open.
 
     If there are few items, all items are open. Otherwise only items that need attention are open.
     """
-    return len(report.items) <= _FEW or item.name in report.noticed
+    return len(report.items) <= _FEW or item.name in report.names_with_notices
 
 
 def write_page(path: Path, page: str) -> None:

@@ -23,12 +23,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niels_cache_assets.artifacts.corpus import Corpus
-from niels_cache_assets.artifacts.corpus_facts import documents_given
+from niels_cache_assets.artifacts.corpus_facts import source_documents
 from niels_cache_assets.artifacts.duplicates import Duplicates
 from niels_cache_assets.base.random_numbers import TorchRandom
 from niels_cache_assets.corpus.identity import require_prepared
 from niels_cache_assets.corpus.layout import MEASURES_NAME, corpus_dir, duplicates_dir, duplicates_file
-from niels_cache_assets.corpus.order import Inputs
+from niels_cache_assets.corpus.order import CorpusInputs
 from niels_cache_assets.corpus.prepared import document_files, document_rows, open_documents
 from niels_cache_assets.dedup.bands import NO_BUCKET, band_hashes, bands_for_recall
 from niels_cache_assets.dedup.signatures import estimated_jaccard
@@ -38,17 +38,17 @@ from niels_cache_runtime.format.layout import Ints, Uint32s, Uints
 from niels_cache_runtime.format.meta import Meta
 
 if TYPE_CHECKING:
-    from niels_cache_assets.cleaning.measures import Measures, Rule
+    from niels_cache_assets.cleaning.measures import FilterRule, MeasureHistograms
 
 PAIRS = 20  # on each side of the threshold
 EXCERPT_CHARACTERS = 700
-MOST = 100_000
+MAX_COMPARED = 100_000
 BELOW = 0.25  # pairs are searched down to the threshold minus this
 BINS = 100
 _MEMBERS = 8  # compared documents that a document meets in one bucket of a band
 _PAIRS_AT_ONCE = 1 << 16
 _CHANGED_STEPS = 10  # on each side of a limit
-_LEAST_SHOWN = 0.3  # similarity
+_MIN_SHOWN = 0.3  # similarity
 
 Tuning = dict[str, Any]
 
@@ -72,7 +72,7 @@ def tuning(registry: Registry, name: str, *, root: Path) -> Tuning:
     meta = corpus.current()
     return {
         "name": name,
-        "documents": documents_given(meta),
+        "documents": source_documents(meta),
         "kept": meta["documents"]["kept"],
         "dropped": dict(meta["dropped"]),
         "cleaning": _cleaning(corpus.directory) if "clean" in source.prepare else None,
@@ -80,17 +80,17 @@ def tuning(registry: Registry, name: str, *, root: Path) -> Tuning:
     }
 
 
-def read_measures(directory: Path) -> Measures:
+def read_measures(directory: Path) -> MeasureHistograms:
     """Return what the filters measured for a cleaned corpus.
 
     Raises:
         NielsCacheError: If the file is missing or damaged.
     """
-    from niels_cache_assets.cleaning.measures import Measures
+    from niels_cache_assets.cleaning.measures import MeasureHistograms
 
     path = directory / MEASURES_NAME
     try:
-        return Measures.from_state(json.loads(path.read_bytes()))
+        return MeasureHistograms.from_state(json.loads(path.read_bytes()))
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise NielsCacheError(f"{path}: cannot be read ({error}); prepare this data set again with force") from error
 
@@ -103,7 +103,7 @@ def _cleaning(directory: Path) -> dict[str, Any]:
     return {"measured": found.measured, "counted": found.documents, "languages": dict(found.languages.most_common()), "rules": rules}
 
 
-def _rule(rule: Rule, found: Measures) -> dict[str, Any]:
+def _rule(rule: FilterRule, found: MeasureHistograms) -> dict[str, Any]:
     """Return the facts about one limit.
 
     Returns:
@@ -171,7 +171,7 @@ def _duplicates(registry: Registry, name: str, corpus: Meta, *, root: Path) -> d
     """
     lists, seed = Duplicates(registry=registry, root=root), registry.build.seed
     meta = lists.current_of(name, corpus=corpus, source=registry.pretrain[name], seed=seed)
-    inputs = Inputs(registry, root, lists.wanted.corpora)
+    inputs = CorpusInputs(registry, root, lists.required.corpora)
     number = [each.name for each in inputs.all].index(name)
     own = inputs.all[number]
     with open_documents(duplicates_dir(root) / duplicates_file(name)) as parquet:
@@ -182,26 +182,26 @@ def _duplicates(registry: Registry, name: str, corpus: Meta, *, root: Path) -> d
     is_exact[ordinals[dropped["kind"].to_numpy(zero_copy_only=False) == "exact"]] = True
     places = np.flatnonzero(~is_exact[own.order])  # in the order of the search
     documents = len(places)
-    if documents > MOST:
-        places = np.sort(places[TorchRandom(seed).permutation(documents)[:MOST]])
+    if documents > MAX_COMPARED:
+        places = np.sort(places[TorchRandom(seed).permutation(documents)[:MAX_COMPARED]])
     ordinals = own.order[places]
     with own.slots() as rows:
         by_ordinal = np.argsort(ordinals)
         slots = np.empty((len(places), rows.width), dtype=np.uint32)
         slots[by_ordinal] = rows[ordinals[by_ordinal]]
     threshold = registry.dedup.threshold
-    least = max(_LEAST_SHOWN, threshold - BELOW)
+    least = max(_MIN_SHOWN, threshold - BELOW)
     before = sum(len(each.order) for each in inputs.all[:number])
     best, because = _most_similar(inputs, number, slots, places + before, least)
     scaled = np.bincount(np.minimum((best * BINS).astype(np.int64), BINS - 1), minlength=BINS) * (documents / max(len(places), 1))
     counts = np.rint(scaled).astype(np.int64).tolist()
-    lost, first = np.cumsum(counts[::-1])[::-1].tolist(), int(_LEAST_SHOWN * BINS)
+    lost, first = np.cumsum(counts[::-1])[::-1].tolist(), int(_MIN_SHOWN * BINS)
     above, below = _nearest(best, threshold, PAIRS)
     chosen = np.concatenate([above, below])
-    corpora, others = inputs.places(because[chosen])
+    corpora, others = inputs.locate(because[chosen])
     earlier = [(inputs.all[corpus].name, other) for corpus, other in zip(corpora.tolist(), others.tolist(), strict=True)]
     later = [(name, ordinal) for ordinal in ordinals[chosen].tolist()]
-    texts = _texts(root, {*earlier, *later}, lists.wanted.corpora)
+    texts = _texts(root, {*earlier, *later}, lists.required.corpora)
     pairs = [
         {"similarity": round(similarity, 3), "is_dropped": bool(is_dropped[mine[1]]), "document": texts[mine], "earlier": texts[other]}
         for similarity, mine, other in zip(best[chosen].tolist(), later, earlier, strict=True)
@@ -244,7 +244,7 @@ def _nearest(best: NDArray[np.float64], threshold: float, pairs: int) -> tuple[I
     return order[middle : middle + pairs], below[best[below] > 0][:pairs]
 
 
-def _most_similar(inputs: Inputs, number: int, slots: Uint32s, positions: Ints, least: float) -> tuple[NDArray[np.float64], Ints]:
+def _most_similar(inputs: CorpusInputs, number: int, slots: Uint32s, positions: Ints, least: float) -> tuple[NDArray[np.float64], Ints]:
     """Return the similarity of each compared document to its most similar earlier document, and the position of that document.
 
     The similarity is 0 for a document that met none.
@@ -269,7 +269,7 @@ def _most_similar(inputs: Inputs, number: int, slots: Uint32s, positions: Ints, 
         for block in each.signatures():
             if first <= positions[-1]:
                 keys = band_hashes(block.slots, bands, rows)
-                for earlier, later in _meetings(keys, sorted_hashes, order, first, positions):
+                for earlier, later in _pairs_sharing_band(keys, sorted_hashes, order, first, positions):
                     similarity = estimated_jaccard(block.slots[earlier], slots[later])
                     # The last of equal keys wins, so sort by similarity, and of equal ones the earliest document last.
                     ascending = np.lexsort((-earlier, similarity))
@@ -281,7 +281,7 @@ def _most_similar(inputs: Inputs, number: int, slots: Uint32s, positions: Ints, 
     return best, because
 
 
-def _meetings(keys: Uints, sorted_hashes: Uints, order: Uint32s, first: int, positions: Ints) -> Iterator[tuple[Ints, Ints]]:
+def _pairs_sharing_band(keys: Uints, sorted_hashes: Uints, order: Uint32s, first: int, positions: Ints) -> Iterator[tuple[Ints, Ints]]:
     """Yield pairs (document of the block, compared document) that share a band, each pair once, the earlier one first."""
     found = []
     for band in range(keys.shape[1]):

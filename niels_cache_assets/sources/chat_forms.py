@@ -85,7 +85,7 @@ def advice(rows: Rows, fits: Fits) -> str:
     return f"; these rows fit {', '.join(f'{key} = {json.dumps(name)}' for key, name in keys.items())}" if keys else ""
 
 
-def shown(rows: Rows, names: Iterable[str]) -> str:
+def describe_fields(rows: Rows, names: Iterable[str]) -> str:
     """Return the names of fields, each with the beginning of its first value."""
     return ", ".join(f"{name} ({_sample(next((row[name] for row in rows if row.get(name) is not None), None))})" for name in names)
 
@@ -125,14 +125,14 @@ class _Columns:
         self.names = list(dict.fromkeys(key for row in rows for key in row))
         self.of_messages = [name for name in self.names if any(holds_messages(row.get(name)) for row in rows)]
 
-    def called(self, names: Sequence[str], *, with_text: bool = True) -> list[str]:
+    def with_names(self, names: Sequence[str], *, with_text: bool = True) -> list[str]:
         """Return the columns that have one of these names, ignoring case; only those with the first name if there are any.
 
         Args:
             names: Names in lower case, the preferred one first.
             with_text: Whether to leave out columns that hold neither text nor messages.
         """
-        found = [[name for name in self.names if name.lower() == wanted and (not with_text or self._says(name))] for wanted in names]
+        found = [[name for name in self.names if name.lower() == wanted and (not with_text or self._has_text(name))] for wanted in names]
         return found[0] or [name for same in found[1:] for name in same]
 
     def one(self, key: str, names: Sequence[str], *, with_text: bool = True) -> Keys:
@@ -141,19 +141,21 @@ class _Columns:
         Raises:
             UnclearColumnsError: If there are several such columns.
         """
-        found = self.called(names, with_text=with_text)
+        found = self.with_names(names, with_text=with_text)
         if len(found) > 1:
             self.raise_unclear(key, found)
         return {key: found[0]} if found else {}
 
     def raise_unclear(self, key: str, names: Iterable[str]) -> None:
-        raise UnclearColumnsError(f"several fields may be the one for {key}: {shown(self.rows, names)}; set the keys of the table yourself")
+        raise UnclearColumnsError(
+            f"several fields may be the one for {key}: {describe_fields(self.rows, names)}; set the keys of the table yourself"
+        )
 
     def lost_without(self, names: Sequence[str]) -> list[str]:
         """Return the other columns with messages that none of these columns contains."""
         return [*dict.fromkeys(name for row in self.rows for name in _lost(row, names))]
 
-    def _says(self, name: str) -> bool:
+    def _has_text(self, name: str) -> bool:
         return name in self.of_messages or any(isinstance(row.get(name), str) for row in self.rows)
 
 
@@ -167,8 +169,8 @@ def _of_pairs(columns: _Columns, fits: Fits) -> Keys | None:
         if chosen not in columns.names or rejected not in columns.names:
             continue
         keys = {"kind": "preference"} | ({} if chosen == _SIDES[0][0] else {"chosen_field": chosen, "rejected_field": rejected})
-        inputs, system = columns.called(_INPUTS), columns.one("system_field", _SYSTEMS)
-        prompts = [name for name in columns.called(_PROMPTS) if fits(keys | {"prompt_field": name})]
+        inputs, system = columns.with_names(_INPUTS), columns.one("system_field", _SYSTEMS)
+        prompts = [name for name in columns.with_names(_PROMPTS) if fits(keys | {"prompt_field": name})]
         if inputs and len(prompts) == 1 and fits(with_input := keys | {"prompt_field": prompts[0], "input_field": inputs[0]}):
             return with_input | system
         if fits(keys):
@@ -179,7 +181,7 @@ def _of_pairs(columns: _Columns, fits: Fits) -> Keys | None:
         if len(found) == 1:
             return keys | {"prompt_field": found[0]} | system
         if fits(keys | {"prompt_field": ""}):
-            given = shown(columns.rows, columns.called(_PROMPTS))
+            given = describe_fields(columns.rows, columns.with_names(_PROMPTS))
             raise UnclearColumnsError(
                 f"the sides begin with prompts that differ from {given}; to read only the sides, set prompt_field = ''"
             )
@@ -188,7 +190,7 @@ def _of_pairs(columns: _Columns, fits: Fits) -> Keys | None:
 
 def _of_prompts(columns: _Columns, fits: Fits) -> Keys | None:
     """Return the keys of a table that makes chats from a prompt and its answer, if at least one of the two is messages, or None."""
-    asked, answered = columns.called(_INSTRUCTIONS), columns.called(_ANSWERS)
+    asked, answered = columns.with_names(_INSTRUCTIONS), columns.with_names(_ANSWERS)
     if not {*asked, *answered} & {*columns.of_messages}:
         return None
     keys = _of_instructions(columns, fits)
@@ -216,10 +218,10 @@ def _of_messages(columns: _Columns, fits: Fits) -> Keys | None:
 
 def _of_instructions(columns: _Columns, fits: Fits) -> Keys | None:
     """Return the keys of a table that makes chats from an instruction and its answer, or None."""
-    if not columns.called(_ANSWERS):
+    if not columns.with_names(_ANSWERS):
         return None
-    is_input_asked = not columns.called(_INSTRUCTIONS)
-    if is_input_asked and not columns.called(_INPUTS[:1]):
+    is_input_asked = not columns.with_names(_INSTRUCTIONS)
+    if is_input_asked and not columns.with_names(_INPUTS[:1]):
         return None
     asked = columns.one("instruction_field", _INPUTS[:1] if is_input_asked else _INSTRUCTIONS)
     extra = {} if is_input_asked else columns.one("input_field", _INPUTS)

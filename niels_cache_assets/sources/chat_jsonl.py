@@ -13,42 +13,42 @@ from pydantic import Field, PositiveInt, model_validator
 from niels_cache_assets.base.config_path import SENTINELS
 from niels_cache_assets.base.documents import Conversation, Message
 from niels_cache_assets.base.reasons import DROP_REASONS
-from niels_cache_assets.sources.chat_forms import advice, note_of_lost_messages, shown
+from niels_cache_assets.sources.chat_forms import advice, describe_fields, note_of_lost_messages
 from niels_cache_assets.sources.conversations import (
     LABELS,
-    BrokenRows,
     Kto,
     OnBroken,
+    RowErrorPolicy,
     broken_row,
     example_problem,
     has_label,
     instruction_messages,
     label_problem,
-    stops_at,
+    stops_build,
     valid_batches,
     with_system,
     without_labels,
 )
 from niels_cache_assets.sources.messages import (
     holds_messages,
-    joined,
+    join_input,
     media_of,
     plain_messages,
     template_messages,
     tools_of,
 )
 from niels_cache_assets.sources.pairs import (
-    completed,
+    complete_prompt,
+    pair_sides,
     prompt_length,
-    sides_of,
     system_messages,
 )
-from niels_cache_assets.sources.reading.compressed import with_compressions
-from niels_cache_assets.sources.reading.encodings import Decoding
+from niels_cache_assets.sources.reading.compressed import endings_with_compressions
+from niels_cache_assets.sources.reading.encodings import DecodingCounts
 from niels_cache_assets.sources.reading.file_source import FileSource
 from niels_cache_assets.sources.reading.files import SourceFile
 from niels_cache_assets.sources.reading.positions import FilePass, FilePosition
-from niels_cache_assets.sources.reading.rows import PROOF, file_rows, first_rows, kind_of, row_id
+from niels_cache_assets.sources.reading.rows import SEARCH_LIMITS, file_rows, first_rows, kind_of, row_id
 from niels_cache_assets.sources.types import PretrainSource, SftSource, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -94,7 +94,7 @@ class ChatJsonl(FileSource, SftSource):
     """
 
     never_counts: ClassVar[frozenset[str]] = frozenset({"on_broken"})  # a build that succeeds has the same bytes
-    endings: ClassVar[tuple[str, ...]] = (*with_compressions(".jsonl", ".ndjson", ".json"), ".parquet")
+    endings: ClassVar[tuple[str, ...]] = (*endings_with_compressions(".jsonl", ".ndjson", ".json"), ".parquet")
 
     source: Literal["chat_jsonl"] = "chat_jsonl"
     messages_field: str = Field("messages", description="Field with the list of messages")
@@ -179,14 +179,14 @@ class ChatJsonl(FileSource, SftSource):
         problems: Counter[str | None] = Counter()
         looked_at: list[dict[str, Any]] = []
         broken = None
-        for name, row, values in first_rows(stream, *PROOF):
+        for name, row, values in first_rows(stream, *SEARCH_LIMITS):
             looked_at += [values] if len(looked_at) < _LOOKED_AT else []
-            fields = fields or shown([values], [*values][:_FIELDS_NAMED])
+            fields = fields or describe_fields([values], [*values][:_FIELDS_NAMED])
             unseen = {key: name for key, name in unseen.items() if name not in values}
             problem = self._problem(values)
             problems[problem] += 1
             has_labels |= has_label(values)
-            if broken is None and problem is not None and stops_at(problem, self._on_broken):
+            if broken is None and problem is not None and stops_build(problem, self._on_broken):
                 broken = (name, row, problem, values)
             is_proven = not unseen and (self.kto is None or has_labels) and (len(problems) > 1 or not problems.keys() & _OF_FORM)
             if is_proven and (self._on_broken != "stop" or broken is not None or problems.total() >= _SEARCHED):
@@ -227,10 +227,10 @@ class ChatJsonl(FileSource, SftSource):
         return False
 
     def _problem(self, values: dict[str, Any]) -> str | None:
-        made = self._made_of(values)
+        made = self._parse_row(values)
         return made if isinstance(made, str) else example_problem(Conversation(made[0], rejected=made[1]), self.roles)
 
-    def _made_of(self, values: dict[str, Any]) -> tuple[list[Message], list[Message] | None, list[Any] | None] | str:
+    def _parse_row(self, values: dict[str, Any]) -> tuple[list[Message], list[Message] | None, list[Any] | None] | str:
         """Return the messages of a row, those of the rejected side or None, and the tools, or the reason why the row has none."""
         made, tools = self.example_of(values), self._tools(values)
         return made if isinstance(made, str) else tools if isinstance(tools, str) else (*made, tools)
@@ -254,10 +254,10 @@ class ChatJsonl(FileSource, SftSource):
 
     def conversations(self, context: StreamContext) -> Iterator[list[Conversation]]:
         files = FilePass(self.input_files(), context)
-        broken = BrokenRows(context, self._on_broken, self.roles)
+        broken = RowErrorPolicy(context, self._on_broken, self.roles)
         yield from valid_batches(self._conversations(files, context, broken), context.report, files, roles=self.roles, refuse=broken.refuse)
 
-    def _conversations(self, files: FilePass, context: StreamContext, broken: BrokenRows) -> Iterator[Conversation]:
+    def _conversations(self, files: FilePass, context: StreamContext, broken: RowErrorPolicy) -> Iterator[Conversation]:
         configured = self._configured()
         needed = {"messages_field": self.instruction_field or self.messages_field}
         if self.is_preference:
@@ -265,7 +265,7 @@ class ChatJsonl(FileSource, SftSource):
         state = files.state
         state.setdefault("unseen", sorted(configured))  # keys whose field has not occurred in any row so far
         state.setdefault("labels", False)  # whether a row had a label
-        decoding = Decoding(self, context)
+        decoding = DecodingCounts(self, context)
         unproven = dict(configured)  # keys whose field has not yet held a valid value
         wrong: dict[str, tuple[str, int, Any, list[str]]] = {}
         texts_of = lambda values: _contents(self.example_of(values))  # noqa: E731
@@ -287,7 +287,7 @@ class ChatJsonl(FileSource, SftSource):
                         others = [other for other, value in values.items() if value is not None and _is_right(key, value)]
                         wrong[key] = (file.name, row, values[name], others[:_FIELDS_NAMED])
                 missing = next((key for key, name in needed.items() if name not in values), None)
-                made = f"missing_{missing}" if missing else self._made_of(values)
+                made = f"missing_{missing}" if missing else self._parse_row(values)
                 if isinstance(made, str):
                     broken.refuse(made, file.name, row)
                     continue
@@ -318,7 +318,7 @@ class ChatJsonl(FileSource, SftSource):
         system = values.get(self.system_field) if self.system_field else None
         if self.is_preference:
             sides = (self._prompt_of(values), values.get(self.chosen_field), values.get(self.rejected_field))
-            made = sides_of(*sides, self._read, extra=values.get(self.input_field) if self.input_field else None)
+            made = pair_sides(*sides, self._read, extra=values.get(self.input_field) if self.input_field else None)
             return made if isinstance(made, str) else (with_system(system, made[0]), with_system(system, made[1]))
         if (problem := label_problem(values, self.kto)) is not None:
             return problem
@@ -347,18 +347,18 @@ class ChatJsonl(FileSource, SftSource):
         asked, answered = values.get(self.instruction_field or ""), values.get(self.output_field or "")
         extra = values.get(self.input_field) if self.input_field else None
         history = values.get(self.history_field) if self.history_field else None
-        if history and not _are_turns(history):
+        if history and not _are_history_turns(history):
             return "malformed_history"
         earlier = [message for turn in history or [] for message in instruction_messages(None, *turn)]
         if isinstance(asked, list | dict) or isinstance(answered, list | dict):
             if not asked:
                 return "null_content" if asked is None else "empty_content"
-            made = completed(asked, answered, self._read, extra=extra)
+            made = complete_prompt(asked, answered, self._read, extra=extra)
             if isinstance(made, str):
                 return "malformed_messages" if made == "malformed_pair" else made
             system = system_messages(made)
             return [*system, *earlier, *made[len(system) :]]
-        return [*earlier, *instruction_messages(None, joined(asked, extra, "\n\n"), answered)]
+        return [*earlier, *instruction_messages(None, join_input(asked, extra, "\n\n"), answered)]
 
 
 def _is_right(key: str, value: Any) -> bool:
@@ -366,7 +366,7 @@ def _is_right(key: str, value: Any) -> bool:
     if value is None:
         return key in _OPTIONAL
     if key == "history_field":
-        return _are_turns(value)
+        return _are_history_turns(value)
     if key == "tools_field":
         return not isinstance(tools_of(value), str)
     if key in _OF_PAIRS:
@@ -376,7 +376,7 @@ def _is_right(key: str, value: Any) -> bool:
     return isinstance(plain_messages(value) if key == "messages_field" else value, list if key == "messages_field" else str)
 
 
-def _are_turns(value: Any) -> bool:
+def _are_history_turns(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(turn, list | tuple) and len(turn) == 2 for turn in value)
 
 

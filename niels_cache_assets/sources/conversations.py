@@ -13,8 +13,8 @@ from niels_cache_assets.base.reasons import DROP_REASONS
 from niels_cache_assets.sources.messages import (
     SHARED_ROLES,
     WEIGHT_PROBLEMS,
-    calls_or_thinks,
     describe_weight_problem,
+    has_calls_or_reasoning,
     weight_problem,
 )
 from niels_cache_assets.sources.pairs import pair_problem
@@ -54,19 +54,21 @@ def _problem_without_weights(messages: Sequence[Mapping[str, Any]], roles: Colle
 def _problem_with_template(messages: Sequence[Mapping[str, Any]], roles: Collection[str]) -> str | None:
     if not all(_is_known(message.get("role"), roles) for message in messages):
         return "unknown_role"
-    silent = {*silent_turns(messages)}
+    silent = {*empty_assistant_turns(messages)}
     if all(number in silent for number, message in enumerate(messages) if message["role"] == "assistant"):
         return "no_assistant"
     problems = (None if number in silent or _may_be_empty(each) else _content_problem(each) for number, each in enumerate(messages))
     return next(filter(None, problems), None)
 
 
-def silent_turns(messages: Sequence[Mapping[str, Any]]) -> list[int]:
+def empty_assistant_turns(messages: Sequence[Mapping[str, Any]]) -> list[int]:
     """Return the indices of the assistant messages that are empty.
 
     A chat template writes them, but they are not targets.
     """
-    said_nothing = (number for number, message in enumerate(messages) if message["role"] == "assistant" and not calls_or_thinks(message))
+    said_nothing = (
+        number for number, message in enumerate(messages) if message["role"] == "assistant" and not has_calls_or_reasoning(message)
+    )
     return [number for number in said_nothing if _content_problem(messages[number]) in _EMPTY]
 
 
@@ -81,7 +83,7 @@ def _may_be_empty(message: Mapping[str, Any]) -> bool:
     disables the default system message of a template.
     """
     content = message.get("content")
-    return not content and (calls_or_thinks(message) or (message["role"] in ("tool", "system", "developer") and content == ""))
+    return not content and (has_calls_or_reasoning(message) or (message["role"] in ("tool", "system", "developer") and content == ""))
 
 
 def _content_problem(message: Mapping[str, Any]) -> str | None:
@@ -162,7 +164,7 @@ _MISTAKES = {  # reasons for which a build stops, unless on_broken drops such ro
     "kto_label_without_key",
     *WEIGHT_PROBLEMS,
 }
-_MEND = 'correct the row, or set on_broken = "drop" in the table to leave out such rows'
+_FIX_ADVICE = 'correct the row, or set on_broken = "drop" in the table to leave out such rows'
 _SET_KTO = (
     'set kto = "positives" in the table to train only on answers with true, or kto = "drop" to leave out such rows '
     "(rename a field that means something else)"
@@ -173,7 +175,7 @@ class BrokenRowError(NielsCacheError):
     """A row with a mistake, at which a build stops."""
 
 
-def stops_at(reason: str | None, on_broken: OnBroken | None) -> bool:
+def stops_build(reason: str | None, on_broken: OnBroken | None) -> bool:
     """Return whether a build stops at rows that are dropped for this reason.
 
     It stops at a label without `kto` even with on_broken = "drop", because it might train on rejected answers.
@@ -195,11 +197,11 @@ def broken_row(place: str, reason: str, messages: Iterable[Mapping[str, Any]], r
     if reason in WEIGHT_PROBLEMS:
         what = describe_weight_problem(messages)
     return BrokenRowError(
-        f"{place}: {what or DROP_REASONS[reason].meaning}{advice}; {_SET_KTO if reason == 'kto_label_without_key' else _MEND}"
+        f"{place}: {what or DROP_REASONS[reason].meaning}{advice}; {_SET_KTO if reason == 'kto_label_without_key' else _FIX_ADVICE}"
     )
 
 
-class BrokenRows:
+class RowErrorPolicy:
     """The broken rows of one pass over a source. Each one is counted, or stops the build.
 
     Args:
@@ -219,7 +221,7 @@ class BrokenRows:
             BrokenRowError: If the row has a mistake, and this pass builds a cache that may not leave it out.
         """
         place = f"{file}: row {row}"
-        if stops_at(reason, self._on_broken) and self._context.building is not None:
+        if stops_build(reason, self._on_broken) and self._context.building is not None:
             table = self._context.building.replace("/", ".")
             raise broken_row(f"[{table}] {place}", reason, messages, self._roles)
         self._context.report.drop_row(reason, file, row)

@@ -8,9 +8,9 @@ from pydantic import Field
 from niels_cache_assets.base.documents import Conversation
 from niels_cache_assets.sources.conversations import instruction_messages, valid_batches
 from niels_cache_assets.sources.hub.data import HubData
-from niels_cache_assets.sources.messages import joined
-from niels_cache_assets.sources.reading.encodings import Decoding
-from niels_cache_assets.sources.reading.rows import HeldText
+from niels_cache_assets.sources.messages import join_input
+from niels_cache_assets.sources.reading.encodings import DecodingCounts
+from niels_cache_assets.sources.reading.rows import TextFieldCheck
 from niels_cache_assets.sources.types import SftSource, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -29,8 +29,8 @@ class Dolly15k(HubData, SftSource):
         return valid_batches(self._conversations(context), context.report)
 
     def _conversations(self, context: StreamContext) -> Iterator[Conversation]:
-        decoding = Decoding(self, context)
-        held = {name: HeldText(name) for name in ("instruction", "response")}
+        decoding = DecodingCounts(self, context)
+        held = {name: TextFieldCheck(name) for name in ("instruction", "response")}
         for part in self.upstream_splits():
             context.report.split = part.split
             for values, file, row, damage in self.rows(part, context, self._columns, texts=_TEXTS):
@@ -41,13 +41,13 @@ class Dolly15k(HubData, SftSource):
                 if not decoding.admits(file, *given, replaced=replaced, row=row):
                     continue
                 instruction, response, extra, category = map(values.get, _COLUMNS)
-                user = instruction if instruction == "" else joined(instruction, extra, "\n\ncontext:\n")
+                user = instruction if instruction == "" else join_input(instruction, extra, "\n\ncontext:\n")
                 if not isinstance(category, str | None):
                     raise NielsCacheError(f"{file}: row {row}: category is {category!r:.40}; write a string, or null")
                 messages = instruction_messages(self.system_message, user, response)
                 yield Conversation(messages, f"{file}#{row}", file, row, category=category, split=part.split)
         for field in held.values():
-            field.tell(context)
+            field.report_hint(context)
 
     def _columns(self, fields: dict[str, bool]) -> list[str]:
         self.require_fields(_COLUMNS, fields)

@@ -27,14 +27,14 @@ _CONNECTION_ERRORS = {  # library -> base classes of its connection errors
 }
 
 
-class SourceUnavailable(NielsCacheError):
+class SourceUnavailableError(NielsCacheError):
     """A source that cannot be reached now, because the network or the hub is down.
 
     A finished cache of this source can still be used.
     """
 
 
-def shown(url: str) -> str:
+def without_credentials(url: str) -> str:
     """Return an address without user, password and query, which may be secrets. Paths are returned unchanged.
 
     Raises:
@@ -66,7 +66,7 @@ def first_line(error: BaseException) -> str:
     return without_secrets((str(error).strip().splitlines() or [""])[0])
 
 
-def chain_of(error: BaseException) -> list[BaseException]:
+def error_chain(error: BaseException) -> list[BaseException]:
     """Return the error and its causes."""
     chain: list[BaseException] = []
     cause: BaseException | None = error
@@ -78,22 +78,22 @@ def chain_of(error: BaseException) -> list[BaseException]:
 
 def endless_redirect(error: BaseException) -> str | None:
     """Return a description of an endless redirect with the last address, or None for any other error."""
-    for link in chain_of(error):
+    for link in error_chain(error):
         if type(link).__name__ == "TooManyRedirects":  # of any HTTP library
             request: Any = getattr(link, "_request", None)
-            return f"redirects without end{f', last from {shown(str(request.url))}' if request else ''}"
+            return f"redirects without end{f', last from {without_credentials(str(request.url))}' if request else ''}"
     return None
 
 
-def is_of_network(error: BaseException) -> bool:
+def is_network_error(error: BaseException) -> bool:
     """Return whether an error or one of its causes is a failed connection, in which the server gave no answer.
 
     Errors of HTTP libraries are recognized by name, because those libraries may not be installed.
     """
-    return not isinstance(error, FileNotFoundError | PermissionError) and any(map(_is_of_connection, chain_of(error)))
+    return not isinstance(error, FileNotFoundError | PermissionError) and any(map(_is_connection_error, error_chain(error)))
 
 
-def _is_of_connection(error: BaseException) -> bool:
+def _is_connection_error(error: BaseException) -> bool:
     if isinstance(error, ConnectionError | TimeoutError | socket.gaierror):
         return True
     if isinstance(error, OSError) and error.errno in _UNREACHABLE:
@@ -101,7 +101,7 @@ def _is_of_connection(error: BaseException) -> bool:
     return any(base.__name__ in _CONNECTION_ERRORS.get(base.__module__.partition(".")[0], ()) for base in type(error).__mro__)
 
 
-def in_one_line(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """Return the message of an error of this project, or else the class and first line of the error: `KeyError: 'text'`."""
     return str(error) if isinstance(error, NielsCacheError) else f"{type(error).__name__}: {first_line(error)}".removesuffix(": ")
 

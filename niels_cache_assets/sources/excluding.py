@@ -5,7 +5,7 @@ for itself without surrounding white space. A JSON string, such as "two\nlines",
 
 The ids are held in memory, at about 200 bytes each, and a document costs one set lookup. The set of ids is part of the fingerprint; the
 order of the lines and the path are not. In a data set in parts, only the ids that occur in a part are part of its fingerprint
-(`parts/excluded.py`).
+(`parts/exclusion.py`).
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from niels_cache_assets.base.documents import DocumentBatch, Documents, SourceReport
-from niels_cache_assets.sources.reading.files import SourceFile, open_bytes, reading, writable
+from niels_cache_assets.sources.reading.files import SourceFile, file_errors, open_bytes, valid_unicode
 from niels_cache_runtime.errors import NielsCacheError
 
 _SHOWN_IDS = 20
@@ -97,11 +97,11 @@ def without_excluded(batches: Iterator[Documents], path: str | None, report: Sou
         return
     ids = excluded_ids(path)
     for each in batches:
-        if len(batch := rest_of(DocumentBatch.of(each), ids, report)):
+        if len(batch := remove_excluded(DocumentBatch.of(each), ids, report)):
             yield batch
 
 
-def rest_of(batch: DocumentBatch, ids: Collection[str], report: SourceReport) -> DocumentBatch:
+def remove_excluded(batch: DocumentBatch, ids: Collection[str], report: SourceReport) -> DocumentBatch:
     """Return a batch without the documents that have one of these ids, which are counted in `dropped` and `facts` of the report."""
     gone = np.fromiter((source_id in ids for source_id in batch.source_id), bool, len(batch))
     if not gone.any():
@@ -124,7 +124,7 @@ def _digest(ids: frozenset[str]) -> str:
 def _read(path: str, stamp: tuple[int, int] | None) -> tuple[frozenset[str], Mapping[str, tuple[str, ...]]]:
     """Return all ids, and for each line the ids that it stands for."""
     file = SourceFile(path, os.path.basename(path))
-    with reading(file), open_bytes(file) as stream:
+    with file_errors(file), open_bytes(file) as stream:
         try:
             lines = re.split(r"\r\n|\r|\n", stream.read().decode("utf-8-sig"))  # an id may contain other line separators, such as U+2028
         except UnicodeDecodeError as error:
@@ -141,4 +141,4 @@ def _ids_of(line: str) -> tuple[str, ...]:
     if line.strip().startswith('"'):
         with suppress(ValueError):
             decoded = json.loads(line)
-    return tuple(dict.fromkeys([*([writable(decoded)] if isinstance(decoded, str) else []), line, line.strip()]))
+    return tuple(dict.fromkeys([*([valid_unicode(decoded)] if isinstance(decoded, str) else []), line, line.strip()]))

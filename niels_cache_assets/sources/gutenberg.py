@@ -11,10 +11,10 @@ from pydantic import Field
 
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.sources.hub.data import HubData
-from niels_cache_assets.sources.reading.encodings import Decoding, read_text
+from niels_cache_assets.sources.reading.encodings import DecodingCounts, read_text
 from niels_cache_assets.sources.reading.files import SourceFile, files_digest, files_of_folder
 from niels_cache_assets.sources.reading.positions import FilePass, RowsPass
-from niels_cache_assets.sources.reading.rows import HeldText, batched
+from niels_cache_assets.sources.reading.rows import TextFieldCheck, batched
 from niels_cache_assets.sources.types import ConfigPath, PretrainSource, StreamContext
 
 _FLAGS = re.MULTILINE | re.IGNORECASE
@@ -58,7 +58,7 @@ class Gutenberg(HubData, PretrainSource):
         return batched(self._folder_books(files, context), files)
 
     def _folder_books(self, files: FilePass, context: StreamContext) -> Iterator[Document]:
-        decoding = Decoding(self, context)
+        decoding = DecodingCounts(self, context)
         for file in files.files():
             if not files.position.row:
                 files.position.row = files.position.rows = 1
@@ -67,7 +67,7 @@ class Gutenberg(HubData, PretrainSource):
                     yield from _book(Document(text, file.name, file.name), context)
 
     def _hub_books(self, places: RowsPass, context: StreamContext) -> Iterator[Document]:
-        decoding, held = Decoding(self, context), HeldText()
+        decoding, held = DecodingCounts(self, context), TextFieldCheck()
         for part, start in places.parts(self.upstream_splits()):
             choose = lambda fields, part=part: [self.text_field_at(fields, part, context, key=None)]  # noqa: E731
             for values, file, row, damage in self.rows(part, context, choose, start=start, without=set()):
@@ -79,7 +79,7 @@ class Gutenberg(HubData, PretrainSource):
                     context.report.drop_row(problem, file, row)
                 elif decoding.admits(file, text, replaced=replaced, row=row):
                     yield from _book(Document(text, f"{file}#{row}", file, row, split=part.split), context)
-        held.tell(context)
+        held.report_hint(context)
 
 
 def _book(whole: Document, context: StreamContext) -> Iterator[Document]:

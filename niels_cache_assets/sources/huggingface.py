@@ -17,14 +17,14 @@ from niels_cache_assets.sources.hub.data import HubData, format_of, hub_files
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.parquet import Parquet
 from niels_cache_assets.sources.reading.columns import batch_of, texts_of
-from niels_cache_assets.sources.reading.encodings import Decoding
-from niels_cache_assets.sources.reading.file_source import listed, located_among
+from niels_cache_assets.sources.reading.encodings import DecodingCounts
+from niels_cache_assets.sources.reading.file_source import list_files_for_plan, locate_listed_files
 from niels_cache_assets.sources.reading.files import SourceFile
 from niels_cache_assets.sources.reading.keep import HasColumns
-from niels_cache_assets.sources.reading.positions import Part, RowsPass
-from niels_cache_assets.sources.reading.rows import BATCH_DOCUMENTS, HeldText
-from niels_cache_assets.sources.text_column import MISSING
-from niels_cache_assets.sources.types import AddedOfHub, ListedFile, PretrainSource, SourceWithParts, StreamContext
+from niels_cache_assets.sources.reading.positions import RowsPass, UpstreamSplit
+from niels_cache_assets.sources.reading.rows import BATCH_DOCUMENTS, TextFieldCheck
+from niels_cache_assets.sources.text_column import MISSING_FIELD_REASON
+from niels_cache_assets.sources.types import AddedHubFiles, ListedFile, PretrainSource, SourceWithParts, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 
 
@@ -52,7 +52,7 @@ class HubText(HasColumns, HubData, SourceWithParts):
     shuffle_buffer: NonNegativeInt = Field(
         defaults.SHUFFLE_BUFFER, description="Size of Hugging Face's shuffle buffer in documents; 0 disables shuffling"
     )
-    added: tuple[AddedOfHub, ...] = Field((), strict=False, description=PretrainSource.model_fields["added"].description)
+    added: tuple[AddedHubFiles, ...] = Field((), strict=False, description=PretrainSource.model_fields["added"].description)
 
     @model_validator(mode="after")
     def _may_grow(self) -> Self:
@@ -104,13 +104,13 @@ class HubText(HasColumns, HubData, SourceWithParts):
                     "that came later, or set pinned_revision to the commit before them"
                 )
             return files
-        return [file for part, files in self.files_by_part() for file in listed(files, part.split, hashed=hashed)]
+        return [file for part, files in self.files_by_part() for file in list_files_for_plan(files, part.split, hashed=hashed)]
 
     def located(self, files: Sequence[ListedFile], revision: str | None) -> list[SourceFile]:
         if not self.files:
             return [SourceFile(f"hf://datasets/{self.dataset}@{revision}/{file.name}", file.name) for file in files]
         found = {part.split: files for part, files in self.files_by_part()}
-        return [each for file in files for each in located_among(found[file.split], [file])]
+        return [each for file in files for each in locate_listed_files(found[file.split], [file])]
 
     def file_reader(self, names: Sequence[str]) -> Parquet | Jsonl:
         """Return the reader of the user's files, because the stream of the hub's library cannot begin at a file."""
@@ -122,15 +122,15 @@ class HubText(HasColumns, HubData, SourceWithParts):
         return reader(source=reader.model_fields["source"].default, files=["*"], **{key: getattr(self, key) for key in keys})
 
     def documents(self, context: StreamContext) -> Iterator[DocumentBatch]:
-        places, held = RowsPass(context), HeldText()
-        drop, decoding = context.report.drop_row, Decoding(self, context)
+        places, held = RowsPass(context), TextFieldCheck()
+        drop, decoding = context.report.drop_row, DecodingCounts(self, context)
         fields: dict[str, bool] = {}  # the fields of the current part
         where, id_field = self.condition, self.id_field or "id"
         without: set[str] = set()
 
         for part, begin in places.parts(self.upstream_splits()):
 
-            def choose(found: dict[str, bool], part: Part = part) -> list[str]:
+            def choose(found: dict[str, bool], part: UpstreamSplit = part) -> list[str]:
                 fields.clear()
                 fields.update(found)
                 return self._columns(found, part, context)
@@ -141,7 +141,7 @@ class HubText(HasColumns, HubData, SourceWithParts):
                 values = columns[held.field]
                 texts = texts_of(values, limit=self.max_document_bytes, judged=self.reads_files, damaged=damaged)
                 if len(texts.odd) < len(values):
-                    held.saw_text()
+                    held.record_text()
                 kept = np.ones(len(values), dtype=bool)
                 if where is not None:
                     for index, row in enumerate(zip(*(columns[name] for name in where.columns), strict=True)):
@@ -153,7 +153,11 @@ class HubText(HasColumns, HubData, SourceWithParts):
                         continue
                     replaced = decoding.count(files[index], damaged[index]) if index in damaged else 0
                     if problem := held.problem(values[index], files[index], rows[index]):
-                        drop(MISSING if values[index] is None and files[index] in without else problem, files[index], rows[index])
+                        drop(
+                            MISSING_FIELD_REASON if values[index] is None and files[index] in without else problem,
+                            files[index],
+                            rows[index],
+                        )
                         kept[index] = False
                     else:
                         kept[index] = decoding.admits(files[index], values[index], replaced=replaced, row=rows[index])
@@ -167,14 +171,14 @@ class HubText(HasColumns, HubData, SourceWithParts):
                 )
                 batch = found if kept.all() else found[kept]
                 for start in range(0, len(batch), BATCH_DOCUMENTS):
-                    context.report.place = None
+                    context.report.position = None
                     if not self.shuffle_buffer and start + BATCH_DOCUMENTS >= len(batch):  # all of these rows are counted
                         places.file, places.row = files[-1], rows[-1] + 1
-                        places.report_place()
+                        places.report_position()
                     yield batch[start : start + BATCH_DOCUMENTS]
-        held.tell(context, fields, key="text_field")
+        held.report_hint(context, fields, key="text_field")
 
-    def _columns(self, fields: dict[str, bool], part: Part, context: StreamContext) -> list[str]:
+    def _columns(self, fields: dict[str, bool], part: UpstreamSplit, context: StreamContext) -> list[str]:
         """Return the text field, the id field if the rows have one, and the columns of `where` and `keep`."""
         self.require_columns(fields, self.origin)
         text_field = self.text_field_at(fields, part, context)

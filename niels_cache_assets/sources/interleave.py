@@ -17,12 +17,12 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from niels_cache_assets.base.choices import refuse_choice
+from niels_cache_assets.base.choices import raise_unknown_choice
 from niels_cache_assets.base.documents import Document, SourceReport
 from niels_cache_assets.sources.reading.part_stream import PartStream, heads_of_parts, streams_of_all_parts
-from niels_cache_assets.sources.reading.references import with_references
+from niels_cache_assets.sources.reading.references import revision_with_references
 from niels_cache_assets.sources.reading.rows import batched
-from niels_cache_assets.sources.types import PretrainSource, SourceWithParts, StreamContext, growth_that_counts
+from niels_cache_assets.sources.types import PretrainSource, SourceWithParts, StreamContext, growth_identity
 from niels_cache_assets.sources.val_share import split_by_fraction
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -74,8 +74,8 @@ class Interleave(PretrainSource):
         for name, member in self._sources(siblings).items():
             rule = "\0without its val" if member.seeded_val_frac else ""
             rule += "\0read by file" if member.parts > 1 and member.shuffles_itself else ""
-            revision = with_references(member, revisions[name], siblings)
-            digest.update(f"{name}\0{member.identity()}\0{revision}{growth_that_counts(member.added)}{rule}\n".encode())
+            revision = revision_with_references(member, revisions[name], siblings)
+            digest.update(f"{name}\0{member.identity()}\0{revision}{growth_identity(member.added)}{rule}\n".encode())
         return f"sha256:{digest.hexdigest()}"
 
     def describe(self) -> dict[str, Any]:
@@ -93,7 +93,7 @@ class Interleave(PretrainSource):
             if context.revision is not None and context.revision != self._digest(context.siblings, revisions):
                 raise NielsCacheError("interleave: a member changed upstream while the build started; run it again")
             context.revisions.update(revisions)  # so that all later passes and restarted members read the same revision
-        streams = [Member(name, member, context) for name, member in sources.items()]
+        streams = [MixtureMember(name, member, context) for name, member in sources.items()]
         for stream in streams:
             stream.find_held_out()
         features = datasets.Features({"member": datasets.Value("int64"), "key": datasets.Value("int64")})
@@ -117,7 +117,7 @@ class Interleave(PretrainSource):
         sources = {}
         for name, weight in self.members.items():
             if name not in siblings:
-                refuse_choice("interleave: members", "no data set", name, siblings)
+                raise_unknown_choice("interleave: members", "no data set", name, siblings)
             if isinstance(siblings[name], Interleave):
                 raise NielsCacheError(f"interleave: members: {name!r} is an interleave itself; name its members instead")
             if not weight > 0:
@@ -131,7 +131,7 @@ class Interleave(PretrainSource):
         return sources
 
 
-class Member:
+class MixtureMember:
     """One member of a mixture, as a generator of keys for the library.
 
     A document waits here until the library has drawn its key, so that no document is copied.
@@ -151,7 +151,7 @@ class Member:
     def __getstate__(self) -> dict[str, str]:
         return {"name": self._name}
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Member:
+    def __deepcopy__(self, memo: dict[int, Any]) -> MixtureMember:
         return self
 
     def __call__(self, member: int) -> Iterator[dict[str, int]]:

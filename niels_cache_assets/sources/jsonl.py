@@ -9,20 +9,20 @@ from typing import Any, ClassVar, Literal
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.sources.reading import rows
 from niels_cache_assets.sources.reading.columns import is_plain
-from niels_cache_assets.sources.reading.compressed import with_compressions
-from niels_cache_assets.sources.reading.encodings import Decoding
-from niels_cache_assets.sources.reading.file_source import KeepsDamaged, RowFileSource
-from niels_cache_assets.sources.reading.files import SourceFile, writable
+from niels_cache_assets.sources.reading.compressed import endings_with_compressions
+from niels_cache_assets.sources.reading.encodings import DecodingCounts
+from niels_cache_assets.sources.reading.file_source import HasKeepDamaged, RowFileSource
+from niels_cache_assets.sources.reading.files import SourceFile, valid_unicode
 from niels_cache_assets.sources.reading.positions import FilePass
-from niels_cache_assets.sources.text_column import MISSING, ROWS, TEXT, choose_text_field, count_file_without, require_field
+from niels_cache_assets.sources.text_column import MISSING_FIELD_REASON, ROWS, TEXT, choose_text_field, count_file_without, require_field
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 
 
-class Jsonl(KeepsDamaged, RowFileSource):
+class Jsonl(HasKeepDamaged, RowFileSource):
     """JSON Lines: one object per line. A string `title` becomes the document's title. In the lineage, `row` counts blank lines too."""
 
-    endings: ClassVar[tuple[str, ...]] = with_compressions(".jsonl", ".ndjson", ".json")
+    endings: ClassVar[tuple[str, ...]] = endings_with_compressions(".jsonl", ".ndjson", ".json")
 
     source: Literal["jsonl"] = "jsonl"
 
@@ -32,8 +32,8 @@ class Jsonl(KeepsDamaged, RowFileSource):
         text_field = self.text_field_of(files)
         if text_field is None:
             return
-        held = rows.HeldText(text_field)
-        for name, row, values in rows.first_rows(self._rows(FilePass(files, context), context), *rows.PROOF):
+        held = rows.TextFieldCheck(text_field)
+        for name, row, values in rows.first_rows(self._rows(FilePass(files, context), context), *rows.SEARCH_LIMITS):
             if held.problem(values.get(text_field), name, row) in (None, "empty"):
                 return
         rows.require_text(held, _fields(self._first_rows(files)))
@@ -41,14 +41,14 @@ class Jsonl(KeepsDamaged, RowFileSource):
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
         found = self.files_of(context)
         text_field = self.text_field_at(found, context) or TEXT  # without rows there is no field, but files may be damaged
-        files, held = FilePass(found, context), rows.HeldText(text_field)
+        files, held = FilePass(found, context), rows.TextFieldCheck(text_field)
         yield from rows.batched(self._documents(files, held, context), files)
         if held.is_wrong:
-            held.tell(context, _fields(self._first_rows(found)), key="text_field")
+            held.report_hint(context, _fields(self._first_rows(found)), key="text_field")
 
-    def _documents(self, files: FilePass, held: rows.HeldText, context: StreamContext) -> Iterator[Document]:
+    def _documents(self, files: FilePass, held: rows.TextFieldCheck, context: StreamContext) -> Iterator[Document]:
         text_field, id_field, where, report = held.field, self.id_field or "id", self.condition, context.report
-        decoding, text_of = Decoding(self, context), lambda row: [row.get(text_field)]
+        decoding, text_of = DecodingCounts(self, context), lambda row: [row.get(text_field)]
         for name, row, values in self._rows(files, context, text_field):
             if where is not None and (problem := where.problem(values)):
                 report.drop_row(problem, name, row)
@@ -57,13 +57,13 @@ class Jsonl(KeepsDamaged, RowFileSource):
             if type(values) is not dict or not is_plain(text):
                 replaced = 0 if type(values) is dict else decoding.count_row(name, values, text_of)
                 if problem := held.problem(text, name, row):
-                    report.drop_row(problem if text_field in values else MISSING, name, row)
+                    report.drop_row(problem if text_field in values else MISSING_FIELD_REASON, name, row)
                     continue
                 if not decoding.admits(name, text, replaced=replaced, row=row):  # type: ignore[arg-type]
                     continue
-            held.saw_text()
+            held.record_text()
             title = values.get("title")
-            title = writable(title) if isinstance(title, str) else None
+            title = valid_unicode(title) if isinstance(title, str) else None
             source_id, kept = rows.row_id(values.get(id_field), name, row), self.kept_of(values, name, row)
             yield Document(text, source_id, name, row, title, kept=kept)  # type: ignore[arg-type]
 

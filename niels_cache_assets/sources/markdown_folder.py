@@ -10,14 +10,14 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from niels_cache_assets.base.documents import Document
-from niels_cache_assets.sources.reading.encodings import DecodesText, Decoding, read_text
+from niels_cache_assets.sources.reading.encodings import DecodesText, DecodingCounts, read_text
 from niels_cache_assets.sources.reading.files import SourceFile, files_of_folder
 from niels_cache_assets.sources.reading.positions import FilePass
 from niels_cache_assets.sources.reading.rows import batched
 from niels_cache_assets.sources.types import ConfigPath, PretrainSource, StreamContext
 
 
-class Notes(DecodesText, PretrainSource):
+class NotesSource(DecodesText, PretrainSource):
     """Notes in files: one document per file, unless a kind overrides `file_documents`."""
 
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
@@ -25,11 +25,11 @@ class Notes(DecodesText, PretrainSource):
         return batched(self._documents(files, context), files)
 
     def _documents(self, files: FilePass, context: StreamContext) -> Iterator[Document]:
-        decoding = Decoding(self, context)
+        decoding = DecodingCounts(self, context)
         for file in files.files():
             yield from self.file_documents(file, files, context, decoding)
 
-    def file_documents(self, file: SourceFile, files: FilePass, context: StreamContext, decoding: Decoding) -> Iterator[Document]:
+    def file_documents(self, file: SourceFile, files: FilePass, context: StreamContext, decoding: DecodingCounts) -> Iterator[Document]:
         """Yield the documents of a file, from the position of the pass in this file."""
         if files.position.row:
             return
@@ -42,7 +42,7 @@ class Notes(DecodesText, PretrainSource):
             yield Document(text, file.name, file.name, 0, file.name.rsplit("/", 1)[-1].removesuffix(".md"))
 
 
-class MarkdownFolder(Notes):
+class MarkdownFolder(NotesSource):
     """All *.md files under `path`."""
 
     endings: ClassVar[tuple[str, ...]] = (".md",)

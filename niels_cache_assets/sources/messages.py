@@ -45,9 +45,11 @@ def template_messages(value: Any) -> list[Message] | str:
     """
     if not _are_objects(value):
         return "malformed_messages"
-    messages = _read(value, roles=SHARED_ROLES, keeps_others=True)
+    messages = _read(value, roles=SHARED_ROLES, keep_other_keys=True)
     try:
-        return next(filter(None, map(_problem_of, _spoken(value, keeps_empty=True), cast(list[dict[str, Any]], messages))), messages)
+        return next(
+            filter(None, map(_problem_of, _without_empty_system(value, keep_empty=True), cast(list[dict[str, Any]], messages))), messages
+        )
     except _RepeatedKeyError:
         return "repeated_key_in_json"
 
@@ -69,7 +71,7 @@ def _problem_of(given: Mapping[str, Any], message: dict[str, Any]) -> str | None
         del message["tool_calls"]
     if "tool_calls" in message:
         calls = _decoded(message["tool_calls"])
-        if not isinstance(calls, list) or not all(map(_is_sound_call, calls)):
+        if not isinstance(calls, list) or not all(map(_is_valid_call, calls)):
             return "broken_json_in_call"
         message["tool_calls"] = calls
     return None
@@ -97,7 +99,7 @@ def holds_messages(value: Any) -> bool:
     return isinstance(messages, list) and any(isinstance(each, dict) and isinstance(_role_of(each), str) for each in messages)
 
 
-def joined(instruction: Any, extra: Any, between: str) -> Any:
+def join_input(instruction: Any, extra: Any, between: str) -> Any:
     """Return an instruction and further input joined to one user message.
 
     If the instruction or the input is not a string, that value is returned unchanged, so that a later check reports it.
@@ -109,7 +111,7 @@ def joined(instruction: Any, extra: Any, between: str) -> Any:
     return f"{instruction}{between}{extra}" if extra.strip() else instruction
 
 
-def calls_or_thinks(message: Mapping[str, Any]) -> bool:
+def has_calls_or_reasoning(message: Mapping[str, Any]) -> bool:
     """Return whether a message has tool calls or reasoning, which make it useful without content."""
     return bool(message.get("tool_calls") or message.get("reasoning_content"))
 
@@ -126,22 +128,22 @@ def _content_of(message: Mapping[str, Any]) -> Any:
     return message["content"] if message.get("content") is not None else message.get("value")
 
 
-def _spoken(value: list[dict[str, Any]], *, keeps_empty: bool = False) -> list[dict[str, Any]]:
+def _without_empty_system(value: list[dict[str, Any]], *, keep_empty: bool = False) -> list[dict[str, Any]]:
     """Return the messages without system messages that have no content.
 
     Args:
         value: The messages of a row.
-        keeps_empty: Whether to keep system messages whose content is the empty string.
+        keep_empty: Whether to keep system messages whose content is the empty string.
     """
-    missing = (None,) if keeps_empty else (None, "")
+    missing = (None,) if keep_empty else (None, "")
     return [message for message in value if not (_role_of(message) == "system" and _content_of(message) in missing)]
 
 
-def _read(value: list[dict[str, Any]], *, roles: Mapping[str, str] = _ROLES, keeps_others: bool = False) -> list[Message]:
+def _read(value: list[dict[str, Any]], *, roles: Mapping[str, str] = _ROLES, keep_other_keys: bool = False) -> list[Message]:
     messages = []
-    for message in _spoken(value, keeps_empty=keeps_others):
+    for message in _without_empty_system(value, keep_empty=keep_other_keys):
         role = _role_of(message)
-        names = [key for key in message if key not in _MESSAGE_KEYS and (keeps_others or key in WEIGHT_KEYS)]
+        names = [key for key in message if key not in _MESSAGE_KEYS and (keep_other_keys or key in WEIGHT_KEYS)]
         others = {key: message[key] for key in names if message[key] is not None}
         messages.append({"role": roles.get(role, role) if isinstance(role, str) else role, "content": _content_of(message), **others})
     return cast(list[Message], messages)
@@ -194,7 +196,7 @@ def _json(text: str) -> Any:
     return json.loads(text, object_pairs_hook=unique)
 
 
-def _is_sound_call(call: Any) -> bool:
+def _is_valid_call(call: Any) -> bool:
     """Return whether a call is an object whose arguments, if they are a string, are JSON. The arguments are not changed."""
     if not isinstance(call, Mapping):
         return False
@@ -230,13 +232,13 @@ def masked_messages(messages: Sequence[Mapping[str, Any]], *, first: int = 0) ->
 
 def weight_problem(messages: Iterable[Mapping[str, Any]]) -> str | None:
     """Return the drop reason if the weights of these messages cannot be used, otherwise None."""
-    found = _find(messages)
+    found = _find_weight_problem(messages)
     return None if found is None else found[0]
 
 
 def describe_weight_problem(messages: Iterable[Mapping[str, Any]]) -> str | None:
     """Return a description of the `weight_problem` of these messages, or None if they have none."""
-    found = _find(messages)
+    found = _find_weight_problem(messages)
     return None if found is None else found[1]
 
 
@@ -261,16 +263,16 @@ def masked_before(messages: Sequence[Message], first: int) -> list[Message]:
 
 def _marks(message: Mapping[str, Any]) -> dict[str, bool | None]:
     """Return for each weight key whether to train on the message, or None if its value is unclear. Keys that are null are left out."""
-    return {key: _says_train(key, message[key]) for key in sorted(WEIGHT_KEYS & message.keys()) if message[key] is not None}
+    return {key: _is_trained_on(key, message[key]) for key in sorted(WEIGHT_KEYS & message.keys()) if message[key] is not None}
 
 
-def _says_train(key: str, value: Any) -> bool | None:
+def _is_trained_on(key: str, value: Any) -> bool | None:
     if not isinstance(value, int | float) or value not in (0, 1):
         return None
     return bool(value) != (key == _MASKING)
 
 
-def _find(messages: Iterable[Mapping[str, Any]]) -> tuple[str, str] | None:
+def _find_weight_problem(messages: Iterable[Mapping[str, Any]]) -> tuple[str, str] | None:
     """Return the reason and a description for the first message whose weights cannot be used, or None."""
     for number, message in enumerate(messages):
         if WEIGHT_KEYS.isdisjoint(message):

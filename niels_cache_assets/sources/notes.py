@@ -7,8 +7,8 @@ import os
 from collections.abc import Mapping
 from itertools import chain
 
-from niels_cache_assets.base.first_bytes import HEAD_BYTES, Content, content_of, refuse_content
-from niels_cache_assets.sources.finding.globs import links_among
+from niels_cache_assets.base.first_bytes import HEAD_BYTES, FileContent, detect_content, refuse_content
+from niels_cache_assets.sources.finding.globs import find_same_files
 from niels_cache_assets.sources.reading.compressed import compression_of
 from niels_cache_assets.sources.reading.files import find_matches
 from niels_cache_assets.sources.types import AddedFiles, Source
@@ -25,13 +25,13 @@ def notes_on_source(source: Source) -> list[str]:
     added = [each.files for each in getattr(source, "added", ()) if isinstance(each, AddedFiles)]
     local = [patterns for patterns in (*lists, *added) if patterns and "://" not in patterns[0]]
     found = [find_matches(patterns, source.endings) for patterns in local]
-    links = links_among(chain.from_iterable(each.local for each in found))
+    links = find_same_files(chain.from_iterable(each.local for each in found))
     again = {path: first for path, first in links.first.items() if path != first}
     for each in found:
         again |= each.again
     contents = {path: content for path, first in links.first.items() if path == first and (content := _content(path)) is not None}
     empty = [path for path, content in contents.items() if content.what.startswith("empty")]
-    strange = {path: content for path, content in contents.items() if source.source != "parquet" and _is_strange(path, content)}
+    strange = {path: content for path, content in contents.items() if source.source != "parquet" and _is_not_text(path, content)}
     others = {path: f"{content.what} ({content.advice})" for path, content in strange.items()}
     return [
         *_line(again, "path leads", "paths lead", "to what is read by another path, such as {} to {}; each file is read once"),
@@ -41,7 +41,7 @@ def notes_on_source(source: Source) -> list[str]:
     ]
 
 
-def _content(path: str) -> Content | None:
+def _content(path: str) -> FileContent | None:
     if not os.path.isfile(path):  # pipes can be read only once
         return None
     try:
@@ -50,10 +50,10 @@ def _content(path: str) -> Content | None:
     except OSError:  # reported when the file is read
         return None
     refuse_content(head, path, compression_of(path))
-    return content_of(head)
+    return detect_content(head)
 
 
-def _is_strange(path: str, content: Content) -> bool:
+def _is_not_text(path: str, content: FileContent) -> bool:
     """Return whether a file that is to be read as text holds something else, such as gzip in a file without .gz."""
     is_named = path.lower().endswith(".parquet") or compression_of(path) is not None
     return not content.is_text and not content.what.startswith("empty") and not is_named

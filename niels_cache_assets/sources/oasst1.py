@@ -13,10 +13,10 @@ from pydantic import Field
 from niels_cache_assets.base.documents import Conversation, Message, SourceReport
 from niels_cache_assets.sources.conversations import valid_batches
 from niels_cache_assets.sources.hub.data import HubData
-from niels_cache_assets.sources.reading.encodings import DamagedRow, Decoding
-from niels_cache_assets.sources.reading.files import SourceFile, writable
-from niels_cache_assets.sources.reading.positions import Part
-from niels_cache_assets.sources.reading.rows import HeldText, json_rows, row_id
+from niels_cache_assets.sources.reading.encodings import DamagedRow, DecodingCounts
+from niels_cache_assets.sources.reading.files import SourceFile, valid_unicode
+from niels_cache_assets.sources.reading.positions import UpstreamSplit
+from niels_cache_assets.sources.reading.rows import TextFieldCheck, json_rows, row_id
 from niels_cache_assets.sources.types import SftSource, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Split
@@ -60,16 +60,16 @@ class Oasst1(HubData, SftSource):
 
     def _conversations(self, context: StreamContext) -> Iterator[Conversation]:
         context.report.facts["trees"] = 0
-        decoding, held = Decoding(self, context), HeldText()
+        decoding, held = DecodingCounts(self, context), TextFieldCheck()
         report = context.report
         for part in self.upstream_splits():
             report.split = part.split
             for nodes in self._trees(part, context, decoding):
                 report.facts["trees"] += 1
                 yield from threads(self._kept(nodes, report, decoding, held), self.max_messages, report, part.split)
-        held.tell(context)
+        held.report_hint(context)
 
-    def _kept(self, nodes: list[Node], report: SourceReport, decoding: Decoding, held: HeldText) -> list[Node]:
+    def _kept(self, nodes: list[Node], report: SourceReport, decoding: DecodingCounts, held: TextFieldCheck) -> list[Node]:
         kept = []
         for node in nodes:
             held.problem(node.text, node.file, node.row)
@@ -81,7 +81,7 @@ class Oasst1(HubData, SftSource):
                 kept.append(node)
         return kept
 
-    def _trees(self, part: Part, context: StreamContext, decoding: Decoding) -> Iterator[list[Node]]:
+    def _trees(self, part: UpstreamSplit, context: StreamContext, decoding: DecodingCounts) -> Iterator[list[Node]]:
         """Yield the messages of each tree. Trees come in the order of their first messages in the data."""
         files = next((files for each, files in self.files_by_part() if each == part), [])
         tree_files = [file for file in files if _holds_trees(file, self.encoding, self.max_document_bytes)]
@@ -128,7 +128,7 @@ def _nodes(tree: dict[str, Any], file: str, row: int, report: SourceReport) -> l
 
 
 def _flattened(tree: dict[str, Any], file: str, row: int, report: SourceReport) -> Iterator[Node]:
-    tree_id = writable(str(tree.get("message_tree_id")))
+    tree_id = valid_unicode(str(tree.get("message_tree_id")))
     stack: list[tuple[Any, str | None]] = [(tree["prompt"], None)]
     while stack:
         message, parent_id = stack.pop()

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from niels_cache_assets.base.documents import Message
-from niels_cache_assets.sources.messages import joined, masked_before, without_weights
-from niels_cache_assets.sources.tool_arguments import json_value, with_arguments
+from niels_cache_assets.sources.messages import join_input, masked_before, without_weights
+from niels_cache_assets.sources.tool_arguments import convert_arguments, json_value
 from niels_cache_runtime.format.meta import sha256_text
 
 _HASH_DIGITS = 15  # 60 bits, so that the number fits an int64
@@ -24,19 +24,19 @@ Messages = Sequence[Mapping[str, Any]]
 Read = Callable[[Any], list[Message] | str]
 
 
-def sides_of(prompt: Any, chosen: Any, rejected: Any, read: Read, *, extra: Any = None) -> tuple[list[Message], list[Message]] | str:
+def pair_sides(prompt: Any, chosen: Any, rejected: Any, read: Read, *, extra: Any = None) -> tuple[list[Message], list[Message]] | str:
     """Return the messages of both sides, with the prompt, or the reason why the row has none.
 
     If the prompts of the sides differ only in white space, both get that of the chosen side.
 
     Args:
-        prompt: The prompt; see `continued`.
-        chosen: The preferred side; see `side` of `continued`.
+        prompt: The prompt; see `continue_prompt`.
+        chosen: The preferred side; see `side` of `continue_prompt`.
         rejected: The other side.
         read: Returns the messages in a list, or the reason why there are none.
-        extra: Further input after the prompt; see `continued`.
+        extra: Further input after the prompt; see `continue_prompt`.
     """
-    sides = [continued(prompt, side, read, extra=extra) for side in (chosen, rejected)]
+    sides = [continue_prompt(prompt, side, read, extra=extra) for side in (chosen, rejected)]
     for side in sides:
         if isinstance(side, str):
             return side
@@ -48,7 +48,7 @@ def sides_of(prompt: Any, chosen: Any, rejected: Any, read: Read, *, extra: Any 
     return of_chosen, of_rejected
 
 
-def continued(prompt: Any, side: Any, read: Read, *, extra: Any = None) -> list[Message] | str:
+def continue_prompt(prompt: Any, side: Any, read: Read, *, extra: Any = None) -> list[Message] | str:
     """Return the messages of a prompt and of a side that continues it or repeats it, or the reason why there are none.
 
     The prompt is in the result once. A side that begins like the prompt but then differs from it is rejected.
@@ -60,7 +60,7 @@ def continued(prompt: Any, side: Any, read: Read, *, extra: Any = None) -> list[
         read: Returns the messages in a list, or the reason why there are none.
         extra: Further input after the last message of the prompt, which must then be the user's. None and blank text add nothing.
     """
-    before = _asked(prompt or None, extra, read)
+    before = _prompt_messages(prompt or None, extra, read)
     if isinstance(before, str):
         return before
     text = before[0]["content"] if before and isinstance(prompt, str) else None
@@ -75,16 +75,19 @@ def continued(prompt: Any, side: Any, read: Read, *, extra: Any = None) -> list[
     return _joined(before, messages)
 
 
-def completed(prompt: Any, completion: Any, read: Read, *, extra: Any = None) -> list[Message] | str:
-    """Return the messages of a prompt and its completion (see `continued`). As in trl, replies inside the prompt are not trained on."""
-    made = continued(prompt, completion, read, extra=extra)
-    before = _asked(prompt, None, read) if isinstance(prompt, list) else None
+def complete_prompt(prompt: Any, completion: Any, read: Read, *, extra: Any = None) -> list[Message] | str:
+    """Return the messages of a prompt and its completion (see `continue_prompt`).
+
+    As in trl, replies inside the prompt are not trained on.
+    """
+    made = continue_prompt(prompt, completion, read, extra=extra)
+    before = _prompt_messages(prompt, None, read) if isinstance(prompt, list) else None
     if isinstance(made, str) or not isinstance(before, list):
         return made
     return masked_before(made, len(system_messages(made)) + len(before) - len(system_messages(before)))
 
 
-def _asked(prompt: Any, extra: Any, read: Read) -> list[Message] | str | None:
+def _prompt_messages(prompt: Any, extra: Any, read: Read) -> list[Message] | str | None:
     """Return the messages of a prompt with further input, None if there is no prompt, or the reason why it cannot be used."""
     adds = extra is not None and (not isinstance(extra, str) or bool(extra.strip()))
     if prompt is None:
@@ -95,12 +98,12 @@ def _asked(prompt: Any, extra: Any, read: Read) -> list[Message] | str | None:
     if not messages or messages[-1]["role"] != "user":
         return "no_place_for_input"
     last = messages[-1].copy()
-    last["content"] = joined(last["content"], extra, "\n\n")
+    last["content"] = join_input(last["content"], extra, "\n\n")
     return [*messages[:-1], last]
 
 
 def _joined(prompt: list[Message], side: list[Message]) -> list[Message] | str:
-    """Return the messages of a prompt and a side, system messages first, or the reason why they differ (see `continued`)."""
+    """Return the messages of a prompt and a side, system messages first, or the reason why they differ (see `continue_prompt`)."""
     of_prompt, of_side = (system_messages(messages) for messages in (prompt, side))
     asked, said = prompt[len(of_prompt) :], side[len(of_side) :]
     if of_prompt and of_side and not _are_same(of_prompt, of_side):
@@ -202,7 +205,7 @@ def _are_same(some: Messages, others: Messages) -> bool:
 
 
 def _as_json(messages: Messages) -> str:
-    calls = [with_arguments(message, json_value).get("tool_calls") or None for message in messages]
+    calls = [convert_arguments(message, json_value).get("tool_calls") or None for message in messages]
     said = [[each["role"], _squeezed(each.get("content") or ""), made] for each, made in zip(messages, calls, strict=True)]
     return json.dumps(said, sort_keys=True, default=str)
 

@@ -7,19 +7,33 @@ from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from niels_cache_assets.base.documents import DocumentBatch
-from niels_cache_assets.base.strings import Objects, Strings, repeated
+from niels_cache_assets.base.strings import Objects, Strings, repeat_string
 from niels_cache_assets.sources.reading import rows
 from niels_cache_assets.sources.reading.columns import Collector, batch_of, ids_of_column, texts_of_column
-from niels_cache_assets.sources.reading.encodings import Decoding, refuse_length
+from niels_cache_assets.sources.reading.encodings import DecodingCounts, refuse_length
 from niels_cache_assets.sources.reading.file_source import RowFileSource
 from niels_cache_assets.sources.reading.files import SourceFile
-from niels_cache_assets.sources.reading.parquet_files import NumberedRows, is_text_type, joined, made_ahead, may_hold_text, open_parquet
+from niels_cache_assets.sources.reading.parquet_files import (
+    NumberedRows,
+    is_text_type,
+    join_batches,
+    map_ahead,
+    may_hold_text,
+    open_parquet,
+)
 from niels_cache_assets.sources.reading.positions import FilePass
 from niels_cache_assets.sources.reading.where import DROPPED
-from niels_cache_assets.sources.text_column import MISSING, ROWS, choose_text_field, count_file_without, named_text, require_field
+from niels_cache_assets.sources.text_column import (
+    MISSING_FIELD_REASON,
+    ROWS,
+    choose_text_field,
+    count_file_without,
+    find_text_column,
+    require_field,
+)
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 
-MOST_ROWS = 2048  # rows of a joined batch: the number of short documents in one task of the encoder
+MAX_ROWS = 2048  # rows of a joined batch: the number of short documents in one task of the encoder
 
 
 class Parquet(RowFileSource):
@@ -34,7 +48,7 @@ class Parquet(RowFileSource):
         text_field = self.text_field_at(found, context)
         if text_field is None:
             return
-        files, held = FilePass(found, context), rows.HeldText(text_field)
+        files, held = FilePass(found, context), rows.TextFieldCheck(text_field)
 
         def left_out(rows: int, first: int) -> None:
             context.report.drop_row(DROPPED, found[files.number].name, first, count=rows)
@@ -42,17 +56,17 @@ class Parquet(RowFileSource):
         collector = Collector(files, left_out=None if self.condition is None else left_out)
         for file in files.files():
             yield from self._file_documents(file, files, held, collector, context)
-        yield from collector.rest()
+        yield from collector.flush()
         if held.is_wrong:
             fields, kind = self._columns(found, text_field)
-            held.tell(context, fields, key="text_field", kind=kind)
+            held.report_hint(context, fields, key="text_field", kind=kind)
 
     def check_input(self, siblings: Mapping[str, PretrainSource]) -> None:
         found = self.readable_files()
         text_field = self.text_field_of(found)
         if text_field is None:
             return
-        held = rows.HeldText(text_field)
+        held = rows.TextFieldCheck(text_field)
         for file in found if "://" not in found[0].url else found[:1]:  # the columns stand in the footer, so this reads little
             with open_parquet(file) as parquet:
                 column = parquet.columns.get(text_field)
@@ -75,7 +89,7 @@ class Parquet(RowFileSource):
                 if self.text_field not in columns and self._columns(files, self.text_field)[1] is None:
                     require_field(self.text_field, columns, file.name)
                 return self.text_field
-            return named_text(columns) or choose_text_field(self._first_rows(file), file.name)
+            return find_text_column(columns) or choose_text_field(self._first_rows(file), file.name)
         return None
 
     def _first_rows(self, file: SourceFile) -> list[dict[str, Any]]:
@@ -91,16 +105,16 @@ class Parquet(RowFileSource):
         return {}, None
 
     def _file_documents(
-        self, file: SourceFile, files: FilePass, held: rows.HeldText, collector: Collector, context: StreamContext
+        self, file: SourceFile, files: FilePass, held: rows.TextFieldCheck, collector: Collector, context: StreamContext
     ) -> Iterator[DocumentBatch]:
         text_field, id_field, where, position = held.field, self.id_field or "id", self.condition, files.position
         name, limit, drop = file.name, self.max_document_bytes, context.report.drop_row
-        decoding = Decoding(self, context)
+        decoding = DecodingCounts(self, context)
         with open_parquet(file) as parquet:
             position.rows, fields = parquet.rows, parquet.columns
             if text_field not in fields:
                 if parquet.rows:
-                    drop(MISSING, name, 0, count=parquet.rows)
+                    drop(MISSING_FIELD_REASON, name, 0, count=parquet.rows)
                     count_file_without(context.report, name, fields)
                 return
             has_id = id_field in fields and id_field != text_field
@@ -113,9 +127,9 @@ class Parquet(RowFileSource):
             tables = parquet.batches(
                 sorted(columns), most_rows=rows.PARQUET_ROWS, start=position.row, wanted=where.may_match if where else None
             )
-            names = repeated(name, max(MOST_ROWS, rows.PARQUET_ROWS))
+            names = repeat_string(name, max(MAX_ROWS, rows.PARQUET_ROWS))
             checked = partial(self._checked, name, names, text_field, id_field if has_id else None, has_title)
-            for _, batch, values, odd, damaged in made_ahead(joined(tables, most_rows=MOST_ROWS, of=rows.BATCH_DOCUMENTS), checked):
+            for _, batch, values, odd, damaged in map_ahead(join_batches(tables, most_rows=MAX_ROWS, of=rows.BATCH_DOCUMENTS), checked):
 
                 def is_document(index: int, batch=batch, values=values, damaged=damaged) -> bool:  # type: ignore[no-untyped-def]
                     text, row = values[index], int(batch.row[index])
@@ -128,10 +142,10 @@ class Parquet(RowFileSource):
                     return decoding.admits(name, text, replaced=replaced, row=row)
 
                 if len(odd) < len(batch):
-                    held.saw_text()
+                    held.record_text()
                 yield from collector.add(batch, odd=odd, is_document=is_document)
             if where is not None:
-                collector.reach(parquet.rows)
+                collector.advance_to(parquet.rows)
 
     def _checked(
         self, name: str, names: Strings | Objects, text_field: str, id_field: str | None, has_title: bool, decoded: NumberedRows

@@ -11,10 +11,10 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from niels_cache_assets.base.documents import Document
-from niels_cache_assets.base.first_bytes import HEAD_BYTES, described
-from niels_cache_assets.sources.markdown_folder import Notes
-from niels_cache_assets.sources.reading.encodings import Decoding, marked_json, read_text, refuse_length
-from niels_cache_assets.sources.reading.files import SourceFile, files_of_folder, writable
+from niels_cache_assets.base.first_bytes import HEAD_BYTES, describe_content
+from niels_cache_assets.sources.markdown_folder import NotesSource
+from niels_cache_assets.sources.reading.encodings import DecodingCounts, marked_json, read_text, refuse_length
+from niels_cache_assets.sources.reading.files import SourceFile, files_of_folder, valid_unicode
 from niels_cache_assets.sources.reading.positions import FilePass
 from niels_cache_assets.sources.reading.rows import row_id
 from niels_cache_assets.sources.types import ConfigPath, StreamContext
@@ -22,7 +22,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import unique_keys
 
 
-class Roam(Notes):
+class Roam(NotesSource):
     """A Roam graph."""
 
     endings: ClassVar[tuple[str, ...]] = (".md", ".json")
@@ -37,10 +37,10 @@ class Roam(Notes):
         if self.path is None:
             raise NielsCacheError("roam: path is not set; set it to the folder of the exported notes, or to a Roam JSON export")
         if self.path.endswith(".json") and not os.path.isdir(self.path):
-            return [SourceFile(self.path, writable(os.path.basename(self.path)))]
+            return [SourceFile(self.path, valid_unicode(os.path.basename(self.path)))]
         return files_of_folder(self.path, self.endings)
 
-    def file_documents(self, file: SourceFile, files: FilePass, context: StreamContext, decoding: Decoding) -> Iterator[Document]:
+    def file_documents(self, file: SourceFile, files: FilePass, context: StreamContext, decoding: DecodingCounts) -> Iterator[Document]:
         """Yield the pages of an export.
 
         A JSON file in the folder that is not an export is skipped and counted. If `path` names such a file itself, it is an error. A page
@@ -78,7 +78,9 @@ class Roam(Notes):
             if not outline:
                 report.drop_row("empty", file.name, row)
             elif decoding.admits(file.name, title, outline, replaced=replaced, row=row):
-                yield Document(f"{title}\n\n{outline}", row_id(page.get("uid") or None, file.name, row), file.name, row, writable(title))
+                yield Document(
+                    f"{title}\n\n{outline}", row_id(page.get("uid") or None, file.name, row), file.name, row, valid_unicode(title)
+                )
 
 
 def _pages(file: SourceFile, text: str) -> list[Any] | None:
@@ -92,7 +94,7 @@ def _pages(file: SourceFile, text: str) -> list[Any] | None:
     except RecursionError as error:
         raise NielsCacheError(f"{file.name}: not readable, its JSON is nested too deep; move it out of the folder") from error
     except ValueError as error:
-        kind = described(text[:HEAD_BYTES].encode(errors="replace"), "JSON")
+        kind = describe_content(text[:HEAD_BYTES].encode(errors="replace"), "JSON")
         raise NielsCacheError(f"{file.name}: not valid JSON ({error}); export the graph again as JSON{kind}") from error
     return pages if is_export(pages) else None
 

@@ -8,18 +8,18 @@ from pydantic import Field
 
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.sources.reading import rows
-from niels_cache_assets.sources.reading.compressed import OnDamage, with_compressions
-from niels_cache_assets.sources.reading.encodings import Decoding, encoding_of, read_lines, read_text, refuse_length
-from niels_cache_assets.sources.reading.file_source import FileSource, KeepsDamaged
-from niels_cache_assets.sources.reading.files import SourceFile, open_bytes, reading
+from niels_cache_assets.sources.reading.compressed import OnDamage, endings_with_compressions
+from niels_cache_assets.sources.reading.encodings import DecodingCounts, encoding_of, read_lines, read_text, refuse_length
+from niels_cache_assets.sources.reading.file_source import FileSource, HasKeepDamaged
+from niels_cache_assets.sources.reading.files import SourceFile, file_errors, open_bytes
 from niels_cache_assets.sources.reading.positions import FilePass, FilePosition
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 
 
-class Text(KeepsDamaged, FileSource, PretrainSource):
+class Text(HasKeepDamaged, FileSource, PretrainSource):
     """Plain text files: one document per file, paragraph (between blank lines) or line. `row` in the lineage counts them in a file."""
 
-    endings: ClassVar[tuple[str, ...]] = with_compressions(".txt", ".md", ".rst")
+    endings: ClassVar[tuple[str, ...]] = endings_with_compressions(".txt", ".md", ".rst")
 
     source: Literal["text"] = "text"
     sample_by: Literal["document", "paragraph", "line"] = Field("document", description="The unit of text that becomes a document")
@@ -29,7 +29,7 @@ class Text(KeepsDamaged, FileSource, PretrainSource):
         yield from rows.batched(self._documents(files, context), files)
 
     def _documents(self, files: FilePass, context: StreamContext) -> Iterator[Document]:
-        on_damage, decoding = self.on_damage(context, files), Decoding(self, context)
+        on_damage, decoding = self.on_damage(context, files), DecodingCounts(self, context)
         for file in files.files():
             for row, text, marked in self._pieces(file, files.position, on_damage):
                 replaced = decoding.count_marked(file.name, marked)
@@ -52,7 +52,7 @@ class Text(KeepsDamaged, FileSource, PretrainSource):
                 position.row = position.rows = 1
                 yield 0, *read_text(file, on_damage, encoding=self.encoding, limit=limit)
             return
-        with reading(file), open_bytes(file, on_damage) as stream:
+        with file_errors(file), open_bytes(file, on_damage) as stream:
             if self.sample_by == "paragraph":
                 yield from _paragraphs(stream, position, file.name, limit, self.encoding)
                 return

@@ -23,9 +23,9 @@ from niels_cache_runtime.errors import NielsCacheError
 TEXT = "text"
 TEXT_FIELD_HELP = "Field with the text; by default `text` if it exists, otherwise the only field that could contain text"
 ROWS = 256  # number of rows from which the column is chosen
-MISSING = "missing_text_field"
-FACT = "text_field"  # the fact of a pass that names the column; meta.json has it in `source`
-WITHOUT = "files_without_text_field"
+MISSING_FIELD_REASON = "missing_text_field"
+TEXT_FIELD_FACT = "text_field"  # the fact of a pass that names the column; meta.json has it in `source`
+FILES_WITHOUT_FACT = "files_without_text_field"
 
 _WORDS = {
     "ids": "id ids uid uuid guid urn doi isbn issn pmid identifier docid docno rowid idx index key",
@@ -54,13 +54,13 @@ _FORMS = {
     "ids": r"[!-~]{1,128}|(?=[!-~]*\d)(?=[!-~]*[a-z])[a-z0-9+/=_-]+",  # a word of ASCII without blanks; encoded bytes of any length
 }
 _OF_VALUES = {kind: re.compile(form, re.IGNORECASE) for kind, form in _FORMS.items()}
-_MOST_LABELS = 8  # a column holds labels if each value occurs at least this often on average,
-_LEAST_LABELS = 16  # in at least this many rows,
+_MAX_LABELS = 8  # a column holds labels if each value occurs at least this often on average,
+_MIN_LABELS = 16  # in at least this many rows,
 _LABEL_CHARACTERS = 64  # with at most this many characters
-_MOST_PATH = 1024
-_MOST_DAMAGED = 0.25  # share of damaged characters above which a value is binary data
+_MAX_PATH = 1024
+_MAX_DAMAGED = 0.25  # share of damaged characters above which a value is binary data
 _SAMPLE = 32  # characters
-_MOST_SHOWN = 20
+_MAX_SHOWN = 20
 
 
 def kind_of_name(name: str) -> str | None:
@@ -72,14 +72,14 @@ def kind_of_name(name: str) -> str | None:
 def kind_of_value(value: str) -> str | None:
     """Return the kind of non-text content ("ids", "URLs", ...) whose form a string has, or None."""
     value = value.strip()
-    if "\0" in value or value.count("\ufffd") > _MOST_DAMAGED * len(value):
+    if "\0" in value or value.count("\ufffd") > _MAX_DAMAGED * len(value):
         return "binary data"
     if value[:1] + value[-1:] in ("[]", "{}"):
         with suppress(ValueError, RecursionError):
             json.loads(value)
             return "JSON"
     forms = _OF_VALUES.items()
-    return next((kind for kind, form in forms if form.fullmatch(value) and (kind != "paths" or len(value) <= _MOST_PATH)), None)
+    return next((kind for kind, form in forms if form.fullmatch(value) and (kind != "paths" or len(value) <= _MAX_PATH)), None)
 
 
 class Column:
@@ -110,7 +110,7 @@ class Column:
         if self.kind is None and len(found) == len(texts):
             self.kind = max(dict.fromkeys(found), key=found.count)
         is_short = max(map(len, texts), default=0) <= _LABEL_CHARACTERS
-        if self.kind is None and is_short and len(texts) >= _LEAST_LABELS and len({*texts}) * _MOST_LABELS <= len(texts):
+        if self.kind is None and is_short and len(texts) >= _MIN_LABELS and len({*texts}) * _MAX_LABELS <= len(texts):
             self.kind = "labels"
         self.inner: dict[str, int] = {}
         for value in self.values:
@@ -131,7 +131,7 @@ class Column:
             kind = [] if self.kind in (None, "no text") else [self.kind]
             held = ", ".join([*([repr(value if len(value) <= _SAMPLE else f"{value[:_SAMPLE]}…")] if with_sample else []), *kind])
         elif isinstance(value, Mapping):
-            held = f"an object with {', '.join(map(str, [*value][:_MOST_SHOWN])) or 'nothing'}"
+            held = f"an object with {', '.join(map(str, [*value][:_MAX_SHOWN])) or 'nothing'}"
         elif isinstance(value, list):
             held = "a list"
         else:
@@ -152,7 +152,7 @@ def _inner(value: Any, path: str) -> Iterator[tuple[str, int]]:
             yield place, len(inner)
 
 
-def named_text(names: Iterable[str]) -> str | None:
+def find_text_column(names: Iterable[str]) -> str | None:
     """Return the name that equals `text`, or the only one that does so if case is ignored, or None."""
     alike = [name for name in names if name.lower() == TEXT]
     return TEXT if TEXT in alike else alike[0] if len(alike) == 1 else None
@@ -208,7 +208,7 @@ def choose_text_field(rows: Sequence[Mapping[str, Any]], where: str, *, key: str
         UnclearFieldError: If no field or more than one field may hold the text. The message lists the fields with samples.
     """
     names = list(dict.fromkeys(name for row in rows for name in row))
-    if (text := named_text(names)) is not None:
+    if (text := find_text_column(names)) is not None:
         return text
     columns = [Column(name, [row.get(name) for row in rows]) for name in names]
     candidates = [column for column in columns if column.holds_strings and column.kind is None]
@@ -217,13 +217,14 @@ def choose_text_field(rows: Sequence[Mapping[str, Any]], where: str, *, key: str
     if len(candidates) == 1 and not candidates[0].is_mixed and (largest is None or inner[largest] <= candidates[0].characters):
         return candidates[0].name
     messages = (
-        f"{where}: no field 'text', {_why(columns, candidates, largest, with_samples)}; {_advice(columns, candidates, largest, key)}"
+        f"{where}: no field 'text', {_describe_ambiguity(columns, candidates, largest, with_samples)}; "
+        f"{_advice(columns, candidates, largest, key)}"
         for with_samples in (True, False)
     )
     raise UnclearFieldError(*messages)
 
 
-def _why(columns: Sequence[Column], candidates: Sequence[Column], largest: str | None, with_samples: bool) -> str:
+def _describe_ambiguity(columns: Sequence[Column], candidates: Sequence[Column], largest: str | None, with_samples: bool) -> str:
     """Return why the rows are ambiguous.
 
     Args:
@@ -269,11 +270,13 @@ def _advice(columns: Sequence[Column], candidates: Sequence[Column], largest: st
 
 
 def _listed(columns: Sequence[Column], with_samples: bool) -> str:
-    more = f", and {len(columns) - _MOST_SHOWN} more" if len(columns) > _MOST_SHOWN else ""
-    return ", ".join(column.shown(with_sample=with_samples) for column in columns[:_MOST_SHOWN]) + more
+    more = f", and {len(columns) - _MAX_SHOWN} more" if len(columns) > _MAX_SHOWN else ""
+    return ", ".join(column.shown(with_sample=with_samples) for column in columns[:_MAX_SHOWN]) + more
 
 
-def decided_field(source: PretrainSource, context: StreamContext, decide: Callable[[], str | None], *, given: str | None) -> str | None:
+def text_field_of_pass(
+    source: PretrainSource, context: StreamContext, decide: Callable[[], str | None], *, given: str | None
+) -> str | None:
     """Return the text field for a pass over `source`, and record it as a fact of the pass.
 
     It comes from the plan of a data set in parts, from an earlier pass of the build, or from `decide`. A field that is neither given nor
@@ -289,7 +292,7 @@ def decided_field(source: PretrainSource, context: StreamContext, decide: Callab
         The field, or None if `decide` finds no row.
     """
     key, report = source.model_dump_json(), context.report
-    recorded = None if report.within else report.facts.get(FACT)
+    recorded = None if report.within else report.facts.get(TEXT_FIELD_FACT)
     field: str | None = context.text_field or recorded or context.decided.get(key)
     if field is None:
         with errors_without_samples():
@@ -300,7 +303,7 @@ def decided_field(source: PretrainSource, context: StreamContext, decide: Callab
         if given is None and field != TEXT:
             context.log(chosen_note(field))
     if not report.within:
-        report.facts[FACT] = field
+        report.facts[TEXT_FIELD_FACT] = field
     return field
 
 
@@ -317,8 +320,8 @@ def count_file_without(report: SourceReport, file: str, fields: Iterable[str]) -
         file: The name of the file.
         fields: The fields that the file has.
     """
-    old = report.facts.get(WITHOUT, {"files": 0, "first": f"{report.within}{file}", "fields": ", ".join([*fields][:_MOST_SHOWN])})
-    report.facts[WITHOUT] = {**old, "files": old["files"] + 1}  # a new object: positions of the stream still hold the old one
+    old = report.facts.get(FILES_WITHOUT_FACT, {"files": 0, "first": f"{report.within}{file}", "fields": ", ".join([*fields][:_MAX_SHOWN])})
+    report.facts[FILES_WITHOUT_FACT] = {**old, "files": old["files"] + 1}  # a new object: positions of the stream still hold the old one
     if report.drops_of_files is not None:
         report.drops_of_files[file] = True
 
@@ -328,21 +331,21 @@ def with_text_field(source: Mapping[str, Any], facts: Mapping[str, Any]) -> dict
 
     A pass records the text field as a fact; meta.json has it in `source`.
     """
-    named = {FACT: facts[FACT]} if FACT in facts else {}
-    return {"source": {**source, **named}, "facts": {key: value for key, value in facts.items() if key != FACT}}
+    named = {TEXT_FIELD_FACT: facts[TEXT_FIELD_FACT]} if TEXT_FIELD_FACT in facts else {}
+    return {"source": {**source, **named}, "facts": {key: value for key, value in facts.items() if key != TEXT_FIELD_FACT}}
 
 
-def facts_of(meta: Mapping[str, Any]) -> dict[str, Any]:
+def pass_facts(meta: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts of the passes that built a cache or corpus, from its meta.json.
 
     This is the inverse of `with_text_field`.
     """
-    return {**meta["facts"], **field_of(meta)}
+    return {**meta["facts"], **text_field_fact(meta)}
 
 
-def field_of(meta: Mapping[str, Any]) -> dict[str, str]:
+def text_field_fact(meta: Mapping[str, Any]) -> dict[str, str]:
     """Return the fact that names the text field, from the meta.json of a cache or corpus. It is empty if no rows were read."""
-    return {key: value for key, value in meta["source"].items() if key == FACT}
+    return {key: value for key, value in meta["source"].items() if key == TEXT_FIELD_FACT}
 
 
 def reading_warning(meta: Mapping[str, Any]) -> str | None:
@@ -353,10 +356,10 @@ def reading_warning(meta: Mapping[str, Any]) -> str | None:
     Args:
         meta: The meta.json of the build.
     """
-    found = meta.get("facts", {}).get(WITHOUT)
+    found = meta.get("facts", {}).get(FILES_WITHOUT_FACT)
     told = []
     if found is not None:
-        field = meta.get("source", {}).get(FACT, TEXT)
+        field = meta.get("source", {}).get(TEXT_FIELD_FACT, TEXT)
         many, name = found["files"] > 1, found["first"]
         of = f"{found['files']:,} files have" if many else f"{name} has"
         told.append(

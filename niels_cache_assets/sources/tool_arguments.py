@@ -18,7 +18,7 @@ _AS_PYTHON = repr(_PROBE)[1:-1]  # written by a template that joins a text with 
 _TOOL = {"type": "function", "function": {"name": "probe", "description": "d", "parameters": {"type": "object", "properties": {}}}}
 
 Messages = list[dict[str, Any]]
-Try = Callable[[Messages, list[Any] | None], str | None]
+TryRender = Callable[[Messages, list[Any] | None], str | None]
 
 
 def json_value(arguments: Any) -> Any:
@@ -32,7 +32,7 @@ def json_value(arguments: Any) -> Any:
     return {} if arguments is None else arguments
 
 
-def with_arguments(message: Mapping[str, Any], form: Callable[[Any], Any]) -> Mapping[str, Any]:
+def convert_arguments(message: Mapping[str, Any], form: Callable[[Any], Any]) -> Mapping[str, Any]:
     """Return the message with `form` applied to the arguments of each call; a message without calls is returned unchanged."""
     calls = message.get("tool_calls")
     return {**message, "tool_calls": [_call(call, form) for call in calls]} if isinstance(calls, list) and calls else message
@@ -51,7 +51,7 @@ def json_text(arguments: Any) -> str:
     return json.dumps(json_value(arguments), ensure_ascii=False, default=str)
 
 
-def form_of(render: Try) -> Callable[[Any], Any]:
+def detect_argument_form(render: TryRender) -> Callable[[Any], Any]:
     """Return the form of arguments that a template expects: `json_text`, or `json_value`, also if it writes no arguments.
 
     Args:

@@ -20,8 +20,17 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, 
 from niels_cache_assets.base import defaults
 from niels_cache_assets.base.config_path import SENTINELS, LearnedTurns, NameOrPath, TemplateName
 from niels_cache_assets.base.config_path import ConfigPath as ConfigPath
-from niels_cache_assets.base.documents import NO_SPLIT, Conversation, Document, DocumentBatch, Documents, Drops, Place, SourceReport
-from niels_cache_assets.base.fingerprint import settings_that_count
+from niels_cache_assets.base.documents import (
+    NO_SPLIT,
+    Conversation,
+    Document,
+    DocumentBatch,
+    Documents,
+    DropReport,
+    SourcePosition,
+    SourceReport,
+)
+from niels_cache_assets.base.fingerprint import identity_settings
 from niels_cache_assets.sources.excluding import exclude_identity, without_excluded
 from niels_cache_assets.sources.reading.files import SourceFile
 from niels_cache_runtime.errors import NielsCacheError
@@ -50,7 +59,7 @@ class ListedFile(NamedTuple):
     split: Split | None
 
 
-class FilesOfGroup(NamedTuple):
+class GroupFiles(NamedTuple):
     """The files of parts that were planned together: the first parts, or those of one table `added`.
 
     Attributes:
@@ -72,17 +81,17 @@ class MemberPlan(Protocol):
     def revision(self) -> str | None:
         """Return the revision of the plan on disk, or None if there is no plan for these settings."""
 
-    def settled_revision(self) -> str | None:
+    def frozen_revision(self) -> str | None:
         """Return the revision of the plan on disk if builds keep it even when upstream is newer, otherwise None."""
 
-    def groups(self, revision: str | None) -> tuple[FilesOfGroup, ...]:
+    def groups(self, revision: str | None) -> tuple[GroupFiles, ...]:
         """Return the files of the plan on disk, by group.
 
         If the plan is missing or has another revision, list the files at `revision` instead.
         """
 
 
-class HeldOut(Protocol):
+class HeldOutFilter(Protocol):
     """The val documents of the members of a mixture.
 
     `streaming.held_out` finds these documents before the mixture is read.
@@ -116,7 +125,7 @@ class HeldOut(Protocol):
         """Yield each document of a member with the reason to leave it out, or with None to keep it."""
 
 
-class Added(BaseModel):
+class AddedTable(BaseModel):
     """The keys of every table `added`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -126,13 +135,13 @@ class Added(BaseModel):
     train_tokens: PositiveInt | None = Field(None, description="Token budget for train from the new files; by default all tokens")
 
 
-class AddedFiles(Added):
+class AddedFiles(AddedTable):
     """The keys of a table `added` that names local files or URLs."""
 
-    files: list[ConfigPath] = Field(min_length=1, description=Added.model_fields["files"].description)
+    files: list[ConfigPath] = Field(min_length=1, description=AddedTable.model_fields["files"].description)
 
 
-class AddedOfHub(Added):
+class AddedHubFiles(AddedTable):
     """The keys of a table `added` that names files of the hub.
 
     A pattern is matched from the right: `CC-MAIN-2026-05/*` matches `data/CC-MAIN-2026-05/0.parquet`.
@@ -141,12 +150,12 @@ class AddedOfHub(Added):
     revision: str | None = Field(None, description="Hub commit that contains the new files; by default the commit of the data set")
 
 
-def patterns_without_folders(added: Added) -> list[str]:
+def patterns_without_folders(added: AddedTable) -> list[str]:
     """Return the patterns of a table, those of local files without their folders, so that they are the same on every machine."""
     return [each if "://" in each else os.path.basename(each) for each in added.files]
 
 
-def growth_that_counts(added: Sequence[Added]) -> str:
+def growth_identity(added: Sequence[AddedTable]) -> str:
     """Return the part of a data set's revision that its tables `added` determine, or "" if there are none.
 
     It matters to everything that reads the documents. The revision of local files covers their content, but not the group that a file
@@ -185,9 +194,9 @@ class StreamContext:
     report: SourceReport = field(default_factory=SourceReport)
     log: Callable[[str], None] = lambda message: None
     siblings: Mapping[str, PretrainSource] = field(default_factory=dict)
-    start: Place | None = None
+    start: SourcePosition | None = None
     revisions: dict[str, str | None] = field(default_factory=dict)
-    held_out: HeldOut | None = None
+    held_out: HeldOutFilter | None = None
     files: Sequence[SourceFile] | None = None
     text_field: str | None = None
     decided: dict[str, str] = field(default_factory=dict)
@@ -253,7 +262,7 @@ class Source(BaseModel):
 
         Raises:
             NielsCacheError: If a build would reject the data at once.
-            SourceUnavailable: If the files cannot be reached now.
+            SourceUnavailableError: If the files cannot be reached now.
         """
         self.readable_files()
 
@@ -280,7 +289,7 @@ class Source(BaseModel):
             siblings: All pretrain tables by name, for mixtures.
 
         Raises:
-            SourceUnavailable: If upstream cannot be reached now.
+            SourceUnavailableError: If upstream cannot be reached now.
             NielsCacheError: If upstream does not exist.
         """
         return None
@@ -307,7 +316,7 @@ class Source(BaseModel):
         The locations of files are left out. `given` lists the location keys that are set.
         """
         never = frozenset[str]().union(*(vars(base).get("never_counts", ()) for base in type(self).__mro__))
-        settings = settings_that_count(self, self.source, without=PATH_KEYS | never)
+        settings = identity_settings(self, self.source, without=PATH_KEYS | never)
         given = [name for name in sorted(PATH_KEYS) if getattr(self, name, None)]
         return {**settings, "given": given, "code_version": self.code_version}
 
@@ -355,7 +364,7 @@ class PretrainSource(Source):
     )
     exclude: ConfigPath | None = Field(None, description="File that lists documents to leave out: one source id or JSON string per line")
     exclude_must_match: bool = Field(False, description="Treat an id in `exclude` that matches no document as an error")
-    added: tuple[Added, ...] = Field((), strict=False, description="Files added later, in tables `[[pretrain.NAME.added]]`")
+    added: tuple[AddedTable, ...] = Field((), strict=False, description="Files added later, in tables `[[pretrain.NAME.added]]`")
 
     _plan: MemberPlan | None = PrivateAttr(None)
 
@@ -488,7 +497,7 @@ class PretrainSource(Source):
         """
         return self.documents(context)
 
-    def convert(self, documents: list[Document]) -> tuple[list[Document], Drops, list[tuple[str, Document]]]:
+    def convert(self, documents: list[Document]) -> tuple[list[Document], DropReport, list[tuple[str, Document]]]:
         """Convert documents of `unconverted` to their final text.
 
         The method and its arguments can be pickled, and it changes no other state, so any process can run it.
@@ -497,7 +506,7 @@ class PretrainSource(Source):
             The finished documents, the counts of dropped documents, and (reason, document) for dropped documents that a report may show as
             examples.
         """
-        return documents, Drops(), []
+        return documents, DropReport(), []
 
     def gives_plain_text(self, document: Document) -> bool:
         """Return whether `convert` turns the markup of this document into plain text, so that cleaning need not remove markup."""

@@ -1,6 +1,6 @@
 """The seeded share of a finite source's documents that goes to val.
 
-`val_mask` is the rule, and `FractionSplitter` applies it to documents. `HashRule` is the rule for data sets in parts. A document that
+`val_mask` is the rule, and `FractionSplitter` applies it to documents. `HashSplitRule` is the rule for data sets in parts. A document that
 already has a split keeps it.
 
 Streams with token budgets are split by `streaming.splits`.
@@ -79,7 +79,7 @@ class FractionSplitter:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HashRule:
+class HashSplitRule:
     """The rule for data sets in parts: a document is val if a hash of the seed, its file and its row is small enough.
 
     About the share `val_frac` of the documents goes to val. No documents are counted beforehand, and no document changes its split when the

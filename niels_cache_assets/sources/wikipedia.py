@@ -16,15 +16,15 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from niels_cache_assets.base.documents import Document, Drops, place_of
+from niels_cache_assets.base.documents import Document, DropReport, describe_origin
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.mediawiki.dump import read_pages, read_site
 from niels_cache_assets.sources.mediawiki.site import NO_SITE, REDIRECT, Site
-from niels_cache_assets.sources.reading.encodings import Damage, Decoding
-from niels_cache_assets.sources.reading.file_source import KeepsDamaged
-from niels_cache_assets.sources.reading.files import SourceFile, find_splits, writable
+from niels_cache_assets.sources.reading.encodings import Damage, DecodingCounts
+from niels_cache_assets.sources.reading.file_source import HasKeepDamaged
+from niels_cache_assets.sources.reading.files import SourceFile, find_splits, valid_unicode
 from niels_cache_assets.sources.reading.positions import FilePass, RowsPass
-from niels_cache_assets.sources.reading.rows import HeldText, batched, row_id, text_problem
+from niels_cache_assets.sources.reading.rows import TextFieldCheck, batched, row_id, text_problem
 from niels_cache_assets.sources.types import ConfigPath, PretrainSource, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Split
@@ -33,7 +33,7 @@ _DUMP = re.compile(r"\.xml(-p\d+p\d+)?(\.(gz|bz2|xz|zst))?$", re.IGNORECASE)
 _COLUMNS = ("text", "id", "title")
 
 
-class Wikipedia(KeepsDamaged, HubData, PretrainSource):
+class Wikipedia(HasKeepDamaged, HubData, PretrainSource):
     """Wikipedia articles from a hub data set, or from the XML dumps (.xml, .xml.bz2) in `files`."""
 
     source: Literal["wikipedia"] = "wikipedia"
@@ -72,7 +72,7 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
             places = RowsPass(context)
             yield from batched(self._hub(places, context), places)
 
-    def convert(self, documents: list[Document]) -> tuple[list[Document], Drops, list[tuple[str, Document]]]:
+    def convert(self, documents: list[Document]) -> tuple[list[Document], DropReport, list[tuple[str, Document]]]:
         """Convert the wikitext of a dump's articles to text.
 
         An article without text is dropped as `empty`, or as `list_page` if it has only sections that list names or works.
@@ -80,7 +80,7 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
         from niels_cache_assets.sources.mediawiki.markup import Form, text_or_list
 
         converted, examples = [], []
-        dropped = Drops()
+        dropped = DropReport()
         sites = self._sites({document.file for document in documents}) if self.files else {}
         for document in documents:
             if self.files:
@@ -88,7 +88,7 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
                 text, only_lists = text_or_list(document.text, form)
                 document = document._replace(text=text)
                 if only_lists or not text:
-                    dropped.drop("list_page" if only_lists else "empty", place_of(document), of_val=int(document.split == "val"))
+                    dropped.drop("list_page" if only_lists else "empty", describe_origin(document), of_val=int(document.split == "val"))
                     if only_lists:
                         examples.append(("list_page", document))
                     continue
@@ -100,7 +100,7 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
 
     def _sites(self, names: set[str]) -> dict[str, Site]:
         groups = tuple(tuple(part.files or ()) for part in self.upstream_splits())
-        files = _found(groups, names)
+        files = _find_dump_files(groups, names)
         site_of = lambda file: _site(file, self.encoding, _stamp(file))  # noqa: E731
         found = {file.name: site_of(file) for file in files if file.name in names}
         if NO_SITE in found.values():
@@ -129,7 +129,7 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
                 yield document._replace(split=split)
 
     def _dump(self, file: SourceFile, files: FilePass, context: StreamContext) -> Iterator[Document]:
-        drop, decoding = context.report.drop_row, Decoding(self, context)
+        drop, decoding = context.report.drop_row, DecodingCounts(self, context)
         limit, on_damage = self.max_document_bytes, self.on_damage(context, files)
         for page in read_pages(file, files.position, encoding=self.encoding, limit=limit, on_damage=on_damage):
             replaced = decoding.count(file.name, Damage(page.replaced_bytes, page.replaced))
@@ -146,7 +146,7 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
                 yield Document(page.text or "", source_id, file.name, page.row, page.title)
 
     def _hub(self, places: RowsPass, context: StreamContext) -> Iterator[Document]:
-        decoding, held = Decoding(self, context), HeldText()
+        decoding, held = DecodingCounts(self, context), TextFieldCheck()
         choose = lambda fields: [name for name in _COLUMNS if name in fields]  # noqa: E731
         for part, start in places.parts(self.upstream_splits()):
             for values, file, row, damage in self.rows(part, context, choose, start=start):
@@ -157,10 +157,10 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
                 else:
                     source_id = row_id(values.get("id"), file, row)
                     yield Document(values["text"], source_id, file, row, _title(values.get("title")), part.split)
-        held.tell(context)
+        held.report_hint(context)
 
 
-def _found(groups: tuple[tuple[str, ...], ...], names: set[str]) -> Sequence[SourceFile]:
+def _find_dump_files(groups: tuple[tuple[str, ...], ...], names: set[str]) -> Sequence[SourceFile]:
     """Return the files of these lists of patterns.
 
     This is called for each batch, so it sends a request to a server only for a new name.
@@ -195,4 +195,4 @@ def _stamp(file: SourceFile) -> tuple[int, int]:
 
 
 def _title(value: object) -> str | None:
-    return writable(value) if isinstance(value, str) else None
+    return valid_unicode(value) if isinstance(value, str) else None

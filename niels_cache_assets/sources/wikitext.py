@@ -11,15 +11,15 @@ from typing import Literal, NamedTuple
 
 from niels_cache_assets.base.documents import Document, SourceReport
 from niels_cache_assets.sources.hub.data import HubData
-from niels_cache_assets.sources.reading.encodings import NO_DAMAGE, Damage, Decoding, refuse_length
-from niels_cache_assets.sources.reading.positions import Part, RowsPass
-from niels_cache_assets.sources.reading.rows import HeldText, batched
+from niels_cache_assets.sources.reading.encodings import NO_DAMAGE, Damage, DecodingCounts, refuse_length
+from niels_cache_assets.sources.reading.positions import RowsPass, UpstreamSplit
+from niels_cache_assets.sources.reading.rows import TextFieldCheck, batched
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 
 _HEADING = re.compile(r" ?= (?!=)(.*\S) =\s*")
 
 
-class Row(NamedTuple):
+class WikitextRow(NamedTuple):
     """A row of the data, which is one line of WikiText."""
 
     text: str
@@ -37,21 +37,23 @@ class Wikitext(HubData, PretrainSource):
     val_split: str | None = "validation"
 
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
-        places, held = RowsPass(context), HeldText()
+        places, held = RowsPass(context), TextFieldCheck()
         for part, start in places.parts(self.upstream_splits()):
             rows = self._rows(part, context, start, held)
-            decoding = Decoding(self, context)
+            decoding = DecodingCounts(self, context)
             found = articles(rows, context.report, places, limit=self.max_document_bytes, decoding=decoding)
             for batch in batched(found, places):
                 yield [document._replace(split=part.split) for document in batch]
-        held.tell(context)
+        held.report_hint(context)
 
-    def _rows(self, part: Part, context: StreamContext, start: tuple[str, int] | None, held: HeldText) -> Iterator[Row]:
+    def _rows(
+        self, part: UpstreamSplit, context: StreamContext, start: tuple[str, int] | None, held: TextFieldCheck
+    ) -> Iterator[WikitextRow]:
         choose = lambda fields: [self.text_field_at(fields, part, context, key=None)]  # noqa: E731
         for values, file, row, damage in self.rows(part, context, choose, keep_linebreaks=True, start=start, without=set()):
             ((held.field, text),) = values.items()
             held.problem(text, file, row)
-            yield Row(text, file, row, damage)
+            yield WikitextRow(text, file, row, damage)
 
 
 def heading_title(text: str) -> str | None:
@@ -60,7 +62,9 @@ def heading_title(text: str) -> str | None:
     return match[1] if match and not match[1].endswith("=") else None
 
 
-def articles(rows: Iterable[Row], report: SourceReport, places: RowsPass, *, limit: int, decoding: Decoding) -> Iterator[Document]:
+def articles(
+    rows: Iterable[WikitextRow], report: SourceReport, places: RowsPass, *, limit: int, decoding: DecodingCounts
+) -> Iterator[Document]:
     """Join rows into articles at level-1 headings between blank rows.
 
     A formula such as ` = 2 = ` inside a text is not a heading. The text before the first heading is a separate document; if it is blank, it
@@ -76,7 +80,7 @@ def articles(rows: Iterable[Row], report: SourceReport, places: RowsPass, *, lim
     """
     parts: list[str] = []
     characters = replaced = 0
-    start = previous = Row("", "", 0)
+    start = previous = WikitextRow("", "", 0)
     title: str | None = None
 
     def finished(file: str, row: int) -> Iterator[Document]:
@@ -108,5 +112,5 @@ def articles(rows: Iterable[Row], report: SourceReport, places: RowsPass, *, lim
         yield from finished(previous.file, previous.row + 1)
 
 
-def _ends_block(neighbour: Row, row: Row) -> bool:
+def _ends_block(neighbour: WikitextRow, row: WikitextRow) -> bool:
     return neighbour.file != row.file or type(neighbour.text) is not str or not neighbour.text or neighbour.text.isspace()

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from niels_cache_assets.base.config_path import is_name
-from niels_cache_assets.base.documents import place_of
+from niels_cache_assets.base.documents import describe_origin
 from niels_cache_assets.streaming.intake import describe_item, in_lists
 from niels_cache_assets.streaming.types import EncodedDocuments
 from niels_cache_runtime.errors import NielsCacheError
@@ -41,7 +41,7 @@ REASONS = {"exact": "in_val", "near": "near_val"}
 REASONS_OF_REFERENCES = {"exact": "in_held_out", "near": "near_held_out", "ngrams": "shares_ngrams_with_held_out"}
 
 
-class ReferencePlace(NamedTuple):
+class ReferenceOrigin(NamedTuple):
     """The origin of a text that stays out of train.
 
     Attributes:
@@ -68,7 +68,7 @@ class ReferenceTexts:
     """
 
     identity: dict[str, Any]
-    texts: Callable[[], Iterator[tuple[ReferencePlace, str]]]
+    texts: Callable[[], Iterator[tuple[ReferenceOrigin, str]]]
     threshold: float
     share: float
     run: int
@@ -81,12 +81,12 @@ class Screen:
     Attributes:
         texts: The set of the texts.
         reasons: The reason to drop a document, by the kind of its match.
-        places: The origin of each text. Empty if examples of the dropped documents are not kept.
+        origins: The origin of each text. Empty if examples of the dropped documents are not kept.
     """
 
     texts: "TextSet"
     reasons: Mapping[str, str]
-    places: Sequence[ReferencePlace] = ()
+    origins: Sequence[ReferenceOrigin] = ()
 
     def find(self, texts: list[str]) -> list[str | None]:
         """Return for each text the reason to drop it, or None."""
@@ -136,15 +136,15 @@ def open_references(wanted: ReferenceTexts, *, folder: Path) -> Iterator[Screen]
         wanted: The texts, and how they are compared.
         folder: A folder for temporary files, which are unlinked at once.
     """
-    from niels_cache_assets.dedup.text_set import NGrams, TextSet
+    from niels_cache_assets.dedup.text_set import NGramLimits, TextSet
 
-    places = list[ReferencePlace]()
-    with TextSet(near=wanted.threshold, ngrams=NGrams(wanted.share, wanted.run), folder=folder) as texts:
+    places = list[ReferenceOrigin]()
+    with TextSet(near=wanted.threshold, ngrams=NGramLimits(wanted.share, wanted.run), folder=folder) as texts:
         for chunk in in_lists(wanted.texts()):
             texts.add([text for _, text in chunk])
             places += [place for place, _ in chunk]
         texts.seal()
-        yield Screen(texts=texts, reasons=REASONS_OF_REFERENCES, places=places)
+        yield Screen(texts=texts, reasons=REASONS_OF_REFERENCES, origins=places)
 
 
 @contextmanager
@@ -267,9 +267,9 @@ class TrainGuard:
                 kept[position] = False
                 (document,) = batch.documents[position : position + 1]
                 reason = screen.reasons[match.kind]
-                drops.drop(reason, place_of(document))
-                if screen.places:
+                drops.drop(reason, describe_origin(document))
+                if screen.origins:
                     origin = {"source_id": document.source_id, "file": document.file, "row": document.row}
-                    place = screen.places[match.ordinal]._asdict()
+                    place = screen.origins[match.ordinal]._asdict()
                     overlaps.append({**origin, "reason": reason, "because": place, "value": match.similarity})
         return replace(batch.keep(kept), drops=drops, screened=True, overlaps=tuple(overlaps))

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from niels_cache_assets.base.documents import Divider, DocumentBatch, Drops, place_of
+from niels_cache_assets.base.documents import BatchDivider, DocumentBatch, DropReport, describe_origin
 from niels_cache_assets.base.parallel import map_in_order
-from niels_cache_assets.base.strings import Strings, hashes_of
+from niels_cache_assets.base.strings import Strings, hash_strings
 from niels_cache_assets.streaming.intake import describe_item
 from niels_cache_assets.streaming.types import Chunks, EncodedDocuments
-from niels_cache_assets.tokenizer.encoder import FIRST_BATCHES, EngineDiffers
+from niels_cache_assets.tokenizer.encoder import FIRST_BATCHES, EngineMismatchError
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer
 from niels_cache_runtime.errors import NielsCacheError, PanicError, panics_as_errors
 from niels_cache_runtime.format.layout import SPLITS
@@ -54,7 +54,7 @@ def in_chunks(
         sizes_of: Returns the number of characters of each item of a batch, (n,) int64.
         joined: Returns one batch with the items of several batches.
     """
-    divider = Divider(most_items=_CHUNK_ITEMS, most_characters=_CHUNK_CHARACTERS)
+    divider = BatchDivider(most_items=_CHUNK_ITEMS, most_characters=_CHUNK_CHARACTERS)
     parts: list[Batch] = []
     for batch in batches:
         for part, is_full in divider.cuts(sizes_of(batch)):
@@ -101,7 +101,7 @@ def encode_documents(
 
     Raises:
         NielsCacheError: If a text contains a special token, with `raise_on_collision`.
-        EngineDiffers: If the tokenizer has a fast engine that gives other ids than its reference.
+        EngineMismatchError: If the tokenizer has a fast engine that gives other ids than its reference.
     """
 
     def encode(numbered: tuple[int, Chunks]) -> EncodedDocuments:
@@ -112,7 +112,7 @@ def encode_documents(
     return map_in_order(encode, enumerate(_tasks(documents, feed, first)), threads=threads, size_of=lambda task: task[1].characters)
 
 
-def encode_apart(
+def encode_chunks_separately(
     encoded: EncodedDocuments, tokenizer: BuildTokenizer, *, dtype: np.dtype, append_eot: bool, raise_on_collision: bool
 ) -> Iterator[EncodedDocuments]:
     """Encode each chunk of `encoded` again, and yield each chunk alone. A batch of one chunk is already alone.
@@ -134,7 +134,7 @@ def _tasks(batches: Iterable[DocumentBatch], feed: Feed[Any], first: int) -> Ite
     Each hand-over between threads costs as much as the encoding of some documents. A task is joined by the thread that encodes it. The
     first tasks have one chunk, because a fast engine is compared with its reference for all of them (tokenizer/encoder.py), on all cores.
     """
-    divider = Divider(most_items=_CHUNK_ITEMS, most_characters=_CHUNK_CHARACTERS)
+    divider = BatchDivider(most_items=_CHUNK_ITEMS, most_characters=_CHUNK_CHARACTERS)
     task, number = Chunks(), 0
     try:
         for batch in batches:
@@ -239,22 +239,22 @@ def _encode_chunks(
         (document,) = documents[number : number + 1]
         return describe_item(document, number)
 
-    with naming_unencodable(name_of, ([text] for text in texts), lambda one: encode_texts(one, tokenizer, None)):
+    with name_unencodable_item(name_of, ([text] for text in texts), lambda one: encode_texts(one, tokenizer, None)):
         encoded = encode_texts(texts, tokenizer, batch)
-    hashes = hashes_of(texts)
+    hashes = hash_strings(texts)
     special = texts_with_special(encoded, tokenizer)
     if special is not None and raise_on_collision:
         first = int(special.argmax())
         (document,) = documents[first : first + 1]
         raise NielsCacheError(f"{describe_item(document, first)}: the text contains a special token; remove it")
-    ids, lengths, drops = encoded.ids, encoded.lengths, Drops()
+    ids, lengths, drops = encoded.ids, encoded.lengths, DropReport()
     empty = None if append_eot or lengths.all() else lengths == 0
     keep = np.ones(len(documents), dtype=bool)
     for reason, found in ((INVALID_UNICODE, encoded.invalid), (COLLISION, special), (EMPTY, empty)):
         if found is not None and len(gone := np.flatnonzero(found & keep)):
             (example,) = documents[gone[:1]]
             of_val = int(np.count_nonzero(documents.split[gone] == SPLITS.index("val")))
-            drops.drop(reason, place_of(example), count=len(gone), of_val=of_val)
+            drops.drop(reason, describe_origin(example), count=len(gone), of_val=of_val)
             keep &= ~found
     if not keep.all():
         documents, ids, lengths, hashes = documents[keep], ids[np.repeat(keep, lengths)], lengths[keep], hashes[keep]
@@ -263,7 +263,7 @@ def _encode_chunks(
 
 
 @contextmanager
-def naming_unencodable(
+def name_unencodable_item(
     name_of: Callable[[int], str], items: Iterable[Sequence[str]], encode: Callable[[Sequence[str]], object]
 ) -> Iterator[None]:
     """Name the item that the tokenizer cannot encode, if the block fails to encode all items.
@@ -281,7 +281,7 @@ def naming_unencodable(
     try:
         with panics_as_errors():  # of the library in an object of the caller; ours raise NielsCacheError
             yield
-    except EngineDiffers as found:
+    except EngineMismatchError as found:
         with_text = (number for number, texts in enumerate(items) if found.text in map(normalize_newlines, texts))
         raise found.at(name_of(next(with_text))) from None
     except (NielsCacheError, PanicError):

@@ -16,7 +16,7 @@ from niels_cache_assets.base.documents import SourceReport
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.sources.val_share import FractionSplitter
 from niels_cache_assets.streaming.intake import in_lists
-from niels_cache_assets.streaming.types import Mark, Position
+from niels_cache_assets.streaming.types import ResumePoint, StreamPosition
 
 Chunk = TypeVar("Chunk", bound=Sized)
 Batch = TypeVar("Batch", bound=Sized)  # a list of documents or conversations, or a DocumentBatch
@@ -62,7 +62,7 @@ class Feed(Generic[Batch]):
         self._batches, self._context, self._share = batches, context, share
         self.report = context.report
         self.expected = expected
-        self.mark: Mark | None = None
+        self.mark: ResumePoint | None = None
         self._share_read: float | None = None  # share of the source that the earlier batches cover
 
     @classmethod
@@ -81,10 +81,10 @@ class Feed(Generic[Batch]):
         self.expected = self._share.count() if known is None else known
         return known is None
 
-    def open(self, mark: Mark | None = None) -> Iterator[Batch]:
+    def open(self, mark: ResumePoint | None = None) -> Iterator[Batch]:
         """Yield all batches, or only the batches after a Mark of an earlier stream."""
         context = replace(self._context, start=mark.place if mark else None)
-        self.report.place, self.report.share, self.mark, self._share_read = None, None, mark, None
+        self.report.position, self.report.share, self.mark, self._share_read = None, None, mark, None
         for counter, counted in ((self.report.dropped, mark and mark.dropped), (self.report.facts, mark and mark.facts)):
             counter.clear()
             counter.update(counted or {})
@@ -96,11 +96,11 @@ class Feed(Generic[Batch]):
             del batch  # so that a long text is not kept in memory while the next batch is read
             items += count
             self._share_read = self.report.share
-            if self.report.place is not None:
-                self.mark = Mark(
+            if self.report.position is not None:
+                self.mark = ResumePoint(
                     items=items,
                     unsplit=splitter.position if splitter else 0,
-                    place=self.report.place,
+                    place=self.report.position,
                     dropped=dict(self.report.dropped),
                     facts=dict(self.report.facts),
                 )
@@ -112,7 +112,7 @@ class Feed(Generic[Batch]):
         feed = Feed(self._batches, replace(self._context, report=SourceReport()), share=self._share, expected=self.expected)
         return feed.open()
 
-    def positioned(self, chunks: Iterable[Chunk], *, first: int = 0) -> Iterator[tuple[Chunk, Position]]:
+    def positioned(self, chunks: Iterable[Chunk], *, first: int = 0) -> Iterator[tuple[Chunk, StreamPosition]]:
         """Yield each chunk of the opened stream with its Position.
 
         Args:
@@ -124,9 +124,9 @@ class Feed(Generic[Batch]):
             items += len(chunk)
             yield chunk, self.position(items)
 
-    def position(self, items: int) -> Position:
+    def position(self, items: int) -> StreamPosition:
         """Return the current position of the opened stream, after `items` items."""
-        return Position(items, self.mark, self.report.dropped.copy(), dict(self.report.facts), self._share_read)
+        return StreamPosition(items, self.mark, self.report.dropped.copy(), dict(self.report.facts), self._share_read)
 
     def _splitter(self, position: int) -> FractionSplitter | None:
         if self._share is None:
@@ -142,5 +142,5 @@ class _Plain(Feed[list[Any]]):
         super().__init__(lambda context: iter(()), StreamContext(seed=0, report=report))
         self._items = items
 
-    def open(self, mark: Mark | None = None) -> Iterator[list[Any]]:
+    def open(self, mark: ResumePoint | None = None) -> Iterator[list[Any]]:
         return in_lists(self._items)

@@ -20,7 +20,7 @@ from niels_cache_assets.base.documents import DocumentBatch
 from niels_cache_assets.base.strings import Strings
 from niels_cache_runtime.format.layout import Array, Bools, Bytes, Ints
 
-_MOST_BYTES = 64 << 20  # of texts in a ColumnBuffer
+_MAX_BYTES = 64 << 20  # of texts in a ColumnBuffer
 _SHORT_CHARACTERS = 4096  # on average; longer Python strings are not copied to columns
 _ROOM_BYTES = 8 << 20  # beside twice the texts in the buffer, and beside twice their ids
 _ROOM_ROWS = 1 << 15  # beside twice the documents
@@ -34,7 +34,7 @@ def buffer_of(batches: list[DocumentBatch]) -> Buffer:
 
     Each batch is freed as soon as it is converted, so that a large buffer is not in memory in two forms.
     """
-    if any(isinstance(batch.text, Strings) for batch in batches) and sum(map(_text_bytes, batches)) <= _MOST_BYTES:
+    if any(isinstance(batch.text, Strings) for batch in batches) and sum(map(_text_bytes, batches)) <= _MAX_BYTES:
         columns = [_as_columns(batch) for batch in batches]
         if None not in columns:
             batches.clear()
@@ -104,7 +104,7 @@ class ColumnBuffer:
 
     def __init__(self, batches: list[DocumentBatch]) -> None:
         """Fill the buffer with documents, in the order of their slots, and empty the list `batches`."""
-        self._arrivals = _Arrivals.of(batches)
+        self._arrivals = _ArrivedDocuments.of(batches)
         self._arrived = np.arange(self._arrivals.count)  # for each slot, the number of its document
 
     def __len__(self) -> int:
@@ -122,7 +122,7 @@ class ColumnBuffer:
             return None
         new = self._arrivals.append(columns)
         if new is None:
-            if self._arrivals.text_bytes(self._arrived) + _bytes(columns.text) > _MOST_BYTES:
+            if self._arrivals.text_bytes(self._arrived) + _bytes(columns.text) > _MAX_BYTES:
                 return None
             self._arrivals, self._arrived = self._arrivals.compacted(self._arrived, columns), np.arange(len(self))
             new = self._arrivals.append(columns)
@@ -158,7 +158,7 @@ def _bytes(strings: Any) -> int:
     return len(strings.buffers()[0])
 
 
-class _Recycled:
+class _RecycledBytes:
     """Memory for bytes, which is reused as soon as nothing refers to it.
 
     The system provides fresh memory page by page, which takes longer than filling it.
@@ -180,7 +180,7 @@ class _Recycled:
         return taken
 
 
-class _Appended:
+class _AppendedStrings:
     """A column to which strings are appended. `values` has room for all of them, and begins with those that are there."""
 
     def __init__(self, content: Bytes, *, rows: int) -> None:
@@ -217,7 +217,7 @@ class _Appended:
         return int((self._offsets[rows + 1] - self._offsets[rows]).sum())
 
 
-class _Arrivals:
+class _ArrivedDocuments:
     """Documents in the order of their arrival. Documents are appended, and none is changed or removed.
 
     So a batch of documents may refer to rows of these columns, and another thread may copy their texts later.
@@ -226,7 +226,7 @@ class _Arrivals:
         count: The number of documents.
     """
 
-    def __init__(self, names: Strings, memory: tuple[_Recycled, _Recycled], *, rows: int, text_bytes: int, id_bytes: int) -> None:
+    def __init__(self, names: Strings, memory: tuple[_RecycledBytes, _RecycledBytes], *, rows: int, text_bytes: int, id_bytes: int) -> None:
         """Prepare empty columns.
 
         Args:
@@ -238,7 +238,7 @@ class _Arrivals:
         """
         self._memory = memory
         self._text, self._source_id = (
-            _Appended(recycled.take(size), rows=rows) for recycled, size in zip(memory, (text_bytes, id_bytes), strict=True)
+            _AppendedStrings(recycled.take(size), rows=rows) for recycled, size in zip(memory, (text_bytes, id_bytes), strict=True)
         )
         self._numbers: list[Array] = [
             np.empty(rows, np.int64),
@@ -252,11 +252,11 @@ class _Arrivals:
         self.count = 0
 
     @classmethod
-    def of(cls, batches: list[DocumentBatch]) -> _Arrivals:
+    def of(cls, batches: list[DocumentBatch]) -> _ArrivedDocuments:
         """Return the columns of these documents, with room for others, and empty the list. Each batch is freed when it is copied."""
         arrivals = cls(
             cast(Strings, Strings.of([])),
-            (_Recycled(), _Recycled()),
+            (_RecycledBytes(), _RecycledBytes()),
             rows=2 * sum(len(documents.row) for documents in batches) + _ROOM_ROWS,
             text_bytes=2 * sum(_bytes(documents.text) for documents in batches) + _ROOM_BYTES,
             id_bytes=2 * sum(_bytes(documents.source_id) for documents in batches) + _ROOM_BYTES,
@@ -266,7 +266,7 @@ class _Arrivals:
             arrivals.append(batches.pop())
         return arrivals
 
-    def compacted(self, numbers: Ints, incoming: DocumentBatch) -> _Arrivals:
+    def compacted(self, numbers: Ints, incoming: DocumentBatch) -> _ArrivedDocuments:
         """Return columns of the documents with these numbers only, with room for others, and for `incoming` too.
 
         The documents are copied in pieces, so that their texts are in memory only twice: in these columns and in the new ones.

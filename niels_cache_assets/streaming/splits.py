@@ -78,10 +78,10 @@ class BudgetSplitter:
         self._eot = eot
 
     @property
-    def met(self) -> bool:
+    def are_budgets_met(self) -> bool:
         return not any(self.remaining.values())
 
-    def may_be_met_by(self, batch: EncodedDocuments) -> bool:
+    def may_meet_budgets(self, batch: EncodedDocuments) -> bool:
         """Return whether this batch may have enough tokens to meet both budgets."""
         return len(batch.tokens) >= sum(self.remaining.values())
 
@@ -98,14 +98,14 @@ class BudgetSplitter:
         return not self.remaining["val"]
 
     def val_mask(self, batch: EncodedDocuments) -> np.ndarray:
-        """Return bool (documents,): True for the documents that `place` will put into val. This does not use the budget."""
+        """Return bool (documents,): True for the documents that `assign` will put into val. This does not use the budget."""
         chosen = batch.documents.split == SPLITS.index("val")
         if self.remaining["val"]:
             free = np.flatnonzero(batch.documents.split == NO_SPLIT)
             chosen[self._within_budget("val", batch, free)] = True
         return chosen
 
-    def place(self, batch: EncodedDocuments) -> dict[Split, SplitPart]:
+    def assign(self, batch: EncodedDocuments) -> dict[Split, SplitPart]:
         """Distribute the documents of a batch to the splits. Documents beyond the budgets are left out."""
         if self._all_go_to_train(batch):
             self.remaining["train"] -= len(batch.tokens)
@@ -181,7 +181,7 @@ def encoded_head(documents: Iterable[DocumentBatch], encode: Encode, splitter: B
         encode: Encodes a stream of documents in order.
         splitter: The splitter. The caller places each batch with it before it asks for more.
     """
-    head = _Head(documents)
+    head = _LimitedStream(documents)
     budget, tokens = splitter.remaining["val"], 0
     while missing := splitter.remaining["val"]:
         most = missing if not tokens else min(-(-missing * head.bytes // tokens), budget + missing)
@@ -196,7 +196,7 @@ def encoded_head(documents: Iterable[DocumentBatch], encode: Encode, splitter: B
             return
 
 
-class _Head:
+class _LimitedStream:
     """A stream of documents that is taken in pieces.
 
     Attributes:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from niels_cache_assets.base.documents import DocumentBatch, Drops, Place
+from niels_cache_assets.base.documents import DocumentBatch, DropReport, SourcePosition
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +30,13 @@ class EncodedDocuments:
     tokens: np.ndarray
     lengths: np.ndarray
     hashes: np.ndarray
-    drops: Drops
+    drops: DropReport
     chunks: Sequence[PositionedChunk]
     screened: bool = False
     overlaps: tuple[dict[str, Any], ...] = ()
 
     @property
-    def position(self) -> Position:
+    def position(self) -> StreamPosition:
         """The position in the source after the last document."""
         return self.chunks[-1][1]
 
@@ -49,7 +49,7 @@ class EncodedDocuments:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mark:
+class ResumePoint:
     """A point between two batches of a source, at which the source can be opened again.
 
     Attributes:
@@ -62,12 +62,12 @@ class Mark:
 
     items: int
     unsplit: int
-    place: Place
+    place: SourcePosition
     dropped: dict[str, int]
     facts: dict[str, Any]
 
 
-class Position(NamedTuple):
+class StreamPosition(NamedTuple):
     """A record of how far a source was read when it yielded the last item of a chunk.
 
     Attributes:
@@ -79,13 +79,13 @@ class Position(NamedTuple):
     """
 
     items: int
-    mark: Mark | None
+    mark: ResumePoint | None
     dropped: Counter[str]
     facts: dict[str, Any]
     share: float | None
 
 
-PositionedChunk = tuple[DocumentBatch, Position]
+PositionedChunk = tuple[DocumentBatch, StreamPosition]
 """Up to 256 documents, and the position after the last document."""
 
 
@@ -100,11 +100,11 @@ class Chunks(Sequence[PositionedChunk]):
     def __init__(self) -> None:
         self._parts: list[DocumentBatch] = []
         self._ends: list[int] = []  # the number of documents up to the end of each chunk
-        self._positions: list[Position] = []
+        self._positions: list[StreamPosition] = []
         self.size = self.characters = 0
 
     @classmethod
-    def of(cls, documents: DocumentBatch, position: Position) -> Chunks:
+    def of(cls, documents: DocumentBatch, position: StreamPosition) -> Chunks:
         """Return one chunk."""
         chunks = cls()
         chunks.add(documents)
@@ -117,7 +117,7 @@ class Chunks(Sequence[PositionedChunk]):
         self.size += len(documents)
         self.characters += int(documents.characters.sum())
 
-    def end_chunk(self, position: Position) -> None:
+    def end_chunk(self, position: StreamPosition) -> None:
         """End a chunk after the documents so far.
 
         Args:

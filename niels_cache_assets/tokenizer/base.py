@@ -29,7 +29,7 @@ Span = tuple[int, int]
 """The index of the first item and the index after the last one."""
 
 _EXCERPT = 60  # characters of a text that a message shows
-_MOST_NAMED = 5  # maximum number of special tokens that one message names
+_MAX_NAMED = 5  # maximum number of special tokens that one message names
 IN_ORDER = ("eot", *(role for role in ROLE_KEYS if role != "eot"), BOS)
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "</s>", "<eos>", "<EOT>", "<|im_end|>", "[EOS]")  # names of models
 
@@ -203,7 +203,7 @@ class TextTokenizer(ABC):
 
         Like `encode_unchecked`, this does not check for special ids.
         """
-        return flat(self.encode_unchecked(texts))
+        return concatenate_ids(self.encode_unchecked(texts))
 
     def encode_torch(self, text: str) -> torch.Tensor:
         """Return the ids of a text as a 1-D int64 tensor on the CPU.
@@ -241,7 +241,7 @@ class TextTokenizer(ABC):
         self.model_sha256 = sha256
 
 
-def flat(encoded: Iterable[Any]) -> tuple[np.ndarray, np.ndarray]:
+def concatenate_ids(encoded: Iterable[Any]) -> tuple[np.ndarray, np.ndarray]:
     """Return the ids of all texts back to back, and the number of ids of each text, int64.
 
     Args:
@@ -252,7 +252,7 @@ def flat(encoded: Iterable[Any]) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(arrays) if arrays else np.empty(0, np.int32), lengths
 
 
-def places_of_spans(begins: np.ndarray, ends: np.ndarray, spans: Sequence[Span]) -> np.ndarray:
+def token_spans(begins: np.ndarray, ends: np.ndarray, spans: Sequence[Span]) -> np.ndarray:
     """Return the range of tokens that overlap each span of characters.
 
     Args:
@@ -287,36 +287,36 @@ def find_special_ids(
             continue
         found = id_of(special_tokens[role])
         if found is None and dict(special_tokens) == SPECIAL_TOKENS:
-            raise no_eot_is_named(candidates(), where)
+            raise missing_eot_error(candidates(), where)
         if found is None:
-            raise missing_token(role, special_tokens[role], candidates(), where)
+            raise missing_token_error(role, special_tokens[role], candidates(), where)
         ids[role] = found
     if len(set(ids.values())) != len(ids):
         raise NielsCacheError(f"{where}: special tokens share an id: {ids}; each needs its own")
     return ids
 
 
-def likely_eot(candidates: Collection[str]) -> str | None:
+def guess_eot(candidates: Collection[str]) -> str | None:
     """Return the token that probably ends a document, judged by its name, or None."""
     return next((token for token in _ENDS if token in candidates), None)
 
 
-def missing_token(role: str, token: str, candidates: Collection[str], where: str) -> NielsCacheError:
+def missing_token_error(role: str, token: str, candidates: Collection[str], where: str) -> NielsCacheError:
     """Return the error for a special token that a model does not have, which names the nearest candidate."""
     near = difflib.get_close_matches(token, [*candidates], n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"its special tokens: {_named(candidates)}"
     return NielsCacheError(f"{where}: has no token {token!r}, which [tokenizer] special_tokens names as {role}; {hint}")
 
 
-def no_eot_is_named(candidates: Collection[str], where: str) -> NielsCacheError:
+def missing_eot_error(candidates: Collection[str], where: str) -> NielsCacheError:
     """Return the error for special tokens without an eot, with the token of the model that is probably one."""
-    likely = likely_eot(candidates) or next(iter(candidates), "<|endoftext|>")
+    likely = guess_eot(candidates) or next(iter(candidates), "<|endoftext|>")
     add = f"add special_tokens = {{ eot = {as_toml(likely)} }} to [tokenizer]"
     return NielsCacheError(f"{where}: no eot is named, the token after each document; {add} (its special tokens: {_named(candidates)})")
 
 
 def _named(candidates: Collection[str]) -> str:
-    first = [*sorted(candidates, key=lambda token: token not in _ENDS)][:_MOST_NAMED]
+    first = [*sorted(candidates, key=lambda token: token not in _ENDS)][:_MAX_NAMED]
     return ", ".join(first) + (", ..." if len(candidates) > len(first) else "") if first else "none"
 
 

@@ -13,7 +13,7 @@ from niels_cache_runtime.errors import NielsCacheError, panics_as_errors
 
 BYTE_LEVEL = "bytelevel_bpe"
 _FIRST_STAND_IN = 256
-_LEAST_FREQUENCY = 2  # a pair that occurs once is not worth a piece
+_MIN_FREQUENCY = 2  # a pair that occurs once is not worth a piece
 
 
 def byte_characters() -> dict[str, int]:
@@ -46,7 +46,7 @@ def train_byte_level(spec: dict[str, Any]) -> None:
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=spec["vocab_size"],
-        min_frequency=_LEAST_FREQUENCY,
+        min_frequency=_MIN_FREQUENCY,
         special_tokens=spec["special_tokens"],
         initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,

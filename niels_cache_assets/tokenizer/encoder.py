@@ -5,10 +5,10 @@ build that encodes no text with it, such as one with a chat template, does not l
 batches in full, which are a sample of the data set, and then one text in 512: one in 64 of every eighth batch. So no batch waits long for
 the reference.
 
-A batch is compared before it is written. If ids differ, EngineDiffers ends the build, and this version of the engine counts as disproven
-from then on. If the engine cannot encode a batch, or if a text of the batch has more than 16 million characters, the reference encodes it.
-A text that the reference cannot encode has no ids to compare with, so it is not compared. Cost: about a tenth of the build, because the
-reference is far slower.
+A batch is compared before it is written. If ids differ, EngineMismatchError ends the build, and this version of the engine counts as
+disproven from then on. If the engine cannot encode a batch, or if a text of the batch has more than 16 million characters, the reference
+encodes it. A text that the reference cannot encode has no ids to compare with, so it is not compared. Cost: about a tenth of the build,
+because the reference is far slower.
 
 For a SentencePiece model, the reference encodes the first megabytes, because loading and proving the engine would cost a small build more
 than it gains. Then the first batch of the engine is compared in full. If the engine of this model is still loaded, it is used at once.
@@ -28,12 +28,12 @@ import numpy as np
 from niels_cache_assets.base.strings import Strings
 from niels_cache_assets.tokenizer.engines import (
     Engine,
-    is_loaded,
+    describe_reference,
+    is_engine_loaded,
     may_encode,
     proven_engine,
     reference_of,
-    refuse_engine,
-    said_reference,
+    reject_engine,
 )
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer, SentencePieceTokenizer
 from niels_cache_assets.tokenizer.proof import compare_encoded
@@ -44,8 +44,8 @@ _FIRST_CHARACTERS = 1 << 20  # about the maximum number of characters in them; t
 BATCHES_PER_CHECK = 8
 TEXTS_PER_CHECK = 64
 
-WORTH_CHARACTERS = 64_000_000  # after this much text, an engine for SentencePiece is loaded, which takes some core-seconds
-MOST_CHARACTERS = 16_000_000  # an engine gets no longer texts: comparing one would take as much memory as the whole build
+ENGINE_LOAD_CHARACTERS = 64_000_000  # after this much text, an engine for SentencePiece is loaded, which takes some core-seconds
+MAX_ENGINE_CHARACTERS = 16_000_000  # an engine gets no longer texts: comparing one would take as much memory as the whole build
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ class EngineUse:
     def notes(uses: Sequence[EngineUse]) -> dict[str, Any]:
         return {"engines": [asdict(use) for use in uses]} if uses else {}
 
-    def said(self) -> str:
+    def describe(self) -> str:
         """Return the use in words."""
         who = f"{self.name} {self.version}"
         if self.is_reference:
@@ -88,7 +88,7 @@ class EngineUse:
         return f"{who}, {share:.2%} of the texts checked with the reference"
 
 
-class EngineDiffers(NielsCacheError):
+class EngineMismatchError(NielsCacheError):
     """An error for a fast engine that gave other ids than the reference while a build ran. The message quotes no text.
 
     Args:
@@ -102,12 +102,12 @@ class EngineDiffers(NielsCacheError):
         super().__init__(f"{where}: {engine} gave other ids than {reference}")
         self.engine, self.reference, self.text = engine, reference, text
 
-    def at(self, where: str) -> EngineDiffers:
+    def at(self, where: str) -> EngineMismatchError:
         """Return the same error with the text's position in the source."""
-        return EngineDiffers(self.engine, self.reference, self.text, where)
+        return EngineMismatchError(self.engine, self.reference, self.text, where)
 
 
-def why_not_resumed(notes: Mapping[str, Any] | None, tokenizer: Any) -> str | None:
+def resume_problem(notes: Mapping[str, Any] | None, tokenizer: Any) -> str | None:
     """Return why a build with this tokenizer cannot resume an unfinished one, or None.
 
     The tokens of an engine that is no longer used are kept only if each of its texts was compared with the reference.
@@ -124,7 +124,7 @@ def why_not_resumed(notes: Mapping[str, Any] | None, tokenizer: Any) -> str | No
     return f"not every text that {', '.join(wrong)} encoded was compared with the reference" if wrong else None
 
 
-class Encoder:
+class BuildEncoder:
     """The encoder of one build. Its methods may be called from several threads.
 
     Args:
@@ -161,8 +161,8 @@ class Encoder:
         if self._tokenizer.engine != "auto":
             return
         self._waits = True
-        if isinstance(self._tokenizer, SentencePieceTokenizer) and not is_loaded(self._tokenizer):
-            self._worth = WORTH_CHARACTERS
+        if isinstance(self._tokenizer, SentencePieceTokenizer) and not is_engine_loaded(self._tokenizer):
+            self._worth = ENGINE_LOAD_CHARACTERS
 
     def _use_engine(self) -> None:
         engine = proven_engine(self._tokenizer, self._log)
@@ -195,25 +195,25 @@ class Encoder:
                 compared; use None only for texts that have been encoded before.
 
         Raises:
-            EngineDiffers: If the engine and the reference give different ids.
+            EngineMismatchError: If the engine and the reference give different ids.
         """
         found, sizes = None, _sizes(texts)
-        if sizes.max(initial=0) <= MOST_CHARACTERS:
+        if sizes.max(initial=0) <= MAX_ENGINE_CHARACTERS:
             if self._waits:
                 self._wait(int(sizes.sum()))
             if self._engine is not None and not (batch is None and self._compares_next):  # it would not be compared
                 found = self._with_engine(self._engine, texts)
         if found is None:
             with self._lock:
-                self._own = _counted(self._own, len(texts), checked=len(texts))
+                self._own = _add_texts(self._own, len(texts), checked=len(texts))
             return self._view.encode_flat(_python_strings(texts))
-        chosen = _compared(batch, int(sizes.sum()))
+        chosen = _texts_to_compare(batch, int(sizes.sum()))
         if self._compares_next and batch is not None:
             self._compares_next, chosen = False, slice(None)
         compared = _python_strings(texts[chosen])
         checked = self._compare(compared, found, chosen) if compared else 0
         with self._lock:
-            self._use = _counted(self._use, len(texts), checked=checked)
+            self._use = _add_texts(self._use, len(texts), checked=checked)
         return found
 
     def _compare(self, texts: Sequence[str], found: tuple[np.ndarray, np.ndarray], chosen: slice) -> int:
@@ -225,7 +225,7 @@ class Encoder:
             chosen: Which texts to compare.
 
         Raises:
-            EngineDiffers: If ids differ.
+            EngineMismatchError: If ids differ.
         """
         ids, lengths = found
         try:
@@ -241,8 +241,10 @@ class Encoder:
         difference = compare_encoded(texts, expected, some).first
         if difference is not None:
             assert self._engine is not None
-            found_by = EngineDiffers(f"{self._engine.name} {self._engine.version}", said_reference(self._tokenizer), difference.text)
-            refuse_engine(self._tokenizer, self._engine)
+            found_by = EngineMismatchError(
+                f"{self._engine.name} {self._engine.version}", describe_reference(self._tokenizer), difference.text
+            )
+            reject_engine(self._tokenizer, self._engine)
             raise found_by
         return len(texts)
 
@@ -283,7 +285,7 @@ class Encoder:
         return EngineUse.notes(self.uses)
 
 
-def _counted(use: EngineUse | None, texts: int, *, checked: int) -> EngineUse | None:
+def _add_texts(use: EngineUse | None, texts: int, *, checked: int) -> EngineUse | None:
     return None if use is None else replace(use, texts=use.texts + texts, checked=use.checked + checked)
 
 
@@ -296,7 +298,7 @@ def _sizes(texts: Sequence[str] | Strings) -> np.ndarray:
     return np.diff(texts.buffers()[1]) if isinstance(texts, Strings) else np.fromiter(map(len, texts), np.int64, len(texts))
 
 
-def _compared(batch: int | None, size: int) -> slice:
+def _texts_to_compare(batch: int | None, size: int) -> slice:
     """Return which texts of a batch are compared with the reference: all of the first batches, then one in 64 of every eighth.
 
     The index of the first text changes from batch to batch, so that batches of few long texts are compared at the same rate.

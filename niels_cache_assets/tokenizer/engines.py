@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from niels_cache_assets.base.strings import Strings
-from niels_cache_assets.disk.journal import write_whole
+from niels_cache_assets.disk.journal import write_atomically
 from niels_cache_assets.tokenizer.byte_level import byte_characters
 from niels_cache_assets.tokenizer.kinds import LIBRARIES, SentencePieceTokenizer
-from niels_cache_assets.tokenizer.proof import Proof, compare, torture_texts
+from niels_cache_assets.tokenizer.proof import EngineProof, compare, difficult_texts
 from niels_cache_assets.tokenizer.tiktoken_ranks import TiktokenTokenizer, read_ranks
 from niels_cache_assets.tokenizer.tokenizer_json import HuggingFaceTokenizer
 from niels_cache_assets.tokenizer.unigram_words import UnigramWords
@@ -145,13 +145,13 @@ def reference_of(tokenizer: Any) -> str | None:
     return LIBRARIES[tokenizer.kind] if isinstance(tokenizer, kinds) else None
 
 
-def said_reference(tokenizer: TextTokenizer) -> str:
+def describe_reference(tokenizer: TextTokenizer) -> str:
     """Return the library that defines the ids, with its version."""
     library = LIBRARIES[tokenizer.kind]
     return f"{library} {metadata.version(library)}"
 
 
-def is_loaded(tokenizer: TextTokenizer) -> bool:
+def is_engine_loaded(tokenizer: TextTokenizer) -> bool:
     """Return whether the engine of this model is loaded, or none is used: whether the model is the last one asked for in this process."""
     return _key(tokenizer) in _LOADED
 
@@ -161,9 +161,9 @@ def may_encode(tokenizer: Any, name: str, version: str) -> bool:
     return reference_of(tokenizer) is not None and tokenizer.engine == "auto" and not _result(tokenizer, f"{name} {version}")
 
 
-def prove(tokenizer: TextTokenizer, engine: Engine) -> Proof:
-    """Compare an engine with its reference on the fixed set of difficult texts (see proof.torture_texts), which takes some seconds."""
-    return compare(torture_texts(**_of_model(tokenizer)), reference=tokenizer.encode_flat, engine=engine.encode_flat)
+def prove(tokenizer: TextTokenizer, engine: Engine) -> EngineProof:
+    """Compare an engine with its reference on the fixed set of difficult texts (see proof.difficult_texts), which takes some seconds."""
+    return compare(difficult_texts(**_of_model(tokenizer)), reference=tokenizer.encode_flat, engine=engine.encode_flat)
 
 
 def proven_engine(tokenizer: TextTokenizer, log: Callable[[str], None]) -> Engine | None:
@@ -186,7 +186,7 @@ def proven_engine(tokenizer: TextTokenizer, log: Callable[[str], None]) -> Engin
         return _LOADED[key]
 
 
-def refuse_engine(tokenizer: TextTokenizer, engine: Engine) -> None:
+def reject_engine(tokenizer: TextTokenizer, engine: Engine) -> None:
     """Record that an engine gave other ids. From now on, no build with this model uses this version of it."""
     with _LOCK:
         _record(tokenizer, f"{engine.name} {engine.version}", "it gave other ids for a text of a build")
@@ -204,7 +204,7 @@ def _first_proven(tokenizer: TextTokenizer, log: Callable[[str], None]) -> Engin
         who = f"{engine.name} {engine.version}"
         why = _result(tokenizer, who)
         if why is None:
-            why = _why_not(tokenizer, prove(tokenizer, engine))
+            why = _rejection_reason(tokenizer, prove(tokenizer, engine))
             _record(tokenizer, who, why)
         if not why:
             return engine
@@ -214,7 +214,7 @@ def _first_proven(tokenizer: TextTokenizer, log: Callable[[str], None]) -> Engin
     return None
 
 
-def _why_not(tokenizer: TextTokenizer, proof: Proof) -> str:
+def _rejection_reason(tokenizer: TextTokenizer, proof: EngineProof) -> str:
     """Return why an engine with this proof is not used, or an empty string if it is used."""
     reference = reference_of(tokenizer)
     found = [
@@ -241,7 +241,7 @@ def _record(tokenizer: TextTokenizer, engine: str, why: str) -> None:
         return
     content = {**_versions(tokenizer), "engines": {**_recorded(tokenizer), engine: why}}
     with suppress(OSError):  # a read-only folder: each process proves the engine again
-        write_whole(tokenizer.proofs, json.dumps(content).encode(), spare=f"{secrets.token_hex(4)}.new")
+        write_atomically(tokenizer.proofs, json.dumps(content).encode(), spare=f"{secrets.token_hex(4)}.new")
 
 
 def _recorded(tokenizer: TextTokenizer) -> dict[str, str]:
@@ -256,7 +256,11 @@ def _recorded(tokenizer: TextTokenizer) -> dict[str, str]:
 
 def _versions(tokenizer: TextTokenizer) -> dict[str, str | None]:
     """Return what a proof depends on besides the engine."""
-    return {"model_sha256": tokenizer.model_sha256, "reference": said_reference(tokenizer), "niels_cache": installed_version("niels-cache")}
+    return {
+        "model_sha256": tokenizer.model_sha256,
+        "reference": describe_reference(tokenizer),
+        "niels_cache": installed_version("niels-cache"),
+    }
 
 
 def _free_memory() -> None:
@@ -300,7 +304,7 @@ def _merged(piece: bytes, ranks: Mapping[bytes, int], *, below: int) -> list[byt
 
 
 def _of_model(tokenizer: TextTokenizer) -> dict[str, list[str]]:
-    """Return the added tokens and the pieces of a model, for torture_texts."""
+    """Return the added tokens and the pieces of a model, for difficult_texts."""
     added = list(tokenizer.special_tokens.values())
     if isinstance(tokenizer, HuggingFaceTokenizer):
         added += [each.content for each in tokenizer.library_tokenizer.get_added_tokens_decoder().values()]

@@ -16,9 +16,9 @@ import numpy as np
 
 from niels_cache_assets.base.defaults import BOS, ROLE_KEYS, SPECIAL_TOKENS, ModelKind
 from niels_cache_assets.base.strings import Strings
-from niels_cache_assets.tokenizer.base import TextTokenizer, flat
+from niels_cache_assets.tokenizer.base import TextTokenizer, concatenate_ids
 from niels_cache_assets.tokenizer.sentencepiece_model import SentencePieceTokenizer
-from niels_cache_assets.tokenizer.settings import TokenizerSettings, kind_of_model
+from niels_cache_assets.tokenizer.settings import TokenizerSettings, infer_model_kind
 from niels_cache_assets.tokenizer.tiktoken_ranks import TiktokenTokenizer
 from niels_cache_assets.tokenizer.tokenizer_json import HuggingFaceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
@@ -69,7 +69,7 @@ def open_model(
     Raises:
         NielsCacheError: If the file is not of this kind, or if it lacks a special token.
     """
-    kind = kind or kind_of_model(path)
+    kind = kind or infer_model_kind(path)
     if kind == "tokenizer.json":
         return HuggingFaceTokenizer(path, special_tokens=special_tokens)
     if kind == "tiktoken":
@@ -273,5 +273,5 @@ def _encode_flat_of(tokenizer: Any) -> EncodeFlat:
     if hasattr(tokenizer, "encode_flat"):
         return tokenizer.encode_flat
     if hasattr(tokenizer, "encode_batch"):
-        return lambda texts: flat(tokenizer.encode_batch(texts, 1))
-    return lambda texts: flat(map(tokenizer.encode, texts))
+        return lambda texts: concatenate_ids(tokenizer.encode_batch(texts, 1))
+    return lambda texts: concatenate_ids(map(tokenizer.encode, texts))

@@ -14,9 +14,9 @@ from typing import Any
 
 from niels_cache_runtime.errors import NielsCacheError
 
-MOST_BYTES = 128 << 20
-MOST_ADDED_TOKENS = 100_000
-MOST_GROWTH = 100
+MAX_BYTES = 128 << 20
+MAX_ADDED_TOKENS = 100_000
+MAX_GROWTH = 100
 
 _PARTS = ("normalizers", "pretokenizers", "decoders")  # of a sequence
 _MAY_BE_EMPTY = re.compile(r"[*?|^$]|\{[0,]|\\[bBAzZG]")  # in a regular expression; some of them match at least one character
@@ -32,11 +32,11 @@ def read_model(path: str | Path) -> bytes:
         raise NielsCacheError(f"{path}: no such tokenizer model; materialize the tokenizer first or correct the path")
     try:
         with open(path, "rb") as file:
-            content = file.read(MOST_BYTES + 1)
+            content = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise NielsCacheError(f"{path}: cannot be read: {error.strerror or error}") from error
-    if len(content) > MOST_BYTES:
-        raise NielsCacheError(f"{path}: has more than {MOST_BYTES >> 20} MiB, too many for a tokenizer; give another file")
+    if len(content) > MAX_BYTES:
+        raise NielsCacheError(f"{path}: has more than {MAX_BYTES >> 20} MiB, too many for a tokenizer; give another file")
     return content
 
 
@@ -47,13 +47,13 @@ def require_bounded(described: Mapping[str, Any], path: str | Path) -> None:
         NielsCacheError: If it has too many added tokens, or if its normalizers or decoders can make a text too long.
     """
     added = described.get("added_tokens") or ()
-    if len(added) > MOST_ADDED_TOKENS:
-        raise NielsCacheError(f"{path}: has {len(added):,} added tokens, more than {MOST_ADDED_TOKENS:,}; put them into its vocabulary")
+    if len(added) > MAX_ADDED_TOKENS:
+        raise NielsCacheError(f"{path}: has {len(added):,} added tokens, more than {MAX_ADDED_TOKENS:,}; put them into its vocabulary")
     for part in ("normalizer", "decoder"):
         growth = _growth(described.get(part))
-        if growth > MOST_GROWTH:
+        if growth > MAX_GROWTH:
             raise NielsCacheError(
-                f"{path}: its {part} makes up to {growth:.3g} characters of one, more than {MOST_GROWTH}; give another tokenizer"
+                f"{path}: its {part} makes up to {growth:.3g} characters of one, more than {MAX_GROWTH}; give another tokenizer"
             )
 
 

@@ -15,7 +15,7 @@ from niels_cache_assets.base.defaults import BOS
 from niels_cache_assets.tokenizer.kinds import TextTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split, built_names, dataset_dir
-from niels_cache_runtime.format.meta import Meta, check_place, is_foreign, read_meta
+from niels_cache_runtime.format.meta import Meta, check_location, is_foreign, read_meta
 
 MEASURED_CHARACTERS = 1 << 18  # number of characters of each source that are measured
 LONGEST_WORDS = 9
@@ -33,7 +33,7 @@ def characters_per_token(characters: int, tokens: int) -> float | None:
     return characters / tokens if tokens else None
 
 
-def of_cache(meta: Meta, splits: Sequence[Split] = SPLITS) -> float | None:
+def cache_characters_per_token(meta: Meta, splits: Sequence[Split] = SPLITS) -> float | None:
     """Return the characters per token of a pretrain cache, rounded, without EOT and BOS.
 
     Returns None if meta.json counts no characters, as for SFT.
@@ -45,7 +45,7 @@ def of_cache(meta: Meta, splits: Sequence[Split] = SPLITS) -> float | None:
     return _rounded(characters_per_token(sum(meta["characters"][split] for split in splits), tokens))
 
 
-def noting(texts: Iterable[str], beginning: list[str]) -> Iterator[str]:
+def keep_beginning(texts: Iterable[str], beginning: list[str]) -> Iterator[str]:
     """Yield the texts unchanged, and add their first MEASURED_CHARACTERS to `beginning`, for `measure_texts`."""
     room = MEASURED_CHARACTERS
     for text in texts:
@@ -85,7 +85,7 @@ def _is_a_word(found: str) -> bool:
     return 1 < len(found) <= _LONGEST and found[1:].islower() and max(found) <= _LAST_LETTER
 
 
-def by_source(root: Path, meta: Meta) -> dict[str, float]:
+def characters_per_token_by_source(root: Path, meta: Meta) -> dict[str, float]:
     """Return the characters per token of each source.
 
     For a source that the tokenizer was trained on, its training texts are measured. For any other source, its pretrain cache is measured,
@@ -95,10 +95,10 @@ def by_source(root: Path, meta: Meta) -> dict[str, float]:
     for name in built_names(root / "pretrain"):
         try:
             folder = dataset_dir(root, "pretrain", name)
-            built = check_place(read_meta(str(folder / META_NAME)), folder)
+            built = check_location(read_meta(str(folder / META_NAME)), folder)
         except NielsCacheError:  # the checks report this error
             continue
-        ratio = of_cache(built) if built.get("tokenizer_sha256") == meta["sha256"] and not is_foreign(built) else None
+        ratio = cache_characters_per_token(built) if built.get("tokenizer_sha256") == meta["sha256"] and not is_foreign(built) else None
         if ratio is not None:
             found.setdefault(name, ratio)
     return found

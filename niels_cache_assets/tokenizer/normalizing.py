@@ -1,6 +1,6 @@
 """Unicode's normalization form C, for models whose own code normalizes a text before it encodes it, and positions in such texts.
 
-The form joins letters with the marks that follow them, so characters move. `nfc_with_places` finds where: a text is cut before characters
+The form joins letters with the marks that follow them, so characters move. `nfc_with_spans` finds where: a text is cut before characters
 that join nothing before them, and the pieces are normalized one by one. Normalizing text that is already in this form costs a tenth of
 encoding it. The tables are those of Python's unicodedata, as in the models' own code.
 """
@@ -20,7 +20,7 @@ def nfc(text: str) -> str:
     return text if text.isascii() or unicodedata.is_normalized(_FORM, text) else unicodedata.normalize(_FORM, text)
 
 
-def nfc_with_places(text: str, spans: Sequence[tuple[int, int]]) -> tuple[str, list[tuple[int, int]]]:
+def nfc_with_spans(text: str, spans: Sequence[tuple[int, int]]) -> tuple[str, list[tuple[int, int]]]:
     """Return `nfc` of a text, and where spans of its characters are in the result.
 
     A character of the result belongs to a span if part of it was in the span, just as a token does that is partly in a span.
@@ -40,9 +40,9 @@ def nfc_with_places(text: str, spans: Sequence[tuple[int, int]]) -> tuple[str, l
 def _cuts_around(text: str, place: int) -> tuple[int, int]:
     """Return the nearest positions up to and from `place` on where a cut does not change the result; both may be `place` itself."""
     before = after = place
-    while 0 < before < len(text) and not _begins(text[before]):
+    while 0 < before < len(text) and not _starts_cluster(text[before]):
         before -= 1
-    while 0 < after < len(text) and not _begins(text[after]):
+    while 0 < after < len(text) and not _starts_cluster(text[after]):
         after += 1
     if before < place and nfc(text[before:after]) == nfc(text[before:place]) + nfc(text[place:after]):
         return place, place
@@ -50,7 +50,7 @@ def _cuts_around(text: str, place: int) -> tuple[int, int]:
 
 
 @cache
-def _begins(character: str) -> bool:
+def _starts_cluster(character: str) -> bool:
     """Return whether a character joins nothing before it, and does not change places with it."""
     first = unicodedata.normalize("NFD", character)[0]
     return not unicodedata.combining(first) and ord(first) not in _joining()

@@ -22,7 +22,7 @@ TEXTS_PER_COMPARISON = 256
 
 _SEED = 22
 _MIXTURES = 8_000
-_MOST_ADDED = 2_000  # more added tokens are not all tried
+_MAX_ADDED = 2_000  # more added tokens are not all tried
 _RUN_LENGTHS = (*range(1, 20), 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1_000, 4_096, 10_000)
 _LONG_LENGTHS = (20_000, 33_000, 66_000, 130_000, 400_000)  # engines divide long documents
 _PLAIN_LENGTHS = (40_000, 50_000, 100_000, 300_000, 1_000_000)
@@ -82,7 +82,7 @@ class Difference:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Proof:
+class EngineProof:
     """The result of a comparison.
 
     Attributes:
@@ -97,8 +97,8 @@ class Proof:
     unencodable: int = 0
     first: Difference | None = None
 
-    def __add__(self, other: Proof) -> Proof:
-        return Proof(
+    def __add__(self, other: EngineProof) -> EngineProof:
+        return EngineProof(
             texts=self.texts + other.texts,
             differing=self.differing + other.differing,
             unencodable=self.unencodable + other.unencodable,
@@ -106,7 +106,7 @@ class Proof:
         )
 
 
-def compare(texts: Iterable[str], *, reference: EncodeFlat, engine: EncodeFlat) -> Proof:
+def compare(texts: Iterable[str], *, reference: EncodeFlat, engine: EncodeFlat) -> EngineProof:
     """Encode texts with the reference and with an engine, and compare the ids of each text.
 
     A text that the engine cannot encode counts as different, with no ids. A text that the reference cannot encode is only counted.
@@ -116,7 +116,7 @@ def compare(texts: Iterable[str], *, reference: EncodeFlat, engine: EncodeFlat) 
         reference: Encodes texts with the reference.
         engine: Encodes texts with the engine.
     """
-    proof, left = Proof(texts=0), iter(texts)
+    proof, left = EngineProof(texts=0), iter(texts)
     while batch := list(islice(left, TEXTS_PER_COMPARISON)):
         try:
             proof += compare_encoded(batch, reference(batch), engine(batch))
@@ -127,13 +127,13 @@ def compare(texts: Iterable[str], *, reference: EncodeFlat, engine: EncodeFlat) 
             try:
                 expected, _ = reference(batch)
             except NielsCacheError:
-                proof += Proof(texts=1, unencodable=1)
+                proof += EngineProof(texts=1, unencodable=1)
                 continue
-            proof += Proof(texts=1, differing=1, first=Difference(text=batch[0], expected=expected.tolist(), found=[]))
+            proof += EngineProof(texts=1, differing=1, first=Difference(text=batch[0], expected=expected.tolist(), found=[]))
     return proof
 
 
-def compare_encoded(texts: Sequence[str], expected: tuple[np.ndarray, np.ndarray], found: tuple[np.ndarray, np.ndarray]) -> Proof:
+def compare_encoded(texts: Sequence[str], expected: tuple[np.ndarray, np.ndarray], found: tuple[np.ndarray, np.ndarray]) -> EngineProof:
     """Compare the ids of texts that are already encoded.
 
     Args:
@@ -142,18 +142,18 @@ def compare_encoded(texts: Sequence[str], expected: tuple[np.ndarray, np.ndarray
         found: Ids of the engine, as EncodeFlat returns them.
     """
     if all(map(np.array_equal, expected, found)):
-        return Proof(texts=len(texts))
+        return EngineProof(texts=len(texts))
     both = [np.split(ids, np.cumsum(lengths)[:-1]) for ids, lengths in (expected, found)]
     differing = [number for number, (one, other) in enumerate(zip(*both, strict=True)) if not np.array_equal(one, other)]
     first = differing[0]
-    return Proof(
+    return EngineProof(
         texts=len(texts),
         differing=len(differing),
         first=Difference(text=texts[first], expected=both[0][first].tolist(), found=both[1][first].tolist()),
     )
 
 
-def torture_texts(*, added: Sequence[str] = (), pieces: Sequence[str] = ()) -> Iterator[str]:
+def difficult_texts(*, added: Sequence[str] = (), pieces: Sequence[str] = ()) -> Iterator[str]:
     """Yield the fixed set of difficult texts for a model, none of which has a lone surrogate.
 
     The same arguments always give the same texts.
@@ -172,7 +172,7 @@ def torture_texts(*, added: Sequence[str] = (), pieces: Sequence[str] = ()) -> I
         for one in pool:
             yield from (one, f" {one}", f"{one} ", f"a{one}b", f"{one}{one}", f"\n{one}\n", one.upper(), f"1{one}")
     yield from mixtures(_MIXTURES, pieces=pieces, seed=_SEED)
-    for token in added[:_MOST_ADDED]:
+    for token in added[:_MAX_ADDED]:
         before, after = draw.mixture(_POOLS, parts=2)
         cut = draw.below(len(token)) if token else 0
         yield from (token, f"{before}{token}{after} {token}{token} b", f"{token[:cut]}{after}{token[cut:]} {token[:cut]} {token.upper()}")

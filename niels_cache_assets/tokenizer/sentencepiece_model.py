@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from niels_cache_assets.base.defaults import BOS, ROLE_KEYS, SPECIAL_TOKENS
-from niels_cache_assets.base.first_bytes import HEAD_BYTES, described
-from niels_cache_assets.tokenizer.base import Span, TextTokenizer, find_special_ids, places_of_spans
+from niels_cache_assets.base.first_bytes import HEAD_BYTES, describe_content
+from niels_cache_assets.tokenizer.base import Span, TextTokenizer, find_special_ids, token_spans
 from niels_cache_assets.tokenizer.limits import read_model
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import TOKENIZER_MODEL_NAME
@@ -47,7 +47,7 @@ def load_model(path: str | Path) -> tuple[sentencepiece.SentencePieceProcessor, 
             raise NielsCacheError(
                 f'{path}: a rank file of tiktoken, not a SentencePiece model; set [tokenizer] kind = "tiktoken"'
             ) from error
-        kind = described(content[:HEAD_BYTES], "JSON")
+        kind = describe_content(content[:HEAD_BYTES], "JSON")
         raise NielsCacheError(f"{path}: not a SentencePiece model; give a .model file that SentencePiece wrote{kind}") from error
     return processor, hashlib.sha256(content).hexdigest()
 
@@ -104,7 +104,7 @@ class SentencePieceTokenizer(TextTokenizer):
             places = np.array(each["offsets"], dtype=np.int64).reshape(-1, 2)
             begins = places[:, 0]
             ends = np.maximum(places[:, 1], begins + 1)  # only the last of several bytes of a character has a place of its own
-            found.append((np.array(each["ids"], dtype=np.int32), places_of_spans(begins, ends, own)))
+            found.append((np.array(each["ids"], dtype=np.int32), token_spans(begins, ends, own)))
         return found
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:

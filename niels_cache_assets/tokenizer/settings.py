@@ -64,7 +64,7 @@ class TokenizerSettings(Table):
         return {key: value[key] for key in roles if key in value}
 
     @model_validator(mode="after")
-    def _fits_the_kind_of_model(self) -> Self:
+    def _check_model_keys(self) -> Self:
         of_model = [key for key in ("kind", "encoding", "pattern", "normalize") if getattr(self, key) is not None]
         if of_model and self.model is None:
             raise ValueError(f"{of_model[0]} describes an imported model, and no model is named; add model, or remove {of_model[0]}")
@@ -90,10 +90,10 @@ class TokenizerSettings(Table):
         """The kind of the model that is imported or trained."""
         if self.model is None:
             return "tokenizer.json" if self.model_type == "bytelevel_bpe" else "sentencepiece"
-        return self.kind or kind_of_model(self.model)
+        return self.kind or infer_model_kind(self.model)
 
 
-def kind_of_model(path: str | os.PathLike[str]) -> defaults.ModelKind:
+def infer_model_kind(path: str | os.PathLike[str]) -> defaults.ModelKind:
     """Return the kind of a model, judged by its file name.
 
     A folder or a .json file is a tokenizer.json, and a .tiktoken file is a rank file. So is the file `tiktoken.json` of a cache, which

@@ -25,18 +25,18 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from niels_cache_assets.base.defaults import ENCODINGS, SPECIAL_TOKENS
-from niels_cache_assets.base.first_bytes import HEAD_BYTES, described
+from niels_cache_assets.base.first_bytes import HEAD_BYTES, describe_content
 from niels_cache_assets.tokenizer.base import (
     IN_ORDER,
     Span,
     TextTokenizer,
     find_special_ids,
-    missing_token,
-    no_eot_is_named,
-    places_of_spans,
+    missing_eot_error,
+    missing_token_error,
+    token_spans,
 )
 from niels_cache_assets.tokenizer.limits import read_model
-from niels_cache_assets.tokenizer.normalizing import nfc, nfc_with_places
+from niels_cache_assets.tokenizer.normalizing import nfc, nfc_with_spans
 from niels_cache_runtime.errors import NielsCacheError, PanicError, panics_as_errors
 from niels_cache_runtime.format.layout import MAX_VOCAB_SIZE, TIKTOKEN_RANKS_NAME, TOKENIZER_MODEL_NAMES
 from niels_cache_runtime.format.meta import canonical_json
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 _NAME = TOKENIZER_MODEL_NAMES["tiktoken"]
 _NEAR = 0.9  # a name this similar to a known special token is a typing error, not a new token
 _EMPTY = b"="  # base64 of nothing, as padding alone
-_LEAST_NAMED = 3  # maximum number of ranks that a message about missing bytes names
+_MAX_NAMED = 3  # maximum number of ranks that a message about missing bytes names
 
 _QWEN_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"  # one digit at a time
@@ -122,12 +122,12 @@ def read_ranks(path: str | Path) -> tuple[dict[bytes, int], str]:
             ranks[b"" if piece == _EMPTY else base64.b64decode(piece, validate=True)] = int(rank)
         except (ValueError, binascii.Error) as error:
             what = "a damaged rank file" if ranks else "not a rank file of tiktoken"
-            kind = "" if ranks else described(content[:HEAD_BYTES], "JSON")
+            kind = "" if ranks else describe_content(content[:HEAD_BYTES], "JSON")
             raise NielsCacheError(f"{path}: {what}: line {number:,} is not base64 and a rank; copy the file again{kind}") from error
         pieces += 1
     missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
     if missing:
-        named = ", ".join(f"0x{byte:02x}" for byte in missing[:_LEAST_NAMED])
+        named = ", ".join(f"0x{byte:02x}" for byte in missing[:_MAX_NAMED])
         raise NielsCacheError(f"{path}: a damaged rank file: {len(missing)} bytes have no rank ({named}); copy the file again")
     if len(set(ranks.values())) < pieces:
         raise NielsCacheError(f"{path}: a damaged rank file: a piece or a rank occurs twice; copy the file again")
@@ -228,10 +228,10 @@ class TiktokenTokenizer(TextTokenizer):
         """
         found = []
         for given, own_of_given in zip(texts, spans, strict=True):
-            text, own = nfc_with_places(given, own_of_given) if self.normalize else (given, own_of_given)
+            text, own = nfc_with_spans(given, own_of_given) if self.normalize else (given, own_of_given)
             ids = self._encode(text, with_special=True)
             ends = np.cumsum([len(piece) for piece in self.library_encoding.decode_tokens_bytes(ids)], dtype=np.int64)
-            found.append((np.array(ids, dtype=np.uint32), places_of_spans(np.append(0, ends[:-1]), ends, _in_bytes(text, own))))
+            found.append((np.array(ids, dtype=np.uint32), token_spans(np.append(0, ends[:-1]), ends, _in_bytes(text, own))))
         return found
 
     def _encode(self, text: str, *, with_special: bool = False) -> list[int]:
@@ -309,7 +309,7 @@ def _name_of(path: Path, encoding: str | None) -> str:
 def _new_ids(special_tokens: Mapping[str, str], known: Mapping[str, int], ranks: Mapping[bytes, int], where: str) -> dict[str, int]:
     """Return the ids of special tokens by role. A token that the encoding does not know gets the next free id."""
     if dict(special_tokens) == SPECIAL_TOKENS:  # nothing is configured
-        raise no_eot_is_named(known, where)
+        raise missing_eot_error(known, where)
     ids: dict[str, int] = {}
     free = max(max(ranks.values()), *known.values(), 0) + 1
     for role in IN_ORDER:
@@ -320,7 +320,7 @@ def _new_ids(special_tokens: Mapping[str, str], known: Mapping[str, int], ranks:
             ids[role] = known[token]
             continue
         if known and (role == "eot" or difflib.get_close_matches(token, known, n=1, cutoff=_NEAR)):
-            raise missing_token(role, token, known, where)
+            raise missing_token_error(role, token, known, where)
         ids[role], free = free, free + 1
     return ids
 

@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 _NAME = TOKENIZER_MODEL_NAMES["tokenizer.json"]
 _SIDE_NAMES = tuple(name for name in TOKENIZER_SIDE_NAMES if name != TIKTOKEN_RANKS_NAME)
-_MOST_HOLES = 1_000_000  # ids without a token; more of them would only cost memory
+_MAX_HOLES = 1_000_000  # ids without a token; more of them would only cost memory
 _BLANK = "\u2581"
 _REMEMBERED_WORDS = 1 << 16  # in about 10 MB; the library has room for 10,000
 _THREADS_VARIABLE = "TOKENIZERS_PARALLELISM"
-_LEAST_NAMED = 3  # maximum number of bytes that a message about missing bytes names
+_MAX_NAMED = 3  # maximum number of bytes that a message about missing bytes names
 
 
 def json_file(path: str | Path) -> Path:
@@ -263,7 +263,7 @@ def side_files(model: str | Path) -> list[Path]:
     return [Path(model) / name for name in _SIDE_NAMES if Path(model).is_dir() and (Path(model) / name).is_file()]
 
 
-class LoadedJson(NamedTuple):
+class LoadedTokenizerJson(NamedTuple):
     """A loaded tokenizer.json.
 
     Attributes:
@@ -277,7 +277,7 @@ class LoadedJson(NamedTuple):
     unknown: str | None
 
 
-def load_tokenizer_json(path: str | Path) -> LoadedJson:
+def load_tokenizer_json(path: str | Path) -> LoadedTokenizerJson:
     """Load a tokenizer.json for encoding plain text, with special tokens, truncation, padding and dropout switched off.
 
     Raises:
@@ -304,7 +304,7 @@ def load_tokenizer_json(path: str | Path) -> LoadedJson:
     if getattr(tokenizer.model, "dropout", None):
         tokenizer.model.dropout = None
     unknown = _unknown_token(tokenizer, described["model"])
-    return LoadedJson(tokenizer, hashlib.sha256(content).hexdigest(), unknown)
+    return LoadedTokenizerJson(tokenizer, hashlib.sha256(content).hexdigest(), unknown)
 
 
 def _unknown_token(tokenizer: tokenizers.Tokenizer, model: Mapping[str, Any]) -> str | None:
@@ -318,7 +318,7 @@ def _parsed(content: bytes, path: str | Path) -> dict[str, Any]:
     try:
         described = json.loads(content)
     except (ValueError, RecursionError) as error:
-        kind = first_bytes.described(content[: first_bytes.HEAD_BYTES], "JSON")
+        kind = first_bytes.describe_content(content[: first_bytes.HEAD_BYTES], "JSON")
         raise NielsCacheError(f"{not_one} (it is not JSON{kind})") from error
     if not isinstance(described, dict) or not isinstance(described.get("model"), dict):
         raise NielsCacheError(f"{not_one} (it has no model)")
@@ -370,7 +370,7 @@ def _require_bytes(described: dict[str, Any], path: str | Path) -> None:
         return
     missing = [byte for character, byte in _BYTES.items() if character not in model["vocab"] and byte in _BYTES_OF_TEXT]
     if missing:
-        named = ", ".join(f"0x{byte:02x}" for byte in sorted(missing)[:_LEAST_NAMED])
+        named = ", ".join(f"0x{byte:02x}" for byte in sorted(missing)[:_MAX_NAMED])
         lost = f"{len(missing)} bytes have no token ({named}), so text would be lost"
         raise NielsCacheError(f"{path}: {lost}; add them to its vocabulary, or copy the file again")
 
@@ -389,7 +389,7 @@ def _vocab_size(tokenizer: tokenizers.Tokenizer, path: str) -> int:
     piece, highest = max(vocabulary.items(), key=lambda item: item[1])
     if len(set(vocabulary.values())) < len(vocabulary):
         raise NielsCacheError(f"{path}: two tokens of its vocabulary share an id; copy the file again")
-    if highest >= min(MAX_VOCAB_SIZE, len(vocabulary) + _MOST_HOLES):
+    if highest >= min(MAX_VOCAB_SIZE, len(vocabulary) + _MAX_HOLES):
         raise NielsCacheError(f"{path}: the id {highest:,} of {piece!r} is far beyond its {len(vocabulary):,} tokens; copy the file again")
     return highest + 1
 

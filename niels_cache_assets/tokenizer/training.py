@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from niels_cache_assets.base.defaults import TOKENIZER_TRAIN_THREADS
-from niels_cache_assets.base.processes import attended
+from niels_cache_assets.base.processes import attended_command
 from niels_cache_assets.tokenizer.byte_level import BYTE_LEVEL, sample_lines, train_byte_level
 from niels_cache_assets.tokenizer.kinds import TextTokenizer
 from niels_cache_assets.tokenizer.settings import TokenizerSettings
@@ -79,7 +79,7 @@ def train(settings: TokenizerSettings, sample: Path, model: Path) -> None:
 
 def _run_child(spec: dict[str, Any]) -> None:
     read_end, write_end = os.pipe()
-    command = attended(read_end, "niels_cache_assets.tokenizer.training", json.dumps(spec))
+    command = attended_command(read_end, "niels_cache_assets.tokenizer.training", json.dumps(spec))
     try:
         child = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, pass_fds=[read_end], start_new_session=True

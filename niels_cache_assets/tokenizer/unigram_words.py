@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from niels_cache_assets.base.strings import Strings, buffers_of
-from niels_cache_assets.tokenizer.base import flat
+from niels_cache_assets.tokenizer.base import concatenate_ids
 from niels_cache_assets.tokenizer.sentencepiece_model import SentencePieceTokenizer
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _FACTOR = 0x9E3779B97F4A7C15  # of the hash of an edge: see unigram_kernels
 _NOT_HERE = (_BLANK, "\0")  # SentencePiece takes the first for a blank
 
 
-class Pieces(NamedTuple):
+class VocabularyTrie(NamedTuple):
     """The pieces of a model, as a trie over bytes in which a blank stands for U+2581.
 
     The node after an edge is the edge's index in a hash table. The root is the last row.
@@ -56,7 +56,7 @@ class Pieces(NamedTuple):
     unknown: np.float32
 
 
-class Table(NamedTuple):
+class WordTable(NamedTuple):
     """The words that one thread has encoded.
 
     Attributes:
@@ -76,7 +76,7 @@ class Table(NamedTuple):
     filled: np.ndarray
 
     @classmethod
-    def empty(cls) -> Table:
+    def empty(cls) -> WordTable:
         rows, pool = np.zeros((_TABLE_ROWS, 5), np.int64), np.zeros(_POOL, np.int32)
         return cls(rows, rows.view(np.float64), pool, pool.view(np.float32), pool.view(np.uint8), np.zeros(2, np.int64))
 
@@ -87,12 +87,12 @@ class UnigramWords:
     name = "unigram-words"
     version = "1"  # raise this by hand if a change may give other ids
 
-    def __init__(self, processor: Any, pieces: Pieces, *, is_line_feed_alone: bool) -> None:
+    def __init__(self, processor: Any, pieces: VocabularyTrie, *, is_line_feed_alone: bool) -> None:
         from niels_cache_assets.tokenizer import unigram_kernels
 
         self._encode = unigram_kernels.encode
         self._processor, self._pieces, self._is_line_feed_alone = processor, pieces, is_line_feed_alone
-        self._tables: deque[Table] = deque()  # those that no thread uses now
+        self._tables: deque[WordTable] = deque()  # those that no thread uses now
 
     @classmethod
     def load(cls, tokenizer: TextTokenizer) -> UnigramWords | None:
@@ -145,7 +145,7 @@ class UnigramWords:
         try:
             table = self._tables.pop()
         except IndexError:
-            table = Table.empty()
+            table = WordTable.empty()
         count = self._encode(content, ends, self._is_line_feed_alone, *self._pieces, *table, ids, lengths)
         self._tables.append(table)
         return ids[:count], lengths
@@ -156,7 +156,7 @@ class UnigramWords:
         if not is_whole.any():
             return ids, lengths
         whole = [texts[number] for number in np.flatnonzero(is_whole).tolist()]
-        others, lengths[is_whole] = flat(self._processor.encode_as_numpy(whole, num_threads=1))
+        others, lengths[is_whole] = concatenate_ids(self._processor.encode_as_numpy(whole, num_threads=1))
         of_whole = np.repeat(is_whole, lengths)
         every = np.empty(len(of_whole), np.int32)
         every[of_whole], every[~of_whole] = others, ids
@@ -230,7 +230,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
         place += size
 
 
-def _pieces_of(parsed: list[tuple[str, float, int]]) -> tuple[Pieces, bool] | None:
+def _pieces_of(parsed: list[tuple[str, float, int]]) -> tuple[VocabularyTrie, bool] | None:
     """Return the pieces, and whether no piece has a line feed beside other characters, or None if a piece has several words."""
     from niels_cache_assets.tokenizer.unigram_kernels import REFUSED, WORST_SCORE
 
@@ -248,7 +248,7 @@ def _pieces_of(parsed: list[tuple[str, float, int]]) -> tuple[Pieces, bool] | No
     if not normal.any() or scores[normal].max() > 0 or scores[normal].min() < _UNKNOWN_PENALTY - WORST_SCORE:
         return None
     is_line_feed_alone = all(b"\n" not in string or string == b"\n" for string in ids)
-    return Pieces(_trie(ids), scores, byte_ids, scores[normal].min() - _UNKNOWN_PENALTY), is_line_feed_alone
+    return VocabularyTrie(_trie(ids), scores, byte_ids, scores[normal].min() - _UNKNOWN_PENALTY), is_line_feed_alone
 
 
 def _trie(ids: dict[bytes, int]) -> np.ndarray:

@@ -10,7 +10,7 @@ import numpy as np
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import max_vocab_size
 
-MOST = 2**62 - 1  # the largest count: the sum of two counts still fits into an int64
+MAX_COUNT = 2**62 - 1  # the largest count: the sum of two counts still fits into an int64
 
 
 def as_int(value: Any) -> int | None:
@@ -29,8 +29,8 @@ def check_whole(name: str, value: Any, *, least: int = 0, most: int | None = Non
     """
     number = as_int(value)
     if number is None or number < least or (most is not None and number > most):
-        limits = f"from {least} to {most}" if most not in (None, MOST) else f"of at least {least}"
-        raise NielsCacheError(f"{name}={value!r:.60}: must be a whole number {limits}{' that an int64 holds' if most == MOST else ''}")
+        limits = f"from {least} to {most}" if most not in (None, MAX_COUNT) else f"of at least {least}"
+        raise NielsCacheError(f"{name}={value!r:.60}: must be a whole number {limits}{' that an int64 holds' if most == MAX_COUNT else ''}")
     return number
 
 
@@ -40,7 +40,7 @@ def check_positive(name: str, value: Any) -> int:
     Raises:
         NielsCacheError: For any other value. The message names the setting.
     """
-    return check_whole(name, value, least=1, most=MOST)
+    return check_whole(name, value, least=1, most=MAX_COUNT)
 
 
 def check_token_id(name: str, value: Any, *, dtype: np.dtype) -> int:

@@ -49,7 +49,7 @@ def resolve_device(device: str | torch.device) -> torch.device:
     return resolved
 
 
-def draw(count: int, *, B: int, generator: torch.Generator) -> Ints:
+def draw_uniform(count: int, *, B: int, generator: torch.Generator) -> Ints:
     """Return B numbers below `count`, (B,) int64, drawn with replacement: the same numbers as those of `torch.randint`.
 
     A batch uses the generator only for this one call.
@@ -93,7 +93,7 @@ def _overlapping_windows(tokens: Tokens, length: int) -> NDArray[np.void]:
     return np.ndarray((len(tokens) - length + 1,), dtype=window, buffer=tokens, strides=tokens.strides)
 
 
-class PairMaker:
+class InputTargetMaker:
     """A maker of inputs x and targets y from rows of tokens, on one device."""
 
     def __init__(self, device: torch.device) -> None:
@@ -111,14 +111,14 @@ class PairMaker:
         """
         if self._is_cuda:
             # torch can do little with uint32. Every id is below 2^31, so int32 has the same values.
-            tokens = send(rows.view(np.int32) if rows.dtype == np.uint32 else rows, self._device)
+            tokens = to_device(rows.view(np.int32) if rows.dtype == np.uint32 else rows, self._device)
             return tokens[:, :-1].to(torch.int64), tokens[:, 1:].to(torch.int64)
         x, y = self._memory.take(len(rows), rows.shape[1] - 1)
         x[:] = rows[:, :-1]
         y[:] = rows[:, 1:]
         if self._is_cpu:
             return torch.from_numpy(x), torch.from_numpy(y)
-        return send(x, self._device), send(y, self._device)
+        return to_device(x, self._device), to_device(y, self._device)
 
 
 class _RecycledMemory:
@@ -165,7 +165,7 @@ class _RecycledMemory:
         return None
 
 
-def send(array: Array, device: torch.device) -> torch.Tensor:
+def to_device(array: Array, device: torch.device) -> torch.Tensor:
     """Return the array as a tensor on the device.
 
     A copy to CUDA does not wait. It uses pinned memory, which torch keeps until the copy is done.

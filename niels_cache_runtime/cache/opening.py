@@ -26,7 +26,7 @@ from niels_cache_runtime.format.layout import (
     token_dtype_of,
     tokenizer_dir,
 )
-from niels_cache_runtime.format.meta import MOST_META_BYTES, UNVERIFIABLE, Meta, build_id, is_foreign, read_meta
+from niels_cache_runtime.format.meta import MAX_META_BYTES, UNVERIFIABLE, Meta, build_id, is_foreign, read_meta
 from niels_cache_runtime.format.meta_keys import check_form, is_count
 from niels_cache_runtime.format.reading import hash_files
 from niels_cache_runtime.format.safe_open import link_problem, name_problem, read_regular
@@ -34,7 +34,7 @@ from niels_cache_runtime.format.safe_open import link_problem, name_problem, rea
 FileEntries = dict[str, dict[str, Any]]
 Verify = Literal["size", "sha256"]  # how a cache is compared with meta.json when it is opened
 _Opened = TypeVar("_Opened")
-TRIES = 5  # how often to try to read a data set that may be rebuilt meanwhile
+OPEN_TRIES = 5  # how often to try to read a data set that may be rebuilt meanwhile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ def open_split(folder: str | Path, *, doc_ends: bool = False, verify: Verify = "
         NielsCacheError: If meta.json has an unknown token_dtype, or if the cache has another tokenizer now than at the build.
     """
     folder = Path(folder)
-    return open_one_build(folder.parent, lambda: _open_split(folder, doc_ends, verify))
+    return open_consistently(folder.parent, lambda: _open_split(folder, doc_ends, verify))
 
 
 def _open_split(folder: Path, with_doc_ends: bool, verify: Verify) -> OpenedSplit:
@@ -146,13 +146,13 @@ def _splits_in(folder: Path, below: str) -> list[Path]:
     return [path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
 
 
-def open_one_build(folder: str | Path, open_files: Callable[[], _Opened]) -> _Opened:
+def open_consistently(folder: str | Path, open_files: Callable[[], _Opened]) -> _Opened:
     """Return the result of `open_files`. All files that it opens in the data set's folder are of one build.
 
     A rebuild exchanges the folder in one step, but `open_files` opens its files one after the other. If meta.json changed during that time,
     all files are opened again, even if there was an error. An error is raised only if meta.json is the same before and after.
     """
-    for _ in range(TRIES):
+    for _ in range(OPEN_TRIES):
         build = read_build(folder)
         try:
             opened = open_files()
@@ -162,7 +162,7 @@ def open_one_build(folder: str | Path, open_files: Callable[[], _Opened]) -> _Op
         else:
             if read_build(folder) == build:
                 return opened
-    raise NielsCacheError(f"{folder}: was rebuilt {TRIES} times while it was being opened; open it again when the build is done")
+    raise NielsCacheError(f"{folder}: was rebuilt {OPEN_TRIES} times while it was being opened; open it again when the build is done")
 
 
 def read_build(folder: str | Path) -> bytes | None:
@@ -171,7 +171,7 @@ def read_build(folder: str | Path) -> bytes | None:
     These bytes identify a build. They hold meta_sha256, so they depend on the sha256 of every file.
     """
     try:
-        return read_regular(Path(folder) / META_NAME, most_bytes=MOST_META_BYTES)
+        return read_regular(Path(folder) / META_NAME, most_bytes=MAX_META_BYTES)
     except (NielsCacheError, OSError):
         return None
 
@@ -318,10 +318,10 @@ def _check_hashes(folder: Path, listed: Mapping[str, Mapping[str, Any]]) -> None
 
 def check_same_build(where: str, *, opened: Meta | None, reopened: Meta | None) -> None:
     """Raise NielsCacheError if a worker has reopened a different build than its parent process opened."""
-    check_same_id(where, opened=build_id(opened), reopened=build_id(reopened))
+    check_same_build_id(where, opened=build_id(opened), reopened=build_id(reopened))
 
 
-def check_same_id(where: str, *, opened: str | None, reopened: str | None) -> None:
+def check_same_build_id(where: str, *, opened: str | None, reopened: str | None) -> None:
     """Raise NielsCacheError in the same case as `check_same_build`, given the `build_id` of both."""
     if opened != reopened:
         raise NielsCacheError(f"{where}: was rebuilt since this data set was opened; open it again in every process")

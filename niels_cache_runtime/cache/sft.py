@@ -15,7 +15,7 @@ import numpy as np
 
 from niels_cache_runtime.cache.checks import check_token_id
 from niels_cache_runtime.cache.mmap import MappedTokens, map_example_starts
-from niels_cache_runtime.cache.opening import Verify, check_meta_count, check_sizes, listed_files, open_meta, open_one_build
+from niels_cache_runtime.cache.opening import Verify, check_meta_count, check_sizes, listed_files, open_consistently, open_meta
 from niels_cache_runtime.cache.targets import TargetSpans, map_targets
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import (
@@ -117,7 +117,7 @@ def open_examples(tokens_path: str, idx_path: str, *, verify: Verify = "size", p
         NielsCacheError: If the data set was never built, or if the cache has another tokenizer now than at the build.
         NielsCacheError: If the examples are preference pairs and `pairs` is False, or the other way round.
     """
-    return open_one_build(Path(tokens_path).parent, lambda: _open_files(tokens_path, idx_path, verify, pairs))
+    return open_consistently(Path(tokens_path).parent, lambda: _open_files(tokens_path, idx_path, verify, pairs))
 
 
 def _open_files(tokens_path: str, idx_path: str, verify: Verify, pairs: bool) -> OpenedExamples:

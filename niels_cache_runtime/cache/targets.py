@@ -19,7 +19,7 @@ _BLOCK_EXAMPLES = 1 << 18
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ExampleParts:
+class ExampleSlices:
     """Parts of examples that lie in an array of tokens. All arrays are (S,) int64.
 
     Attributes:
@@ -49,7 +49,7 @@ class TargetSpans:
     def __len__(self) -> int:
         return len(self.bounds)
 
-    def of(self, examples: Ints) -> tuple[Ints, Ints, Ints]:
+    def spans_of(self, examples: Ints) -> tuple[Ints, Ints, Ints]:
         """Return all spans of some examples, as three arrays (m,) int64. Tokens are counted from the start of the split.
 
         Args:
@@ -66,7 +66,7 @@ class TargetSpans:
         bounds = self.bounds[rows].astype(np.int64)
         return owners, bounds[:, 0], bounds[:, 1]
 
-    def mask(self, size: int, parts: ExampleParts, *, only_last: bool = False) -> Bools:
+    def mask(self, size: int, parts: ExampleSlices, *, only_last: bool = False) -> Bools:
         """Return which tokens are targets, (size,) bool.
 
         The first token of a part is never a target, because no token comes before it. Tokens outside of all parts are not targets.
@@ -90,20 +90,20 @@ class TargetSpans:
         """Return which parts have a target, (K,) bool.
 
         Args:
-            starts: (K,), the first token of the part of each example of the split, as in ExampleParts.
+            starts: (K,), the first token of the part of each example of the split, as in ExampleSlices.
             lengths: (K,), the number of tokens of these parts.
         """
         found = np.zeros(len(starts), dtype=np.bool_)
         for first in range(0, len(starts), _BLOCK_EXAMPLES):
             block = slice(first, first + _BLOCK_EXAMPLES)
             examples = np.arange(first, min(first + _BLOCK_EXAMPLES, len(starts)))
-            owners, _, _ = self._clipped(ExampleParts(examples=examples, starts=starts[block], lengths=lengths[block], places=examples))
+            owners, _, _ = self._clipped(ExampleSlices(examples=examples, starts=starts[block], lengths=lengths[block], places=examples))
             found[first + owners] = True
         return found
 
-    def _clipped(self, parts: ExampleParts) -> tuple[Ints, Ints, Ints]:
-        """Return the targets inside of the parts, in the form of `of`. Spans without a target there are left out."""
-        owners, begins, ends = self.of(parts.examples)
+    def _clipped(self, parts: ExampleSlices) -> tuple[Ints, Ints, Ints]:
+        """Return the targets inside of the parts, in the form of `spans_of`. Spans without a target there are left out."""
+        owners, begins, ends = self.spans_of(parts.examples)
         begins = np.maximum(begins, parts.starts[owners] + 1)
         ends = np.minimum(ends, (parts.starts + parts.lengths)[owners])
         kept = begins < ends

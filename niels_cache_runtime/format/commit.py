@@ -31,22 +31,22 @@ from pathlib import Path
 from niels_cache_runtime.errors import NielsCacheError
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
-_PATIENCE_SECONDS = 0.5  # a new owner may not have written its name yet, and `writer_of` takes the lock for an instant
+_RETRY_SECONDS = 0.5  # a new owner may not have written its name yet, and `lock_owner` takes the lock for an instant
 _POLL_SECONDS = 0.02
 _COMMAND_WIDTH = 80
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
 
-class Busy(NielsCacheError):
+class BusyError(NielsCacheError):
     """The error when another build of `target` holds its lock."""
 
-    def __init__(self, target: Path, writer: Writer) -> None:
+    def __init__(self, target: Path, writer: LockOwner) -> None:
         super().__init__(f"{target}: another build is writing it now: {writer}; wait until it ends (build-all --wait does), or stop it")
         self.target, self.writer = target, writer
 
 
-class LockRefused(NielsCacheError):
+class LockRefusedError(NielsCacheError):
     """The error when a file system refuses a lock or the lock file.
 
     Attributes:
@@ -60,7 +60,7 @@ class LockRefused(NielsCacheError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Writer:
+class LockOwner:
     """The owner of a lock.
 
     Attributes:
@@ -81,7 +81,7 @@ class Writer:
         return f"process {self.pid} on {self.host} since {self.since} ({self.command})"
 
     @classmethod
-    def here(cls, doing: str | None = None) -> Writer:
+    def current(cls, doing: str | None = None) -> LockOwner:
         """Return a Writer for this process.
 
         Args:
@@ -96,7 +96,7 @@ class Writer:
         )
 
 
-UNKNOWN = Writer(pid=0, host="", since="", command="")
+UNKNOWN = LockOwner(pid=0, host="", since="", command="")
 
 
 def lock_path(target: Path) -> Path:
@@ -109,32 +109,32 @@ def partial_path(target: Path) -> Path:
     return target.parent / f".{target.name}.partial"
 
 
-def aside_path(target: Path) -> Path:
+def old_path(target: Path) -> Path:
     """Return the path of the old folder during the exchange. It is used only if the system cannot exchange two folders in one step."""
     return target.parent / f".{target.name}.old"
 
 
 @contextmanager
-def writer_lock(
-    target: Path, *, doing: str | None = None, patience: float = _PATIENCE_SECONDS, wait: Callable[[Writer], None] | None = None
+def hold_lock(
+    target: Path, *, doing: str | None = None, retry_seconds: float = _RETRY_SECONDS, wait: Callable[[LockOwner], None] | None = None
 ) -> Iterator[None]:
     """Hold the lock of `target`, whose parent folder must exist.
 
     Args:
         target: The folder that is written.
         doing: What messages about the owner of the lock show. None means the command line.
-        patience: For how many seconds to try before the lock counts as held by another process.
+        retry_seconds: For how many seconds to try before the lock counts as held by another process.
         wait: Called with the owner while another process holds the lock. When it returns, the lock is tried again.
 
     Raises:
-        Busy: If another process holds the lock and `wait` is None.
-        LockRefused: If the file system has no locks, or if the lock file cannot be written.
+        BusyError: If another process holds the lock and `wait` is None.
+        LockRefusedError: If the file system has no locks, or if the lock file cannot be written.
     """
-    descriptor = _acquire(target, patience, wait)
+    descriptor = _acquire(target, retry_seconds, wait)
     try:
         with suppress(OSError):  # on a full disk, the lock is held without its owner's name
             os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, json.dumps(asdict(Writer.here(doing))).encode(), 0)
+            os.pwrite(descriptor, json.dumps(asdict(LockOwner.current(doing))).encode(), 0)
         yield
     finally:
         with suppress(OSError):
@@ -144,7 +144,7 @@ def writer_lock(
         os.close(descriptor)
 
 
-def writer_of(target: Path) -> Writer | None:
+def lock_owner(target: Path) -> LockOwner | None:
     """Return the process that writes `target` now, or None if the lock is free.
 
     Return UNKNOWN if the lock is held but its owner is not recorded. A file system without locks has no held locks, so return None there.
@@ -157,7 +157,7 @@ def writer_of(target: Path) -> Writer | None:
     try:
         is_free = not stat.S_ISREG(os.fstat(descriptor).st_mode) or try_lock(descriptor, target, fcntl.LOCK_SH)
         return None if is_free else _owner(descriptor) or UNKNOWN
-    except LockRefused:
+    except LockRefusedError:
         return None
     finally:
         os.close(descriptor)
@@ -167,7 +167,7 @@ def try_lock(descriptor: int, target: Path, kind: int) -> bool:
     """Take a lock (LOCK_EX or LOCK_SH) if it is free.
 
     Raises:
-        LockRefused: If the file system of `target` supports no locks.
+        LockRefusedError: If the file system of `target` supports no locks.
     """
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
@@ -176,7 +176,7 @@ def try_lock(descriptor: int, target: Path, kind: int) -> bool:
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
-        raise LockRefused(
+        raise LockRefusedError(
             f"{target.parent}: its file system supports no locks ({error.strerror}), so two processes could write at once; "
             "write to a local disk and copy from there, or mount it with locks",
             error,
@@ -185,15 +185,15 @@ def try_lock(descriptor: int, target: Path, kind: int) -> bool:
     return True
 
 
-def _acquire(target: Path, patience: float, wait: Callable[[Writer], None] | None) -> int:
+def _acquire(target: Path, retry_seconds: float, wait: Callable[[LockOwner], None] | None) -> int:
     path = lock_path(target)
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + retry_seconds
     while True:
         descriptor = _open(path)
-        writer: Writer | None = None
+        writer: LockOwner | None = None
         try:
             if try_lock(descriptor, target, fcntl.LOCK_EX):
-                if is_still(path, descriptor):
+                if is_same_file(path, descriptor):
                     held, descriptor = descriptor, -1
                     return held
             else:
@@ -204,7 +204,7 @@ def _acquire(target: Path, patience: float, wait: Callable[[Writer], None] | Non
         if time.monotonic() <= deadline:
             time.sleep(_POLL_SECONDS)
         elif wait is None:
-            raise Busy(target, writer or UNKNOWN)
+            raise BusyError(target, writer or UNKNOWN)
         else:
             wait(writer or UNKNOWN)
 
@@ -213,12 +213,12 @@ def _open(path: Path) -> int:
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
     except OSError as error:
-        raise LockRefused(
+        raise LockRefusedError(
             f"{path.parent}: cannot write there: {error.strerror}; choose another cache directory", error, no_locks=False
         ) from error
 
 
-def is_still(path: Path, descriptor: int) -> bool:
+def is_same_file(path: Path, descriptor: int) -> bool:
     """Return whether the locked file is still the file at `path`.
 
     Another process may have deleted the file. Then a new file at this path could be locked too.
@@ -229,11 +229,11 @@ def is_still(path: Path, descriptor: int) -> bool:
         return False
 
 
-def _owner(descriptor: int) -> Writer | None:
+def _owner(descriptor: int) -> LockOwner | None:
     """Return the owner that the file of a held lock names, or None if it names no owner, or certainly names a previous owner."""
     try:
         said = json.loads(os.pread(descriptor, 4096, 0))
-        writer = Writer(pid=said["pid"], host=said["host"], since=said["since"], command=said["command"])
+        writer = LockOwner(pid=said["pid"], host=said["host"], since=said["since"], command=said["command"])
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
     named = all(isinstance(text, str) and text.isprintable() for text in (writer.host, writer.since, writer.command))
@@ -261,18 +261,18 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def take_place(partial: Path, target: Path) -> None:
+def replace_folder(partial: Path, target: Path) -> None:
     """Put `partial` in the place of `target`, in one step if the system can.
 
     The previous folder is then at `partial`, or has been removed.
     """
     if not target.exists():
         os.rename(partial, target)
-    elif not exchange(partial, target):
-        _rename_aside(partial, target)
+    elif not swap_paths(partial, target):
+        _replace_in_two_steps(partial, target)
 
 
-def exchange(first: Path, second: Path) -> bool:
+def swap_paths(first: Path, second: Path) -> bool:
     """Swap two paths in one step. Return False if the system or the file system cannot."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
@@ -291,14 +291,14 @@ def can_exchange(folder: Path) -> bool:
     try:
         first.mkdir()
         second.mkdir()
-        return exchange(first, second)
+        return swap_paths(first, second)
     finally:
         remove(first)
         remove(second)
 
 
-def _rename_aside(partial: Path, target: Path) -> None:
-    aside = aside_path(target)
+def _replace_in_two_steps(partial: Path, target: Path) -> None:
+    aside = old_path(target)
     try:
         os.rename(target, aside)
         os.rename(partial, target)

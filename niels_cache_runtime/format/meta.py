@@ -7,9 +7,9 @@ Another program may have written a meta.json (`is_foreign`). Such a file is enou
 has none of `schema_version`, `meta_sha256` and `files`, but it has every key that a reader of tokens needs. A meta.json with only some of
 these three keys is our own and damaged, not foreign. `opening` compares its counts with the files.
 
-`place_problem` compares the place of a folder with its meta.json: `ROOT/FAMILY/NAME`, and for an index its hash. A folder that was renamed,
-copied or exchanged with another folder keeps its files and its hashes, so only its meta.json shows that the name is wrong. Only code that
-opens a folder by its name makes this check. A folder that is opened by its path may have any name.
+`location_problem` compares the place of a folder with its meta.json: `ROOT/FAMILY/NAME`, and for an index its hash. A folder that was
+renamed, copied or exchanged with another folder keeps its files and its hashes, so only its meta.json shows that the name is wrong. Only
+code that opens a folder by its name makes this check. A folder that is opened by its path may have any name.
 """
 
 import hashlib
@@ -101,7 +101,7 @@ def warn_unverifiable(path: str) -> None:
 Meta = dict[str, Any]
 _SHOWN_KEY = 80  # the most characters of a key in a message
 _NEVER_WRITTEN = re.compile(rb"\\u[dD]|NaN|Infinity")  # never in our files, except inside a text
-MOST_META_BYTES = 1 << 25  # enough for two hundred thousand files: thirty terabytes of full shards
+MAX_META_BYTES = 1 << 25  # enough for two hundred thousand files: thirty terabytes of full shards
 
 
 def canonical_json(value: Any) -> str:
@@ -141,11 +141,11 @@ def content_sha256(files: Mapping[str, Mapping[str, Any]]) -> str:
     Args:
         files: Relative path -> {"bytes", "sha256"}, as in meta.json.
     """
-    lines = [f"{path} {entry['bytes']} {entry['sha256']}\n" for path, entry in sorted(files.items()) if is_content(path)]
+    lines = [f"{path} {entry['bytes']} {entry['sha256']}\n" for path, entry in sorted(files.items()) if is_hashed_content(path)]
     return sha256_text("".join(lines))
 
 
-def is_content(path: str) -> bool:
+def is_hashed_content(path: str) -> bool:
     """Return whether `content_sha256` covers a file."""
     return path.endswith((".bin", ".npy"))
 
@@ -165,7 +165,7 @@ def write_meta(path: str, meta: Meta) -> None:
         ValueError: For a number that is NaN or infinite.
         OSError: If the file cannot be written.
     """
-    content, temporary = meta_content(path, meta), f"{path}.tmp"
+    content, temporary = encode_meta(path, meta), f"{path}.tmp"
     with open(temporary, "wb") as file:
         file.write(content)
         file.flush()
@@ -173,7 +173,7 @@ def write_meta(path: str, meta: Meta) -> None:
     os.replace(temporary, path)
 
 
-def meta_content(path: str, meta: Meta) -> bytes:
+def encode_meta(path: str, meta: Meta) -> bytes:
     """Return the bytes of a meta.json: canonical JSON with its own hash.
 
     The key `meta_sha256` holds the hash over the same bytes with this key's value empty. `schema_version` and the `forms` of a cache are
@@ -190,9 +190,9 @@ def meta_content(path: str, meta: Meta) -> bytes:
     record = {"schema_version": SCHEMA_VERSION, **forms, **meta, "meta_sha256": ""}
     record["meta_sha256"] = sha256_text(canonical_json(record))
     content = canonical_json(record).encode()
-    if len(content) > MOST_META_BYTES:
+    if len(content) > MAX_META_BYTES:
         raise NielsCacheError(
-            f"{path}: would have {len(content)} bytes, more than {MOST_META_BYTES}; make fewer files, with larger shard_bytes"
+            f"{path}: would have {len(content)} bytes, more than {MAX_META_BYTES}; make fewer files, with larger shard_bytes"
         )
     return content
 
@@ -226,7 +226,7 @@ def _how_to_build(folder: Path) -> str:
 def load_meta(path: str) -> Meta:
     """Read a meta.json in the same way as `read_meta`, but without a warning. Callers report unverifiable caches themselves."""
     try:
-        content = read_regular(path, most_bytes=MOST_META_BYTES)
+        content = read_regular(path, most_bytes=MAX_META_BYTES)
     except FileNotFoundError as error:
         raise NielsCacheError(f"{path}: no such file; {_how_to_build(Path(path).absolute().parent)}") from error
     except OSError as error:
@@ -347,7 +347,7 @@ _INDEX = "index/"
 _HASH_DIGITS = 32
 
 
-def place_problem(meta: Meta, *, family: str, name: str) -> str | None:
+def location_problem(meta: Meta, *, family: str, name: str) -> str | None:
     """Return a clause if meta.json says that the folder `name` in `family`/ holds a different data set, otherwise None.
 
     The clause is part of an error message, without the path. A `dataset_name` of null fits any name.
@@ -371,14 +371,14 @@ def place_problem(meta: Meta, *, family: str, name: str) -> str | None:
     return None
 
 
-def check_place(meta: Meta, folder: str | Path) -> Meta:
+def check_location(meta: Meta, folder: str | Path) -> Meta:
     """Return `meta`, which was read from the folder `ROOT/FAMILY/NAME`.
 
     Raises:
-        NielsCacheError: If `place_problem` finds a problem.
+        NielsCacheError: If `location_problem` finds a problem.
     """
     path = Path(folder).absolute()
-    if problem := place_problem(meta, family=path.parent.name, name=path.name):
+    if problem := location_problem(meta, family=path.parent.name, name=path.name):
         raise NielsCacheError(f"{Path(folder) / META_NAME}: {problem}")
     return meta
 

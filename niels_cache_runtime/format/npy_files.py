@@ -22,8 +22,8 @@ from niels_cache_runtime.format.safe_open import open_regular
 
 _MAGIC = b"\x93NUMPY"
 _LENGTH_BYTES = {b"\x01\x00": 2, b"\x02\x00": 4, b"\x03\x00": 4}  # version -> bytes of the field that gives the length of the header
-_MOST_HEADER_BYTES = 10_000  # the same limit as in numpy
-_MOST_DIMENSIONS = 64  # the same limit as in numpy
+_MAX_HEADER_BYTES = 10_000  # the same limit as in numpy
+_MAX_DIMENSIONS = 64  # the same limit as in numpy
 _VALUE = r"'(?P<dtype>[<>=|]?[A-Za-z?]\d{0,9}(?:\[\w+\])?)'|(?P<fields>\[[^{}]*\])|(?P<order>True|False)|\((?P<shape>(?:\d{1,19},? ?)*)\)"
 _ENTRY = re.compile(rf" *'(?P<key>descr|fortran_order|shape)': ?(?:{_VALUE}) *,?")
 _NUMBERS = re.compile(r"[<>=|]?(?:b1|[iu][1248]|f[248])")
@@ -109,7 +109,7 @@ def create_npy(path: str | Path, dtype: DTypeLike, shape: tuple[int, ...]) -> Ar
 
 
 def _read_header(path: str | Path, descriptor: int) -> NpyHeader:
-    start = os.pread(descriptor, len(_MAGIC) + 2 + max(_LENGTH_BYTES.values()) + _MOST_HEADER_BYTES, 0)
+    start = os.pread(descriptor, len(_MAGIC) + 2 + max(_LENGTH_BYTES.values()) + _MAX_HEADER_BYTES, 0)
     size = os.fstat(descriptor).st_size
     width = _LENGTH_BYTES.get(start[len(_MAGIC) : len(_MAGIC) + 2])
     if not start.startswith(_MAGIC) or width is None:
@@ -118,7 +118,7 @@ def _read_header(path: str | Path, descriptor: int) -> NpyHeader:
     length = int.from_bytes(start[begin - width : begin], "little")
     text = start[begin : begin + length]
     if len(start) < begin or len(text) < length:
-        raise _damaged(path, f"{size} bytes, too few for a header of {length}" if length <= _MOST_HEADER_BYTES else f"a header of {length}")
+        raise _damaged(path, f"{size} bytes, too few for a header of {length}" if length <= _MAX_HEADER_BYTES else f"a header of {length}")
     header = _parse(text.decode("latin-1"), offset=begin + length)
     if header is None:
         raise _damaged(path, f"its header is {text[:80]!r}")
@@ -144,7 +144,7 @@ def _parse(text: str, *, offset: int) -> NpyHeader | None:
     if descr is None or order is None or shape is None:
         return None
     extents = tuple(int(extent) for extent in re.findall(r"\d+", shape))
-    if len(extents) > _MOST_DIMENSIONS or (len(extents) == 1 and "," not in shape):  # (3) is not a tuple
+    if len(extents) > _MAX_DIMENSIONS or (len(extents) == 1 and "," not in shape):  # (3) is not a tuple
         return None
     dtype = np.dtype(descr) if _NUMBERS.fullmatch(descr) else None
     return NpyHeader(dtype=dtype, descr=descr, shape=extents, fortran_order=order == "True", offset=offset)

@@ -1,8 +1,8 @@
 """Whole files of a cache: listing a folder, and the sha256 of many files at once.
 
 Hashing takes most of the time, and it releases the GIL. Each core reads one file at a time, and the largest files come first. A thread
-reads its file in blocks into one buffer. A `Look` is a function that gets the same blocks, so each file is read only once, and memory stays
-constant. This module does not check the content of files. It needs neither torch nor numpy.
+reads its file in blocks into one buffer. A `BlockConsumer` is a function that gets the same blocks, so each file is read only once, and
+memory stays constant. This module does not check the content of files. It needs neither torch nor numpy.
 """
 
 import hashlib
@@ -22,27 +22,27 @@ from niels_cache_runtime.format.safe_open import open_regular
 
 BLOCK_BYTES = 1 << 21  # large enough for few Python calls, and so small that a block is still in the CPU cache after hashing
 
-Look = Callable[[memoryview], None]
-OnBytes = Callable[[int], None]
+BlockConsumer = Callable[[memoryview], None]
+OnBytesRead = Callable[[int], None]
 
 
-class Found(NamedTuple):
+class FolderListing(NamedTuple):
     """The entries below a folder, by relative path, sorted.
 
     Attributes:
         sizes: The bytes of every regular file.
-        strange: One clause about each entry that is neither a regular file nor a folder, or cannot be read.
-        unread: Entries that were skipped because their name has a leading dot.
+        irregular: One clause about each entry that is neither a regular file nor a folder, or cannot be read.
+        unreadable: Entries that were skipped because their name has a leading dot.
         empty: Folders without any entry.
     """
 
     sizes: dict[str, int]
-    strange: dict[str, str]
-    unread: list[str]
+    irregular: dict[str, str]
+    unreadable: list[str]
     empty: list[str]
 
 
-def find_files(folder: Path) -> Found:
+def find_files(folder: Path) -> FolderListing:
     """Find the files below `folder`. Links are never followed.
 
     An entry with a leading dot belongs to a file manager or to a running build. Such an entry is skipped, with everything in it.
@@ -76,22 +76,22 @@ def find_files(folder: Path) -> Found:
             elif not stat.S_ISDIR(found.st_mode):
                 strange[relative] = "is not a regular file"
         folders[:] = [name for name in folders if not name.startswith(".")]
-    return Found(dict(sorted(sizes.items())), dict(sorted(strange.items())), sorted(unread), sorted(empty))
+    return FolderListing(dict(sorted(sizes.items())), dict(sorted(strange.items())), sorted(unread), sorted(empty))
 
 
 def hash_files(
-    files: Mapping[Path, Look | None],
+    files: Mapping[Path, BlockConsumer | None],
     *,
     sizes: Mapping[Path, int] | None = None,
     threads: int | None = None,
-    on_bytes: OnBytes | None = None,
+    on_bytes: OnBytesRead | None = None,
 ) -> dict[Path, str | NielsCacheError]:
     """Return the sha256 of each file, or the error that prevents reading it. Several files are read at the same time.
 
-    If a `Look` raises an exception, all reading ends.
+    If a `BlockConsumer` raises an exception, all reading ends.
 
     Args:
-        files: For each path, the `Look` (a function that gets the blocks of this file), or None.
+        files: For each path, the `BlockConsumer` (a function that gets the blocks of this file), or None.
         sizes: The bytes of the files. If given, the largest files are read first, so that no single core finishes late.
         threads: How many files to read at the same time. None means one for each core that this process may use.
         on_bytes: Called with the size of each block, by one thread at a time.

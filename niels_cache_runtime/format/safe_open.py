@@ -6,7 +6,7 @@ A pipe or a device could block a reader or fill its memory. Through a link out o
 another owner. The folder of the data set itself may be a link, because its owner chooses where caches lie. The checks cost one lstat for
 each file, and one for each folder between the data set and the file.
 
-`OwnFiles` reads and writes files in a folder in which other users may plant links, such as a local copy on a shared disk. It opens each
+`OwnedFolder` reads and writes files in a folder in which other users may plant links, such as a local copy on a shared disk. It opens each
 folder by the descriptor of the one above it, and follows no link. This costs a system call for each folder.
 """
 
@@ -25,7 +25,7 @@ _AT_ONCE = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
 _NEW = ".new"  # the end of the name of a file that replaces another one
-_MOST_NAME_BYTES = 255  # of Linux and macOS; a longer name raises an OSError where it is looked for
+_MAX_NAME_BYTES = 255  # of Linux and macOS; a longer name raises an OSError where it is looked for
 
 
 def name_problem(name: object) -> str | None:
@@ -36,7 +36,7 @@ def name_problem(name: object) -> str | None:
         return "holds a character that is not allowed in a file name"
     if "\\" in name or not {"..", ".", ""}.isdisjoint(name.split("/")):
         return "does not stay in its folder"
-    if any(len(part.encode()) > _MOST_NAME_BYTES for part in name.split("/")):
+    if any(len(part.encode()) > _MAX_NAME_BYTES for part in name.split("/")):
         return "is too long for a file name"
     return None
 
@@ -114,7 +114,7 @@ def read_regular(path: str | Path, *, most_bytes: int) -> bytes:
     return content
 
 
-class OwnFiles:
+class OwnedFolder:
     """The files of this user below the folder `root`. Names are relative, with slashes. `root` itself may be a link.
 
     Raises:

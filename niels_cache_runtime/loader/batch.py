@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from niels_cache_runtime.cache.gather import PairMaker, send
+from niels_cache_runtime.cache.gather import InputTargetMaker, to_device
 from niels_cache_runtime.format.layout import IGNORE_INDEX, TOKEN_DTYPE, Array, Ints
 from niels_cache_runtime.loader.documents import cross_document_targets, cu_seqlens, document_ids, max_seqlen, position_ids
-from niels_cache_runtime.loader.mixture import Located
-from niels_cache_runtime.loader.source import Boundaries, Rows, Source
+from niels_cache_runtime.loader.run_order import SampleLocations
+from niels_cache_runtime.loader.source import DocumentStarts, SampleRows, SampleSource
 
 FIELDS = ("document_ids", "position_ids", "cu_seqlens", "dataset_ids")
 
@@ -77,7 +77,7 @@ class BatchMaker:
     """A maker of batches: it reads samples from sources and puts their tokens onto a device."""
 
     def __init__(
-        self, sources: Sequence[Source], *, T: int, device: torch.device, wanted: Sequence[str], mask_cross_document_targets: bool
+        self, sources: Sequence[SampleSource], *, T: int, device: torch.device, wanted: Sequence[str], mask_cross_document_targets: bool
     ) -> None:
         self._sources = sources
         self._T = T
@@ -86,7 +86,7 @@ class BatchMaker:
         self._wanted = frozenset(wanted) | ({"document_ids", "position_ids", "cu_seqlens"} if self._packs else set())
         self._mask_cross = mask_cross_document_targets
         self._boundaries = mask_cross_document_targets or bool(self._wanted - {"dataset_ids"})
-        self._pairs = PairMaker(device)
+        self._pairs = InputTargetMaker(device)
 
     def check_boundaries(self) -> None:
         """Raise NielsCacheError if documents are requested but a source has no list of documents.
@@ -102,9 +102,9 @@ class BatchMaker:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._pairs = PairMaker(self._device)
+        self._pairs = InputTargetMaker(self._device)
 
-    def make(self, located: Located) -> Batch:
+    def make(self, located: SampleLocations) -> Batch:
         """Return a batch of the samples at `located` (n,): one row for each sample, in the same order."""
         rows = self._read(located)
         n = len(located)
@@ -128,7 +128,7 @@ class BatchMaker:
                 extra["y_masked"] = torch.where(self._send(targets), y, IGNORE_INDEX)
         return Batch(x=x, y=y, **extra)
 
-    def _document_fields(self, boundaries: Boundaries, n: int) -> dict[str, Any]:
+    def _document_fields(self, boundaries: DocumentStarts, n: int) -> dict[str, Any]:
         made: dict[str, Any] = {}
         if not self._wanted & {"document_ids", "position_ids", "cu_seqlens"}:
             return made
@@ -143,9 +143,9 @@ class BatchMaker:
         return made
 
     def _send(self, array: Array) -> torch.Tensor:
-        return send(array, self._device)
+        return to_device(array, self._device)
 
-    def _read(self, located: Located) -> Rows:
+    def _read(self, located: SampleLocations) -> SampleRows:
         """Read the rows at `located`, with one read for each pair of source and epoch. Return the rows in the order of `located`."""
         if located.same is not None:
             source, epoch = located.same
@@ -167,8 +167,8 @@ class BatchMaker:
                 continues[places] = rows.boundaries.continues
                 starts.append((places[rows.boundaries.rows], rows.boundaries.columns))
         if not self._boundaries:
-            return Rows(tokens=tokens, targets=targets)
+            return SampleRows(tokens=tokens, targets=targets)
         row, column = (np.concatenate(parts) for parts in zip(*starts, strict=True))
         order = np.lexsort((column, row))
-        boundaries = Boundaries(rows=row[order], columns=column[order], continues=continues)
-        return Rows(tokens=tokens, boundaries=boundaries, targets=targets)
+        boundaries = DocumentStarts(rows=row[order], columns=column[order], continues=continues)
+        return SampleRows(tokens=tokens, boundaries=boundaries, targets=targets)

@@ -29,7 +29,7 @@ from niels_cache_runtime.format.layout import Array, Int32s, Ints
 
 Schedule = Sequence[tuple[int, Mapping[str, float]]]  # (first sample, weight per name) of every segment
 MAX_PERIOD = 2**20
-_MOST_SAMPLES = 2**60  # the most samples of a run, so that counts fit into int64
+_MAX_SAMPLES = 2**60  # the most samples of a run, so that counts fit into int64
 
 
 class Blend:
@@ -235,7 +235,7 @@ def _whole_schedule(names: list[str], schedule: Schedule) -> tuple[tuple[int, tu
     checked: list[tuple[int, tuple[int, ...]]] = []
     ever = set()
     for first, (given, weights) in zip(firsts, schedule, strict=True):
-        if first is None or (checked and first <= checked[-1][0]) or first >= _MOST_SAMPLES:
+        if first is None or (checked and first <= checked[-1][0]) or first >= _MAX_SAMPLES:
             raise NielsCacheError(
                 f"schedule: a segment starts at sample {given!r:.40}; starts must be increasing whole numbers below 2**60"
             )

@@ -209,7 +209,7 @@ class BlockVisit:
     end: int
 
 
-class _Counted(NamedTuple):
+class _SampleVisit(NamedTuple):
     """A visit that is counted in samples of its source.
 
     Attributes:
@@ -273,7 +273,7 @@ def block_visits(
     return heapq.merge(*map(of_source, numbers), key=lambda visit: visit.first)
 
 
-def _visits_of_source(orders: Sequence[BlockOrder], *, taken: int, machine: int, machines: int) -> Iterator[_Counted]:
+def _visits_of_source(orders: Sequence[BlockOrder], *, taken: int, machine: int, machines: int) -> Iterator[_SampleVisit]:
     """Yield the visits that are not over after `taken` samples of the source, epoch by epoch."""
     order = next(order for order in reversed(orders) if order.began[0] <= taken)
     epoch = order.began[1] + (taken - order.began[0]) // order.samples
@@ -283,7 +283,7 @@ def _visits_of_source(orders: Sequence[BlockOrder], *, taken: int, machine: int,
         epoch += 1
 
 
-def _visits_of_epoch(order: BlockOrder, epoch: int, *, machine: int, machines: int) -> list[_Counted]:
+def _visits_of_epoch(order: BlockOrder, epoch: int, *, machine: int, machines: int) -> list[_SampleVisit]:
     row, lanes = order.row(epoch), order.lanes
     found: dict[int, tuple[int, int]] = {}
     for lane in range(machine, lanes, machines):
@@ -299,7 +299,7 @@ def _visits_of_epoch(order: BlockOrder, epoch: int, *, machine: int, machines: i
         for block, first, last in zip(row.blocks[slots].tolist(), firsts.tolist(), lasts.tolist(), strict=True):
             known = found.get(block, (first, last))
             found[block] = min(first, known[0]), max(last, known[1])
-    return sorted(_Counted(first, last, epoch, block) for block, (first, last) in found.items())
+    return sorted(_SampleVisit(first, last, epoch, block) for block, (first, last) in found.items())
 
 
 _LAST = 2**60  # after the last sample of any run

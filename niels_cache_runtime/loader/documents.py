@@ -21,7 +21,7 @@ import torch
 from niels_cache_runtime.cache.checks import check_positive
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Bools, Int32s, Ints, Uints
-from niels_cache_runtime.loader.source import Boundaries
+from niels_cache_runtime.loader.source import DocumentStarts
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _INT32_MAX = 2**31 - 1
 
 
-def find_boundaries(doc_ends: Uints, positions: Ints, *, T: int) -> Boundaries:
+def find_boundaries(doc_ends: Uints, positions: Ints, *, T: int) -> DocumentStarts:
     """Find where documents begin inside windows of a stream. Each window costs two binary searches.
 
     Args:
@@ -58,10 +58,10 @@ def find_boundaries(doc_ends: Uints, positions: Ints, *, T: int) -> Boundaries:
     documents = (stop - counts.cumsum()).repeat(counts)
     documents += np.arange(len(documents))
     columns = doc_ends[documents] - starts[rows]
-    return Boundaries(rows=rows, columns=columns.astype(np.int64), continues=doc_ends[stop] != lasts)
+    return DocumentStarts(rows=rows, columns=columns.astype(np.int64), continues=doc_ends[stop] != lasts)
 
 
-def cu_seqlens(boundaries: Boundaries, *, rows: int, T: int) -> Int32s:
+def cu_seqlens(boundaries: DocumentStarts, *, rows: int, T: int) -> Int32s:
     """Return the cumulative lengths of the segments of a batch, (segments + 1,) int32, as flash-attention's varlen functions take them.
 
     The rows of the batch are flattened to rows * T inputs. A segment begins at the start of every row, and wherever a document begins
@@ -98,7 +98,7 @@ def position_ids(cu: Int32s, *, rows: int, T: int) -> Int32s:
     return np.subtract(np.arange(T, dtype=np.int32), positions, out=positions)
 
 
-def cross_document_targets(boundaries: Boundaries, *, rows: int, T: int) -> Bools:
+def cross_document_targets(boundaries: DocumentStarts, *, rows: int, T: int) -> Bools:
     """Return whether each target is the first token of a new document, (rows, T) bool. The input of such a target cannot predict it."""
     crosses = np.zeros((rows, T), dtype=np.bool_)
     crosses[boundaries.rows, boundaries.columns - 1] = True

@@ -20,15 +20,15 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Side, Split
 from niels_cache_runtime.loader.batch import Batch
 from niels_cache_runtime.loader.blocks import BlockVisit
-from niels_cache_runtime.loader.grown import resumed_phases
+from niels_cache_runtime.loader.growth import resumed_phases
 from niels_cache_runtime.loader.map_style import SampleDataset
-from niels_cache_runtime.loader.mixture import Mixture, plan_batches
 from niels_cache_runtime.loader.preference.batch import make_maker
 from niels_cache_runtime.loader.prefetch import prefetched_batches
 from niels_cache_runtime.loader.remote.opening import Sources, batches_of
 from niels_cache_runtime.loader.report import MixtureReport, make_report
-from niels_cache_runtime.loader.settings import SFT, Blocks, LoaderSettings, check_one_tokenizer, hold_pairs, row_weights
-from niels_cache_runtime.loader.source import Source
+from niels_cache_runtime.loader.run_order import RunOrder, plan_batches
+from niels_cache_runtime.loader.settings import SFT, Blocks, LoaderSettings, check_one_tokenizer, have_pairs, row_weights
+from niels_cache_runtime.loader.source import SampleSource
 from niels_cache_runtime.loader.state import (
     State,
     arguments_of_state,
@@ -45,7 +45,7 @@ from niels_cache_runtime.loader.state import (
 )
 from niels_cache_runtime.loader.steps import Position, Steps
 from niels_cache_runtime.loader.trace import BatchTrace, TokenOrigin, trace_samples
-from niels_cache_runtime.remote.whole import Copy
+from niels_cache_runtime.remote.split_location import Copy
 
 
 class _NoDataLoaderError(NielsCacheError, AttributeError):
@@ -161,11 +161,11 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
         self.T, self.B, self.rank, self.world_size = settings.T, settings.B, settings.rank, settings.world_size
         self.device = resolve_device(device)
         self._prefetch = check_whole("prefetch", int(self.device.type == "cuda") if prefetch is None else prefetch)
-        self._sources: list[Source] = opener.open(settings, verify=verify)
+        self._sources: list[SampleSource] = opener.open(settings, verify=verify)
         check_one_tokenizer(self.names, self._sources)
-        pairs = hold_pairs(self.names, self._sources, packing=settings.sft.packing)
+        pairs = have_pairs(self.names, self._sources, packing=settings.sft.packing)
         self._settings = settings = replace(settings, pairs=pairs)
-        self._mixture = Mixture(
+        self._mixture = RunOrder(
             self.names,
             [source.samples for source in self._sources],
             schedule=row_weights(self.names, self._sources, settings),
@@ -274,7 +274,9 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
         position = self.position
         if steps is not None:
             position = self._steps.advance(position, check_whole("steps", steps))
-        state = make_state(position, settings=self._settings.of_state(), weights=self._settings.weights, sources=self._source_states())
+        state = make_state(
+            position, settings=self._settings.state_settings(), weights=self._settings.weights, sources=self._source_states()
+        )
         return state if self._worker is None else state | {"worker": list(self._worker)}
 
     def load_state_dict(self, state: State, *, allow_changed: Collection[str] = (), grown: bool = False) -> None:
@@ -295,7 +297,7 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
         """
         check_form(state)
         position = read_position(state)
-        check_settings(state, self._settings.of_samples())
+        check_settings(state, self._settings.sample_settings())
         allowed = (allow_changed,) if isinstance(allow_changed, str) else tuple(allow_changed)
         for name in allowed:
             check_choice("allow_changed", name, self.names)

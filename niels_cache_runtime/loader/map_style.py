@@ -10,8 +10,8 @@ from torch.utils.data import Dataset
 
 from niels_cache_runtime.cache.checks import check_index
 from niels_cache_runtime.loader.batch import Batch, BatchMaker
-from niels_cache_runtime.loader.mixture import Mixture
 from niels_cache_runtime.loader.preference.batch import PreferenceBatch
+from niels_cache_runtime.loader.run_order import RunOrder
 
 Sample = dict[str, Any]
 _BY_ROW = ("x", "y", "y_masked", "document_ids", "position_ids", "dataset_ids")
@@ -31,7 +31,7 @@ class SampleDataset(Dataset[Sample]):
         TypeError: From `dataset[k]`, for an index that is not a whole number.
     """
 
-    def __init__(self, maker: BatchMaker, mixture: Mixture, length: int) -> None:
+    def __init__(self, maker: BatchMaker, mixture: RunOrder, length: int) -> None:
         self._maker, self._mixture, self._length = maker, mixture, length
 
     def __len__(self) -> int:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
 
-from niels_cache_runtime.loader.mixture import Mixture
 from niels_cache_runtime.loader.packing.rows import PackedExamples, PackingReport
+from niels_cache_runtime.loader.run_order import RunOrder
 from niels_cache_runtime.loader.settings import LoaderSettings
-from niels_cache_runtime.loader.source import Source
+from niels_cache_runtime.loader.source import SampleSource
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class MixtureReport:
 
 
 def make_report(
-    names: Sequence[str], sources: Sequence[Source], mixture: Mixture, *, first: int, last: int, settings: LoaderSettings
+    names: Sequence[str], sources: Sequence[SampleSource], mixture: RunOrder, *, first: int, last: int, settings: LoaderSettings
 ) -> MixtureReport:
     """Return the report of the samples `first` to `last` - 1 of a run."""
     before, after = mixture.blend.counts(first).tolist(), mixture.blend.counts(last).tolist()

@@ -22,12 +22,12 @@ from niels_cache_runtime.loader.blocks import MAX_LANES, resolve_machines
 from niels_cache_runtime.loader.order import MAX_SEED
 from niels_cache_runtime.loader.packing.rows import LossOn, Overflow, PackedExamples
 from niels_cache_runtime.loader.preference.rows import PackedPairs
-from niels_cache_runtime.loader.source import Source
+from niels_cache_runtime.loader.source import SampleSource
 from niels_cache_runtime.loader.windows import PretrainWindows
 from niels_cache_runtime.remote.store import is_address
 
 _PARTS = 1 << 16
-_MOST_WEIGHT = 10**100  # so small that all later products fit into a float
+_MAX_WEIGHT = 10**100  # so small that all later products fit into a float
 _OF_SFT = {"loss_on": get_args(LossOn), "overflow": get_args(Overflow), "weigh_by": ("tokens", "examples")}
 _OF_SAMPLES = ("T", "seed", "shuffle", "stride")
 _OF_RUN = ("epochs", "on_exhausted", "drop_last", "fields", "mask_cross_document_targets")
@@ -162,7 +162,7 @@ class LoaderSettings:
         """The number of machines that divide the lanes; 1 for an order of the whole split."""
         return 1 if self.order is None or self.order.machines is None else self.order.machines
 
-    def of_samples(self) -> dict[str, Any]:
+    def sample_settings(self) -> dict[str, Any]:
         """Return the settings that decide every sample and its place in the run, as the entries of a state.
 
         A run can resume only with the same values of these settings.
@@ -171,17 +171,17 @@ class LoaderSettings:
         of_order = {"order": "split"} if self.order is None else _entries_of(self.order)
         return found | of_order | ({"kind": "preference", "packing": self.sft.packing} if self.pairs else {})
 
-    def of_state(self) -> dict[str, Any]:
+    def state_settings(self) -> dict[str, Any]:
         """Return the entries of a state, from which `saved_arguments` builds an equal loader. They are JSON-able.
 
         The order is included only if it is in blocks, and the kind only for preference pairs.
         """
-        of_samples = {name: value for name, value in self.of_samples().items() if (name, value) != ("order", "split")}
+        of_samples = {name: value for name, value in self.sample_settings().items() if (name, value) != ("order", "split")}
         return of_samples | {name: getattr(self, name) for name in _OF_RUN} | {"fields": list(self.fields)}
 
 
 def saved_arguments(settings: Mapping[str, Any], *, machines: int | None) -> dict[str, Any]:
-    """Return those arguments of TokenLoader that `of_state` put into a state.
+    """Return those arguments of TokenLoader that `state_settings` put into a state.
 
     Args:
         settings: The settings in the state.
@@ -316,13 +316,13 @@ def check_shares(shares: Mapping[str, float]) -> dict[str, float]:
         whole = as_int(weight)
         if whole is None and (isinstance(weight, bool | str) or not hasattr(weight, "__float__") or not math.isfinite(weight)):
             raise NielsCacheError(f"weights: {name} has {weight!r}; a weight must be a positive number")
-        if abs(weight) > _MOST_WEIGHT:
+        if abs(weight) > _MAX_WEIGHT:
             raise NielsCacheError(f"weights: {name} has {weight!r:.40}; only their ratios matter; give smaller numbers")
         numbers[str(name)] = float(weight) if whole is None else whole
     return numbers
 
 
-def open_source(folder: str, settings: LoaderSettings, *, verify: Verify = "size") -> Source:
+def open_source(folder: str, settings: LoaderSettings, *, verify: Verify = "size") -> SampleSource:
     """Open a split: PretrainWindows for a pretrain split, PackedExamples for an SFT split, PackedPairs for one of preference pairs.
 
     Raises:
@@ -342,7 +342,7 @@ def open_source(folder: str, settings: LoaderSettings, *, verify: Verify = "size
     return PackedPairs(folder, pack=sft.packing, **of_rows) if has_pairs_here else PackedExamples(folder, **of_rows)
 
 
-def hold_pairs(names: Sequence[str], sources: Sequence[Source], *, packing: bool) -> bool:
+def have_pairs(names: Sequence[str], sources: Sequence[SampleSource], *, packing: bool) -> bool:
     """Return whether the sources hold preference pairs.
 
     Raises:
@@ -357,7 +357,7 @@ def hold_pairs(names: Sequence[str], sources: Sequence[Source], *, packing: bool
     return bool(pairs)
 
 
-def check_one_tokenizer(names: Sequence[str], sources: Sequence[Source]) -> None:
+def check_one_tokenizer(names: Sequence[str], sources: Sequence[SampleSource]) -> None:
     """Raise NielsCacheError if two sources have different tokenizers.
 
     A source whose meta.json does not name its tokenizer is accepted.
@@ -369,7 +369,7 @@ def check_one_tokenizer(names: Sequence[str], sources: Sequence[Source]) -> None
         raise NielsCacheError(f"sources: built with different tokenizers, so ids differ in meaning: {told}; build them with one tokenizer")
 
 
-def row_weights(names: Sequence[str], sources: Sequence[Source], settings: LoaderSettings) -> list[tuple[int, dict[str, float]]]:
+def row_weights(names: Sequence[str], sources: Sequence[SampleSource], settings: LoaderSettings) -> list[tuple[int, dict[str, float]]]:
     """Return the schedule of weights, converted from shares of tokens or examples to shares of rows.
 
     Each weight is divided by the average number of tokens or examples in a row of its source.

@@ -15,7 +15,7 @@ from niels_cache_runtime.format.meta import Meta
 
 
 @dataclass(frozen=True, kw_only=True)
-class Boundaries:
+class DocumentStarts:
     """The starts of documents inside rows of T inputs and T targets.
 
     There is one entry for every document that begins at an input column 1..T-1. A document or a part of one begins at column 0 of every
@@ -33,7 +33,7 @@ class Boundaries:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rows:
+class SampleRows:
     """Samples that were read.
 
     Attributes:
@@ -43,12 +43,12 @@ class Rows:
     """
 
     tokens: Tokens
-    boundaries: Boundaries | None = None
+    boundaries: DocumentStarts | None = None
     targets: Bools | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Origins:
+class TokenOrigins:
     """The origins of the tokens of samples. All arrays are (n, T+1) int64. Padding has -1 in all of them.
 
     Attributes:
@@ -79,7 +79,7 @@ class SourceBlocks:
     tails: Ints
 
 
-class Source(Protocol):
+class SampleSource(Protocol):
     """A split of a cache as numbered samples.
 
     A source can be pickled: a copy opens the files again, and raises an error if they belong to another build.
@@ -106,7 +106,7 @@ class Source(Protocol):
     @property
     def fingerprint(self) -> str: ...
 
-    def read(self, numbers: Ints, *, epoch: int, boundaries: bool) -> Rows:
+    def read(self, numbers: Ints, *, epoch: int, boundaries: bool) -> SampleRows:
         """Read samples of an epoch.
 
         Args:
@@ -116,7 +116,7 @@ class Source(Protocol):
         """
         ...
 
-    def origins(self, numbers: Ints, *, epoch: int) -> Origins:
+    def origins(self, numbers: Ints, *, epoch: int) -> TokenOrigins:
         """Return the origin of every token of the samples `numbers` (n,) of an epoch."""
         ...
 

@@ -15,11 +15,11 @@ from niels_cache_runtime.cache.checks import as_int
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS
 from niels_cache_runtime.loader.blocks import BLOCK_ORDER_VERSION
-from niels_cache_runtime.loader.grown import Epochs
-from niels_cache_runtime.loader.mixture import Mixture
+from niels_cache_runtime.loader.growth import Epochs
 from niels_cache_runtime.loader.order import ORDER_VERSION
+from niels_cache_runtime.loader.run_order import RunOrder
 from niels_cache_runtime.loader.settings import LoaderSettings, check_shares, name_sources, row_weights, saved_arguments
-from niels_cache_runtime.loader.source import Source
+from niels_cache_runtime.loader.source import SampleSource
 from niels_cache_runtime.loader.steps import Position, position_from_state, position_to_state
 
 FORMAT = "niels_cache_runtime.TokenLoader"
@@ -77,7 +77,7 @@ def make_state(position: Position, *, settings: State, weights: Weights, sources
     }
 
 
-def state_of_source(source: Source) -> State:
+def state_of_source(source: SampleSource) -> State:
     """Return what a state records of a source."""
     return {"folder": source.folder, "fingerprint": source.fingerprint, "samples": source.samples}
 
@@ -232,7 +232,7 @@ def check_order(state: State, names: Sequence[str]) -> None:
 
 
 def check_weights(
-    state: State, names: Sequence[str], sources: Sequence[Source], mixture: Mixture, settings: LoaderSettings, *, allow_changed: bool
+    state: State, names: Sequence[str], sources: Sequence[SampleSource], mixture: RunOrder, settings: LoaderSettings, *, allow_changed: bool
 ) -> None:
     """Raise NielsCacheError unless the loader takes the same samples as the state, up to the state's position.
 
@@ -257,7 +257,7 @@ def check_weights(
     elif saved != settings.weights and len(names) > 1:
         known = {name: source for name, source in zip(names, sources, strict=True) if name in state["sources"]}
         weights = row_weights(tuple(known), list(known.values()), replace(settings, weights=saved))
-        before = Mixture(tuple(known), [source.samples for source in known.values()], schedule=weights, seed=0, shuffle=False)
+        before = RunOrder(tuple(known), [source.samples for source in known.values()], schedule=weights, seed=0, shuffle=False)
         if _past_weights(mixture, samples) != _past_weights(before, samples):
             raise NielsCacheError(
                 f"weights: the state was saved at sample {samples} under {[*map(tuple, state['weights'])]}, and other weights would change "
@@ -265,7 +265,7 @@ def check_weights(
             )
 
 
-def _past_weights(mixture: Mixture, samples: int) -> list[tuple[int, dict[str, int]]]:
+def _past_weights(mixture: RunOrder, samples: int) -> list[tuple[int, dict[str, int]]]:
     """Return the whole weights above 0 of the first `samples` samples."""
     segments = [(first, shares) for first, shares in mixture.blend.weights if first < max(samples, 1)]
     return [(first, {name: share for name, share in zip(mixture.names, shares, strict=True) if share}) for first, shares in segments]

@@ -17,8 +17,8 @@ from niels_cache_runtime.cache.checks import check_whole
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Ints
 
-_MOST_SAMPLES = 2**60
-_MOST_ROWS = 2**31
+_MAX_SAMPLES = 2**60
+_MAX_ROWS = 2**31
 
 
 class BatchSizes(NamedTuple):
@@ -219,7 +219,7 @@ def position_from_state(state: dict[str, Any]) -> Position:
             raise ValueError(f"from step {sizes.step} on, {sizes.world_size} ranks ran on {sizes.machines} machines")
         # The last batch of a pass may be smaller, or dropped.
         if (
-            not 0 < rows < _MOST_ROWS
+            not 0 < rows < _MAX_ROWS
             or next_step < sizes.step
             or abs(next_samples - sizes.samples - (next_step - sizes.step) * rows) >= rows
         ):
@@ -228,4 +228,4 @@ def position_from_state(state: dict[str, Any]) -> Position:
 
 
 def _number(value: Any) -> int:
-    return check_whole("position", value, most=_MOST_SAMPLES - 1)
+    return check_whole("position", value, most=_MAX_SAMPLES - 1)

@@ -11,9 +11,9 @@ import numpy as np
 
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Array, Ints, Side, Tokens
-from niels_cache_runtime.loader.mixture import Located
 from niels_cache_runtime.loader.preference.rows import side_of
-from niels_cache_runtime.loader.source import Source
+from niels_cache_runtime.loader.run_order import SampleLocations
+from niels_cache_runtime.loader.source import SampleSource
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +117,7 @@ class BatchTrace:
 
 
 def trace_samples(
-    names: Sequence[str], sources: Sequence[Source], *, step: int, samples: Ints, located: Located, side: Side | None = None
+    names: Sequence[str], sources: Sequence[SampleSource], *, step: int, samples: Ints, located: SampleLocations, side: Side | None = None
 ) -> BatchTrace:
     """Return the trace of samples of the run.
 

@@ -24,7 +24,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import IDX_DTYPE, TOKEN_DTYPE, Array, Ints, Tokens, doc_ends_name
 from niels_cache_runtime.format.meta import content_sha256, is_foreign
 from niels_cache_runtime.loader.documents import find_boundaries
-from niels_cache_runtime.loader.source import Origins, Rows, SourceBlocks
+from niels_cache_runtime.loader.source import SampleRows, SourceBlocks, TokenOrigins
 
 _PROBE_BYTES = 4096
 
@@ -122,7 +122,7 @@ class PretrainWindows:
             known.update(array[-probed:].tobytes())
         return known.hexdigest()
 
-    def read(self, numbers: Ints, *, epoch: int, boundaries: bool) -> Rows:
+    def read(self, numbers: Ints, *, epoch: int, boundaries: bool) -> SampleRows:
         """Return samples. They do not depend on `epoch`.
 
         Args:
@@ -135,11 +135,11 @@ class PretrainWindows:
         """
         starts = self._starts(numbers)
         if not boundaries:
-            return Rows(tokens=self._read_tokens(starts))
+            return SampleRows(tokens=self._read_tokens(starts))
         ends = require_doc_ends(self.folder, self.doc_ends)
-        return Rows(tokens=self._read_tokens(starts), boundaries=find_boundaries(ends, starts, T=self.T))
+        return SampleRows(tokens=self._read_tokens(starts), boundaries=find_boundaries(ends, starts, T=self.T))
 
-    def origins(self, numbers: Ints, *, epoch: int) -> Origins:
+    def origins(self, numbers: Ints, *, epoch: int) -> TokenOrigins:
         """Return shard, offset and document of every token of the samples `numbers` (n,). Documents are -1 without a doc_ends file."""
         places = self._starts(numbers)[:, None] + np.arange(self.T + 1)
         files = self._stream_ends.searchsorted(places, side="right")
@@ -149,7 +149,9 @@ class PretrainWindows:
             ends = self.doc_ends.view(IDX_DTYPE)  # if the ends were uint64, a search for int64 places would convert both to float64
             documents = ends.searchsorted(places, side="right")
             document_offsets = places - np.where(documents > 0, ends[documents - 1], 0)
-        return Origins(files=files, offsets=places - self._stream_starts[files], documents=documents, document_offsets=document_offsets)
+        return TokenOrigins(
+            files=files, offsets=places - self._stream_starts[files], documents=documents, document_offsets=document_offsets
+        )
 
     def blocks(self, files: int) -> SourceBlocks:
         """Return the blocks of `files` shards each; the last block may have fewer. A window belongs to the block of its first token."""

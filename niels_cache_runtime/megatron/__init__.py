@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from niels_cache_runtime.megatron.blended import MegatronBlendedDataset, open_blend, prebuild_blend
-    from niels_cache_runtime.megatron.cache_split import CacheSplit, open_indexed
+    from niels_cache_runtime.megatron.cache_split import MegatronCacheSplit, open_indexed
     from niels_cache_runtime.megatron.gpt_dataset import MegatronGPTDataset
     from niels_cache_runtime.megatron.gpt_indices import split_ranges
     from niels_cache_runtime.megatron.index_cache import IndexCache
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from niels_cache_runtime.megatron.indexed_writer import IndexedWriter, plan_indexed, write_indexed
 
 __all__ = [
-    "CacheSplit",
     "IndexCache",
     "IndexedDataset",
     "IndexedWriter",
     "MegatronBlendedDataset",
+    "MegatronCacheSplit",
     "MegatronGPTDataset",
     "open_blend",
     "open_indexed",
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "CacheSplit": "cache_split",
+    "MegatronCacheSplit": "cache_split",
     "IndexCache": "index_cache",
     "IndexedDataset": "indexed",
     "IndexedWriter": "indexed_writer",

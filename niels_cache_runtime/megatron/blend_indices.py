@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from niels_cache_runtime.cache.checks import check_positive
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Array, Ints
-from niels_cache_runtime.megatron.gpt_indices import Allocate, Progress, new_array
+from niels_cache_runtime.megatron.gpt_indices import Allocate, OnArrayProgress, new_array
 
 MANY_DATASETS = 32_767  # Megatron refuses this number of data sets or more; here dataset_index is then int32
 
@@ -31,7 +31,7 @@ _BLOCK = 1 << 20
 _MANY = 100_000  # with fewer samples, loading numba does not pay off
 
 
-def normalized(weights: Sequence[float]) -> list[float]:
+def normalize_weights(weights: Sequence[float]) -> list[float]:
     """Return the weights divided by their sum, rounded as Megatron rounds.
 
     Raises:
@@ -50,12 +50,12 @@ def normalized(weights: Sequence[float]) -> list[float]:
 
 
 def build_blending_indices(
-    weights: Sequence[float], size: int, *, allocate: Allocate = new_array, progress: Progress | None = None
+    weights: Sequence[float], size: int, *, allocate: Allocate = new_array, progress: OnArrayProgress | None = None
 ) -> tuple[Array, Ints]:
     """Return dataset_index and dataset_sample_index, both of shape (size,).
 
     Args:
-        weights: The weight of each data set. They add up to 1 (see `normalized`).
+        weights: The weight of each data set. They add up to 1 (see `normalize_weights`).
         size: The number of samples in the blend.
         allocate: Returns the memory for each array.
         progress: Called with (name of the array, done, total).
@@ -67,7 +67,7 @@ def build_blending_indices(
 
 
 def build_exhaustive_blending_indices(
-    counts: Sequence[int], *, allocate: Allocate = new_array, progress: Progress | None = None
+    counts: Sequence[int], *, allocate: Allocate = new_array, progress: OnArrayProgress | None = None
 ) -> tuple[Array, Ints]:
     """Return dataset_index and dataset_sample_index, both of shape (sum of counts,), with exactly `counts` samples of each data set.
 
@@ -118,7 +118,7 @@ def _checked(weights: Sequence[float]) -> Floats:
     return known
 
 
-def _build(weights: Floats, size: int, *, allocate: Allocate, progress: Progress | None) -> tuple[Array, Ints]:
+def _build(weights: Floats, size: int, *, allocate: Allocate, progress: OnArrayProgress | None) -> tuple[Array, Ints]:
     dataset_index = allocate("dataset_index", (size,), np.dtype(np.int16 if len(weights) < MANY_DATASETS else np.int32))
     sample_index = allocate("dataset_sample_index", (size,), np.dtype(np.int64))
     fill = (compiled_blend() if size >= _MANY else None) or _fill

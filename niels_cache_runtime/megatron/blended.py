@@ -12,15 +12,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from niels_cache_runtime.cache.checks import MOST, check_index, check_whole
+from niels_cache_runtime.cache.checks import MAX_COUNT, check_index, check_whole
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Array, Ints
-from niels_cache_runtime.megatron.blend_indices import build_blending_indices, build_exhaustive_blending_indices, normalized
+from niels_cache_runtime.megatron.blend_indices import build_blending_indices, build_exhaustive_blending_indices, normalize_weights
 from niels_cache_runtime.megatron.cache_split import open_indexed
 from niels_cache_runtime.megatron.gpt_dataset import IndexedSamples, MegatronGPTDataset
-from niels_cache_runtime.megatron.gpt_indices import Allocate, Progress, split_ranges, tokens_of
+from niels_cache_runtime.megatron.gpt_indices import Allocate, OnArrayProgress, split_ranges, tokens_of
 from niels_cache_runtime.megatron.index_cache import IndexCache
-from niels_cache_runtime.remote.whole import Copy
+from niels_cache_runtime.remote.split_location import Copy
 
 SURPLUS = 0.005  # Megatron's mid_level_dataset_surplus
 SPLITS = ("train", "valid", "test")
@@ -67,7 +67,7 @@ class MegatronBlendedDataset(IndexedSamples):
         size: int | None,
         *,
         index_cache: IndexCache | None = None,
-        progress: Progress | None = None,
+        progress: OnArrayProgress | None = None,
     ) -> None:
         if not datasets or len(datasets) != len(weights):
             raise NielsCacheError(f"{len(datasets)} data sets and {len(weights)} weights: give one weight for each")
@@ -79,8 +79,8 @@ class MegatronBlendedDataset(IndexedSamples):
             counts = [int(weight) for weight in weights]
             self.parameters: dict[str, Any] = {"counts": counts, "size": None}
         else:
-            shares = normalized(weights)
-            size = check_whole("size", size, most=MOST)  # a Python int: numpy's integers are not JSON-able
+            shares = normalize_weights(weights)
+            size = check_whole("size", size, most=MAX_COUNT)  # a Python int: numpy's integers are not JSON-able
             self.parameters = {"weights": shares, "size": size}
 
         def build(allocate: Allocate) -> object:
@@ -155,7 +155,7 @@ def open_blend(
     part: str = "train",
     surplus: float = SURPLUS,
     index_cache: IndexCache | None = None,
-    progress: Progress | None = None,
+    progress: OnArrayProgress | None = None,
     remote: Copy | None = None,
     **settings: Any,
 ) -> MegatronGPTDataset | MegatronBlendedDataset:
@@ -190,7 +190,7 @@ def open_blend(
         raise NielsCacheError(f"part={part!r}: choose one of {', '.join(SPLITS)}")
     if weights is not None and (num_samples is None or len(weights) != len(prefixes)):
         raise NielsCacheError(f"{len(prefixes)} data sets with weights: give one weight for each, and num_samples")
-    shares = None if weights is None else normalized(weights)
+    shares = None if weights is None else normalize_weights(weights)
 
     def dataset(prefix: str | Path, samples: int | None) -> MegatronGPTDataset:
         indexed = open_indexed(prefix, remote=remote)
@@ -215,7 +215,7 @@ def open_blend(
         return found
 
     if num_samples is not None:
-        num_samples = check_whole("num_samples", num_samples, most=MOST)
+        num_samples = check_whole("num_samples", num_samples, most=MAX_COUNT)
     if len(prefixes) == 1 and shares is None:
         return dataset(prefixes[0], num_samples)
     built_of: list[int | None] = [None] * len(prefixes)

@@ -28,18 +28,18 @@ from niels_cache_runtime.megatron.indexed import (
     PROBE_BYTES,
     VERSION,
     IndexedDataset,
+    are_different_files,
     count_up,
-    differ,
+    digest_of_blocks,
+    file_identities,
     fingerprint_of,
-    probe,
     sequence_lengths,
-    states_here,
 )
+from niels_cache_runtime.remote.split_location import Copy, SplitLocation
 from niels_cache_runtime.remote.store import is_address
-from niels_cache_runtime.remote.whole import Copy, Place
 
 
-class CacheSplit:
+class MegatronCacheSplit:
     """The documents of a split of a cache, in the form of an IndexedDataset.
 
     Each document, with its end-of-text token, is one sequence. The format has no uint32, so uint32 tokens of a cache appear as int32. The
@@ -68,7 +68,7 @@ class CacheSplit:
     dtype: np.dtype = TOKEN_DTYPE  # each object sets the dtype of its own split
 
     def __init__(self, folder: str | Path, *, remote: Copy | None = None) -> None:
-        self._place = Place.of(folder, remote)
+        self._place = SplitLocation.of(folder, remote)
         self.folder, self._copy = self._place.whole()
         self._open()
 
@@ -81,7 +81,7 @@ class CacheSplit:
         self.dtype = DTYPE_OF_CACHE[split.tokens.dtype]
         # Our own meta.json has the sha256 of every file. Without it, only the files can be compared.
         vouched = split.meta is not None and not is_foreign(split.meta)
-        self._build = {"meta_sha256": build_id(split.meta)} if vouched else states_here([os.stat(shard) for shard in split.shards])
+        self._build = {"meta_sha256": build_id(split.meta)} if vouched else file_identities([os.stat(shard) for shard in split.shards])
         self.sequence_lengths: Int32s = np.empty(len(ends), dtype=LENGTHS_DTYPE)
         done = 0
         for block in sequence_lengths(self.folder, ends):
@@ -115,7 +115,7 @@ class CacheSplit:
     def fingerprint(self) -> str:
         header = HEADER.pack(MAGIC, VERSION, DTYPE_CODES[self.dtype], len(self), len(self) + 1)
         size = int(self._ends[-1]) * self.dtype.itemsize
-        return fingerprint_of(header, self._sections(), probe(size, self._bytes_at))
+        return fingerprint_of(header, self._sections(), digest_of_blocks(size, self._bytes_at))
 
     def _sections(self) -> Iterator[memoryview]:
         """Yield the lengths and the document indices in the form of an .idx file."""
@@ -132,11 +132,11 @@ class CacheSplit:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["folder"], remote=state["remote"])  # type: ignore[misc]
-        if self.fingerprint != state["fingerprint"] or differ(self._build, state["build"]):
+        if self.fingerprint != state["fingerprint"] or are_different_files(self._build, state["build"]):
             raise NielsCacheError(f"{self.folder}: was rebuilt since it was opened; open it again in every process")
 
 
-Indexed = IndexedDataset | CacheSplit
+Indexed = IndexedDataset | MegatronCacheSplit
 
 
 def open_indexed(path: str | Path, *, remote: Copy | None = None) -> Indexed:
@@ -144,20 +144,20 @@ def open_indexed(path: str | Path, *, remote: Copy | None = None) -> Indexed:
 
     Args:
         path: The prefix of .idx and .bin files, or the folder of a split of a cache, or the address of a split.
-        remote: The local copy, for an address (see `CacheSplit`).
+        remote: The local copy, for an address (see `MegatronCacheSplit`).
 
     Returns:
-        An IndexedDataset or a CacheSplit.
+        An IndexedDataset or a MegatronCacheSplit.
 
     Raises:
         NielsCacheError: If the path is neither, or if the data set cannot be opened.
     """
     if is_address(str(path)):
-        return CacheSplit(path, remote=remote)
+        return MegatronCacheSplit(path, remote=remote)
     if Path(f"{path}.idx").exists():
         return IndexedDataset(path)
     if Path(path).is_dir():
-        return CacheSplit(path)
+        return MegatronCacheSplit(path)
     prefix, ending = os.path.splitext(path)
     if ending in (".bin", ".idx") and Path(f"{prefix}.idx").exists():
         raise NielsCacheError(f"{path}: leave out {ending}; the prefix of both files is {prefix}")

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from niels_cache_runtime.cache.checks import MOST, check_index, check_whole
+from niels_cache_runtime.cache.checks import MAX_COUNT, check_index, check_whole
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Array, Bools, Int32s, Ints
 from niels_cache_runtime.megatron.cache_split import Indexed
@@ -27,7 +27,7 @@ from niels_cache_runtime.megatron.gpt_indices import (
     Allocate,
     Documents,
     GPTIndices,
-    Progress,
+    OnArrayProgress,
     as_indices,
     build_gpt_indices,
     check_seed,
@@ -140,12 +140,12 @@ class MegatronGPTDataset(IndexedSamples):
         eod_mask_loss: bool = False,
         reset_position_ids: bool = False,
         index_cache: IndexCache | None = None,
-        progress: Progress | None = None,
+        progress: OnArrayProgress | None = None,
     ) -> None:
         if eod_token is None and (eod_mask_loss or reset_position_ids):
             raise NielsCacheError("eod_mask_loss and reset_position_ids need eod_token, the id of the token at a document's end")
         # Convert to Python ints: numpy's integers are not JSON-able, and their products overflow.
-        num_samples = None if num_samples is None else check_whole("num_samples", num_samples, most=MOST) or None  # 0 means None
+        num_samples = None if num_samples is None else check_whole("num_samples", num_samples, most=MAX_COUNT) or None  # 0 means None
         sequence_length = check_sequence_length(sequence_length)
         seed = check_seed(seed)
         self.indexed = indexed

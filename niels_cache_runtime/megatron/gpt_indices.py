@@ -22,13 +22,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_runtime.cache.checks import MOST, check_whole
+from niels_cache_runtime.cache.checks import MAX_COUNT, check_whole
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Array, Int32s, Ints, Uint32s
 
 Documents = range | NDArray[np.integer[Any]]
 Allocate = Callable[[str, tuple[int, ...], np.dtype], Array]
-Progress = Callable[[str, int, int], None]
+OnArrayProgress = Callable[[str, int, int], None]
 
 DOCUMENT_DTYPE = np.dtype(np.int32)
 _FINAL_EPOCH_THRESHOLD = 0.80
@@ -164,7 +164,7 @@ def plan_epochs(
         raise NielsCacheError(f"the documents have {tokens_per_epoch} tokens in all: no sample can be made of them")
     epochs = 1
     if num_samples is not None:
-        num_samples = check_whole("num_samples", num_samples, most=MOST)
+        num_samples = check_whole("num_samples", num_samples, most=MAX_COUNT)
         epochs = max(1, -(-(num_samples * sequence_length + extra) // tokens_per_epoch))
     usable = epochs * tokens_per_epoch - extra
     samples = usable // sequence_length if drop_last else -(-usable // sequence_length)
@@ -187,7 +187,7 @@ def build_gpt_indices(
     add_extra_token: bool = True,
     drop_last: bool = True,
     allocate: Allocate = new_array,
-    progress: Progress | None = None,
+    progress: OnArrayProgress | None = None,
 ) -> GPTIndices:
     """Return the indices of documents, as the module docstring describes them.
 
@@ -215,7 +215,7 @@ def build_gpt_indices(
         drop_last=drop_last,
     )
     random_state = np.random.RandomState(known_seed)
-    document_index = _build_document_index(documents, plan, random_state, allocate=allocate, tell=tell)
+    document_index = _build_document_index(documents, plan, random_state, allocate=allocate, progress=tell)
     sample_index = build_sample_index(
         sequence_lengths,
         document_index,
@@ -225,7 +225,7 @@ def build_gpt_indices(
         allocate=allocate,
         progress=tell,
     )
-    shuffle_index = _build_shuffle_index(plan, random_state, allocate=allocate, tell=tell)
+    shuffle_index = _build_shuffle_index(plan, random_state, allocate=allocate, progress=tell)
     return GPTIndices(document_index=document_index, sample_index=sample_index, shuffle_index=shuffle_index)
 
 
@@ -250,10 +250,10 @@ def tokens_of(sequence_lengths: Int32s, documents: Documents) -> int:
 
 
 def _build_document_index(
-    documents: Documents, plan: EpochPlan, random_state: np.random.RandomState, *, allocate: Allocate, tell: Progress
+    documents: Documents, plan: EpochPlan, random_state: np.random.RandomState, *, allocate: Allocate, progress: OnArrayProgress
 ) -> Int32s:
     index = allocate("document_index", (plan.epochs * len(documents),), DOCUMENT_DTYPE)
-    tell("document_index", 0, len(index))
+    progress("document_index", 0, len(index))
     by_epoch = index.reshape(plan.epochs, len(documents))
     first = by_epoch[0]
     first[:] = np.arange(documents.start, documents.stop, dtype=np.int32) if isinstance(documents, range) else documents
@@ -262,21 +262,21 @@ def _build_document_index(
     random_state.shuffle(index[: len(index) - apart])
     if apart:
         random_state.shuffle(index[len(index) - apart :])
-    tell("document_index", len(index), len(index))
+    progress("document_index", len(index), len(index))
     return index
 
 
-def _build_shuffle_index(plan: EpochPlan, random_state: np.random.RandomState, *, allocate: Allocate, tell: Progress) -> Array:
+def _build_shuffle_index(plan: EpochPlan, random_state: np.random.RandomState, *, allocate: Allocate, progress: OnArrayProgress) -> Array:
     dtype = np.int64 if plan.samples >= np.iinfo(np.uint32).max - 1 else np.uint32
     index = allocate("shuffle_index", (plan.samples,), np.dtype(dtype))
-    tell("shuffle_index", 0, len(index))
+    progress("shuffle_index", 0, len(index))
     for start in range(0, len(index), _BLOCK):
         stop = min(start + _BLOCK, len(index))
         index[start:stop] = np.arange(start, stop, dtype=dtype)
     apart = len(index) if plan.shuffled_apart is None else plan.shuffled_apart
     random_state.shuffle(index[:apart])
     random_state.shuffle(index[apart:])
-    tell("shuffle_index", len(index), len(index))
+    progress("shuffle_index", len(index), len(index))
     return index
 
 
@@ -288,7 +288,7 @@ def build_sample_index(
     sequence_length: int,
     add_extra_token: bool = True,
     allocate: Allocate = new_array,
-    progress: Progress | None = None,
+    progress: OnArrayProgress | None = None,
 ) -> Array:
     """Return an array of shape (samples + 1, 2). Row i is where sample i begins; the last row is where the last sample ends.
 

@@ -26,7 +26,17 @@ import numpy as np
 
 from niels_cache_runtime.cache.opening import listed_files
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
-from niels_cache_runtime.format.commit import UNKNOWN, Busy, LockRefused, Writer, partial_path, remove, sync, take_place, writer_lock
+from niels_cache_runtime.format.commit import (
+    UNKNOWN,
+    BusyError,
+    LockOwner,
+    LockRefusedError,
+    hold_lock,
+    partial_path,
+    remove,
+    replace_folder,
+    sync,
+)
 from niels_cache_runtime.format.layout import META_NAME, Array
 from niels_cache_runtime.format.meta import Meta, index_name, read_meta, sha256_file, write_meta
 from niels_cache_runtime.format.meta_keys import check_form
@@ -88,7 +98,7 @@ class IndexCache:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._clear_abandoned()
-            with writer_lock(directory, patience=0.0, wait=self._wait_for(directory)):
+            with hold_lock(directory, retry_seconds=0.0, wait=self._wait_for(directory)):
                 os.listdir(self.folder)  # a network file system may have cached, before the wait, that the folder is missing
                 arrays = _finished(directory)
                 if arrays is not None:
@@ -104,7 +114,7 @@ class IndexCache:
                     _exchange(partial, directory)
                 finally:
                     remove(partial)
-        except LockRefused as error:
+        except LockRefusedError as error:
             raise _not_locked(directory, error) from error.refusal
         except OSError as error:
             raise _not_written(directory, error) from error
@@ -119,14 +129,14 @@ class IndexCache:
         The user chooses the folder of the cache, so other programs may have folders with similar names in it. These are not removed.
         """
         for left in [path for path in self.folder.iterdir() if _ABANDONED_NAME.fullmatch(path.name) and path.is_dir()]:
-            with suppress(Busy, LockRefused), writer_lock(left.with_name(left.stem.removeprefix(".")), patience=0.0):
+            with suppress(BusyError, LockRefusedError), hold_lock(left.with_name(left.stem.removeprefix(".")), retry_seconds=0.0):
                 remove(left)
 
-    def _wait_for(self, directory: Path) -> Callable[[Writer], None]:
+    def _wait_for(self, directory: Path) -> Callable[[LockOwner], None]:
         """Return a function to call repeatedly while another process builds this index."""
         began, told = time.monotonic(), False
 
-        def wait(writer: Writer) -> None:
+        def wait(writer: LockOwner) -> None:
             nonlocal told
             waited = time.monotonic() - began
             builder = "another process" if writer == UNKNOWN else f"process {writer.pid} on {writer.host}"
@@ -143,7 +153,7 @@ class IndexCache:
         return wait
 
 
-def _not_locked(directory: Path, error: LockRefused) -> NotWrittenError:
+def _not_locked(directory: Path, error: LockRefusedError) -> NotWrittenError:
     if not error.no_locks:
         return _not_written(directory, error.refusal)
     return NotWrittenError(
@@ -207,7 +217,7 @@ def _exchange(partial: Path, directory: Path) -> None:
     remove(damaged)
     if directory.exists():
         os.rename(directory, damaged)  # renamed in one step, so no process finds it half removed
-    take_place(partial, directory)
+    replace_folder(partial, directory)
     sync(directory.parent)
     remove(damaged)
 

@@ -101,7 +101,7 @@ class IndexedDataset:
         multimodal = len(index) > expected
         self.sequence_modes: NDArray[np.int8] | None = np.frombuffer(index, dtype=MODES_DTYPE, offset=offset) if multimodal else None
         content, content_state = _map_bytes(self.bin_path)
-        self._files = states_here([content_state, index_state])
+        self._files = file_identities([content_state, index_state])
         tokens = int(self.sequence_pointers[-1]) + int(self.sequence_lengths[-1]) * self.dtype.itemsize if sequences else 0
         if len(content) != tokens:
             raise NielsCacheError(
@@ -207,7 +207,7 @@ class IndexedDataset:
         self.prefix, self.idx_path = state["prefix"], state["idx_path"]
         self.bin_path = f"{self.prefix}.bin"
         self._open()  # the check is not repeated: the same files passed it when they were first opened
-        if self._identity != state["identity"] or differ(self._files, state["files"]):
+        if self._identity != state["identity"] or are_different_files(self._files, state["files"]):
             raise NielsCacheError(f"{self.prefix}: its files changed since it was opened; open it again in every process")
 
 
@@ -246,7 +246,7 @@ def fingerprint_of(header: bytes | memoryview, sections: Iterable[bytes | memory
     Args:
         header: The header of the .idx.
         sections: The sections of the .idx after the header, without the pointers.
-        tokens: The `probe` of the .bin.
+        tokens: The `digest_of_blocks` of the .bin.
     """
     known = hashlib.sha256(header)
     for section in sections:
@@ -255,7 +255,7 @@ def fingerprint_of(header: bytes | memoryview, sections: Iterable[bytes | memory
     return known.hexdigest()
 
 
-def probe(size: int, read: Callable[[int], bytes]) -> bytes:
+def digest_of_blocks(size: int, read: Callable[[int], bytes]) -> bytes:
     """Return a digest of the size and of evenly spaced blocks, including the first and the last block.
 
     Args:
@@ -271,7 +271,7 @@ def probe(size: int, read: Callable[[int], bytes]) -> bytes:
 
 def _probe(array: Array) -> bytes:
     content = array.view(np.uint8)
-    return probe(len(content), lambda place: content[place : place + PROBE_BYTES].tobytes())
+    return digest_of_blocks(len(content), lambda place: content[place : place + PROBE_BYTES].tobytes())
 
 
 def _read_header(path: str, index: memoryview) -> tuple[np.dtype, int, int]:
@@ -290,13 +290,13 @@ def _read_header(path: str, index: memoryview) -> tuple[np.dtype, int, int]:
     return DTYPES[code], sequences, entries
 
 
-def states_here(files: Sequence[os.stat_result]) -> dict[str, Any]:
+def file_identities(files: Sequence[os.stat_result]) -> dict[str, Any]:
     """Return values that identify these files on this host. On another host, the same file may have other values."""
     return {"host": os.uname().nodename, "files": [(file.st_ino, file.st_size, file.st_mtime_ns) for file in files]}
 
 
-def differ(here: Mapping[str, Any], there: Mapping[str, Any]) -> bool:
-    """Return whether two results of `states_here` certainly belong to different files."""
+def are_different_files(here: Mapping[str, Any], there: Mapping[str, Any]) -> bool:
+    """Return whether two results of `file_identities` certainly belong to different files."""
     return here != there and here.get("host") == there.get("host")
 
 

@@ -42,7 +42,7 @@ from niels_cache_runtime.megatron.indexed import (
 
 MAX_BYTES = 512 * 1000**3  # the largest size of one .bin
 Link = Literal["copy", "hardlink", "reflink"]
-Blocks = Callable[[], Iterator[Array]]
+TokenBlocks = Callable[[], Iterator[Array]]
 
 _COPY_TOKENS = 1 << 23
 _FICLONE = 0x40049409  # an ioctl(2) request on Linux that shares the blocks of another file
@@ -149,7 +149,9 @@ def _read_spool(spool: IO[bytes], dtype: np.dtype) -> Iterator[Array]:
         yield np.frombuffer(block, dtype=dtype)
 
 
-def write_index(file: IO[bytes], dtype: np.dtype, *, sequences: int, lengths: Blocks, entries: int, document_indices: Blocks) -> None:
+def write_index(
+    file: IO[bytes], dtype: np.dtype, *, sequences: int, lengths: TokenBlocks, entries: int, document_indices: TokenBlocks
+) -> None:
     """Write an .idx, section by section.
 
     Args:
@@ -210,7 +212,7 @@ def _new_files(prefix: str) -> Iterator[tuple[str, str]]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class IndexedPart:
     """One .bin and .idx of a split, with a range of whole documents and their tokens.
 
     Attributes:
@@ -243,7 +245,7 @@ class Part:
         return HEADER.size + DOCUMENTS_DTYPE.itemsize + per_document * self.documents
 
 
-def plan_indexed(prefix: str | Path, folder: str | Path, *, max_bytes: int = MAX_BYTES, key: str | None = None) -> list[Part]:
+def plan_indexed(prefix: str | Path, folder: str | Path, *, max_bytes: int = MAX_BYTES, key: str | None = None) -> list[IndexedPart]:
     """Return the parts into which a split of a cache is exported, without writing anything.
 
     There is one part, PREFIX, if the split has at most `max_bytes` bytes of tokens. Otherwise there are several parts of whole documents
@@ -271,7 +273,7 @@ def write_indexed(
     link: Link = "copy",
     force: bool = False,
     progress: Callable[[int, int], None] | None = None,
-) -> list[Part]:
+) -> list[IndexedPart]:
     """Write the parts of `plan_indexed`, with one sequence for each document. Each part appears when it is complete.
 
     Args:
@@ -327,7 +329,7 @@ def _open(folder: str | Path) -> tuple[OpenedSplit, Uints]:
     return split, ends
 
 
-def _plan(prefix: str | Path, folder: str | Path, split: OpenedSplit, ends: Uints, *, max_bytes: int, key: str | None) -> list[Part]:
+def _plan(prefix: str | Path, folder: str | Path, split: OpenedSplit, ends: Uints, *, max_bytes: int, key: str | None) -> list[IndexedPart]:
     dtype = DTYPE_OF_CACHE[split.tokens.dtype]
     max_tokens = check_positive("max_bytes", max_bytes) // dtype.itemsize
     for _ in sequence_lengths(folder, ends):  # `sequence_lengths` raises for a document that is too long
@@ -335,7 +337,7 @@ def _plan(prefix: str | Path, folder: str | Path, split: OpenedSplit, ends: Uint
     cuts = cut_documents(folder, ends, max_tokens, token_bytes=dtype.itemsize)
     ending = "" if key is None else f"_{key}_document"
     return [
-        Part(
+        IndexedPart(
             prefix=f"{prefix}{f'_{number:05d}' if len(cuts) > 1 else ''}{ending}",
             first_document=first_document,
             end_document=end_document,
@@ -347,7 +349,7 @@ def _plan(prefix: str | Path, folder: str | Path, split: OpenedSplit, ends: Uint
     ]
 
 
-def _copy_tokens(split: OpenedSplit, part: Part, file: IO[bytes]) -> Iterator[int]:
+def _copy_tokens(split: OpenedSplit, part: IndexedPart, file: IO[bytes]) -> Iterator[int]:
     """Copy the part's tokens into the file, and yield the number of bytes copied so far.
 
     The tokens come from the memory maps, so they are all of one build, even after a rebuild.
@@ -358,7 +360,7 @@ def _copy_tokens(split: OpenedSplit, part: Part, file: IO[bytes]) -> Iterator[in
             yield file.tell()
 
 
-def _linked(split: OpenedSplit, part: Part, target: str, link: Link) -> bool:
+def _linked(split: OpenedSplit, part: IndexedPart, target: str, link: Link) -> bool:
     """Link `target` to the part's shard if the part is exactly one shard. Return whether it was linked."""
     shard_begin = 0
     for path, length in zip(split.shards, split.tokens.shard_lengths.tolist(), strict=True):

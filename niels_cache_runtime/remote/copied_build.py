@@ -25,12 +25,12 @@ from niels_cache_runtime.format.layout import (
     targets_name,
     tokens_name,
 )
-from niels_cache_runtime.format.safe_open import OwnFiles
-from niels_cache_runtime.remote.eviction import make_room
-from niels_cache_runtime.remote.ledger import BUILDS, Entry, Ledger, State
+from niels_cache_runtime.format.safe_open import OwnedFolder
+from niels_cache_runtime.remote.eviction import choose_evictions
+from niels_cache_runtime.remote.ledger import BUILDS, Ledger, LedgerEntry, LedgerState
 from niels_cache_runtime.remote.record import (
     TOKENIZER,
-    Published,
+    PublishedBuild,
     Record,
     RemoteFile,
     parse_record,
@@ -53,7 +53,7 @@ class CopiedBuild:
 
     address: str
     record: Record
-    published: Published
+    published: PublishedBuild
 
     @property
     def id(self) -> str:
@@ -68,9 +68,9 @@ class CopiedBuild:
     @cached_property
     def files(self) -> Mapping[str, RemoteFile]:
         """All files by their path, relative to the copy."""
-        return {self.place(file.path): file for file in self.published.files}
+        return {self.path_in_copy(file.path): file for file in self.published.files}
 
-    def place(self, path: str) -> str:
+    def path_in_copy(self, path: str) -> str:
         """Return the path of a file, relative to the copy.
 
         Args:
@@ -127,7 +127,7 @@ def split_address(address: str) -> tuple[str, Split | None]:
     return address, None
 
 
-def known_build(state: State, build: str, files: OwnFiles, *, address: str) -> CopiedBuild:
+def recorded_build(state: LedgerState, build: str, files: OwnedFolder, *, address: str) -> CopiedBuild:
     """Return a build that the copy already knows, without sending a request.
 
     Raises:
@@ -144,13 +144,13 @@ def known_build(state: State, build: str, files: OwnFiles, *, address: str) -> C
     return CopiedBuild(address, record, published_of(record, content, str(files.root / place)))
 
 
-def write_meta_file(ledger: Ledger, state: State, place: str, content: bytes, *, limit: int) -> None:
+def write_meta_file(ledger: Ledger, state: LedgerState, name: str, content: bytes, *, limit: int) -> None:
     """Write a meta.json into the copy.
 
     Args:
         ledger: The ledger of the copy.
         state: The state of the ledger, whose lock is held.
-        place: The path of the meta.json, relative to the copy.
+        name: The path of the meta.json, relative to the copy.
         content: The bytes to write.
         limit: The limit of the copy in bytes.
 
@@ -158,22 +158,26 @@ def write_meta_file(ledger: Ledger, state: State, place: str, content: bytes, *,
         NielsCacheError: If the file does not fit below the limit, or if there is a different file that the copy has not written.
         NotWrittenError: If the file cannot be written.
     """
-    gone, target, sha256 = make_room(state, len(content), limit, path=place), ledger.folder / place, hashlib.sha256(content).hexdigest()
+    gone, target, sha256 = (
+        choose_evictions(state, len(content), limit, path=name),
+        ledger.folder / name,
+        hashlib.sha256(content).hexdigest(),
+    )
     if gone is None:
-        raise NielsCacheError(f"{ledger.folder}: limit={limit:,} is too small for {place} ({len(content):,} bytes); raise it")
+        raise NielsCacheError(f"{ledger.folder}: limit={limit:,} is too small for {name} ({len(content):,} bytes); raise it")
     for path in gone:
         ledger.remove(state, path)
-    if place not in state.entries and ledger.files.exists(place) and ledger.files.sha256(place) != sha256:  # a killed process may leave it
+    if name not in state.entries and ledger.files.exists(name) and ledger.files.sha256(name) != sha256:  # a killed process may leave it
         raise NielsCacheError(f"{target}: is there, but this copy has not downloaded it; choose another dir")
     try:
-        ledger.files.write(place, content)
+        ledger.files.write(name, content)
     except OSError as error:
         raise NotWrittenError(f"{target}: cannot be written: {error.strerror or error}; free room there") from error
-    state.entries[place] = Entry(len(content), sha256)
-    state.use(place)
+    state.entries[name] = LedgerEntry(len(content), sha256)
+    state.use(name)
 
 
-def at_either(address: str, open_at: Callable[[str], CopiedBuild]) -> tuple[CopiedBuild, Split | None]:
+def try_both_addresses(address: str, open_at: Callable[[str], CopiedBuild]) -> tuple[CopiedBuild, Split | None]:
     """Open the build at an address, and return the split that the address names, or None.
 
     If nothing is published at ADDRESS of ADDRESS/train, the data set itself may have been pushed to ADDRESS/train.
@@ -196,4 +200,4 @@ def published_build(address: str) -> tuple[CopiedBuild, Split | None]:
         record, _ = read_record(store)
         return CopiedBuild(cache, record, published_of(record, read_meta_of(store, record), store.name_of(META_NAME)))
 
-    return at_either(address, read)
+    return try_both_addresses(address, read)

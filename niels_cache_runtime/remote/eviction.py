@@ -12,45 +12,45 @@
     5. A reader that has waited for a minute may also remove files that rule 4 keeps, because a reader that has stopped must not block the
        others forever. As long as some reader of its run has not moved since then, the next wait is only a second.
 
-A reader records what it needs next, up to its limit (`ledger.Want`). The decisions use neither clocks nor files.
+A reader records what it needs next, up to its limit (`ledger.FileDemand`). The decisions use neither clocks nor files.
 """
 
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.remote.ledger import Entry, Reader, State, Want, failure_key
+from niels_cache_runtime.remote.ledger import FileDemand, LedgerEntry, LedgerState, Reader, failure_key
 
-PATIENCE_SECONDS = 60.0
-_IMPATIENCE_SECONDS = 1.0
+TAKEOVER_SECONDS = 60.0
+_NEXT_TAKEOVER_SECONDS = 1.0
 _SOONEST = -1
 
 
-class Patience:
+class TakeoverTimeout:
     """How long a reader waits for the slower readers of its run (rule 5)."""
 
     def __init__(self) -> None:
         self._stood: dict[str, int] = {}  # where the other readers of the run were when waiting was over
 
-    def is_over(self, state: State, reader: Reader, waited: float) -> bool:
+    def is_over(self, state: LedgerState, reader: Reader, waited: float) -> bool:
         """Return whether a reader that has waited this many seconds may remove files that slower readers of its run need."""
         slower = {name: each for name, each in state.readers.items() if each.position < reader.position}
         others = {name: each.position for name, each in slower.items() if each.run == reader.run != ""}
-        if waited > PATIENCE_SECONDS:
+        if waited > TAKEOVER_SECONDS:
             self._stood = others
-        return waited > (_IMPATIENCE_SECONDS if self._stood.items() & others.items() else PATIENCE_SECONDS)
+        return waited > (_NEXT_TAKEOVER_SECONDS if self._stood.items() & others.items() else TAKEOVER_SECONDS)
 
 
-def first_needs(reader: Reader) -> dict[str, Want]:
+def first_demands(reader: Reader) -> dict[str, FileDemand]:
     """Return, for each file that the reader needs, the first part of the run that needs it."""
-    found: dict[str, Want] = {}
+    found: dict[str, FileDemand] = {}
     for want in reader.wants:
         for path in want.paths():
             found.setdefault(path, want)
     return found
 
 
-def make_room(state: State, need: int, limit: int, *, path: str | None = None) -> list[str] | None:
+def choose_evictions(state: LedgerState, need: int, limit: int, *, path: str | None = None) -> list[str] | None:
     """Return the files to remove so that `need` more bytes fit below `limit`, or None if they cannot fit now.
 
     Args:
@@ -63,7 +63,7 @@ def make_room(state: State, need: int, limit: int, *, path: str | None = None) -
     return chosen if missing <= 0 else None
 
 
-def _first_files(missing: int, candidates: Iterator[tuple[str, Entry]]) -> tuple[list[str], int]:
+def _first_files(missing: int, candidates: Iterator[tuple[str, LedgerEntry]]) -> tuple[list[str], int]:
     """Return the first candidates that together have the missing bytes, and the bytes that are still missing if there are too few."""
     chosen: list[str] = []
     while missing > 0 and (candidate := next(candidates, None)) is not None:
@@ -72,18 +72,18 @@ def _first_files(missing: int, candidates: Iterator[tuple[str, Entry]]) -> tuple
     return chosen, missing
 
 
-def held_bytes(state: State, files: Collection[str]) -> int:
+def pinned_bytes(state: LedgerState, files: Collection[str]) -> int:
     """Return the bytes that readers hold until they end, not counting `files`."""
-    return _bytes(state, set[str]().union(*(reader.held() for reader in state.readers.values())).difference(files))
+    return _bytes(state, set[str]().union(*(reader.pinned() for reader in state.readers.values())).difference(files))
 
 
-def is_in_the_way(state: State, reader: Reader) -> bool:
+def blocks_slower(state: LedgerState, reader: Reader) -> bool:
     """Return whether a slower reader of the same run waits for a file whose download has not begun, and may need the space of `reader`."""
     slower = [each for each in state.readers.values() if each.run == reader.run != "" and each.position < reader.position]
     return any(path not in state.entries and failure_key(each.group, path) not in state.failed for each in slower for path in each.demand)
 
 
-def stuck_bytes(state: State) -> int:
+def unreleasable_bytes(state: LedgerState) -> int:
     """Return the bytes that stay mapped while a file cannot be downloaded, whatever all other readers do.
 
     Readers either hold them until they end, or are themselves waiting for files for which there is no room.
@@ -92,15 +92,15 @@ def stuck_bytes(state: State) -> int:
     for reader in state.readers.values():
         if not any(failure_key(reader.group, path) in state.failed for path in reader.demand):  # otherwise it fails and ends
             is_served = any(path in state.entries for path in reader.demand)
-            found |= reader.held() if is_served or not reader.demand else {*reader.maps}
+            found |= reader.pinned() if is_served or not reader.demand else {*reader.maps}
     return _bytes(state, found)
 
 
-def _bytes(state: State, paths: set[str]) -> int:
+def _bytes(state: LedgerState, paths: set[str]) -> int:
     return sum(state.entries[path].size for path in paths & state.entries.keys())
 
 
-def too_small(what: str, needed: int, held: int, folder: Path, limit: int, *, is_own: bool) -> NielsCacheError:
+def too_small_error(what: str, needed: int, held: int, folder: Path, limit: int, *, is_own: bool) -> NielsCacheError:
     """Return the error for something that can never fit below the limit, next to the bytes that are held.
 
     Args:
@@ -119,7 +119,7 @@ def too_small(what: str, needed: int, held: int, folder: Path, limit: int, *, is
     )
 
 
-def nothing_changed(folder: Path, path: str, seconds: float) -> NielsCacheError:
+def no_progress_error(folder: Path, path: str, seconds: float) -> NielsCacheError:
     """Return the error for a process that has waited this many seconds for a file while nothing in the copy changed."""
     return NielsCacheError(
         f"{folder}: nothing has changed for {seconds / 60:.0f} minutes, and this process waits for {path}; other processes hold all the "
@@ -127,16 +127,16 @@ def nothing_changed(folder: Path, path: str, seconds: float) -> NielsCacheError:
     )
 
 
-def surplus(state: State, limit: int) -> list[str]:
+def files_over_limit(state: LedgerState, limit: int) -> list[str]:
     """Return files to remove until the copy is below `limit`, or as close to it as mapped files allow."""
     return _first_files(state.used_bytes() - limit, _candidates(state, "", is_strict=False))[0]
 
 
-def _candidates(state: State, path: str | None, *, is_strict: bool = True) -> Iterator[tuple[str, Entry]]:
+def _candidates(state: LedgerState, path: str | None, *, is_strict: bool = True) -> Iterator[tuple[str, LedgerEntry]]:
     """Yield the files that may be removed, in order."""
     mapped = state.mapped()
     free = {name: entry for name, entry in state.entries.items() if not entry.owner and name not in mapped}
-    needs = {name: first_needs(reader) for name, reader in state.readers.items()}
+    needs = {name: first_demands(reader) for name, reader in state.readers.items()}
     waited = {name for reader in state.readers.values() for name in reader.demand}
     soon = waited.union(*needs.values())
     yield from sorted(((name, entry) for name, entry in free.items() if name not in soon), key=lambda item: item[1].used)

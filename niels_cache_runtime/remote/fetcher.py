@@ -31,11 +31,22 @@ from typing import BinaryIO
 
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 from niels_cache_runtime.format.layout import shard_name
-from niels_cache_runtime.format.safe_open import OwnFiles
-from niels_cache_runtime.remote.copied_build import CopiedBuild, known_build
-from niels_cache_runtime.remote.eviction import make_room, stuck_bytes, surplus
-from niels_cache_runtime.remote.ledger import PART, TAILS, Entry, Ledger, Presence, Reader, State, failure_key, is_tail, next_files
-from niels_cache_runtime.remote.pieces import WrongContentError, another_object, complete, read_range
+from niels_cache_runtime.format.safe_open import OwnedFolder
+from niels_cache_runtime.remote.copied_build import CopiedBuild, recorded_build
+from niels_cache_runtime.remote.download import WrongContentError, changed_object_error, complete_download, read_range
+from niels_cache_runtime.remote.eviction import choose_evictions, files_over_limit, unreleasable_bytes
+from niels_cache_runtime.remote.ledger import (
+    PART,
+    TAILS,
+    Ledger,
+    LedgerEntry,
+    LedgerState,
+    ProcessFile,
+    Reader,
+    failure_key,
+    is_tail,
+    next_files,
+)
 from niels_cache_runtime.remote.record import RemoteFile
 from niels_cache_runtime.remote.store import Store, open_store
 
@@ -62,7 +73,7 @@ def start_fetcher(ledger: Ledger, group: str) -> None:
     with ledger.changing():
         if ledger.is_alive("fetchers", group) or ledger.is_alive("fetchers", f"{group}.starting"):
             return
-        starting = Presence(ledger, "fetchers", f"{group}.starting")
+        starting = ProcessFile(ledger, "fetchers", f"{group}.starting")
     try:
         for _ in range(_STARTS):
             code = 0
@@ -106,7 +117,7 @@ def tail_of(path: str) -> tuple[str, int, int]:
     return split, int(stop), int(size)
 
 
-def tails_over(state: State, build: CopiedBuild, path: str) -> Iterator[tuple[str, int, int]]:
+def overlapping_tails(state: LedgerState, build: CopiedBuild, path: str) -> Iterator[tuple[str, int, int]]:
     """Yield the complete tails that contain bytes of a shard: the path of each, and the begin and the end of these bytes in the tail.
 
     Args:
@@ -121,24 +132,24 @@ def tails_over(state: State, build: CopiedBuild, path: str) -> Iterator[tuple[st
         _, shard, size = tail_of(tail)
         begin = 0
         while begin < size:
-            place = build.place(f"{split}/{shard_name(shard)}")
+            place = build.path_in_copy(f"{split}/{shard_name(shard)}")
             end = min(size, begin + build.files[place].size)
             if place == path and begin < end:
                 yield tail, begin, end
             begin, shard = end, shard + 1
 
 
-def doubt(state: State, tails: Iterable[str]) -> None:
+def invalidate_tails(state: LedgerState, tails: Iterable[str]) -> None:
     """Take these tails out of use. When a reader needs one, the fetcher removes it and downloads it again."""
     for tail in list(tails):
         state.entries[tail].sha256 = ""
         state.unchecked.add(tail)
 
 
-def other_tails(files: OwnFiles, state: State, build: CopiedBuild, path: str) -> list[str]:
+def differing_tails(files: OwnedFolder, state: LedgerState, build: CopiedBuild, path: str) -> list[str]:
     """Return the tails that differ from a shard whose sha256 has been verified."""
     found = []
-    for tail, begin, end in tails_over(state, build, path):
+    for tail, begin, end in overlapping_tails(state, build, path):
         with suppress(OSError), os.fdopen(files.open(path), "rb") as shard, os.fdopen(files.open(tail), "rb") as file:
             file.seek(begin)
             if file.read(end - begin) != shard.read(end - begin):
@@ -171,14 +182,14 @@ class Fetcher:
         self._disk_limit: tuple[int, float] | None = None
         self._hopeless: dict[str, float] = {}  # files that readers wait for and that cannot get room, and since when
         self._finished = threading.Event()
-        self._presence: Presence | None = None
+        self._presence: ProcessFile | None = None
 
     def run(self) -> None:
         """Download until no reader of the group is left or the copy is gone. Return at once if the group has another live fetcher."""
         with self._ledger.changing():
             if self._ledger.is_alive("fetchers", self._group):
                 return
-            self._presence = presence = Presence(self._ledger, "fetchers", self._group)
+            self._presence = presence = ProcessFile(self._ledger, "fetchers", self._group)
         pool = ThreadPoolExecutor(STREAMS)
         try:
             self._loop(lambda path, is_reserved: pool.submit(self._work, path, is_reserved=is_reserved))
@@ -220,11 +231,11 @@ class Fetcher:
         """
         return self._presence is not None and self._presence.is_there()
 
-    def _choose(self, state: State, mine: list[Reader]) -> list[tuple[str, bool]]:
+    def _choose(self, state: LedgerState, mine: list[Reader]) -> list[tuple[str, bool]]:
         """Make room for the next downloads, and reserve it. Return their files with True, and files to check with False."""
         for path in [path for path, entry in state.entries.items() if entry.owner == self._group and path not in self._active]:
             self._ledger.remove(state, path)  # its result could not be recorded because the disk was full
-        self._remove(state, surplus(state, state.limit() or sys.maxsize))
+        self._remove(state, files_over_limit(state, state.limit() or sys.maxsize))
         limit = self._limit(state)
         before, self._hopeless = self._hopeless, {}
         chosen: list[tuple[str, bool]] = []
@@ -248,21 +259,21 @@ class Fetcher:
             except NielsCacheError as error:
                 state.failed[failure_key(self._group, path)] = str(error)
                 continue
-            gone = make_room(state, size, limit, path=None if waiting is None else path)
+            gone = choose_evictions(state, size, limit, path=None if waiting is None else path)
             if gone is None:
                 if waiting is None:
                     break
                 refused.setdefault(waiting.run, waiting.position)
-                stuck = stuck_bytes(state) if stuck is None else stuck
-                self._tell_if_hopeless(state, path, size, limit, stuck=stuck, since=before.get(path))
+                stuck = unreleasable_bytes(state) if stuck is None else stuck
+                self._fail_if_never_fits(state, path, size, limit, stuck=stuck, since=before.get(path))
                 continue
             self._remove(state, gone)
-            state.entries[path] = Entry(size, sha256, owner=self._group)
+            state.entries[path] = LedgerEntry(size, sha256, owner=self._group)
             self._active.add(path)
             chosen.append((path, True))
         return chosen
 
-    def _limit(self, state: State) -> int:
+    def _limit(self, state: LedgerState) -> int:
         limit = state.limit()
         if limit is None:
             return sys.maxsize
@@ -270,12 +281,12 @@ class Fetcher:
             return min(limit, self._disk_limit[0])
         return limit
 
-    def _remove(self, state: State, paths: list[str]) -> None:
+    def _remove(self, state: LedgerState, paths: list[str]) -> None:
         for path in paths:
             self._ledger.remove(state, path)
             state.counts["removed"] += 1
 
-    def _tell_if_hopeless(self, state: State, path: str, size: int, limit: int, *, stuck: int, since: float | None) -> None:
+    def _fail_if_never_fits(self, state: LedgerState, path: str, size: int, limit: int, *, stuck: int, since: float | None) -> None:
         """Record a failure for a file that can never fit, or for which mapped files have left no room for some seconds.
 
         Args:
@@ -303,7 +314,7 @@ class Fetcher:
             f"{limit:,} bytes; {mend}, or give each job a copy of its own"
         )
 
-    def _expected(self, state: State, path: str) -> tuple[int, str]:
+    def _expected(self, state: LedgerState, path: str) -> tuple[int, str]:
         """Return the size and the sha256 of a file. The sha256 of a tail is an empty string, because it is not known in advance."""
         if self._ledger.files.exists(path):
             raise NielsCacheError(f"{self._ledger.folder / path}: is there, but this copy has not downloaded it; choose another dir")
@@ -313,22 +324,22 @@ class Fetcher:
         file = build.files[path]
         return file.size, file.sha256
 
-    def _build(self, state: State, path: str) -> CopiedBuild:
+    def _build(self, state: LedgerState, path: str) -> CopiedBuild:
         name = "/".join(path.split("/")[1:4])
         for build in [name] if name in state.builds else [each for each in state.builds if each.startswith(name.split("/")[0])]:
             address = self._address(state, build, path)
             if (build, address) not in self._builds:
-                self._builds[build, address] = known_build(state, build, self._ledger.files, address=address)
+                self._builds[build, address] = recorded_build(state, build, self._ledger.files, address=address)
             if is_tail(path) or path in self._builds[build, address].files:
                 return self._builds[build, address]
         raise NielsCacheError(f"{self._ledger.folder / path}: belongs to no build of this copy; choose another dir")
 
-    def _address(self, state: State, build: str, path: str) -> str:
+    def _address(self, state: LedgerState, build: str, path: str) -> str:
         """Return the address where a reader of the group has opened the build. The same build may be published at other addresses, too."""
         readers = sorted(self._readers(state), key=lambda reader: path not in reader.demand)
         return next((reader.addresses[build] for reader in readers if build in reader.addresses), state.builds[build]["address"])
 
-    def _readers(self, state: State) -> list[Reader]:
+    def _readers(self, state: LedgerState) -> list[Reader]:
         return [reader for reader in state.readers.values() if reader.group == self._group]
 
     def _work(self, path: str, *, is_reserved: bool) -> None:
@@ -415,8 +426,8 @@ class Fetcher:
                 state.use(path)
                 for name, count in counts.items():
                     state.counts[name] += count
-                for tail in other_tails(self._ledger.files, state, self._build(state, path), path):
-                    doubt(state, [tail])
+                for tail in differing_tails(self._ledger.files, state, self._build(state, path), path):
+                    invalidate_tails(state, [tail])
                     print(f"niels-cache: {self._ledger.folder / tail}: {_WAS_DAMAGED}", file=sys.stderr, flush=True)
                 return
             self._failed_at[path] = time.monotonic()
@@ -439,10 +450,10 @@ class Fetcher:
             The number of bytes that were downloaded. They are more than were missing if some were wrong.
         """
         try:
-            return complete(part, self._store(build), file, tally=_Uncounted())
+            return complete_download(part, self._store(build), file, tally=_NoCounter())
         except WrongContentError:
             with self._ledger.changing() as state:
-                doubt(state, [tail for tail, *_ in tails_over(state, build, build.place(file.path))])
+                invalidate_tails(state, [tail for tail, *_ in overlapping_tails(state, build, build.path_in_copy(file.path))])
             raise
 
     def _tail(self, build: CopiedBuild, path: str) -> tuple[bytes, dict[str, int]]:
@@ -452,7 +463,7 @@ class Fetcher:
         while len(found) < size:
             file = shards[stop]
             length = min(size - len(found), file.size)
-            content = self._local_bytes(build.place(file.path), length)
+            content = self._local_bytes(build.path_in_copy(file.path), length)
             if content is None:
                 content = self._remote_bytes(build, file, length)
                 requests, fetched = requests + 1, fetched + length
@@ -473,15 +484,15 @@ class Fetcher:
         store = self._store(build)
         found = read_range(store, file, length)
         with self._ledger.changing() as state:
-            known = state.etags.setdefault(build.place(file.path), found.e_tag or "")
+            known = state.etags.setdefault(build.path_in_copy(file.path), found.e_tag or "")
             if found.sha256 == file.sha256:  # a repair uploads the object again, which may change its ETag
-                known = state.etags[build.place(file.path)] = found.e_tag or ""
+                known = state.etags[build.path_in_copy(file.path)] = found.e_tag or ""
         if known != (found.e_tag or ""):
-            raise another_object(store, file)
+            raise changed_object_error(store, file)
         return found.content
 
 
-class _Uncounted:
+class _NoCounter:
     def add(self, count: int) -> None: ...
 
     def wait(self, seconds: float) -> None:

@@ -8,7 +8,7 @@
 
 Each reader and each fetcher holds a lock on its file. The kernel releases this lock when the process ends, however it ends, so no entry can
 outlive its process. Nothing here compares clocks: `used` counts uses. Reading the ledger takes about a millisecond per thousand files.
-`room` chooses the files to remove, and `fetcher` downloads. `Reader` and `Want` describe what a reader needs.
+`room` chooses the files to remove, and `fetcher` downloads. `Reader` and `FileDemand` describe what a reader needs.
 
 After a power failure, a file may have lost its content although its size is right. The manifest therefore also records the boot of the
 machine. After another boot, all files are `unchecked`: a reader uses one only after the fetcher has hashed it again. If a reader of the
@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 from niels_cache_runtime.format.commit import try_lock
 from niels_cache_runtime.format.layout import META_NAME, shard_name
-from niels_cache_runtime.format.safe_open import OwnFiles
+from niels_cache_runtime.format.safe_open import OwnedFolder
 
 BUILDS, TAILS = "builds", "tails"
 
@@ -44,7 +44,7 @@ def is_tail(path: str) -> bool:
     return path.startswith(f"{TAILS}/")
 
 
-class Want(NamedTuple):
+class FileDemand(NamedTuple):
     """A part of a run that needs the shards begin to stop - 1 of a split, and `tail` bytes after them.
 
     Attributes:
@@ -109,7 +109,7 @@ class Reader:
     group: str
     run: str = ""
     position: int = 0
-    wants: list[Want] = field(default_factory=list)
+    wants: list[FileDemand] = field(default_factory=list)
     demand: list[str] = field(default_factory=list)
     maps: list[str] = field(default_factory=list)
     starved: bool = False
@@ -118,7 +118,7 @@ class Reader:
     boot: str = ""
     addresses: dict[str, str] = field(default_factory=dict)
 
-    def held(self) -> set[str]:
+    def pinned(self) -> set[str]:
         """Return the files that this process has mapped, but for no part of its run. It holds them until it ends."""
         return set() if self.aside else {*self.maps}.difference(*(want.paths() for want in self.wants))
 
@@ -167,7 +167,7 @@ class _OfThread(threading.local):
 _thread = _OfThread()
 
 
-def once_unlocked(call: Callable[[], None]) -> None:
+def call_unlocked(call: Callable[[], None]) -> None:
     """Call `call` now, or as soon as this thread releases the lock of a ledger.
 
     Code that the garbage collector may run needs this. The collector can run at any time, also on a thread that holds the lock, and the
@@ -180,7 +180,7 @@ def once_unlocked(call: Callable[[], None]) -> None:
 
 
 @dataclass
-class Entry:
+class LedgerEntry:
     """A file of the copy.
 
     Attributes:
@@ -197,7 +197,7 @@ class Entry:
 
 
 @dataclass
-class State:
+class LedgerState:
     """The content of the ledger, while its lock is held.
 
     Attributes:
@@ -207,14 +207,14 @@ class State:
         failed: Why a fetcher could not download a file that a reader of its group waits for, by `failure_key`.
         etags: The ETags of objects whose first bytes were read.
         counts: The counts that `LocalCopy.counts` returns.
-        tick: The most recent value of `Entry.used`.
+        tick: The most recent value of `LedgerEntry.used`.
         readers: The live readers.
         overhead: The size of the ledger itself in bytes.
         unchecked: The complete files that have not been hashed since the boot.
         boot: The boot that `unchecked` refers to.
     """
 
-    entries: dict[str, Entry]
+    entries: dict[str, LedgerEntry]
     builds: dict[str, dict[str, str]]
     addresses: dict[str, str]
     failed: dict[str, str]
@@ -281,7 +281,7 @@ def _reader_of(content: bytes) -> Reader:
     """Return the recorded reader. If a full disk has truncated the record, the reader may have mapped any file."""
     try:
         said = json.loads(content)
-        return Reader(**{**said, "wants": [Want(*want) for want in said["wants"]]})
+        return Reader(**{**said, "wants": [FileDemand(*want) for want in said["wants"]]})
     except (ValueError, TypeError, KeyError):
         return Reader(pid=0, limit=sys.maxsize, group="", holds_all=True, boot=boot())
 
@@ -290,7 +290,7 @@ class Ledger:
     """The ledger of one folder. Several threads and processes may use it."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.files = folder, OwnFiles(folder)
+        self.folder, self.files = folder, OwnedFolder(folder)
         self._manifest = folder / _MANIFEST
 
     def make(self) -> None:
@@ -308,7 +308,7 @@ class Ledger:
         return (self.folder / "readers").is_dir()
 
     @contextmanager
-    def changing(self) -> Iterator[State]:
+    def changing(self) -> Iterator[LedgerState]:
         """Hold the lock, and yield the state. Afterwards, write the state back if it has changed.
 
         Raises:
@@ -326,7 +326,7 @@ class Ledger:
         finally:
             later, _thread.later = _thread.later, before
             for call in later:
-                once_unlocked(call)
+                call_unlocked(call)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -380,7 +380,7 @@ class Ledger:
         finally:
             os.close(descriptor)
 
-    def _load(self) -> tuple[State, str]:
+    def _load(self) -> tuple[LedgerState, str]:
         content = ""
         said: dict[str, Any] = {"version": VERSION, "boot": boot(), "tick": 0, "entries": {}, **{name: {} for name in _TABLES}}
         said["counts"] = dict.fromkeys(_COUNTS, 0)
@@ -391,8 +391,8 @@ class Ledger:
             if said["version"] != VERSION:
                 raise NielsCacheError(f"{self._manifest}: is of version {said['version']}, not {VERSION}; choose another dir")
             readers, overhead = self._readers()
-            state = State(
-                entries={path: Entry(*values) for path, values in said["entries"].items()},
+            state = LedgerState(
+                entries={path: LedgerEntry(*values) for path, values in said["entries"].items()},
                 tick=int(said["tick"]),
                 readers=readers,
                 overhead=overhead + 2 * len(content),
@@ -430,7 +430,7 @@ class Ledger:
                         found[name] = _reader_of(content)
         return found, size
 
-    def remove(self, state: State, path: str) -> None:
+    def remove(self, state: LedgerState, path: str) -> None:
         """Remove a file of the copy from the disk and from the state."""
         with self.writing():
             self.files.remove(path)
@@ -439,7 +439,7 @@ class Ledger:
         del state.entries[path]
         state.unchecked.discard(path)
 
-    def _save(self, state: State, before: str) -> None:
+    def _save(self, state: LedgerState, before: str) -> None:
         said = {
             "version": VERSION,
             "boot": state.boot,
@@ -464,7 +464,7 @@ class Ledger:
             raise NotWrittenError(message) from error
 
 
-class Presence:
+class ProcessFile:
     """A file in `readers` or `fetchers`, locked as long as this object and this process live."""
 
     def __init__(self, ledger: Ledger, kind: str, name: str | None = None) -> None:
@@ -509,7 +509,7 @@ class Presence:
             self.forget()
 
 
-def end_presences(ledger: Ledger, presences: list[Presence]) -> None:
+def end_presences(ledger: Ledger, presences: list[ProcessFile]) -> None:
     """End these presences, with the ledger's lock if the folder still exists. Empty the list."""
     try:
         with ledger.changing():
@@ -518,7 +518,7 @@ def end_presences(ledger: Ledger, presences: list[Presence]) -> None:
         _end_all(presences)
 
 
-def _end_all(presences: list[Presence]) -> None:
+def _end_all(presences: list[ProcessFile]) -> None:
     for each in presences:
         each.end()
     presences.clear()

@@ -26,10 +26,26 @@ from typing import Any, Protocol
 
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split
-from niels_cache_runtime.remote.copied_build import CopiedBuild, at_either, known_build, write_meta_file
-from niels_cache_runtime.remote.eviction import Patience, held_bytes, is_in_the_way, nothing_changed, surplus, too_small
+from niels_cache_runtime.remote.copied_build import CopiedBuild, recorded_build, try_both_addresses, write_meta_file
+from niels_cache_runtime.remote.eviction import (
+    TakeoverTimeout,
+    blocks_slower,
+    files_over_limit,
+    no_progress_error,
+    pinned_bytes,
+    too_small_error,
+)
 from niels_cache_runtime.remote.fetcher import group_of_environment, start_fetcher
-from niels_cache_runtime.remote.ledger import Ledger, Presence, Reader, State, Want, end_presences, failure_key, once_unlocked
+from niels_cache_runtime.remote.ledger import (
+    FileDemand,
+    Ledger,
+    LedgerState,
+    ProcessFile,
+    Reader,
+    call_unlocked,
+    end_presences,
+    failure_key,
+)
 from niels_cache_runtime.remote.record import TOKENIZER, published_of, read_meta_of, read_record
 from niels_cache_runtime.remote.store import MissingError, RemoteError, open_store
 
@@ -42,7 +58,7 @@ _LOOK_AGAIN_SECONDS = 1.0  # between two looks whether this process is in the wa
 _copies: weakref.WeakSet[LocalCopy] = weakref.WeakSet()
 
 
-class Owner(Protocol):
+class MapOwner(Protocol):
     """An object that maps files of the copy, such as a source of a loader.
 
     Its methods are called while `LocalCopy.reading` is held, or in a forked child.
@@ -88,13 +104,13 @@ class LocalCopy:
         self.reading, self.is_fed = threading.RLock(), False
         self._held: set[str] = set()
         self._taken: Counter[str] = Counter()  # how many owners in this process have a file
-        self._patience, self._owners, self._gave_way = Patience(), weakref.WeakSet[Owner](), False
+        self._patience, self._owners, self._gave_way = TakeoverTimeout(), weakref.WeakSet[MapOwner](), False
         self._keep(None, 0)
-        self._presence: list[Presence] = []  # holds one if this process has used this object
+        self._presence: list[ProcessFile] = []  # holds one if this process has used this object
         self._addresses: dict[str, str] = {}  # the addresses of the builds that this object has opened
         self._reader = self._new_reader()
         _copies.add(self)
-        weakref.finalize(self, once_unlocked, partial(end_presences, self._ledger, self._presence))
+        weakref.finalize(self, call_unlocked, partial(end_presences, self._ledger, self._presence))
 
     def open(self, address: str) -> tuple[CopiedBuild, Split | None]:
         """Return the build that is published at an address, and the split that the address names, or None.
@@ -106,7 +122,7 @@ class LocalCopy:
             NielsCacheError: If the address cannot be copied.
             RemoteError: If the store refuses, or does not answer and the copy knows no build of this address.
         """
-        return at_either(address, self._open)
+        return try_both_addresses(address, self._open)
 
     def fetch_split(self, address: str) -> Path:
         """Download a whole split, and return its path in the form that TokenLoader takes. The files stay until `close`.
@@ -121,13 +137,13 @@ class LocalCopy:
         if split is None:
             raise NielsCacheError(f"{address}: names no split; give {address}/{SPLITS[0]}")
         self.fetch_build(build, split)
-        return self.folder / build.place(split)
+        return self.folder / build.path_in_copy(split)
 
     def fetch_build(self, build: CopiedBuild, split: Split) -> None:
         """Download a whole split of an open build. The files stay until `close`."""
         self._fetch(build, build.split_files(split))
         if build.record.family == "pretrain":
-            self.files.make_folder(build.place(split))
+            self.files.make_folder(build.path_in_copy(split))
 
     def fetch_of(self, build: CopiedBuild, paths: Sequence[str]) -> Path:
         """Download some files of an open build, and return the folder of the data set. The files stay until `close`.
@@ -137,14 +153,14 @@ class LocalCopy:
             paths: Paths relative to the data set, or `tokenizer/...`. A path that ends with a slash stands for all files below it.
         """
         self._fetch(build, build.chosen(paths))
-        return (self.folder / build.place(META_NAME)).parent
+        return (self.folder / build.path_in_copy(META_NAME)).parent
 
     def _fetch(self, build: CopiedBuild, names: Iterable[str]) -> None:
         wanted = [*names, META_NAME, *([f"{TOKENIZER}{META_NAME}"] if build.published.tokenizer else [])]
-        places = list(dict.fromkeys(map(build.place, wanted)))
+        places = list(dict.fromkeys(map(build.path_in_copy, wanted)))
         self._addresses[build.id] = build.address
         self.require(sum(build.files[place].size for place in places), build.address, files=places)
-        self.hold(places)
+        self.pin(places)
 
     def require(self, needed: int, what: str, *, files: Collection[str]) -> None:
         """Raise an error if `needed` bytes can never fit below the limit, next to the files that readers hold until they end.
@@ -158,17 +174,17 @@ class LocalCopy:
             NielsCacheError: If the bytes do not fit.
         """
         with self._lock, self._ledger.changing() as state:
-            self._enter(state)
+            self._register(state)
             limit = min(self.limit, state.limit() or self.limit)
-            needed, held = needed + state.overhead, held_bytes(state, files)
+            needed, held = needed + state.overhead, pinned_bytes(state, files)
         if needed + held > limit:
-            raise too_small(what, needed, held, self.folder, limit, is_own=limit == self.limit)
+            raise too_small_error(what, needed, held, self.folder, limit, is_own=limit == self.limit)
 
-    def hold(self, paths: Iterable[str]) -> None:
+    def pin(self, paths: Iterable[str]) -> None:
         """Download files, and keep them until `close`. Paths are relative to the copy."""
-        self.take(list(paths), self._held.add, mine=self._held)
+        self.acquire(list(paths), self._held.add, mine=self._held)
 
-    def take(
+    def acquire(
         self, paths: Sequence[str], use: Callable[[str], None], *, mine: Set[str], also: Iterable[str] = (), is_fed: bool | None = None
     ) -> bool:
         """Wait until the files `paths` are there. Take them, and take those of `also` that are already there.
@@ -201,7 +217,7 @@ class LocalCopy:
                             state.failed.pop(failure_key(self._reader.group, path), None)
                     is_asked, self._reader.aside, waited = True, is_fed is False, looked - began
                     has_mapped = len(self._taken) > len(self._held)
-                    gives_way = is_fed and is_in_the_way(state, self._reader) and not self._patience.is_over(state, self._reader, waited)
+                    gives_way = is_fed and blocks_slower(state, self._reader) and not self._patience.is_over(state, self._reader, waited)
                     if not gives_way:
                         free_at, self._gave_way = looked, False
                     gives_way = gives_way and (self._gave_way or looked - free_at > _LOOK_SECONDS)
@@ -211,9 +227,9 @@ class LocalCopy:
                             return True
                     if gives_way:  # demanded and mapped files stay in the copy
                         for owner in self._owners:
-                            self._untake(owner.leave_all())
+                            self._release_paths(owner.leave_all())
                         self._gave_way = True
-                        self._demand_nothing()
+                        self._clear_demand()
                         if has_mapped:
                             return False
                     is_served = self._ledger.is_alive("fetchers", self._reader.group)
@@ -222,17 +238,17 @@ class LocalCopy:
                     start_fetcher(self._ledger, self._reader.group)
             if time.monotonic() - changed > GIVE_UP_SECONDS:
                 with self._lock, self._ledger.changing() as state:
-                    self._enter(state)
-                    self._demand_nothing()
-                raise nothing_changed(self.folder, missing[0], GIVE_UP_SECONDS)
+                    self._register(state)
+                    self._clear_demand()
+                raise no_progress_error(self.folder, missing[0], GIVE_UP_SECONDS)
             time.sleep(pause)
             pause = min(2 * pause, _PAUSES[1])
 
     def _take_ready(
-        self, state: State, paths: Sequence[str], use: Callable[[str], None], also: list[str], mine: Set[str], *, waited: float
+        self, state: LedgerState, paths: Sequence[str], use: Callable[[str], None], also: list[str], mine: Set[str], *, waited: float
     ) -> list[str]:
         """Take the files that are there. Return those of `paths` that are missing, and record that this reader waits for them."""
-        self._enter(state)
+        self._register(state)
         reader, missing = self._reader, []
         for index, path in enumerate((*paths, *also)):
             if path in mine:
@@ -251,7 +267,7 @@ class LocalCopy:
             raise RemoteError(state.failed[failed])  # the entry stays, because other ranks may wait for this file, too
         return missing
 
-    def _is_whole(self, state: State, path: str) -> bool:
+    def _is_whole(self, state: LedgerState, path: str) -> bool:
         """Return whether a file is there. Remove one with a wrong size, so that it is downloaded again."""
         if not state.is_ready(path):
             return False
@@ -261,26 +277,26 @@ class LocalCopy:
             self._ledger.remove(state, path)
         return False
 
-    def _demand_nothing(self) -> None:
+    def _clear_demand(self) -> None:
         self._reader.demand, self._reader.starved = [], False
         self._write()
 
-    def give_back(self, paths: Iterable[str], unuse: Callable[[str], None]) -> None:
+    def release(self, paths: Iterable[str], unuse: Callable[[str], None]) -> None:
         """Call `unuse` for each of these taken files. The copy may then remove a file that no other owner has taken."""
         with self._lock, self._ledger.changing() as state:
-            self._enter(state)
+            self._register(state)
             for path in (chosen := list(paths)):
                 unuse(path)
-            self._untake(chosen)
+            self._release_paths(chosen)
             self._write()
 
-    def need(
+    def declare_needs(
         self,
         run: str,
         position: int,
-        wants: Sequence[Want],
+        wants: Sequence[FileDemand],
         *,
-        owners: Sequence[Owner] = (),
+        owners: Sequence[MapOwner] = (),
         again: Callable[[], None] | None = None,
     ) -> None:
         """Record what this process needs next in a run, whose processes on this machine need the same files in the same order.
@@ -290,14 +306,14 @@ class LocalCopy:
             position: The next sample of the run for this process.
             wants: The next parts of the run, in order.
             owners: Objects that unmap what is not in use.
-            again: A method that unmaps everything if `is_in_the_way`. A thread calls it after other processes have needed something new.
+            again: A method that unmaps everything if `blocks_slower`. A thread calls it after other processes have needed something new.
         """
         with self._lock, self._ledger.changing() as state:
-            self._enter(state)
+            self._register(state)
             reader = self._reader
             reader.run, reader.position, reader.wants = run, position, list(wants)
             for owner in owners:
-                self._untake(owner.leave())
+                self._release_paths(owner.leave())
             self._write()
             self._shrink(state)
             is_idle = all(state.is_ready(path) for want in wants if want.now for path in want.paths())
@@ -305,7 +321,7 @@ class LocalCopy:
             woken = self._ledger.woken()  # under the lock, so that every later change is seen
             self._keep(again, woken)
             if again and not self._is_watched:
-                threading.Thread(target=_watch, args=[weakref.WeakMethod(self._give_way)], name="local copy", daemon=True).start()
+                threading.Thread(target=_watch, args=[weakref.WeakMethod(self._yield_space)], name="local copy", daemon=True).start()
                 self._is_watched = True
         if not is_idle:
             self._ledger.wake()
@@ -316,7 +332,7 @@ class LocalCopy:
         """Set the method that gives shards back, or None, and the value of `Ledger.woken` at the most recent record or look."""
         self._again, self._woken = again and weakref.WeakMethod(again), woken
 
-    def _give_way(self) -> bool:
+    def _yield_space(self) -> bool:
         """Give shards back if another process may need their space. Return whether to call this again later.
 
         A thread calls this, because a process may yield no batch for a long time, for example while it waits for the evaluation of another
@@ -332,10 +348,10 @@ class LocalCopy:
             self._is_watched = self._again is not None
             return self._is_watched
 
-    def is_in_the_way(self) -> bool:
+    def blocks_slower(self) -> bool:
         """Return whether a slower process of the run waits for space that this process could give back."""
         with self._lock, self._ledger.changing() as state:
-            return is_in_the_way(state, self._reader)
+            return blocks_slower(state, self._reader)
 
     def is_reader(self) -> bool:
         """Return whether this process counts as a reader: it has used this object, and has not closed it since."""
@@ -351,7 +367,7 @@ class LocalCopy:
         with self._lock, self._ledger.changing() as state:
             return dict(state.counts)
 
-    def add_owner(self, owner: Owner) -> None:
+    def add_owner(self, owner: MapOwner) -> None:
         """Register an object that gives back all its files when a slower process needs their space, and forgets them in a forked child."""
         self._owners.add(owner)
 
@@ -373,7 +389,7 @@ class LocalCopy:
 
     def _open(self, address: str) -> CopiedBuild:
         with self._lock, self._ledger.changing() as state:
-            self._enter(state)
+            self._register(state)
             known = state.addresses.get(address, "")
             has_known = known in state.builds and state.is_ready(f"builds/{known}/{META_NAME}")
         try:
@@ -383,8 +399,8 @@ class LocalCopy:
                 raise
             warnings.warn(f"{error}; the files that {self.folder} has are used: build {known[:12]}", RuntimeWarning, stacklevel=4)
             with self._lock, self._ledger.changing() as state:
-                build = known_build(state, known, self.files, address=address)
-                self._hold_meta(state, build)
+                build = recorded_build(state, known, self.files, address=address)
+                self._pin_meta(state, build)
         return build
 
     def _published(self, address: str, *, is_hasty: bool) -> CopiedBuild:
@@ -401,18 +417,18 @@ class LocalCopy:
             state.add_build(build.id, address, record.content().decode())
             if not is_there or not self._is_whole(state, place):
                 write_meta_file(self._ledger, state, place, content, limit=state.limit() or self.limit)
-            self._hold_meta(state, build)
+            self._pin_meta(state, build)
         return build
 
-    def _hold_meta(self, state: State, build: CopiedBuild) -> None:
+    def _pin_meta(self, state: LedgerState, build: CopiedBuild) -> None:
         """Hold the meta.json of a build before another process can remove it, and use its address to download the files of the build."""
         self._addresses[build.id] = build.address
-        self._take_ready(state, [build.place(META_NAME)], self._held.add, [], self._held, waited=0.0)
+        self._take_ready(state, [build.path_in_copy(META_NAME)], self._held.add, [], self._held, waited=0.0)
 
     def _new_reader(self) -> Reader:
         return Reader(os.getpid(), self.limit, group_of_environment(), maps=sorted(self._held), addresses=self._addresses)
 
-    def _untake(self, paths: Iterable[str]) -> None:
+    def _release_paths(self, paths: Iterable[str]) -> None:
         self._taken -= Counter(paths)  # this drops the files that no owner has any more
 
     def _write(self) -> None:
@@ -421,18 +437,18 @@ class LocalCopy:
         reader.maps = sorted(self._taken)
         self._presence[0].write(reader)
 
-    def _enter(self, state: State) -> None:
+    def _register(self, state: LedgerState) -> None:
         """Register as a live reader, unless this process is one. If this lowers the limit, remove files until they fit."""
         if not self._presence:
-            self._presence.append(Presence(self._ledger, "readers"))
+            self._presence.append(ProcessFile(self._ledger, "readers"))
             self._write()
             self._ledger.wake()  # a reader that is in the way checks whether it has to unmap files
             self._shrink(state)
         state.readers[self._presence[0].name] = self._reader
 
-    def _shrink(self, state: State) -> None:
+    def _shrink(self, state: LedgerState) -> None:
         """Remove files until the copy is below the limit, or as close to it as mapped files allow."""
-        for path in surplus(state, min(self.limit, state.limit() or self.limit)):
+        for path in files_over_limit(state, min(self.limit, state.limit() or self.limit)):
             self._ledger.remove(state, path)
 
     def _forked(self) -> None:
@@ -449,12 +465,12 @@ class LocalCopy:
         self._is_watched = False
 
 
-def _watch(give_way: weakref.WeakMethod[Callable[[], bool]]) -> None:
+def _watch(yield_space: weakref.WeakMethod[Callable[[], bool]]) -> None:
     """Give way once per second, until nothing is mapped for a run or the copy is gone."""
     is_needed = True
     while is_needed:
         time.sleep(_LOOK_AGAIN_SECONDS)
-        call = give_way()
+        call = yield_space()
         if call is None:
             return
         with suppress(NielsCacheError, OSError):  # the disk is full or the folder was removed: the next attempt may succeed

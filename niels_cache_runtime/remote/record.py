@@ -23,14 +23,14 @@ from niels_cache_runtime.cache.opening import listed_files
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, SPLITS, Family, is_cache_file, is_tokenizer_file, shard_name
 from niels_cache_runtime.format.meta import (
-    MOST_META_BYTES,
+    MAX_META_BYTES,
     Meta,
     canonical_json,
     content_sha256,
-    is_content,
     is_foreign,
+    is_hashed_content,
+    location_problem,
     parse_meta,
-    place_problem,
     sha256_text,
 )
 from niels_cache_runtime.format.meta_keys import check_form, is_count
@@ -99,7 +99,7 @@ class Record:
 
     def files(self, meta: Meta) -> list[RemoteFile]:
         """Return all files of the build, in order: the files that the cache's meta.json lists, then `files_beside`."""
-        listed = [_file(self, path, entry, is_covered=is_content(path)) for path, entry in sorted(meta["files"].items())]
+        listed = [_file(self, path, entry, is_covered=is_hashed_content(path)) for path, entry in sorted(meta["files"].items())]
         return [*listed, *self.files_beside()]
 
 
@@ -112,7 +112,7 @@ def read_record(store: Store) -> tuple[Record, str | None]:
     """
     name = store.name_of(META_NAME)
     try:
-        content, state = store.read(META_NAME, most_bytes=MOST_META_BYTES)
+        content, state = store.read(META_NAME, most_bytes=MAX_META_BYTES)
     except MissingError:
         raise MissingError(f"{store.address}: no published cache here; check the address, or push one") from None
     return parse_record(content, name), state
@@ -168,7 +168,7 @@ _SPLIT_FOLDERS = tuple(f"{split}/" for split in SPLITS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Published:
+class PublishedBuild:
     """A published build.
 
     Attributes:
@@ -196,7 +196,7 @@ class Published:
         return [file for file in self.files if not file.path.startswith(TOKENIZER) and file.path != META_NAME]
 
 
-def read_published(store: Store) -> Published:
+def read_published(store: Store) -> PublishedBuild:
     """Read the record and the meta.json at the address of a store. This takes two requests.
 
     Raises:
@@ -216,7 +216,7 @@ def read_meta_of(store: Store, record: Record) -> bytes:
     file = _meta_of(record)
     where = store.name_of(file.key)
     try:
-        return store.read(file.key, most_bytes=MOST_META_BYTES)[0]
+        return store.read(file.key, most_bytes=MAX_META_BYTES)[0]
     except MissingError:
         raise MissingError(f"{where}: the record names this object, but it is gone; push the cache again") from None
 
@@ -233,7 +233,7 @@ def _meta_of(record: Record) -> RemoteFile:
     return next(file for file in record.files_beside() if file.path == META_NAME)
 
 
-def published_of(record: Record, content: bytes, where: str, *, in_place: bool = False) -> Published:
+def published_of(record: Record, content: bytes, where: str, *, in_place: bool = False) -> PublishedBuild:
     """Return the build that a record and a meta.json describe.
 
     Args:
@@ -252,14 +252,14 @@ def published_of(record: Record, content: bytes, where: str, *, in_place: bool =
     if is_foreign(meta):
         raise NielsCacheError(f"{where}: is not the meta.json of a cache that niels-cache pushes; push the cache again")
     files = listed_files(meta, where)
-    problem = _files_problem(files) or place_problem(meta, family=record.family, name=record.name)
+    problem = _files_problem(files) or location_problem(meta, family=record.family, name=record.name)
     if content_sha256(files) != record.content_sha256 or meta.get("content_sha256") != record.content_sha256:
         problem = "its content_sha256 is not the one in the record"
     if meta.get("tokenizer_sha256") is not None and f"{TOKENIZER}{META_NAME}" not in record.beside:
         problem = "its tokenizer is not in the record"
     if problem:
         raise NielsCacheError(f"{where}: {problem}; push the cache again")
-    return Published(
+    return PublishedBuild(
         family=record.family,
         name=record.name,
         meta=meta,

@@ -5,7 +5,8 @@ address, the object, and the code of the store's answer. It never quotes an answ
 credentials. For the same reason, obstore's errors are never set as the cause of an error.
 
 A request that fails for a short time is repeated with growing waits, and so is a request whose answer brings almost nothing for some time
-(`steady`). Memory: `put` maps one file, or holds a few pieces of a large one; `stream` holds one chunk. `record` defines the objects.
+(`raise_if_stalled`). Memory: `put` maps one file, or holds a few pieces of a large one; `stream` holds one chunk. `record` defines the
+objects.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from typing import Any, BinaryIO, Literal, NamedTuple, cast
 from urllib.parse import unquote
 
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError, PanicError, panics_as_errors
-from niels_cache_runtime.format.commit import writer_lock
-from niels_cache_runtime.format.meta import MOST_META_BYTES, sha256_file
+from niels_cache_runtime.format.commit import hold_lock
+from niels_cache_runtime.format.meta import MAX_META_BYTES, sha256_file
 from niels_cache_runtime.format.safe_open import name_problem
 
 SCHEMES = ("s3", "gs", "az", "file")
 STALL_SECONDS, STALL_BYTES = 30.0, 30_000  # a body with fewer bytes in this time is requested again
 SINGLE_PUT_BYTES = 1 << 30  # a larger file is sent in parts
-_MOST_PARTS = 9_000  # S3 allows 10,000
-_LEAST_PART_BYTES = 16 << 20
+_MAX_PARTS = 9_000  # S3 allows 10,000
+_MIN_PART_BYTES = 16 << 20
 _VARIABLES = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_"}  # prefixes of obstore's environment variables
 _CLIENT_KEYS: tuple[str, ...] = ("allow_http", "allow_invalid_certificates", "connect_timeout", "timeout", "read_timeout")
 _CLIENT_KEYS += ("proxy_url", "proxy_ca_certificate", "proxy_excludes")
@@ -46,7 +47,7 @@ _EXPIRED = "the credentials have expired; renew them, and run the same command a
 _REFUSED = "the store does not accept the credentials; check the variables of the environment that hold them"
 _DENIED = "access is denied; check the rights of these credentials"
 _NO_BUCKET = "there is no such bucket or container; check the address"
-_SAID = {
+_MESSAGES = {
     "ExpiredToken": _EXPIRED,
     "ExpiredTokenException": _EXPIRED,
     "TokenRefreshRequired": _EXPIRED,
@@ -71,7 +72,7 @@ _BY_CLASS = {
     "NotImplementedError": "the store does not support this request",
     "NotSupportedError": "the store does not support this request",
 }
-_BY_WORDS = (
+_MESSAGES_BY_TEXT = (
     ("scheme is not allowed", "the endpoint begins with http://; set AWS_ALLOW_HTTP=true to allow requests without encryption"),
     ("BadScheme", "the endpoint begins with http://; set AWS_ALLOW_HTTP=true to allow requests without encryption"),
     ("169.254.169.254", "no credentials were found; set them in the environment, as the store's documentation says"),
@@ -104,7 +105,7 @@ class ConflictError(RemoteError):
     """A PUT whose condition was not met: the object already exists, or has changed since the caller read it."""
 
 
-class Found(NamedTuple):
+class ObjectInfo(NamedTuple):
     """An object of a store.
 
     Attributes:
@@ -116,7 +117,7 @@ class Found(NamedTuple):
     sha256: str | None
 
 
-class Range(NamedTuple):
+class ObjectRange(NamedTuple):
     """A part of an object.
 
     Attributes:
@@ -132,7 +133,7 @@ class Range(NamedTuple):
     sha256: str | None
 
 
-class Listed(NamedTuple):
+class ListedObject(NamedTuple):
     """An object in a listing.
 
     Attributes:
@@ -203,7 +204,7 @@ def open_store(address: str, *, make: bool = False, is_hasty: bool = False) -> S
         folder = Path("/" + unquote(address.removeprefix("file://")).lstrip("/"))
         if not make and not folder.is_dir():
             raise MissingError(f"{address}: there is no such folder; check the address")
-        with _told(address, refusals):
+        with _as_remote_errors(address, refusals):
             return FolderStore(address, obstore, refusals, stores.LocalStore(folder, mkdir=True), folder=folder)
 
     prefix, open_any = _VARIABLES[address.partition("://")[0]], cast(Any, stores.from_url)
@@ -216,7 +217,7 @@ def open_store(address: str, *, make: bool = False, is_hasty: bool = False) -> S
         retry = {"max_retries": retries, "backoff": waits, "retry_timeout": timedelta(minutes=10)}
         return open_any(address, retry_config=retry, client_options=client)
 
-    with _told(address, refusals):
+    with _as_remote_errors(address, refusals):
         hasty = connect(_HASTY_RETRIES, **client)
         short = connect(_HASTY_RETRIES if is_hasty else _RETRIES, **{**client, "timeout": "5 minutes"})  # obstore buffers these answers
         state: _State = "version" if address.startswith("gs://") else "e_tag"
@@ -242,15 +243,15 @@ class Store:
         """Return the address of one object, for messages."""
         return f"{self.address}/{key}"
 
-    def head(self, key: str) -> Found:
+    def head(self, key: str) -> ObjectInfo:
         """Return the size and the recorded hash of an object.
 
         Raises:
             MissingError: If there is no such object.
         """
-        with self._told(key):
+        with self._as_remote_errors(key):
             result = self._obstore.get(self._short, key, options={"head": True})
-            return Found(result.meta["size"], result.attributes.get(_HASH_KEY))
+            return ObjectInfo(result.meta["size"], result.attributes.get(_HASH_KEY))
 
     def read(self, key: str, *, most_bytes: int) -> tuple[bytes, str | None]:
         """Return the content of a small object, and its state for `exchange`.
@@ -258,7 +259,7 @@ class Store:
         Raises:
             MissingError: If there is no such object.
         """
-        with self._told(key):
+        with self._as_remote_errors(key):
             result = self._obstore.get(self._remote, key)
             if result.meta["size"] > most_bytes:
                 raise RemoteError(f"{self.name_of(key)}: has {result.meta['size']} bytes, more than {most_bytes}; give another address")
@@ -271,22 +272,22 @@ class Store:
             MissingError: If there is no such object.
         """
         options = {"range": {"offset": start}} if start else {}
-        with self._told(key):
+        with self._as_remote_errors(key):
             # as the chunks come, about 400 kB each: waiting for more of them would hide a store that sends almost nothing
-            yield from steady(self._obstore.get(self._remote, key, options=options).stream(min_chunk_size=1), self.name_of(key))
+            yield from raise_if_stalled(self._obstore.get(self._remote, key, options=options).stream(min_chunk_size=1), self.name_of(key))
 
-    def read_range(self, key: str, length: int, *, start: int = 0) -> Range:
+    def read_range(self, key: str, length: int, *, start: int = 0) -> ObjectRange:
         """Return the content of an object from byte `start` to `start` + `length` - 1, with one request.
 
         Raises:
             MissingError: If there is no such object.
         """
-        with self._told(key):
+        with self._as_remote_errors(key):
             result = self._obstore.get(self._remote, key, options={"range": (start, start + length)})
-            return Range(self._content(key, result), result.meta["size"], result.meta["e_tag"], result.attributes.get(_HASH_KEY))
+            return ObjectRange(self._content(key, result), result.meta["size"], result.meta["e_tag"], result.attributes.get(_HASH_KEY))
 
     def _content(self, key: str, result: Any) -> bytes:
-        return b"".join(steady(result.stream(min_chunk_size=1), self.name_of(key)))
+        return b"".join(raise_if_stalled(result.stream(min_chunk_size=1), self.name_of(key)))
 
     def put(self, key: str, file: BinaryIO, content: memoryview, *, sha256: str) -> None:
         """Write an open file as one object, with its sha256 in the metadata. The object appears as a whole or not at all.
@@ -300,11 +301,11 @@ class Store:
         Raises:
             OSError: If the file cannot be read.
         """
-        with self._told(key):
+        with self._as_remote_errors(key):
             if len(content) <= SINGLE_PUT_BYTES:
                 self._put(key, content, attributes=self._attributes(sha256), use_multipart=False)
             else:
-                part = max(_LEAST_PART_BYTES, -(-len(content) // _MOST_PARTS))
+                part = max(_MIN_PART_BYTES, -(-len(content) // _MAX_PARTS))
                 self._put(key, file, attributes=self._attributes(sha256), use_multipart=True, chunk_size=part, max_concurrency=2)
 
     def create(self, key: str, content: bytes) -> None:
@@ -313,7 +314,7 @@ class Store:
         Raises:
             ConflictError: If the object exists.
         """
-        with self._told(key):
+        with self._as_remote_errors(key):
             self._put(key, content, mode="create", use_multipart=False)
 
     def exchange(self, key: str, content: bytes, *, state: str | None) -> None:
@@ -322,19 +323,19 @@ class Store:
         Raises:
             ConflictError: If the object has changed.
         """
-        with self._told(key):
+        with self._as_remote_errors(key):
             self._put(key, content, mode={self._state: state or ""}, use_multipart=False)
 
-    def list(self, folder: str = "") -> Iterator[Listed]:
+    def list(self, folder: str = "") -> Iterator[ListedObject]:
         """Yield the objects in a folder and its subfolders."""
-        with self._told(folder):
+        with self._as_remote_errors(folder):
             for chunk in self._obstore.list(self._short, folder or None, chunk_size=1000):
                 for each in chunk:
-                    yield Listed(each["path"], each["size"], each["last_modified"])
+                    yield ListedObject(each["path"], each["size"], each["last_modified"])
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete objects. An object that does not exist counts as deleted."""
-        with suppress(MissingError), self._told(keys[0]):
+        with suppress(MissingError), self._as_remote_errors(keys[0]):
             self._obstore.delete(self._remote, list(keys))
 
     def require_conditional_put(self) -> None:
@@ -353,7 +354,7 @@ class Store:
     def _is_written(self, mode: Any) -> bool:
         for seconds in (0.2, 1.0, 5.0, None):  # obstore does not repeat a PUT with conditions
             try:
-                with self._told(_PROBE):
+                with self._as_remote_errors(_PROBE):
                     self._obstore.put(self._hasty, _PROBE, _PROBE_CONTENT, mode=mode, use_multipart=False)
                 return True
             except ConflictError:
@@ -378,8 +379,8 @@ class Store:
     def _attributes(self, sha256: str) -> dict[str, str]:
         return {_HASH_KEY: sha256}
 
-    def _told(self, key: str) -> AbstractContextManager[None]:
-        return _told(self.name_of(key) if key else self.address, self._refusals)
+    def _as_remote_errors(self, key: str) -> AbstractContextManager[None]:
+        return _as_remote_errors(self.name_of(key) if key else self.address, self._refusals)
 
 
 class FolderStore(Store):
@@ -389,15 +390,15 @@ class FolderStore(Store):
         super().__init__(address, obstore, refusals, remote, hasty=remote, short=remote)
         self._folder = folder
 
-    def head(self, key: str) -> Found:
+    def head(self, key: str) -> ObjectInfo:
         found = super().head(key)
-        return Found(found.size, sha256_file(str(self._folder / key)))
+        return ObjectInfo(found.size, sha256_file(str(self._folder / key)))
 
     def exchange(self, key: str, content: bytes, *, state: str | None) -> None:
-        with writer_lock(self._folder / key, doing="push"):
-            if self.read(key, most_bytes=MOST_META_BYTES)[1] != state:
+        with hold_lock(self._folder / key, doing="push"):
+            if self.read(key, most_bytes=MAX_META_BYTES)[1] != state:
                 raise ConflictError(f"{self.name_of(key)}: changed since it was read")
-            with self._told(key):
+            with self._as_remote_errors(key):
                 self._put(key, content, use_multipart=False)
 
     def require_conditional_put(self) -> None:
@@ -407,7 +408,7 @@ class FolderStore(Store):
         return {}
 
 
-def steady(chunks: Iterable[Any], name: str) -> Iterator[memoryview]:
+def raise_if_stalled(chunks: Iterable[Any], name: str) -> Iterator[memoryview]:
     """Yield the chunks of a body, as long as it is not too slow.
 
     Args:
@@ -440,7 +441,7 @@ def _check_process(name: str) -> None:
 
 
 @contextmanager
-def _told(name: str, refusals: _Refusals) -> Iterator[None]:
+def _as_remote_errors(name: str, refusals: _Refusals) -> Iterator[None]:
     """Raise RemoteError for an error of obstore in the block. `name` is the address, for the message."""
     _check_process(name)
     try:
@@ -459,6 +460,6 @@ def _refusal(name: str, error: Exception) -> RemoteError:
     missing = "NoSuchKey" in text or (kind in ("FileNotFoundError", "NotFoundError") and code not in ("NoSuchBucket", "ContainerNotFound"))
     if missing:
         return MissingError(f"{name}: there is no such object; check the address", code=code)
-    known = _SAID.get(code) or _BY_CLASS.get(kind)
-    said = known or next((said for words, said in _BY_WORDS if words in text), "the store refused, or the connection broke")
+    known = _MESSAGES.get(code) or _BY_CLASS.get(kind)
+    said = known or next((said for words, said in _MESSAGES_BY_TEXT if words in text), "the store refused, or the connection broke")
     return RemoteError(f"{name}: {said}{f' ({code})' if code else ''}", code=code, is_transient=known is None)

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 from niels_cache_runtime.cache.checks import check_positive
-from niels_cache_runtime.cache.gather import PairMaker, WindowReader, draw, resolve_device
+from niels_cache_runtime.cache.gather import InputTargetMaker, WindowReader, draw_uniform, resolve_device
 from niels_cache_runtime.cache.opening import Verify, check_same_build, open_split
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Ints
-from niels_cache_runtime.remote.whole import Copy, Place
+from niels_cache_runtime.remote.split_location import Copy, SplitLocation
 
 
 def count_windows(shard_lengths: Ints, T: int) -> tuple[Ints, Ints]:
@@ -70,7 +70,7 @@ class PretrainTokenStreamDataset:
     ) -> None:
         self.T = T = check_positive("T", T)
         self.device = resolve_device(device)
-        self._place = Place.of(shards_dir, remote)
+        self._place = SplitLocation.of(shards_dir, remote)
         self.shards_dir, self._copy = self._place.whole()
         split = open_split(self.shards_dir, verify=verify)
         self.meta, mapped = split.meta, split.tokens
@@ -86,7 +86,7 @@ class PretrainTokenStreamDataset:
         self.total_windows = int(self._window_ends[-1])
         self._shard_offsets = mapped.shard_starts - window_starts
         self._reader = WindowReader(mapped, length=T + 1)
-        self._pairs = PairMaker(self.device)
+        self._pairs = InputTargetMaker(self.device)
 
     def get_batch(self, *, B: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
         """Return random windows, drawn with replacement, uniformly from all `total_windows`, by one call on `generator`.
@@ -101,7 +101,7 @@ class PretrainTokenStreamDataset:
         Raises:
             NielsCacheError: If B is not a positive whole number.
         """
-        windows = draw(self.total_windows, B=B, generator=generator)
+        windows = draw_uniform(self.total_windows, B=B, generator=generator)
         return self._pairs.pairs(self._reader.read(self._positions(windows)))
 
     def _positions(self, windows: Ints) -> Ints:

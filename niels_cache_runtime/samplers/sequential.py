@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from niels_cache_runtime.cache.checks import as_int, check_positive, check_whole
-from niels_cache_runtime.cache.gather import PairMaker, resolve_device
+from niels_cache_runtime.cache.gather import InputTargetMaker, resolve_device
 from niels_cache_runtime.cache.opening import Verify, check_same_build, listed_of_split, open_split
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import (
@@ -35,7 +35,7 @@ from niels_cache_runtime.format.layout import (
 from niels_cache_runtime.format.meta import Meta, content_sha256, is_foreign
 from niels_cache_runtime.format.npy_files import map_npy, read_npy_header
 from niels_cache_runtime.loader.state import check_values
-from niels_cache_runtime.remote.whole import Copy, Place
+from niels_cache_runtime.remote.split_location import Copy, SplitLocation
 
 STATE_VERSION = 1
 
@@ -118,7 +118,7 @@ class DatasetLoader:
         self.num_processes = check_positive("num_processes", num_processes)
         self.process_rank = check_whole("process_rank", process_rank, most=self.num_processes - 1)
         self.device = resolve_device(device)
-        self._place = Place.of(dataset_dir, remote)
+        self._place = SplitLocation.of(dataset_dir, remote)
         self.dataset_dir, self._copy = self._place.whole()
         self.meta, self._content, self._files = self._open(verify)
         self.files = {file.path.name: file.length for file in self._files}
@@ -136,7 +136,7 @@ class DatasetLoader:
             )
         self.epoch = 0
         self._next_chunk = 0  # the first chunk of the next group, the same on every rank
-        self._pairs = PairMaker(self.device)
+        self._pairs = InputTargetMaker(self.device)
         self._mapped: tuple[_TokenFile, Array] | None = None
 
     def get_batch(self) -> tuple[torch.Tensor, torch.Tensor]:

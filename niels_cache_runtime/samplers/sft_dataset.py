@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from niels_cache_runtime.cache.gather import PairMaker, draw, resolve_device, send
+from niels_cache_runtime.cache.gather import InputTargetMaker, draw_uniform, resolve_device, to_device
 from niels_cache_runtime.cache.opening import Verify, check_same_build
 from niels_cache_runtime.format.layout import IGNORE_INDEX
-from niels_cache_runtime.loader.mixture import Located
-from niels_cache_runtime.loader.packing.kept import LossOn, Overflow
 from niels_cache_runtime.loader.packing.rows import PackedExamples
+from niels_cache_runtime.loader.packing.truncation import LossOn, Overflow
 from niels_cache_runtime.loader.preference.batch import PreferenceBatch, PreferenceMaker
 from niels_cache_runtime.loader.preference.rows import PackedPairs
-from niels_cache_runtime.remote.whole import Copy, Place, whole_pair
+from niels_cache_runtime.loader.run_order import SampleLocations
+from niels_cache_runtime.remote.split_location import Copy, SplitLocation, whole_pair
 
 
 class SFTExampleDataset:
@@ -84,7 +84,7 @@ class SFTExampleDataset:
     def _use(self, rows: PackedExamples) -> None:
         self._rows, self.T, self.meta, self.eot_id, self.asst_id = rows, rows.T, rows.meta, rows.eot_id, rows.asst_id
         self.examples_without_target = rows.report().dropped.get("without_target", 0)
-        self._pairs = PairMaker(self.device)
+        self._pairs = InputTargetMaker(self.device)
 
     def get_batch(self, *, B: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return random examples, drawn with replacement, uniformly from all examples with a target, by one call on `generator`.
@@ -99,10 +99,10 @@ class SFTExampleDataset:
         Raises:
             NielsCacheError: If B is not a positive whole number.
         """
-        rows = self._rows.read(draw(self._rows.samples, B=B, generator=generator), epoch=0)
+        rows = self._rows.read(draw_uniform(self._rows.samples, B=B, generator=generator), epoch=0)
         x, y = self._pairs.pairs(rows.tokens)
         assert rows.targets is not None
-        return x, y, torch.where(send(np.ascontiguousarray(rows.targets), self.device), y, IGNORE_INDEX)
+        return x, y, torch.where(to_device(np.ascontiguousarray(rows.targets), self.device), y, IGNORE_INDEX)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"given": self._given, "device": self.device, "rows": self._rows.__getstate__()}
@@ -150,7 +150,7 @@ class PreferenceDataset:
         remote: Copy | None = None,
     ) -> None:
         self._settings: dict[str, Any] = {"T": T, "device": device, "loss_on": loss_on, "overflow": overflow, "remote": remote}
-        local, self._copy = Place.of(folder, remote).whole()
+        local, self._copy = SplitLocation.of(folder, remote).whole()
         self._pairs = PackedPairs(local, T=T, seed=0, loss_on=loss_on, overflow=overflow, pack=False, shuffle=False, verify=verify)
         self.T, self.folder, self.meta = self._pairs.T, folder, self._pairs.meta
         self.device = resolve_device(device)
@@ -172,9 +172,9 @@ class PreferenceDataset:
         Raises:
             NielsCacheError: If B is not a positive whole number.
         """
-        chosen = draw(len(self), B=B, generator=generator)
+        chosen = draw_uniform(len(self), B=B, generator=generator)
         zeros = np.zeros(len(chosen), dtype=np.int64)
-        return self._maker.make(Located(zeros, zeros, chosen, same=(0, 0)))
+        return self._maker.make(SampleLocations(zeros, zeros, chosen, same=(0, 0)))
 
     def __getstate__(self) -> dict[str, Any]:
         return {"folder": self.folder, "settings": self._settings, "meta": self.meta}

@@ -22,15 +22,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from niels_cache_runtime.cache.opening import TRIES
+from niels_cache_runtime.cache.opening import OPEN_TRIES
 from niels_cache_runtime.errors import NielsCacheError, escaped
-from niels_cache_runtime.format.described import NO_CACHE, describe
 from niels_cache_runtime.format.layout import META_NAME, parts_root, tokenizer_dir
-from niels_cache_runtime.format.meta import place_problem
-from niels_cache_runtime.format.reading import Look, hash_files
-from niels_cache_runtime.verify.folder import Finding, Kind, VerifiedFolder
+from niels_cache_runtime.format.meta import location_problem
+from niels_cache_runtime.format.path_kind import NO_CACHE, describe
+from niels_cache_runtime.format.reading import BlockConsumer, hash_files
+from niels_cache_runtime.verify.folder import Finding, FindingKind, VerifiedFolder
 
-__all__ = ["Finding", "Kind", "find_folders", "notes", "verify_cache", "verify_dataset", "verify_folders"]
+__all__ = ["Finding", "FindingKind", "find_folders", "notes", "verify_cache", "verify_dataset", "verify_folders"]
 
 _ONE = ("tokenizer", "duplicates")
 _MANY = ("pretrain", "sft", "corpus", "index")
@@ -80,13 +80,13 @@ def find_folders(root: str | Path, *, names: Sequence[str] | None = None) -> lis
 
 def _no_root(path: Path, advice: str) -> NielsCacheError:
     found = describe(path)
-    said = NO_CACHE if found.kind == "root" else found.said  # it looks like a root, but its folders are links to nowhere
+    said = NO_CACHE if found.kind == "root" else found.clause  # it looks like a root, but its folders are links to nowhere
     return NielsCacheError(f"{path}: {said}; {found.root_advice if found.kind != 'root' and found.roots else advice}")
 
 
 def stray_findings(root: str | Path) -> Iterator[Finding]:
     """Yield a finding for each entry that lies where only data sets may lie, but is not a data set."""
-    for path, problem in _places(Path(root)):
+    for path, problem in _dataset_folders(Path(root)):
         if problem is not None:
             yield Finding(kind="files", folder=str(path.parent), path=path.name, problem=problem)
 
@@ -102,19 +102,19 @@ def notes(root: str | Path, folders: Sequence[VerifiedFolder] = (), *, beside: b
     root = Path(root)
     said = [line for folder in folders for line in folder.notes()]
     if (root / META_NAME).exists():
-        return said + [escaped(line) for folder in folders for line in _renamed(folder)]
-    return said + [escaped(line) for line in _beside(root)] if beside else said
+        return said + [escaped(line) for folder in folders for line in _name_notes(folder)]
+    return said + [escaped(line) for line in _root_notes(root)] if beside else said
 
 
-def _renamed(folder: VerifiedFolder) -> Iterator[str]:
+def _name_notes(folder: VerifiedFolder) -> Iterator[str]:
     """Yield a line if the user gave the path of a folder, and the folder does not have the name of its data set. This is allowed."""
     named = (folder.meta or {}).get("dataset_name")
     if named not in (None, folder.path.absolute().name):
         yield f"{folder.path}: is the data set {named!r:.80}, by its meta.json"
 
 
-def _beside(root: Path) -> Iterator[str]:
-    for path, problem in _places(root):
+def _root_notes(root: Path) -> Iterator[str]:
+    for path, problem in _dataset_folders(root):
         if problem is None and path.is_symlink():
             yield f"{path}: is a link; its target {os.path.realpath(path)} is verified"
     for path in (*_hidden(root), *(path for name in _MANY for path in _hidden(root / name))):
@@ -136,7 +136,7 @@ def _kind(path: Path) -> str:
     return Path(path.stem).suffix if path.suffix[1:].isdecimal() else path.suffix
 
 
-def _places(root: Path) -> Iterator[tuple[Path, str | None]]:
+def _dataset_folders(root: Path) -> Iterator[tuple[Path, str | None]]:
     """Yield every folder of data sets and every entry in it, each with its problem or None."""
     for name in _ONE:
         yield root / name, _stray_problem(root / name)
@@ -212,7 +212,7 @@ def verify_dataset(
     """
     verified = VerifiedFolder(Path(folder))
     findings = _verify([verified], quick=quick, threads=threads, progress=progress)
-    return findings if name is None else [*findings, *_place_finding(verified, family=verified.path.absolute().parent.name, name=name)]
+    return findings if name is None else [*findings, *_location_finding(verified, family=verified.path.absolute().parent.name, name=name)]
 
 
 def verify_cache(
@@ -266,11 +266,11 @@ def verify_folders(
     """
     findings = _verify(folders, quick=quick, threads=threads, progress=progress)
     if not (Path(root) / META_NAME).exists():  # otherwise `root` is one data set
-        findings += [*_place_findings(Path(root), folders), *(stray_findings(root) if beside else ())]
+        findings += [*_location_findings(Path(root), folders), *(stray_findings(root) if beside else ())]
     return findings
 
 
-def _place_findings(root: Path, folders: Sequence[VerifiedFolder]) -> Iterator[Finding]:
+def _location_findings(root: Path, folders: Sequence[VerifiedFolder]) -> Iterator[Finding]:
     """Yield the findings about places below a cache root.
 
     A folder may hold a different data set or kind, or the tokenizer may be missing.
@@ -283,7 +283,7 @@ def _place_findings(root: Path, folders: Sequence[VerifiedFolder]) -> Iterator[F
         for family in HAVE_PARTS:
             if folder.path.parent.parent == parts_root(root, family):
                 place, name = family, f"{place}/{name}"
-        yield from _place_finding(folder, family=place, name=name)
+        yield from _location_finding(folder, family=place, name=name)
         if folder.meta.get("tokenizer_sha256") is not None:
             need_tokenizer.append(folder.path.name)
     if need_tokenizer and not tokenizer_dir(root).is_dir():
@@ -291,14 +291,14 @@ def _place_findings(root: Path, folders: Sequence[VerifiedFolder]) -> Iterator[F
         yield Finding(kind="tokenizer", folder=str(tokenizer_dir(root)), path=META_NAME, problem=problem)
 
 
-def _place_finding(folder: VerifiedFolder, *, family: str, name: str) -> Iterator[Finding]:
-    problem = None if folder.meta is None else place_problem(folder.meta, family=family, name=name)
+def _location_finding(folder: VerifiedFolder, *, family: str, name: str) -> Iterator[Finding]:
+    problem = None if folder.meta is None else location_problem(folder.meta, family=family, name=name)
     if problem is not None:
         yield Finding(kind="content", folder=str(folder.path), path=META_NAME, problem=problem)
 
 
 def _verify(
-    folders: Sequence[VerifiedFolder], *, quick: bool, threads: int | None, progress: OnProgress | None, tries: int = TRIES
+    folders: Sequence[VerifiedFolder], *, quick: bool, threads: int | None, progress: OnProgress | None, tries: int = OPEN_TRIES
 ) -> list[Finding]:
     """Return all findings. If a folder has findings and was rebuilt during the verification, it is verified again, without progress."""
     done = 0
@@ -309,13 +309,13 @@ def _verify(
         if progress is not None:
             progress(done, total)
 
-    looks: dict[Path, Look | None] = {}
+    looks: dict[Path, BlockConsumer | None] = {}
     sizes: dict[Path, int] = {}
     if not quick:
         for folder in folders:
             looks |= folder.plan()
             sizes |= {folder.path / path: size for path, size in folder.found.items()}
-    same = _read_elsewhere(looks)
+    same = _hard_links_read(looks)
     looks = {path: look for path, look in looks.items() if path not in same}
     total = sum(sizes[path] for path in looks)
     hashes = hash_files(looks, sizes=sizes, threads=threads, on_bytes=on_bytes)
@@ -327,14 +327,14 @@ def _verify(
             if tries > 1:
                 found = _verify([VerifiedFolder(folder.path)], quick=quick, threads=threads, progress=None, tries=tries - 1)
             else:
-                problem = f"was rebuilt {TRIES} times while it was verified; verify it again when the build is done"
+                problem = f"was rebuilt {OPEN_TRIES} times while it was verified; verify it again when the build is done"
                 found = [Finding(kind="files", folder=str(folder.path), path=META_NAME, problem=problem)]
         findings += found
     return findings
 
 
-def _read_elsewhere(looks: Mapping[Path, Look | None]) -> dict[Path, Path]:
-    """Return the files without a `Look` that are hard links to another file of `looks`, and for each of them that other file.
+def _hard_links_read(looks: Mapping[Path, BlockConsumer | None]) -> dict[Path, Path]:
+    """Return the files without a `BlockConsumer` that are hard links to another file of `looks`, and for each of them that other file.
 
     The shards of a part are linked into the data set that was joined from it, and are read only there.
     """

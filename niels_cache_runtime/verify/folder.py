@@ -13,18 +13,26 @@ from typing import Literal, TypeVar
 from niels_cache_runtime.cache.opening import FileEntries, current_tokenizer_sha256, listed_files, read_build, tokenizer_problem
 from niels_cache_runtime.errors import NielsCacheError, escaped
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, SPLITS, parts_root, tokenizer_model_name
-from niels_cache_runtime.format.meta import UNVERIFIABLE, Meta, canonical_json, content_sha256, is_content, is_foreign, load_meta
+from niels_cache_runtime.format.meta import UNVERIFIABLE, Meta, canonical_json, content_sha256, is_foreign, is_hashed_content, load_meta
 from niels_cache_runtime.format.meta_keys import form_problem
-from niels_cache_runtime.format.reading import Look, find_files
-from niels_cache_runtime.verify.invariants import Part, Problem, as_problem, foreign_parts, foreign_size_problems, pretrain_parts, sft_parts
+from niels_cache_runtime.format.reading import BlockConsumer, find_files
+from niels_cache_runtime.verify.invariants import (
+    Problem,
+    SplitCheck,
+    foreign_checks,
+    foreign_size_problems,
+    pretrain_checks,
+    problem_of_error,
+    sft_checks,
+)
 
 # The docstring of Finding explains these kinds.
-Kind = Literal["content", "files", "tokenizer", "recorded"]
+FindingKind = Literal["content", "files", "tokenizer", "recorded"]
 _Item = TypeVar("_Item")
 Hashes = Mapping[Path, str | NielsCacheError]
 
-_PARTS: dict[str, Callable[[Meta, Path, Mapping[str, int]], Iterator[Part]]] = {"pretrain": pretrain_parts, "sft": sft_parts}
-_MOST_NAMED = 8  # the most names of entries beside a data set that one note has
+_PARTS: dict[str, Callable[[Meta, Path, Mapping[str, int]], Iterator[SplitCheck]]] = {"pretrain": pretrain_checks, "sft": sft_checks}
+_MAX_NAMED = 8  # the most names of entries beside a data set that one note has
 _FILES_ALONE = ("corpus", "duplicates", "index")  # for these kinds, only names, sizes and hashes of files are verified
 
 
@@ -40,7 +48,7 @@ class Finding:
         problem: One clause that says what is wrong.
     """
 
-    kind: Kind
+    kind: FindingKind
     folder: str
     path: str
     problem: str
@@ -76,13 +84,13 @@ class VerifiedFolder:
         self.path = path if path.parts else path.absolute()  # errors begin with the folder's path; for "." they would not
         self._build = read_build(path)
         found = find_files(path)
-        self.found, strange = found.sizes, found.strange
+        self.found, strange = found.sizes, found.irregular
         self.found.pop(META_NAME, None)
-        self._unread, self._empty = found.unread, found.empty
+        self._unread, self._empty = found.unreadable, found.empty
         self._damage: list[Problem] = [*strange.items()]
         self._listed: FileEntries = {}
-        self._parts: list[Part] = []
-        self._stopped: dict[Part | None, Problem] = {}  # the key None stands for the making of the parts
+        self._parts: list[SplitCheck] = []
+        self._stopped: dict[SplitCheck | None, Problem] = {}  # the key None stands for the making of the parts
         self.meta: Meta | None = None
         self.is_unverifiable = False
         if META_NAME in strange:
@@ -99,12 +107,12 @@ class VerifiedFolder:
                 )
             self.meta = meta
         except (NielsCacheError, OSError) as error:
-            self._listed = self._vouched_for()
-            path_of, problem = as_problem(NielsCacheError(error), path)
+            self._listed = self._covered_files()
+            path_of, problem = problem_of_error(NielsCacheError(error), path)
             compared = "only the files that its content_sha256 covers" if self._listed else "none of its files"
             self._damage.append((path_of, f"{problem} ({compared} could be compared)"))
 
-    def _vouched_for(self) -> FileEntries:
+    def _covered_files(self) -> FileEntries:
         """Return the files in the list of a damaged meta.json that are certain, because content_sha256 covers and confirms them.
 
         So damage of the list is not reported as damage of a file.
@@ -115,7 +123,7 @@ class VerifiedFolder:
             intact = content_sha256(listed) == meta.get("content_sha256")
         except (NielsCacheError, ValueError, RecursionError, AttributeError):
             return {}
-        return {path: entry for path, entry in listed.items() if intact and is_content(path)}
+        return {path: entry for path, entry in listed.items() if intact and is_hashed_content(path)}
 
     def notes(self) -> list[str]:
         """Return at most two lines: one says that nothing can be verified, the other names harmless entries that were not read."""
@@ -126,8 +134,8 @@ class VerifiedFolder:
         beside = sorted([*self._unread, *(f"{path}/ (empty)" for path in self._empty if path not in (*places, "."))])
         if not beside:
             return said
-        more = f" and {len(beside) - _MOST_NAMED} more" if len(beside) > _MOST_NAMED else ""
-        named = ", ".join(beside[:_MOST_NAMED])
+        more = f" and {len(beside) - _MAX_NAMED} more" if len(beside) > _MAX_NAMED else ""
+        named = ", ".join(beside[:_MAX_NAMED])
         return [*said, escaped(f"{self.path}: not part of the data set, and not verified: {named}{more}; remove what you do not need")]
 
     def was_rebuilt(self) -> bool:
@@ -137,20 +145,20 @@ class VerifiedFolder:
         """
         return read_build(self.path) != self._build
 
-    def plan(self) -> dict[Path, Look | None]:
-        """Return the files to read, and for each file the `Look` (a function that gets the blocks of the file), or None."""
+    def plan(self) -> dict[Path, BlockConsumer | None]:
+        """Return the files to read, and for each file the `BlockConsumer` (a function that gets the blocks of the file), or None."""
         listed = {path: size for path, size in self.found.items() if self.is_unverifiable or path in self._listed}
         if self.meta is None:
             return {self.path / path: None for path in listed}
         if self.meta.get("built") is False:
             return {}
-        make_parts = foreign_parts if self.is_unverifiable else _PARTS.get(str(self.meta.get("kind")))
+        make_parts = foreign_checks if self.is_unverifiable else _PARTS.get(str(self.meta.get("kind")))
         if _is_in_parts_root(self.path):  # a part of a data set: its content is checked in the data set
             make_parts = None
         if make_parts is not None:
             for part in self._guarded(None, make_parts(self.meta, self.path, listed)):
                 self._parts.append(part)
-        looks = {path: self._watched(part, look) for part in self._parts for path, look in part.looks.items()}
+        looks = {path: self._guard_consumer(part, look) for part in self._parts for path, look in part.consumers.items()}
         return {self.path / path: looks.get(path) for path in (looks if self.is_unverifiable else listed)}
 
     def findings(self, hashes: Hashes | None) -> Iterator[Finding]:
@@ -159,7 +167,7 @@ class VerifiedFolder:
         Args:
             hashes: The hashes of the files in `plan`. None means that no file was read, and then only names and sizes are compared.
         """
-        problems: dict[Kind, Iterable[Problem]] = {"files": self._damage}
+        problems: dict[FindingKind, Iterable[Problem]] = {"files": self._damage}
         if self.meta is not None and self.meta.get("built") is False:
             problems["files"] = [*self._damage, *((path, 'lies here though meta.json says "built": false') for path in self.found)]
         elif self.meta is None:
@@ -176,7 +184,7 @@ class VerifiedFolder:
         """Yield differences between the files on disk and the files that meta.json lists, by name, size and hash."""
         if self.is_unverifiable:
             unread = [sha256 for sha256 in (hashes or {}).values() if isinstance(sha256, NielsCacheError)]
-            yield from (as_problem(error, self.path) for error in unread if str(error).startswith(f"{self.path}/"))
+            yield from (problem_of_error(error, self.path) for error in unread if str(error).startswith(f"{self.path}/"))
             return
         for path in sorted(self._listed.keys() - self.found.keys() - dict(self._damage).keys()):
             yield path, "missing, though meta.json lists it"
@@ -188,7 +196,7 @@ class VerifiedFolder:
             if self.found[path] != listed["bytes"]:
                 yield path, f"has {self.found[path]} bytes, but meta.json says {listed['bytes']}"
             elif isinstance(sha256, NielsCacheError):
-                yield as_problem(sha256, self.path)
+                yield problem_of_error(sha256, self.path)
             elif sha256 not in (None, listed["sha256"]):
                 yield path, "its sha256 is not the one in meta.json"
 
@@ -231,7 +239,7 @@ class VerifiedFolder:
         if problem:
             yield META_NAME, problem
 
-    def _watched(self, part: Part, look: Look) -> Look:
+    def _guard_consumer(self, part: SplitCheck, look: BlockConsumer) -> BlockConsumer:
         """Return a wrapper of `look` that does nothing after an exception has stopped the check of this part of the folder."""
 
         def watched(block: memoryview) -> None:
@@ -243,7 +251,7 @@ class VerifiedFolder:
 
         return watched
 
-    def _guarded(self, part: Part | None, items: Iterable[_Item]) -> Iterator[_Item]:
+    def _guarded(self, part: SplitCheck | None, items: Iterable[_Item]) -> Iterator[_Item]:
         """Yield the items until an exception ends them. The exception becomes a problem of the checked part.
 
         Any exception is accepted here, because numpy raises many different ones for a broken file.
@@ -255,5 +263,5 @@ class VerifiedFolder:
 
     def _problem(self, error: Exception) -> Problem:
         if isinstance(error, NielsCacheError):
-            return as_problem(error, self.path)
+            return problem_of_error(error, self.path)
         return META_NAME, f"cannot be checked: {type(error).__name__}: {error}"

@@ -48,14 +48,14 @@ from niels_cache_runtime.format.layout import (
 )
 from niels_cache_runtime.format.meta import Meta, foreign_family
 from niels_cache_runtime.format.meta_keys import is_count
-from niels_cache_runtime.format.reading import Look
-from niels_cache_runtime.verify.offset_file import Kind, OffsetFile, check_target_files
+from niels_cache_runtime.format.reading import BlockConsumer
+from niels_cache_runtime.verify.offset_file import OffsetFile, OffsetKind, check_target_files
 
 Problem = tuple[str, str]
 _COUNTED = ("shards", "tokens", "documents")
 
 
-class JoinedParts:
+class SplitParts:
     """The parts of one split. Without parts, the split counts as one part.
 
     Raises:
@@ -116,22 +116,22 @@ def _count(entry: dict[str, Any], key: str, split: Split) -> Any:
 ROLES = ("sys", "usr", "asst")
 
 
-class Part(Protocol):
+class SplitCheck(Protocol):
     """A part of a data set that is checked: a split, or meta.json alone.
 
     Attributes:
         inputs: The relative paths of the files that its problems depend on.
-        looks: For each relative path, a function that gets the blocks of this file, in order.
+        consumers: For each relative path, a function that gets the blocks of this file, in order.
     """
 
     inputs: frozenset[str]
-    looks: dict[str, Look]
+    consumers: dict[str, BlockConsumer]
 
     def problems(self) -> Iterator[Problem]:
-        """Yield the problems. Call this after each function in `looks` has got all blocks of its file."""
+        """Yield the problems. Call this after each function in `consumers` has got all blocks of its file."""
 
 
-def pretrain_parts(meta: Meta, folder: Path, sizes: Mapping[str, int]) -> Iterator[Part]:
+def pretrain_checks(meta: Meta, folder: Path, sizes: Mapping[str, int]) -> Iterator[SplitCheck]:
     """Yield the parts of a pretrain data set. They check shard sizes, totals, ids and documents of both splits.
 
     Args:
@@ -143,15 +143,15 @@ def pretrain_parts(meta: Meta, folder: Path, sizes: Mapping[str, int]) -> Iterat
         NielsCacheError: If meta.json lacks a key that the checks need.
     """
     dtype = token_dtype_of(meta)
-    vocab_size, eot = _known_or_not(meta, dtype)
-    yield MetaPart(lambda: _pretrain_meta_problems(meta, vocab_size, dtype))
+    vocab_size, eot = _vocab_size_and_eot(meta, dtype)
+    yield MetaCheck(lambda: _pretrain_meta_problems(meta, vocab_size, dtype))
     roles = [special_id(meta, role) for role in ROLES if meta["special_token_ids"].get(role) is not None]
     bos = special_id(meta, "bos") if meta["special_token_ids"].get("bos") is not None else None
     for split in SPLITS:
         yield _PretrainSplit(meta, folder, split, sizes, ids=SpecialIds(vocab_size, eot, roles, bos=bos), dtype=dtype)
 
 
-def _known_or_not(meta: Meta, dtype: np.dtype) -> tuple[int, int | None]:
+def _vocab_size_and_eot(meta: Meta, dtype: np.dtype) -> tuple[int, int | None]:
     """Return the vocabulary size and the EOT id (end-of-text token). Both may be unknown (null in meta.json) for imported tokens.
 
     If the size is unknown, the largest that the dtype allows is returned. If the EOT id is unknown, None is returned, and no document must
@@ -164,12 +164,12 @@ def _known_or_not(meta: Meta, dtype: np.dtype) -> tuple[int, int | None]:
     return max_vocab_size(dtype) if no_size else number(meta, "vocab_size"), None if no_eot else special_id(meta, "eot")
 
 
-class MetaPart:
+class MetaCheck:
     """The part that checks meta.json alone. It reads no other file."""
 
     def __init__(self, problems: Callable[[], Iterator[Problem]]) -> None:
         self.inputs: frozenset[str] = frozenset()
-        self.looks: dict[str, Look] = {}
+        self.consumers: dict[str, BlockConsumer] = {}
         self.problems = problems
 
 
@@ -225,13 +225,13 @@ class _PretrainSplit:
         self._ends, self._ends_problem = read_offsets(
             folder, self._ends_path, "doc_ends", meta, sizes, token_count=self._token_count, needed=self._token_count > 0
         )
-        self._parts = JoinedParts(meta, split)
+        self._parts = SplitParts(meta, split)
         position, self._shards = 0, {}
         for path, size in self._sizes.items():
             self._shards[path] = _Shard(ids, self._ends, position, dtype, append_eot=meta.get("append_eot") is True)
             position += size // dtype.itemsize
         self.inputs = frozenset({*self._listed, self._ends_path})
-        self.looks: dict[str, Look] = {path: shard.look_at for path, shard in self._shards.items()}
+        self.consumers: dict[str, BlockConsumer] = {path: shard.add_block for path, shard in self._shards.items()}
 
     def problems(self) -> Iterator[Problem]:
         meta, split, shards = self._meta, self._split, self._shards.values()
@@ -282,7 +282,7 @@ class _Shard:
         self.too_large = -1
         self.sentinels = self.eot_tokens = self.unclosed = self.unopened = self.inner_bos_tokens = 0
 
-    def look_at(self, block: memoryview) -> None:
+    def add_block(self, block: memoryview) -> None:
         tokens = tokens_of(block, self._dtype)
         unusual, closed, opened = self._ids.unusual(tokens), 0, 0
         if self._ends is not None:
@@ -366,7 +366,7 @@ def special_id(meta: Meta, key: str) -> int:
     return number(ids if isinstance(ids, dict) else {}, key)
 
 
-def as_problem(error: NielsCacheError, folder: Path) -> Problem:
+def problem_of_error(error: NielsCacheError, folder: Path) -> Problem:
     """Return an error as a problem, which is a pair (path, clause).
 
     If its message begins with a file of `folder`, the path is that file and the clause is the rest of the message. Any other error is about
@@ -400,7 +400,7 @@ def total_problems(meta: Meta, key: str, found: int) -> Iterator[Problem]:
 
 
 def read_offsets(
-    folder: Path, path: str, kind: Kind, meta: Meta, sizes: Mapping[str, int], *, token_count: int, needed: bool
+    folder: Path, path: str, kind: OffsetKind, meta: Meta, sizes: Mapping[str, int], *, token_count: int, needed: bool
 ) -> tuple[OffsetFile | None, Problem | None]:
     """Return (offsets, None), or (None, problem) if the offsets have a problem.
 
@@ -412,10 +412,10 @@ def read_offsets(
     try:
         return OffsetFile(folder / path, kind, token_count=token_count), None
     except NielsCacheError as error:
-        return None, as_problem(error, folder)
+        return None, problem_of_error(error, folder)
 
 
-def foreign_parts(meta: Meta, folder: Path, sizes: Mapping[str, int]) -> Iterator[Part]:
+def foreign_checks(meta: Meta, folder: Path, sizes: Mapping[str, int]) -> Iterator[SplitCheck]:
     """Yield the parts of both splits, if another program wrote meta.json.
 
     Args:
@@ -449,9 +449,9 @@ class _ForeignSplit:
         self._missing = [name for name in self._needed if name not in sizes]
         self._largest = dict.fromkeys(self._files, -1)
         self.inputs = frozenset(self._files)
-        self.looks: dict[str, Look] = {name: self._looking_at(name) for name in self._files}
+        self.consumers: dict[str, BlockConsumer] = {name: self._consumer(name) for name in self._files}
 
-    def _looking_at(self, name: str) -> Look:
+    def _consumer(self, name: str) -> BlockConsumer:
         def look(block: memoryview) -> None:
             self._largest[name] = max(self._largest[name], int(tokens_of(block, self._dtype).max(initial=0)))
 
@@ -484,10 +484,10 @@ class _ForeignSplit:
                 found = len(OffsetFile(self._folder / starts, "example_starts", token_count=self._tokens))
                 yield from total_problems(self._meta, f"{self._split}_examples", found)
         except NielsCacheError as error:
-            yield as_problem(error, self._folder)
+            yield problem_of_error(error, self._folder)
 
 
-def sft_parts(meta: Meta, folder: Path, sizes: Mapping[str, int]) -> Iterator[Part]:
+def sft_checks(meta: Meta, folder: Path, sizes: Mapping[str, int]) -> Iterator[SplitCheck]:
     """Yield the parts that check meta.json and both splits of an SFT data set.
 
     Args:
@@ -501,7 +501,7 @@ def sft_parts(meta: Meta, folder: Path, sizes: Mapping[str, int]) -> Iterator[Pa
     dtype = token_dtype_of(meta)
     roles = [] if "template" in meta else [special_id(meta, role) for role in ROLES]
     ids = SpecialIds(number(meta, "vocab_size"), special_id(meta, "eot"), roles)
-    yield MetaPart(lambda: _meta_problems(meta, ids.vocab_size, dtype))
+    yield MetaCheck(lambda: _meta_problems(meta, ids.vocab_size, dtype))
     for split in SPLITS:
         yield _SftSplit(meta, folder, split, sizes, ids=ids, dtype=dtype)
 
@@ -520,7 +520,7 @@ class _SftSplit:
         self._messages = _Messages(ids, self._starts if ids.roles else None, token_count=self._token_count, dtype=dtype)
         self._of_spans = (targets_name(split), target_ends_name(split)) if has_spans(meta) else ()
         self.inputs = frozenset({self._path, idx_path, *self._of_spans})
-        self.looks: dict[str, Look] = {self._path: self._messages.look_at} if self._path in sizes else {}
+        self.consumers: dict[str, BlockConsumer] = {self._path: self._messages.add_block} if self._path in sizes else {}
 
     def problems(self) -> Iterator[Problem]:
         for name in (self._path, *self._of_spans):
@@ -576,15 +576,15 @@ class _Messages:
         self._answered = self._roleless = self._inside = self._after_eot = self._unclosed = 0
         self.too_large = -1
 
-    def look_at(self, block: memoryview) -> None:
+    def add_block(self, block: memoryview) -> None:
         tokens = tokens_of(block, self._dtype)
         places, ids = self._ids.find(tokens)
         self.too_large = max(self.too_large, self._ids.too_large(ids))
         if self._starts is not None and len(tokens):
-            self._look_at_messages(self._starts, tokens, places, ids)
+            self._check_messages(self._starts, tokens, places, ids)
         self._position += len(tokens)
 
-    def _look_at_messages(self, starts: OffsetFile, tokens: Tokens, places: Ints, ids: Tokens) -> None:
+    def _check_messages(self, starts: OffsetFile, tokens: Tokens, places: Ints, ids: Tokens) -> None:
         first, begins = starts.within(self._position, len(tokens))
         _, last_tokens = starts.within(self._position + 1, len(tokens))
         if self._position + len(tokens) == self._token_count and len(starts):

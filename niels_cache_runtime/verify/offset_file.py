@@ -18,7 +18,7 @@ from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, IDX_DTYPE, TARGETS
 from niels_cache_runtime.format.npy_files import read_npy_header
 from niels_cache_runtime.format.safe_open import open_regular
 
-Kind = Literal["doc_ends", "example_starts"]
+OffsetKind = Literal["doc_ends", "example_starts"]
 
 _STEP = 4096
 _KINDS = {"doc_ends": (DOC_ENDS_DTYPE, check_doc_ends), "example_starts": (IDX_DTYPE, check_example_starts)}
@@ -84,7 +84,7 @@ class OffsetFile(NpyRows):
         NielsCacheError: If the file cannot be read, or breaks the rules of `map_doc_ends` or `map_example_starts` in `mmap`.
     """
 
-    def __init__(self, path: Path, kind: Kind, *, token_count: int) -> None:
+    def __init__(self, path: Path, kind: OffsetKind, *, token_count: int) -> None:
         dtype, check = _KINDS[kind]
         super().__init__(path, dtype)
         check(path, self, token_count=token_count)

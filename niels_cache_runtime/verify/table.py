@@ -13,7 +13,7 @@ COLUMNS = ("data set", "family", "files", "bytes", "result")
 NUMBERS = ("files", "bytes")
 
 
-Outcome = Literal["sound", "findings", "unverifiable", "off"]
+FolderOutcome = Literal["sound", "findings", "unverifiable", "off"]
 
 
 class Result(NamedTuple):
@@ -32,7 +32,7 @@ class Result(NamedTuple):
     family: str
     files: int
     bytes: int
-    outcome: Outcome
+    outcome: FolderOutcome
     result: str
 
     def cells(self) -> tuple[str, ...]:
@@ -46,14 +46,14 @@ def results(root: str | Path, folders: Sequence[VerifiedFolder], findings: Seque
     for folder in folders:
         place, count = folder.path.absolute(), counts[str(folder.path)]
         family = place.name if folder.path.parent == Path(root) else place.parent.name
-        outcome, result = _judged(folder, count, quick=quick)
+        outcome, result = _folder_outcome(folder, count, quick=quick)
         rows.append(Result(place.name, family, len(folder.found), sum(folder.found.values()), outcome, result))
     return rows
 
 
-def _judged(folder: VerifiedFolder, findings: int, *, quick: bool) -> tuple[Outcome, str]:
+def _folder_outcome(folder: VerifiedFolder, findings: int, *, quick: bool) -> tuple[FolderOutcome, str]:
     if findings:
-        return "findings", _counted(findings, "finding")
+        return "findings", _format_count(findings, "finding")
     if folder.meta is not None and folder.meta.get("built") is False:
         return "off", "switched off"
     if folder.is_unverifiable:
@@ -61,7 +61,7 @@ def _judged(folder: VerifiedFolder, findings: int, *, quick: bool) -> tuple[Outc
     return "sound", "names and sizes agree" if quick else "verified"
 
 
-def _counted(number: int, unit: str) -> str:
+def _format_count(number: int, unit: str) -> str:
     return f"{number:,} {unit}{'' if number == 1 else 's'}"
 
 
@@ -81,7 +81,7 @@ def summary(rows: Sequence[Result], findings: Sequence[Finding], *, quick: bool)
     compared = [row for row in rows if row.outcome != "unverifiable"]
     files, size = sum(row.files for row in compared), sum(row.bytes for row in compared)
     done = "names and sizes agree" if quick else "no findings"
-    said = _counted(len(findings), "finding") if findings else done
+    said = _format_count(len(findings), "finding") if findings else done
     if others := len(rows) - len(compared):
         said += f"; {others:,} unverifiable"
-    return f"{_counted(len(compared), 'folder')}, {_counted(files, 'file')}, {in_bytes(size)}: {said}"
+    return f"{_format_count(len(compared), 'folder')}, {_format_count(files, 'file')}, {in_bytes(size)}: {said}"

@@ -122,7 +122,7 @@ def test_no_train_document_is_near_val_although_the_bands_miss_some_pairs(
     """
     if is_large:
         monkeypatch.setattr(near_val, "_VAL_AT_ONCE", 7)
-        monkeypatch.setattr(greedy, "_MOST_DOCUMENTS_OF_32_BITS", 10)
+        monkeypatch.setattr(greedy, "_MAX_DOCUMENTS_OF_32_BITS", 10)
         monkeypatch.setattr(order, "_BLOCK", 41)
         monkeypatch.setattr(duplicates, "_ROWS_PER_GROUP", 9)
     base = articles(300)
@@ -280,7 +280,7 @@ def test_a_corpus_that_is_replaced_while_duplicates_are_looked_for_is_an_error(t
     others = articles(5, seed=2)
     registry = corpus_registry(tmp_path, {"notes": articles(60), "books": articles(5, seed=1)})
     first = prepare_all(registry, tmp_path)
-    opening = duplicates.Inputs
+    opening = duplicates.CorpusInputs
 
     def and_replace(*arguments: Any) -> Any:
         inputs = opening(*arguments)
@@ -288,11 +288,11 @@ def test_a_corpus_that_is_replaced_while_duplicates_are_looked_for_is_an_error(t
         prepare_corpus(registry, "notes", root=tmp_path, processes=1)
         return inputs
 
-    monkeypatch.setattr(duplicates, "Inputs", and_replace)
+    monkeypatch.setattr(duplicates, "CorpusInputs", and_replace)
     with pytest.raises(NielsCacheError, match=r"corpus/notes: .* replaced .*run this again"):
         find_duplicates(registry, root=tmp_path, force=True)
     assert read_meta(str(duplicates_dir(tmp_path) / "meta.json")) == first.meta
-    monkeypatch.setattr(duplicates, "Inputs", opening)
+    monkeypatch.setattr(duplicates, "CorpusInputs", opening)
     again = find_duplicates(registry, root=tmp_path)
     assert (again.state, again.meta["datasets"]["notes"]["documents"]) == ("built", len(others))
 

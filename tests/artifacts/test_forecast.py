@@ -16,9 +16,9 @@ from niels_cache_assets.artifacts.forecast.volumes import Estimate
 from niels_cache_assets.artifacts.graph import Graph, graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.cli import main
-from niels_cache_assets.disk.build_lock import Work
+from niels_cache_assets.disk.build_lock import BuildStatus
 from niels_cache_assets.project.registry import load_registry
-from niels_cache_assets.sources.errors import SourceUnavailable
+from niels_cache_assets.sources.errors import SourceUnavailableError
 from niels_cache_assets.sources.huggingface import Huggingface
 from niels_cache_assets.sources.types import ListedFile
 from niels_cache_runtime.errors import NielsCacheError
@@ -130,7 +130,7 @@ def test_a_build_does_what_the_dry_run_says(folder: Path, prepare: Callable[[Pat
 
 def test_the_reasons_are_those_of_status_and_name_an_unfinished_build(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     change(folder / "niels_cache.toml", "val_frac = 0.1", "val_frac = 0.2")
-    monkeypatch.setattr(steps_module, "work_on", lambda place: Work(None, place.name == "letters", 0.5, None))
+    monkeypatch.setattr(steps_module, "build_status", lambda place: BuildStatus(None, place.name == "letters", 0.5, None))
     _a_damaged_shard(folder)
     (folder / "cache/pretrain/notes/meta.json").unlink()
     steps = by_name(forecast(of(folder)))
@@ -299,7 +299,7 @@ def test_parts_of_the_hub_are_divided_by_its_sizes(folder: Path, monkeypatch: py
 
 def test_without_the_hub_a_data_set_in_parts_is_told_as_a_whole(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def away(self: Huggingface, siblings: Any) -> str:
-        raise SourceUnavailable("the hub is away")
+        raise SourceUnavailableError("the hub is away")
 
     monkeypatch.setattr(Huggingface, "revision", away)
     steps = by_name(forecast(_hub(folder, "parts = 3\ntrain_tokens = 900\nval_tokens = 0")))

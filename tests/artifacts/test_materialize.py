@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from niels_cache_assets.artifacts.base import Artifact, Held
+from niels_cache_assets.artifacts.base import Artifact, BuildLock
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
-from niels_cache_assets.sources.errors import SourceUnavailable
+from niels_cache_assets.sources.errors import SourceUnavailableError
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.commit import Busy, writer_lock
+from niels_cache_runtime.format.commit import BusyError, hold_lock
 from niels_cache_runtime.format.meta import read_meta
 from tests.helpers import children
 from tests.helpers.artifacts import Line
@@ -54,9 +54,9 @@ def test_a_new_kind_takes_one_class(tmp_path: Path) -> None:
 
 def test_a_hit_needs_no_lock_and_writes_nothing(tmp_path: Path) -> None:
     materialize(Line(folder=tmp_path / "x"))
-    with writer_lock(tmp_path / "x"):
+    with hold_lock(tmp_path / "x"):
         assert materialize(Line(folder=tmp_path / "x")).state == "cache_hit"
-        with pytest.raises(Busy):
+        with pytest.raises(BusyError):
             materialize(Line(folder=tmp_path / "x", text="another"))
 
 
@@ -69,7 +69,7 @@ def test_a_build_that_was_overtaken_before_its_lock_looks_again(tmp_path: Path) 
 
     @dataclass(frozen=True, kw_only=True)
     class Overtaken(Line):
-        def lock(self, **settings: Any) -> AbstractContextManager[Held]:
+        def lock(self, **settings: Any) -> AbstractContextManager[BuildLock]:
             assert children.run(build_another, self.folder) == 0
             return super().lock(**settings)
 
@@ -87,9 +87,9 @@ def test_who_has_waited_for_a_turn_looks_again_before_the_lock(tmp_path: Path) -
             build_another(tmp_path / "x")
         return asked[-1]
 
-    assert materialize(Line(folder=tmp_path / "x", before=refuse), waits_its_turn=waits_its_turn).state == "cache_hit"
+    assert materialize(Line(folder=tmp_path / "x", before=refuse), wait_for_turn=waits_its_turn).state == "cache_hit"
     assert asked == [True]
-    assert materialize(Line(folder=tmp_path / "y"), waits_its_turn=waits_its_turn).state == "built"
+    assert materialize(Line(folder=tmp_path / "y"), wait_for_turn=waits_its_turn).state == "built"
     assert asked == [True, False]
 
 
@@ -100,18 +100,18 @@ class Remote(Line):
     noun = "line"
 
     def revision(self) -> str | None:
-        raise SourceUnavailable("upstream is away")
+        raise SourceUnavailableError("upstream is away")
 
 
 def test_a_finished_build_is_kept_if_upstream_cannot_be_asked(tmp_path: Path) -> None:
-    with pytest.raises(SourceUnavailable):
+    with pytest.raises(SourceUnavailableError):
         materialize(Remote(folder=tmp_path / "x"))
     materialize(Line(folder=tmp_path / "x"))
     kept = materialize(Remote(folder=tmp_path / "x"))
     assert (kept.state, kept.kept) == ("cache_hit", True)
     assert missing(kept.warning, "upstream is away", "kept", "line", "revision None") == []
     for settings in ({"force": True}, {}):
-        with pytest.raises(SourceUnavailable):
+        with pytest.raises(SourceUnavailableError):
             materialize(Remote(folder=tmp_path / "x", text="text" if settings else "another"), **settings)
 
 
@@ -219,7 +219,7 @@ def test_the_order_of_a_graph_has_what_is_read_before_who_reads_it(
     for place, key in enumerate(order):
         for each in found[key].inputs():
             read += 1
-            assert each in order[:place] or found[key].takes_what_is_there, (key, each)
+            assert each in order[:place] or found[key].builds_from_partial_inputs, (key, each)
     assert read > 5
 
 

@@ -14,12 +14,12 @@ import pytest
 from niels_cache_assets.artifacts import notify as watching
 from niels_cache_assets.artifacts.graph import Graph, graph
 from niels_cache_assets.artifacts.materialize import materialize
-from niels_cache_assets.artifacts.notify import Watch, watched
+from niels_cache_assets.artifacts.notify import BuildNotifier, notifying
 from niels_cache_assets.cli import main
 from niels_cache_assets.project.registry import load_registry
 from niels_cache_assets.project.running import NotifySettings
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.commit import writer_lock
+from niels_cache_runtime.format.commit import hold_lock
 from tests.helpers.launches import Recorder
 from tests.helpers.parts_project import NAME, PartsProject, build, stream_of
 
@@ -93,7 +93,7 @@ def test_a_failure_tells_the_part_and_the_reason_in_one_line(project: PartsProje
 def test_a_build_that_another_process_makes_is_no_failure(project: PartsProject, hook: Hook) -> None:
     found = telling(project.graph(2), hook.command)
     build(found, ["tokenizer", f"plan/{NAME}"])
-    with writer_lock(found[PART].directory), pytest.raises(NielsCacheError, match="another build"):
+    with hold_lock(found[PART].directory), pytest.raises(NielsCacheError, match="another build"):
         materialize(found[PART])
     assert hook.lines == []
 
@@ -105,14 +105,14 @@ def _panic() -> BaseException:
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("by zero"), OSError(28, "full"), _panic()])
 def test_an_error_of_any_class_is_told(hook: Hook, error: BaseException) -> None:
-    with pytest.raises(Exception), watched(NotifySettings(command=hook.command), "tokenizer", lambda line: None):  # noqa: B017, PT011
+    with pytest.raises(Exception), notifying(NotifySettings(command=hook.command), "tokenizer", lambda line: None):  # noqa: B017, PT011
         raise error
     assert [message["event"] for message in hook.messages] == ["failure"]
 
 
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, GeneratorExit])
 def test_an_interrupt_is_no_failure(hook: Hook, interrupt: type[BaseException]) -> None:
-    with pytest.raises(interrupt), watched(NotifySettings(command=hook.command), "tokenizer", lambda line: None):
+    with pytest.raises(interrupt), notifying(NotifySettings(command=hook.command), "tokenizer", lambda line: None):
         raise interrupt
     assert hook.messages == []
 
@@ -142,7 +142,7 @@ def test_a_message_that_cannot_be_sent_costs_one_warning_and_no_byte(
 
 def test_a_standstill_is_told_once_until_there_is_progress(hook: Hook, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "STALL_MINUTES", 0.15 / 60)
-    watch = Watch(NotifySettings(command=hook.command), f"part/{NAME}/part-00002", lambda line: None)
+    watch = BuildNotifier(NotifySettings(command=hook.command), f"part/{NAME}/part-00002", lambda line: None)
 
     def told(count: int) -> None:
         deadline = time.monotonic() + 20
@@ -150,7 +150,7 @@ def test_a_standstill_is_told_once_until_there_is_progress(hook: Hook, monkeypat
             time.sleep(0.01)
 
     watch.log("WARNING: hub: no answer")
-    with watch.standstill(None) as progressed:
+    with watch.notify_on_stall(None) as progressed:
         assert progressed is not None
         told(1)
         time.sleep(0.4)
@@ -214,5 +214,5 @@ def test_the_registry_shows_no_argument_and_takes_a_line_or_a_list(tmp_path: Pat
 
 def test_a_name_that_is_no_utf8_is_replaced(hook: Hook) -> None:
     name = os.fsdecode(b"a\xff.jsonl")
-    Watch(NotifySettings(command=hook.command), "pretrain/web", pytest.fail).tell("failure", f"failed: {name}")
+    BuildNotifier(NotifySettings(command=hook.command), "pretrain/web", pytest.fail).send("failure", f"failed: {name}")
     assert [line.rpartition(": ")[2] for line in hook.lines] == ["a?.jsonl"]

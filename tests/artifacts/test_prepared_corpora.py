@@ -10,7 +10,7 @@ import pytest
 from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
-from niels_cache_assets.artifacts.prepared_corpora import open_prepared, with_prepared
+from niels_cache_assets.artifacts.prepared_corpora import open_prepared, with_corpus_readers
 from niels_cache_assets.inspection.corpora import sample_corpus
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.types import StreamContext
@@ -167,7 +167,7 @@ def test_a_member_that_starts_again_gives_the_same_documents_or_none(tmp_path: P
     mix = '[pretrain.mix]\nsource = "interleave"\nmembers = { notes = 1 }\nval_frac = 0\n'
     registry = corpus_registry(tmp_path, {"notes": articles(30)}, settings=mix)
     prepare_all(registry, tmp_path)
-    member = with_prepared(registry, tmp_path)["notes"]
+    member = with_corpus_readers(registry, tmp_path)["notes"]
     before = member.identity()
     assert sum(map(len, member.documents(StreamContext(seed=1)))) == 30
     write_jsonl(tmp_path / "notes.jsonl", articles(30, seed=1))
@@ -175,7 +175,7 @@ def test_a_member_that_starts_again_gives_the_same_documents_or_none(tmp_path: P
     assert member.identity() == before
     with pytest.raises(NielsCacheError, match="was replaced"):
         list(member.documents(StreamContext(seed=1)))
-    assert with_prepared(registry, tmp_path)["notes"].identity() != before
+    assert with_corpus_readers(registry, tmp_path)["notes"].identity() != before
 
 
 def test_a_member_that_is_switched_off_is_not_taken_unprepared(tmp_path: Path, model_table: str) -> None:

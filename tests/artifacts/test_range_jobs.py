@@ -20,10 +20,10 @@ from niels_cache_assets.cli import exit_codes, main
 from niels_cache_assets.cluster.child import PartCommand
 from niels_cache_assets.corpus.layout import HASHES, duplicates_dir, ranges_dir
 from niels_cache_assets.dedup import ranges
-from niels_cache_assets.defs.part_processes import build_part_apart
+from niels_cache_assets.defs.part_processes import build_part_in_child
 from niels_cache_assets.disk.attempts import attempt_record
 from niels_cache_assets.disk.journal import Journal
-from niels_cache_assets.parts.lease import Times, leased
+from niels_cache_assets.parts.lease import LeaseTimes, hold_lease
 from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.verify import notes, verify_cache
@@ -39,7 +39,7 @@ WINDOW = 23  # documents
 
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranges, "LEAST_WINDOW", WINDOW)
+    monkeypatch.setattr(ranges, "MIN_WINDOW", WINDOW)
     monkeypatch.setattr(Journal, "BYTES", 0)
     monkeypatch.setattr(Journal, "REST", 0)
 
@@ -118,7 +118,7 @@ def job_killed_after(steps: int, registry: Registry, root: Path, number: int) ->
         link_range(*arguments, **options)
         done[0] += 1
 
-    Journal.BYTES, Journal.REST, ranges.LEAST_WINDOW = 0, 0, WINDOW
+    Journal.BYTES, Journal.REST, ranges.MIN_WINDOW = 0, 0, WINDOW
     ranges.link_range = killing
     materialize(graph(registry, root).duplicates().hashes())
     materialize(job(registry, root, number))
@@ -129,7 +129,7 @@ def test_a_range_that_another_process_makes_is_not_removed(tmp_path: Path) -> No
     find_duplicates(registry, root=tmp_path)
     held = job(registry, tmp_path, 1).directory
     held.mkdir(parents=True)
-    with leased(held, times=Times(), wait=False, log=lambda line: None) as lease:
+    with hold_lease(held, times=LeaseTimes(), wait=False, log=lambda line: None) as lease:
         assert find_duplicates(registry, root=tmp_path).state == "cache_hit"
         assert held.exists()
         assert attempt_record(held, lease.attempt).exists()
@@ -248,7 +248,7 @@ def test_a_child_makes_a_range_or_a_part_of_a_corpus(tmp_path: Path) -> None:
     project.prepare(registry)
     materialize(graph(registry, project.root).duplicates().hashes())
     part = job(registry, project.root, 2)
-    outcome = build_part_apart(part, home=tmp_path, on_progress=lambda progress: None, log=lambda line: None)
+    outcome = build_part_in_child(part, home=tmp_path, on_progress=lambda progress: None, log=lambda line: None)
     assert (outcome.key, outcome.state, outcome.meta) == ("range/range-00002", "built", part.current())
     corpus = PartCommand(part=CorpusPart(registry=registry, root=project.root, name="notes", number=17)).words()
     assert corpus[corpus.index("part") :][:4] == ["part", "notes", "17", "--corpus"]

@@ -8,8 +8,8 @@ from pydantic import Field
 
 from niels_cache_assets.artifacts.cache_identity import cache_identity
 from niels_cache_assets.artifacts.graph import graph
-from niels_cache_assets.base.fingerprint import fingerprint_of, settings_that_count
-from niels_cache_assets.corpus.identity import corpus_made_of, dedup_identity
+from niels_cache_assets.base.fingerprint import fingerprint_of, identity_settings
+from niels_cache_assets.corpus.identity import dedup_identity, identity_of_corpus
 from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
 from niels_cache_assets.sources.text import Text
@@ -65,7 +65,7 @@ def fingerprints(registry: Registry) -> dict[str, str]:
             )
     return {
         **found,
-        "corpus": fingerprint_of(corpus_made_of(registry, "prepared", revision="1", tokenizer_sha256=None)),
+        "corpus": fingerprint_of(identity_of_corpus(registry, "prepared", revision="1", tokenizer_sha256=None)),
         "tokenizer": fingerprint_of(graph(registry, "").tokenizer().identity()),
         "dedup": fingerprint_of(dedup_identity(registry.dedup)),
     }
@@ -103,5 +103,5 @@ def test_a_new_key_of_a_shared_table_counts_only_where_it_is_set(name: str) -> N
     table = type(getattr(load_registry(profile="default"), name))
     with_new_key = type("WithNewKey", (table,), {"new": 7, "__annotations__": {"new": int}})
     first = table().model_dump(mode="json", exclude=ADDED_LATER.get(name))
-    assert settings_that_count(with_new_key(), name) == first
-    assert settings_that_count(with_new_key(new=8), name) == {**first, "new": 8}
+    assert identity_settings(with_new_key(), name) == first
+    assert identity_settings(with_new_key(new=8), name) == {**first, "new": 8}

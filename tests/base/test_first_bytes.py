@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from niels_cache_assets.base.first_bytes import content_of
-from niels_cache_assets.cli.recognizing import recognize
+from niels_cache_assets.base.first_bytes import detect_content
+from niels_cache_assets.cli.detection import recognize
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
 from niels_cache_assets.sources.notes import notes_on_source
 from niels_cache_assets.sources.reading.references import questions
@@ -166,7 +166,7 @@ def test_files_of_tokenizers_say_what_they_are(tmp_path: Path, name: str, conten
     "text", [b"PK is a band", b"BZh9 is a header", b"PAR1 is text", b"version 1 of https://git-lfs", b"\xc3", "é中".encode()]
 )
 def test_text_that_looks_a_little_like_something_else_is_text(text: bytes) -> None:
-    found = content_of(text)
+    found = detect_content(text)
     assert found is None or found.what == "plain text"
 
 

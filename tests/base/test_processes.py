@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from niels_cache_assets.base import processes
-from niels_cache_assets.base.processes import Interrupted, signals_afterwards, stop_on_signals
+from niels_cache_assets.base.processes import InterruptRequested, delay_signals, stop_on_signals
 from niels_cache_assets.sources.net import retries as network
 
 TERMINATED = 128 + signal.SIGTERM
@@ -44,7 +44,7 @@ def terminated_after(call: int) -> SimpleNamespace:
 
 @pytest.mark.usefixtures("handlers")
 @pytest.mark.parametrize("call", range(5))
-@pytest.mark.parametrize(("module", "block"), [(processes, signals_afterwards), (network, lambda: network.patience(1.0))])
+@pytest.mark.parametrize(("module", "block"), [(processes, delay_signals), (network, lambda: network.retry_for(1.0))])
 def test_no_signal_is_lost_while_others_handle_signals(
     monkeypatch: pytest.MonkeyPatch, module: Any, block: Callable[[], AbstractContextManager[Any]], call: int
 ) -> None:
@@ -56,7 +56,7 @@ def test_no_signal_is_lost_while_others_handle_signals(
                 pass
         signal.raise_signal(signal.SIGTERM)  # if nothing was called so often
 
-    with pytest.raises(Interrupted) as raised, stop_on_signals():
+    with pytest.raises(InterruptRequested) as raised, stop_on_signals():
         handled()
     assert raised.value.exit_code == TERMINATED
 
@@ -68,10 +68,10 @@ def test_a_block_that_holds_signals_back_is_not_ended_by_them(monkeypatch: pytes
 
     def held() -> None:
         signal.raise_signal(signal.SIGTERM)
-        with signals_afterwards():
+        with delay_signals():
             pass
         assert not processes._may_end.wait(0.1)
         assert ended == []
 
-    with pytest.raises(Interrupted), stop_on_signals(), signals_afterwards():
+    with pytest.raises(InterruptRequested), stop_on_signals(), delay_signals():
         held()

@@ -14,14 +14,14 @@ import pytest
 
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.base import reasons
-from niels_cache_assets.base.documents import Document, Drops, Message, SourceReport, joined_facts
+from niels_cache_assets.base.documents import Document, DropReport, Message, SourceReport, merge_facts
 from niels_cache_assets.base.reasons import DROP_REASONS, Stage, is_asked, reasons_of
 from niels_cache_assets.build_cache import build_pretrain_cache, build_sft_cache
-from niels_cache_assets.cleaning.filters import FILTERS, Rejected
+from niels_cache_assets.cleaning.filters import FILTERS, RejectedDocument
 from niels_cache_assets.cleaning.measures import FIRST_REASONS, LAST_REASONS, NEXT_REASONS, RULES
 from niels_cache_assets.cleaning.report import CleaningReport
 from niels_cache_assets.cleaning.settings import REASONS
-from niels_cache_assets.facts.drops import summary_of_drops
+from niels_cache_assets.facts.drops import summarize_drops
 from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_assets.sources.chat_jsonl import _OF_FORM, ChatJsonl
 from niels_cache_assets.sources.conversations import _MISTAKES
@@ -61,15 +61,15 @@ UNKNOWN = "left_by_me"
 
 
 COUNTED: dict[str, Callable[[str], object]] = {  # each way to count a drop
-    "drop": lambda reason: Drops().drop(reason, "a: row 1"),
+    "drop": lambda reason: DropReport().drop(reason, "a: row 1"),
     "a row of a source": lambda reason: SourceReport().drop_row(reason, "a.jsonl", 3),
     "an item": lambda reason: operator.setitem(SourceReport().dropped, reason, 1),
     "update": lambda reason: SourceReport().dropped.update({reason: 1}),
-    "counts of convert": lambda reason: Drops({reason: 1}),
-    "a journal": lambda reason: Drops(**json.loads(json.dumps({"dropped": {reason: 1}, "facts": {}}))),
-    "counts of a chunk": lambda reason: Drops().join(SimpleNamespace(dropped={reason: 1}, facts={})),  # type: ignore[arg-type]
-    "a filter": lambda reason: CleaningReport(seed=1).add(Rejected(Document("text"), reason, None)),
-    "an example": lambda reason: CleaningReport(seed=1).add_example(Rejected(Document("text"), reason, None), place=0),
+    "counts of convert": lambda reason: DropReport({reason: 1}),
+    "a journal": lambda reason: DropReport(**json.loads(json.dumps({"dropped": {reason: 1}, "facts": {}}))),
+    "counts of a chunk": lambda reason: DropReport().join(SimpleNamespace(dropped={reason: 1}, facts={})),  # type: ignore[arg-type]
+    "a filter": lambda reason: CleaningReport(seed=1).add(RejectedDocument(Document("text"), reason, None)),
+    "an example": lambda reason: CleaningReport(seed=1).add_example(RejectedDocument(Document("text"), reason, None), place=0),
     "a journal of cleaning": lambda reason: CleaningReport.from_state(CleaningReport(seed=1).state() | {"dropped": {reason: 1}}),
     "counts of cleaning": lambda reason: operator.iadd(CleaningReport(seed=1).dropped, Counter({reason: 1})),
 }
@@ -102,15 +102,15 @@ def test_a_caller_of_a_builder_cannot_write_another_reason(tmp_path: Path, token
 
 
 def test_drops_that_are_joined_keep_the_first_place_and_add_the_counts() -> None:
-    drops, later = Drops(), Drops()
+    drops, later = DropReport(), DropReport()
     drops.drop("null_text", "a: row 1")
     later.drop("null_text", "b: row 7", count=2, of_val=1)
     later.drop("empty", "b: row 9")
     drops.join(later)
     assert drops.dropped == {"null_text": 3, "empty": 1}
     assert drops.facts == {"first_dropped": {"null_text": "a: row 1", "empty": "b: row 9"}, "dropped_of_val": {"null_text": 1}}
-    assert Drops(**json.loads(json.dumps(drops.state()))).state() == drops.state()
-    assert joined_facts([{"a": {"x": 1, "y": "first"}}, {"a": {"x": 2, "y": "second"}}]) == {"a": {"x": 3, "y": "first"}}
+    assert DropReport(**json.loads(json.dumps(drops.state()))).state() == drops.state()
+    assert merge_facts([{"a": {"x": 1, "y": "first"}}, {"a": {"x": 2, "y": "second"}}]) == {"a": {"x": 3, "y": "first"}}
 
 
 def meta_of(*, train: int, val: int = 0, dropped: dict[str, int], **facts: Any) -> dict[str, Any]:
@@ -119,8 +119,8 @@ def meta_of(*, train: int, val: int = 0, dropped: dict[str, int], **facts: Any) 
 
 @pytest.mark.parametrize(("dropped", "is_said"), [({"empty": 10}, False), ({"empty": 11}, True)])
 def test_a_reason_of_more_than_one_percent_is_a_warning(dropped: dict[str, int], is_said: bool) -> None:
-    summary = summary_of_drops(meta_of(train=1000 - sum(dropped.values()), dropped=dropped, first_dropped={"empty": "a.jsonl: row 3"}))
-    assert summary.asked is None
+    summary = summarize_drops(meta_of(train=1000 - sum(dropped.values()), dropped=dropped, first_dropped={"empty": "a.jsonl: row 3"}))
+    assert summary.requested is None
     assert bool(summary.warnings) == is_said
     if is_said:
         assert missing(summary.warnings[0], "11 of 1,000 documents", "1.1%", "empty", "a.jsonl: row 3") == []
@@ -129,29 +129,29 @@ def test_a_reason_of_more_than_one_percent_is_a_warning(dropped: dict[str, int],
 def test_many_reasons_together_are_one_warning_above_five_percent() -> None:
     reasons = [reason for reason in DROP_REASONS if not is_asked(reason)][:6]
     few = dict.fromkeys(reasons, 8)
-    assert summary_of_drops(meta_of(train=1000 - 48, dropped=few)).warnings == ()
-    [warning] = summary_of_drops(meta_of(train=1000 - 60, dropped=dict.fromkeys(reasons, 10))).warnings
+    assert summarize_drops(meta_of(train=1000 - 48, dropped=few)).warnings == ()
+    [warning] = summarize_drops(meta_of(train=1000 - 60, dropped=dict.fromkeys(reasons, 10))).warnings
     assert missing(warning, "of 1,000 documents", *(reason.replace("_", " ") for reason in reasons)) == []
 
 
 def test_what_the_settings_ask_for_is_one_neutral_line() -> None:
     meta = meta_of(train=10, dropped={"where": 980, "exact_duplicate": 10}) | {"cut": {"train": 1, "val": 0}}
-    summary = summary_of_drops(meta)
+    summary = summarize_drops(meta)
     assert summary.warnings == ()
-    assert missing(summary.asked, "990 of 1,000 documents", "where 980", "exact duplicate 10", "1 document cut") == []
+    assert missing(summary.requested, "990 of 1,000 documents", "where 980", "exact duplicate 10", "1 document cut") == []
 
 
 def test_val_is_counted_on_its_own() -> None:
-    [warning] = summary_of_drops(meta_of(train=10_000, val=8, dropped={"empty": 12}, dropped_of_val={"empty": 12})).warnings
+    [warning] = summarize_drops(meta_of(train=10_000, val=8, dropped={"empty": 12}, dropped_of_val={"empty": 12})).warnings
     assert missing(warning, "12 of 20 documents of val", "60.0%") == []
     many = meta_of(train=100, val=10_000, dropped={"empty": 12}, dropped_of_val={"empty": 1})
-    assert [line for line in summary_of_drops(many).warnings if "11 of 111 documents of train" not in line] == []
-    assert summary_of_drops(many).warnings
+    assert [line for line in summarize_drops(many).warnings if "11 of 111 documents of train" not in line] == []
+    assert summarize_drops(many).warnings
 
 
 def test_a_reason_that_another_version_wrote_is_unasked_and_the_counts_of_the_corpus_are_not_said_again() -> None:
-    assert summary_of_drops(meta_of(train=1, dropped={"seventh": 9})).warnings
-    assert summary_of_drops(meta_of(train=1, dropped={"empty": 9}), said={"empty": 9}).warnings == ()
+    assert summarize_drops(meta_of(train=1, dropped={"seventh": 9})).warnings
+    assert summarize_drops(meta_of(train=1, dropped={"empty": 9}), already_reported={"empty": 9}).warnings == ()
 
 
 def rows(folder: Path, name: str, values: list[Any]) -> None:
@@ -186,7 +186,7 @@ def test_a_file_of_which_settings_leave_out_only_some_rows_is_noted(tmp_path: Pa
     _, context = read(Jsonl(files=[str(tmp_path / "*.jsonl")], where="score > 5"))
     assert context.report.dropped == {"where": 2, "null_text": 2}
     assert context.report.facts["files_without_items"] == {"files": 2, "first": "b.jsonl"}
-    [*_, warning] = summary_of_drops(meta_of(train=6, dropped={}, **context.report.facts)).warnings
+    [*_, warning] = summarize_drops(meta_of(train=6, dropped={}, **context.report.facts)).warnings
     assert warning.startswith("b.jsonl and 1 other file")
 
 
@@ -198,7 +198,7 @@ def test_a_pass_that_resumes_in_any_batch_notes_the_same(tmp_path: Path) -> None
     marks = []
     context = StreamContext(seed=1)
     for _ in source.documents(context):
-        marks.append((context.report.place, context.report.dropped.copy(), dict(context.report.facts)))
+        marks.append((context.report.position, context.report.dropped.copy(), dict(context.report.facts)))
     whole = context.report.facts
     assert whole["files_without_items"] == {"files": 1, "first": "1.jsonl"}
     assert whole["first_dropped"] == {"null_text": "1.jsonl: row 0", "empty": "2.jsonl: row 0"}

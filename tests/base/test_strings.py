@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from niels_cache_assets.base.documents import Document, DocumentBatch
 from niels_cache_assets.base.random_numbers import TorchRandom
-from niels_cache_assets.base.strings import Strings, as_objects, join_strings, repeated
+from niels_cache_assets.base.strings import Strings, as_objects, join_strings, repeat_string
 from niels_cache_assets.build_cache import build_pretrain_cache
 from niels_cache_assets.sources.parquet import Parquet
 from niels_cache_assets.sources.reading import columns
@@ -73,8 +73,8 @@ def test_joined_columns_have_all_strings_in_order(parts: list[list[str]]) -> Non
 
 def test_a_string_that_is_not_valid_unicode_makes_no_column() -> None:
     assert Strings.of(["a", "\ud800"]) is None
-    assert repeated("\ud800", 2).tolist() == ["\ud800"] * 2
-    assert repeated("a", 3).tolist() == ["a"] * 3
+    assert repeat_string("\ud800", 2).tolist() == ["\ud800"] * 2
+    assert repeat_string("a", 3).tolist() == ["a"] * 3
 
 
 @given(TEXTS)
@@ -185,7 +185,7 @@ def test_the_order_of_a_shuffle_is_that_of_torchs_numbers(count: int, buffer_siz
 
 @pytest.mark.parametrize("most", [0, 3_000, 9_000])
 def test_a_buffer_of_columns_becomes_one_of_python_strings(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shuffle_buffers, "_MOST_BYTES", most)
+    monkeypatch.setattr(shuffle_buffers, "_MAX_BYTES", most)
     monkeypatch.setattr(shuffle_buffers, "_ROOM_BYTES", 0)
     documents = some_documents(600)
     documents[400] = documents[400]._replace(text="broken \ud800")
@@ -210,7 +210,7 @@ def test_random_numbers_are_those_of_torch(seed: int) -> None:
 def test_long_permutations_come_from_torch_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = []
     for most in (1_000, 10):
-        monkeypatch.setattr("niels_cache_assets.base.random_numbers._MOST_OWN", most)
+        monkeypatch.setattr("niels_cache_assets.base.random_numbers._MAX_OWN", most)
         monkeypatch.setattr("niels_cache_assets.base.random_numbers._SKIPPED_TOGETHER", 4)
         random = TorchRandom(5)
         random.below(10, 9)

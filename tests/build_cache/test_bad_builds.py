@@ -191,7 +191,7 @@ def test_a_second_build_of_the_same_cache_is_told_so(good: Path, tokenizer: Sent
 
 
 def test_where_the_system_cannot_exchange_the_old_directory_is_renamed_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commit, "exchange", lambda first, second: False)
+    monkeypatch.setattr(commit, "swap_paths", lambda first, second: False)
     for content in ("one", "two"):
         with atomic_directory(tmp_path / "x") as partial:
             (partial / "meta.json").write_text(content)

@@ -22,7 +22,7 @@ from niels_cache_runtime import (
     read_meta,
 )
 from niels_cache_runtime.format.meta import _warned
-from niels_cache_runtime.megatron.cache_split import CacheSplit
+from niels_cache_runtime.megatron.cache_split import MegatronCacheSplit
 from niels_cache_runtime.samplers.sequential import DatasetLoader
 from niels_cache_runtime.verify import verify_cache
 from niels_cache_runtime.verify.__main__ import main as verify
@@ -110,7 +110,7 @@ def test_every_class_reads_a_foreign_pretrain_split(root: Path) -> None:
     for needs_documents in (
         lambda: split[0],
         lambda: len(split),
-        lambda: CacheSplit(train),
+        lambda: MegatronCacheSplit(train),
         lambda: TokenLoader(str(train), T=8, B=1, seed=1, fields=("document_ids",)),
     ):
         with pytest.raises(NielsCacheError, match=r"train_doc_ends\.npy"):
@@ -123,8 +123,8 @@ def test_document_ends_of_another_program_are_taken_where_they_are_there(root: P
     split = open_cache(root).pretrain["theirs"].train
     assert len(split) == 4
     assert split[1].tolist() == TRAIN[:31]
-    assert len(CacheSplit(folder / "train")) == 4
-    assert len(pickle.loads(pickle.dumps(CacheSplit(folder / "train")))) == 4
+    assert len(MegatronCacheSplit(folder / "train")) == 4
+    assert len(pickle.loads(pickle.dumps(MegatronCacheSplit(folder / "train")))) == 4
     write_json(folder, {**read_meta(str(folder / "meta.json")), "documents": {"train": 7, "val": 3}})  # of their own kind
     assert [len(split) for split in (open_cache(root).pretrain["theirs"].train, open_cache(root).pretrain["theirs"].val)] == [4, 3]
     np.save(folder / "train_doc_ends.npy", np.array([[31, 62]], dtype=np.uint64))

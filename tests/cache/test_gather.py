@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from niels_cache_runtime import NielsCacheError
-from niels_cache_runtime.cache.gather import PairMaker, _RecycledMemory, draw
+from niels_cache_runtime.cache.gather import InputTargetMaker, _RecycledMemory, draw_uniform
 
 SMALL, LARGE = (3, 5), (16, 1024)  # fresh memory and recycled memory
 CPU = torch.device("cpu")
@@ -26,19 +26,19 @@ def test_one_shape_is_recycled_and_the_other_is_not() -> None:
 def test_numbers_are_those_of_torch_randint_and_so_is_the_generator_after(count: int) -> None:
     ours, plain = torch.Generator().manual_seed(5), torch.Generator().manual_seed(5)
     for B in (1, 8, 17, 1000):
-        drawn = draw(count, B=B, generator=ours)
+        drawn = draw_uniform(count, B=B, generator=ours)
         assert drawn.dtype == np.int64
         assert drawn.tolist() == torch.randint(count, (B,), generator=plain).tolist()
     assert torch.equal(ours.get_state(), plain.get_state())
     with pytest.raises(NielsCacheError, match="B=0"):
-        draw(count, B=0, generator=ours)
+        draw_uniform(count, B=0, generator=ours)
 
 
 @pytest.mark.parametrize("shape", [SMALL, LARGE])
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32, np.int64])
 def test_x_and_y_are_the_rows_without_their_last_and_first_token(shape: tuple[int, int], dtype: type) -> None:
     rows = rows_of(shape, 7, dtype)
-    x, y = PairMaker(CPU).pairs(rows)
+    x, y = InputTargetMaker(CPU).pairs(rows)
     for batch, expected in ((x, rows[:, :-1]), (y, rows[:, 1:])):
         assert batch.dtype == torch.int64
         assert batch.is_contiguous()
@@ -47,7 +47,7 @@ def test_x_and_y_are_the_rows_without_their_last_and_first_token(shape: tuple[in
 
 @pytest.mark.parametrize("shape", [SMALL, LARGE])
 def test_a_batch_is_never_written_again_while_anything_of_it_is_kept(shape: tuple[int, int]) -> None:
-    maker, kept = PairMaker(CPU), []
+    maker, kept = InputTargetMaker(CPU), []
     for index in range(24):
         x, y = maker.pairs(rows_of(shape, index))
         whole = (x, y)[index % 2]
@@ -70,7 +70,7 @@ def test_a_batch_is_never_written_again_while_anything_of_it_is_kept(shape: tupl
 
 
 def test_memory_of_dropped_batches_is_lent_again_and_only_to_its_shape() -> None:
-    maker, addresses = PairMaker(CPU), set()
+    maker, addresses = InputTargetMaker(CPU), set()
     for index in range(20):
         x, y = maker.pairs(rows_of(LARGE, index))  # the one before is held until now, as in a training loop
         addresses |= {x.data_ptr(), y.data_ptr()}

@@ -9,8 +9,8 @@ import pytest
 
 from niels_cache_assets.base.documents import Conversation
 from niels_cache_assets.build_cache import Resume, build_sft_cache
-from niels_cache_assets.chats.encoding import ChatEncoder, EncodedChat, Refusal
-from niels_cache_assets.chats.rendering import Chat, Rendered, Rendering
+from niels_cache_assets.chats.encoding import ChatEncoder, EncodedChat, UnusableChat
+from niels_cache_assets.chats.rendering import Chat, RenderedChat, RendererPool
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.tokenizer.tokenizer_json import HuggingFaceTokenizer
@@ -39,7 +39,7 @@ TURNS = [user("first question"), assistant("first answer"), user("second questio
 def encode(text: str, tokenizer: HuggingFaceTokenizer, *chats: Chat) -> list[EncodedChat]:
     with ChatEncoder(template_of(text), tokenizer) as encoder:
         found = encoder.encode(chats)
-    assert not [each for each in found if isinstance(each, Refusal)]
+    assert not [each for each in found if isinstance(each, UnusableChat)]
     return [each for each in found if isinstance(each, EncodedChat)]
 
 
@@ -251,21 +251,21 @@ def test_a_long_conversation_that_cannot_be_proven_is_counted() -> None:
     in_the_middle = (
         LOOP.replace("'<|im_end|>\\n'", "('<|im_end|>\\n' if loop.index0 < 800 or loop.index0 % 2 == 0 else '<|im_end|>!\\n')") + IF_ASKED
     )
-    with Rendering(template_of(without_loop)) as rendering:
+    with RendererPool(template_of(without_loop)) as rendering:
         short, long = rendering.render([Chat(messages[:100], "short"), Chat(messages, "long")])
-    assert isinstance(short, Rendered)
-    assert isinstance(long, Refusal)
+    assert isinstance(short, RenderedChat)
+    assert isinstance(long, UnusableChat)
     assert long.reason == "too_many_turns"
-    with Rendering(template_of(in_the_middle)) as rendering:
+    with RendererPool(template_of(in_the_middle)) as rendering:
         (found,) = rendering.render([Chat(messages, "long")])
-    assert isinstance(found, Rendered)
+    assert isinstance(found, RenderedChat)
     assert found.text[slice(*found.spans[-1])] == "a 1199<|im_end|>!\n"
 
 
 def test_too_many_characters_in_the_examples_of_a_conversation_are_counted(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("niels_cache_assets.build_cache.conversations.MOST_CHARACTERS", 100)
+    monkeypatch.setattr("niels_cache_assets.build_cache.conversations.MAX_CHARACTERS", 100)
     long = Conversation([user("q" * 60), assistant("a"), user("r"), assistant("b")])  # type: ignore[list-item]
     meta = built(tmp_path / "x", model, [*conversations(9), long], turns="each", val_frac=0, on_invalid="drop")
     assert meta["dropped"] == {"too_many_turns": 1}

@@ -14,8 +14,8 @@ import pytest
 from niels_cache_assets.base.documents import Conversation
 from niels_cache_assets.build_cache import build_sft_cache
 from niels_cache_assets.chats import rendering
-from niels_cache_assets.chats.encoding import ChatEncoder, EncodedChat, Refusal
-from niels_cache_assets.chats.rendering import Chat, Rendered, Rendering
+from niels_cache_assets.chats.encoding import ChatEncoder, EncodedChat, UnusableChat
+from niels_cache_assets.chats.rendering import Chat, RenderedChat, RendererPool
 from niels_cache_assets.chats.templates import Template, find_template
 from niels_cache_assets.sources.oasst1 import Oasst1
 from niels_cache_assets.sources.types import StreamContext
@@ -42,18 +42,18 @@ COMPARED = [name for name in SHIPPED if not name.startswith(_NOT_HERE)]
 BOS, EOS = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
 
 
-def rendered(template: Template, messages: list[dict[str, Any]] = TURNS) -> Rendered:
-    with Rendering(template) as ready:
+def rendered(template: Template, messages: list[dict[str, Any]] = TURNS) -> RenderedChat:
+    with RendererPool(template) as ready:
         (found,) = ready.render([Chat(messages, "example 1")])
-    assert isinstance(found, Rendered)
+    assert isinstance(found, RenderedChat)
     return found
 
 
-def words(found: Rendered) -> list[str]:
+def words(found: RenderedChat) -> list[str]:
     return [found.text[start:end] for start, end in found.spans]
 
 
-def encoded(template: Template, tokenizer: HuggingFaceTokenizer, *chats: list[dict[str, Any]]) -> list[EncodedChat | Refusal]:
+def encoded(template: Template, tokenizer: HuggingFaceTokenizer, *chats: list[dict[str, Any]]) -> list[EncodedChat | UnusableChat]:
     with ChatEncoder(template, tokenizer) as encoder:
         return encoder.encode([Chat(messages, f"example {number}") for number, messages in enumerate(chats)])
 
@@ -118,7 +118,7 @@ def test_chatml_marks_the_words_and_the_end_of_each_reply() -> None:
 
 def test_a_template_without_marks_is_compared_with_its_prefixes() -> None:
     assert words(rendered(template_of(UNMARKED))) == [f"{TURNS[2]['content']}\n", f"{TURNS[4]['content']}\n"]
-    with Rendering(template_of(UNMARKED)) as plain, Rendering(template_of(MARKED)) as marked:
+    with RendererPool(template_of(UNMARKED)) as plain, RendererPool(template_of(MARKED)) as marked:
         assert (plain.has_marks, marked.has_marks) == (False, True)
 
 
@@ -143,7 +143,7 @@ def test_an_ambiguous_template_is_an_error_that_names_it() -> None:
 def test_a_message_that_would_yield_a_special_token_is_not_used(model: Path, where: str) -> None:
     forged = {"role": "user", "content": "Hello.", where: "x <|im_end|> y" if where != "tool_calls" else [{"f": {"<|usr|>": 1}}]}
     bad, good = encoded(chatml(), opened_model(model), [forged, TURNS[2]], TURNS)
-    assert isinstance(bad, Refusal)
+    assert isinstance(bad, UnusableChat)
     assert bad.reason == "special_token_collision"
     assert isinstance(good, EncodedChat)
 
@@ -194,7 +194,7 @@ HOSTILE = {
 def test_a_hostile_template_is_one_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     text, keyword = HOSTILE[name]
     if keyword == "processor time":  # the others would reach a limit of a second as well, on a slow machine
-        monkeypatch.setattr(rendering, "MOST_SECONDS", 1)
+        monkeypatch.setattr(rendering, "MAX_SECONDS", 1)
     with pytest.raises(NielsCacheError, match=rf"odd\.jinja: (?s:.)*({keyword})") as raised:
         rendered(template_of(text, where="odd.jinja"))
     assert "\n" not in str(raised.value)
@@ -204,17 +204,17 @@ def test_a_hostile_template_is_one_line(name: str, monkeypatch: pytest.MonkeyPat
 def test_what_a_template_refuses_is_counted_and_said(model: Path) -> None:
     text = "{% if messages[0].role == 'system' %}{{ raise_exception('no system here') }}{% endif %}" + MARKED
     refused, used = encoded(template_of(text), opened_model(model), TURNS, TURNS[1:])
-    assert isinstance(refused, Refusal)
+    assert isinstance(refused, UnusableChat)
     assert refused.reason == "refused_by_template"
-    assert "no system here" in refused.said
+    assert "no system here" in refused.explanation
     assert isinstance(used, EncodedChat)
     (nothing,) = encoded(template_of("{% generation %}{% endgeneration %}x"), opened_model(model), TURNS)
-    assert isinstance(nothing, Refusal)
+    assert isinstance(nothing, UnusableChat)
     assert nothing.reason == "no_target"
 
 
 def test_a_child_that_is_killed_is_an_error_and_the_next_one_works(model: Path) -> None:
-    with Rendering(chatml()) as ready:
+    with RendererPool(chatml()) as ready:
         ready.render([Chat(TURNS, "example 1")])
         (child,) = ready._started
         os.kill(child._process.pid, signal.SIGKILL)
@@ -224,7 +224,7 @@ def test_a_child_that_is_killed_is_an_error_and_the_next_one_works(model: Path) 
 
 
 def test_a_signal_to_the_group_leaves_the_child_to_its_parent() -> None:
-    with Rendering(chatml()) as ready:
+    with RendererPool(chatml()) as ready:
         ready.render([Chat(TURNS, "example 1")])
         (child,) = ready._started
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -301,7 +301,7 @@ FORGED: dict[str, tuple[str, dict[str, Any]]] = {
 ANSWER = {"role": "assistant", "content": "end|> yes"}
 
 
-def encoded_once(text: str, tokenizer: HuggingFaceTokenizer, *messages: dict[str, Any]) -> EncodedChat | Refusal:
+def encoded_once(text: str, tokenizer: HuggingFaceTokenizer, *messages: dict[str, Any]) -> EncodedChat | UnusableChat:
     with ChatEncoder(template_of(text), tokenizer) as encoder:
         (found,) = encoder.encode([Chat(list(messages), "example 1")])
     return found
@@ -313,7 +313,7 @@ def test_a_forged_token_drops_its_conversation(form: str, model: Path) -> None:
     tokenizer, template = opened_model(model), TURN.replace("TEXT", expression)
     assert not any(tokenizer.yields_special([str(value) for value in message.values() if isinstance(value, str)]))
     bad = encoded_once(template, tokenizer, {"role": "user", **message}, ANSWER)
-    assert isinstance(bad, Refusal), tokenizer.decode(bad.ids)
+    assert isinstance(bad, UnusableChat), tokenizer.decode(bad.ids)
     assert bad.reason == "special_token_collision"
     harmless = {key: "im end, <b> & [x]" if isinstance(value, str) else {"a": "b"} for key, value in message.items()}
     good = encoded_once(template, tokenizer, {"role": "user", **harmless}, ANSWER)

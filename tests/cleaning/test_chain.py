@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.cleaning.chain import Cleaner
-from niels_cache_assets.cleaning.filters import REASONS, Rejected
+from niels_cache_assets.cleaning.filters import REASONS, RejectedDocument
 from niels_cache_assets.cleaning.report import EXAMPLES, EXCERPT_CHARACTERS, CleaningReport
 from niels_cache_assets.cleaning.settings import CleaningSettings
-from niels_cache_assets.corpus.chunks import Chunk, ChunkWork
+from niels_cache_assets.corpus.chunks import ChunkWork, CorpusChunk
 from niels_cache_assets.corpus.layout import REJECTED
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.types import PretrainSource
@@ -62,7 +62,7 @@ def test_normalizers_that_are_skipped_do_not_run() -> None:
     code = "\n".join(f"def of_{number}(that):\n    return '<b>the</b>' {{{{x}}}} == [[{number}]]" for number in range(30))
     kept = Cleaner(CleaningSettings(skip=("tags", "templates", "links", "blanks", "repetitive", "no_stopwords", "low_alpha_ratio")))
     assert kept.clean(Document(code + "\0")) == Document(code + " ")
-    assert isinstance(kept.clean(Document(" \n\0 \n")), Rejected)
+    assert isinstance(kept.clean(Document(" \n\0 \n")), RejectedDocument)
 
 
 def test_what_a_source_has_made_plain_text_of_is_not_searched_for_markup(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_what_a_source_has_made_plain_text_of_is_not_searched_for_markup(tmp_pat
 
     def cleaned(source: PretrainSource) -> str:
         work = ChunkWork(source=source, seed=1, cleaning=CleaningSettings(), num_perm=None, ngram=None)
-        done = work(Chunk(0, [Document(page, file="dump.xml.bz2")]))
+        done = work(CorpusChunk(0, [Document(page, file="dump.xml.bz2")]))
         assert (done.counts.report.kept, len(done.rows)) == (1, 1)
         return str(done.rows[0][0])
 
@@ -84,7 +84,7 @@ def test_what_a_source_has_made_plain_text_of_is_not_searched_for_markup(tmp_pat
 
 
 def test_a_document_that_goes_is_given_as_it_was_normalized_with_what_was_measured() -> None:
-    assert CLEANER.clean(Document("{{stub}} Too  short.", "id")) == Rejected(Document("Too short.", "id"), "too_short", 10.0)
+    assert CLEANER.clean(Document("{{stub}} Too  short.", "id")) == RejectedDocument(Document("Too short.", "id"), "too_short", 10.0)
 
 
 def test_names_can_be_written_whatever_was_in_them() -> None:
@@ -119,7 +119,7 @@ def test_no_document_crashes_the_chain_and_each_is_counted_once(text: str, title
     assert report.documents == report.kept + report.dropped.total() == 1
     kept = result if isinstance(result, Document) else result.document
     json.dumps(kept, ensure_ascii=False).encode("utf-8")
-    if isinstance(result, Rejected):
+    if isinstance(result, RejectedDocument):
         assert result.reason in REASONS
         assert report.dropped == {result.reason: 1}
 
@@ -171,7 +171,7 @@ def test_reports_of_chunks_merge_into_the_report_of_the_whole(cuts: list[int], s
 
 
 def test_examples_are_drawn_evenly_and_another_seed_draws_others() -> None:
-    rejected = [Rejected(Document("x", row=number), "too_short", 1.0) for number in range(500)]
+    rejected = [RejectedDocument(Document("x", row=number), "too_short", 1.0) for number in range(500)]
     drawn: Counter[int] = Counter()
     samples = []
     for seed in range(200):
@@ -222,8 +222,8 @@ def test_reasons_and_texts_of_real_documents(golden: Golden) -> None:
     for name, (every, expected) in SAMPLES.items():
         read = pages_as_written if name.endswith(".bz2") else json_rows
         results = [CLEANER.clean(document) for document in islice(read(DATA / name), 0, None, every)]
-        reasons = Counter(result.reason if isinstance(result, Rejected) else "kept" for result in results)
+        reasons = Counter(result.reason if isinstance(result, RejectedDocument) else "kept" for result in results)
         assert {"kept", *expected} <= reasons.keys()
-        texts = [(result.document if isinstance(result, Rejected) else result).text for result in results]
+        texts = [(result.document if isinstance(result, RejectedDocument) else result).text for result in results]
         found[name] = {"reasons": reasons, "texts": hashlib.sha256(json.dumps(texts).encode()).hexdigest()}
     golden.hold("cleaning", found, libraries=("langdetect-rs",))

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.cleaning.chain import Cleaner
-from niels_cache_assets.cleaning.filters import FILTERS, JUDGED_CHARACTERS, REASONS, Facts, Filter, Rejected, Rejection
+from niels_cache_assets.cleaning.filters import FILTERS, JUDGED_CHARACTERS, REASONS, DocumentFacts, Filter, RejectedDocument, Rejection
 from niels_cache_assets.cleaning.languages import identify_language
 from niels_cache_assets.cleaning.settings import CleaningSettings
 from tests.helpers.messages import missing
@@ -31,7 +31,7 @@ def distinct(count: int, length: int = 5) -> list[str]:
 
 
 def judged(reason: str, text: str, *, title: str | None = None, **thresholds: object) -> Rejection | None:
-    return BY_REASON[reason](Facts(Document(text, title=title), CleaningSettings.model_validate(thresholds)))
+    return BY_REASON[reason](DocumentFacts(Document(text, title=title), CleaningSettings.model_validate(thresholds)))
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_the_gopher_family_at_its_thresholds_where_it_is_asked_for(key: str, lim
 )
 def test_the_first_reason_wins(document: Document, reason: str | None) -> None:
     result = Cleaner(DEFAULTS).clean(document)
-    assert (result.reason if isinstance(result, Rejected) else None) == reason
+    assert (result.reason if isinstance(result, RejectedDocument) else None) == reason
 
 
 def test_a_long_document_is_judged_by_its_first_million_characters_and_kept_whole() -> None:
@@ -115,13 +115,13 @@ def test_a_long_document_is_judged_by_its_first_million_characters_and_kept_whol
     assert len(book) > 3 * JUDGED_CHARACTERS
     assert skipping.clean(Document(book)) == Document(book)
     result = skipping.clean(Document("* the bullet of a list\n" * 120_000 + book))
-    assert isinstance(result, Rejected)
+    assert isinstance(result, RejectedDocument)
     assert (result.reason, result.value) == ("list_page", 1.0)
 
 
 def test_a_skipped_reason_is_not_looked_for() -> None:
     cleaner = Cleaner(CleaningSettings(skip=("too_short", "not_english")))
-    assert isinstance(Cleaner(DEFAULTS).clean(Document(GERMAN)), Rejected)
+    assert isinstance(Cleaner(DEFAULTS).clean(Document(GERMAN)), RejectedDocument)
     result = cleaner.clean(Document(GERMAN + " of the"))
     assert result == Document(GERMAN + " of the")
 
@@ -166,7 +166,7 @@ def test_pairs_of_frequent_words_are_all_the_pairs_that_count(words: list[str], 
 @given(text=st.text(alphabet="aé字½²1-# \n\xa0\u3000", max_size=40))
 @example(text="字字字-1")
 def test_counting_ascii_letters_first_changes_no_answer(text: str) -> None:
-    words = re.findall(r"\w+", text) if Facts(Document(text), DEFAULTS).is_unspaced else text.split()
+    words = re.findall(r"\w+", text) if DocumentFacts(Document(text), DEFAULTS).is_unspaced else text.split()
     with_letter = sum(any(map(str.isalpha, word)) for word in words)
     rejection = judged("low_alpha_ratio", text)
     assert (rejection is not None) == (words != [] and with_letter / len(words) < 0.8)

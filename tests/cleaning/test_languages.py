@@ -4,7 +4,7 @@ import pytest
 
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.cleaning.chain import Cleaner
-from niels_cache_assets.cleaning.filters import Facts, Rejected
+from niels_cache_assets.cleaning.filters import DocumentFacts, RejectedDocument
 from niels_cache_assets.cleaning.languages import UNSPACED_LANGUAGES, _detector, identify_language, language_of
 from niels_cache_assets.cleaning.settings import LANGUAGES, CleaningSettings
 from niels_cache_assets.dedup.signatures import Signer, jaccard
@@ -25,7 +25,7 @@ ETYMOLOGY = (
 
 def reason(text: str, *languages: str, **settings: object) -> str | None:
     result = Cleaner(CleaningSettings.model_validate({"languages": languages, **settings})).clean(Document(text))
-    return result.reason if isinstance(result, Rejected) else None
+    return result.reason if isinstance(result, RejectedDocument) else None
 
 
 @pytest.mark.parametrize("language", PARAGRAPHS)
@@ -80,7 +80,7 @@ def test_documents_without_blanks_between_words_are_judged_by_characters(languag
     documents = unspaced_documents(language, 10)
     assert min(map(len, documents)) > 800
     assert [reason(text, language) for text in documents] == [None] * 10
-    facts = Facts(Document(documents[0]), CleaningSettings())
+    facts = DocumentFacts(Document(documents[0]), CleaningSettings())
     assert facts.is_unspaced
     assert facts.word_count == len("".join(documents[0].split())) // 2
     assert reason(documents[0][:399], language) == "too_short"
@@ -88,7 +88,7 @@ def test_documents_without_blanks_between_words_are_judged_by_characters(languag
     assert reason(documents[0] + "ๆ々々" * 200, language) == "repetitive"
     assert reason(documents[0], "en") == "not_english"
     assert reason(documents[0] + "１２３，" * 900, language, max_bigram_share=1) == "low_alpha_ratio"
-    assert not Facts(Document(ENGLISH * 4 + documents[0][:100]), CleaningSettings()).is_unspaced
+    assert not DocumentFacts(Document(ENGLISH * 4 + documents[0][:100]), CleaningSettings()).is_unspaced
 
 
 @pytest.mark.parametrize("language", sorted(UNSPACED_LANGUAGES))

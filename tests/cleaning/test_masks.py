@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.cleaning.chain import Cleaner
-from niels_cache_assets.cleaning.masks import examples, mask
+from niels_cache_assets.cleaning.masks import mask, mask_examples
 from niels_cache_assets.cleaning.report import MASK_EXAMPLES, CleaningReport
 from niels_cache_assets.cleaning.settings import MASKS, NORMALIZERS, REASONS, CleaningSettings
 from niels_cache_assets.cli import main
@@ -186,7 +186,7 @@ def test_examples_are_few_and_show_no_personal_data() -> None:
 
 def test_examples_end_at_the_next_place() -> None:
     text = "a@b.org, c@d.org"
-    assert examples(text, mask(text, MASKS)[1]) == [{"kind": "email", "form": "a@a.aaa", "before": "", "after": ", "}]
+    assert mask_examples(text, mask(text, MASKS)[1]) == [{"kind": "email", "form": "a@a.aaa", "before": "", "after": ", "}]
 
 
 def test_the_filters_judge_the_masked_text() -> None:

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from niels_cache_assets.cleaning import normalizers
-from niels_cache_assets.cleaning.brackets import occurrences, paired
+from niels_cache_assets.cleaning.brackets import find_marks, match_pairs
 from niels_cache_assets.cleaning.normalizers import MARKUP_NORMALIZERS, NORMALIZERS, Normalizer, normalize
 
 BY_NAME = dict(NORMALIZERS)
@@ -217,9 +217,9 @@ def test_hostile_text_takes_time_for_its_length_only(marks: tuple[str, str]) -> 
 def test_marks_are_found_as_a_pattern_finds_them(text: str) -> None:
     for opening, closing in (("[[", "]]"), ("<!--", "-->")):
         pattern = re.compile(f"{re.escape(opening)}|{re.escape(closing)}")
-        assert [mark[:2] for mark in occurrences(text, opening, closing)] == [found.span() for found in pattern.finditer(text)]
-    of_files = (text, normalizers._brackets_of_files(text)), (text, occurrences(text, "[[", "]]"))
-    some, every = ([*paired(*marks, normalizers.LONGEST_FILE_LINK, normalizers._FILE_LINK)] for marks in of_files)
+        assert [mark[:2] for mark in find_marks(text, opening, closing)] == [found.span() for found in pattern.finditer(text)]
+    of_files = (text, normalizers._brackets_of_files(text)), (text, find_marks(text, "[[", "]]"))
+    some, every = ([*match_pairs(*marks, normalizers.LONGEST_FILE_LINK, normalizers._FILE_LINK)] for marks in of_files)
     assert some == every, "brackets between two links to files decide nothing"
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from niels_cache_assets.cli import exit_codes, main
 from niels_cache_assets.cli.commands import doctor
-from niels_cache_assets.sources.errors import SourceUnavailable
+from niels_cache_assets.sources.errors import SourceUnavailableError
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_runtime.errors import NielsCacheError
 from tests.helpers.messages import missing
@@ -37,7 +37,7 @@ def test_a_good_environment_has_no_problem_and_stays_as_it_is(
     empty_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("DAGSTER_HOME", str(empty_folder / "home"))
-    monkeypatch.setattr(doctor, "_versions", lambda: doctor.Finding("packages", "ok", "as required"))
+    monkeypatch.setattr(doctor, "_versions", lambda: doctor.DoctorFinding("packages", "ok", "as required"))
     found = examined(capsys, "--profile", "quickstart", code=exit_codes.DONE)
     assert {what: finding["state"] for what, finding in found.items() if what != "disk"} == dict.fromkeys(
         ("system", "packages", "configuration", "cache directory", "DAGSTER_HOME", "hub"), "ok"
@@ -108,7 +108,7 @@ def test_every_data_set_of_the_hub_is_asked_for_until_the_hub_is_away(
         if "fineweb" in dataset:
             raise NielsCacheError(f"{dataset}: this data set is gated; accept its terms")
         if "dolly" in dataset:
-            raise SourceUnavailable(f"{dataset}: the hub cannot be reached now (timeout); try again")
+            raise SourceUnavailableError(f"{dataset}: the hub cannot be reached now (timeout); try again")
         return "1"
 
     monkeypatch.setattr(HubData, "revision", ask)

@@ -16,10 +16,10 @@ from rich.console import Console
 from niels_cache_assets.artifacts.corpus import CorpusProgress
 from niels_cache_assets.build_cache import Progress
 from niels_cache_assets.cli import exit_codes, main, progress
-from niels_cache_assets.cli.console import diagnostics, new_table, speaking
-from niels_cache_assets.cli.parser import build_parsers, load
+from niels_cache_assets.cli.console import diagnostics, new_table, set_verbosity
+from niels_cache_assets.cli.parser import build_parsers, import_command
 from niels_cache_assets.cli.progress import BarListener, build_listener, transfer_progress
-from niels_cache_assets.facts.progress import HowFar, Pace, describe
+from niels_cache_assets.facts.progress import BuildProgress, SpeedMeter, describe
 from tests.helpers import programs
 from tests.helpers.messages import missing
 
@@ -89,7 +89,7 @@ def test_tab_completes_commands_data_sets_and_values(line: str, expected: list[s
 
 def test_every_value_of_a_short_list_that_is_completed_is_known_to_an_option() -> None:
     _, commands = build_parsers()
-    offered = {name: load(name).COMMAND.offers.keys() for name in commands}
+    offered = {name: import_command(name).COMMAND.offers.keys() for name in commands}
     assert sum(map(len, offered.values())) > 20
     for name, parser in commands.items():
         assert offered[name] <= {action.dest for action in parser._actions}, name
@@ -116,7 +116,7 @@ def test_a_table_on_a_narrow_terminal_loses_nothing() -> None:
 
 
 def test_quiet_says_warnings_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    with speaking("quiet"), build_listener(diagnostics()) as listener:
+    with set_verbosity("quiet"), build_listener(diagnostics()) as listener:
         listener.started("notes", "pretrain")
         listener.logged("notes", "resuming at 3%")
         listener.logged("notes", "WARNING: 3 of 4 documents are dropped")
@@ -174,16 +174,16 @@ def test_the_page_about_commands_is_what_the_code_says() -> None:
     assert (REPOSITORY / "docs/commands.md").read_text(encoding="utf-8") == page, "run python docs/commands.py"
 
 
-def told(progress: HowFar, pace: Pace, now: float) -> str:
+def told(progress: BuildProgress, pace: SpeedMeter, now: float) -> str:
     return describe(progress, pace.estimate(progress, now), with_share=True)
 
 
 def test_nothing_is_guessed_without_a_share_or_before_the_second_report() -> None:
-    pace = Pace()
+    pace = SpeedMeter()
     assert told(Progress(documents=1, tokens=1_000, share=None), pace, 0.0) == "1 documents, 1.0k tokens"
     assert told(Progress(documents=2, tokens=3_000, share=None), pace, 2.0) == "2 documents, 3.0k tokens, 1.0k tokens/s"
     assert told(Progress(documents=2, tokens=3_000, share=0.5), pace, 2.0) == "50%, 2 documents, 3.0k tokens, 1.0k tokens/s, 0:02 left"
-    corpus = Pace()
+    corpus = SpeedMeter()
     first = told(CorpusProgress(documents=10, kept=9, characters=5_000, share=0.1), corpus, 0.0)
     assert first == "10%, 10 documents, 9 kept, 5.0k characters"
     assert told(CorpusProgress(documents=30, kept=25, characters=15_000, share=0.3), corpus, 4.0) == (

@@ -16,7 +16,7 @@ import pytest
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.build_cache import CODE_VERSIONS
 from niels_cache_assets.cli import main
-from niels_cache_assets.cli.context import find_places
+from niels_cache_assets.cli.context import find_caches
 from niels_cache_assets.corpus import store
 from niels_cache_assets.disk import staging as directories
 from niels_cache_assets.disk.journal import BYTES_VARIABLE, JOURNAL_NAME, Journal, partial_directory
@@ -24,7 +24,7 @@ from niels_cache_assets.inspection.corpora import corpus_names
 from niels_cache_assets.project.registry import load_registry
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.commit import lock_path, writer_lock
+from niels_cache_runtime.format.commit import hold_lock, lock_path
 from niels_cache_runtime.format.layout import META_NAME
 from tests.helpers.builds import build_dataset, build_tokenizer, find_duplicates, prepare_corpus
 from tests.helpers.corpora import articles
@@ -105,7 +105,7 @@ def leave_unfinished(target: Path, *, share: float | None) -> None:
     expected = graph(registry, target.parents[1]).dataset(target.name).journal(revision)
     partial = partial_directory(target)
     partial.mkdir()
-    opened = Journal.open(partial, fingerprint=expected.fingerprint, log=print, made_of=expected.made_of)
+    opened = Journal.open(partial, fingerprint=expected.fingerprint, log=print, identity=expected.identity)
     opened.record({"n": 3}, files={}, share=share, documents=1234)
 
 
@@ -120,7 +120,7 @@ def test_the_old_build_that_a_killed_one_left_is_no_data_set(project: Path, caps
     registry = load_registry(config=str(project / "niels_cache.toml"))
     assert {"notes", "corpus/books"} <= set(as_json(capsys)[1])
     assert [name for name in as_json(capsys)[1] if "partial" in name] == []
-    assert [name for name in find_places(registry, project / "cache") if "partial" in name] == []
+    assert [name for name in find_caches(registry, project / "cache") if "partial" in name] == []
     assert corpus_names(registry, project / "cache") == ["books"]
 
 
@@ -219,7 +219,7 @@ def test_a_build_at_work_is_named_with_its_process(project: Path, capsys: pytest
     os.mkfifo(lock)
     assert as_json(capsys, "notes")[1]["notes"]["building"] is None, "a pipe is nobody's lock"
     lock.unlink()
-    with writer_lock(project / "cache/pretrain/notes"), writer_lock(project / "cache/tokenizer"):
+    with hold_lock(project / "cache/pretrain/notes"), hold_lock(project / "cache/tokenizer"):
         code, rows = as_json(capsys)
         building = rows["notes"]["building"]
         assert (code, building["pid"], building["host"]) == (1, os.getpid(), os.uname().nodename)
@@ -231,7 +231,7 @@ def test_a_build_at_work_is_named_with_its_process(project: Path, capsys: pytest
     assert as_json(capsys)[1]["notes"]["building"] is None
     target = project / "cache/pretrain/notes"
     leave_unfinished(target, share=0.43)
-    with writer_lock(target):
+    with hold_lock(target):
         building = as_json(capsys, "notes")[1]["notes"]["building"]
         assert (building["share"], building["documents"]) == (0.43, 1234)
         line = line_of(run(capsys, "notes")[1], "notes")
@@ -264,7 +264,7 @@ def stop_a_build(project: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> P
         patched.setenv(BYTES_VARIABLE, "1")
         patched.setattr(store, "TEXT_BYTES_PER_GROUP", 500)
         patched.setattr(store, "TEXT_BYTES_PER_FILE", 1_000)
-        patched.setattr(directories, "_take_place", fail)
+        patched.setattr(directories, "_replace_target", fail)
         with pytest.raises(NielsCacheError, match="the disk refuses"):
             BUILDS[name](registry, root, lambda line: None)
     assert (partial_directory(target) / JOURNAL_NAME).exists()

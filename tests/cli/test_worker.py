@@ -37,14 +37,14 @@ import os, sys, time
 from niels_cache_assets.base import processes
 from niels_cache_assets.cli import worker, main
 processes.STOP_SECONDS = 60
-progress = worker.Lines.progress
+progress = worker.JsonLines.progress
 def slowly(self, told):
     progress(self, told)
     open("started", "w").close()
     deadline = time.monotonic() + 60
     while not os.path.exists("go") and time.monotonic() < deadline:
         time.sleep(0.01)
-worker.Lines.progress = slowly
+worker.JsonLines.progress = slowly
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from niels_cache_assets.artifacts.base import Outcome, Reported
+from niels_cache_assets.artifacts.base import Outcome, ReportedProgress
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.parts.part import Part
-from niels_cache_assets.cluster.child import TRIES, LostChildError, PartCommand, build_apart
-from niels_cache_assets.defs.part_processes import build_part_apart, build_side_by_side
-from niels_cache_assets.defs.part_slots import HostPlace
-from niels_cache_assets.parts.lease import Stopped
+from niels_cache_assets.cluster.child import TRIES, LostChildError, PartCommand, build_in_child
+from niels_cache_assets.defs.part_processes import build_in_children, build_part_in_child
+from niels_cache_assets.defs.part_slots import HostSlot
+from niels_cache_assets.parts.lease import StopRequested
 from niels_cache_assets.project.running import ClusterSettings
 from niels_cache_assets.tokenizer.encoder import EngineUse
 from niels_cache_runtime.errors import NielsCacheError
@@ -69,7 +69,7 @@ class Worker:
         def command() -> PartCommand:
             return PartCommand(part=part)
 
-        return build_apart(part, command, on_progress=self.progress.append, log=self.log.append, is_stopping=is_stopping)
+        return build_in_child(part, command, on_progress=self.progress.append, log=self.log.append, is_stopping=is_stopping)
 
     @property
     def calls(self) -> list[list[str]]:
@@ -102,7 +102,7 @@ def test_the_outcome_is_that_of_the_child(project: PartsProject) -> None:
     assert (outcome.state, outcome.resumed, outcome.seconds, outcome.warning) == ("built", 7, 1.5, "a remark")
     assert outcome.engines == [EngineUse(name="hasty", version="1.2", texts=8, checked=4)]
     assert outcome.meta["part"]["number"] == 0
-    assert worker.progress == [Reported(counts={"documents": 3, "tokens": 40}, share=0.25)]
+    assert worker.progress == [ReportedProgress(counts={"documents": 3, "tokens": 40}, share=0.25)]
     assert worker.log == ["resuming it"]
     [words] = worker.calls
     assert words[:3] == ["part", NAME, "0"]
@@ -167,7 +167,7 @@ _SAYS_SO = "say('error', message='stop', exit_code=143)\n"
 @pytest.mark.parametrize("said", ["", _SAYS_SO])
 def test_a_child_that_obeys_stop_is_not_started_again(project: PartsProject, said: str) -> None:
     worker = Worker(project, f"{_TOUCHES_STOP}{said}sys.exit(143)")
-    with pytest.raises(Stopped, match="stop"):
+    with pytest.raises(StopRequested, match="stop"):
         worker.build()
     assert len(worker.calls) == 1
 
@@ -183,7 +183,7 @@ say('result', state='built')
 
 def test_a_part_of_another_process_is_built_last(project: PartsProject, tmp_path: Path) -> None:
     worker = Worker(project, _BUSY_PART)
-    ends = [event.end for event in build_side_by_side([worker.part(0), worker.part(1)], at_once=1, home=tmp_path)]
+    ends = [event.end for event in build_in_children([worker.part(0), worker.part(1)], at_once=1, home=tmp_path)]
     assert [end.key for end in ends if isinstance(end, Outcome)] == parts_of(worker.graph)[::-1]
     assert [(words[2], "--no-wait" in words) for words in worker.calls] == [("0", True), ("1", True), ("0", False)]
 
@@ -230,17 +230,17 @@ def test_settings_that_do_not_fit_are_refused(table: dict[str, Any], key: str) -
 def test_each_host_has_one_place_and_a_retry_takes_another(tmp_path: Path) -> None:
     log: list[str] = []
     hosts = ("a", "b", "b")
-    with HostPlace(tmp_path, hosts, doing="x", log=log.append) as first, HostPlace(tmp_path, hosts, doing="y", log=log.append) as second:
-        with HostPlace(tmp_path, hosts, doing="z", log=log.append) as third:
+    with HostSlot(tmp_path, hosts, doing="x", log=log.append) as first, HostSlot(tmp_path, hosts, doing="y", log=log.append) as second:
+        with HostSlot(tmp_path, hosts, doing="z", log=log.append) as third:
             assert sorted(map(str, [first.take(), second.take(), third.take()])) == ["a", "b", "b"]
-            with pytest.raises(KeyboardInterrupt), HostPlace(tmp_path, hosts, doing="w", log=log.append) as fourth:
+            with pytest.raises(KeyboardInterrupt), HostSlot(tmp_path, hosts, doing="w", log=log.append) as fourth:
                 fourth.take(lambda: True)  # a wait can be interrupted
             del log[:]
         assert first.take() is not None
         assert log == []
-    with HostPlace(tmp_path, ("a", "b"), doing="x", log=log.append) as place:
+    with HostSlot(tmp_path, ("a", "b"), doing="x", log=log.append) as place:
         assert place.take() != place.take()
-    with HostPlace(tmp_path, (), doing="x", log=log.append) as place:
+    with HostSlot(tmp_path, (), doing="x", log=log.append) as place:
         assert place.take() is None
 
 
@@ -255,19 +255,19 @@ say('result', state='built')
 def test_parts_are_built_side_by_side(project: PartsProject, tmp_path: Path) -> None:
     worker = Worker(project, _SLOW)
     parts = [worker.part(number) for number in range(2)]
-    events = [*build_side_by_side(parts, at_once=2, home=tmp_path)]
+    events = [*build_in_children(parts, at_once=2, home=tmp_path)]
     ends = [event.end for event in events if event.end is not None]
     assert sorted(end.key for end in ends if isinstance(end, Outcome)) == parts_of(worker.graph)
     assert events[0].progress is not None
     assert threading.active_count() < 10
-    again = build_part_apart(worker.part(), home=tmp_path, on_progress=lambda progress: None, log=worker.log.append)
+    again = build_part_in_child(worker.part(), home=tmp_path, on_progress=lambda progress: None, log=worker.log.append)
     assert again.state == "cache_hit"
     assert len(worker.calls) == 2
 
 
 def test_a_reader_that_stops_ends_all_children(project: PartsProject, tmp_path: Path) -> None:
     worker = Worker(project, "say('log', message=str(os.getpid()))\ntime.sleep(60)")
-    events = build_side_by_side([worker.part(number) for number in range(2)], at_once=2, home=tmp_path)
+    events = build_in_children([worker.part(number) for number in range(2)], at_once=2, home=tmp_path)
     pids = [next(events).line, next(events).line]
     events.close()
     assert [Path(f"/proc/{pid}").exists() for pid in pids] == [False, False]

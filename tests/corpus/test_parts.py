@@ -25,11 +25,11 @@ from niels_cache_assets.corpus.layout import DIGESTS_NAME, SIGNATURES_NAME, corp
 from niels_cache_assets.disk.attempts import attempt_record, recorded_attempts
 from niels_cache_assets.parts import seal
 from niels_cache_assets.parts.layout import parts_dir
-from niels_cache_assets.parts.lease import Holder
+from niels_cache_assets.parts.lease import LeaseHolder
 from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_assets.streaming import encode
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.commit import Busy, Writer
+from niels_cache_runtime.format.commit import BusyError, LockOwner
 from niels_cache_runtime.format.meta import Meta, read_meta, write_meta
 from niels_cache_runtime.verify import notes, verify_cache
 from tests.corpus.test_resume import contents, stop_after
@@ -186,7 +186,7 @@ def test_parts_that_do_not_exist_are_refused(tmp_path: Path, capsys: pytest.Capt
 def overtake(part: CorpusPart) -> None:
     """Let another process take a part over, and end at once."""
     attempt = max(recorded_attempts(part.directory)) + 1
-    other = Holder(attempt=attempt, writer=Writer.here(), token="other", boot="elsewhere", is_over=True)
+    other = LeaseHolder(attempt=attempt, writer=LockOwner.current(), token="other", boot="elsewhere", is_over=True)
     attempt_record(part.directory, attempt).write_bytes(other.encoded())
 
 
@@ -202,7 +202,7 @@ def test_a_part_that_another_process_has_comes_last(tmp_path: Path, monkeypatch:
         if isinstance(part, CorpusPart):
             begun.append((part.number, wait))
             if how == "busy" and begun == [(0, False)]:
-                raise Busy(part.directory, Writer.here())
+                raise BusyError(part.directory, LockOwner.current())
         return materialize(part, wait=wait, **options)
 
     def progressed(_: object) -> None:
@@ -244,7 +244,7 @@ def test_without_hard_links_the_documents_are_copied(tmp_path: Path, monkeypatch
     assert contents(outcome.directory) == whole
     assert sum("hard links" in line for line in log) == 1
     for module in (corpus, seal):
-        monkeypatch.setattr(module, "require_room", lambda target, need, log: told.append(need.bytes))
+        monkeypatch.setattr(module, "require_free_space", lambda target, need, log: told.append(need.bytes))
     told: list[int] = []
     prepare_corpus(registry, "notes", root=tmp_path / "cache", processes=1, force=True)
     sizes = {name: entry["bytes"] for name, entry in outcome.meta["files"].items()}

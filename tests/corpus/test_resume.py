@@ -10,9 +10,9 @@ import pytest
 from niels_cache_assets.artifacts import corpus, materialize
 from niels_cache_assets.base.parallel import LONG_CHARACTERS
 from niels_cache_assets.corpus import store
-from niels_cache_assets.corpus.chunks import Chunk, ChunkWork, PreparedChunk
+from niels_cache_assets.corpus.chunks import ChunkWork, CorpusChunk, PreparedChunk
 from niels_cache_assets.corpus.layout import corpus_dir, duplicates_dir
-from niels_cache_assets.corpus.order import Input
+from niels_cache_assets.corpus.order import CorpusInput
 from niels_cache_assets.dedup import ranges
 from niels_cache_assets.disk.journal import Journal, partial_directory, read_journal
 from niels_cache_assets.project.registry import Registry
@@ -45,7 +45,7 @@ def cleaned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     firsts: list[int] = []
     work = ChunkWork.__call__
 
-    def noted(self: ChunkWork, chunk: Chunk) -> PreparedChunk:
+    def noted(self: ChunkWork, chunk: CorpusChunk) -> PreparedChunk:
         firsts.append(chunk.first)
         return work(self, chunk)
 
@@ -73,7 +73,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, chunks: int) -> None:
     """Send Ctrl-C after so many chunks."""
     work, done = ChunkWork.__call__, [0]
 
-    def stopping(self: ChunkWork, chunk: Chunk) -> PreparedChunk:
+    def stopping(self: ChunkWork, chunk: CorpusChunk) -> PreparedChunk:
         if done[0] == chunks:
             raise KeyboardInterrupt
         done[0] += 1
@@ -265,13 +265,13 @@ def stop_at_band(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The data sets whose signatures are read."""
     names: list[str] = []
-    signatures = Input.signatures
+    signatures = CorpusInput.signatures
 
-    def noted(self: Input) -> Iterator[Any]:
+    def noted(self: CorpusInput) -> Iterator[Any]:
         names.append(self.name)
         return signatures(self)
 
-    monkeypatch.setattr(Input, "signatures", noted)
+    monkeypatch.setattr(CorpusInput, "signatures", noted)
     return names
 
 

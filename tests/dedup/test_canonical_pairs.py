@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from niels_cache_assets.dedup.signatures import Signer, jaccard
-from niels_cache_assets.streaming.decontaminate import ReferencePlace, ReferenceTexts, open_references
+from niels_cache_assets.streaming.decontaminate import ReferenceOrigin, ReferenceTexts, open_references
 from tests.helpers.plain_signatures import shingles_of
 from tests.helpers.tiny import sentences
 
@@ -149,7 +149,7 @@ def test_ngrams_of_references_keep_signs(tmp_path: Path, changed: Callable[[str]
     """A formula of more than 13 words inside a long document."""
     formula = "+".join(f"x{number}" for number in range(20))
     before, after = sentences(2, words=60)
-    wanted = ReferenceTexts(identity={}, texts=lambda: iter([(ReferencePlace("", "quiz", 0), formula)]), threshold=0.8, share=0.5, run=50)
+    wanted = ReferenceTexts(identity={}, texts=lambda: iter([(ReferenceOrigin("", "quiz", 0), formula)]), threshold=0.8, share=0.5, run=50)
     with open_references(wanted, folder=tmp_path) as screen:
         (found,) = screen.find([f"{before} {changed(formula)} {after}"])
     assert (found is not None) == dropped

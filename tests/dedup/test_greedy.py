@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from niels_cache_assets.dedup import ranges
 from niels_cache_assets.dedup.bands import NO_BUCKET, band_hashes, choose_bands
-from niels_cache_assets.dedup.greedy import MEMBERS_COMPARED, Dropped, Verify, keep_first
+from niels_cache_assets.dedup.greedy import MEMBERS_COMPARED, DropDecisions, SimilarityCondition, keep_first
 from niels_cache_assets.dedup.hashing import NO_SHINGLE
 from niels_cache_assets.dedup.signatures import Signatures, Signer
 from niels_cache_runtime.errors import NielsCacheError
@@ -43,8 +43,8 @@ def in_blocks(signatures: Signatures, size: int) -> Iterator[Signatures]:
         yield Signatures(digests=signatures.digests[start : start + size], slots=signatures.slots[start : start + size])
 
 
-def triples(dropped: Dropped) -> list[Triple]:
-    return list(zip(dropped.ordinals.tolist(), dropped.because.tolist(), dropped.exact.tolist(), strict=True))
+def triples(dropped: DropDecisions) -> list[Triple]:
+    return list(zip(dropped.ordinals.tolist(), dropped.kept_copies.tolist(), dropped.exact.tolist(), strict=True))
 
 
 def insert_one_by_one(
@@ -93,7 +93,7 @@ def test_what_is_kept_is_what_datasketch_keeps(tmp_path: Path, bands: int, rows:
             index.insert(ordinal, minhash)
     dropped = keep_first(in_blocks(signatures, 170), bands=bands, rows=rows, scratch=tmp_path)
     assert 40 < len(gone) < 560
-    assert dict(zip(dropped.ordinals.tolist(), dropped.because.tolist(), strict=True)) == gone
+    assert dict(zip(dropped.ordinals.tolist(), dropped.kept_copies.tolist(), strict=True)) == gone
 
 
 @given(sized(st.tuples(st.integers(0, 9), st.lists(st.integers(0, 2), min_size=4, max_size=4)), 30), st.integers(1, 30))
@@ -128,7 +128,7 @@ def _compare_with_insertion(tmp_path_factory: pytest.TempPathFactory, rows: list
         return of_those
 
     expected = insert_one_by_one(signatures, 2, 2, similarity, 0.5)
-    verify = Verify(similarity=remembered, threshold=0.5)
+    verify = SimilarityCondition(similarity=remembered, threshold=0.5)
     verified = keep_first(in_blocks(signatures, block), bands=2, rows=2, scratch=tmp_path_factory.mktemp("scratch"), verify=verify)
     assert compared == sorted(set(compared))
     assert len({bytes(signatures.digests[ordinal]) for ordinal in compared}) == len(compared)
@@ -137,13 +137,13 @@ def _compare_with_insertion(tmp_path_factory: pytest.TempPathFactory, rows: list
         assert measured == (1 if exact else np.float32(similarity(int(because), int(ordinal))))
 
 
-def columns(dropped: Dropped) -> list[list[float]]:
-    return [column.tolist() for column in (dropped.ordinals, dropped.because, dropped.exact, dropped.similarity)]
+def columns(dropped: DropDecisions) -> list[list[float]]:
+    return [column.tolist() for column in (dropped.ordinals, dropped.kept_copies, dropped.exact, dropped.similarity)]
 
 
 def test_documents_with_the_same_shingles_are_near_and_not_exact(tmp_path: Path) -> None:
     signatures = made_up([(0, [1, 1, 2, 2]), (1, [1, 1, 2, 2]), (0, [1, 1, 2, 2])])
-    verify = Verify(similarity=lambda _: lambda earlier, later: 1.0, threshold=0.5)
+    verify = SimilarityCondition(similarity=lambda _: lambda earlier, later: 1.0, threshold=0.5)
     dropped = keep_first([signatures], bands=2, rows=2, scratch=tmp_path, verify=verify)
     assert triples(dropped) == [(1, 0, False), (2, 0, True)]
     assert dropped.similarity.tolist() == [1, 1]
@@ -151,10 +151,10 @@ def test_documents_with_the_same_shingles_are_near_and_not_exact(tmp_path: Path)
 
 def test_bands_are_gone_on_with_from_every_step_that_was_recorded(tmp_path: Path) -> None:
     signatures = Signer().sign(clustered_texts(400, bases=40, edits=3))
-    verify = Verify(similarity=lambda _: lambda earlier, later: 0.9, threshold=0.8)
-    steps: list[ranges.Steps] = []
+    verify = SimilarityCondition(similarity=lambda _: lambda earlier, later: 0.9, threshold=0.8)
+    steps: list[ranges.RangeProgress] = []
 
-    def record(done: ranges.Steps, files: list[Path]) -> bool:
+    def record(done: ranges.RangeProgress, files: list[Path]) -> bool:
         (tmp_path / str(len(steps))).mkdir()
         for file in files:
             shutil.copy(file, tmp_path / str(len(steps)))
@@ -203,7 +203,7 @@ def test_the_same_document_over_and_over_takes_one_step_each(tmp_path: Path) -> 
     block = Signatures(digests=np.repeat(one.digests, 10_000, axis=0), slots=np.repeat(one.slots, 10_000, axis=0))
     dropped = keep_first((block for _ in range(count // 10_000)), bands=8, rows=16, scratch=tmp_path)
     assert dropped.ordinals.tolist() == list(range(1, count))
-    assert not dropped.because.any()
+    assert not dropped.kept_copies.any()
     assert dropped.exact.all()
 
 

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from niels_cache_assets.dedup import greedy, ranges
-from niels_cache_assets.dedup.greedy import MEMBERS_COMPARED, Dropped, Verify, keep_first
-from niels_cache_assets.dedup.ranges import MOST_OF_ONE_RANGE, RANGES_OF_MANY, fitting_ranges
+from niels_cache_assets.dedup.greedy import MEMBERS_COMPARED, DropDecisions, SimilarityCondition, keep_first
+from niels_cache_assets.dedup.ranges import MAX_DOCUMENTS_OF_ONE_RANGE, RANGES_IF_MANY_DOCUMENTS, fitting_ranges
 from niels_cache_assets.dedup.signatures import Signatures, Signer
 from tests.dedup.test_greedy import clustered_texts, in_blocks, made_up, triples
 from tests.helpers.depth import sized
@@ -22,10 +22,12 @@ COUNTS = (2, 4, 16)
 
 @pytest.fixture(autouse=True)
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranges, "LEAST_WINDOW", 23)
+    monkeypatch.setattr(ranges, "MIN_WINDOW", 23)
 
 
-def search(blocks: Iterable[Signatures], *, bands: int, rows: int, scratch: Path, ranges: int, verify: Verify | None = None) -> Dropped:
+def search(
+    blocks: Iterable[Signatures], *, bands: int, rows: int, scratch: Path, ranges: int, verify: SimilarityCondition | None = None
+) -> DropDecisions:
     """Return the dropped documents, found in one piece or in ranges."""
     if ranges == 1:
         return keep_first(blocks, bands=bands, rows=rows, scratch=scratch, verify=verify)
@@ -40,7 +42,7 @@ def linked(blocks: Iterable[Signatures], *, bands: int, rows: int, folder: Path,
     return ranges.Buckets(scratch=folder, hashes=folder, links=[folder] * count, documents=documents, bands=bands)
 
 
-def values(dropped: Dropped) -> list[Any]:
+def values(dropped: DropDecisions) -> list[Any]:
     """All values; NaN is None, so that two lists can be equal."""
     return [dropped.documents, triples(dropped), [None if np.isnan(each) else each for each in dropped.similarity.tolist()]]
 
@@ -50,7 +52,7 @@ def alike(_: Any) -> Callable[[int, int], float]:
     return lambda earlier, later: (earlier * 7 + later * 3) % 10 / 10
 
 
-VERIFY = Verify(similarity=alike, threshold=0.5)
+VERIFY = SimilarityCondition(similarity=alike, threshold=0.5)
 WAYS = pytest.mark.parametrize("verify", [None, VERIFY], ids=["bands", "verified"])
 
 
@@ -65,7 +67,7 @@ def test_any_documents_give_what_one_range_gives(
 ) -> None:
     signatures = made_up([(digest, dict(rows)[digest]) for digest, _ in rows])
 
-    def found(number: int, verify: Verify | None) -> list[Any]:
+    def found(number: int, verify: SimilarityCondition | None) -> list[Any]:
         folder = tmp_path_factory.mktemp("scratch")
         return values(search(in_blocks(signatures, block), bands=2, rows=2, ranges=number, scratch=folder, verify=verify))
 
@@ -77,7 +79,7 @@ def test_any_documents_give_what_one_range_gives(
 
 @WAYS
 @pytest.mark.parametrize("count", COUNTS)
-def test_clusters_over_many_windows(tmp_path: Path, verify: Verify | None, count: int) -> None:
+def test_clusters_over_many_windows(tmp_path: Path, verify: SimilarityCondition | None, count: int) -> None:
     texts = [*clustered_texts(500, bases=50, edits=5), *["..."] * 3, *["the same"] * 100]
     signatures = Signer().sign(texts)
     found = []
@@ -101,21 +103,21 @@ def test_a_bucket_is_compared_with_its_first_members_only(tmp_path: Path, count:
         compared.append((earlier, later))
         return 0.0
 
-    verify = Verify(similarity=lambda _: similarity, threshold=0.5)
+    verify = SimilarityCondition(similarity=lambda _: similarity, threshold=0.5)
     assert len(search([signatures], bands=2, rows=2, ranges=count, scratch=tmp_path, verify=verify)) == 0
     assert len(compared) == sum(min(later, MEMBERS_COMPARED) for later in range(members))
     assert max(earlier for earlier, _ in compared) == MEMBERS_COMPARED - 1
 
 
 @WAYS
-def test_numbers_of_documents_may_need_64_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verify: Verify | None) -> None:
+def test_numbers_of_documents_may_need_64_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verify: SimilarityCondition | None) -> None:
     signatures = Signer().sign(clustered_texts(200, bases=20, edits=3))
     (tmp_path / "32").mkdir()
     (tmp_path / "64").mkdir()
     expected = search([signatures], bands=8, rows=16, ranges=4, scratch=tmp_path / "32", verify=verify)
-    monkeypatch.setattr(greedy, "_MOST_DOCUMENTS_OF_32_BITS", 100)
+    monkeypatch.setattr(greedy, "_MAX_DOCUMENTS_OF_32_BITS", 100)
     wide = search([signatures], bands=8, rows=16, ranges=4, scratch=tmp_path / "64", verify=verify)
-    assert (expected.ordinals.dtype, wide.ordinals.dtype, wide.because.dtype) == (np.uint32, np.uint64, np.uint64)
+    assert (expected.ordinals.dtype, wide.ordinals.dtype, wide.kept_copies.dtype) == (np.uint32, np.uint64, np.uint64)
     assert values(wide) == values(expected)
     assert len(wide) > 50
 
@@ -127,14 +129,14 @@ def test_few_documents_in_many_ranges(tmp_path: Path, blocks: list[Signatures]) 
 
 
 def test_more_documents_than_one_range_should_hold_get_more_ranges() -> None:
-    assert fitting_ranges(MOST_OF_ONE_RANGE, 1) == 1
-    assert fitting_ranges(MOST_OF_ONE_RANGE + 1, 1) == RANGES_OF_MANY
-    assert fitting_ranges(MOST_OF_ONE_RANGE + 1, 64) == 64
+    assert fitting_ranges(MAX_DOCUMENTS_OF_ONE_RANGE, 1) == 1
+    assert fitting_ranges(MAX_DOCUMENTS_OF_ONE_RANGE + 1, 1) == RANGES_IF_MANY_DOCUMENTS
+    assert fitting_ranges(MAX_DOCUMENTS_OF_ONE_RANGE + 1, 64) == 64
 
 
 def test_a_job_takes_the_memory_of_its_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Random hashes, and hashes that are all shared, which take most."""
-    monkeypatch.setattr(ranges, "LEAST_WINDOW", 1 << 17)
+    monkeypatch.setattr(ranges, "MIN_WINDOW", 1 << 17)
     documents, generator = 400_000, np.random.default_rng(0)
     hashes = generator.integers(1, 2**64, documents, dtype=np.uint64)
     for name, of_documents in (("random", hashes), ("shared", np.repeat(hashes[: documents // 2], 2))):

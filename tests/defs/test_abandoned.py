@@ -21,7 +21,7 @@ from dagster._core.executor.in_process import InProcessExecutor
 from dagster._core.executor.multiprocess import MultiprocessExecutor
 
 from niels_cache_assets.base import processes
-from niels_cache_assets.base.processes import Process, claimed_record, hold_record, is_held, read_record
+from niels_cache_assets.base.processes import Process, claim_record, is_locked, lock_record, read_record
 from niels_cache_assets.defs.home.abandoned import end_abandoned_runs, recorded_run
 from niels_cache_assets.defs.home.instance import ensure_instance
 from niels_cache_assets.defs.keys import PARTS_POOL, STREAM_POOL
@@ -34,11 +34,11 @@ STARTING, STARTED, CANCELING = dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus
 HOLDING = """
 import signal, sys, time
 from pathlib import Path
-from niels_cache_assets.base.processes import hold_record
+from niels_cache_assets.base.processes import lock_record
 if sys.argv[2] == "stubborn":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 Path("/proc/self/comm").write_bytes(bytes.fromhex(sys.argv[3]))
-descriptor = hold_record(Path(sys.argv[1]))
+descriptor = lock_record(Path(sys.argv[1]))
 print("held", flush=True)
 time.sleep(600)
 """
@@ -94,7 +94,7 @@ def record_of(home: Path, run: str) -> Path:
 
 
 def write_record(path: Path, process: Process) -> None:
-    os.close(hold_record(path))
+    os.close(lock_record(path))
     path.write_text(json.dumps(replace(process, file=path.stat().st_ino).__dict__))
 
 
@@ -118,7 +118,7 @@ def test_a_run_whose_process_was_killed_is_ended_and_one_that_lives_or_is_suspen
 
 
 def test_a_record_of_another_machine_is_never_judged_and_one_from_before_a_restart_is(instance: dg.DagsterInstance, home: Path) -> None:
-    here = Process.here()
+    here = Process.current()
     elsewhere, restarted, container, damaged = (begun_run(instance) for _ in range(4))
     write_record(record_of(home, elsewhere), replace(here, machine="other/1", boot="another kernel's"))
     write_record(record_of(home, restarted), replace(here, boot="the last kernel's"))
@@ -141,7 +141,7 @@ def test_a_home_that_was_copied_ends_the_runs_of_its_own_database_only(tmp_path:
         instance.event_log_storage.set_concurrency_slots(STREAM_POOL, 5)
         runs = [begun_run(instance) for _ in range(2)]
         with holding(record_of(first, runs[0])):
-            write_record(record_of(first, runs[1]), replace(Process.here(), machine="other/1", boot="another kernel's"))
+            write_record(record_of(first, runs[1]), replace(Process.current(), machine="other/1", boot="another kernel's"))
             shutil.copytree(first, copy)
             with ensure_instance(copy) as copied:
                 end_abandoned_runs(copied)
@@ -184,11 +184,11 @@ def test_a_process_that_only_has_the_number_of_a_recorded_one_is_left_alone(tmp_
 
 def test_of_two_who_claim_a_record_one_gets_it(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "x"
-    os.close(hold_record(path))
-    with claimed_record(path, copies=False) as first, claimed_record(path, copies=False) as second:
+    os.close(lock_record(path))
+    with claim_record(path, copies=False) as first, claim_record(path, copies=False) as second:
         assert (first, second) == (True, False)
-        assert is_held(path)
-    assert not is_held(path)
+        assert is_locked(path)
+    assert not is_locked(path)
 
 
 def test_a_run_that_nobody_has_recorded_is_left_alone(instance: dg.DagsterInstance, home: Path) -> None:
@@ -206,7 +206,7 @@ def test_a_run_that_cannot_be_recorded_is_executed_with_a_warning(
     monkeypatch.setattr(MultiprocessExecutor, "execute", lambda self, plan_context, execution_plan: iter(["executed"]))
     executor: Any = _RecordedExecutor(load_registry(profile="quickstart"))
     assert list(executor.execute(context, steps(None))) == ["executed"]
-    assert (is_held(record_of(home, "0123")), warned) == (True, [])
+    assert (is_locked(record_of(home, "0123")), warned) == (True, [])
     shutil.rmtree(home / ".runs")
     (home / ".runs").write_text("no folder")
     assert list(executor.execute(context, steps(None))) == ["executed"]

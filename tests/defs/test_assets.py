@@ -14,12 +14,12 @@ from niels_cache_assets.artifacts.corpus import CorpusProgress
 from niels_cache_assets.build_cache import Progress
 from niels_cache_assets.defs.assets.upstream import REVISION, observe_revision
 from niels_cache_assets.defs.checks.sync import IN_SYNC
-from niels_cache_assets.defs.metadata.builds import said_of_dropped, state_in, state_of
-from niels_cache_assets.defs.metadata.entries import fenced
+from niels_cache_assets.defs.metadata.builds import describe_dropped, state_in, state_of
+from niels_cache_assets.defs.metadata.entries import code_block
 from niels_cache_assets.defs.progress import BuildReporter, ProgressSink
-from niels_cache_assets.facts.progress import HowFar
+from niels_cache_assets.facts.progress import BuildProgress
 from niels_cache_assets.project.registry import cache_root
-from niels_cache_assets.sources.errors import SourceUnavailable
+from niels_cache_assets.sources.errors import SourceUnavailableError
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_runtime import Batch
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, dataset_dir
@@ -126,7 +126,7 @@ def test_a_source_that_cannot_be_reached_keeps_its_finished_cache_with_a_warning
     built_project: Built, project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unreachable(self: Jsonl, siblings: object) -> str:
-        raise SourceUnavailable("the hub sleeps")
+        raise SourceUnavailableError("the hub sleeps")
 
     monkeypatch.setattr(Jsonl, "revision", unreachable)
     run = project.build("notes")
@@ -162,8 +162,8 @@ def test_a_build_without_a_tokenizer_says_what_to_do(tmp_path: Path, tiny_model:
 
 
 def test_a_code_block_cannot_be_left_by_the_text_in_it() -> None:
-    assert fenced("a ``` b ```` c").startswith("`````text\n")
-    assert fenced("a ``` b ```` c").endswith("\n`````")
+    assert code_block("a ``` b ```` c").startswith("`````text\n")
+    assert code_block("a ``` b ```` c").endswith("\n`````")
 
 
 class _Context:
@@ -183,7 +183,7 @@ class _Context:
         self.events.append(event)
 
 
-OBSERVED: list[tuple[str, list[str], Callable[[int], HowFar], dict[str, float], str]] = [
+OBSERVED: list[tuple[str, list[str], Callable[[int], BuildProgress], dict[str, float], str]] = [
     (
         "notes",
         ["pretrain", "train_shards"],
@@ -203,12 +203,17 @@ OBSERVED: list[tuple[str, list[str], Callable[[int], HowFar], dict[str, float], 
 
 @pytest.mark.parametrize(("name", "key", "progress", "expected", "line"), OBSERVED)
 def test_a_long_build_is_observed_every_ten_seconds_and_its_sink_always(
-    monkeypatch: pytest.MonkeyPatch, name: str, key: list[str], progress: Callable[[int], HowFar], expected: dict[str, float], line: str
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    key: list[str],
+    progress: Callable[[int], BuildProgress],
+    expected: dict[str, float],
+    line: str,
 ) -> None:
     class Sink(ProgressSink):
         calls = 0
 
-        def progressed(self, name: str, progress: HowFar) -> None:
+        def progressed(self, name: str, progress: BuildProgress) -> None:
             self.calls += 1
 
     context, sink, now = _Context(), Sink(), [0.0]
@@ -272,8 +277,8 @@ def test_shares_are_of_all_that_came(tmp_path: Path) -> None:
     meta = {"documents": {"train": 6, "val": 2}, "dropped": {"exact_duplicate": 5, "near_duplicate": 3, "empty": 4}}
     outcome = Outcome(key="pretrain/notes", state="built", meta=meta, directory=tmp_path, seconds=1.0)
     reasons = "60.0% of 20 documents: exact_duplicate 5, empty 4, near_duplicate 3"
-    assert said_of_dropped(outcome, deduplicated=True) == f"{reasons} (40.0% as duplicates)"
-    assert said_of_dropped(outcome, deduplicated=False) == reasons
+    assert describe_dropped(outcome, deduplicated=True) == f"{reasons} (40.0% as duplicates)"
+    assert describe_dropped(outcome, deduplicated=False) == reasons
 
 
 def test_every_sha256_that_is_shown_is_that_of_a_file(built_project: Built) -> None:

@@ -17,9 +17,9 @@ from niels_cache_assets.artifacts.base import Artifact
 from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assembly import build_defs
-from niels_cache_assets.defs.assets.parts import RunEnding
+from niels_cache_assets.defs.assets.parts import RunEndCheck
 from niels_cache_assets.defs.finished_parts import finished_parts_sensor
-from niels_cache_assets.defs.part_slots import PatientClaims, limit_parts
+from niels_cache_assets.defs.part_slots import PoolClaims, limit_parts
 from niels_cache_assets.defs.progress import ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot, _RecordedExecutor
 from tests.helpers.dagster_tools import metadata
@@ -169,11 +169,11 @@ def test_a_step_asks_whether_its_run_was_terminated(monkeypatch: pytest.MonkeyPa
     instance = dg.DagsterInstance.ephemeral()
     job = dg.JobDefinition(name="job", graph_def=dg.GraphDefinition("job"))
     run = instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED)
-    recent = RunEnding(instance, run.run_id)
+    recent = RunEndCheck(instance, run.run_id)
     monkeypatch.setattr("niels_cache_assets.defs.assets.parts.ASK_SECONDS", 0)
-    ending = RunEnding(instance, run.run_id)
+    ending = RunEndCheck(instance, run.run_id)
     assert not ending()
-    assert not RunEnding(instance, "00000000-0000-0000-0000-000000000000")()
+    assert not RunEndCheck(instance, "00000000-0000-0000-0000-000000000000")()
     instance.report_run_canceling(run)
     assert not recent(), "it has just been asked"
     assert ending()
@@ -183,7 +183,7 @@ def test_a_step_asks_whether_its_run_was_terminated(monkeypatch: pytest.MonkeyPa
 def test_a_step_whose_run_was_terminated_fails_and_stops_its_child(project: PartsProject, monkeypatch: pytest.MonkeyPatch) -> None:
     home = Home(by_child(project))
     (project.folder / "made/slow").touch()
-    monkeypatch.setattr(RunEnding, "__call__", lambda self: setattr(self, "is_true", True) or True)
+    monkeypatch.setattr(RunEndCheck, "__call__", lambda self: setattr(self, "is_true", True) or True)
     run = home.run(0)
     [failure] = [event.step_failure_data for event in run.all_events if event.is_step_failure]
     assert failure.user_failure_data is not None
@@ -232,16 +232,16 @@ def test_the_runs_of_parts_wait_with_patience(project: PartsProject, tmp_path: P
     build(home.graph, ["tokenizer", f"plan/{NAME}"])
     (tmp_path / "home").mkdir()
     with dg.DagsterInstance.local_temp(str(tmp_path / "home")) as home.instance:
-        pool, pauses, pause_of = home.instance.event_log_storage, [], PatientClaims.interval_to_next_pending_claim_check
+        pool, pauses, pause_of = home.instance.event_log_storage, [], PoolClaims.interval_to_next_pending_claim_check
         pool.set_concurrency_slots(keys.PARTS_POOL, 1)
         assert pool.claim_concurrency_slot(keys.PARTS_POOL, "other", "step").is_claimed
 
-        def give_back(claims: PatientClaims) -> float:
+        def give_back(claims: PoolClaims) -> float:
             pauses.append(pause_of(claims))
             pool.free_concurrency_slots_for_run("other")
             return pauses[-1]
 
-        monkeypatch.setattr(PatientClaims, "interval_to_next_pending_claim_check", give_back)
+        monkeypatch.setattr(PoolClaims, "interval_to_next_pending_claim_check", give_back)
         late = threading.Timer(30, pool.free_concurrency_slots_for_run, ["other"])  # for a run that never sleeps
         late.start()
         assert home.run(0).success

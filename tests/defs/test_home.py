@@ -13,8 +13,8 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 
 from niels_cache_assets.cli import main
 from niels_cache_assets.defs.home import instance as instance_module
+from niels_cache_assets.defs.home.home_errors import home_errors
 from niels_cache_assets.defs.home.instance import dagster_home, ensure_instance
-from niels_cache_assets.defs.home.refusals import home_refusals
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 from tests.helpers import programs
 from tests.helpers.dagster_tools import Project
@@ -42,7 +42,7 @@ WHAT_SQLITE_SAYS = {  # and parts of what to do then
 @pytest.mark.parametrize("said", WHAT_SQLITE_SAYS)
 def test_what_sqlite_refuses_is_one_line_with_what_to_do(tmp_path: Path, said: str) -> None:
     for error in (sqlite3.OperationalError(said), OperationalError("INSERT", {}, sqlite3.OperationalError(said))):
-        with pytest.raises(NotWrittenError) as caught, home_refusals(tmp_path / "home"):
+        with pytest.raises(NotWrittenError) as caught, home_errors(tmp_path / "home"):
             raise_from_dagster(error)
         line = str(caught.value)
         assert line.startswith(f"{tmp_path / 'home'}: the database")
@@ -53,17 +53,17 @@ def test_what_sqlite_refuses_is_one_line_with_what_to_do(tmp_path: Path, said: s
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
 def test_what_the_disk_refuses_while_dagster_writes_names_the_file(tmp_path: Path, code: int) -> None:
     path = str(tmp_path / "home/storage/x")
-    with pytest.raises(NotWrittenError, match="DAGSTER_HOME") as caught, home_refusals(tmp_path / "home"):
+    with pytest.raises(NotWrittenError, match="DAGSTER_HOME") as caught, home_errors(tmp_path / "home"):
         raise_from_dagster(OSError(code, os.strerror(code), path))
     assert str(caught.value).startswith(f"{path}: {os.strerror(code)}")
 
 
 def test_other_errors_are_left_as_they_are(tmp_path: Path) -> None:
     for error in (ValueError("a bug"), sqlite3.OperationalError("no such column: x"), FileNotFoundError(errno.ENOENT, "missing", "x")):
-        with pytest.raises(type(error)) as caught, home_refusals(tmp_path):
+        with pytest.raises(type(error)) as caught, home_errors(tmp_path):
             raise error
         assert caught.value is error
-    with pytest.raises(NielsCacheError) as wrong_use, home_refusals(tmp_path):
+    with pytest.raises(NielsCacheError) as wrong_use, home_errors(tmp_path):
         raise NielsCacheError("a name is unknown")
     assert not isinstance(wrong_use.value, NotWrittenError)
 

@@ -15,7 +15,7 @@ from niels_cache_assets.defs.launcher import launch_builds
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.text import Text
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.commit import writer_lock
+from niels_cache_runtime.format.commit import hold_lock
 from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.format.meta import read_meta
 from tests.helpers.built_project import Built
@@ -214,12 +214,12 @@ def test_an_unknown_name_is_refused_before_anything_runs(project: Project) -> No
 def test_what_another_process_builds_fails_with_who_it_is_or_is_waited_for(built: Project) -> None:
     target = built.root / "pretrain/notes"
     built.remove("notes")
-    with writer_lock(target):
+    with hold_lock(target):
         results, _ = launch(built, only=["notes"])
         assert results["notes"].state == "failed"
         assert missing(results["notes"].message, f"{target}: another build", f"process {os.getpid()} on ") == []
     lock, waited = ExitStack(), []
-    lock.enter_context(writer_lock(target))
+    lock.enter_context(hold_lock(target))
 
     class Freeing(Recorder):
         def logged(self, name: str, message: str) -> None:

@@ -124,7 +124,7 @@ def test_checks_and_revisions_are_those_of_what_lies_here_now(project: Project, 
             dg.AssetObservation(UPSTREAM_KEYS["pretrain"], partition="notes", metadata={"revision": seen})
         )
     report = report_of(project)
-    recorded = report.history.of(notes)
+    recorded = report.history.of_folder(notes)
     assert {check.name for check in recorded.checks} == {
         "files_match_meta",
         "invariants_hold",
@@ -136,7 +136,7 @@ def test_checks_and_revisions_are_those_of_what_lies_here_now(project: Project, 
     assert recorded.newest_revision == "later"
     assert [check.name for check in report.history.checks] == ["caches_in_sync (pretrain)", "caches_in_sync (sft)"]
     assert any(notice.name == "notes" and missing(notice.text, "upstream", "at later") == [] for notice in report.notices)
-    assert {check.name for check in report.history.of(project.root / "tokenizer").checks} == {
+    assert {check.name for check in report.history.of_folder(project.root / "tokenizer").checks} == {
         "special_tokens_are_one_id_each",
         "text_survives_a_round_trip",
     }
@@ -144,7 +144,7 @@ def test_checks_and_revisions_are_those_of_what_lies_here_now(project: Project, 
     moved = tmp_path / "moved"
     shutil.copytree(project.root, moved)
     elsewhere = report_of(project, moved)
-    assert elsewhere.history.of(moved / "pretrain/notes").checks == ()
+    assert elsewhere.history.of_folder(moved / "pretrain/notes").checks == ()
     assert elsewhere.history.checks == ()
 
 

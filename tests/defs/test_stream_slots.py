@@ -16,7 +16,7 @@ from niels_cache_assets.defs.home.instance import ensure_instance
 from niels_cache_assets.defs.keys import CORPUS_JOB, STREAM_POOL
 from niels_cache_assets.defs.launcher import launch_builds
 from niels_cache_assets.defs.stream_slots import stream_limit
-from niels_cache_runtime.format.commit import writer_lock
+from niels_cache_runtime.format.commit import hold_lock
 from tests.defs.test_launcher import Recorder, states
 from tests.helpers.builds import build_dataset, build_tokenizer
 from tests.helpers.dagster_tools import Project
@@ -60,7 +60,7 @@ def taken(home: Path, *places: int) -> Iterator[None]:
     (home / ".streams").mkdir(exist_ok=True)
     with ExitStack() as stack:
         for number in places:
-            stack.enter_context(writer_lock(home / ".streams" / str(number), doing=HOLDER))
+            stack.enter_context(hold_lock(home / ".streams" / str(number), doing=HOLDER))
         yield
 
 

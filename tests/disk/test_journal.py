@@ -252,7 +252,7 @@ def batches(context: StreamContext, *, stop_at: int | None, opened_at: list[int]
         context.report.dropped["empty"] += 1
         context.report.facts["batches"] = context.report.facts.get("batches", 0) + 1
         rows = range(start, min(start + BATCH, len(texts)))
-        context.report.place = {"file": "a", "row": rows.stop}
+        context.report.position = {"file": "a", "row": rows.stop}
         yield [Document(texts[row], f"{row}", "a", row) for row in rows]
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from niels_cache_assets.disk import space
 from niels_cache_assets.disk.journal import partial_directory
-from niels_cache_assets.disk.space import Need, naming, pretrain_need, require_room, telling
+from niels_cache_assets.disk.space import SpaceNeed, explain_disk_full, name_path, pretrain_need, require_free_space
 from niels_cache_assets.disk.staging import atomic_directory
 from niels_cache_assets.exchange.megatron_import import Vocabulary, import_megatron
 from niels_cache_assets.project.registry import Registry, load_registry
@@ -54,14 +54,18 @@ def test_what_is_needed_follows_from_budgets_and_from_text_where_they_are_known(
 def test_a_build_that_surely_does_not_fit_is_refused_and_a_guess_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     leave_free(monkeypatch, 1_500_000)
     told: list[str] = []
-    require_room(tmp_path / "a", None, log=told.append)
-    require_room(tmp_path / "a", Need(bytes=1_500_000, why="750,000 tokens", certain=True, fewer=True), log=told.append)
+    require_free_space(tmp_path / "a", None, log=told.append)
+    require_free_space(
+        tmp_path / "a", SpaceNeed(bytes=1_500_000, reason="750,000 tokens", certain=True, is_from_budget=True), log=told.append
+    )
     assert not told
     with pytest.raises(NielsCacheError) as caught:
-        require_room(tmp_path / "a", Need(bytes=2_000_000, why="1,000,000 tokens", certain=True, fewer=True), log=told.append)
+        require_free_space(
+            tmp_path / "a", SpaceNeed(bytes=2_000_000, reason="1,000,000 tokens", certain=True, is_from_budget=True), log=told.append
+        )
     parts = [f"{tmp_path / 'a'}: 1,000,000 tokens ", " 2.0 MB", "1.5 MB are free", "make room", "another cache directory", "fewer tokens"]
     assert missing(caught.value, *parts) == []
-    require_room(tmp_path / "a", Need(bytes=2_000_000, why="the tokens of 4.0 MB of text", certain=False), log=told.append)
+    require_free_space(tmp_path / "a", SpaceNeed(bytes=2_000_000, reason="the tokens of 4.0 MB of text", certain=False), log=told.append)
     [warning] = told
     assert missing(warning, f"warning: {tmp_path / 'a'} may not fit", "4.0 MB of text", " 2.0 MB", "1.5 MB are free") == []
 
@@ -86,10 +90,10 @@ def test_an_unfinished_build_behind_a_link_counts_and_files_of_another_process_m
         return real(path, **settings)
 
     monkeypatch.setattr(os, "stat", vanishing)
-    require_room(tmp_path / "a", Need(bytes=100, why="50 tokens", certain=True), log=pytest.fail)
+    require_free_space(tmp_path / "a", SpaceNeed(bytes=100, reason="50 tokens", certain=True), log=pytest.fail)
     (partial / "shard").write_bytes(bytes(88))
     with pytest.raises(NielsCacheError):
-        require_room(tmp_path / "a", Need(bytes=100, why="50 tokens", certain=True), log=pytest.fail)
+        require_free_space(tmp_path / "a", SpaceNeed(bytes=100, reason="50 tokens", certain=True), log=pytest.fail)
 
 
 def test_only_the_size_of_plain_local_text_is_known(tmp_path: Path) -> None:
@@ -137,16 +141,16 @@ def test_a_budget_that_the_corpus_fills_and_the_disk_does_not_is_refused_before_
 def test_a_refusal_says_what_could_not_be_written_and_what_all_of_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     leave_free(monkeypatch, 4_100)
 
-    def fail(code: int, need: Need | None) -> None:
-        with telling(need), atomic_directory(tmp_path / "target") as partial, naming(partial / "shard", writes=65_536):
+    def fail(code: int, need: SpaceNeed | None) -> None:
+        with explain_disk_full(need), atomic_directory(tmp_path / "target") as partial, name_path(partial / "shard", writes=65_536):
             raise OSError(code, os.strerror(code))
 
-    def failing(code: int, need: Need | None) -> str:
+    def failing(code: int, need: SpaceNeed | None) -> str:
         with pytest.raises(NielsCacheError) as caught:
             fail(code, need)
         return str(caught.value)
 
-    need = Need(bytes=1_200_000_000, why="600,000,000 tokens", certain=False)
+    need = SpaceNeed(bytes=1_200_000_000, reason="600,000,000 tokens", certain=False)
     said = failing(28, need)
     assert missing(said, f"{tmp_path}/.target.partial/shard: No space ", "writing 65.5 kB", "4.1 kB are free", "make room") == []
     assert missing(said, "another cache directory", f" yet: {tmp_path}/target; ", "600,000,000 tokens", " 1.2 GB in all") == []

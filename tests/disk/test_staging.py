@@ -17,7 +17,7 @@ from niels_cache_assets.disk.journal import JOURNAL_NAME, SCRATCH_NAME, partial_
 from niels_cache_assets.disk.staging import atomic_directory, sweep_leftovers
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format import commit
-from niels_cache_runtime.format.commit import Busy, Writer, lock_path, writer_lock, writer_of
+from niels_cache_runtime.format.commit import BusyError, LockOwner, hold_lock, lock_owner, lock_path
 from tests.helpers import children
 from tests.helpers.artifacts import Line
 from tests.helpers.failing_disk import Disk
@@ -90,9 +90,9 @@ def test_a_build_with_a_journal_is_kept_for_the_next_whatever_ended_it(tmp_path:
 def test_everything_is_on_the_disk_before_it_takes_its_place_whoever_wrote_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: set[int] = set()
     before: list[set[int]] = []
-    fsync, take_place = os.fsync, directories._take_place
+    fsync, take_place = os.fsync, directories._replace_target
     monkeypatch.setattr(os, "fsync", lambda descriptor: (synced.add(os.fstat(descriptor).st_ino), fsync(descriptor))[1])
-    monkeypatch.setattr(directories, "_take_place", lambda *paths: (before.append(set(synced)), take_place(*paths))[1])
+    monkeypatch.setattr(directories, "_replace_target", lambda *paths: (before.append(set(synced)), take_place(*paths))[1])
     with atomic_directory(tmp_path / "x") as partial:
         (partial / "folder").mkdir()
         (partial / "folder/plain").write_bytes(b"not synced by whoever wrote it")
@@ -135,7 +135,7 @@ def calls_of_a_rebuild(folder: Path) -> list[str]:
 def rebuild_or_die(folder: Path, at: int, aside: bool) -> None:
     with mock.patch.object(os, "fsync", return_value=None), Disk(folder, at=at).installed() as disk:
         if aside:
-            commit.exchange = lambda first, second: disk.count("exchange", second) or False  # type: ignore[assignment]
+            commit.swap_paths = lambda first, second: disk.count("exchange", second) or False  # type: ignore[assignment]
         build(folder / "x", "new")
 
 
@@ -174,7 +174,7 @@ def test_leftovers_are_swept_only_where_nobody_builds(tmp_path: Path) -> None:
     build(tmp_path / "x", "one")
     partial = partial_directory(tmp_path / "x")
     partial.mkdir()
-    with writer_lock(tmp_path / "x"):
+    with hold_lock(tmp_path / "x"):
         sweep_leftovers(tmp_path / "x")
         assert partial.exists()
     sweep_leftovers(tmp_path / "x")
@@ -195,7 +195,7 @@ def test_what_cannot_be_swept_is_told_and_no_cache_hit_fails_for_it(tmp_path: Pa
 
 
 def hold(target: Path, ready: "multiprocessing.synchronize.Event", end: "multiprocessing.synchronize.Event") -> None:
-    with writer_lock(target):
+    with hold_lock(target):
         ready.set()
         end.wait()
 
@@ -206,15 +206,15 @@ def test_a_second_build_says_who_holds_the_lock_and_a_killed_owner_holds_it_no_m
     child = context.Process(target=hold, args=(tmp_path / "x", ready, end))
     child.start()
     assert ready.wait(60)
-    writer = writer_of(tmp_path / "x")
+    writer = lock_owner(tmp_path / "x")
     assert writer is not None
     assert (writer.pid, writer.host) == (child.pid, os.uname().nodename)
-    with pytest.raises(Busy, match=rf"/x: another build .* process {child.pid} on \S+ since \d+-\S+Z \(.+\); wait"):
+    with pytest.raises(BusyError, match=rf"/x: another build .* process {child.pid} on \S+ since \d+-\S+Z \(.+\); wait"):
         build(tmp_path / "x", "one")
     child.kill()
     child.join()
     assert lock_path(tmp_path / "x").read_bytes()  # it could not take its name away
-    assert writer_of(tmp_path / "x") is None
+    assert lock_owner(tmp_path / "x") is None
     build(tmp_path / "x", "one")
     assert lock_path(tmp_path / "x").read_bytes() == b""
 
@@ -231,11 +231,11 @@ def test_a_second_build_says_who_holds_the_lock_and_a_killed_owner_holds_it_no_m
 )
 def test_what_the_lock_of_another_says_is_not_believed_where_it_cannot_be(tmp_path: Path, stale: bytes) -> None:
     lock_path(tmp_path / "x").write_bytes(stale)
-    assert writer_of(tmp_path / "x") is None
+    assert lock_owner(tmp_path / "x") is None
     with open(lock_path(tmp_path / "x")) as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        assert writer_of(tmp_path / "x") == commit.UNKNOWN
-        with pytest.raises(Busy, match="unknown process"):
+        assert lock_owner(tmp_path / "x") == commit.UNKNOWN
+        with pytest.raises(BusyError, match="unknown process"):
             build(tmp_path / "x", "one")
     build(tmp_path / "x", "one")
 
@@ -261,6 +261,6 @@ def test_a_lock_that_someone_deleted_is_made_again(tmp_path: Path, monkeypatch: 
 
     open_lock = commit._open
     monkeypatch.setattr(commit, "_open", deleted_once)
-    with writer_lock(tmp_path / "x"):
+    with hold_lock(tmp_path / "x"):
         assert len(opened) == 2
-        assert writer_of(tmp_path / "x") == Writer(**json.loads(lock_path(tmp_path / "x").read_bytes()))
+        assert lock_owner(tmp_path / "x") == LockOwner(**json.loads(lock_path(tmp_path / "x").read_bytes()))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from niels_cache_assets.base.processes import Interrupted, stop_on_signals
+from niels_cache_assets.base.processes import InterruptRequested, stop_on_signals
 from niels_cache_assets.exchange import replacing as placing
 from niels_cache_assets.exchange.formats import FORMATS
 from niels_cache_assets.exchange.writing import write_export
@@ -126,7 +126,7 @@ def test_a_list_that_names_a_file_below_a_link_deletes_nothing(cache: Path, tmp_
 def test_a_pipe_for_a_list_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.files")
     with pytest.raises(NielsCacheError, match=r"a\.files: .*list"):
-        placing.Place(list_name="a.files").older(tmp_path)
+        placing.ExportTarget(list_name="a.files").older(tmp_path)
 
 
 def test_a_list_alone_is_no_older_export_and_a_folder_in_the_way_is_not_deleted(cache: Path, tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_a_signal_during_the_renames_waits_for_their_end(
     plan = planned(write_documents_cache(tmp_path / "later" / "notes", {"train": DOCUMENTS["val"]}), "llmc", tmp_path / "data")
     stops = min(stop, len(plan.files) + 4)
     renames = Renames(monkeypatch, stops, lambda: os.kill(os.getpid(), number))
-    with pytest.raises(Interrupted), stop_on_signals():
+    with pytest.raises(InterruptRequested), stop_on_signals():
         write_export(plan, force=True)
     assert renames.count == len(plan.files) + 4
     assert set(contents(tmp_path / "data")) == {file.name for file in plan.files}

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from niels_cache_assets.base.processes import Interrupted
+from niels_cache_assets.base.processes import InterruptRequested
 from niels_cache_assets.cli import main
 from niels_cache_assets.disk import space
 from niels_cache_assets.exchange import writing
@@ -38,15 +38,15 @@ def test_what_interrupts_an_export_leaves_what_was_there(cache: Path, tmp_path: 
         nonlocal calls
         calls += 1
         if calls == 2:
-            raise Interrupted(2)
+            raise InterruptRequested(2)
 
-    with pytest.raises(Interrupted):
+    with pytest.raises(InterruptRequested):
         write_export(planned(cache, format, out), progress=interrupt)
     assert not (out.parent if format == "megatron" else out).exists()
     export(cache, format, out)
     before, calls = contents(tmp_path / "data"), 0
     assert before
-    with pytest.raises(Interrupted):
+    with pytest.raises(InterruptRequested):
         write_export(planned(cache, format, out), force=True, progress=interrupt)
     assert contents(tmp_path / "data") == before
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from niels_cache_assets.cli import main
-from niels_cache_assets.facts.contents import budget_rule, shares_met, shortfall
+from niels_cache_assets.facts.contents import budget_rule, budget_shares, budget_shortfall
 from niels_cache_assets.streaming.splits import UNLIMITED
 from niels_cache_runtime.format.meta import read_meta
 from tests.helpers.corpora import write_jsonl
@@ -45,17 +45,17 @@ def meta(train: int, val: int, rule: str | None, **more: Any) -> dict[str, Any]:
     ],
 )
 def test_the_sentence_says_how_much_of_which_budget_is_there(train: int, val: int, rule: str | None, said: str | None) -> None:
-    told = shortfall(meta(train, val, rule))
+    told = budget_shortfall(meta(train, val, rule))
     assert (told and told.partition(": ")[0]) == said
     assert told is None or "source ended" in told
-    assert bool(shares_met(meta(train, val, rule))) == (said is not None)
+    assert bool(budget_shares(meta(train, val, rule))) == (said is not None)
 
 
 def test_what_is_switched_off_or_no_pretrain_cache_has_no_budget() -> None:
     rule = budget_rule(train_tokens=10_000_000, val_tokens=0)
-    assert shortfall(meta(0, 0, rule, built=False)) is None
-    assert shortfall(meta(46_967, 0, rule, kind="sft")) is None
-    assert shortfall({}) is None
+    assert budget_shortfall(meta(0, 0, rule, built=False)) is None
+    assert budget_shortfall(meta(46_967, 0, rule, kind="sft")) is None
+    assert budget_shortfall({}) is None
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_every_command_that_tells_sizes_says_that_the_source_ended(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     built = run(capsys, "build-all")
     tokens = read_meta("cache/pretrain/short/meta.json")["train_tokens"]
-    said = shortfall(read_meta("cache/pretrain/short/meta.json"))
+    said = budget_shortfall(read_meta("cache/pretrain/short/meta.json"))
     assert said is not None
     assert said.startswith("<0.1% of train_tokens: ")
     assert f"{tokens:,} tokens (<0.1%)" in built

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from niels_cache_assets.artifacts.base import Artifact, Work, Written
+from niels_cache_assets.artifacts.base import Artifact, BuildJob, WriteResult
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.build_cache import Provenance, build_pretrain_cache, build_sft_cache
 from niels_cache_assets.build_cache.pretrain import PretrainBuild
@@ -86,11 +86,11 @@ class Marks(Artifact):
     def identity(self, revision: str | None) -> dict[str, Any]:
         return {"mark": self.mark}
 
-    def is_made_of(self, meta: Meta, made_of: Mapping[str, Any]) -> bool:
-        return bool(meta["seed"] == made_of["mark"])
+    def matches(self, meta: Meta, identity: Mapping[str, Any]) -> bool:
+        return bool(meta["seed"] == identity["mark"])
 
-    def write(self, work: Work) -> Written:
-        return Written(meta=self._build().write(work.directory, work.resume))
+    def write(self, work: BuildJob) -> WriteResult:
+        return WriteResult(meta=self._build().write(work.directory, work.resume))
 
 
 def build_sft(folder: Path, mark: int) -> None:

@@ -109,7 +109,7 @@ def run_stage(folder: Path, stage: str, root: Path, *, processes: int = 1, at: i
     `root`.log record it.
     """
     encode._CHUNK_ITEMS, store.TEXT_BYTES_PER_GROUP, store.TEXT_BYTES_PER_FILE = 20, 5_000, 15_000
-    ranges.LEAST_WINDOW, corpus.TEXT_BYTES_PER_RECORD = 50, 4_000
+    ranges.MIN_WINDOW, corpus.TEXT_BYTES_PER_RECORD = 50, 4_000
     os.environ[BYTES_VARIABLE] = "0"
     kind, name = stage.split()
     with stop_on_signals(), open(f"{root}.log", "a", buffering=1) as log, Disk(root, at=at).installed() as disk:

@@ -16,8 +16,8 @@ import pytest
 from niels_cache_assets.defs.home.instance import ensure_instance
 from niels_cache_assets.defs.keys import STREAM_POOL
 from niels_cache_assets.defs.launcher import launch_builds
-from niels_cache_assets.disk.build_lock import work_on
-from niels_cache_runtime.format.commit import UNKNOWN, Writer
+from niels_cache_assets.disk.build_lock import build_status
+from niels_cache_runtime.format.commit import UNKNOWN, LockOwner
 from niels_cache_runtime.verify import verify_cache
 from tests.build_cache.test_determinism import digests
 from tests.defs.test_stream_slots import NeverWaiting
@@ -74,10 +74,10 @@ def wait_for_the_end_of_all(process: programs.Program) -> None:
 
 def writer_of(target: Path, process: programs.Program) -> int:
     """Return the step worker, as soon as it writes the data set."""
-    found: list[Writer] = []
+    found: list[LockOwner] = []
 
     def writes() -> bool:
-        writer = work_on(target).writer
+        writer = build_status(target).writer
         found.extend([writer] if writer not in (None, UNKNOWN) else [])  # unknown between its lock and its name
         return bool(found) or process.poll() is not None
 

@@ -133,7 +133,7 @@ def test_a_folder_without_exchange_is_sealed_again_by_two_renames(project: Parts
     found = project.graph(2)
     build(found)
     expected = digests(project.cache())
-    monkeypatch.setattr("niels_cache_runtime.format.commit.exchange", lambda first, second: False)
+    monkeypatch.setattr("niels_cache_runtime.format.commit.swap_paths", lambda first, second: False)
     for key in (f"part/{NAME}/part-00000", KEY):
         materialize(found[key], force=True)
     assert digests(project.cache()) == expected

@@ -10,7 +10,7 @@ import pytest
 from niels_cache_assets.artifacts.state import unlisted_state
 from niels_cache_assets.cli import main
 from niels_cache_assets.disk.staging import finished_meta
-from niels_cache_assets.publish.push import local_build
+from niels_cache_assets.publish.push import open_local_build
 from niels_cache_runtime import NielsCacheError, open_cache, read_meta
 from niels_cache_runtime.cache.opening import open_meta
 from niels_cache_runtime.format.layout import CACHE_FORMS, META_NAME
@@ -63,7 +63,7 @@ def problems(folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, str]
         "verify": " ".join(finding.problem for finding in verify_dataset(folder)),
         "status": problem_of_state(folder),
         "show": problem_of_show(folder, capsys),
-        "push": said(lambda: local_build(folder)),
+        "push": said(lambda: open_local_build(folder)),
         "published": said(lambda: published(folder)),
     }
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from niels_cache_assets.artifacts.base import Artifact, Work, Written
+from niels_cache_assets.artifacts.base import Artifact, BuildJob, WriteResult
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +27,6 @@ class Line(Artifact):
     def identity(self, revision: str | None) -> dict[str, Any]:
         return {"text": self.text}
 
-    def write(self, work: Work) -> Written:
+    def write(self, work: BuildJob) -> WriteResult:
         self.before()
-        return Written(meta={"kind": "line", "text": self.text, "fingerprint": work.fingerprint, "files": {}})
+        return WriteResult(meta={"kind": "line", "text": self.text, "fingerprint": work.fingerprint, "files": {}})

@@ -6,9 +6,9 @@ from typing import Any
 from niels_cache_assets.artifacts.base import Artifact, Outcome
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
+from niels_cache_assets.artifacts.parts.free_parts import build_free_parts_first
 from niels_cache_assets.artifacts.parts.part import Part
-from niels_cache_assets.artifacts.parts.seal import Sealed
-from niels_cache_assets.artifacts.parts.sharing import build_free_parts_first
+from niels_cache_assets.artifacts.parts.seal import SealedDataset
 from niels_cache_assets.project.registry import Registry
 
 
@@ -27,7 +27,7 @@ def find_duplicates(registry: Registry, *, root: Path, **how: Any) -> Outcome:
 def build_dataset(registry: Registry, name: str, *, root: Path, **how: Any) -> Outcome:
     """Build a cache. If it is in parts, build its plan and parts first; a part that another process builds is awaited."""
     cache = graph(registry, root).cache(name)
-    if not isinstance(cache, Sealed):
+    if not isinstance(cache, SealedDataset):
         return materialize(cache, **how)
 
     def build(step: Artifact, wait: bool) -> Outcome:

@@ -93,9 +93,9 @@ def notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def published(s3: LoopbackS3, notes: Path, tmp_path: Path) -> Published:
-    from niels_cache_assets.publish.push import local_build, push
+    from niels_cache_assets.publish.push import open_local_build, push
 
-    push(local_build(notes), ADDRESS)
+    push(open_local_build(notes), ADDRESS)
     s3.requests.clear()
     return Published(s3, notes, tmp_path / "copy")
 

@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from niels_cache_assets.base.documents import Document, Drops
+from niels_cache_assets.base.documents import Document, DropReport
 from niels_cache_assets.project.registry import Registry, load_registry
-from niels_cache_assets.sources.errors import SourceUnavailable
+from niels_cache_assets.sources.errors import SourceUnavailableError
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -82,7 +82,7 @@ class MisbehavingSource(PretrainSource):
 
     def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
         if self.unavailable:
-            raise SourceUnavailable("upstream is down")
+            raise SourceUnavailableError("upstream is down")
         return "revision 1"
 
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
@@ -93,7 +93,7 @@ class MisbehavingSource(PretrainSource):
             split: Any = ("val" if row % 10 == 0 else "train") if self.split else None
             yield [Document(texts[self.twins.get(row, row)], f"misbehaving-{row}", "a file", row, f"Title {row}", split)]
 
-    def convert(self, documents: list[Document]) -> tuple[list[Document], Drops, list[tuple[str, Document]]]:
+    def convert(self, documents: list[Document]) -> tuple[list[Document], DropReport, list[tuple[str, Document]]]:
         for document in documents:
             if document.row == self.kill_at:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -103,4 +103,4 @@ class MisbehavingSource(PretrainSource):
             if document.row == self.refuse_at:
                 raise NielsCacheError(f"{document.source_id}: cannot be converted")
         kept = [document for document in documents if document.row % 7]
-        return kept, Drops({"short_docstring": len(documents) - len(kept)}), []
+        return kept, DropReport({"short_docstring": len(documents) - len(kept)}), []

@@ -43,8 +43,8 @@ class Disk:
         with mock.patch.multiple(os, **self._os_calls()):
             opened = functools.partial(self._open, open)
             with mock.patch("builtins.open", opened), mock.patch.object(io, "open", opened):
-                exchange = functools.partial(self._two_paths, "exchange", commit.exchange)
-                with mock.patch.object(commit, "exchange", exchange):
+                exchange = functools.partial(self._two_paths, "exchange", commit.swap_paths)
+                with mock.patch.object(commit, "swap_paths", exchange):
                     yield self
 
     def _os_calls(self) -> dict[str, Any]:

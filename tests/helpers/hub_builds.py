@@ -43,7 +43,7 @@ def _build(root: Path, table: dict[str, Any], name: str, patience: float, others
 
     from niels_cache_assets.project.registry import load_registry
     from niels_cache_assets.sources import PRETRAIN_SOURCES
-    from niels_cache_assets.sources.errors import SourceUnavailable
+    from niels_cache_assets.sources.errors import SourceUnavailableError
     from niels_cache_runtime.errors import NielsCacheError
     from tests.helpers.builds import build_dataset
 
@@ -61,7 +61,7 @@ def _build(root: Path, table: dict[str, Any], name: str, patience: float, others
         outcome = build_dataset(registry, name, root=root, log=log.append)
     except NielsCacheError as error:
         everything = "".join(traceback.format_exception(error))
-        return {"error": str(error), "unavailable": isinstance(error, SourceUnavailable), "log": log, "traceback": everything}
+        return {"error": str(error), "unavailable": isinstance(error, SourceUnavailableError), "log": log, "traceback": everything}
     text = (outcome.directory / "meta.json").read_text(encoding="utf-8")
     shutil.rmtree(outcome.directory)
     return {"files": {path: entry["sha256"] for path, entry in json.loads(text)["files"].items()}, "meta": text, "log": log}

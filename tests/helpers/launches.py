@@ -9,7 +9,7 @@ import pytest
 
 from niels_cache_assets.defs.launch_events import LaunchFamily, LaunchListener, LaunchResult
 from niels_cache_assets.defs.launcher import launch_builds
-from niels_cache_assets.facts.progress import HowFar
+from niels_cache_assets.facts.progress import BuildProgress
 from tests.helpers.dagster_tools import Project
 
 
@@ -18,12 +18,12 @@ class Recorder(LaunchListener):
 
     def __init__(self) -> None:
         self.told: list[str] = []
-        self.progress: dict[str, HowFar] = {}
+        self.progress: dict[str, BuildProgress] = {}
 
     def started(self, name: str, family: LaunchFamily) -> None:
         self.told.append(f"started {name} ({family})")
 
-    def progressed(self, name: str, progress: HowFar) -> None:
+    def progressed(self, name: str, progress: BuildProgress) -> None:
         self.progress[name] = progress
 
     def logged(self, name: str, message: str) -> None:

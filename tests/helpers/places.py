@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from niels_cache_assets.base.documents import Place, SourceReport
+from niels_cache_assets.base.documents import SourcePosition, SourceReport
 from niels_cache_assets.sources.types import SftSource, Source, StreamContext
 
 
@@ -13,7 +13,7 @@ def batches_of(source: Source, context: StreamContext) -> Iterator[list[Any]]:
     return map(list, batches)
 
 
-def started_at(place: Place | None, dropped: dict[str, int], facts: dict[str, Any]) -> StreamContext:
+def started_at(place: SourcePosition | None, dropped: dict[str, int], facts: dict[str, Any]) -> StreamContext:
     """Return the context of a pass that begins at a place from a journal, which was written as JSON."""
     report = SourceReport()
     report.dropped.update(json.loads(json.dumps(dropped)))
@@ -21,17 +21,17 @@ def started_at(place: Place | None, dropped: dict[str, int], facts: dict[str, An
     return StreamContext(seed=42, start=json.loads(json.dumps(place)), report=report)
 
 
-def places_of(source: Source) -> list[tuple[Place, dict[str, int], dict[str, Any]]]:
+def places_of(source: Source) -> list[tuple[SourcePosition, dict[str, int], dict[str, Any]]]:
     """Return every place that a pass reports, with the counts at this place."""
     context = StreamContext(seed=42)
     found = []
     for _ in batches_of(source, context):
-        if (place := context.report.place) is not None:
+        if (place := context.report.position) is not None:
             found.append((place, dict(context.report.dropped), dict(context.report.facts)))
     return found
 
 
-Followed = list[tuple[list[Any], Place, dict[str, int], dict[str, Any]]]
+Followed = list[tuple[list[Any], SourcePosition, dict[str, int], dict[str, Any]]]
 
 
 def require_every_place_is_exact(source: Source, *, at_least: int, every: int = 1, same_batches: bool = True) -> None:
@@ -44,7 +44,7 @@ def require_every_place_is_exact(source: Source, *, at_least: int, every: int = 
 
     def follow(context: StreamContext) -> Followed:
         return [
-            (batch, context.report.place or {}, dict(context.report.dropped), dict(context.report.facts))
+            (batch, context.report.position or {}, dict(context.report.dropped), dict(context.report.facts))
             for batch in batches_of(source, context)
         ]
 

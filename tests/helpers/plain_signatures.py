@@ -19,8 +19,8 @@ from niels_cache_assets.dedup.canonical import (
     SIGN,
     TO_COMPOSE,
     code_points,
-    composed,
-    without_entities,
+    compose,
+    decode_entities,
 )
 from niels_cache_assets.dedup.hashing import (
     LAST_SLOT_VALUE,
@@ -130,8 +130,8 @@ def as_seen(text: str) -> str:
 
     The words of the result are those of the text: a blank stays where it is.
     """
-    text = without_entities(text)
-    return text if text.isascii() or _HAS_TO_COMPOSE.search(text) is None else composed(text)
+    text = decode_entities(text)
+    return text if text.isascii() or _HAS_TO_COMPOSE.search(text) is None else compose(text)
 
 
 # In the pure Python code, characters stand for kinds while a text is made. No text has these control characters any more.

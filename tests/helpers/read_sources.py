@@ -16,7 +16,7 @@ from typing import Any
 import zstandard
 
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
-from niels_cache_assets.sources.errors import SourceUnavailable
+from niels_cache_assets.sources.errors import SourceUnavailableError
 from niels_cache_assets.sources.types import SftSource, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 from tests.helpers import programs
@@ -63,7 +63,7 @@ def _result(table: dict[str, Any]) -> dict[str, Any]:
             "facts": context.report.facts,
         }
     except NielsCacheError as error:
-        return {"error": str(error), "unavailable": isinstance(error, SourceUnavailable)}
+        return {"error": str(error), "unavailable": isinstance(error, SourceUnavailableError)}
 
 
 if __name__ == "__main__":

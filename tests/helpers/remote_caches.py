@@ -71,6 +71,6 @@ def keys_of(build: LocalBuild, prefix: str = "at/letters") -> set[str]:
 
 
 def letters(caches: Caches) -> LocalBuild:
-    from niels_cache_assets.publish.push import local_build
+    from niels_cache_assets.publish.push import open_local_build
 
-    return local_build(caches.letters)
+    return open_local_build(caches.letters)

@@ -12,7 +12,7 @@ import pytest
 import xxhash
 
 from niels_cache_assets.base.documents import Document
-from niels_cache_assets.base.strings import Strings, hashes_of
+from niels_cache_assets.base.strings import Strings, hash_strings
 from niels_cache_assets.build_cache.pretrain import build_pretrain_cache
 from niels_cache_assets.inspection.shared_texts import SharedTexts, shared_texts
 from niels_cache_assets.project.registry import load_registry
@@ -53,10 +53,10 @@ def test_a_hash_is_that_of_the_bytes_in_every_form_of_a_column() -> None:
     expected = np.array([xxhash.xxh3_64_intdigest(text.encode()) for text in texts], np.uint64).view(np.int64)
     column = Strings.of(["left out", *texts])
     assert column is not None
-    assert np.array_equal(hashes_of(texts), expected)
-    assert np.array_equal(hashes_of(column[1:]), expected)
-    assert np.array_equal(hashes_of(column[[4, 1]]), expected[[3, 0]])
-    assert len(hashes_of([])) == 0
+    assert np.array_equal(hash_strings(texts), expected)
+    assert np.array_equal(hash_strings(column[1:]), expected)
+    assert np.array_equal(hash_strings(column[[4, 1]]), expected[[3, 0]])
+    assert len(hash_strings([])) == 0
 
 
 def test_nine_of_21_documents_are_found(folders: dict[str, Path]) -> None:
@@ -105,6 +105,6 @@ def test_the_hashes_are_those_of_the_whole_texts_and_do_not_count_for_the_conten
     assert sum(meta["cut"].values()) == 2
     tables = [pq.read_table(tmp_path / "cut" / f"{split}_documents.parquet") for split in ("val", "train")]
     hashes = [value for table in tables for value in table["text_hash"].to_pylist()]
-    assert hashes == hashes_of([text.replace("\r\n", "\n") for text in texts])[: len(hashes)].tolist()
+    assert hashes == hash_strings([text.replace("\r\n", "\n") for text in texts])[: len(hashes)].tolist()
     assert len(hashes) > 2
     assert verify_dataset(tmp_path / "cut") == []

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from niels_cache_runtime import Blocks, NielsCacheError, TokenLoader
 from niels_cache_runtime.loader import blend
-from niels_cache_runtime.loader.mixture import plan_batches
+from niels_cache_runtime.loader.run_order import plan_batches
 from tests.helpers.grouped import grouped
 from tests.helpers.hand_made import write_meta_of, write_pair, write_shards, write_stream
 

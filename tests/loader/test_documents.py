@@ -14,7 +14,7 @@ from niels_cache_runtime.loader.documents import (
     max_seqlen,
     position_ids,
 )
-from niels_cache_runtime.loader.source import Boundaries
+from niels_cache_runtime.loader.source import DocumentStarts
 
 NO_BOUNDARIES = np.empty(0, dtype=np.int64)
 
@@ -95,7 +95,7 @@ def test_a_window_outside_the_stream_is_refused(positions: list[int]) -> None:
 
 
 def test_a_batch_that_int32_cannot_count_is_refused() -> None:
-    boundaries = Boundaries(rows=NO_BOUNDARIES, columns=NO_BOUNDARIES, continues=np.ones(0, dtype=np.bool_))
+    boundaries = DocumentStarts(rows=NO_BOUNDARIES, columns=NO_BOUNDARIES, continues=np.ones(0, dtype=np.bool_))
     with pytest.raises(NielsCacheError, match="2147483647"):
         cu_seqlens(boundaries, rows=2**15, T=2**16)
 

@@ -13,7 +13,7 @@ import torch
 
 from niels_cache_runtime import Blocks, TokenLoader
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.loader.grown import Epochs
+from niels_cache_runtime.loader.growth import Epochs
 from tests.helpers.parts_project import NAME, PartsProject, build
 
 SETTINGS: dict[str, Any] = {"T": 16, "B": 3, "seed": 5}

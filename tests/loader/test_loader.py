@@ -257,7 +257,7 @@ def test_an_older_iterator_says_that_it_is_stale(notes: str) -> None:
 def test_a_step_on_cuda_reads_its_own_batch(monkeypatch: pytest.MonkeyPatch, notes: str, web: str, is_late: str, prefetch: int) -> None:
     """A late step must not find the memory of its batch in use again, and must wait for a late copy."""
     settings = {"T": T, "B": 16, "seed": 0, "weights": {"notes": 1, "web": 2}, "epochs": 2, "fields": ("position_ids",)}
-    weights, send = torch.arange(1, 16 * T + 1), gather.send
+    weights, send = torch.arange(1, 16 * T + 1), gather.to_device
 
     def send_late(array: np.ndarray, device: torch.device) -> torch.Tensor:
         torch.cuda._sleep(20_000_000)  # about 10 ms, on the stream that copies
@@ -272,7 +272,7 @@ def test_a_step_on_cuda_reads_its_own_batch(monkeypatch: pytest.MonkeyPatch, not
         return torch.stack(found).cpu()
 
     if is_late == "copy":
-        monkeypatch.setattr(gather, "send", send_late)
+        monkeypatch.setattr(gather, "to_device", send_late)
     assert torch.equal(sums("cpu"), sums("cuda", prefetch=prefetch))
 
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from niels_cache_runtime import NielsCacheError
 from niels_cache_runtime.cache import sft
-from niels_cache_runtime.loader.packing import kept as kept_examples
+from niels_cache_runtime.loader.packing import truncation as kept_examples
 from niels_cache_runtime.loader.packing.rows import PackedExamples
-from niels_cache_runtime.loader.source import Rows, Source
+from niels_cache_runtime.loader.source import SampleRows, SampleSource
 from tests.helpers.hand_made import ASST, EOT, SYS, USR, exchange_before, rewrite_meta, write_meta_of, write_pair, write_sft
 from tests.helpers.messages import missing
 
@@ -33,7 +33,7 @@ def opened(folder: Path, examples: Sequence[Sequence[int]], *, T: int, **setting
         return PackedExamples(str(folder / "train"), T=T, **{"seed": 0, "eot_id": EOT, "asst_id": ASST, **settings})
 
 
-def whole_epoch(source: PackedExamples, epoch: int = 0) -> Rows:
+def whole_epoch(source: PackedExamples, epoch: int = 0) -> SampleRows:
     return source.read(np.arange(source.samples), epoch=epoch, boundaries=True)
 
 
@@ -188,7 +188,7 @@ def test_rows_can_be_read_in_any_order_repeatedly_or_not_at_all(tmp_path: Path) 
 
 def test_ids_come_from_meta_and_a_copy_refuses_another_build(tmp_path: Path) -> None:
     folder = write_sft(tmp_path / "chats")
-    source: Source = PackedExamples(str(folder / "train"), T=19, seed=0)
+    source: SampleSource = PackedExamples(str(folder / "train"), T=19, seed=0)
     assert isinstance(source, PackedExamples)
     assert (source.eot_id, source.asst_id, source.packs, source.folder) == (EOT, ASST, True, str(folder / "train"))
     assert source.files == [str(folder / "train_tokens.bin")]

@@ -18,12 +18,12 @@ from niels_cache_assets import to_hf_dataset
 from niels_cache_assets.base.documents import Conversation, Message
 from niels_cache_assets.build_cache import build_sft_cache
 from niels_cache_assets.chats.templates import Template
-from niels_cache_assets.cli.recognizing import recognize
+from niels_cache_assets.cli.detection import recognize
 from niels_cache_assets.inspection.samples import examples, notable
 from niels_cache_assets.plots.measures import measure_cache
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.messages import template_messages
-from niels_cache_assets.sources.pairs import dialogue, prompt_hash, sides_of
+from niels_cache_assets.sources.pairs import dialogue, pair_sides, prompt_hash
 from niels_cache_runtime import SFT, NielsCacheError, PreferenceBatch, PreferenceDataset, SFTExampleDataset, TokenLoader, open_cache
 from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.loader.preference.rows import PackedPairs
@@ -152,7 +152,7 @@ FORMS: dict[str, tuple[Any, Any, Any]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_rows_of_every_form_are_the_same_pair(tmp_path: Path, form: str) -> None:
-    assert sides_of(*FORMS[form], template_messages) == ([ASK, GOOD], [ASK, BAD])
+    assert pair_sides(*FORMS[form], template_messages) == ([ASK, GOOD], [ASK, BAD])
     keys = ("prompt", "chosen", "rejected")
     path = tmp_path / "pairs.jsonl"
     rows = [{key: value for key, value in zip(keys, FORMS[form], strict=True) if value is not None}] * 3
@@ -163,11 +163,14 @@ def test_rows_of_every_form_are_the_same_pair(tmp_path: Path, form: str) -> None
 
 def test_a_prompt_of_text_is_asked_after_the_system_and_is_no_dialogue_by_chance() -> None:
     system = message("system", "s")
-    assert sides_of("q", [system, GOOD], [system, BAD], template_messages) == ([system, ASK, GOOD], [system, ASK, BAD])
+    assert pair_sides("q", [system, GOOD], [system, BAD], template_messages) == ([system, ASK, GOOD], [system, ASK, BAD])
     asked = message("user", "Human: a word of Latin?")
     answers = [message("assistant", "yes"), message("assistant", "no")]
-    assert sides_of(asked["content"], "yes", "no", template_messages) == ([asked, answers[0]], [asked, answers[1]])
-    assert (sides_of(None, "good", "bad", template_messages), sides_of("q", 3, "bad", template_messages)) == ("no_prompt", "malformed_pair")
+    assert pair_sides(asked["content"], "yes", "no", template_messages) == ([asked, answers[0]], [asked, answers[1]])
+    assert (pair_sides(None, "good", "bad", template_messages), pair_sides("q", 3, "bad", template_messages)) == (
+        "no_prompt",
+        "malformed_pair",
+    )
     assert dialogue("Human: a\n\nAssistant: b") == [message("user", "a"), message("assistant", "b")]
     assert dialogue("So\n\nHuman: a") is None
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from niels_cache_runtime.megatron import blend_indices
-from niels_cache_runtime.megatron.blend_indices import build_blending_indices, build_exhaustive_blending_indices, normalized
+from niels_cache_runtime.megatron.blend_indices import build_blending_indices, build_exhaustive_blending_indices, normalize_weights
 from tests.helpers import programs
 
 ROOT = Path(blend_indices.__file__).parents[2]
@@ -21,7 +21,7 @@ def numba() -> Any:
 
 def hashes() -> list[str]:
     """Of large blends, as the builders make them by themselves."""
-    arrays = [*build_blending_indices(normalized([5.0, 0.3, 2.0, 1e-4]), 110_001), *build_blending_indices([1.0], 100_000)]
+    arrays = [*build_blending_indices(normalize_weights([5.0, 0.3, 2.0, 1e-4]), 110_001), *build_blending_indices([1.0], 100_000)]
     arrays += build_exhaustive_blending_indices([90_000, 3, 19_999])
     return [f"{array.dtype} {array.shape} {hashlib.sha256(array.tobytes()).hexdigest()}" for array in arrays]
 

@@ -18,7 +18,7 @@ from niels_cache_runtime.megatron import (
     open_blend,
     prebuild_blend,
 )
-from niels_cache_runtime.megatron.blend_indices import build_blending_indices, build_exhaustive_blending_indices, normalized
+from niels_cache_runtime.megatron.blend_indices import build_blending_indices, build_exhaustive_blending_indices, normalize_weights
 from tests.helpers import megatron_core
 
 
@@ -63,7 +63,7 @@ def test_random_blends_are_the_helpers(by: str) -> None:
         count, size = draw(1, 9 if number % 10 else 40), draw(1, 500)
         given = torch.rand(count, generator=generator, dtype=torch.float64)
         kinds = [given, given**6 + 1e-6, torch.ones(count), torch.randint(1, 10, (count,), generator=generator)]
-        weights = normalized(kinds[number % len(kinds)].tolist())
+        weights = normalize_weights(kinds[number % len(kinds)].tolist())
         assert_same(build_blending_indices(weights, size), helper_blend(weights, size), (weights, size))
         compared += 1
     assert compared == blends
@@ -82,12 +82,12 @@ def test_random_counts_are_the_helpers(by: str) -> None:
 )
 def test_long_blends_in_several_blocks_are_the_helpers(weights: list[float], by: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blend_indices, "_BLOCK", 9_999)
-    shares, size = normalized(weights), 300_000 if by == "compiled" else 50_000
+    shares, size = normalize_weights(weights), 300_000 if by == "compiled" else 50_000
     assert_same(build_blending_indices(shares, size), helper_blend(shares, size), weights)
 
 
 def test_more_data_sets_than_an_int16_counts() -> None:
-    weights = normalized([1.0 + index % 7 for index in range(40_000)])
+    weights = normalize_weights([1.0 + index % 7 for index in range(40_000)])
     datasets, samples = build_blending_indices(weights, 300)
     assert datasets.dtype == np.int32
     counts, known = np.zeros(len(weights)), np.array(weights)
@@ -95,8 +95,8 @@ def test_more_data_sets_than_an_int16_counts() -> None:
         chosen = int(np.argmax(known * max(float(index), 1.0) - counts))
         assert (datasets[index], samples[index]) == (chosen, counts[chosen])
         counts[chosen] += 1
-    assert build_blending_indices(normalized([1.0] * 32_766), 1)[0].dtype == np.int16
-    assert build_blending_indices(normalized([1.0] * 32_767), 1)[0].dtype == np.int32
+    assert build_blending_indices(normalize_weights([1.0] * 32_766), 1)[0].dtype == np.int16
+    assert build_blending_indices(normalize_weights([1.0] * 32_767), 1)[0].dtype == np.int32
 
 
 @pytest.fixture(scope="module")

@@ -16,9 +16,9 @@ from niels_cache_runtime import NielsCacheError
 from niels_cache_runtime.format.layout import TOKEN_DTYPE
 from niels_cache_runtime.format.meta import read_meta, sha256_file, write_meta
 from niels_cache_runtime.megatron import (
-    CacheSplit,
     IndexCache,
     IndexedDataset,
+    MegatronCacheSplit,
     MegatronGPTDataset,
     open_indexed,
     write_indexed,
@@ -37,7 +37,7 @@ def write_split(folder: Path, documents: int = 400, *, seed: int = 1, shard_toke
 @pytest.mark.parametrize(("documents", "shard_tokens"), [(1, PAGE), (400, 1000), (3000, 7 * PAGE)])
 def test_lengths_pointers_and_fingerprint_are_those_of_the_export(tmp_path: Path, documents: int, shard_tokens: int) -> None:
     folder = write_split(tmp_path / "notes", documents, shard_tokens=shard_tokens)
-    split = CacheSplit(folder)
+    split = MegatronCacheSplit(folder)
     write_indexed(tmp_path / "notes_train", folder)
     exported = IndexedDataset(tmp_path / "notes_train")
     assert len(split) == len(exported) == documents
@@ -49,7 +49,7 @@ def test_lengths_pointers_and_fingerprint_are_those_of_the_export(tmp_path: Path
 def test_samples_are_those_of_the_export_and_its_index_serves_both(tmp_path: Path) -> None:
     folder, cache = write_split(tmp_path / "notes"), IndexCache(tmp_path / "index")
     write_indexed(tmp_path / "notes_train", folder)
-    of_cache = MegatronGPTDataset(CacheSplit(folder), index_cache=cache, **SETTINGS)
+    of_cache = MegatronGPTDataset(MegatronCacheSplit(folder), index_cache=cache, **SETTINGS)
     of_export = MegatronGPTDataset(IndexedDataset(tmp_path / "notes_train"), index_cache=cache, **SETTINGS)
     assert of_cache.index_directory == of_export.index_directory
     assert len(of_cache) == len(of_export) >= 40
@@ -61,14 +61,14 @@ def test_samples_are_those_of_the_export_and_its_index_serves_both(tmp_path: Pat
 
 
 def test_shards_that_cannot_be_one_map_have_an_index_but_no_samples(tmp_path: Path) -> None:
-    dataset = MegatronGPTDataset(CacheSplit(write_split(tmp_path / "notes", shard_tokens=1000)), **SETTINGS)
+    dataset = MegatronGPTDataset(MegatronCacheSplit(write_split(tmp_path / "notes", shard_tokens=1000)), **SETTINGS)
     assert len(dataset) >= 40
     with pytest.raises(NielsCacheError, match=r"mapped as one; .*shard_bytes"):
         dataset[0]
 
 
 def test_a_copy_refuses_another_build(tmp_path: Path) -> None:
-    pickled = pickle.dumps(CacheSplit(write_split(tmp_path / "notes")))
+    pickled = pickle.dumps(MegatronCacheSplit(write_split(tmp_path / "notes")))
     write_split(tmp_path / "notes", seed=2)
     with pytest.raises(NielsCacheError, match="rebuilt since"):
         pickle.loads(pickled)
@@ -92,7 +92,7 @@ def test_a_copy_refuses_tokens_that_differ_where_no_block_is_looked_at(tmp_path:
     shutil.copytree(tmp_path / "notes", bare)
     (bare / "meta.json").unlink()
     write_indexed(tmp_path / "export", tmp_path / "notes" / "train")
-    opened = [CacheSplit(tmp_path / "notes" / "train"), CacheSplit(bare / "train"), IndexedDataset(tmp_path / "export")]
+    opened = [MegatronCacheSplit(tmp_path / "notes" / "train"), MegatronCacheSplit(bare / "train"), IndexedDataset(tmp_path / "export")]
     pickled = [pickle.dumps(indexed) for indexed in opened]
     assert [len(pickle.loads(copy)) for copy in pickled] == [12_000] * 3
     [shard], [bare_shard] = (list((folder / "train").glob("*.bin")) for folder in (tmp_path / "notes", bare))
@@ -101,7 +101,7 @@ def test_a_copy_refuses_tokens_that_differ_where_no_block_is_looked_at(tmp_path:
     meta = read_meta(str(tmp_path / "notes" / "meta.json"))
     meta["files"][f"train/{shard.name}"]["sha256"] = sha256_file(str(shard))
     write_meta(str(tmp_path / "notes" / "meta.json"), meta)
-    assert CacheSplit(tmp_path / "notes" / "train").fingerprint == opened[0].fingerprint
+    assert MegatronCacheSplit(tmp_path / "notes" / "train").fingerprint == opened[0].fingerprint
     for copy in pickled:
         with pytest.raises(NielsCacheError, match="open it again"):
             pickle.loads(copy)
@@ -127,7 +127,7 @@ def test_a_prefix_with_the_ending_of_a_file_says_so(tmp_path: Path) -> None:
 def test_what_is_no_split_with_documents_is_refused(tmp_path: Path) -> None:
     folder = write_split(tmp_path / "notes")
     with pytest.raises(NielsCacheError, match="empty"):
-        CacheSplit(folder.parent / "val")
+        MegatronCacheSplit(folder.parent / "val")
     (folder.parent / "train_doc_ends.npy").unlink()
     with pytest.raises(NielsCacheError, match="train_doc_ends"):
-        CacheSplit(folder)
+        MegatronCacheSplit(folder)

@@ -16,7 +16,7 @@ from niels_cache_assets.artifacts.parts.plan import check_addition
 from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.base.toml import parse_toml
 from niels_cache_assets.cli.__main__ import main
-from niels_cache_assets.project.editing import NotAddedError, add_table, added_tables
+from niels_cache_assets.project.editing import TableNotWrittenError, add_table, read_added_tables
 from niels_cache_assets.project.registry import load_registry
 from niels_cache_assets.sources.hub import data
 from niels_cache_assets.sources.huggingface import Huggingface
@@ -134,12 +134,12 @@ def test_every_line_of_a_file_stays(tmp_path: Path, text: str) -> None:
 def test_a_file_that_cannot_take_the_table_stays_and_the_lines_are_told(tmp_path: Path) -> None:
     path = tmp_path / "niels_cache.toml"
     path.write_text("[pretrain.a]\nx = 1\nadded = [{ files = ['o'] }]\n")
-    with pytest.raises(NotAddedError, match=r"\[\[pretrain\.a\.added\]\]") as told:
+    with pytest.raises(TableNotWrittenError, match=r"\[\[pretrain\.a\.added\]\]") as told:
         add_table(path, "a", {"files": ["new/*"]}, keys={"x": 2})
     assert parse_toml(told.value.toml) == {"x": 2, "added": [{"files": ["o"]}, {"files": ["new/*"]}]}
     path.write_text("[pretrain.a]\nx = 1\n")
     os.link(path, tmp_path / "other.toml")
-    with pytest.raises(NotAddedError, match="2 names") as told:
+    with pytest.raises(TableNotWrittenError, match="2 names") as told:
         add_table(path, "a", {"files": ["new/*"], "parts": 2}, keys={})
     assert parse_toml(path.read_text() + told.value.toml)["pretrain"]["a"] == {"x": 1, "added": [{"files": ["new/*"], "parts": 2}]}
     assert path.read_text() == "[pretrain.a]\nx = 1\n"
@@ -259,7 +259,7 @@ def test_a_table_for_the_hub_has_the_newest_commit(tmp_path: Path, parts: int, p
     grown = load_registry(config=str(config)).pretrain["web"]
     assert grown.total_parts == parts + 2
     assert [file.name for file in grown.list_files(grown.revision({}))] == OLD
-    assert check_addition(registry, tmp_path, "web", added_tables(config, "web"), wanted) is None
+    assert check_addition(registry, tmp_path, "web", read_added_tables(config, "web"), wanted) is None
     with pytest.raises(NielsCacheError, match="data/2025/1"):
         check_addition(registry, tmp_path, "web", [], {"files": ["2025/1.parquet"], "parts": 1})
 
@@ -288,5 +288,5 @@ def test_a_cache_that_was_built_before_its_pin_is_kept(tmp_path: Path, pinned: s
     part = graph(load_registry(config=str(config)), tmp_path).sealed("web").part(0)
     made_of = {"source": {"dataset": "owner/pages", "pinned_revision": FIRST}, "revision": FIRST}
     then = {"source": {"dataset": "owner/pages", "pinned_revision": pinned}, "revision": FIRST}
-    assert part.is_made_of({"fingerprint": fingerprint_of(then)}, made_of) == is_kept
-    assert not part.is_made_of({"fingerprint": fingerprint_of({**then, "revision": NEWEST})}, made_of)
+    assert part.matches({"fingerprint": fingerprint_of(then)}, made_of) == is_kept
+    assert not part.matches({"fingerprint": fingerprint_of({**then, "revision": NEWEST})}, made_of)

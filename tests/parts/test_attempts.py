@@ -21,7 +21,7 @@ from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.disk import staging
 from niels_cache_assets.disk.attempts import recorded_attempts
 from niels_cache_assets.disk.journal import BYTES_VARIABLE, partial_directory, read_journal
-from niels_cache_assets.parts.lease import LeaseLost, Stopped, request_stop
+from niels_cache_assets.parts.lease import LeaseLostError, StopRequested, request_stop
 from niels_cache_runtime.errors import NielsCacheError
 from tests.build_cache.test_determinism import digests
 from tests.helpers.failing_disk import Disk
@@ -141,7 +141,7 @@ def test_a_frozen_process_that_wakes_up_does_no_harm(attempts: Attempts, name: s
     assert outcome.state == "built"
     assert outcome.resumed > 0
     assert digests(outcome.directory) == attempts.expected[key]
-    with pytest.raises(LeaseLost, match=outcome.directory.name):
+    with pytest.raises(LeaseLostError, match=outcome.directory.name):
         frozen.wake()
     assert digests(outcome.directory) == attempts.expected[key]
     assert materialize(found[key]).state == "cache_hit"
@@ -159,7 +159,7 @@ def test_a_process_that_wakes_up_during_the_takeover_does_no_harm(
     def waking(*args: Any) -> None:
         if ".partial" in str(args[0]) and not woken:
             woken.append(None)
-            with pytest.raises(LeaseLost):
+            with pytest.raises(LeaseLostError):
                 frozen.wake()
         call(*args)
 
@@ -176,7 +176,7 @@ def test_a_process_that_was_frozen_just_before_its_commit_cannot_commit(
     attempts.root(name)
     entered: list[Path] = []
     taken: list[Outcome] = []
-    commit = staging._take_place
+    commit = staging._replace_target
 
     def frozen(partial: Path, target: Path) -> None:
         if not entered:
@@ -185,8 +185,8 @@ def test_a_process_that_was_frozen_just_before_its_commit_cannot_commit(
             assert digests(target) == attempts.expected[KEY]
         commit(partial, target)
 
-    monkeypatch.setattr(staging, "_take_place", frozen)
-    with pytest.raises(LeaseLost):
+    monkeypatch.setattr(staging, "_replace_target", frozen)
+    with pytest.raises(LeaseLostError):
         materialize(attempts.graph(name, SLOW)[KEY])
     assert taken[0].resumed > 0
     assert digests(taken[0].directory) == attempts.expected[KEY]
@@ -240,7 +240,7 @@ def test_stop_ends_a_build_that_a_retry_resumes(attempts: Attempts, name: str) -
             request_stop(target)
         threading.Event().wait(0.1)
 
-    with pytest.raises(Stopped, match="stop"):
+    with pytest.raises(StopRequested, match="stop"):
         materialize(found[KEY], on_progress=stop)
     outcome = materialize(found[KEY])
     assert outcome.resumed > 0

@@ -17,12 +17,22 @@ import pytest
 from niels_cache_assets.base.processes import Process
 from niels_cache_assets.disk.attempts import attempt_record, lease_path, recorded_attempts
 from niels_cache_assets.parts import lease as module
-from niels_cache_assets.parts.lease import Lease, LeaseLost, Stopped, Stops, Times, builder_of, leased, mark_of_stop, request_stop
+from niels_cache_assets.parts.lease import (
+    Lease,
+    LeaseLostError,
+    LeaseTimes,
+    StopRequested,
+    StopRequests,
+    hold_lease,
+    lease_owner,
+    request_stop,
+    stop_stamp,
+)
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.commit import Busy, lock_path
+from niels_cache_runtime.format.commit import BusyError, lock_path
 from tests.helpers.failing_disk import Disk
 
-TIMES = Times(renew_seconds=15, lease_seconds=120)
+TIMES = LeaseTimes(renew_seconds=15, lease_seconds=120)
 
 
 class Clock:
@@ -62,7 +72,7 @@ def target(tmp_path: Path) -> Path:
 
 @contextmanager
 def held(target: Path, *, wait: bool = False, log: Callable[[str], None] = lambda line: None, **settings: Any) -> Iterator[Lease]:
-    with leased(target, times=TIMES, wait=wait, log=log, **settings) as lease:
+    with hold_lease(target, times=TIMES, wait=wait, log=log, **settings) as lease:
         yield lease
 
 
@@ -101,11 +111,11 @@ def test_a_frozen_holder_is_overtaken_and_learns_of_it(target: Path, frozen: Lea
         assert clock.waited == pytest.approx(120, abs=3)
         assert (lease.attempt, lease.waited) == (2, True)
         lease.check()
-        with pytest.raises(LeaseLost, match=f"part-00017: process {os.getpid()}"):
+        with pytest.raises(LeaseLostError, match=f"part-00017: process {os.getpid()}"):
             frozen.check()
         assert frozen.is_lost()
     assert ["waiting for" in said[0], "taking over" in said[1], len(said)] == [True, True, 2]
-    with pytest.raises(LeaseLost):
+    with pytest.raises(LeaseLostError):
         frozen.check()
     waited = clock.waited
     with held(target):  # the frozen process keeps its lock, and blocks only once
@@ -132,7 +142,7 @@ def test_without_waiting_a_live_holder_is_reported_after_its_first_renewal(
 ) -> None:
     on_another_machine(monkeypatch)
     clock.meanwhile = lambda seconds: renew(frozen) if 15 <= seconds < 16 else None
-    with pytest.raises(Busy) as caught, held(target):
+    with pytest.raises(BusyError) as caught, held(target):
         raise AssertionError
     assert caught.value.writer.pid == os.getpid()
     assert 15 <= clock.waited < 18
@@ -150,8 +160,8 @@ def test_without_waiting_an_abandoned_lease_of_another_machine_is_taken_over(
 
 def on_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let this process be on another machine from now on, which shares no locks with the holder."""
-    here = Process.here()
-    monkeypatch.setattr(Process, "here", lambda: replace(here, boot="another kernel"))
+    here = Process.current()
+    monkeypatch.setattr(Process, "current", lambda: replace(here, boot="another kernel"))
     monkeypatch.setattr(module, "holds_lock", lambda target, attempt: False)
 
 
@@ -173,7 +183,7 @@ def test_an_attempt_that_has_ended_is_followed_at_once(target: Path, clock: Cloc
         assert lease.attempt == 10
     assert clock.waited == 0
     assert recorded_attempts(target) == [10]
-    assert builder_of(target) is None
+    assert lease_owner(target) is None
 
 
 def test_without_locks_the_lease_alone_decides(target: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,12 +195,12 @@ def test_without_locks_the_lease_alone_decides(target: Path, clock: Clock, monke
         with held(target, wait=True) as second:
             assert second.attempt == 2
             assert clock.waited >= 119
-            with pytest.raises(LeaseLost):
+            with pytest.raises(LeaseLostError):
                 first.check()
         with held(target) as third:
             assert third.attempt == 3
     assert lock_path(target).exists()
-    assert builder_of(target) is None
+    assert lease_owner(target) is None
 
 
 def test_clocks_of_two_machines_are_never_compared(target: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,40 +253,40 @@ def test_a_full_disk_leaves_no_lease(target: Path) -> None:
 def test_stop_reaches_the_holder_and_those_who_wait(target: Path, clock: Clock) -> None:
     clock.meanwhile = lambda seconds: request_stop(target)
     told: list[str] = []
-    quick = Times(renew_seconds=0.01, lease_seconds=100)
-    with leased(target, times=quick, wait=False, log=lambda line: None, on_stop=lambda: told.append("stop")) as lease:
-        with pytest.raises(Stopped, match="stop"), held(target, wait=True):
+    quick = LeaseTimes(renew_seconds=0.01, lease_seconds=100)
+    with hold_lease(target, times=quick, wait=False, log=lambda line: None, on_stop=lambda: told.append("stop")) as lease:
+        with pytest.raises(StopRequested, match="stop"), held(target, wait=True):
             raise AssertionError
         deadline = time.monotonic() + 30
         while not told and time.monotonic() < deadline:
             time.sleep(0.01)
         assert told == ["stop"]
-        with pytest.raises(Stopped):
+        with pytest.raises(StopRequested):
             lease.check_quickly()
-        with pytest.raises(Stopped):
+        with pytest.raises(StopRequested):
             lease.check()
     assert (lease_path(target) / "stop").exists()
     with held(target) as lease:
         assert not (lease_path(target) / "stop").exists(), "an older stop is ignored and removed"
         lease.check()
-    stops = Stops(stale=mark_of_stop(target))
+    stops = StopRequests(stale=stop_stamp(target))
     request_stop(target)
-    with pytest.raises(Stopped), held(target, stops=stops):  # this process is older than the stop
+    with pytest.raises(StopRequested), held(target, stops=stops):  # this process is older than the stop
         raise AssertionError
 
 
 def test_a_stop_of_one_launch_reaches_only_its_processes(target: Path, clock: Clock) -> None:
     def obeys(launch: str | None, wait: bool) -> bool:
         try:
-            with held(target, wait=wait, stops=Stops(launch=launch)):
+            with held(target, wait=wait, stops=StopRequests(launch=launch)):
                 return False
-        except Stopped:
+        except StopRequested:
             return True
-        except Busy:
+        except BusyError:
             return False
 
-    quick = Times(renew_seconds=0.01, lease_seconds=100)
-    with leased(target, times=quick, wait=False, log=lambda line: None, stops=Stops(launch="aa")) as lease:
+    quick = LeaseTimes(renew_seconds=0.01, lease_seconds=100)
+    with hold_lease(target, times=quick, wait=False, log=lambda line: None, stops=StopRequests(launch="aa")) as lease:
         clock.meanwhile = lambda seconds: request_stop(target, "bb")
         assert obeys("bb", wait=True)
         assert not obeys(None, wait=False)
@@ -284,12 +294,12 @@ def test_a_stop_of_one_launch_reaches_only_its_processes(target: Path, clock: Cl
         lease.check()
     assert obeys("bb", wait=False), "also a process that begins later"
     assert not obeys("aa", wait=False)
-    with leased(target, times=quick, wait=False, log=lambda line: None, stops=Stops(launch="aa")) as lease:
+    with hold_lease(target, times=quick, wait=False, log=lambda line: None, stops=StopRequests(launch="aa")) as lease:
         request_stop(target, "aa")
         deadline = time.monotonic() + 30
         while lease._stop is None and time.monotonic() < deadline:
             time.sleep(0.01)
-        with pytest.raises(Stopped, match="stop-aa"):
+        with pytest.raises(StopRequested, match="stop-aa"):
             lease.check()
 
 
@@ -300,5 +310,5 @@ def test_a_lease_that_is_removed_is_lost(target: Path, frozen: Lease) -> None:
     record.rename(target.parent / "kept")
     assert frozen.is_lost()
     record.write_bytes(content)
-    with pytest.raises(LeaseLost):
+    with pytest.raises(LeaseLostError):
         frozen.check()

@@ -23,11 +23,11 @@ from niels_cache_assets.parts.layout import PART_KINDS
 from niels_cache_assets.parts.seal import seal
 from niels_cache_assets.project.registry import load_registry
 from niels_cache_assets.sources.jsonl import Jsonl
-from niels_cache_assets.sources.val_share import HashRule
+from niels_cache_assets.sources.val_share import HashSplitRule
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.cache.opening import open_split
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
-from niels_cache_runtime.format.commit import writer_lock
+from niels_cache_runtime.format.commit import hold_lock
 from niels_cache_runtime.format.layout import list_shards
 from niels_cache_runtime.format.meta import content_sha256, read_meta, write_meta
 from niels_cache_runtime.verify import find_folders, notes, verify_cache
@@ -181,7 +181,7 @@ def test_every_part_is_compared_with_a_val_that_a_hash_chooses(
 ) -> None:
     monkeypatch.setattr("niels_cache_assets.artifacts.parts.part._TEXTS_AT_A_TIME", 2)
     monkeypatch.setattr("niels_cache_assets.artifacts.parts.part._GROUP_CHARACTERS", 100)
-    rule = HashRule(val_frac=0.2, seed=7)
+    rule = HashSplitRule(val_frac=0.2, seed=7)
     chosen = [(file, row) for file in (2, 3) for row in range(14) if is_val(rule, f"f{file:03d}.jsonl", row)]
     assert len(chosen) > 2
     copies(project, *chosen)
@@ -553,7 +553,7 @@ def test_prune_removes_parts_of_earlier_plans_only(
     leftover = found.root / f"pretrain/.parts/{NAME}/part-00003"
     with monkeypatch.context() as patched:
         patched.setattr("niels_cache_runtime.format.commit.shutil.rmtree", refused)
-        with writer_lock(leftover), pytest.raises(NielsCacheError, match="another build"):
+        with hold_lock(leftover), pytest.raises(NielsCacheError, match="another build"):
             prune_parts(found, NAME)
         assert leftover.exists()
         with pytest.raises(NotWrittenError) as caught:

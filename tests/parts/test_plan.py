@@ -10,11 +10,19 @@ import pytest
 
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.base.documents import Document, DocumentBatch
-from niels_cache_assets.parts.plan import MOST_SHARDS, Plan, contiguous_runs, entry_of_group, plan_parts, proposed_shard_bytes, shares
+from niels_cache_assets.parts.plan import (
+    MAX_SHARDS,
+    Plan,
+    contiguous_runs,
+    divide_in_proportion,
+    encode_group,
+    plan_parts,
+    proposed_shard_bytes,
+)
 from niels_cache_assets.sources.hub import data
 from niels_cache_assets.sources.huggingface import Huggingface
 from niels_cache_assets.sources.types import ListedFile
-from niels_cache_assets.sources.val_share import HashRule
+from niels_cache_assets.sources.val_share import HashSplitRule
 from niels_cache_runtime.errors import NielsCacheError
 from tests.helpers.parts_project import NAME, PartsProject, build, is_val
 
@@ -39,8 +47,8 @@ def test_runs_cover_all_files_in_order_and_are_balanced(seed: int) -> None:
 def test_one_large_file_leaves_a_file_for_each_other_part() -> None:
     assert contiguous_runs([1, 1, 1000, 1, 1], 4) == [range(0, 2), range(2, 3), range(3, 4), range(4, 5)]
     assert contiguous_runs([0, 0, 0, 0], 2) == [range(0, 2), range(2, 4)]
-    assert shares(5, [1, 1, 1]) == [2, 2, 1], "the first of equal remainders is larger"
-    assert shares(1, [0, 0]) == [1, 0]
+    assert divide_in_proportion(5, [1, 1, 1]) == [2, 2, 1], "the first of equal remainders is larger"
+    assert divide_in_proportion(1, [0, 0]) == [1, 0]
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -49,7 +57,7 @@ def test_shares_sum_exactly_and_are_within_one_of_the_proportion(seed: int) -> N
     weights = random.integers(0, 10 ** random.integers(1, 16), int(random.integers(1, 70))).tolist()
     weights[0] += 1
     total = int(random.integers(0, 10**15))
-    found = shares(total, weights)
+    found = divide_in_proportion(total, weights)
     assert sum(found) == total
     assert all(abs(share * sum(weights) - total * weight) < sum(weights) for share, weight in zip(found, weights, strict=True))
 
@@ -57,7 +65,7 @@ def test_shares_sum_exactly_and_are_within_one_of_the_proportion(seed: int) -> N
 def plan_of(files: list[ListedFile], parts: int, *, train_tokens: int | None = None, val_tokens: int | None = None) -> Plan:
     """Divide files, and read the plan as from its file."""
     group = plan_parts(files, parts, train_tokens=train_tokens, val_tokens=val_tokens)
-    plan = Plan.of({"fingerprint": "f", "dataset_revision": None, "groups": json.loads(json.dumps([entry_of_group(group)]))})
+    plan = Plan.of({"fingerprint": "f", "dataset_revision": None, "groups": json.loads(json.dumps([encode_group(group)]))})
     assert plan.groups == (group,)
     return plan
 
@@ -118,20 +126,20 @@ def test_shard_bytes_are_proposed_for_too_many_shards() -> None:
     files = listed(*[1 << 34] * 16)
     proposed = proposed_shard_bytes(files, **settings)  # type: ignore[arg-type]
     assert proposed is not None
-    assert (16 << 34) / 4 * 2 / proposed <= MOST_SHARDS
+    assert (16 << 34) / 4 * 2 / proposed <= MAX_SHARDS
     assert proposed_shard_bytes(files, **{**settings, "train_tokens": 1 << 20}) is None  # type: ignore[arg-type]
 
 
 def test_the_hash_rule_depends_on_seed_file_and_row_only() -> None:
     documents = DocumentBatch.of([Document("text", file=f"f{number % 3}", row=number // 3) for number in range(6_000)])
-    rule = HashRule(val_frac=0.1, seed=7)
+    rule = HashSplitRule(val_frac=0.1, seed=7)
     mask = rule.val_mask(documents)
     assert 500 < mask.sum() < 700
     some = np.array([17, 3, 5_000, 4_999])
     assert rule.val_mask(documents[some]).tolist() == mask[some].tolist()
     assert [is_val(rule, f"f{number % 3}", number // 3) for number in range(100)] == mask[:100].tolist()
-    assert (HashRule(val_frac=0.1, seed=8).val_mask(documents) != mask).any()
-    assert (HashRule(val_frac=0.2, seed=7).val_mask(documents) >= mask).all()
+    assert (HashSplitRule(val_frac=0.1, seed=8).val_mask(documents) != mask).any()
+    assert (HashSplitRule(val_frac=0.2, seed=7).val_mask(documents) >= mask).all()
     assert np.flatnonzero(mask)[:6].tolist() == GOLDEN_VAL  # for ever: a cache in parts must keep its split when it grows
 
 
@@ -166,14 +174,14 @@ def test_a_plan_is_the_same_bytes_again_and_tells_no_place(project: PartsProject
     for root in ("one", "two"):
         found = project.graph(2, root=root)
         build(found, [f"plan/{NAME}"])
-        paths.append(found[f"plan/{NAME}"].place)
+        paths.append(found[f"plan/{NAME}"].target)
     assert paths[0].read_bytes() == paths[1].read_bytes()
     assert str(project.folder) not in paths[0].read_text(encoding="utf-8")
     assert materialize(found[f"plan/{NAME}"]).state == "cache_hit"
 
 
 def test_a_plan_warns_of_too_many_shards(project: PartsProject, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("niels_cache_assets.parts.plan.MOST_SHARDS", 0.1)
+    monkeypatch.setattr("niels_cache_assets.parts.plan.MAX_SHARDS", 0.1)
     warning = materialize(project.graph(2, build="").sealed(NAME).parts_plan).warning
     assert warning is not None
     assert "shard_bytes = " in warning

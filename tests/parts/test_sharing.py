@@ -9,10 +9,10 @@ import pytest
 
 from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.artifacts.materialize import materialize
-from niels_cache_assets.artifacts.parts import sharing
+from niels_cache_assets.artifacts.parts import free_parts
 from niels_cache_assets.defs.launcher import LaunchResult, launch_builds
-from niels_cache_assets.parts.lease import LeaseLost, Times, leased
-from niels_cache_runtime.format.commit import writer_lock
+from niels_cache_assets.parts.lease import LeaseLostError, LeaseTimes, hold_lease
+from niels_cache_runtime.format.commit import hold_lock
 from niels_cache_runtime.verify import verify_cache
 from tests.build_cache.test_determinism import digests
 from tests.helpers import builds
@@ -38,7 +38,7 @@ class Held:
 
         def hold() -> None:
             folder.parent.mkdir(parents=True, exist_ok=True)
-            with writer_lock(folder):
+            with hold_lock(folder):
                 begun.set()
                 assert self._ends.wait(60)
 
@@ -73,7 +73,7 @@ def test_a_part_that_another_process_builds_comes_last(project: PartsProject, mo
 
 def test_a_launch_passes_over_a_part_that_another_process_has_just_begun(project: PartsProject, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DAGSTER_HOME", str(project.folder / "home"))
-    monkeypatch.setattr(sharing, "builder_of", lambda target: None)  # so that only the run finds out
+    monkeypatch.setattr(free_parts, "lease_owner", lambda target: None)  # so that only the run finds out
     found = project.graph(3)
     first, second, third = parts_of(found)
     held = Held(found[first].directory)
@@ -101,7 +101,7 @@ class Frozen:
 
         def hold() -> None:
             folder.parent.mkdir(parents=True, exist_ok=True)
-            with leased(folder, times=Times(renew_seconds=3600, lease_seconds=3600), wait=False, log=lambda line: None):
+            with hold_lease(folder, times=LeaseTimes(renew_seconds=3600, lease_seconds=3600), wait=False, log=lambda line: None):
                 begun.set()
                 assert self._ends.wait(60)
 
@@ -153,7 +153,7 @@ def test_a_process_that_was_overtaken_replaces_neither_tokenizer_nor_plan_nor_se
                 monkeypatch.setattr(held.lease, "check", lambda: None)
 
     record = found[key].directory / (found[key].record or "")
-    with pytest.raises(LeaseLost):
+    with pytest.raises(LeaseLostError):
         wake_up_late()
     assert seen == [record.read_bytes()]
     build(found)

@@ -149,7 +149,7 @@ def test_svg_and_png_draw_every_kind_and_nothing_with_the_same_marks_inside_the_
     ]
     for kind, values in kinds:
         names = [hostile * 9] * len(values)
-        panel = Panel(kind=kind, title=hostile, series=[Series(values)], names=names, limit=(1, hostile), nothing=hostile)
+        panel = Panel(kind=kind, title=hostile, series=[Series(values)], names=names, limit=(1, hostile), empty_text=hostile)
         picture = Picture(title="a", alternative=hostile, panels=[panel, panel])
         svg = as_svg(picture, hostile)
         tree = ElementTree.fromstring(svg)

@@ -12,7 +12,7 @@ from niels_cache_runtime import NielsCacheError, PretrainTokenStreamDataset, SFT
 from niels_cache_runtime.cache.mmap import map_doc_ends
 from niels_cache_runtime.cache.opening import open_split
 from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, META_NAME
-from niels_cache_runtime.format.meta import MOST_META_BYTES, sha256_text
+from niels_cache_runtime.format.meta import MAX_META_BYTES, sha256_text
 from niels_cache_runtime.format.npy_files import map_npy
 from niels_cache_runtime.megatron import IndexedDataset
 from niels_cache_runtime.verify import verify_dataset
@@ -93,11 +93,11 @@ def test_a_meta_of_any_size_is_neither_read_nor_written(tmp_path: Path) -> None:
     path = tmp_path / META_NAME
     with open(path, "wb") as file:
         file.truncate(1 << 40)
-    with pytest.raises(NielsCacheError, match=f"has more than {MOST_META_BYTES} bytes"):
+    with pytest.raises(NielsCacheError, match=f"has more than {MAX_META_BYTES} bytes"):
         read_meta(str(path))
     path.unlink()
     with pytest.raises(NielsCacheError, match="make fewer files"):
-        write_meta(str(path), {"files": "x" * MOST_META_BYTES})
+        write_meta(str(path), {"files": "x" * MAX_META_BYTES})
     assert list(tmp_path.iterdir()) == []
 
 

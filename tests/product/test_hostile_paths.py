@@ -10,7 +10,7 @@ import pytest
 from niels_cache_assets.cli import main
 from niels_cache_assets.cli.exit_codes import WRONG_USE
 from niels_cache_assets.disk.staging import atomic_directory, finished_meta
-from niels_cache_assets.exchange.replacing import Place
+from niels_cache_assets.exchange.replacing import ExportTarget
 from niels_cache_runtime import DatasetLoader, NielsCacheError, PretrainTokenStreamDataset, SFTExampleDataset, TokenLoader
 from niels_cache_runtime.format.meta import read_meta
 from niels_cache_runtime.format.safe_open import link_problem
@@ -131,7 +131,7 @@ def test_a_list_with_a_name_that_no_export_has_deletes_nothing(tmp_path: Path, n
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "c4.files").write_text(f"{name}\n")
     with pytest.raises(NielsCacheError, match=r"c4\.files: .*list"):
-        Place(list_name="c4.files").older(tmp_path / "out")
+        ExportTarget(list_name="c4.files").older(tmp_path / "out")
     assert os.listdir(tmp_path / "out") == ["c4.files"]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from niels_cache_assets.artifacts.notify import watched
+from niels_cache_assets.artifacts.notify import notifying
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.build_cache import build_pretrain_cache
 from niels_cache_assets.project.running import NotifySettings
@@ -91,7 +91,7 @@ def test_only_a_panic_becomes_an_error() -> None:
 def test_a_panic_anywhere_in_a_build_is_told(tmp_path: Path) -> None:
     told = tmp_path / "told"
     settings = NotifySettings(command=("sh", "-c", f"cat >> {told}"))
-    with pytest.raises(PanicError), watched(settings, "pretrain/web", lambda line: None):
+    with pytest.raises(PanicError), notifying(settings, "pretrain/web", lambda line: None):
         raise PanicException("of any library")
     assert "of any library" in told.read_text()
 
@@ -121,7 +121,7 @@ BOMBS = {
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_a_normalizer_that_makes_too_much_of_a_text_is_refused_at_once(tmp_path: Path, bomb: str, part: str) -> None:
     component = json.loads(json.dumps(BOMBS[bomb]).replace('"normalizers"', '"decoders"' if part == "decoder" else '"normalizers"'))
-    with pytest.raises(NielsCacheError, match=rf"x\.json: its {part} makes.* more than {limits.MOST_GROWTH}"):
+    with pytest.raises(NielsCacheError, match=rf"x\.json: its {part} makes.* more than {limits.MAX_GROWTH}"):
         open_model(write_json(tmp_path / "x.json", **{part: component}), special_tokens={"eot": EOT})
 
 
@@ -146,7 +146,7 @@ def test_too_many_added_tokens_are_refused(tmp_path: Path, monkeypatch: pytest.M
     path = tmp_path / "x.json"
     path.write_text(json.dumps(content))
     open_model(path, special_tokens={"eot": EOT})
-    monkeypatch.setattr(limits, "MOST_ADDED_TOKENS", 20)
+    monkeypatch.setattr(limits, "MAX_ADDED_TOKENS", 20)
     with pytest.raises(NielsCacheError, match="21 added tokens"):
         open_model(path, special_tokens={"eot": EOT})
 
@@ -156,6 +156,6 @@ def test_a_model_of_too_many_bytes_is_refused(tmp_path: Path, monkeypatch: pytes
     path = {"tokenizer.json": lambda: write_json(tmp_path / "x.json"), "tiktoken": lambda: write_ranks(tmp_path / "x.tiktoken")}.get(
         kind, lambda: tiny_model
     )()
-    monkeypatch.setattr(limits, "MOST_BYTES", path.stat().st_size - 1)
+    monkeypatch.setattr(limits, "MAX_BYTES", path.stat().st_size - 1)
     with pytest.raises(NielsCacheError, match=f"{path.name}.*more than"):
         open_model(path, kind=kind, pattern=WORDS_PATTERN if kind == "tiktoken" else None)

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from niels_cache_assets.artifacts.graph import graph
-from niels_cache_assets.artifacts.index import plan_of
+from niels_cache_assets.artifacts.index import blend_plan
 from niels_cache_assets.cli import main
 from niels_cache_assets.exchange.hf import to_hf_dataset
 from niels_cache_assets.reports.cache import cache_report, find_items
 from niels_cache_assets.reports.history import History
-from niels_cache_assets.tokenizer.measures import by_source
+from niels_cache_assets.tokenizer.measures import characters_per_token_by_source
 from niels_cache_runtime import NielsCacheError, TokenLoader, open_cache, read_meta
 from niels_cache_runtime.verify import verify_cache, verify_dataset
 from niels_cache_runtime.verify.__main__ import main as runtime_verify
@@ -152,8 +152,8 @@ def test_what_looks_at_all_of_them_says_which_is_another(swapped: SmallProject, 
     (mixture,) = report.mixtures
     assert OTHER in mixture.left_out["letters"]
     with pytest.raises(NielsCacheError, match=OTHER):
-        plan_of(swapped.registry, "mix", root=swapped.root)
-    assert by_source(swapped.root, read_meta(str(swapped.root / "tokenizer/meta.json"))) == {}
+        blend_plan(swapped.registry, "mix", root=swapped.root)
+    assert characters_per_token_by_source(swapped.root, read_meta(str(swapped.root / "tokenizer/meta.json"))) == {}
 
 
 def test_a_path_still_opens_and_shows_its_real_name(swapped: SmallProject, capsys: pytest.CaptureFixture[str]) -> None:

@@ -310,7 +310,7 @@ def test_counts_of_ids_follow_the_vocabulary_or_grow_with_the_ids(root: Path, tm
     found = measure_cache(notes, "pretrain", read_meta(str(notes / "meta.json")))
     both = np.concatenate([stream(notes), stream(notes, "val")])
     assert found.token_counts.tolist() == np.bincount(both, minlength=100_000).tolist()
-    assert found.said_of_pieces == f"{len(np.unique(both)):,} of 100,000 pieces"
+    assert found.pieces_used_text == f"{len(np.unique(both)):,} of 100,000 pieces"
     chats = root / "sft" / "chats"
     measured = measure_cache(chats, "sft", read_meta(str(chats / "meta.json")))
     assert measured.conversations is not None
@@ -324,5 +324,5 @@ def test_counts_of_ids_follow_the_vocabulary_or_grow_with_the_ids(root: Path, tm
     ids = [min(token, 199_999) for token in chain.from_iterable(documents)]
     assert unknown.token_counts.tolist() == np.bincount(ids).tolist()
     assert unknown.token_counts[199_999] == 2, "ids beyond MAX_IDS count as one"
-    assert unknown.said_of_pieces == f"{len(set(ids))} ids"
+    assert unknown.pieces_used_text == f"{len(set(ids))} ids"
     assert f"{len(set(ids))} ids" in cache_pictures(unknown, "pretrain", dropped={})[1].panels[0].title

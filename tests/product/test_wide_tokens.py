@@ -25,7 +25,7 @@ from niels_cache_runtime.format.layout import CACHE_FORMS, META_NAME, TOKEN_DTYP
 from niels_cache_runtime.format.meta import read_meta
 from niels_cache_runtime.format.reading import BLOCK_BYTES
 from niels_cache_runtime.loader.batch import Batch
-from niels_cache_runtime.megatron import CacheSplit
+from niels_cache_runtime.megatron import MegatronCacheSplit
 from niels_cache_runtime.verify import verify_cache
 from tests.helpers.exports import write_documents_cache
 from tests.helpers.hand_made import (
@@ -132,8 +132,8 @@ def test_to_cuda_the_narrow_type_travels(monkeypatch: pytest.MonkeyPatch) -> Non
         sent.append(torch.from_numpy(array))
         return sent[-1]
 
-    monkeypatch.setattr(gather, "send", send)
-    maker = gather.PairMaker(torch.device("cpu"))
+    monkeypatch.setattr(gather, "to_device", send)
+    maker = gather.InputTargetMaker(torch.device("cpu"))
     monkeypatch.setattr(maker, "_is_cuda", True)
     for dtype, largest in ((NARROW, 2**16 - 1), (WIDTH, 2**31 - 1)):
         rows = np.array([[1, 2, largest], [largest, 3, 4]], dtype=dtype)
@@ -173,7 +173,7 @@ def test_a_meta_that_would_misread_tokens_is_refused_in_one_line(wide: Path, cha
         lambda: DatasetLoader(1, T, 0, 1, folder, "cpu"),
         lambda: TokenLoader(folder, T=T, B=1, seed=0),
         lambda: SFTExampleDataset(*chats, T=T, device="cpu", eot_id=EOT),
-        lambda: CacheSplit(folder),
+        lambda: MegatronCacheSplit(folder),
         lambda: open_cache(wide).pretrain["notes"],
     ]
     for opener in openers:

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from niels_cache_assets.artifacts.input_problems import BadInputs, hub_problems, input_problems, require_inputs
+from niels_cache_assets.artifacts.input_problems import InputsError, hub_problems, input_problems, require_inputs
 from niels_cache_assets.cli import exit_codes, main
 from niels_cache_assets.cli.new_config import catalog_table
 from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_assets.project.shipped import ABOUT, catalog, profile_tables
-from niels_cache_assets.sources.errors import SourceUnavailable
+from niels_cache_assets.sources.errors import SourceUnavailableError
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES
@@ -310,7 +310,7 @@ def test_what_is_neither_built_nor_sampled_holds_up_nothing() -> None:
     write_wrong_data()
     registry = configured(f'{SMALL}train_on = ["notes"]\n{NOTES}{WRONG}')
     require_inputs(registry, ["notes"])
-    with pytest.raises(BadInputs) as told:
+    with pytest.raises(InputsError) as told:
         require_inputs(registry, ["notes", "missing"])
     assert len(told.value.lines) == 2
 
@@ -335,10 +335,10 @@ def test_a_hub_that_is_away_is_no_finding_and_asked_once(monkeypatch: pytest.Mon
 
     def away(self: HubData, siblings: object) -> str:
         asked.append(self.dataset)
-        raise SourceUnavailable("away")
+        raise SourceUnavailableError("away")
 
     monkeypatch.setattr(HubData, "revision", away)
-    assert [problem.is_away for problem in hub_problems(registry)] == [True]
+    assert [problem.is_unreachable for problem in hub_problems(registry)] == [True]
     require_inputs(registry, [])
     assert asked == ["nobody/nothing"] * 2, "once each time"
 

@@ -16,7 +16,7 @@ import pytest
 
 from niels_cache_assets.publish.check import check
 from niels_cache_assets.publish.pull import pull
-from niels_cache_assets.publish.push import local_build, prune, push
+from niels_cache_assets.publish.push import open_local_build, prune, push
 from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.remote.record import read_record
 from niels_cache_runtime.remote.store import ConflictError, RemoteError, open_store
@@ -166,7 +166,7 @@ def test_a_cache_travels_through_google(gcs: LoopbackGcs, caches: Caches, tmp_pa
 
 
 def test_replace_exchanges_the_generation_that_was_read(gcs: LoopbackGcs, caches: Caches) -> None:
-    old, new = letters(caches), local_build(caches.other)
+    old, new = letters(caches), open_local_build(caches.other)
     push(old, ADDRESS)
     generation = gcs.objects[RECORD].generation
     gcs.requests.clear()
@@ -184,7 +184,7 @@ def test_a_record_is_created_once_and_replaced_only_as_it_was_read(gcs: Loopback
     with pytest.raises(ConflictError):
         store.create(META_NAME, b"{}")
     _, read = read_record(store)
-    push(local_build(caches.other), ADDRESS, replace_other=True)
+    push(open_local_build(caches.other), ADDRESS, replace_other=True)
     with pytest.raises(ConflictError):
         store.exchange(META_NAME, build.record.content(), state=read)
     assert record_at(ADDRESS).previous == (build.record.content_sha256,)

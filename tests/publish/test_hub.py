@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from niels_cache_assets.publish.hub import data_card, push_to_hub, repository_of
-from niels_cache_assets.publish.push import local_build
+from niels_cache_assets.publish.push import open_local_build
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.verify import verify_cache
@@ -114,7 +114,7 @@ class Api:
 def test_a_repository_with_other_files_is_refused(caches: Caches, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.HfApi", type("Full", (Api,), {"there": (".gitattributes", "train/shard_00000.bin")}))
     with pytest.raises(NielsCacheError, match="shard_00000"):
-        push_to_hub(local_build(caches.letters), ADDRESS)
+        push_to_hub(open_local_build(caches.letters), ADDRESS)
 
 
 @pytest.mark.parametrize("address", ["hf://datasets/letters", "hf://models/a/b", "hf://datasets/a/b@main", "hf://datasets/a/b/train"])

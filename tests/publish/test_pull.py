@@ -20,16 +20,16 @@ from niels_cache_assets.publish import pull as pull_module
 from niels_cache_assets.publish import transfer
 from niels_cache_assets.publish.check import check
 from niels_cache_assets.publish.pull import pull
-from niels_cache_assets.publish.push import local_build, push
+from niels_cache_assets.publish.push import open_local_build, push
 from niels_cache_assets.publish.transfer import Tally
 from niels_cache_runtime.cache.opening import open_split
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, SPLITS
-from niels_cache_runtime.format.meta import content_sha256, meta_content, write_meta
-from niels_cache_runtime.remote import pieces as pieces_module
+from niels_cache_runtime.format.meta import content_sha256, encode_meta, write_meta
+from niels_cache_runtime.remote import download as pieces_module
 from niels_cache_runtime.remote import store as store_module
+from niels_cache_runtime.remote.download import stream_with_retries
 from niels_cache_runtime.remote.local_copy import LocalCopy
-from niels_cache_runtime.remote.pieces import pieces
 from niels_cache_runtime.remote.record import Record, RemoteFile
 from niels_cache_runtime.remote.store import MissingError, RemoteError
 from niels_cache_runtime.verify import verify_cache
@@ -70,7 +70,7 @@ def test_sft_wide_tokens_and_parts_travel(s3: LoopbackS3, caches: Caches, tmp_pa
     metas = {}
     for name, folder in sources.items():
         address = f"s3://{BUCKET}/{name}"
-        push(local_build(folder), address)
+        push(open_local_build(folder), address)
         assert check(address, download=True).findings == []
         pulled = pull(address, tmp_path / "pulled" / name)
         assert files_of(pulled.directory) == files_of(folder)
@@ -90,7 +90,7 @@ def test_one_split_is_a_cache_whose_other_split_is_empty(
         project.write([20, 30, 25])
         build(project.graph(2, "val_frac = 0.2"))
         folder = project.cache()
-    push(local_build(folder), ADDRESS)
+    push(open_local_build(folder), ADDRESS)
     (other,) = (each for each in SPLITS if each != split)
     s3.requests.clear()
     pulled = pull(ADDRESS, tmp_path / "root", split=split)  # type: ignore[arg-type]
@@ -110,7 +110,7 @@ def test_a_second_pull_fetches_nothing_and_another_build_needs_replace(s3: Loopb
     push(letters(caches), ADDRESS)
     pull(ADDRESS, tmp_path)
     assert (pull(ADDRESS, tmp_path).state, pull(ADDRESS, tmp_path).fetched_bytes) == ("already there", 0)
-    push(local_build(caches.other), ADDRESS, replace_other=True)
+    push(open_local_build(caches.other), ADDRESS, replace_other=True)
     with pytest.raises(NielsCacheError, match="--replace"):
         pull(ADDRESS, tmp_path)
     assert files_of(tmp_path / "pretrain/letters") == files_of(caches.letters)
@@ -125,11 +125,11 @@ def test_a_pull_that_was_cut_leaves_the_old_cache_and_goes_on(
     monkeypatch.setattr(transfer, "THREADS", 1)
     push(letters(caches), ADDRESS)
     pull(ADDRESS, tmp_path)
-    push(local_build(caches.other), ADDRESS, replace_other=True)
+    push(open_local_build(caches.other), ADDRESS, replace_other=True)
     fetched, cut = itertools.count(), []
 
     def decide(method: str, key: str) -> str | None:
-        if method == "GET" and f"{local_build(caches.other).record.content_sha256}/" in key and "beside" not in key:
+        if method == "GET" and f"{open_local_build(caches.other).record.content_sha256}/" in key and "beside" not in key:
             number = next(fetched)
             if number == place:
                 return "cut"
@@ -145,7 +145,7 @@ def test_a_pull_that_was_cut_leaves_the_old_cache_and_goes_on(
     assert files_of(tmp_path / "pretrain/letters") == files_of(caches.letters)
     s3.decide = lambda method, key: None
     pulled = pull(ADDRESS, tmp_path, replace_other=True)
-    whole = sum(file.size for file in local_build(caches.other).files)
+    whole = sum(file.size for file in open_local_build(caches.other).files)
     assert 0 < pulled.fetched_bytes < whole
     assert files_of(tmp_path / "pretrain/letters") == files_of(caches.other)
     assert sorted(path.name for path in (tmp_path / "pretrain").iterdir()) == [".letters.lock", "letters"]
@@ -236,7 +236,7 @@ def test_a_folder_is_an_address_too(s3: LoopbackS3, caches: Caches, tmp_path: Pa
     build = letters(caches)
     assert push(build, address).state == "published"
     assert push(build, address).sent == 0
-    assert push(local_build(caches.other), address, replace_other=True).state == "replaced"
+    assert push(open_local_build(caches.other), address, replace_other=True).state == "replaced"
     assert check(address, download=True).findings == []
     assert files_of(pull(address, tmp_path / "root").directory) == files_of(caches.other)
 
@@ -252,7 +252,7 @@ def test_a_pull_writes_no_more_bytes_than_the_record_says() -> None:
     file = RemoteFile("a.bin", "a.bin", 6, "0" * 64)
     found: list[int] = []
     with pytest.raises(RemoteError, match="more than 6 bytes"):
-        found.extend(map(len, pieces(Longer(), file, start=0, tally=Tally(6, None))))
+        found.extend(map(len, stream_with_retries(Longer(), file, start=0, tally=Tally(6, None))))
     assert found == [4]
 
 
@@ -299,9 +299,9 @@ def test_requests_that_fail_are_repeated_after_longer_waits_and_not_for_ever() -
             waits.append(seconds)
 
     with pytest.raises(RemoteError, match="broken"):
-        list(pieces(Breaking(), RemoteFile("a.bin", "a.bin", 10**6, "0" * 64), start=0, tally=Waiting()))
-    assert requests == [*range(pieces_module._MOST_FAILURES + 1)]
-    assert len(waits) == pieces_module._MOST_FAILURES
+        list(stream_with_retries(Breaking(), RemoteFile("a.bin", "a.bin", 10**6, "0" * 64), start=0, tally=Waiting()))
+    assert requests == [*range(pieces_module._MAX_FAILURES + 1)]
+    assert len(waits) == pieces_module._MAX_FAILURES
     assert waits == sorted(set(waits))
 
 
@@ -314,7 +314,7 @@ def publish_crafted(folder: Path, cache: Path, added: dict[str, bytes], *, besid
     contents = {path: (cache / path).read_bytes() for path in meta["files"]} | added
     meta["files"] = {path: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()} for path, content in contents.items()}
     meta["content_sha256"] = content_sha256(meta["files"])
-    written = meta_content("crafted", meta)
+    written = encode_meta("crafted", meta)
     tokenizer = cache.parents[1] / "tokenizer"
     besides = {f"tokenizer/{path.name}": path.read_bytes() for path in tokenizer.iterdir()} | (beside or {}) | {META_NAME: written}
     record = Record(

@@ -20,7 +20,7 @@ from niels_cache_assets.cli import main
 from niels_cache_assets.publish import transfer
 from niels_cache_assets.publish.check import check
 from niels_cache_assets.publish.pull import pull
-from niels_cache_assets.publish.push import LocalBuild, Pushed, local_build, prune, push
+from niels_cache_assets.publish.push import LocalBuild, PushResult, open_local_build, prune, push
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.remote import store as remote_store
@@ -85,7 +85,7 @@ def test_an_object_that_is_cut_or_has_another_hash_is_sent_again_and_other_conte
 
 
 def test_replace_exchanges_the_record_alone_and_the_old_build_stays_until_prune(s3: LoopbackS3, caches: Caches, tmp_path: Path) -> None:
-    old, new = letters(caches), local_build(caches.other)
+    old, new = letters(caches), open_local_build(caches.other)
     push(old, ADDRESS)
     with pytest.raises(NielsCacheError, match="--replace"):
         push(new, ADDRESS)
@@ -103,7 +103,7 @@ def test_replace_exchanges_the_record_alone_and_the_old_build_stays_until_prune(
 
 
 def test_prune_leaves_a_build_that_a_push_may_be_sending(s3: LoopbackS3, caches: Caches) -> None:
-    old, new = letters(caches), local_build(caches.other)
+    old, new = letters(caches), open_local_build(caches.other)
     push(old, ADDRESS)
     shard = new.files[-1]
     s3.ask("PUT", f"/{BUCKET}/at/letters/{shard.key}", b"begun")
@@ -113,7 +113,7 @@ def test_prune_leaves_a_build_that_a_push_may_be_sending(s3: LoopbackS3, caches:
 
 
 def test_another_data_set_or_another_object_at_the_address_is_never_replaced(s3: LoopbackS3, caches: Caches) -> None:
-    push(local_build(caches.chats), ADDRESS)
+    push(open_local_build(caches.chats), ADDRESS)
     with pytest.raises(NielsCacheError, match="sft/chats"):
         push(letters(caches), ADDRESS, replace_other=True)
     s3.ask("PUT", f"/{BUCKET}/at/letters/{META_NAME}", b'{"kind": "other"}')
@@ -137,7 +137,7 @@ def test_a_damaged_file_is_named_and_never_sent(s3: LoopbackS3, own: LocalBuild)
 def own(caches: Caches, tmp_path: Path) -> LocalBuild:
     """The build of `letters` in a folder that the test may change."""
     shutil.copytree(caches.letters.parents[1], tmp_path / "root")
-    return local_build(tmp_path / "root/pretrain/letters")
+    return open_local_build(tmp_path / "root/pretrain/letters")
 
 
 @contextmanager
@@ -266,18 +266,18 @@ def test_the_answer_to_the_record_may_be_lost(s3: LoopbackS3, caches: Caches) ->
     assert push(letters(caches), ADDRESS).state == "published"
     assert next(lost, None) is None
     lost = iter(["lost"])
-    assert push(local_build(caches.other), ADDRESS, replace_other=True).state == "replaced"
+    assert push(open_local_build(caches.other), ADDRESS, replace_other=True).state == "replaced"
     assert next(lost, None) is None
-    assert record_at().is_same_build(local_build(caches.other).record)
+    assert record_at().is_same_build(open_local_build(caches.other).record)
 
 
 # two at once
 
 
-def together(*pushes: Callable[[], Pushed]) -> list[Pushed | NielsCacheError]:
+def together(*pushes: Callable[[], PushResult]) -> list[PushResult | NielsCacheError]:
     """Call functions at once. Return their results or errors."""
 
-    def call(one: Callable[[], Pushed]) -> Pushed | NielsCacheError:
+    def call(one: Callable[[], PushResult]) -> PushResult | NielsCacheError:
         try:
             return one()
         except NielsCacheError as error:
@@ -291,7 +291,7 @@ def together(*pushes: Callable[[], Pushed]) -> list[Pushed | NielsCacheError]:
 def test_of_two_builds_that_are_pushed_at_once_one_wins(first: str | None, names: list[str], s3: LoopbackS3, caches: Caches) -> None:
     """Two pushes of one build both succeed."""
     if first:
-        push(local_build(getattr(caches, first)), ADDRESS)
+        push(open_local_build(getattr(caches, first)), ADDRESS)
     barrier = threading.Barrier(2, timeout=30)
 
     def decide(method: str, key: str) -> str | None:
@@ -300,10 +300,10 @@ def test_of_two_builds_that_are_pushed_at_once_one_wins(first: str | None, names
         return None
 
     s3.decide = decide
-    builds = [local_build(getattr(caches, name)) for name in names]
+    builds = [open_local_build(getattr(caches, name)) for name in names]
     found = together(*[lambda build=build: push(build, ADDRESS, replace_other=bool(first)) for build in builds])
     s3.decide = lambda method, key: None
-    won = [each for each in found if isinstance(each, Pushed)]
+    won = [each for each in found if isinstance(each, PushResult)]
     assert [each.state for each in won] == (["replaced" if first else "published"] * (2 if len(set(names)) == 1 else 1))
     assert [str(each) for each in found if each not in won and "another process" not in str(each)] == []
     assert record_at() == won[0].record
@@ -311,7 +311,7 @@ def test_of_two_builds_that_are_pushed_at_once_one_wins(first: str | None, names
 
 
 def test_a_push_during_whose_end_its_build_is_pruned_changes_nothing(s3: LoopbackS3, caches: Caches) -> None:
-    old, new = letters(caches), local_build(caches.other)
+    old, new = letters(caches), open_local_build(caches.other)
     push(old, ADDRESS)
     push(new, ADDRESS, replace_other=True)
     pruned: list[list[str]] = []
@@ -333,7 +333,7 @@ def test_a_push_during_whose_end_its_build_is_pruned_changes_nothing(s3: Loopbac
 
 
 def test_a_prune_says_that_a_build_was_published_while_its_last_objects_were_deleted(s3: LoopbackS3, caches: Caches) -> None:
-    old, new = letters(caches), local_build(caches.other)
+    old, new = letters(caches), open_local_build(caches.other)
     push(old, ADDRESS)
     push(new, ADDRESS, replace_other=True)
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from niels_cache_assets.publish.push import local_build, push
+from niels_cache_assets.publish.push import open_local_build, push
 from niels_cache_runtime import Blocks, Copy, NielsCacheError, TokenLoader
 from niels_cache_runtime.loader.trace import BatchTrace
 from niels_cache_runtime.loader.windows import PretrainWindows
@@ -40,7 +40,7 @@ def large_notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def published(s3: LoopbackS3, large_notes: Path, tmp_path: Path) -> Published:
-    push(local_build(large_notes), ADDRESS)
+    push(open_local_build(large_notes), ADDRESS)
     s3.requests.clear()
     return Published(s3, large_notes, tmp_path / "copy")
 
@@ -130,7 +130,7 @@ def test_a_batch_of_two_sources_finds_room_for_a_block_of_each_and_one_more(publ
 
 
 def test_what_others_hold_counts_before_the_first_batch(published: Published, tmp_path: Path) -> None:
-    push(local_build(write_notes(tmp_path / "pretrain/other", first=7, shard_tokens=SHARD_TOKENS)), OTHER)
+    push(open_local_build(write_notes(tmp_path / "pretrain/other", first=7, shard_tokens=SHARD_TOKENS)), OTHER)
     held = LocalCopy(published.copy, limit=room(9))
     held.fetch_split(f"{OTHER}/train")  # 6 blocks
     assert rows(published.remote(T=T, limit=room(8)), 1) == rows(published.local(T=T), 1)
@@ -142,7 +142,7 @@ def test_what_others_hold_counts_before_the_first_batch(published: Published, tm
 
 def test_a_reader_fails_soon_if_others_hold_the_room(published: Published, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(fetcher, "_HOPELESS_SECONDS", 0.5)
-    push(local_build(write_notes(tmp_path / "pretrain/other", first=7, shard_tokens=SHARD_TOKENS)), OTHER)
+    push(open_local_build(write_notes(tmp_path / "pretrain/other", first=7, shard_tokens=SHARD_TOKENS)), OTHER)
     copies = [LocalCopy(published.copy, limit=room(9)) for _ in range(2)]
     builds = [copy.open(address)[0] for copy, address in zip(copies, (ADDRESS, OTHER), strict=True)]
     both, found, are_waiting = threading.Barrier(2), list[str](), threading.Event()
@@ -194,7 +194,7 @@ def join(threads: Iterable[threading.Thread]) -> None:
 
 
 def test_a_trace_finds_room_while_blocks_are_fetched_ahead(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room_of_copy, "PATIENCE_SECONDS", 1e9)  # so it never takes files by waiting for long
+    monkeypatch.setattr(room_of_copy, "TAKEOVER_SECONDS", 1e9)  # so it never takes files by waiting for long
     local, remote = published.local(T=T), published.remote(T=T, limit=room(2))
     expected, found = rows(local, 24), []
     for number, batch in enumerate(islice(remote, 24)):

@@ -17,15 +17,15 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from niels_cache_assets.publish.push import local_build, prune, push
+from niels_cache_assets.publish.push import open_local_build, prune, push
 from niels_cache_runtime import Blocks, Copy, NielsCacheError, TokenLoader
 from niels_cache_runtime.loader.remote.windows import RangeWindows
 from niels_cache_runtime.loader.trace import BatchTrace
 from niels_cache_runtime.remote import fetcher, local_copy
 from niels_cache_runtime.remote.ledger import Ledger, Reader
 from niels_cache_runtime.remote.local_copy import LocalCopy
+from niels_cache_runtime.remote.maintenance import trim
 from niels_cache_runtime.remote.store import RemoteError
-from niels_cache_runtime.remote.upkeep import trim
 from tests.helpers.copied_caches import (
     ADDRESS,
     OVERHEAD,
@@ -203,7 +203,7 @@ def test_a_run_goes_on_with_its_build_until_it_is_pruned(published: Published, t
     local, remote = published.local(), published.remote()
     assert rows(remote, 2) == rows(local, 2)
     other = write_notes(tmp_path / "other/pretrain/notes", first=5)
-    push(local_build(other), ADDRESS, replace_other=True)
+    push(open_local_build(other), ADDRESS, replace_other=True)
     assert rows(remote, 40) == rows(local, 40)
     newer = published.remote()
     assert rows(newer, 2) == rows(TokenLoader(str(other / "train"), T=T, B=4, seed=3, order=Blocks(shards=2)), 2)
@@ -216,7 +216,7 @@ def test_a_run_goes_on_with_its_build_until_it_is_pruned(published: Published, t
 @pytest.mark.parametrize("settings", [{"shuffle": False}, {"order": "split", "remote": Copy(fetch="windows")}])
 def test_a_shard_that_is_gone_is_named_by_whatever_asks_for_it(published: Published, settings: dict[str, Any]) -> None:
     remote = published.remote(**settings, epochs=1)
-    build = local_build(published.folder).record.content_sha256
+    build = open_local_build(published.folder).record.content_sha256
     gone = f"/{BUCKET}/at/notes/{build}/train/shard_00002.bin"  # its head is the tail of a block
     assert published.s3.ask("HEAD", gone)[0] == 200
     published.s3.ask("DELETE", gone)
@@ -231,7 +231,7 @@ def test_files_of_others_stay(published: Published) -> None:
     remote = published.remote(epochs=1)
     rows(remote)
     assert stranger.read_bytes() == b"mine"
-    place = published.copy / copied(remote).build.place("train/shard_00000.bin")
+    place = published.copy / copied(remote).build.path_in_copy("train/shard_00000.bin")
     del remote
     gc.collect()
     assert trim(published.copy, 0) > 0
@@ -274,7 +274,7 @@ def test_a_reader_that_was_killed_holds_nothing(published: Published) -> None:
 
 
 def test_whole_data_sets_come_as_folders(published: Published, caches: Caches) -> None:
-    push(local_build(caches.chats), f"s3://{BUCKET}/at/chats")
+    push(open_local_build(caches.chats), f"s3://{BUCKET}/at/chats")
     copy = LocalCopy(published.copy, limit=10_000_000)
     folder = copy.fetch_split(f"{ADDRESS}/train")
     assert rows(TokenLoader(str(folder), T=T, B=4, seed=3), 5) == rows(TokenLoader(str(published.folder / "train"), T=T, B=4, seed=3), 5)
@@ -324,7 +324,7 @@ def test_a_loader_that_waits_gives_its_shards_to_another(published: Published, m
     monkeypatch.setattr(local_copy, "_LOOK_AGAIN_SECONDS", 0.01)
     monkeypatch.setattr(local_copy, "GIVE_UP_SECONDS", 60.0)
     other = f"s3://{BUCKET}/at/other"
-    push(local_build(write_notes(tmp_path / "pretrain/other", first=7)), other)
+    push(open_local_build(write_notes(tmp_path / "pretrain/other", first=7)), other)
     remote, local = published.remote(limit=room(8)), published.local()
     ours, theirs = iter(remote), iter(local)
     batches = remote.samples_per_epoch["notes"] // remote.B + 40

@@ -13,10 +13,10 @@ import pytest
 from niels_cache_runtime import NielsCacheError
 from niels_cache_runtime.format.meta import sha256_file
 from niels_cache_runtime.remote import ledger, local_copy
-from niels_cache_runtime.remote.ledger import Ledger, State
+from niels_cache_runtime.remote.ledger import Ledger, LedgerState
 from niels_cache_runtime.remote.local_copy import LocalCopy
+from niels_cache_runtime.remote.maintenance import trim
 from niels_cache_runtime.remote.store import RemoteError
-from niels_cache_runtime.remote.upkeep import trim
 from tests.helpers.copied_caches import ADDRESS, Published, only_shards, room, rows
 
 pytestmark = pytest.mark.usefixtures("fetching_thread")
@@ -46,7 +46,7 @@ def test_a_dropped_loader_may_be_collected_while_the_ledger_is_locked(published:
 def test_a_meta_json_that_a_killed_process_left_is_used(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
     save = Ledger._save
 
-    def killed(self: Ledger, state: State, before: str) -> None:
+    def killed(self: Ledger, state: LedgerState, before: str) -> None:
         if any(path.endswith("/meta.json") for path in state.entries):
             raise KeyboardInterrupt
         save(self, state, before)
@@ -132,7 +132,7 @@ def test_after_a_boot_each_file_is_hashed_before_its_use(published: Published, m
 
 def test_a_damaged_meta_json_is_read_again(published: Published) -> None:
     build, _ = LocalCopy(published.copy, limit=room(3)).open(ADDRESS)
-    place = published.copy / build.place("meta.json")
+    place = published.copy / build.path_in_copy("meta.json")
     place.write_bytes(bytes(place.stat().st_size))
     LocalCopy(published.copy, limit=room(3)).open(ADDRESS)
     assert place.read_bytes() == build.published.meta_content

@@ -18,11 +18,11 @@ import pytest
 
 from niels_cache_runtime import NielsCacheError
 from niels_cache_runtime.errors import NotWrittenError
-from niels_cache_runtime.format.safe_open import OwnFiles
+from niels_cache_runtime.format.safe_open import OwnedFolder
 from niels_cache_runtime.remote import fetcher, ledger
-from niels_cache_runtime.remote.ledger import Ledger, Presence, Reader
+from niels_cache_runtime.remote.ledger import Ledger, ProcessFile, Reader
+from niels_cache_runtime.remote.maintenance import check, trim
 from niels_cache_runtime.remote.store import RemoteError, Store
-from niels_cache_runtime.remote.upkeep import check, trim
 from tests.helpers.copied_caches import (
     SHARDS,
     Published,
@@ -134,7 +134,7 @@ def test_a_record_of_a_reader_that_was_cut_protects_every_file(published: Publis
     loader = published.remote(epochs=1)
     assert rows(loader) == rows(published.local(epochs=1))
     record = Ledger(published.copy)
-    presence = Presence(record, "readers")
+    presence = ProcessFile(record, "readers")
     os.pwrite(presence.descriptor, content, 0)
     with record.changing() as state:
         assert len(state.entries) > 1
@@ -146,7 +146,7 @@ def test_a_record_of_a_reader_that_was_cut_protects_every_file(published: Publis
 def test_a_record_that_a_full_disk_cuts_is_an_error(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
     record = Ledger(published.copy)
     record.make()
-    presence, write = Presence(record, "readers"), os.pwrite
+    presence, write = ProcessFile(record, "readers"), os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda descriptor, content, offset: write(descriptor, content[:-1], offset))
     with pytest.raises(NotWrittenError, match="No space"):
         presence.write(Reader(pid=1, limit=1, group="g"))
@@ -246,7 +246,7 @@ def test_a_complete_file_that_was_exchanged_for_a_link_is_not_read(published: Pu
 def test_a_file_or_a_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("text")
     (tmp_path / "folder").mkdir()
-    files = OwnFiles(tmp_path)
+    files = OwnedFolder(tmp_path)
     assert files.read("file") == b"text"
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(NielsCacheError, match=r"file.*another user"):
@@ -284,12 +284,12 @@ def process(code: str) -> int:
 def test_a_fetcher_that_was_killed_at_its_start_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: str) -> None:
     (record := Ledger(tmp_path / "copy")).make()
     monkeypatch.setattr(fetcher, "_START_SECONDS", 0.2)
-    started: list[Presence] = []
+    started: list[ProcessFile] = []
     codes = ["import os; os.kill(os.getpid(), 9)" if killed == "before it forks" else "", ""]
 
     def spawn(folder: Path, group: str) -> int:
         if len(codes) == 1:
-            started.append(Presence(record, "fetchers", group))
+            started.append(ProcessFile(record, "fetchers", group))
         return process(codes.pop(0))
 
     monkeypatch.setattr(fetcher, "_spawn", spawn)
@@ -325,7 +325,7 @@ def test_a_check_by_hand_after_a_boot_saves_the_next_reader_its_own(published: P
     with Ledger(published.copy).changing() as state:
         assert state.unchecked == set()
     hashed: list[str] = []
-    monkeypatch.setattr(OwnFiles, "sha256", lambda self, name: hashed.append(name))
+    monkeypatch.setattr(OwnedFolder, "sha256", lambda self, name: hashed.append(name))
     published.s3.requests.clear()
     assert rows(published.remote(epochs=1, limit=limit)) == expected
     assert hashed == []

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from torch.utils.data import DataLoader
 
-from niels_cache_assets.publish.push import local_build, push
+from niels_cache_assets.publish.push import open_local_build, push
 from niels_cache_runtime import Copy, NielsCacheError, TokenLoader, open_cache
-from niels_cache_runtime.remote import local_copy, pieces
+from niels_cache_runtime.remote import download, local_copy
 from niels_cache_runtime.remote.ledger import Ledger
 from niels_cache_runtime.remote.local_copy import LocalCopy
-from niels_cache_runtime.remote.store import Range, RemoteError, Store, open_store
-from niels_cache_runtime.remote.upkeep import trim
+from niels_cache_runtime.remote.maintenance import trim
+from niels_cache_runtime.remote.store import ObjectRange, RemoteError, Store, open_store
 from tests.helpers.copied_caches import ADDRESS, Published, T, room, rows, wait_until, write_notes
 
 pytestmark = pytest.mark.usefixtures("fetching_thread")
@@ -68,7 +68,7 @@ def test_a_catalog_keeps_its_meta_json_and_its_build(published: Published, tmp_p
     gc.collect()
     trim(published.copy, 0)
     split = family["notes"].train
-    push(local_build(write_notes(tmp_path / "other/pretrain/notes", first=5)), ADDRESS, replace_other=True)
+    push(open_local_build(write_notes(tmp_path / "other/pretrain/notes", first=5)), ADDRESS, replace_other=True)
     expected = open_cache(published.folder.parents[1]).pretrain.notes.train
     assert split[0].tolist() == expected[0].tolist()
     assert len(split) == len(expected) == 3
@@ -130,14 +130,14 @@ def windows(published: Published) -> TokenLoader:
 def test_a_window_is_requested_again_after_the_last_try_of_obstore(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
     read, failures = Store.read_range, [3]
 
-    def failing(self: Store, key: str, length: int, *, start: int = 0) -> Range:
+    def failing(self: Store, key: str, length: int, *, start: int = 0) -> ObjectRange:
         if "/train/shard_" in key and failures[0]:
             failures[0] -= 1
             raise RemoteError("the connection broke", is_transient=True)
         return read(self, key, length, start=start)
 
     monkeypatch.setattr(Store, "read_range", failing)
-    monkeypatch.setattr(pieces, "_FIRST_WAIT_SECONDS", 0.001)
+    monkeypatch.setattr(download, "_FIRST_WAIT_SECONDS", 0.001)
     assert rows(windows(published), 3) == rows(published.local(order="split"), 3)
     assert failures == [0]
 

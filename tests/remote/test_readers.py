@@ -14,7 +14,7 @@ import torch
 
 from niels_cache_assets.cli import main
 from niels_cache_assets.project.registry import load_registry
-from niels_cache_assets.publish.push import local_build, push
+from niels_cache_assets.publish.push import open_local_build, push
 from niels_cache_runtime import (
     Blocks,
     Copy,
@@ -28,7 +28,7 @@ from niels_cache_runtime import (
 from niels_cache_runtime.catalog import CacheSplit
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import read_meta
-from niels_cache_runtime.megatron import CacheSplit as MegatronSplit
+from niels_cache_runtime.megatron import MegatronCacheSplit as MegatronSplit
 from niels_cache_runtime.megatron import open_blend
 from niels_cache_runtime.remote.store import is_address
 from tests.helpers.builds import build_dataset, build_tokenizer
@@ -48,7 +48,7 @@ Read = Callable[..., list[Any]]  # takes the place of a split and the settings o
 def published(s3: LoopbackS3, caches: Caches) -> Caches:
     """The caches, of which `letters` and `chats` are published."""
     push(letters(caches), ADDRESS)
-    push(local_build(caches.chats), CHATS)
+    push(open_local_build(caches.chats), CHATS)
     return caches
 
 
@@ -236,7 +236,7 @@ def pairs(s3: LoopbackS3, tmp_path: Path) -> Path:
     registry = load_registry(profile="quickstart", overrides=tables)
     build_tokenizer(registry, root=tmp_path / "root")
     folder = build_dataset(registry, "pairs", root=tmp_path / "root").directory
-    assert push(local_build(folder), PAIRS).state == "published"
+    assert push(open_local_build(folder), PAIRS).state == "published"
     return folder
 
 

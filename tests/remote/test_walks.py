@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from niels_cache_assets.publish.push import local_build, push
+from niels_cache_assets.publish.push import open_local_build, push
 from niels_cache_runtime.remote.ledger import Ledger
 from tests.helpers import programs
 from tests.helpers.copied_caches import ADDRESS, OVERHEAD, SHARDS, Published, Watch, wait_until, write_notes
@@ -34,7 +34,7 @@ SAME: dict[str, Any] = {"T": 256, "B": 4, "seed": 3, "shards": 2}
 
 @pytest.fixture
 def published(s3: LoopbackS3, tmp_path: Path) -> Published:
-    push(local_build(write_notes(tmp_path / "root/pretrain/notes", shard_tokens=SHARD_TOKENS)), ADDRESS)
+    push(open_local_build(write_notes(tmp_path / "root/pretrain/notes", shard_tokens=SHARD_TOKENS)), ADDRESS)
     s3.requests.clear()
     return Published(s3, tmp_path / "root/pretrain/notes", tmp_path / "copy")
 

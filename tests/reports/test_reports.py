@@ -18,13 +18,13 @@ from markdown_it import MarkdownIt
 
 from niels_cache_assets.cli import main
 from niels_cache_assets.facts.contents import budget_rule
-from niels_cache_assets.facts.mixture import ALL, Mixture, all_mixtures
+from niels_cache_assets.facts.mixture import ALL, MixturePlan, all_mixtures
 from niels_cache_assets.plots.pictures import MAX_MIXED, mixture_picture
 from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_assets.project.tables import BlendSettings, ReportsSettings
 from niels_cache_assets.reports.cache import CacheReport, cache_report, find_items
 from niels_cache_assets.reports.drawings import Drawings, draw_report
-from niels_cache_assets.reports.history import Check, History, Recorded
+from niels_cache_assets.reports.history import CheckRecord, FolderHistory, History
 from niels_cache_assets.reports.markdown import cache_markdown, mixture_markdown
 from niels_cache_assets.reports.page import render_page, write_page
 from niels_cache_runtime import TokenLoader, read_meta, write_meta
@@ -55,7 +55,7 @@ def blended(registry: Registry, weights: dict[str, float], *, samples: int, **re
     return replace(registry, blend={"mix": settings}, reports=ReportsSettings(**reports))
 
 
-def only(registry: Registry, root: Path) -> Mixture:
+def only(registry: Registry, root: Path) -> MixturePlan:
     (mixture,) = all_mixtures(registry, root=root)
     return mixture
 
@@ -188,15 +188,15 @@ def test_everything_that_is_built_is_there_with_its_size_and_hash(project: Small
     assert len({items[name].sha256 for name in indices}) == len(indices), "each of its own files"
     assert items["tokenizer"].sha256 == hashlib.sha256((project.root / "tokenizer/spm.model").read_bytes()).hexdigest()
     assert items["letters"].sha256 == read_meta(str(project.root / "pretrain/letters/meta.json"))["content_sha256"]
-    assert (report.complete, len(report.wanted)) == (len(items) - 2, len(items))
+    assert (report.complete, len(report.expected)) == (len(items) - 2, len(items))
     assert {notice.name for notice in report.notices} == {"python_docs", "python_help"}
     assert report.total("train_examples", "sft") == items["chats"].counts["train_examples"] > 0
 
 
 def test_checks_of_what_is_off_are_not_counted_as_passed(project: SmallProject) -> None:
-    check = Check(name="whole", outcome="passed", said="switched off: there is nothing to verify", when=NOW)
+    check = CheckRecord(name="whole", outcome="passed", said="switched off: there is nothing to verify", when=NOW)
     report = reported(project)
-    history = History(source="here", folders={item.state.directory.absolute(): Recorded(checks=(check,)) for item in report.items})
+    history = History(source="here", folders={item.state.directory.absolute(): FolderHistory(checks=(check,)) for item in report.items})
     items = tuple(replace(item, state=replace(item.state, state="disabled")) if item.name == "chats" else item for item in report.items)
     report = replace(report, items=items, history=history)
     assert report.outcomes == {"passed": len(items) - 1}
@@ -214,20 +214,20 @@ def test_what_moved_failed_or_ended_before_its_budget_needs_attention_once(proje
     letters = next(item for item in report.items if item.name == "letters")
     assert letters.revision is not None
 
-    def said(recorded: Recorded | None = None, item: Any = letters) -> list[str]:
+    def said(recorded: FolderHistory | None = None, item: Any = letters) -> list[str]:
         folders = {letters.state.directory.absolute(): recorded} if recorded else {}
         shown = replace(report, items=(item,), history=History(source="here", folders=folders))
         return [notice.text for notice in shown.notices if notice.name == "letters"]
 
     assert said() == []
-    failed, moved = said(Recorded(newest_revision="abc", checks=(Check(name="whole", outcome="failed", said="no", when=NOW),)))
+    failed, moved = said(FolderHistory(newest_revision="abc", checks=(CheckRecord(name="whole", outcome="failed", said="no", when=NOW),)))
     assert failed == "whole: no"
     assert missing(moved, f"revision {letters.revision}", "upstream", "at abc") == []
     rule = budget_rule(train_tokens=10_000_000_000, val_tokens=0)
     ended = replace(letters, meta={**letters.meta, "split_rule": rule})
     (short,) = said(item=ended)  # built before there was a check
     assert missing(short, "<0.1%", "train_tokens") == []
-    recorded = Recorded(checks=(Check(name="budgets_met", outcome="warning", said=short, when=NOW),))
+    recorded = FolderHistory(checks=(CheckRecord(name="budgets_met", outcome="warning", said=short, when=NOW),))
     assert said(recorded, ended) == [f"budgets met: {short}"]
 
 
@@ -288,8 +288,8 @@ def hostile_strings(text: str, project: SmallProject, tmp_path: Path) -> tuple[C
     for item in report.items:
         meta = {**item.meta, "dataset_revision": text, "split_rule": text, "dropped": {text: 3}} if item.meta else {}
         items.append(replace(item, state=replace(item.state, name=text + item.name, advice=text, directory=tmp_path / text), meta=meta))
-    check = Check(name=text, outcome="failed", said=text, when=NOW)
-    recorded = Recorded(newest_revision=f"now {text}", checks=(check,))
+    check = CheckRecord(name=text, outcome="failed", said=text, when=NOW)
+    recorded = FolderHistory(newest_revision=f"now {text}", checks=(check,))
     history = History(source=text, folders={(tmp_path / text).absolute(): recorded}, checks=(check,))
     (mixture,) = report.mixtures
     sources = (replace(mixture.sources[0], name=text, repeats_from=1),)

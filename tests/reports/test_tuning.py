@@ -15,12 +15,12 @@ import pytest
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.cleaning import measures as cleaning_measures
 from niels_cache_assets.cleaning.chain import Cleaner
-from niels_cache_assets.cleaning.measures import RULES, Limit, Measures, limits_of
+from niels_cache_assets.cleaning.measures import RULES, MeasureHistograms, RuleLimit, limits_of
 from niels_cache_assets.cleaning.report import CleaningReport
 from niels_cache_assets.cleaning.settings import CleaningSettings
 from niels_cache_assets.cli import main
 from niels_cache_assets.corpus.layout import MEASURES_NAME, SIGNATURES_NAME, corpus_dir, duplicates_dir, duplicates_file
-from niels_cache_assets.corpus.order import Inputs
+from niels_cache_assets.corpus.order import CorpusInputs
 from niels_cache_assets.dedup.signatures import estimated_jaccard
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.reports import tuning as facts
@@ -57,7 +57,7 @@ def measured(texts: list[str], settings: CleaningSettings, *, chunk: int | None 
     cleaner = Cleaner(settings, compiled=compiled)
     total: CleaningReport | None = None
     for first in range(0, len(texts), size):
-        report = CleaningReport(7, first, measures=Measures(limits_of(settings)))
+        report = CleaningReport(7, first, measures=MeasureHistograms(limits_of(settings)))
         for row, text in enumerate(texts[first : first + size], first):
             cleaner.clean(Document(text, f"d{row}", "a.jsonl", row), report)
         if total is None:
@@ -108,17 +108,17 @@ def test_a_document_without_another_reason_counts_alone_and_one_with_two_counts_
 @pytest.mark.parametrize(
     ("limit", "value", "step"),
     [
-        (Limit(0.5, 0.025, "above"), 0.5, 0),
-        (Limit(0.5, 0.025, "above"), math.nextafter(0.5, 1), 1),
-        (Limit(0.5, 0.025, "above"), 0.0, -20),
-        (Limit(0.1, 0.005, "above"), 9.0, 40),
-        (Limit(400, 20, "below"), 400, 0),
-        (Limit(400, 20, "below"), 399, -1),
-        (Limit(400, 20, "below"), 0, -20),
-        (Limit(400, 20, "below"), 1e9, 40),
+        (RuleLimit(0.5, 0.025, "above"), 0.5, 0),
+        (RuleLimit(0.5, 0.025, "above"), math.nextafter(0.5, 1), 1),
+        (RuleLimit(0.5, 0.025, "above"), 0.0, -20),
+        (RuleLimit(0.1, 0.005, "above"), 9.0, 40),
+        (RuleLimit(400, 20, "below"), 400, 0),
+        (RuleLimit(400, 20, "below"), 399, -1),
+        (RuleLimit(400, 20, "below"), 0, -20),
+        (RuleLimit(400, 20, "below"), 1e9, 40),
     ],
 )
-def test_the_limit_itself_passes(limit: Limit, value: float, step: int) -> None:
+def test_the_limit_itself_passes(limit: RuleLimit, value: float, step: int) -> None:
     assert limit.step_of(value) == step
     assert limit.is_dropped(step) == (value > limit.limit if limit.side == "above" else value < limit.limit)
 
@@ -178,7 +178,7 @@ def by_hand(registry: Registry, root: Path, name: str) -> np.ndarray:
         slots = np.load(folder / SIGNATURES_NAME)
         dropped = pq.read_table(duplicates_dir(root) / duplicates_file(each)).to_pylist()
         exact = {row["ordinal"] for row in dropped if row["kind"] == "exact"}
-        order = Inputs(registry, root, {each: read_meta(str(folder / "meta.json"))}).all[0].order
+        order = CorpusInputs(registry, root, {each: read_meta(str(folder / "meta.json"))}).all[0].order
         for ordinal in order.tolist():
             if ordinal not in exact and each == name:
                 others = np.array(seen) if seen else np.empty((0, slots.shape[1]), np.uint32)
@@ -209,7 +209,7 @@ def test_similarities_are_those_of_all_pairs(books: tuple[Registry, Path], monke
 
 def test_a_sample_of_a_large_data_set_counts_for_all(books: tuple[Registry, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     registry, root = books
-    monkeypatch.setattr(facts, "MOST", 40)
+    monkeypatch.setattr(facts, "MAX_COMPARED", 40)
     found = tuning(registry, "books", root=root)["duplicates"]
     assert found["compared"] == 40 < found["documents"]
     assert abs(found["dissimilar"] + sum(row["documents"] for row in found["histogram"]) - found["documents"]) < 5
@@ -230,7 +230,7 @@ def test_parts_have_the_measures_of_their_corpus(books: tuple[Registry, Path]) -
     assert joined.measures.measured == 2 * found.measured
 
 
-def _state(found: Measures) -> dict[str, Any]:
+def _state(found: MeasureHistograms) -> dict[str, Any]:
     return {**CleaningReport(7).state(), "measures": json.loads(json.dumps(found.state()))}
 
 

@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 import torch
 
-from niels_cache_assets.artifacts.index import plan_of, read_blend_file
+from niels_cache_assets.artifacts.index import blend_plan, read_blend_file
 from niels_cache_assets.project.registry import Registry, cache_root, load_registry
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME
 from niels_cache_runtime.megatron import IndexedWriter
@@ -322,7 +322,7 @@ def test_the_blend_of_the_page_about_megatron_and_its_file_are_the_same(tmp_path
     (tmp_path / "niels_cache.toml").write_text(table, encoding="utf-8")
     (tmp_path / "blend.txt").write_text(text, encoding="utf-8")
     registry = load_registry(profile="default", config=str(tmp_path / "niels_cache.toml"))
-    plan = plan_of(registry, "mix", root=tmp_path)
+    plan = blend_plan(registry, "mix", root=tmp_path)
     paths, weights = read_blend_file(tmp_path / "blend.txt")
     assert weights is not None
     assert tuple(weights) == plan.weights

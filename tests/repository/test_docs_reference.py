@@ -16,7 +16,7 @@ from niels_cache_assets.build_cache import Provenance, build_pretrain_cache, bui
 from niels_cache_assets.build_cache.pretrain import PretrainBuild
 from niels_cache_assets.exchange.megatron_import import Vocabulary, import_megatron
 from niels_cache_assets.project.registry import load_registry
-from niels_cache_assets.streaming.decontaminate import ReferencePlace, ReferenceTexts
+from niels_cache_assets.streaming.decontaminate import ReferenceOrigin, ReferenceTexts
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer, open_model
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, dataset_dir
 from niels_cache_runtime.format.meta import Meta, read_meta
@@ -65,7 +65,7 @@ def metas(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, tokenizer:
     apart = str(dataset_dir(project.root, "pretrain", "apart"))
     build_pretrain_cache(sentences(100), apart, tokenizer=tokenizer, decontaminate="near", **settings)
     against = ReferenceTexts(
-        identity={}, texts=lambda: iter([(ReferencePlace("", "quiz", 0), sentences(1)[0])]), threshold=0.8, share=0.5, run=50
+        identity={}, texts=lambda: iter([(ReferenceOrigin("", "quiz", 0), sentences(1)[0])]), threshold=0.8, share=0.5, run=50
     )
     settings |= {"references": against, "keep": ("url",)}
     PretrainBuild(items=sentences(100), out_dir=f"{apart}_2", tokenizer=tokenizer, **settings).build(None)

@@ -11,12 +11,12 @@ from niels_cache_assets.sources.chat_jsonl import ChatJsonl
 from niels_cache_assets.sources.gutenberg import Gutenberg, strip_project_gutenberg
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.markdown_folder import MarkdownFolder
-from niels_cache_assets.sources.reading.encodings import Decoding
+from niels_cache_assets.sources.reading.encodings import DecodingCounts
 from niels_cache_assets.sources.reading.positions import RowsPass
 from niels_cache_assets.sources.roam import Roam, _outline
 from niels_cache_assets.sources.text import Text
 from niels_cache_assets.sources.types import StreamContext
-from niels_cache_assets.sources.wikitext import Row, Wikitext, articles
+from niels_cache_assets.sources.wikitext import Wikitext, WikitextRow, articles
 from niels_cache_runtime.errors import NielsCacheError
 from tests.helpers.hub_repositories import parquet, wikitext_rows
 from tests.helpers.messages import missing
@@ -25,8 +25,8 @@ from tests.helpers.read_sources import read
 
 def titles(texts: list[str]) -> list[tuple[str | None, int]]:
     context = StreamContext(seed=0)
-    rows = [Row(text, "f", row) for row, text in enumerate(texts)]
-    found = list(articles(rows, context.report, RowsPass(context), limit=1 << 20, decoding=Decoding(Wikitext(), context)))
+    rows = [WikitextRow(text, "f", row) for row, text in enumerate(texts)]
+    found = list(articles(rows, context.report, RowsPass(context), limit=1 << 20, decoding=DecodingCounts(Wikitext(), context)))
     assert "".join(document.text for document in found) == "".join(texts), "no row is lost"
     return [(document.title, document.row) for document in found]
 

@@ -9,10 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from niels_cache_assets.base.documents import Conversation
-from niels_cache_assets.cli.recognizing import recognize
+from niels_cache_assets.cli.detection import recognize
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl
 from niels_cache_assets.sources.messages import template_messages
-from niels_cache_assets.sources.pairs import continued
+from niels_cache_assets.sources.pairs import continue_prompt
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 from tests.helpers.messages import missing
@@ -234,13 +234,13 @@ def test_a_prompt_of_several_turns_is_whole_or_only_its_system_is_left_out() -> 
     in_text = {**call, "content": "", "tool_calls": [{"function": {"name": "f", "arguments": '{"x":1}'}}]}
     prompt, result = [system("s"), user("q"), call, {"role": "tool", "content": "1"}], {"role": "tool", "content": " 1"}
     whole = [system("s"), user("q"), in_text, result, bot("a")]
-    assert continued(prompt, whole, template_messages) == whole
-    assert continued(prompt[:2], [user("q"), bot("a")], template_messages) == [*prompt[:2], bot("a")]
-    assert continued([user("q")], [system("s"), user("q"), bot("a")], template_messages) == [*prompt[:2], bot("a")]
-    assert continued([user("q")], [system("s"), bot("a")], template_messages) == [*prompt[:2], bot("a")]
-    assert continued([system("s")], [user("q"), bot("a")], template_messages) == [*prompt[:2], bot("a")]
-    assert continued([user("q"), bot("a")], [user("p"), bot("b")], template_messages) == [user("q"), bot("a"), user("p"), bot("b")]
-    assert continued("p", [user("q"), bot("a"), user("p"), bot("b")], template_messages) == [user("q"), bot("a"), user("p"), bot("b")]
+    assert continue_prompt(prompt, whole, template_messages) == whole
+    assert continue_prompt(prompt[:2], [user("q"), bot("a")], template_messages) == [*prompt[:2], bot("a")]
+    assert continue_prompt([user("q")], [system("s"), user("q"), bot("a")], template_messages) == [*prompt[:2], bot("a")]
+    assert continue_prompt([user("q")], [system("s"), bot("a")], template_messages) == [*prompt[:2], bot("a")]
+    assert continue_prompt([system("s")], [user("q"), bot("a")], template_messages) == [*prompt[:2], bot("a")]
+    assert continue_prompt([user("q"), bot("a")], [user("p"), bot("b")], template_messages) == [user("q"), bot("a"), user("p"), bot("b")]
+    assert continue_prompt("p", [user("q"), bot("a"), user("p"), bot("b")], template_messages) == [user("q"), bot("a"), user("p"), bot("b")]
 
 
 REFUSED: dict[str, tuple[Any, Any]] = {
@@ -259,7 +259,7 @@ REFUSED: dict[str, tuple[Any, Any]] = {
 @pytest.mark.parametrize("form", REFUSED)
 def test_a_side_that_is_only_like_the_prompt_is_refused_and_counted(tmp_path: Path, form: str) -> None:
     prompt, side = REFUSED[form]
-    assert continued(prompt, side, template_messages) == "differs_from_prompt"
+    assert continue_prompt(prompt, side, template_messages) == "differs_from_prompt"
     good = {"prompt": "q", "chosen": "a", "rejected": "b"}
     path = write(tmp_path / "x.jsonl", [{"prompt": prompt, "chosen": side, "rejected": "b"}, good])
     found, context = read(path, kind="preference")

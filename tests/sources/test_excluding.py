@@ -95,7 +95,7 @@ def test_an_id_that_must_match_stops_a_build_and_a_cache_hit(tmp_path: Path, tin
     assert [outcome.state for outcome in outcomes] == ["built", "cache_hit"]
     for outcome in outcomes:
         assert [warning for warning in outcome.drops.warnings if "nobody" in warning and "books-3" not in warning]
-        assert "excluded 1" in str(outcome.drops.asked)
+        assert "excluded 1" in str(outcome.drops.requested)
     with pytest.raises(NielsCacheError, match="nobody"):
         build("exclude_must_match = true")
     (tmp_path / "ids.txt").write_text("books-3\n")

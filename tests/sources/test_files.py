@@ -17,11 +17,11 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from niels_cache_assets.sources.errors import SourceUnavailable
+from niels_cache_assets.sources.errors import SourceUnavailableError
 from niels_cache_assets.sources.huggingface import Huggingface
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.parquet import Parquet
-from niels_cache_assets.sources.reading.compressed import DamagedFile
+from niels_cache_assets.sources.reading.compressed import DamagedFileError
 from niels_cache_assets.sources.reading.files import SourceFile, files_digest, find_files
 from niels_cache_assets.sources.text import Text
 from niels_cache_assets.sources.types import PretrainSource
@@ -66,7 +66,7 @@ def test_damage_behind_a_whole_stream_fails_or_is_counted(tmp_path: Path, suffix
     }
     content = b"" if harm == "empty" else whole[0] + follows[harm]
     files = one_file(tmp_path, f"a.jsonl{suffix}", content)
-    with pytest.raises(DamagedFile, match=rf"a\.jsonl{suffix}: damaged .* byte \d+"):
+    with pytest.raises(DamagedFileError, match=rf"a\.jsonl{suffix}: damaged .* byte \d+"):
         read(Jsonl(files=files))
     documents, context = read(Jsonl(files=files, keep_damaged=True))
     assert [document.text for document in documents] == ([] if harm == "empty" else [row["text"] for row in ROWS[:3]])
@@ -263,7 +263,7 @@ def test_only_what_is_of_the_network_is_called_unreachable(error: Exception, mes
             patch.setattr(type(memory), method, failing)
             with pytest.raises(NielsCacheError, match=rf"a\.jsonl: {message}") as caught:
                 act()
-        assert isinstance(caught.value, SourceUnavailable) == ("reached" in message)
+        assert isinstance(caught.value, SourceUnavailableError) == ("reached" in message)
         assert "\n" not in str(caught.value)
 
 
@@ -326,4 +326,4 @@ def test_a_window_above_2_gib_is_an_error_that_keep_damaged_does_not_hide(tmp_pa
     files = one_file(tmp_path, f"a.jsonl{suffix}", COMPRESS[suffix](json_lines(ROWS)) + content)
     with pytest.raises(NielsCacheError, match=r"a\.jsonl.*2 GiB") as raised:
         read(Jsonl(files=files, keep_damaged=keep_damaged))
-    assert not isinstance(raised.value, DamagedFile)
+    assert not isinstance(raised.value, DamagedFileError)

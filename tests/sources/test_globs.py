@@ -14,7 +14,7 @@ import pytest
 
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
-from niels_cache_assets.cli.recognizing import recognize
+from niels_cache_assets.cli.detection import recognize
 from niels_cache_assets.project.registry import load_registry
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
 from niels_cache_assets.sources.finding.globs import glob_files
@@ -178,9 +178,9 @@ def test_init_writes_one_glob_for_a_folder_with_loops_and_its_paths_are_relative
     write(tmp_path / "data/a.jsonl", ROW), write(tmp_path / "data/sub/b.jsonl", ROW), write(tmp_path / "data/sub/c.txt", "text")
     loops(tmp_path / "data", 3)
     monkeypatch.chdir(tmp_path)
-    places = {place for proposal in recognize(["data"]) for place in proposal.places}
+    places = {place for proposal in recognize(["data"]) for place in proposal.paths}
     assert places == {"data/**/*.jsonl", "data/**/*.txt"}
-    mixed = {place for proposal in recognize(["data/sub/*"]) for place in proposal.places}
+    mixed = {place for proposal in recognize(["data/sub/*"]) for place in proposal.paths}
     assert mixed == {"data/sub/b.jsonl", "data/sub/c.txt"}
 
 

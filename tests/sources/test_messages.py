@@ -11,8 +11,8 @@ import pytest
 from niels_cache_assets.artifacts.tokenizer_sample import raw_texts
 from niels_cache_assets.base.documents import Conversation
 from niels_cache_assets.chats.encoding import ChatEncoder, EncodedChat
-from niels_cache_assets.chats.rendering import Chat, Rendering
-from niels_cache_assets.cli.recognizing import recognize
+from niels_cache_assets.chats.rendering import Chat, RendererPool
+from niels_cache_assets.cli.detection import recognize
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl
 from niels_cache_assets.sources.messages import template_messages, tools_of
 from niels_cache_assets.sources.tool_arguments import json_text, json_value
@@ -288,8 +288,8 @@ OF_CALLS = {
 
 @pytest.mark.parametrize("name", OF_CALLS)
 def test_a_template_that_writes_values_gets_values_and_one_that_joins_texts_gets_texts(name: str) -> None:
-    with Rendering(template_of(template(OF_CALLS[name]))) as rendering:
-        assert rendering.form_of_arguments is (json_text if name in ("joined", "printed", "only texts") else json_value)
+    with RendererPool(template_of(template(OF_CALLS[name]))) as rendering:
+        assert rendering.argument_form is (json_text if name in ("joined", "printed", "only texts") else json_value)
 
 
 def call(arguments: Any) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.oasst1 import Oasst1
 from niels_cache_assets.sources.parquet import Parquet
 from niels_cache_assets.sources.reading import parquet_files
-from niels_cache_assets.sources.reading.parquet_files import ParquetTable, decoded_ahead, joined
+from niels_cache_assets.sources.reading.parquet_files import ParquetTable, join_batches, prefetch_batches
 from niels_cache_assets.sources.roam import Roam
 from niels_cache_assets.sources.types import Source
 from niels_cache_assets.sources.wikitext import Wikitext
@@ -169,7 +169,7 @@ def test_a_large_batch_is_decoded_alone_and_keeps_its_place(monkeypatch: pytest.
     monkeypatch.setattr(parquet_files, "_AHEAD_BYTES", 1000)
     batches = Batches([1, 1, 2000, 1, 2000, 2000, 1, 1])
     read = []
-    for batch in decoded_ahead(iter(batches)):
+    for batch in prefetch_batches(iter(batches)):
         number = number_of(batch)
         read.append(number)
         if batch.nbytes > 1000:
@@ -180,7 +180,7 @@ def test_a_large_batch_is_decoded_alone_and_keeps_its_place(monkeypatch: pytest.
 @pytest.mark.parametrize("most", [0, 1 << 20])
 def test_an_error_comes_after_the_batches_before_it(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet_files, "_AHEAD_BYTES", most)
-    read = decoded_ahead(iter(Batches([1, 1, 1], NielsCacheError("damaged"))))
+    read = prefetch_batches(iter(Batches([1, 1, 1], NielsCacheError("damaged"))))
     assert [number_of(next(read)) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(NielsCacheError, match="damaged"):
         next(read)
@@ -198,10 +198,10 @@ def require_rows(found: list[tuple[np.ndarray, pa.RecordBatch]], counts: list[in
 
 def test_small_batches_are_joined_and_no_row_is_lost() -> None:
     given = [rows_of(0, 3), rows_of(3, 4), rows_of(7, 2), rows_of(20, 5), rows_of(25, 1)]
-    require_rows([*joined(given, most_rows=8, of=4)], [8, 7], [*range(9), *range(20, 26)])
-    require_rows([*joined(given, most_rows=5, of=4)], [4, 4, 4, 3], [*range(9), *range(20, 26)])
-    require_rows([*joined(given[:1], most_rows=3, of=4)], [3], [*range(3)])
-    assert [*joined([], most_rows=8, of=4)] == []
+    require_rows([*join_batches(given, most_rows=8, of=4)], [8, 7], [*range(9), *range(20, 26)])
+    require_rows([*join_batches(given, most_rows=5, of=4)], [4, 4, 4, 3], [*range(9), *range(20, 26)])
+    require_rows([*join_batches(given[:1], most_rows=3, of=4)], [3], [*range(3)])
+    assert [*join_batches([], most_rows=8, of=4)] == []
 
 
 def test_a_shuffled_stream_has_the_same_order_however_long_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,7 +289,7 @@ class Late(Future[int]):
 
 
 def test_few_long_items_are_in_flight_and_a_very_long_one_is_alone() -> None:
-    long, most = in_flight.LONG_CHARACTERS, in_flight.MOST_LONG_CHARACTERS
+    long, most = in_flight.LONG_CHARACTERS, in_flight.MAX_LONG_CHARACTERS
     assert most_in_flight([long] * 50)[0] == 11, "short ones are bounded by their number"
     assert most_in_flight([most // 4] * 50) == (4, most)
     assert most_in_flight([most * 6] * 5) == (1, most * 6)

@@ -251,7 +251,7 @@ def _reader(hub: LoopbackHub, before: str) -> AbstractContextManager[Watched]:
         from niels_cache_assets.sources.types import StreamContext
         from niels_cache_assets.sources.huggingface import Huggingface
         source = Huggingface(dataset="down/parquet", shuffle_buffer=20)
-        with network.patience(600, lambda message: print(message, flush=True)):
+        with network.retry_for(600, lambda message: print(message, flush=True)):
             for batch in source.documents(StreamContext(seed=1, revision=source.revision({}))):
                 pass
     """

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from niels_cache_assets.artifacts.prepared_corpora import open_prepared, with_prepared
+from niels_cache_assets.artifacts.prepared_corpora import open_prepared, with_corpus_readers
 from niels_cache_assets.corpus import store
 from niels_cache_assets.exchange.corpus_text import FILE_TYPES, FileType, TextExport
 from niels_cache_assets.exchange.formats import FORMATS, ExportSettings, plan_export
@@ -50,7 +50,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of two, so that there are many places, and blocks that end inside pages and characters."""
     monkeypatch.setattr(rows, "BATCH_DOCUMENTS", 2)
     monkeypatch.setattr(rows, "PARQUET_ROWS", 2)
-    monkeypatch.setattr("niels_cache_assets.sources.parquet.MOST_ROWS", 2)
+    monkeypatch.setattr("niels_cache_assets.sources.parquet.MAX_ROWS", 2)
     monkeypatch.setattr("niels_cache_assets.sources.jsonl.ROWS", 3)
     monkeypatch.setattr(mediawiki, "_BLOCK", 701)
 
@@ -76,7 +76,7 @@ def test_json_lines_start_at_every_place(tmp_path: Path, suffix: str) -> None:
 
 @pytest.mark.parametrize("row_group", [1, 3, 100])
 def test_parquet_starts_at_every_place(tmp_path: Path, row_group: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("niels_cache_assets.sources.parquet.MOST_ROWS", 4)  # two groups in a batch
+    monkeypatch.setattr("niels_cache_assets.sources.parquet.MAX_ROWS", 4)  # two groups in a batch
     for name in "abc":
         values: list[Any] = [{"text": text, "id": index, "title": name} for index, text in enumerate(texts(ord(name)))]
         values[4:7] = [{"text": None}, {"text": ""}, {"text": "x"}]
@@ -230,9 +230,9 @@ def test_rows_of_local_files_start_at_every_place(tmp_path: Path, monkeypatch: p
     parts = Huggingface(dataset="local/files", files=[str(tmp_path / "[bc].parquet")], val_files=val, shuffle_buffer=0)
     require_every_place_is_exact(parts, at_least=10, every=3)
     context = StreamContext(seed=1)
-    assert {context.report.place is None for _ in Huggingface(dataset="local/files", files=val, shuffle_buffer=5).documents(context)} == {
-        True
-    }
+    assert {
+        context.report.position is None for _ in Huggingface(dataset="local/files", files=val, shuffle_buffer=5).documents(context)
+    } == {True}
 
 
 def test_prepared_documents_start_at_every_row_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +241,7 @@ def test_prepared_documents_start_at_every_row_group(tmp_path: Path, monkeypatch
     registry = corpus_registry(tmp_path, {"notes": [*written, *written[3:9], "too short"]})
     prepare_corpus(registry, "notes", root=tmp_path, processes=1)
     find_duplicates(registry, root=tmp_path)
-    require_every_place_is_exact(with_prepared(registry, tmp_path)["notes"], at_least=6)
+    require_every_place_is_exact(with_corpus_readers(registry, tmp_path)["notes"], at_least=6)
 
 
 def test_a_place_where_no_row_group_of_a_corpus_begins_is_an_error_not_a_gap(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_a_place_where_no_row_group_of_a_corpus_begins_is_an_error_not_a_gap(tmp
     prepare_corpus(registry, "notes", root=tmp_path, processes=1)
     find_duplicates(registry, root=tmp_path)
     with pytest.raises(NielsCacheError, match=r"row group.*document 7"):
-        next(batches_of(with_prepared(registry, tmp_path)["notes"], started_at({"file": "notes", "row": 7}, {}, {})))
+        next(batches_of(with_corpus_readers(registry, tmp_path)["notes"], started_at({"file": "notes", "row": 7}, {}, {})))
 
 
 # The values of progress: how many bytes, documents or shares of the input are done, and of how many.
@@ -320,7 +320,7 @@ def test_parquet_says_which_share_of_its_bytes_was_read(tmp_path: Path) -> None:
     sizes = [path.stat().st_size for path in paths]
     context, shares = StreamContext(seed=1), list[float]()
     for _ in Parquet(files=list(map(str, paths))).documents(context):
-        place = context.report.place
+        place = context.report.position
         assert place is not None
         assert context.report.share is not None
         before, rest = sum(sizes[: place["number"]]), [*zip(sizes, counts, strict=True)][place["number"] :]

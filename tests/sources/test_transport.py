@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from huggingface_hub.utils import hf_raise_for_status, httpx
 
-from niels_cache_assets.sources.errors import SourceUnavailable
+from niels_cache_assets.sources.errors import SourceUnavailableError
 from niels_cache_assets.sources.hub.errors import hub_errors
 from niels_cache_assets.sources.huggingface import Huggingface
 from niels_cache_assets.sources.net import retries as network
 from niels_cache_assets.sources.net import transport
-from niels_cache_assets.sources.reading.files import SourceFile, reading
+from niels_cache_assets.sources.reading.files import SourceFile, file_errors
 from niels_cache_runtime.errors import NielsCacheError
 from tests.helpers.loopback_hub import LoopbackHub
 from tests.helpers.messages import missing
@@ -57,14 +57,14 @@ def breaking(requests: list[str], *, tags: list[str | None], ranges: bool) -> Ca
 
 
 def client(answer: Callable[[httpx.Request], httpx.Response]) -> httpx.Client:
-    return transport.made_patient(httpx.Client(transport=httpx.MockTransport(answer)))
+    return transport.with_retries(httpx.Client(transport=httpx.MockTransport(answer)))
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(network, "FIRST_WAIT", 0.001)
     monkeypatch.setattr(network, "LONGEST_WAIT", 0.01)
-    with network.patience(60):
+    with network.retry_for(60):
         yield
 
 
@@ -97,7 +97,7 @@ def test_a_body_without_a_length_that_ends_early_goes_on_at_its_byte(first: str,
         return httpx.Response(206 if part else 200, headers=headers, stream=_Pieces(CONTENT[start if part else 0 : end], breaks=False))
 
     headers = {"Range": f"bytes=0-{len(CONTENT) - 1}"} if first == "206" else {}
-    extensions = {"validator": transport.Validator("a", len(CONTENT))} if first == "known" else {}
+    extensions = {"validator": transport.FileVersion("a", len(CONTENT))} if first == "known" else {}
     assert client(answer).get("http://example.test/a", headers=headers, extensions=extensions).content == CONTENT
     assert len(requests) == 3
 
@@ -118,9 +118,9 @@ def test_a_file_that_its_server_calls_json_need_not_be_json(media_type: str, ran
         return httpx.Response(200, headers=headers, content=lines)
 
     monkeypatch.setattr(transport, "_client", lambda process: client(answer))
-    with network.patience(0.1), transport.HttpFiles().open("http://example.test/a.jsonl") as file:
+    with network.retry_for(0.1), transport.HttpFiles().open("http://example.test/a.jsonl") as file:
         assert file.read() == lines
-    with network.patience(0.1):
+    with network.retry_for(0.1):
         assert not ranges or client(answer).get("http://example.test/a.json", headers={"Range": "bytes=0-4"}).content == lines[:5]
 
 
@@ -141,7 +141,7 @@ def test_a_server_without_ranges_that_always_cuts_at_the_same_byte_ends_patience
         assert asked < 1000, "it would never end"
         return httpx.Response(200, headers={"ETag": '"a"', "Content-Length": str(len(CONTENT))}, stream=_Pieces(CONTENT, breaks=True))
 
-    with network.patience(0.1), pytest.raises(SourceUnavailable, match=r"ReadError \(gone\), \d+ tries"):
+    with network.retry_for(0.1), pytest.raises(SourceUnavailableError, match=r"ReadError \(gone\), \d+ tries"):
         client(answer).get("http://example.test/a")
     assert asked > 1
 
@@ -179,7 +179,7 @@ def test_a_body_that_is_complete_is_not_asked_for_again_although_its_last_bytes_
 
 def test_a_large_body_that_nothing_tells_the_version_of_is_not_gone_on_with(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "WHOLE_BYTES", 100)
-    with pytest.raises(SourceUnavailable, match="gives no version"):
+    with pytest.raises(SourceUnavailableError, match="gives no version"):
         client(breaking([], tags=[None], ranges=False)).get("http://example.test/a?key=secret")
 
 
@@ -192,7 +192,7 @@ def test_a_time_to_come_back_is_understood_as_a_date_too() -> None:
         later = datetime.now(UTC) + timedelta(hours=1)
         return httpx.Response(503, headers={"Retry-After": format_datetime(later, usegmt=True)})
 
-    with pytest.raises(SourceUnavailable, match=r"http://example\.test/a: HTTP 503, one try, .* 3[56]\d\d s"):
+    with pytest.raises(SourceUnavailableError, match=r"http://example\.test/a: HTTP 503, one try, .* 3[56]\d\d s"):
         client(answer).get("http://user:password@example.test/a?key=secret")
     assert asked == 1
 
@@ -207,8 +207,8 @@ def test_numbers_of_headers_that_are_none_say_nothing(header: str, value: str) -
 
 @pytest.mark.parametrize("value", ["10m", "nan", "inf", "-1"])
 def test_a_patience_that_is_no_number_of_seconds_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(network.PATIENCE_VARIABLE, value)
-    with pytest.raises(NielsCacheError, match=f"NIELS_CACHE_NETWORK_PATIENCE='{value}' .*seconds"), network.patience(1):
+    monkeypatch.setenv(network.RETRY_VARIABLE, value)
+    with pytest.raises(NielsCacheError, match=f"NIELS_CACHE_NETWORK_PATIENCE='{value}' .*seconds"), network.retry_for(1):
         pass
 
 
@@ -219,11 +219,11 @@ def test_a_server_that_redirects_for_ever_is_no_matter_of_the_network_at_the_hub
     def get() -> None:
         client(loop).get("http://example.test/a", follow_redirects=True)
 
-    for block, who in ((hub_errors("a/b", None), "hub"), (reading(SourceFile("http://example.test/a", "a")), "server")):
+    for block, who in ((hub_errors("a/b", None), "hub"), (file_errors(SourceFile("http://example.test/a", "a")), "server")):
         with pytest.raises(NielsCacheError) as caught, block:
             get()
         assert missing(caught.value, f"the {who} redirects", " http://example.test/loop; ") == []
-        assert not isinstance(caught.value, SourceUnavailable)
+        assert not isinstance(caught.value, SourceUnavailableError)
 
 
 @pytest.mark.parametrize(

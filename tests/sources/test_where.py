@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from niels_cache_assets.artifacts.prepared_corpora import open_prepared
 from niels_cache_assets.cli import main
-from niels_cache_assets.disk.table_file import tables
+from niels_cache_assets.disk.table_file import lineage_files
 from niels_cache_assets.exchange import corpus_text as text_export
 from niels_cache_assets.exchange.corpus_text import FileType, TextExport
 from niels_cache_assets.project.registry import Registry, load_registry
@@ -127,7 +127,7 @@ _CONDITION = st.recursive(
 
 @given(where=_CONDITION, count=st.integers(1, 60))
 def test_columns_and_rows_are_judged_alike(where: str, count: int) -> None:
-    condition = reading_where.parsed(where)
+    condition = reading_where.parse_condition(where)
     values = rows_of(count)
     batch = pa.RecordBatch.from_pylist(values, schema=SCHEMA)
     assert condition.mask(batch, "a.parquet").tolist() == [condition.problem(row) is None for row in values]
@@ -144,7 +144,7 @@ def test_columns_and_rows_are_judged_alike(where: str, count: int) -> None:
     ],
 )
 def test_large_integers_are_judged_as_in_rows(where: str, kind: pa.DataType, values: list[int | None]) -> None:
-    condition = reading_where.parsed(where)
+    condition = reading_where.parse_condition(where)
     rows = [{"n": value, "m": -1, "d": 2} for value in values]
     batch = pa.RecordBatch.from_pylist(rows, schema=pa.schema([("n", kind), ("m", pa.int64()), ("d", pa.decimal128(9, 2))]))
     assert condition.mask(batch, "a.parquet").tolist() == [condition.problem(row) is None for row in rows]
@@ -152,7 +152,7 @@ def test_large_integers_are_judged_as_in_rows(where: str, kind: pa.DataType, val
 
 @given(where=_CONDITION, size=st.integers(1, 9), data=st.data())
 def test_no_row_that_stays_is_in_a_row_group_that_is_not_read(where: str, size: int, data: Any) -> None:
-    condition = reading_where.parsed(where)
+    condition = reading_where.parse_condition(where)
     scores = st.lists(st.one_of(st.none(), st.floats(width=32), st.just(float("nan"))), min_size=1, max_size=20)
     values = [{"int_score": row % 5, "language_score": score} for row, score in enumerate(data.draw(scores))]
     written = pa.BufferOutputStream()
@@ -167,13 +167,13 @@ def test_row_groups_without_a_row_that_stays_are_not_read(tmp_path: Path, monkey
     values = [{**row, "int_score": number // 40} for number, row in enumerate(rows_of(400))]
     source = both_kinds(tmp_path, values, where="int_score >= 8 or int_score in [2]")[0]
     given: list[int] = []
-    masked = reading_where.Where.mask
+    masked = reading_where.RowCondition.mask
 
     def counted(self: Any, batch: Any, place: str) -> Any:
         given.append(len(batch))
         return masked(self, batch, place)
 
-    monkeypatch.setattr(reading_where.Where, "mask", counted)
+    monkeypatch.setattr(reading_where.RowCondition, "mask", counted)
     documents, context = read(source)
     assert sum(given) == 120
     assert len(documents) + context.report.dropped["empty"] == 120
@@ -245,7 +245,7 @@ REFUSED = [
 @pytest.mark.parametrize(("where", "keyword"), REFUSED)
 def test_other_expressions_are_refused(where: str, keyword: str) -> None:
     if not keyword:
-        assert reading_where.parsed(where).columns == ["score"]
+        assert reading_where.parse_condition(where).columns == ["score"]
         return
     with pytest.raises(ValidationError) as raised:
         Jsonl(files=["a.jsonl"], where=where)
@@ -363,7 +363,7 @@ def test_a_column_of_parquet_has_a_type_that_holds_all_values(tmp_path: Path, va
     pq.write_table(pa.table({"kept": [json.dumps({"x": value}) for value in values]}), tmp_path / "a.parquet", row_group_size=1)
     kinds = text_export.kinds_of_kept([tmp_path / "a.parquet"], ["x"])
     assert kinds == {"x": kind}
-    stored = [text_export.as_kind(value, kinds["x"]) for value in values]
+    stored = [text_export.convert_to_kind(value, kinds["x"]) for value in values]
     assert [json.loads(each) if kind == "json" else each for each in stored] == values
 
 
@@ -383,7 +383,7 @@ def test_a_cache_and_a_mixture_have_the_values_in_their_lineage(
         outcome = build_dataset(registry, name, root=root)
         assert outcome.meta["keep"] == ["url", "meta"]
         lineage = [root / "pretrain" / name / f"{split}_documents.parquet" for split in ("train", "val")]
-        rows = [row for path in lineage for table in tables(path) for row in pq.read_table(table.path).to_pylist()]
+        rows = [row for path in lineage for table in lineage_files(path) for row in pq.read_table(table.path).to_pylist()]
         assert all(kept_values(row["kept"]) == expected[row["source_id"]] for row in rows)
         assert len({row["source_id"] for row in rows}) == len(rows) == (30 if name == "books" else 24)
     state = tmp_path / "state.json"

@@ -20,7 +20,7 @@ from niels_cache_assets.cleaning.settings import CleaningSettings
 from niels_cache_assets.project.registry import load_registry
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.mediawiki import markup as wikipedia_markup
-from niels_cache_assets.sources.reading.compressed import DamagedFile
+from niels_cache_assets.sources.reading.compressed import DamagedFileError
 from niels_cache_assets.sources.text import Text
 from niels_cache_assets.sources.wikipedia import Wikipedia
 from niels_cache_runtime.errors import NielsCacheError
@@ -123,7 +123,7 @@ def test_a_damaged_tail_fails_or_is_left_out_and_counted(tmp_path: Path, kind: s
     middle = len(content) * 9 // 10
     content = content[:middle] if harm == "cut" else content[:middle] + b"\0" * 2000 + content[middle + 2000 :]
     files = one_file(tmp_path, f"w.xml{suffix}", content)
-    with pytest.raises(DamagedFile, match=rf"w\.xml{re.escape(suffix)}: .*byte \d+"):
+    with pytest.raises(DamagedFileError, match=rf"w\.xml{re.escape(suffix)}: .*byte \d+"):
         read(source(files=files))
     messages: list[str] = []
     documents, context = read(source(files=files, keep_damaged=True), log=messages.append)

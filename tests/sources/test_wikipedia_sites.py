@@ -88,7 +88,7 @@ def test_only_the_first_file_of_a_dump_needs_siteinfo_even_for_a_pass_that_resum
     context = StreamContext(seed=1)
     stream = source.unconverted(context)
     next(stream)
-    place = context.report.place
+    place = context.report.position
     assert place is not None
     assert place["number"] == 1
     resumed = Wikipedia(files=source.files).documents(StreamContext(seed=1, start=place))

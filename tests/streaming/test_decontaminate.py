@@ -14,7 +14,7 @@ from niels_cache_assets.base.defaults import SPECIAL_TOKENS
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.build_cache import build_pretrain_cache
 from niels_cache_assets.dedup import text_set
-from niels_cache_assets.dedup.text_set import Match, TextSet
+from niels_cache_assets.dedup.text_set import TextMatch, TextSet
 from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
@@ -61,20 +61,20 @@ def naive_shingles(text: str) -> set[tuple[str, ...]]:
     return {tuple(words[start : start + size]) for start in range(len(words) - size + 1)} if words else set()
 
 
-def naive_match(text: str, val: list[str], threshold: float) -> Match | None:
+def naive_match(text: str, val: list[str], threshold: float) -> TextMatch | None:
     """Return the match by definition, from all documents: the earliest equal document, or else the earliest near document."""
     canonical = [" ".join(naive_words(one)) or one for one in [text, *val]]  # nothing is left of blanks alone
     if canonical[0] in canonical[1:]:
-        return Match("exact", canonical[1:].index(canonical[0]), 1.0)
+        return TextMatch("exact", canonical[1:].index(canonical[0]), 1.0)
     ours = naive_shingles(text)
     for ordinal, other in enumerate(map(naive_shingles, val)):
         similarity = len(ours & other) / len(ours | other) if ours | other else 0.0
         if similarity >= threshold:
-            return Match("near", ordinal, similarity)
+            return TextMatch("near", ordinal, similarity)
     return None
 
 
-def find(texts: list[str], val: list[str], folder: Path, *, threshold: float, kind: str = "near") -> list[Match | None]:
+def find(texts: list[str], val: list[str], folder: Path, *, threshold: float, kind: str = "near") -> list[TextMatch | None]:
     with TextSet(near=threshold if kind == "near" else None, folder=folder) as index:
         index.add(val[: len(val) // 2])
         index.add(val[len(val) // 2 :])

@@ -10,11 +10,11 @@ import pytest
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.cleaning.filters import REASONS
-from niels_cache_assets.dedup.text_set import Match
+from niels_cache_assets.dedup.text_set import TextMatch
 from niels_cache_assets.defs.checks import cache
-from niels_cache_assets.inspection.shared_texts import Origin, SharedText, SharedTexts, shared_texts
+from niels_cache_assets.inspection.shared_texts import DocumentOrigin, SharedText, SharedTexts, shared_texts
 from niels_cache_assets.project.registry import Registry, load_registry
-from niels_cache_assets.streaming.decontaminate import REASONS_OF_REFERENCES, ReferencePlace, ReferenceTexts, open_references
+from niels_cache_assets.streaming.decontaminate import REASONS_OF_REFERENCES, ReferenceOrigin, ReferenceTexts, open_references
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.verify import verify_dataset
@@ -25,16 +25,16 @@ from tests.helpers.tiny import sentences
 from tests.streaming.test_decontaminate import sources_of
 
 
-def found(texts: list[str], references: list[str], folder: Path, *, share: float = 0.5, run: int = 50) -> list[Match | None]:
+def found(texts: list[str], references: list[str], folder: Path, *, share: float = 0.5, run: int = 50) -> list[TextMatch | None]:
     wanted = ReferenceTexts(
         identity={},
-        texts=lambda: ((ReferencePlace("", "questions", row), text) for row, text in enumerate(references)),
+        texts=lambda: ((ReferenceOrigin("", "questions", row), text) for row, text in enumerate(references)),
         threshold=0.8,
         share=share,
         run=run,
     )
     with open_references(wanted, folder=folder) as screen:
-        assert [place.row for place in screen.places] == [*range(len(references))]
+        assert [place.row for place in screen.origins] == [*range(len(references))]
         return screen.texts.find(texts)
 
 
@@ -199,7 +199,7 @@ def test_a_changed_val_or_file_makes_the_cache_stale(project: Path) -> None:
 )
 def test_the_check_names_only_a_key_that_the_data_set_can_have(project: Path, table: str, others: list[str], advice: str) -> None:
     registry = registry_of(project, news=table, web='[pretrain.mix]\nsource = "interleave"\nmembers = { web = 1 }\n')
-    place = Origin("a", "a.jsonl", 0)
+    place = DocumentOrigin("a", "a.jsonl", 0)
     found = tuple(SharedText(train="news", val=name, documents=9, first=place) for name in others)
     (told,) = cache._describe_shared(registry, "news", SharedTexts(found=found))
     assert advice in told

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from niels_cache_assets.base.documents import Document, DocumentBatch, Drops, SourceReport
+from niels_cache_assets.base.documents import Document, DocumentBatch, DropReport, SourceReport
 from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.splits import UNLIMITED, BudgetSplitter, encoded_head
 from niels_cache_assets.streaming.types import Chunks, EncodedDocuments
@@ -45,7 +45,7 @@ class Counting:
             self.tokens += int(lengths.sum())
             self.longest = max(self.longest, int(lengths.max()))
             tokens, hashes = np.zeros(lengths.sum(), np.uint16), np.zeros(len(batch), np.int64)
-            yield EncodedDocuments(batch, tokens, lengths, hashes, Drops(), Chunks.of(batch, POSITION))
+            yield EncodedDocuments(batch, tokens, lengths, hashes, DropReport(), Chunks.of(batch, POSITION))
 
 
 def stream(kind: str, *, at_a_time: int) -> Iterable[DocumentBatch]:
@@ -59,7 +59,7 @@ def test_at_most_twice_the_budget_is_encoded_and_one_document(kind: str, budget:
     found = set()
     for at_a_time in (1, 256, 3_000):
         counting, splitter = Counting(), BudgetSplitter(max_train_tokens=UNLIMITED, max_val_tokens=budget, eot=0)
-        val = [splitter.place(batch)["val"] for batch in encoded_head(stream(kind, at_a_time=at_a_time), counting, splitter)]
+        val = [splitter.assign(batch)["val"] for batch in encoded_head(stream(kind, at_a_time=at_a_time), counting, splitter)]
         assert sum(len(part.tokens) for part in val) == budget
         assert budget <= counting.tokens <= 2 * budget + counting.longest
         found.add(tuple(source_id for part in val for source_id in part.source_id))
@@ -68,7 +68,7 @@ def test_at_most_twice_the_budget_is_encoded_and_one_document(kind: str, budget:
 
 def test_a_stream_that_ends_early_is_taken_whole() -> None:
     counting, splitter = Counting(), BudgetSplitter(max_train_tokens=UNLIMITED, max_val_tokens=10**6, eot=0)
-    taken = [len(splitter.place(batch)["val"].lengths) for batch in encoded_head(stream("no text", at_a_time=256), counting, splitter)]
+    taken = [len(splitter.assign(batch)["val"].lengths) for batch in encoded_head(stream("no text", at_a_time=256), counting, splitter)]
     assert sum(taken) == 3_000
     assert splitter.remaining["val"] == 10**6 - 3_000
 

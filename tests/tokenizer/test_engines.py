@@ -37,7 +37,7 @@ from niels_cache_assets.tokenizer import engines
 from niels_cache_assets.tokenizer.encoder import EngineUse
 from niels_cache_assets.tokenizer.engines import Fastokens, gpt2_tokenizer_json, prove, proven_engine
 from niels_cache_assets.tokenizer.kinds import HuggingFaceTokenizer, TextTokenizer, TiktokenTokenizer, view_tokenizer
-from niels_cache_assets.tokenizer.proof import Proof, compare, torture_texts
+from niels_cache_assets.tokenizer.proof import EngineProof, compare, difficult_texts
 from niels_cache_assets.tokenizer.tiktoken_ranks import read_ranks
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.verify import verify_cache
@@ -106,7 +106,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setattr(engines, "_RESULTS", {})
         monkeypatch.setattr(Engine, "asked", 0)
         if not proven:
-            monkeypatch.setattr(engines, "prove", lambda tokenizer, engine: Proof(texts=1))
+            monkeypatch.setattr(engines, "prove", lambda tokenizer, engine: EngineProof(texts=1))
 
     return one
 
@@ -143,8 +143,8 @@ BUDGETS: dict[str, Any] = {"max_train_tokens": 10**6, "max_val_tokens": 0, "shar
 
 
 def test_the_difficult_texts_are_the_same_each_time_and_have_every_character_of_two_planes() -> None:
-    texts = list(torture_texts(added=["<|one|>"], pieces=["the", " of"]))
-    assert texts == list(torture_texts(added=["<|one|>"], pieces=["the", " of"]))
+    texts = list(difficult_texts(added=["<|one|>"], pieces=["the", " of"]))
+    assert texts == list(difficult_texts(added=["<|one|>"], pieces=["the", " of"]))
     assert len(texts) > 10_000
     assert set("".join(texts)) >= {chr(code) for code in range(0x20000) if not 0xD800 <= code < 0xE000}
     assert all(text.encode() is not None for text in texts)  # no lone surrogate
@@ -153,7 +153,7 @@ def test_the_difficult_texts_are_the_same_each_time_and_have_every_character_of_
 
 
 def test_the_proof_finds_one_text_among_all_that_differs(tokenizer: TiktokenTokenizer) -> None:
-    (one,) = [text for text in torture_texts() if text == " Ελλάδα"]
+    (one,) = [text for text in difficult_texts() if text == " Ελλάδα"]
     proof = prove(tokenizer, Engine(tokenizer, lambda text: text == one))
     assert (proof.differing, proof.texts > 10_000) == (1, True)
     assert proof.first is not None
@@ -190,7 +190,7 @@ def test_a_difficult_text_that_the_reference_cannot_encode_means_the_reference(
     proof = compare(["one", f"{ODD} {ODD}", "two"], reference=choking.encode_flat, engine=sound.encode_flat)
     assert (proof.texts, proof.differing, proof.unencodable) == (3, 0, 1)
     install(equal, proven=True)
-    monkeypatch.setattr(engines, "torture_texts", lambda **given: iter(["one", f"{ODD} {ODD}", "two"]))
+    monkeypatch.setattr(engines, "difficult_texts", lambda **given: iter(["one", f"{ODD} {ODD}", "two"]))
     said: list[str] = []
     assert proven_engine(choking, said.append) is None
     assert [missing(line, "hasty 1.2", "cannot encode 1 of 3") for line in said] == [[]]
@@ -282,7 +282,7 @@ def test_an_engine_that_is_equal_changes_no_byte(ranks: Path, tmp_path: Path, in
     assert fast.meta["fingerprint"] == slow.meta["fingerprint"]
     assert built(registry, tmp_path / "slow").state == "cache_hit"
     shown = family_metadata(fast, {}, deduplicated=False, draw=False)
-    assert shown[None]["encoded_by"] == "; ".join(use.said() for use in fast.engines)
+    assert shown[None]["encoded_by"] == "; ".join(use.describe() for use in fast.engines)
     assert "hasty" not in (fast.directory / "meta.json").read_text(encoding="utf-8")
     install(equal)
     reference = built(project(tmp_path, ranks, odd_at=None, engine="reference"), tmp_path / "reference")
@@ -353,7 +353,7 @@ def test_a_version_of_an_engine_is_proven_once_in_a_root(
 
     def build(version: str = "1.2") -> None:
         install(equal)  # as in another process
-        monkeypatch.setattr(engines, "prove", lambda tokenizer, engine: proofs.append(engine.version) or Proof(texts=1))
+        monkeypatch.setattr(engines, "prove", lambda tokenizer, engine: proofs.append(engine.version) or EngineProof(texts=1))
         monkeypatch.setattr(Engine, "version", version)
         (use,) = built(registry, root, force=True).engines
         assert use.version == version
@@ -364,7 +364,7 @@ def test_a_version_of_an_engine_is_proven_once_in_a_root(
     build("1.3")
     build()
     assert proofs == ["1.2", "1.3"]
-    monkeypatch.setattr(engines, "said_reference", lambda tokenizer: "tiktoken 99")
+    monkeypatch.setattr(engines, "describe_reference", lambda tokenizer: "tiktoken 99")
     build()
     assert proofs == ["1.2", "1.3", "1.2"], "a proof is against one version of the reference"
     (root / ".tokenizer.engines.json").write_text("[", encoding="utf-8")
@@ -434,8 +434,8 @@ def test_conversations_are_compared_too(tokenizer: TiktokenTokenizer, tmp_path: 
         build_sft_cache(examples, str(tmp_path / "odd"), tokenizer=tokenizer, val_frac=0.1, seed=1)
 
 
-def encoder_of(tokenizer: TextTokenizer) -> checked.Encoder:
-    encoder = checked.Encoder(view_tokenizer(tokenizer), tokenizer)
+def encoder_of(tokenizer: TextTokenizer) -> checked.BuildEncoder:
+    encoder = checked.BuildEncoder(view_tokenizer(tokenizer), tokenizer)
     encoder.start([], lambda message: None)
     return encoder
 
@@ -464,7 +464,7 @@ def test_a_text_that_the_reference_cannot_encode_stops_no_build_only_because_it_
     assert (use.texts, use.checked) == (8, 3)
     install(equal)
     monkeypatch.setattr(engines, "ENGINES", {"hasty": lambda tokenizer: Engine(sound, lambda text: text == "Odd again")})
-    with pytest.raises(checked.EngineDiffers) as raised:
+    with pytest.raises(checked.EngineMismatchError) as raised:
         encoder_of(choking).encode_flat(texts, 0)
     assert raised.value.text == "Odd again"
     assert "Odd again" not in str(raised.value), "the message is logged"
@@ -515,14 +515,14 @@ class Stopped(BaseException):
 
 def stop_at(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the build stop before it encodes batch `number`."""
-    encode_flat = checked.Encoder.encode_flat
+    encode_flat = checked.BuildEncoder.encode_flat
 
-    def stopping(self: checked.Encoder, texts: Sequence[str], batch: int | None) -> tuple[np.ndarray, np.ndarray]:
+    def stopping(self: checked.BuildEncoder, texts: Sequence[str], batch: int | None) -> tuple[np.ndarray, np.ndarray]:
         if batch == number:
             raise Stopped
         return encode_flat(self, texts, batch)
 
-    monkeypatch.setattr(checked.Encoder, "encode_flat", stopping)
+    monkeypatch.setattr(checked.BuildEncoder, "encode_flat", stopping)
 
 
 @pytest.fixture
@@ -663,15 +663,15 @@ def test_fastokens_takes_no_mongolian_separator_for_a_blank(tokenizer: TiktokenT
 @pytest.mark.parametrize("size", [1, 3, 8, 100, 2_048])
 def test_one_text_of_512_is_compared_whatever_the_size_of_batches(size: int) -> None:
     batches = 64 * 8 * 3
-    places = [(batch, place) for batch in range(64, 64 + batches) for place in range(size)[checked._compared(batch, 400 * size)]]
+    places = [(batch, place) for batch in range(64, 64 + batches) for place in range(size)[checked._texts_to_compare(batch, 400 * size)]]
     assert len(places) == batches * size // 512
     assert len({place for _, place in places}) == size
-    assert not range(size)[checked._compared(None, 400 * size)]
+    assert not range(size)[checked._texts_to_compare(None, 400 * size)]
 
 
 def test_the_first_batches_are_compared_whole_up_to_about_a_megabyte() -> None:
     whole = {
-        size: [batch for batch in range(20) if len(range(256)[checked._compared(batch, 256 * size)]) == 256]
+        size: [batch for batch in range(20) if len(range(256)[checked._texts_to_compare(batch, 256 * size)]) == 256]
         for size in (1, 390, 2_000, 4_100, 100_000)
     }
     assert whole == {1: [*range(8)], 390: [*range(8)], 2_000: [0, 1], 4_100: [0], 100_000: [0]}
@@ -684,8 +684,8 @@ def test_the_first_tasks_have_one_chunk_so_that_all_cores_compare_them() -> None
 
 def test_uses_are_told_in_words() -> None:
     use = EngineUse(name="hasty", version="1.2", texts=2_000, checked=5)
-    assert "0.25%" in use.said()
-    assert "(the reference)" not in replace(use, checked=2_000).said()  # an engine whose whole text was checked
-    assert "(the reference)" in replace(use, name="tiktoken", is_reference=True).said()
+    assert "0.25%" in use.describe()
+    assert "(the reference)" not in replace(use, checked=2_000).describe()  # an engine whose whole text was checked
+    assert "(the reference)" in replace(use, name="tiktoken", is_reference=True).describe()
     notes = {"engines": [{"name": "a", "version": "1", "later": 3}, {"name": "b", "version": "2"}]}
     assert EngineUse.recorded(notes) == [EngineUse(name="b", version="2")]

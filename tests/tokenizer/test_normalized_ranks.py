@@ -14,7 +14,7 @@ from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.project.registry import load_registry
 from niels_cache_assets.tokenizer.engines import Fastokens, prove
 from niels_cache_assets.tokenizer.kinds import load_tokenizer, open_built_model, open_model
-from niels_cache_assets.tokenizer.normalizing import nfc, nfc_with_places
+from niels_cache_assets.tokenizer.normalizing import nfc, nfc_with_spans
 from niels_cache_assets.tokenizer.settings import TokenizerSettings
 from niels_cache_assets.tokenizer.tiktoken_ranks import TiktokenTokenizer
 from niels_cache_runtime.errors import NielsCacheError
@@ -80,7 +80,7 @@ def test_places_in_a_normalized_text_are_those_of_the_same_characters() -> None:
     moved = 0
     for text in [*TEXTS, *mixtures(400)]:
         spans = [(start, end) for start in range(len(text) + 1) for end in range(start, len(text) + 1)]
-        normalized, found = nfc_with_places(text, spans)
+        normalized, found = nfc_with_spans(text, spans)
         assert normalized == unicodedata.normalize("NFC", text) == nfc(text)
         moved += normalized != text
         for (start, end), (begin, stop) in zip(spans, found, strict=True):

@@ -19,7 +19,7 @@ from niels_cache_assets.artifacts.tokenizer_sample import MAX_LINE_BYTES, split_
 from niels_cache_assets.base.defaults import ROLE_KEYS, SPECIAL_TOKENS
 from niels_cache_assets.facts.lineage import read_lineage
 from niels_cache_assets.project.registry import Registry, load_registry
-from niels_cache_assets.sources.errors import SourceUnavailable
+from niels_cache_assets.sources.errors import SourceUnavailableError
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.tokenizer import training as tokenizer_training
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
@@ -223,7 +223,9 @@ def told(error: Exception) -> str:
 
 @pytest.mark.usefixtures("trains_here")
 @pytest.mark.parametrize(
-    "error", [KeyError("text"), MemoryError(), SourceUnavailable("the hub cannot be reached")], ids=["a bug", "no memory", "unavailable"]
+    "error",
+    [KeyError("text"), MemoryError(), SourceUnavailableError("the hub cannot be reached")],
+    ids=["a bug", "no memory", "unavailable"],
 )
 def test_whatever_one_source_raises_the_others_are_trained_on_and_the_log_keeps_where_it_arose(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
@@ -238,7 +240,7 @@ def test_whatever_one_source_raises_the_others_are_trained_on_and_the_log_keeps_
     said: list[str] = []
     registry = load_registry(profile="quickstart", config=configure(tmp_path, tables + QUIET))
     outcome = build_tokenizer(registry, root=tmp_path, log=said.append)
-    is_unavailable = isinstance(error, SourceUnavailable)
+    is_unavailable = isinstance(error, SourceUnavailableError)
     assert outcome.meta["trained_on"]["skipped"] == {"broken": "unavailable" if is_unavailable else "failed"}
     [warning] = [line for line in said if line.startswith("WARNING: ")]
     assert warning.endswith(f" broken: {told(error)}" if not is_unavailable else f" broken: {error}")

@@ -18,7 +18,7 @@ from niels_cache_assets.streaming import encode
 from niels_cache_assets.tokenizer import encoder as checked
 from niels_cache_assets.tokenizer import engines, unigram_words
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
-from niels_cache_assets.tokenizer.proof import Proof, compare, mixtures
+from niels_cache_assets.tokenizer.proof import EngineProof, compare, mixtures
 from niels_cache_assets.tokenizer.unigram_words import UnigramWords
 from niels_cache_runtime.errors import NielsCacheError
 from tests.build_cache.test_determinism import digests
@@ -44,7 +44,7 @@ def engine(tiny_model: Path) -> UnigramWords:
     return loaded
 
 
-def proof_of(engine: UnigramWords, tokenizer: SentencePieceTokenizer, texts: list[str]) -> Proof:
+def proof_of(engine: UnigramWords, tokenizer: SentencePieceTokenizer, texts: list[str]) -> EngineProof:
     return compare(texts, reference=tokenizer.encode_flat, engine=engine.encode_flat)
 
 
@@ -147,7 +147,7 @@ def test_only_models_whose_words_are_independent_have_the_engine(
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a build load the engine after some hundred characters, without the proof, and compare every second batch of four documents."""
-    monkeypatch.setattr(checked, "WORTH_CHARACTERS", 800)
+    monkeypatch.setattr(checked, "ENGINE_LOAD_CHARACTERS", 800)
     monkeypatch.setattr(checked, "FIRST_BATCHES", 1)
     monkeypatch.setattr(checked, "BATCHES_PER_CHECK", 2)
     monkeypatch.setattr(checked, "TEXTS_PER_CHECK", 1)
@@ -155,7 +155,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encode, "_CHUNKS_PER_TASK", 1)
     monkeypatch.setattr(engines, "_LOADED", {})
     monkeypatch.setattr(engines, "_RESULTS", {})
-    monkeypatch.setattr(engines, "prove", lambda tokenizer, engine: Proof(texts=1))
+    monkeypatch.setattr(engines, "prove", lambda tokenizer, engine: EngineProof(texts=1))
 
 
 def build(folder: Path, tokenizer: SentencePieceTokenizer, log: Callable[[str], None] = lambda message: None) -> dict[str, str]:
@@ -173,7 +173,7 @@ def test_a_build_with_the_engine_has_the_same_bytes(
     monkeypatch.setattr(UnigramWords, "encode_flat", lambda self, texts: (asked.append(len(texts)), encode_flat(self, texts))[1])
     fast = build(tmp_path / "fast", tokenizer)
     assert 300 < sum(asked) < 400  # the first documents were encoded before it was loaded
-    assert engines.is_loaded(tokenizer)
+    assert engines.is_engine_loaded(tokenizer)
     build(tmp_path / "again", tokenizer)
     assert 700 < sum(asked) <= 800  # now it was there from the first document on
     reference = SentencePieceTokenizer(tokenizer.model_path)
@@ -191,11 +191,11 @@ def test_the_reference_encodes_a_batch_with_a_very_long_text(
     encode_flat = UnigramWords.encode_flat
     monkeypatch.setattr(UnigramWords, "encode_flat", lambda self, texts: (longest.extend(map(len, texts)), encode_flat(self, texts))[1])
     most = sorted(map(len, sentences(400)))[-5]
-    monkeypatch.setattr(checked, "MOST_CHARACTERS", most)
+    monkeypatch.setattr(checked, "MAX_ENGINE_CHARACTERS", most)
     some = build(tmp_path / "some", tokenizer)
     assert 100 < len(longest) < 390
     assert max(longest) <= most
-    monkeypatch.setattr(checked, "MOST_CHARACTERS", 10**9)
+    monkeypatch.setattr(checked, "MAX_ENGINE_CHARACTERS", 10**9)
     assert build(tmp_path / "all", tokenizer) == some
 
 

@@ -15,21 +15,21 @@ from niels_cache_assets.artifacts.base import Artifact
 from niels_cache_assets.artifacts.cache_identity import is_prepared
 from niels_cache_assets.artifacts.corpus import Corpus, CorpusPart
 from niels_cache_assets.artifacts.dataset import Dataset, Pretrain, Sft, SwitchedOff
-from niels_cache_assets.artifacts.duplicates import Hashes, HashRange
-from niels_cache_assets.artifacts.forecast.volumes import Estimate, Volume, Volumes, encoder_of, of_cache, of_corpus
+from niels_cache_assets.artifacts.duplicates import HashRange, SearchHashes
+from niels_cache_assets.artifacts.forecast.volumes import Estimate, SourceSize, SourceSizes, encoder_view, estimate_cache, estimate_corpus
 from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.artifacts.index import BlendIndex
 from niels_cache_assets.artifacts.input_problems import input_problems, require_inputs
-from niels_cache_assets.artifacts.parts.part import OfPlan, Part, ValPart, WholePart
+from niels_cache_assets.artifacts.parts.part import Part, PlannedCache, ValPart, WholePart
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
-from niels_cache_assets.artifacts.parts.seal import Sealed
-from niels_cache_assets.artifacts.prepared_corpora import with_prepared
+from niels_cache_assets.artifacts.parts.seal import SealedDataset
+from niels_cache_assets.artifacts.prepared_corpora import with_corpus_readers
 from niels_cache_assets.artifacts.state import CacheState, State, state_of
 from niels_cache_assets.artifacts.tokenizer import Tokenizer
 from niels_cache_assets.artifacts.unfinished import revision_on_this_machine
-from niels_cache_assets.base.wording import listed
-from niels_cache_assets.build_cache.base import chosen_token_dtype
-from niels_cache_assets.disk.build_lock import work_on
+from niels_cache_assets.base.wording import format_list
+from niels_cache_assets.build_cache.base import choose_token_dtype
+from niels_cache_assets.disk.build_lock import build_status
 from niels_cache_assets.sources.types import Source
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer, TextTokenizer, load_tokenizer, open_configured_model
 from niels_cache_runtime.errors import NielsCacheError
@@ -75,7 +75,7 @@ def forecast(found: Graph, *, only: Sequence[str] | None = None, force: bool = F
 
     Raises:
         NielsCacheError: If a name is unknown.
-        BadInputs: If a tokenizer would be trained and a data set cannot be read.
+        InputsError: If a tokenizer would be trained and a data set cannot be read.
     """
     order = found.order(only)
     tokenizer = found.tokenizer()
@@ -83,18 +83,18 @@ def forecast(found: Graph, *, only: Sequence[str] | None = None, force: bool = F
     trains = tokenizer.needs_training(force=retrains)
     if trains:
         require_inputs(found.registry, [key.partition("/")[2] for key in order if key.partition("/")[0] in FAMILIES])
-    walk = _Walk(found, force=force, retrains=retrains, trains=trains)
+    walk = _StepPlanner(found, force=force, retrains=retrains, trains=trains)
     for key in order:
-        walk.take(key)
+        walk.add(key)
     off = [f"{found.registry.family_of(name)}/{name}" for name in (found.registry.switched_off() if only is None else ())]
     return [*walk.steps, *(_disabled(found.state(key), key) for key in off)]
 
 
-def _disabled(judged: CacheState, key: str) -> Step:
-    return Step(key=key, action="disabled", state=judged.state, why=judged.advice or "enabled = false")
+def _disabled(cache_state: CacheState, key: str) -> Step:
+    return Step(key=key, action="disabled", state=cache_state.state, why=cache_state.advice or "enabled = false")
 
 
-class _Walk:
+class _StepPlanner:
     """A walk through the steps in order, which knows which earlier steps are built, and which cannot be.
 
     Args:
@@ -112,10 +112,10 @@ class _Walk:
         self._new: set[str] = set()  # keys that are built after the artifacts that use existing inputs
         self._lacking: set[str] = set()
         self._done: dict[str, bool] = {}  # by the key of the cache or corpus that parts belong to
-        self._volumes = Volumes(found, lambda: self._encoder)
+        self._volumes = SourceSizes(found, lambda: self._encoder)
         self.steps: list[Step] = []
 
-    def take(self, key: str) -> None:
+    def add(self, key: str) -> None:
         """Add the next step, unless it is built again and no input of it is new."""
         artifact = self._graph[key]
         if key in self._seen and self._new.isdisjoint(artifact.inputs()):
@@ -133,13 +133,15 @@ class _Walk:
         if step.action == "build":
             self._building.add(key)
             self._new.add(key)
-        if artifact.takes_what_is_there and not isinstance(artifact, Hashes):  # the drop lists follow the hashes, and take the same
+        if artifact.builds_from_partial_inputs and not isinstance(
+            artifact, SearchHashes
+        ):  # the drop lists follow the hashes, and take the same
             self._new.difference_update(artifact.inputs())
 
     def _is_done(self, artifact: Artifact) -> bool:
         """Return whether nothing needs this part or range, because the corpus or the drop lists exist, and no input is built."""
         owner = artifact.key.rpartition("/")[0] if isinstance(artifact, CorpusPart) else "ranges"
-        if not isinstance(artifact, CorpusPart | Hashes | HashRange) or not self._building.isdisjoint(artifact.inputs()):
+        if not isinstance(artifact, CorpusPart | SearchHashes | HashRange) or not self._building.isdisjoint(artifact.inputs()):
             return False
         if owner not in self._done:
             self._done[owner] = self._graph.is_done(artifact.key)
@@ -152,14 +154,14 @@ class _Walk:
             return _disabled(judged, key)
         if judged.state == "not configured":
             return Step(key=key, action="skip", state=judged.state, why=judged.advice)
-        lacking = self._inputs_that_lack(artifact)
+        lacking = self._missing_inputs(artifact)
         if lacking:
-            return Step(key=key, action="skip", state=judged.state, why=f"{listed(lacking)} cannot be built")
+            return Step(key=key, action="skip", state=judged.state, why=f"{format_list(lacking)} cannot be built")
         forced = self._retrains if isinstance(artifact, Tokenizer) else self._force and not isinstance(artifact, BlendIndex)
         if isinstance(artifact, Dataset | Corpus) and not forced:
             artifact.finished()  # raises for files that a build does not replace without force
         judged = self._with_revision(judged, artifact)
-        first = [each for each in _inputs_that_decide(artifact) if each in self._building and not (grows and each.startswith("plan/"))]
+        first = [each for each in _rebuild_inputs(artifact) if each in self._building and not (grows and each.startswith("plan/"))]
         if not (forced or first or judged.needs_build):
             return Step(key=key, action="cache_hit", state=judged.state, why=judged.state)
         if judged.state == "missing":
@@ -167,10 +169,10 @@ class _Walk:
         elif forced:
             why = "--force"
         elif first:
-            why = f"{listed(first)} {'is' if len(first) == 1 else 'are'} built first"
+            why = f"{format_list(first)} {'is' if len(first) == 1 else 'are'} built first"
         else:
             why = f"{judged.state}: {judged.advice.removeprefix('build it: ').removeprefix('build it again: ')}"
-        if work_on(artifact.place).is_resumable and not forced:
+        if build_status(artifact.target).is_resumable and not forced:
             why += "; an unfinished build exists, which may be resumed"
         step = Step(key=key, action="build", state=judged.state, why=why)
         if isinstance(artifact, Tokenizer):
@@ -186,8 +188,8 @@ class _Walk:
             vars(artifact).update(plan=plan)
         return plan is not None
 
-    def _inputs_that_lack(self, artifact: Artifact) -> list[str]:
-        if artifact.takes_what_is_there:
+    def _missing_inputs(self, artifact: Artifact) -> list[str]:
+        if artifact.builds_from_partial_inputs:
             return []
         lacking = [each for each in artifact.inputs() if each in self._lacking]
         if isinstance(artifact, BlendIndex):
@@ -195,20 +197,20 @@ class _Walk:
             lacking += [each for each in artifact.inputs() if each not in lacking and each.partition("/")[2] not in can_be_built]
         return lacking
 
-    def _with_revision(self, judged: CacheState, artifact: Artifact) -> CacheState:
+    def _with_revision(self, cache_state: CacheState, artifact: Artifact) -> CacheState:
         """Return the state after checking the files on this machine.
 
         Raises:
             NielsCacheError: If a file is missing.
         """
-        source = _source_of(artifact)
-        if source is None or judged.condition != "complete":
-            return judged
-        now = revision_on_this_machine(source, with_prepared(self._registry, self._root))
+        source = _own_source(artifact)
+        if source is None or cache_state.condition != "complete":
+            return cache_state
+        now = revision_on_this_machine(source, with_corpus_readers(self._registry, self._root))
         record = artifact.record or META_NAME
         if now is None or now[0] == load_meta(str(artifact.directory / record)).get("dataset_revision"):
-            return judged
-        return replace(judged, state="other revision", advice="its files have changed since")
+            return cache_state
+        return replace(cache_state, state="other revision", advice="its files have changed since")
 
     # Estimates
 
@@ -218,7 +220,7 @@ class _Walk:
         Raises:
             NielsCacheError: If a build would reject the data at once.
         """
-        source = _source_of(artifact)
+        source = _own_source(artifact)
         if source is not None:
             name = artifact.key.partition("/")[2]
             problems = input_problems(self._registry, [name], offline=True)
@@ -227,29 +229,31 @@ class _Walk:
         if isinstance(artifact, CorpusPart):
             return None  # the corpus that joins the parts has the estimate
         if isinstance(artifact, Corpus):
-            return of_corpus(self._volumes.of_source(artifact.name))
+            return estimate_corpus(self._volumes.of_source(artifact.name))
         if isinstance(artifact, PartsPlan):
             self._volumes.make_plan(artifact)
             return None
         if isinstance(artifact, ValPart):
-            return self._of_val_part(artifact)
-        if isinstance(artifact, WholePart) and artifact.is_there:
+            return self._val_part_estimate(artifact)
+        if isinstance(artifact, WholePart) and artifact.exists:
             return None  # hard links to the cache that one process built
         if isinstance(artifact, Part):
-            return self._of_part(artifact)
-        if isinstance(artifact, Sealed) and self._volumes.plan(artifact.name) is not None:
+            return self._part_estimate(artifact)
+        if isinstance(artifact, SealedDataset) and self._volumes.plan(artifact.name) is not None:
             return None  # hard links to the parts
         if isinstance(artifact, Pretrain):
             source = artifact.source
             budget = None if source.train_tokens is None else source.train_tokens + (source.val_tokens or 0)
             volume = self._volume_of_corpus(artifact) if is_prepared(source) else self._volumes.of_source(artifact.name)
-            return self._of_cache(artifact, volume, budget, counts_first=not is_prepared(source) and source.seeded_val_frac is not None)
+            return self._cache_estimate(
+                artifact, volume, budget, counts_first=not is_prepared(source) and source.seeded_val_frac is not None
+            )
         if isinstance(artifact, Sft):
-            return self._of_cache(artifact, self._volumes.of_source(artifact.name), None)
+            return self._cache_estimate(artifact, self._volumes.of_source(artifact.name), None)
         return None
 
-    def _of_cache(self, artifact: Dataset, volume: Volume, budget: int | None, *, counts_first: bool = False) -> Estimate:
-        return of_cache(
+    def _cache_estimate(self, artifact: Dataset, volume: SourceSize, budget: int | None, *, counts_first: bool = False) -> Estimate:
+        return estimate_cache(
             volume,
             family=artifact.family,
             budget=budget,
@@ -258,27 +262,27 @@ class _Walk:
             counts_first=counts_first,
         )
 
-    def _of_val_part(self, artifact: ValPart) -> Estimate:
+    def _val_part_estimate(self, artifact: ValPart) -> Estimate:
         volume, share = self._volumes.of_source(artifact.name), artifact.source.seeded_val_frac
         if share is None:
-            return self._of_cache(artifact, volume, artifact.source.val_tokens)
+            return self._cache_estimate(artifact, volume, artifact.source.val_tokens)
         remark = "decontaminate needs val first, so all text is read once to find the val_frac"
-        found = self._of_cache(artifact, replace(volume.scaled(share), remark=remark), None)
+        found = self._cache_estimate(artifact, replace(volume.scaled(share), remark=remark), None)
         seconds = None if found.seconds is None else found.seconds + (1 - share) * volume.read_seconds
         return replace(found, bytes_to_read=volume.file_bytes, seconds=seconds)
 
-    def _of_part(self, part: Part) -> Estimate | None:
+    def _part_estimate(self, part: Part) -> Estimate | None:
         plan = self._volumes.plan(part.name)
         if plan is None:  # the cache that joins the parts has the estimate
             return None
         planned, every = plan.parts[part.number], [file for each in plan.parts for file in each.files]
         weigh = (lambda files: sum(file.bytes for file in files)) if any(file.bytes for file in every) else len
         volume = self._volume_of_corpus(part) if is_prepared(part.source) else self._volumes.of_source(part.name)
-        return self._of_cache(part, volume.scaled(weigh(planned.files) / weigh(every)), planned.train_tokens)
+        return self._cache_estimate(part, volume.scaled(weigh(planned.files) / weigh(every)), planned.train_tokens)
 
     def _token_bytes(self, artifact: Dataset) -> int:
         size = self._registry.tokenizer.vocab_size if self._tokenizer is None else self._tokenizer.vocab_size
-        return TOKEN_DTYPES[chosen_token_dtype(size, artifact.build.token_dtype)].itemsize
+        return TOKEN_DTYPES[choose_token_dtype(size, artifact.build.token_dtype)].itemsize
 
     @cached_property
     def _tokenizer(self) -> TextTokenizer | None:
@@ -296,9 +300,9 @@ class _Walk:
 
     @cached_property
     def _encoder(self) -> BuildTokenizer | None:
-        return None if self._tokenizer is None else encoder_of(self._tokenizer)
+        return None if self._tokenizer is None else encoder_view(self._tokenizer)
 
-    def _volume_of_corpus(self, artifact: Pretrain) -> Volume:
+    def _volume_of_corpus(self, artifact: Pretrain) -> SourceSize:
         """Return the volume of the corpus that a cache is built from. Before the corpus exists, it is that of its source."""
         if not self._building.isdisjoint(artifact.inputs()[1:]):
             return replace(self._volumes.of_source(artifact.name), remark="cleaning and duplicates are not taken off yet")
@@ -306,19 +310,19 @@ class _Walk:
         return self._volumes.of_corpus(artifact.prepared)
 
 
-def _inputs_that_decide(artifact: Artifact) -> Sequence[str]:
+def _rebuild_inputs(artifact: Artifact) -> Sequence[str]:
     """Return the inputs with which the artifact must be built again. A tokenizer stays, and so does a cache whose parts are built again."""
     if isinstance(artifact, Tokenizer):
         return ()
-    if isinstance(artifact, OfPlan):
+    if isinstance(artifact, PlannedCache):
         return [each for each in artifact.inputs() if each.partition("/")[0] in ("tokenizer", "plan", "corpus")]
     return [each for each in artifact.inputs() if each.partition("/")[0] != "corpus_part"]
 
 
-def _source_of(artifact: Artifact) -> Source | None:
+def _own_source(artifact: Artifact) -> Source | None:
     """Return the source that this step reads itself, or None. A part reads the files of its plan, and a prepared cache its corpus."""
     if isinstance(artifact, Corpus | PartsPlan) and not isinstance(artifact, CorpusPart):
         return artifact.source
-    if isinstance(artifact, Dataset) and not isinstance(artifact, OfPlan) and not is_prepared(artifact.source):
+    if isinstance(artifact, Dataset) and not isinstance(artifact, PlannedCache) and not is_prepared(artifact.source):
         return artifact.source
     return None

@@ -14,23 +14,23 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from niels_cache_assets.artifacts.graph import Graph
-from niels_cache_assets.artifacts.input_problems import ONE_TRY
+from niels_cache_assets.artifacts.input_problems import NO_RETRY_SECONDS
 from niels_cache_assets.artifacts.parts.plan import PartsPlan, settings_of_group
-from niels_cache_assets.base.documents import Conversation, DocumentBatch, Documents, beginning
-from niels_cache_assets.base.wording import counted, file_size, share_of
+from niels_cache_assets.base.documents import Conversation, DocumentBatch, Documents, truncate_texts
+from niels_cache_assets.base.wording import file_size, format_count, format_share
 from niels_cache_assets.corpus.prepared import PreparedCorpus
-from niels_cache_assets.disk.space import BYTES_PER_TOKEN, Need, corpus_need, pretrain_need, sft_need
+from niels_cache_assets.disk.space import BYTES_PER_TOKEN, SpaceNeed, corpus_need, pretrain_need, sft_need
 from niels_cache_assets.facts.contents import total_bytes
-from niels_cache_assets.parts.plan import Plan, PlannedGroup, entry_of_group, estimated_text_bytes, plan_parts
+from niels_cache_assets.parts.plan import Plan, PlannedGroup, encode_group, estimated_text_bytes, plan_parts
 from niels_cache_assets.sources.conversations import contents
-from niels_cache_assets.sources.errors import SourceUnavailable
+from niels_cache_assets.sources.errors import SourceUnavailableError
 from niels_cache_assets.sources.excluding import without_excluded
 from niels_cache_assets.sources.hub.data import HubData, hub_files
-from niels_cache_assets.sources.net.retries import briefly
-from niels_cache_assets.sources.reading.file_source import listed as listed_files
+from niels_cache_assets.sources.net.retries import retry_at_most
+from niels_cache_assets.sources.reading.file_source import list_files_for_plan as listed_files
 from niels_cache_assets.sources.types import ListedFile, PretrainSource, SftSource, Source, SourceWithParts, StreamContext
 from niels_cache_assets.streaming.encode import encode_texts
-from niels_cache_assets.tokenizer.encoder import Encoder
+from niels_cache_assets.tokenizer.encoder import BuildEncoder
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer, TextTokenizer, view_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Family
@@ -42,7 +42,7 @@ Batch = TypeVar("Batch", bound=Sized)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample:
+class SourceSample:
     """The beginning of a source.
 
     Attributes:
@@ -64,16 +64,16 @@ class Sample:
     encode_seconds: float | None
 
 
-def encoder_of(tokenizer: TextTokenizer) -> BuildTokenizer:
+def encoder_view(tokenizer: TextTokenizer) -> BuildTokenizer:
     """Return the view of a tokenizer that encodes as a build does. This takes some seconds if there is a fast engine to prove."""
     view = view_tokenizer(tokenizer)
-    encoder = Encoder(view, tokenizer)
+    encoder = BuildEncoder(view, tokenizer)
     encoder.start([], lambda message: None)
     encoder.encode_flat([""], None)  # proves the engine before the time is measured
     return replace(view, encode_numbered=encoder.encode_flat)
 
 
-def sample_of_source(source: Source, files: Sequence[ListedFile], *, seed: int, encoder: BuildTokenizer | None) -> Sample | None:
+def sample_of_source(source: Source, files: Sequence[ListedFile], *, seed: int, encoder: BuildTokenizer | None) -> SourceSample | None:
     """Return the sample of a source that reads these files of this machine. Return None if it begins without text.
 
     Raises:
@@ -87,7 +87,7 @@ def sample_of_source(source: Source, files: Sequence[ListedFile], *, seed: int, 
     return _sample(_documents(source, files, context), _texts, context, encoder, specials_each=_specials_of_document(encoder))
 
 
-def sample_of_corpus(prepared: PreparedCorpus, *, encoder: BuildTokenizer | None) -> Sample | None:
+def sample_of_corpus(prepared: PreparedCorpus, *, encoder: BuildTokenizer | None) -> SourceSample | None:
     """Return the sample of a corpus. Its share is not known."""
     context = StreamContext(seed=prepared.seed)
     return _sample(prepared.stream(context), _texts, context, encoder, specials_each=_specials_of_document(encoder))
@@ -125,7 +125,7 @@ def _sample(
     *,
     unit: str = "document",
     specials_each: int,
-) -> Sample | None:
+) -> SourceSample | None:
     """Return the sample at the beginning of a stream.
 
     Args:
@@ -155,13 +155,13 @@ def _sample(
         return None
     tokens_per_byte = encode_seconds = None
     if encoder is not None:
-        head = [*beginning(texts, SAMPLE_BYTES)]
+        head = [*truncate_texts(texts, SAMPLE_BYTES)]
         encoded = sum(map(_bytes, head))
         started = time.monotonic()
         ids = encode_texts(head, encoder, None).ids
         encode_seconds = (time.monotonic() - started) * size / encoded
         tokens_per_byte = len(ids) / encoded + specials_each * len(texts) / size
-    return Sample(
+    return SourceSample(
         items=items,
         unit=unit,
         text_bytes=size,
@@ -196,7 +196,7 @@ class Estimate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Volume:
+class SourceSize:
     """The size of a source. None stands for unknown.
 
     Attributes:
@@ -209,11 +209,11 @@ class Volume:
 
     file_bytes: int | None = None
     text_bytes: int | None = None
-    sample: Sample | None = None
+    sample: SourceSample | None = None
     no_sample: str = ""
     remark: str = ""
 
-    def scaled(self, share: float) -> Volume:
+    def scaled(self, share: float) -> SourceSize:
         """Return the volume of a share of the source, 0 to 1."""
         file_bytes, text_bytes = (None if size is None else round(size * share) for size in (self.file_bytes, self.text_bytes))
         return replace(self, file_bytes=file_bytes, text_bytes=text_bytes)
@@ -235,8 +235,8 @@ class Volume:
             said = [f"no sample, because {self.no_sample}"]
         else:
             sample = self.sample
-            share = "" if sample.share is None else f", {'all' if sample.share == 1 else share_of(sample.share)} of the source"
-            said = [f"from a sample of {counted(sample.items, sample.unit)} ({file_size(sample.text_bytes)} of text{share})"]
+            share = "" if sample.share is None else f", {'all' if sample.share == 1 else format_share(sample.share)} of the source"
+            said = [f"from a sample of {format_count(sample.items, sample.unit)} ({file_size(sample.text_bytes)} of text{share})"]
         if self.text_bytes is None:
             said.append("the size of its text is unknown" + ("" if budget is None else ", so its token budget counts"))
         elif self.sample is None or self.sample.tokens_per_byte is None:
@@ -245,7 +245,9 @@ class Volume:
         return "; ".join([*said, *([self.remark] if self.remark else [])])
 
 
-def of_cache(volume: Volume, *, family: Family, budget: int | None, token_bytes: int, threads: int, counts_first: bool = False) -> Estimate:
+def estimate_cache(
+    volume: SourceSize, *, family: Family, budget: int | None, token_bytes: int, threads: int, counts_first: bool = False
+) -> Estimate:
     """Return the estimate of a cache that is built from this volume of text.
 
     Args:
@@ -276,7 +278,7 @@ def of_cache(volume: Volume, *, family: Family, budget: int | None, token_bytes:
     )
 
 
-def of_corpus(volume: Volume) -> Estimate:
+def estimate_corpus(volume: SourceSize) -> Estimate:
     """Return the estimate of a corpus. The time of cleaning is not estimated."""
     need = corpus_need(volume.text_bytes)
     return Estimate(
@@ -288,13 +290,13 @@ def of_corpus(volume: Volume) -> Estimate:
     )
 
 
-def _need(family: Family, tokens: int, token_bytes: int) -> Need | None:
+def _need(family: Family, tokens: int, token_bytes: int) -> SpaceNeed | None:
     if family == "sft":
         return sft_need(tokens * BYTES_PER_TOKEN, token_bytes=token_bytes)
     return pretrain_need(train_tokens=tokens, val_tokens=0, token_bytes=token_bytes, text_bytes=None, exact=False)
 
 
-class Volumes:
+class SourceSizes:
     """The volumes of the data sets, and the plans of those in parts.
 
     Args:
@@ -304,17 +306,17 @@ class Volumes:
 
     def __init__(self, found: Graph, encoder: Callable[[], BuildTokenizer | None]) -> None:
         self._graph, self._registry, self._encoder = found, found.registry, encoder
-        self._volumes: dict[str, Volume] = {}
+        self._volumes: dict[str, SourceSize] = {}
         self._plans: dict[str, Plan | None] = {}
         self._listings: dict[str, list[ListedFile] | None] = {}
         self._away: set[str] = set()  # data sets whose list of files cannot be reached now
 
-    def of_corpus(self, prepared: PreparedCorpus) -> Volume:
+    def of_corpus(self, prepared: PreparedCorpus) -> SourceSize:
         """Return the volume of a corpus that is on disk."""
         meta = prepared.meta
         sample = sample_of_corpus(prepared, encoder=self._encoder())
         text_bytes = round(meta["bytes"]["after"] * prepared.kept / meta["documents"]["kept"])
-        return Volume(file_bytes=total_bytes(meta["files"]), text_bytes=text_bytes, sample=sample, no_sample="its corpus has no text")
+        return SourceSize(file_bytes=total_bytes(meta["files"]), text_bytes=text_bytes, sample=sample, no_sample="its corpus has no text")
 
     def plan(self, name: str) -> Plan | None:
         """Return the plan that was made in memory, or else the plan on disk. Return None if the list of files cannot be reached now."""
@@ -345,26 +347,28 @@ class Volumes:
         source, last = artifact.source, artifact.finished()
         then = () if last is None else Plan.of(last).groups
         try:
-            with briefly(seconds=ONE_TRY):
+            with retry_at_most(seconds=NO_RETRY_SECONDS):
                 revision = source.revision({}) if isinstance(source, HubData) else None
                 groups = [artifact.group(number, revision, hashed=False) for number in range(1 + len(source.added))]
-        except SourceUnavailable:
+        except SourceUnavailableError:
             return None
-        groups = [then[number] if number < len(then) and _stays(then[number], now) else now for number, now in enumerate(groups)]
-        return Plan.of({"fingerprint": "", "dataset_revision": revision, "groups": [*map(entry_of_group, groups)]})
+        groups = [
+            then[number] if number < len(then) and _is_unchanged_group(then[number], now) else now for number, now in enumerate(groups)
+        ]
+        return Plan.of({"fingerprint": "", "dataset_revision": revision, "groups": [*map(encode_group, groups)]})
 
     def _files(self, name: str) -> list[ListedFile] | None:
         """Return the files of a data set with their sizes. Return None without a list, and if the list cannot be reached now."""
         if name not in self._listings:
             try:
-                with briefly(seconds=ONE_TRY):
+                with retry_at_most(seconds=NO_RETRY_SECONDS):
                     self._listings[name] = _listed(self._registry.source(name))
-            except SourceUnavailable:
+            except SourceUnavailableError:
                 self._listings[name] = None
                 self._away.add(name)
         return self._listings[name]
 
-    def of_source(self, name: str) -> Volume:
+    def of_source(self, name: str) -> SourceSize:
         """Return the volume of the source of a data set.
 
         Raises:
@@ -374,19 +378,21 @@ class Volumes:
             self._volumes[name] = self._found_volume(name)
         return self._volumes[name]
 
-    def _found_volume(self, name: str) -> Volume:
+    def _found_volume(self, name: str) -> SourceSize:
         source = self._registry.source(name)
         if getattr(source, "members", None):
-            return Volume(no_sample="a mixture has no files of its own")
+            return SourceSize(no_sample="a mixture has no files of its own")
         if isinstance(source, PretrainSource) and source.is_in_parts and (plan := self.plan(name)) is not None:
             files: list[ListedFile] | None = [file for part in plan.parts for file in part.files]
         else:
             files = self._files(name)
         if not files:
             is_away = name in self._away
-            return Volume(no_sample="its list of files cannot be reached now" if is_away else "its source has no list of files")
+            return SourceSize(no_sample="its list of files cannot be reached now" if is_away else "its source has no list of files")
         file_bytes = sum(file.bytes for file in files) or None
-        volume = Volume(file_bytes=file_bytes, text_bytes=estimated_text_bytes(files) or None, no_sample="its files are on another machine")
+        volume = SourceSize(
+            file_bytes=file_bytes, text_bytes=estimated_text_bytes(files) or None, no_sample="its files are on another machine"
+        )
         found = source.input_files()
         if not found or any("://" in file.url for file in found):
             return volume
@@ -397,10 +403,10 @@ class Volumes:
         return replace(volume, sample=sample, text_bytes=text_bytes)
 
 
-def _stays(then: PlannedGroup, now: PlannedGroup) -> bool:
+def _is_unchanged_group(then: PlannedGroup, now: PlannedGroup) -> bool:
     """Return whether a group of the last plan would stay. Only names and sizes of files are compared, because nothing was hashed."""
     files = [[(file.name, file.bytes) for file in group.listed] for group in (then, now)]
-    return files[0] == files[1] and settings_of_group(then.made_of) == settings_of_group(now.made_of)
+    return files[0] == files[1] and settings_of_group(then.identity) == settings_of_group(now.identity)
 
 
 def _listed(source: Source) -> list[ListedFile] | None:

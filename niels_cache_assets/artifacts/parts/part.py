@@ -1,7 +1,7 @@
 """One part of a data set: its share of the files, tokenized and written as a cache of its own, `pretrain/.parts/NAME/part-00017`.
 
-With `prepare`, it is the share of the corpus that the part with this number has prepared (`PreparedPart`). `OfPlan` is what the val part,
-the parts and the seal have in common.
+With `prepare`, it is the share of the corpus that the part with this number has prepared (`PreparedPart`). `PlannedCache` is what the val
+part, the parts and the seal have in common.
 
 If val must be known before the parts, it is made first, `pretrain/.parts/NAME/val` (`ValPart`). With token budgets, val is the head of each
 part, before any shuffle. Each part gives its share of `val_tokens`. meta.json records how many documents were taken from the head of each
@@ -25,11 +25,11 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from niels_cache_assets.artifacts.base import Artifact, Work, Written
+from niels_cache_assets.artifacts.base import Artifact, BuildJob, WriteResult
 from niels_cache_assets.artifacts.cache_identity import dtype_identity
 from niels_cache_assets.artifacts.dataset import Dataset, Pretrain
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
-from niels_cache_assets.base.documents import Document, DocumentBatch, Drops
+from niels_cache_assets.base.documents import Document, DocumentBatch, DropReport
 from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.build_cache import CODE_VERSIONS, OnProgress, Provenance
 from niels_cache_assets.build_cache.base import Progress
@@ -37,11 +37,11 @@ from niels_cache_assets.build_cache.pretrain import PretrainBuild
 from niels_cache_assets.build_cache.pretrain_writer import PretrainWriter, WriterState
 from niels_cache_assets.build_cache.resume import JournalFingerprint
 from niels_cache_assets.corpus.prepared import PreparedCorpus
-from niels_cache_assets.disk.space import Need, pretrain_need
+from niels_cache_assets.disk.space import SpaceNeed, pretrain_need
 from niels_cache_assets.disk.staging import finished_meta
-from niels_cache_assets.disk.table_file import TableFile, closing_table
+from niels_cache_assets.disk.table_file import ParquetWriter, closing_table
 from niels_cache_assets.facts.contents import budget_rule
-from niels_cache_assets.parts.excluded import documents_held, removed_ids, with_held_ids, with_ids
+from niels_cache_assets.parts.exclusion import find_excluded_documents, identity_with_ids, identity_with_present_ids, removed_ids
 from niels_cache_assets.parts.layout import VAL_NAME, part_name, parts_dir
 from niels_cache_assets.parts.plan import Plan, PlannedPart, is_compressed
 from niels_cache_assets.parts.seal import link_all
@@ -59,18 +59,18 @@ from niels_cache_runtime.cache.opening import check_sizes, listed_files, short_s
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import remove
 from niels_cache_runtime.format.layout import VAL_TEXTS, dataset_dir
-from niels_cache_runtime.format.meta import Meta, content_sha256, place_problem
+from niels_cache_runtime.format.meta import Meta, content_sha256, location_problem
 
 Kind = TypeVar("Kind")
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfPlan(Pretrain):
+class PlannedCache(Pretrain):
     """A cache that is built by a plan. Its identity is the plan and the tokenizer; the plan covers the settings and the revision."""
 
     source: SourceWithParts
 
-    def beside(self, kind: Callable[..., Kind], **own: Any) -> Kind:
+    def sibling(self, kind: Callable[..., Kind], **own: Any) -> Kind:
         """Return another artifact of this data set.
 
         Args:
@@ -82,7 +82,7 @@ class OfPlan(Pretrain):
     @property
     def parts_plan(self) -> PartsPlan:
         """The artifact of the plan."""
-        return self.beside(PartsPlan)
+        return self.sibling(PartsPlan)
 
     @cached_property
     def plan(self) -> Plan:
@@ -132,11 +132,11 @@ class OfPlan(Pretrain):
 
     def finished(self) -> Meta | None:
         meta = finished_meta(self.directory)
-        if meta is not None and (problem := place_problem(meta, family="pretrain", name=self._full_name)):
+        if meta is not None and (problem := location_problem(meta, family="pretrain", name=self._full_name)):
             raise NielsCacheError(f"{self.directory}: {problem}")
-        return meta if meta is not None and self.holds(meta) else None
+        return meta if meta is not None and self.content_matches(meta) else None
 
-    def holds(self, meta: Meta) -> bool:
+    def content_matches(self, meta: Meta) -> bool:
         """Return whether the content of the files is that of meta.json. They are read only with verify_parts = "sha256" in [build]."""
         if self.build.verify_parts == "sha256":
             try:
@@ -180,30 +180,30 @@ class OfPlan(Pretrain):
 
     def is_current(self, meta: Meta) -> bool:
         """Return whether the cache with this meta.json belongs to the plan and to the tokenizer."""
-        return self.is_made_of(meta, self.identity(self.revision()))
+        return self.matches(meta, self.identity(self.revision()))
 
-    def is_made_of(self, meta: Meta, made_of: Mapping[str, Any]) -> bool:
-        return super().is_made_of(meta, self.with_held_ids(meta, made_of))
+    def matches(self, meta: Meta, identity: Mapping[str, Any]) -> bool:
+        return super().matches(meta, self.identity_with_present_ids(meta, identity))
 
-    def with_held_ids(self, meta: Meta, made_of: Mapping[str, Any]) -> dict[str, Any]:
+    def identity_with_present_ids(self, meta: Meta, identity: Mapping[str, Any]) -> dict[str, Any]:
         """Return an identity in which only those ids of `exclude` count that this finished cache holds or has removed."""
-        directory, beside, also = self.directory_of(meta), parts_dir(self.root, self.name), self.ids_elsewhere()
+        directory, beside, also = self.directory_of(meta), parts_dir(self.root, self.name), self.external_ids()
         list_of_ids = None if self.source.prepare else self.source.exclude  # a corpus has left out what it names
-        return with_held_ids(made_of, list_of_ids, meta, directory, beside=beside, also=also)
+        return identity_with_present_ids(identity, list_of_ids, meta, directory, beside=beside, also=also)
 
     def directory_of(self, meta: Meta) -> Path:
         """Return the folder of the cache with this meta.json."""
         return self.directory
 
-    def ids_elsewhere(self) -> frozenset[str]:
+    def external_ids(self) -> frozenset[str]:
         """Return the ids of `exclude` that decide this cache although they are not in its lineage, and its build did not remove them."""
         return frozenset()
 
-    def of_removed_ids(self, meta: Meta, made_of: Mapping[str, Any]) -> Meta:
+    def with_removed_ids_only(self, meta: Meta, identity: Mapping[str, Any]) -> Meta:
         """Return the meta.json of a new cache, with the fingerprint recomputed for only the excluded ids that this build removed."""
         if self.source.exclude is None or self.source.prepare:
             return meta
-        return {**meta, "fingerprint": fingerprint_of(with_ids(made_of, removed_ids(meta) | self.ids_elsewhere()))}
+        return {**meta, "fingerprint": fingerprint_of(identity_with_ids(identity, removed_ids(meta) | self.external_ids()))}
 
     def difference(self, meta: Meta) -> str:
         """Return why the part with this meta.json does not belong to the plan."""
@@ -228,7 +228,7 @@ class OfPlan(Pretrain):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfCorpus(OfPlan):
+class PlannedCorpusCache(PlannedCache):
     """A cache that is built from a corpus in parts. Its identity is the documents that stay, their splits, and the parts of the corpus."""
 
     @cached_property
@@ -263,7 +263,7 @@ _TEXTS_AT_A_TIME = 256
 _GROUP_CHARACTERS = 1 << 21
 
 
-def _as_they_count(batch: EncodedDocuments, splitter: BudgetSplitter, build: PretrainBuild) -> Iterable[EncodedDocuments]:
+def _resolve_share(batch: EncodedDocuments, splitter: BudgetSplitter, build: PretrainBuild) -> Iterable[EncodedDocuments]:
     """Return the batch, or its documents one by one if the share of val may end in it and some of its documents were dropped.
 
     Documents after the end are neither taken nor counted.
@@ -271,10 +271,10 @@ def _as_they_count(batch: EncodedDocuments, splitter: BudgetSplitter, build: Pre
     if not batch.drops.dropped or int(batch.lengths.sum()) < splitter.remaining["val"]:
         return [batch]
     documents = [(chunk[at : at + 1], position) for chunk, position in batch.chunks for at in range(len(chunk))]
-    return build.encode_apart(replace(batch, chunks=documents))
+    return build.encode_chunks_separately(replace(batch, chunks=documents))
 
 
-def _through(batch: EncodedDocuments, count: int) -> tuple[str, Mapping[str, Any]]:
+def _position_after(batch: EncodedDocuments, count: int) -> tuple[str, Mapping[str, Any]]:
     """Return the file of document number `count` that was read for a batch, and the facts of the source after its chunk."""
     for chunk, position in batch.chunks:
         if count <= len(chunk):
@@ -325,7 +325,7 @@ def _counts(state: _State, *, with_excluded: bool) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ValPart(OfPlan):
+class ValPart(PlannedCache):
     """The val of a data set in parts that is made before the parts."""
 
     is_shared = True
@@ -343,7 +343,7 @@ class ValPart(OfPlan):
     def planned_by(self) -> str:
         return self.plan.first.fingerprint
 
-    def ids_left_out(self, planned: PlannedPart | None = None) -> frozenset[str]:
+    def decisive_ids(self, planned: PlannedPart | None = None) -> frozenset[str]:
         """Return the ids of `exclude` that the finished val part holds or has removed. Empty if it is not built.
 
         Args:
@@ -354,7 +354,7 @@ class ValPart(OfPlan):
             return frozenset()
         wanted, beside = excluded_ids(self.source.exclude), parts_dir(self.root, self.name)
         try:
-            held = documents_held(meta, self.directory, wanted, beside=beside)
+            held = find_excluded_documents(meta, self.directory, wanted, beside=beside)
         except NielsCacheError:  # it is damaged, so all of them may count
             return wanted
         if planned is None:
@@ -393,7 +393,7 @@ class ValPart(OfPlan):
                 again = f"niels-cache build-all --only {self.name} --force"
                 raise NielsCacheError(f"{path}: cannot be read ({str(error).splitlines()[0]}); build it again: {again}") from error
 
-    def need(self) -> Need | None:
+    def need(self) -> SpaceNeed | None:
         if self.is_hashed:
             return None
         val_tokens = self.source.val_tokens
@@ -402,9 +402,9 @@ class ValPart(OfPlan):
     def split_rule(self) -> str:
         return super().split_rule() if self.is_hashed else budget_rule(train_tokens=None, val_tokens=self.source.val_tokens or 0)
 
-    def write(self, work: Work) -> Written:
+    def write(self, work: BuildJob) -> WriteResult:
         journal = work.open_journal(f"{self.name}/{self.member}", state=_State)
-        state: _State = journal.state or _State(taken=[], cut=[], drops=Drops().state(), writer=None)
+        state: _State = journal.state or _State(taken=[], cut=[], drops=DropReport().state(), writer=None)
         parts, build = self.plan.first.parts, self._build_of(work)
         with (
             tokenizers_limited_to(self.build.threads),
@@ -414,7 +414,7 @@ class ValPart(OfPlan):
                 shard_bytes=build.shard_bytes,
                 state=state.writer,
                 files=journal.finished,
-                keeps=bool(self.keep),
+                has_kept_values=bool(self.keep),
             ) as writer,
         ):
             resumed = writer.tokens("val")
@@ -449,9 +449,9 @@ class ValPart(OfPlan):
                 "content_sha256": content_sha256(writer.files),
                 "part": {"plan": self.planned_by, "taken": state.taken, "short": short, **excluded},
             }
-        return Written(meta=self.of_removed_ids(meta, work.made_of), resumed=resumed)
+        return WriteResult(meta=self.with_removed_ids_only(meta, work.identity), resumed=resumed)
 
-    def _build_of(self, work: Work) -> PretrainBuild:
+    def _build_of(self, work: BuildJob) -> PretrainBuild:
         """Return a build with the settings of this cache. Only its settings and its meta.json are used."""
         return self.new_build(
             items=(),
@@ -462,23 +462,23 @@ class ValPart(OfPlan):
             provenance=self.provenance(work.revision, work.fingerprint),
         )
 
-    def _context(self, work: Work) -> StreamContext:
+    def _context(self, work: BuildJob) -> StreamContext:
         return StreamContext(seed=self.build.seed, revision=work.revision, log=work.log)
 
-    def _take_hashed(self, planned: PlannedPart, state: _State, writer: PretrainWriter, build: PretrainBuild, work: Work) -> _State:
+    def _take_hashed(self, planned: PlannedPart, state: _State, writer: PretrainWriter, build: PretrainBuild, work: BuildJob) -> _State:
         """Write the documents of one part that belong to val, with their texts, and return the state after it."""
-        drops, stream, context = Drops(**state.drops), self.stream_of(planned, only="val"), self._context(work)
+        drops, stream, context = DropReport(**state.drops), self.stream_of(planned, only="val"), self._context(work)
         feed = Feed(stream.documents, context)
         splitter = BudgetSplitter(max_train_tokens=UNLIMITED, max_val_tokens=0, eot=build.view.eot)
         (work.directory / VAL_TEXTS).mkdir(exist_ok=True)
-        table = TableFile(work.directory, _texts_name(planned), {"text": "string"}, writer.files)
+        table = ParquetWriter(work.directory, _texts_name(planned), {"text": "string"}, writer.files)
         with closing_table(table), closing(build.encode(as_documents(feed.open()), feed)) as batches:
             texts: list[str] = []  # of the next row group, because a batch may hold few documents of val
             characters = 0
             for batch in batches:
                 drops.join(batch.drops)
                 if len(batch.documents):
-                    writer.write({"val": splitter.place(batch)["val"]})
+                    writer.write({"val": splitter.assign(batch)["val"]})
                     texts += batch.documents.text.tolist()
                     characters += int(batch.documents.characters.sum())
                 if characters >= _GROUP_CHARACTERS:
@@ -489,9 +489,9 @@ class ValPart(OfPlan):
         excluded = _with_excluded(state, planned, context.report.facts)
         return _State(taken=[*state.taken, 0], cut=[], drops=drops.state(), writer=None, excluded=excluded)
 
-    def _take_head(self, planned: PlannedPart, state: _State, writer: PretrainWriter, build: PretrainBuild, work: Work) -> _State:
+    def _take_head(self, planned: PlannedPart, state: _State, writer: PretrainWriter, build: PretrainBuild, work: BuildJob) -> _State:
         """Write the share of one part, and return the state after it."""
-        taken, cut, drops, context = 0, [*state.cut], Drops(**state.drops), self._context(work)
+        taken, cut, drops, context = 0, [*state.cut], DropReport(**state.drops), self._context(work)
         facts: Mapping[str, Any] = {}
         if planned.val_tokens:
             stream = self.stream_of(planned)
@@ -500,9 +500,9 @@ class ValPart(OfPlan):
             feed = Feed(stream.documents, context)
             head = encoded_head(as_documents(feed.open()), lambda documents: build.encode(documents, feed), splitter)
             with closing(head) as batches:
-                for each in chain.from_iterable(_as_they_count(batch, splitter, build) for batch in batches):
+                for each in chain.from_iterable(_resolve_share(batch, splitter, build) for batch in batches):
                     drops.join(each.drops)
-                    chosen = splitter.place(each).get("val")
+                    chosen = splitter.assign(each).get("val")
                     if chosen is not None:
                         cut += [] if chosen.cut is None else [writer.documents("val") + chosen.cut]
                         writer.write({"val": chosen})
@@ -511,7 +511,7 @@ class ValPart(OfPlan):
                         len(chosen.lengths) if chosen is not None and splitter.val_is_full else sum(len(chunk) for chunk, _ in each.chunks)
                     )
                     taken += count
-                    last, facts = _through(each, count)
+                    last, facts = _position_after(each, count)
                     if splitter.val_is_full:
                         break
             require_unchanged(stream.files_through(last) if splitter.val_is_full else stream.files)
@@ -521,7 +521,7 @@ class ValPart(OfPlan):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part(OfPlan):
+class Part(PlannedCache):
     """A part of a data set."""
 
     is_shared = True
@@ -550,22 +550,22 @@ class Part(OfPlan):
         identity = super().identity_with(tokenizer_sha256, vocab_size, revision)
         if self.source.decontaminate != "off" and self.number >= self.source.parts:
             identity["val"] = self.plan.first.fingerprint  # the plan of added files does not say which val they are compared with
-        if self.source.decontaminate != "off" and (left_out := self._ids_of_val):
+        if self.source.decontaminate != "off" and (left_out := self._val_ids):
             identity["val_exclude"] = identity_of_ids(left_out)["exclude"]  # this part is compared with the rest of val
         return identity
 
     @cached_property
-    def _ids_of_val(self) -> frozenset[str]:
+    def _val_ids(self) -> frozenset[str]:
         """The ids of `exclude` that the val part holds or has removed. Empty if there is no val part yet."""
-        return self._val.ids_left_out() if self.source.has_val_part else frozenset()
+        return self._val.decisive_ids() if self.source.has_val_part else frozenset()
 
-    def ids_elsewhere(self) -> frozenset[str]:
+    def external_ids(self) -> frozenset[str]:
         """Return the ids in the head of this part that val has taken, or would have taken without `exclude`."""
-        return self._val.ids_left_out(self.planned) if self.source.has_val_part and not self._val.is_hashed else frozenset()
+        return self._val.decisive_ids(self.planned) if self.source.has_val_part and not self._val.is_hashed else frozenset()
 
     @cached_property
     def _val(self) -> ValPart:
-        return self.beside(ValPart)
+        return self.sibling(ValPart)
 
     def revision(self) -> str | None:
         assert self.tokenizer  # fail early: nothing can be built without it
@@ -616,7 +616,7 @@ class Part(OfPlan):
     def inputs(self) -> Sequence[str]:
         return [*super().inputs(), *([f"val_part/{self.name}"] if self.source.has_val_part else [])]
 
-    def need(self) -> Need | None:
+    def need(self) -> SpaceNeed | None:
         is_packed = any(is_compressed(file.name) for file in self.planned.files)
         tells_all = all(file.bytes for file in self.planned.files)  # 0: the file is empty, or its server reports no size
         text_bytes = sum(file.bytes for file in self.planned.files) if tells_all and not is_packed else None
@@ -645,18 +645,18 @@ class Part(OfPlan):
         """Yield the documents of the part, from the position where `context` begins."""
         return self.stream.documents(context)
 
-    def write(self, work: Work) -> Written:
+    def write(self, work: BuildJob) -> WriteResult:
         if not self.source.prepare:  # everything that is read from a corpus is compared with its meta.json
             require_unchanged(self.stream.files)
         written = super().write(work)
         budget, tokens = self.planned.train_tokens, written.meta["train_tokens"]
         short = 0 if budget is None else budget - tokens
         part = {"number": self.number, "plan": self.planned.plan, "short": short}
-        return replace(written, meta={**self.of_removed_ids(written.meta, work.made_of), "part": part})
+        return replace(written, meta={**self.with_removed_ids_only(written.meta, work.identity), "part": part})
 
 
 @dataclass(frozen=True, kw_only=True)
-class PreparedPart(OfCorpus, Part):
+class PreparedPart(PlannedCorpusCache, Part):
     """A part of a data set with `prepare`: the documents of one part of its corpus, without duplicates."""
 
     @cached_property
@@ -669,7 +669,7 @@ class PreparedPart(OfCorpus, Part):
     def _ordinals(self) -> range:
         return self.corpus.parts[self.number]
 
-    def need(self) -> Need | None:
+    def need(self) -> SpaceNeed | None:
         share = len(self._ordinals) / max(1, self.corpus.meta["documents"]["kept"])
         text_bytes = int(self.corpus.meta["bytes"]["after"] * share)
         return pretrain_need(train_tokens=None, val_tokens=None, token_bytes=self.token_bytes, text_bytes=text_bytes, exact=False)
@@ -688,21 +688,21 @@ class WholePart(Part):
     def identity_with(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
         return Dataset.identity_with(self, tokenizer_sha256, vocab_size, revision)
 
-    def is_made_of(self, meta: Meta, made_of: Any) -> bool:
+    def matches(self, meta: Meta, identity: Any) -> bool:
         """Return whether the cache is this part. It may have been built before its commit was pinned.
 
         All ids of `exclude` count for a cache that one process built, also those that it does not hold.
         """
-        return any(self._is_made_of(meta, each) for each in (self.with_held_ids(meta, made_of), dict(made_of)))
+        return any(self._matches_identity(meta, each) for each in (self.identity_with_present_ids(meta, identity), dict(identity)))
 
-    def _is_made_of(self, meta: Meta, made_of: dict[str, Any]) -> bool:
-        source, forms = dict(made_of["source"]), [made_of]
-        if source.get("pinned_revision") is not None and source["pinned_revision"] == made_of["revision"]:
-            forms += [{**made_of, "source": {**source, "pinned_revision": pinned}} for pinned in _BEFORE_THE_PIN]
+    def _matches_identity(self, meta: Meta, identity: dict[str, Any]) -> bool:
+        source, forms = dict(identity["source"]), [identity]
+        if source.get("pinned_revision") is not None and source["pinned_revision"] == identity["revision"]:
+            forms += [{**identity, "source": {**source, "pinned_revision": pinned}} for pinned in _BEFORE_THE_PIN]
         return meta.get("fingerprint") in [fingerprint_of(each) for each in forms]
 
     def directory_of(self, meta: Meta) -> Path:
-        return self.directory if "part" in meta else self._place
+        return self.directory if "part" in meta else self._dataset_directory
 
     @cached_property
     def built(self) -> Meta | None:
@@ -712,52 +712,52 @@ class WholePart(Part):
             return None
         if self.build.verify_parts == "sha256":
             try:
-                self.check_files(meta, self._place)
+                self.check_files(meta, self._dataset_directory)
             except NielsCacheError:
                 return None
         return meta
 
     @property
-    def is_there(self) -> bool:
+    def exists(self) -> bool:
         """Whether one process has built the data set. It may have had other settings."""
         return self._of_one_process() is not None
 
     def _of_one_process(self) -> Meta | None:
-        meta = finished_meta(self._place)
+        meta = finished_meta(self._dataset_directory)
         if meta is None or not meta.get("built") or "parts" in meta or meta.get("dataset_name") != self.name:
             return None
         return meta
 
     @property
-    def _place(self) -> Path:
+    def _dataset_directory(self) -> Path:
         return dataset_dir(self.root, "pretrain", self.name)
 
-    def need(self) -> Need | None:
+    def need(self) -> SpaceNeed | None:
         return None if self.built is not None else Pretrain.need(self)
 
     def split_rule(self) -> str:
         return Pretrain.split_rule(self)
 
     def builder(self, context: StreamContext, provenance: Provenance, progress: OnProgress | None) -> PretrainBuild:
-        return Pretrain.builder(self, self._of_plan(context), provenance, progress)
+        return Pretrain.builder(self, self._with_planned_files(context), provenance, progress)
 
-    def _of_plan(self, context: StreamContext) -> StreamContext:
+    def _with_planned_files(self, context: StreamContext) -> StreamContext:
         """Return the context with the files of the plan, because the patterns may match other files now. A commit of the hub is fixed."""
         return context if isinstance(self.source, HubData) else replace(context, files=[file for _, file in self.stream.files])
 
-    def write(self, work: Work) -> Written:
+    def write(self, work: BuildJob) -> WriteResult:
         if self.built is None or work.force:
             require_unchanged(self.stream.files)
             written = Dataset.write(self, work)
-            meta = self._with_part(self.of_removed_ids(written.meta, work.made_of))
-            return Written(meta=meta, resumed=written.resumed, warning=written.warning, engines=written.engines)
+            meta = self._with_part(self.with_removed_ids_only(written.meta, work.identity))
+            return WriteResult(meta=meta, resumed=written.resumed, warning=written.warning, engines=written.engines)
         meta = self.built
         for left in work.directory.iterdir():  # of an unfinished build that was kept
             remove(left)
-        link_all(meta, self._place, work.directory, target=self.directory, log=work.log)
-        if finished_meta(self._place) != meta:
-            raise NielsCacheError(f"{self._place}: was built again while its files were being linked; run it again")
-        return Written(meta=self._with_part(self.of_removed_ids({**meta, "dataset_name": self._full_name}, work.made_of)))
+        link_all(meta, self._dataset_directory, work.directory, target=self.directory, log=work.log)
+        if finished_meta(self._dataset_directory) != meta:
+            raise NielsCacheError(f"{self._dataset_directory}: was built again while its files were being linked; run it again")
+        return WriteResult(meta=self._with_part(self.with_removed_ids_only({**meta, "dataset_name": self._full_name}, work.identity)))
 
     def _with_part(self, meta: Meta) -> Meta:
         budget = self.source.train_tokens

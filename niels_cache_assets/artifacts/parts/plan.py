@@ -12,22 +12,22 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from niels_cache_assets.artifacts.base import Artifact, Held, Log, Work, Written
-from niels_cache_assets.base.fingerprint import fingerprint_of, settings_that_count
-from niels_cache_assets.base.wording import counted, listed
-from niels_cache_assets.disk.identity import differences, recordable
+from niels_cache_assets.artifacts.base import Artifact, BuildJob, BuildLock, Log, WriteResult
+from niels_cache_assets.base.fingerprint import fingerprint_of, identity_settings
+from niels_cache_assets.base.wording import format_count, format_list
+from niels_cache_assets.disk.identity import as_recorded, differences
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.facts.lineage import files_of_lineage
-from niels_cache_assets.parts.attempts import scratch_of_attempt
+from niels_cache_assets.parts.attempts import attempt_scratch
 from niels_cache_assets.parts.layout import PLAN_NAME, PLAN_STAGED, parts_dir
-from niels_cache_assets.parts.plan import CODE_VERSION, Plan, PlannedGroup, entry_of_group, plan_parts, proposed_shard_bytes
+from niels_cache_assets.parts.plan import CODE_VERSION, Plan, PlannedGroup, encode_group, plan_parts, proposed_shard_bytes
 from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_assets.project.tables import BuildSettings
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.notes import notes_on_source
 from niels_cache_assets.sources.reading.part_stream import planned_text_field
 from niels_cache_assets.sources.text_column import TEXT, chosen_note
-from niels_cache_assets.sources.types import FilesOfGroup, ListedFile, SourceWithParts, patterns_without_folders
+from niels_cache_assets.sources.types import GroupFiles, ListedFile, SourceWithParts, patterns_without_folders
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import sync
 from niels_cache_runtime.format.layout import SPLITS, TOKEN_DTYPES, dataset_dir, documents_name, token_dtype_name
@@ -59,26 +59,26 @@ class PartsPlan(Artifact):
         return parts_dir(self.root, self.name)
 
     @property
-    def place(self) -> Path:
+    def target(self) -> Path:
         """The file of the plan. The folder around it stays."""
         return self.directory / PLAN_NAME
 
     def finished(self) -> Meta | None:
         try:
-            meta = read_meta(str(self.place))
+            meta = read_meta(str(self.target))
             Plan.of(meta)
         except NielsCacheError:
             return None
         return meta
 
-    def is_settled(self, meta: Meta) -> bool:
+    def is_frozen(self, meta: Meta) -> bool:
         """Return whether the plan has these settings and lists files of other machines.
 
         Such files are listed only once, because every machine reads the plan.
         """
         if not self._lists_other_machines or meta.get("added_patterns", self._added_patterns) != self._added_patterns:
             return False
-        return self.is_made_of(meta, self.identity(meta.get("dataset_revision")))
+        return self.matches(meta, self.identity(meta.get("dataset_revision")))
 
     @property
     def _lists_other_machines(self) -> bool:
@@ -102,7 +102,7 @@ class PartsPlan(Artifact):
         return self.source.revision(self.registry.pretrain)
 
     def identity(self, revision: str | None) -> dict[str, Any]:
-        added = [settings_that_count(each, "added", without=self._uncounted) for each in self.source.added]
+        added = [identity_settings(each, "added", without=self._uncounted) for each in self.source.added]
         return {**self.identity_of_group(0, revision), **({"added": added} if added else {})}
 
     def identity_of_group(self, number: int, revision: str | None) -> dict[str, Any]:
@@ -126,7 +126,7 @@ class PartsPlan(Artifact):
             added = self.source.added[number - 1]
             of_first = ("parts", "train_tokens", "val_tokens", "val_frac")
             identity["source"] = {key: value for key, value in source.items() if key not in of_first}
-            own = settings_that_count(added, "added", without=(*self._uncounted, "revision"))
+            own = identity_settings(added, "added", without=(*self._uncounted, "revision"))
             identity["added"] = {**own, "val_frac": self.source.seeded_val_frac}
             # A part is found by its number. So a group whose numbers move must not look like the group that had them before.
             identity["first_part"] = self.source.parts + sum(each.parts for each in self.source.added[: number - 1])
@@ -138,11 +138,11 @@ class PartsPlan(Artifact):
         Raises:
             NielsCacheError: If the plan is missing or damaged, or has other settings.
         """
-        meta = read_meta(str(self.place))
-        then, now = meta.get("made_of", {}), recordable(self.identity(meta.get("dataset_revision")))
+        meta = read_meta(str(self.target))
+        then, now = meta.get("made_of", {}), as_recorded(self.identity(meta.get("dataset_revision")))
         if then != now:
             told = "; ".join(differences(then, now)) or "other settings"
-            raise NielsCacheError(f"{self.place}: is not the plan of these settings ({told}); make it again: {self.how_to_make}")
+            raise NielsCacheError(f"{self.target}: is not the plan of these settings ({told}); make it again: {self.how_to_make}")
         return Plan.of(meta)
 
     @property
@@ -151,23 +151,23 @@ class PartsPlan(Artifact):
         return f"niels-cache build-all --only {self.name}"
 
     @contextmanager
-    def stage(self, held: Held, *, log: Log) -> Iterator[Path]:
-        assert held.lease is not None
+    def stage(self, lock: BuildLock, *, log: Log) -> Iterator[Path]:
+        assert lock.lease is not None
         try:
-            with scratch_of_attempt(held.lease) as partial:
+            with attempt_scratch(lock.lease) as partial:
                 yield partial
-                held.lease.check()
-                os.replace(partial / PLAN_NAME, self.place)
+                lock.lease.check()
+                os.replace(partial / PLAN_NAME, self.target)
                 sync(self.directory)
         except OSError as error:
-            raise NielsCacheError(f"{self.place}: cannot be written: {error.strerror or error}; the last plan is unchanged") from error
+            raise NielsCacheError(f"{self.target}: cannot be written: {error.strerror or error}; the last plan is unchanged") from error
 
     @property
-    def claimed(self) -> Path:
+    def lease_target(self) -> Path:
         """The path whose lease, lock and staging directory the plan uses. Nothing is ever at this path."""
         return self.directory / PLAN_STAGED
 
-    def write(self, work: Work) -> Written:
+    def write(self, work: BuildJob) -> WriteResult:
         for note in notes_on_source(self.source):
             work.log(note)
         source = self.source
@@ -192,14 +192,14 @@ class PartsPlan(Artifact):
             "shard_bytes": self.build.shard_bytes,
             "proposed_shard_bytes": proposed,
             "seed": self.build.seed,
-            "made_of": recordable(work.made_of),
+            "made_of": as_recorded(work.identity),
             "fingerprint": work.fingerprint,
             **({"added_patterns": self._added_patterns} if source.added else {}),
-            "groups": [*map(entry_of_group, groups)],
+            "groups": [*map(encode_group, groups)],
         }
-        return Written(meta=meta)
+        return WriteResult(meta=meta)
 
-    def grown(self, work: Work) -> list[PlannedGroup]:
+    def grown(self, work: BuildJob) -> list[PlannedGroup]:
         """Return the groups of a data set that grows: those of the last plan stay as they are, and new ones come after them.
 
         The table and upstream decide everything else. So a plan that is made from nothing gives the same parts, if the older files are
@@ -214,7 +214,7 @@ class PartsPlan(Artifact):
         for number in range(1 + len(self.source.added)):
             now = self.group(number, work.revision, text_field=found[0].text_field if found else None)
             if number < len(then):
-                now = self._kept(then[number], now, work.log)
+                now = self._reuse_group(then[number], now, work.log)
             elif number == 0 and self.source.parts == 1 and not work.force:
                 self._refuse_other_files(now)
             found.append(now)
@@ -225,21 +225,21 @@ class PartsPlan(Artifact):
             )
         return found
 
-    def _kept(self, then: PlannedGroup, now: PlannedGroup, log: Log) -> PlannedGroup:
+    def _reuse_group(self, then: PlannedGroup, now: PlannedGroup, log: Log) -> PlannedGroup:
         """Return the group of the last plan, unless its settings have changed."""
-        if settings_of_group(then.made_of) != settings_of_group(now.made_of):
+        if settings_of_group(then.identity) != settings_of_group(now.identity):
             return now
         there = {file.name: file for file in now.listed}
         changed = [file.name for file in then.listed if file.name in there and there[file.name] != file]
         gone = [file.name for file in then.listed if file.name not in there]
         if changed or gone:
             raise NielsCacheError(
-                f"{self.place}: {_told(changed=changed, deleted=gone)} since these parts were planned; "
+                f"{self.target}: {_describe_files(changed=changed, deleted=gone)} since these parts were planned; "
                 f"put the files back, or build the parts again: {self.how_to_make} --force"
             )
         old = {file.name for file in then.listed}
         if new := [file.name for file in now.listed if file.name not in old]:
-            log(f"{self.name}: {_told(new=new)}, which no part reads; add them: niels-cache part {self.name} --add PATTERN")
+            log(f"{self.name}: {_describe_files(new=new)}, which no part reads; add them: niels-cache part {self.name} --add PATTERN")
         return then
 
     def _refuse_other_files(self, now: PlannedGroup) -> None:
@@ -250,7 +250,7 @@ class PartsPlan(Artifact):
             return
         read = {name for split in SPLITS for name in files_of_lineage(cache / documents_name(split))}
         there = {file.name for file in now.listed}
-        told = _told(deleted=sorted(read - there), new=sorted(there - read)) or "a changed file"
+        told = _describe_files(deleted=sorted(read - there), new=sorted(there - read)) or "a changed file"
         raise NielsCacheError(
             f"{cache}: {told} since this cache was built; put the files back, name new ones with niels-cache part --add, "
             f"or build everything again: {self.how_to_make} --force"
@@ -281,9 +281,9 @@ class PartsPlan(Artifact):
         own = source.revision_of_files(number, revision) if hashed else revision
         if hashed and text_field is None:
             text_field = planned_text_field(source, files, own)
-        made_of = recordable({**self.identity_of_group(number, own), **({"text_field": text_field} if number else {})})
+        identity = as_recorded({**self.identity_of_group(number, own), **({"text_field": text_field} if number else {})})
         return plan_parts(
-            files, parts, **budgets, fingerprint=fingerprint_of(made_of), made_of=made_of, revision=own, text_field=text_field
+            files, parts, **budgets, fingerprint=fingerprint_of(identity), identity=identity, revision=own, text_field=text_field
         )
 
     def warning(self) -> str | None:
@@ -294,37 +294,37 @@ class PartsPlan(Artifact):
         return f"{self.name} may have more than 20,000 shards; set shard_bytes = {proposed} in [build], so that it opens quickly"
 
 
-def settings_of_group(made_of: Mapping[str, Any]) -> dict[str, Any]:
+def settings_of_group(identity: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a group without the revision and the pinned commit. The files themselves are compared instead."""
-    values = recordable(made_of)
+    values = as_recorded(identity)
     values.pop("revision", None)
     return {**values, "source": {key: value for key, value in values.get("source", {}).items() if key != "pinned_revision"}}
 
 
-def _told(**files: Sequence[str]) -> str:
-    return ", ".join(f"{counted(len(names), f'{kind} file')} ({listed(names)})" for kind, names in files.items() if names)
+def _describe_files(**files: Sequence[str]) -> str:
+    return ", ".join(f"{format_count(len(names), f'{kind} file')} ({format_list(names)})" for kind, names in files.items() if names)
 
 
-class PlanOfMember:
+class MemberPlanOnDisk:
     """The plan of a member of a mixture (`sources.types.MemberPlan`), which is read from the disk once, when it is needed."""
 
     def __init__(self, artifact: PartsPlan) -> None:
         self._artifact = artifact
-        self._groups: dict[str | None, tuple[FilesOfGroup, ...]] = {}
+        self._groups: dict[str | None, tuple[GroupFiles, ...]] = {}
 
     def revision(self) -> str | None:
         return None if self._on_disk is None else self._on_disk.revision
 
-    def settled_revision(self) -> str | None:
+    def frozen_revision(self) -> str | None:
         meta = self._artifact.finished()
-        return meta["dataset_revision"] if meta is not None and self._artifact.is_settled(meta) else None
+        return meta["dataset_revision"] if meta is not None and self._artifact.is_frozen(meta) else None
 
-    def groups(self, revision: str | None) -> tuple[FilesOfGroup, ...]:
+    def groups(self, revision: str | None) -> tuple[GroupFiles, ...]:
         if revision not in self._groups:
             on_disk = self._on_disk
-            plan = on_disk if on_disk is not None and on_disk.revision == revision else self._made_in_memory(revision)
+            plan = on_disk if on_disk is not None and on_disk.revision == revision else self._plan_in_memory(revision)
             self._groups[revision] = tuple(
-                FilesOfGroup(
+                GroupFiles(
                     listed=group.listed,
                     revision=group.revision,
                     text_field=group.text_field,
@@ -341,8 +341,8 @@ class PlanOfMember:
         except NielsCacheError:  # missing, or of other settings
             return None
 
-    def _made_in_memory(self, revision: str | None) -> Plan:
-        work = Work(directory=Path(), revision=revision, made_of={}, force=False, progress=None, log=lambda message: None)
+    def _plan_in_memory(self, revision: str | None) -> Plan:
+        work = BuildJob(directory=Path(), revision=revision, identity={}, force=False, progress=None, log=lambda message: None)
         return Plan.of(self._artifact.write(work).meta)  # a plan writes no file itself
 
 
@@ -366,7 +366,7 @@ class Addition:
 
 
 def check_addition(
-    registry: Registry, root: Path, name: str, there: Sequence[Mapping[str, Any]], wanted: Mapping[str, Any]
+    registry: Registry, root: Path, name: str, existing_files: Sequence[Mapping[str, Any]], wanted: Mapping[str, Any]
 ) -> Addition | None:
     """Return the table to write for files that are added to a data set, or None if the same table exists already.
 
@@ -374,20 +374,20 @@ def check_addition(
         registry: The configuration.
         root: The folder of the caches.
         name: The name of the data set.
-        there: The tables `added` in the file of the configuration.
+        existing_files: The tables `added` in the file of the configuration.
         wanted: The new table, without a commit of the hub.
 
     Raises:
         NielsCacheError: If a pattern has no files, the data set already has some of the files, or there are more parts than files. Also if
             one process has built a data set of the hub, and its pinned commit is not the one that was built.
     """
-    for entry in there:
+    for entry in existing_files:
         if entry.get("files") == wanted["files"]:
             if {key: value for key, value in entry.items() if key != "revision"} == dict(wanted):
                 return None
             raise NielsCacheError(
-                f"{_WHERE}: {listed(wanted['files'])} is in [[pretrain.{name}.added]] of {registry.origin} already, with other settings; "
-                "change the table there"
+                f"{_WHERE}: {format_list(wanted['files'])} is in [[pretrain.{name}.added]] of {registry.origin} already, with other "
+                "settings; change the table there"
             )
     source = registry.pretrain[name]
     meta = finished_meta(dataset_dir(root, "pretrain", name))
@@ -397,18 +397,18 @@ def check_addition(
         entry["revision"] = source.model_copy(update={"pinned_revision": None}).revision({})
         if source.parts == 1 and is_whole and meta is not None:
             keys |= _pinned(registry, name, source, meta["dataset_revision"])
-    grown = _grown(registry, name, {**keys, "added": [*there, entry]})
+    grown = _grown(registry, name, {**keys, "added": [*existing_files, entry]})
     plan = PartsPlan(registry=registry, root=root, name=name, source=grown, build=registry.build)
     revision = grown.revision({}) if isinstance(grown, HubData) else None
     group = plan.group(len(grown.added), revision, hashed=False)
     if source.parts == 1:
         grown.list_files(revision, hashed=False)  # raises an error if one process would read the new files
     assert isinstance(source, SourceWithParts)
-    known = _known_files(plan, source, is_whole=bool(is_whole))
+    known = _existing_files(plan, source, is_whole=bool(is_whole))
     new = grown.located(group.listed, None)
     if taken := [file.name for file, place in zip(group.listed, new, strict=True) if _address(file, place.url) in known]:
         raise NielsCacheError(
-            f"{_WHERE}: {counted(len(taken), 'file')} of {listed(wanted['files'])} ({listed(taken)}) are in {name} already; "
+            f"{_WHERE}: {format_count(len(taken), 'file')} of {format_list(wanted['files'])} ({format_list(taken)}) are in {name} already; "
             "name only new files"
         )
     return Addition(entry=entry, keys=keys, files=group.listed)
@@ -443,7 +443,7 @@ def _grown(registry: Registry, name: str, keys: Mapping[str, Any]) -> SourceWith
     return grown
 
 
-def _known_files(plan: PartsPlan, source: SourceWithParts, *, is_whole: bool) -> set[str]:
+def _existing_files(plan: PartsPlan, source: SourceWithParts, *, is_whole: bool) -> set[str]:
     """Return the addresses of the files that the plan has, or that one process has read if there is no plan."""
     planned = plan.finished()
     if planned is not None:
@@ -455,14 +455,14 @@ def _known_files(plan: PartsPlan, source: SourceWithParts, *, is_whole: bool) ->
         return set()
     if isinstance(source, HubData):
         return names
-    return {_place(file.url) for file in source.every_file() if file.name in names}
+    return {_comparable_location(file.url) for file in source.every_file() if file.name in names}
 
 
 def _address(file: ListedFile, url: str) -> str:
     """Return what distinguishes a file from others: its name on the hub, or else its path or address."""
-    return file.name if url.startswith("hf://") else _place(url)
+    return file.name if url.startswith("hf://") else _comparable_location(url)
 
 
-def _place(url: str) -> str:
+def _comparable_location(url: str) -> str:
     """Return an address, or a path with links resolved, because a link may lead to a file that is in the data set already."""
     return url if "://" in url else os.path.realpath(url)

@@ -8,15 +8,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from niels_cache_assets.artifacts.base import times_of
+from niels_cache_assets.artifacts.base import lease_times
 from niels_cache_assets.artifacts.duplicates import remove_ranges
 from niels_cache_assets.artifacts.graph import Graph
-from niels_cache_assets.artifacts.parts.seal import Sealed
+from niels_cache_assets.artifacts.parts.seal import SealedDataset
 from niels_cache_assets.corpus.layout import corpus_parts_dir
 from niels_cache_assets.parts.attempts import remove_target, targets_in
-from niels_cache_assets.parts.excluded import FOUND_NAME
+from niels_cache_assets.parts.exclusion import FOUND_NAME
 from niels_cache_assets.parts.layout import PLAN_NAME, PLAN_STAGED, part_name, parts_dir
-from niels_cache_assets.parts.lease import leased
+from niels_cache_assets.parts.lease import hold_lease
 from niels_cache_assets.sources.types import PretrainSource
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 from niels_cache_runtime.format.commit import remove
@@ -24,7 +24,7 @@ from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.format.meta import read_meta
 
 
-class Pruned(NamedTuple):
+class PrunedPart(NamedTuple):
     """A removed part or range, or its unfinished build.
 
     Attributes:
@@ -36,7 +36,7 @@ class Pruned(NamedTuple):
     bytes: int
 
 
-def prune_parts(graph: Graph, name: str) -> list[Pruned]:
+def prune_parts(graph: Graph, name: str) -> list[PrunedPart]:
     """Remove the parts and the unfinished parts that the complete cache of a data set does not need for a repair, and return them.
 
     If no data set has "dedup" any more, also remove the hashes and the ranges of an unfinished search for duplicates. The parts of the
@@ -51,16 +51,16 @@ def prune_parts(graph: Graph, name: str) -> list[Pruned]:
     dataset, folder, of_corpus = graph.dataset(name), parts_dir(graph.root, name), corpus_parts_dir(graph.root, name)
     kept: dict[str, object] = {}  # by name: the fingerprint of the plan that the part must have
     kept_of_corpus: dict[str, object] = {}
-    if isinstance(dataset, Sealed):
+    if isinstance(dataset, SealedDataset):
         kept = {PLAN_STAGED: None, **{member.member: member.planned_by for member in dataset.members()}}
     if isinstance(dataset.source, PretrainSource) and dataset.source.corpus_parts > 1:
         kept.setdefault(PLAN_STAGED, None)
         names = map(part_name, range(dataset.source.corpus_parts))
         kept_of_corpus = {each: _plan_of(of_corpus / each) for each in names}  # a part whose files have not changed outlives a plan
     try:
-        removed = [*_pruned(graph, folder, kept), *_pruned(graph, of_corpus, kept_of_corpus)]
+        removed = [*_remove_parts(graph, folder, kept), *_remove_parts(graph, of_corpus, kept_of_corpus)]
         if not graph.registry.prepared("dedup"):
-            removed += [Pruned(*each) for each in remove_ranges(graph.registry, graph.root)]
+            removed += [PrunedPart(*each) for each in remove_ranges(graph.registry, graph.root)]
         if not kept:
             remove(folder / PLAN_NAME)
         for each, stays in ((folder, kept), (of_corpus, kept_of_corpus)):
@@ -73,14 +73,14 @@ def prune_parts(graph: Graph, name: str) -> list[Pruned]:
         raise NotWrittenError(f"{error.filename or folder}: cannot be removed: {error.strerror}; mend it, then prune again") from error
 
 
-def _pruned(graph: Graph, folder: Path, kept: Mapping[str, object]) -> list[Pruned]:
+def _remove_parts(graph: Graph, folder: Path, kept: Mapping[str, object]) -> list[PrunedPart]:
     """Remove all parts in a folder except those that are kept, and return them, in order."""
-    removed: list[Pruned] = []
+    removed: list[PrunedPart] = []
     for target in targets_in(folder):
         if target.name in kept and (not target.exists() or _plan_of(target) == kept[target.name]):
             continue
-        with leased(target, times=times_of(graph.registry), wait=False, log=lambda line: None) as lease:
-            removed += [Pruned(*each) for each in remove_target(lease)]
+        with hold_lease(target, times=lease_times(graph.registry), wait=False, log=lambda line: None) as lease:
+            removed += [PrunedPart(*each) for each in remove_target(lease)]
     return removed
 
 

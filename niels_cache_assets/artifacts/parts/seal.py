@@ -1,6 +1,6 @@
 """The cache of a data set in parts: its finished parts, checked and joined (parts/seal.py).
 
-With `prepare`, the parts are those of the corpus (`PreparedSealed`).
+With `prepare`, the parts are those of the corpus (`PreparedSealedDataset`).
 """
 
 from collections import Counter
@@ -9,22 +9,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from niels_cache_assets.artifacts.base import Artifact, Work, Written
+from niels_cache_assets.artifacts.base import Artifact, BuildJob, WriteResult
 from niels_cache_assets.artifacts.dataset import Dataset, Pretrain
-from niels_cache_assets.artifacts.parts.part import OfCorpus, OfPlan, Part, PreparedPart, ValPart, WholePart
-from niels_cache_assets.artifacts.parts.sharing import told_of_parts
-from niels_cache_assets.base.documents import joined_facts
+from niels_cache_assets.artifacts.parts.free_parts import summarize_parts
+from niels_cache_assets.artifacts.parts.part import Part, PlannedCache, PlannedCorpusCache, PreparedPart, ValPart, WholePart
+from niels_cache_assets.base.documents import merge_facts
 from niels_cache_assets.build_cache import Provenance
 from niels_cache_assets.corpus.identity import require_unchanged
-from niels_cache_assets.disk.space import Need
-from niels_cache_assets.parts.seal import CODE_VERSION, Member, seal
+from niels_cache_assets.disk.space import SpaceNeed
+from niels_cache_assets.parts.seal import CODE_VERSION, SealInput, seal
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split, dataset_dir
 from niels_cache_runtime.format.meta import Meta, read_meta
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sealed(OfPlan):
+class SealedDataset(PlannedCache):
     """The cache of a pretrain data set with `parts` above 1."""
 
     resumable = False
@@ -45,13 +45,13 @@ class Sealed(OfPlan):
     def part(self, number: int) -> Part:
         """Return the artifact of a part. The first part of a data set with one part is built like a data set without parts."""
         kind = WholePart if number == 0 and self.source.parts == 1 else Part
-        return self.beside(kind, number=number)
+        return self.sibling(kind, number=number)
 
     def val_part(self) -> ValPart:
         """Return the artifact of the val part."""
-        return self.beside(ValPart)
+        return self.sibling(ValPart)
 
-    def members(self) -> Iterator[OfPlan]:
+    def members(self) -> Iterator[PlannedCache]:
         """Yield the val part, if there is one, and the parts. All use the tokenizer, and the plan or the corpus, of this artifact."""
         shared = {"tokenizer": self.tokenizer, **self._shared}  # cached properties of the parts; each part would read them again
         for member in (*([self.val_part()] if self.source.has_val_part else []), *map(self.part, range(self.source.total_parts))):
@@ -75,7 +75,7 @@ class Sealed(OfPlan):
 
     def finished(self) -> Meta | None:
         meta = Dataset.finished(self)
-        return meta if meta is None or self.holds(meta) else None  # links to a damaged part are damaged too
+        return meta if meta is None or self.content_matches(meta) else None  # links to a damaged part are damaged too
 
     def split_rule(self) -> str:
         rule = super().split_rule()
@@ -87,10 +87,10 @@ class Sealed(OfPlan):
     def provenance(self, revision: str | None, fingerprint: str) -> Provenance:
         return Dataset.provenance(self, revision, fingerprint)
 
-    def need(self) -> Need | None:
+    def need(self) -> SpaceNeed | None:
         return None  # links take no disk space; if links are refused, the seal requests space itself
 
-    def write(self, work: Work) -> Written:
+    def write(self, work: BuildJob) -> WriteResult:
         members = [*self._members()]
         provenance = self.provenance(work.revision, work.fingerprint)
         meta = {
@@ -103,13 +103,13 @@ class Sealed(OfPlan):
             "fingerprint": provenance.fingerprint,
             **seal(members, work.directory, target=self.directory, log=work.log),
         }
-        meta = self.of_removed_ids(meta, work.made_of)
+        meta = self.with_removed_ids_only(meta, work.identity)
         self._require_the_same_builds(members)
         if not meta["train_tokens"]:
             raise NielsCacheError(f"{self.directory}: no part has a document for train; nothing was written")
-        return Written(meta=meta, warning=self._shortfall(members))
+        return WriteResult(meta=meta, warning=self._shortfall(members))
 
-    def _members(self) -> Iterator[Member]:
+    def _members(self) -> Iterator[SealInput]:
         """Yield the finished parts in order, the val part first.
 
         Raises:
@@ -118,9 +118,9 @@ class Sealed(OfPlan):
         of_parts: tuple[Split, ...] = ("train",) if self.source.has_val_part else SPLITS
         for member in self.members():
             splits: tuple[Split, ...] = ("val",) if isinstance(member, ValPart) else of_parts
-            yield Member(name=member.member, directory=member.directory, meta=self._checked(member), splits=splits)
+            yield SealInput(name=member.member, directory=member.directory, meta=self._checked(member), splits=splits)
 
-    def _checked(self, artifact: OfPlan) -> Meta:
+    def _checked(self, artifact: PlannedCache) -> Meta:
         """Return the meta.json of a part, after a comparison with the plan, the tokenizer and the files."""
         where, mend = artifact.directory, f"build it again: {self.parts_plan.how_to_make}"
         if not (where / META_NAME).exists():
@@ -131,7 +131,7 @@ class Sealed(OfPlan):
         artifact.check_files(meta)
         return meta
 
-    def _require_the_same_builds(self, members: Sequence[Member]) -> None:
+    def _require_the_same_builds(self, members: Sequence[SealInput]) -> None:
         """Raise NielsCacheError if the plan or a part was replaced since it was read. Its links may then be those of another build."""
         again = f"was built again while the parts were being joined; run it again: {self.parts_plan.how_to_make}"
         self._require_the_same_input(again)
@@ -145,9 +145,9 @@ class Sealed(OfPlan):
 
     def _require_the_same_input(self, again: str) -> None:
         if self.parts_plan.read().meta != self.plan.meta:
-            raise NielsCacheError(f"{self.parts_plan.place}: {again}")
+            raise NielsCacheError(f"{self.parts_plan.target}: {again}")
 
-    def progress_of_parts(self) -> str:
+    def parts_summary(self) -> str:
         """Return the number of parts that are built, stale, unfinished, and being built, in words. It costs a small read a part."""
         folders = [self.part(number).directory for number in range(self.source.total_parts)]
         there = [folder for folder in folders if (folder / META_NAME).exists()]
@@ -155,16 +155,16 @@ class Sealed(OfPlan):
             stale = sum(not self._is_current(member) for member in self.members() if member.directory in there)
         except NielsCacheError:  # without a plan or a tokenizer, no part can be compared
             stale = 0
-        return told_of_parts(folders, stale=stale)
+        return summarize_parts(folders, stale=stale)
 
-    def _is_current(self, member: OfPlan) -> bool:
+    def _is_current(self, member: PlannedCache) -> bool:
         try:
             meta = read_meta(str(member.directory / META_NAME))
         except NielsCacheError:
             return False
         return member.is_current(meta)
 
-    def _shortfall(self, members: Sequence[Member]) -> str | None:
+    def _shortfall(self, members: Sequence[SealInput]) -> str | None:
         short = {member.name: member.meta["part"]["short"] for member in members if member.meta["part"]["short"]}
         if not short:
             return None
@@ -172,11 +172,11 @@ class Sealed(OfPlan):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PreparedSealed(Sealed, OfCorpus):
+class PreparedSealedDataset(SealedDataset, PlannedCorpusCache):
     """The cache of a data set with `prepare` and `tokens_in_parts`."""
 
     def part(self, number: int) -> Part:
-        return self.beside(PreparedPart, number=number)
+        return self.sibling(PreparedPart, number=number)
 
     def steps(self) -> list[Artifact]:
         return [*map(self.part, range(self.source.parts))]
@@ -191,9 +191,9 @@ class PreparedSealed(Sealed, OfCorpus):
     def _require_the_same_input(self, again: str) -> None:
         require_unchanged(self.corpus.directory, self.corpus.meta)
 
-    def write(self, work: Work) -> Written:
+    def write(self, work: BuildJob) -> WriteResult:
         """Join the parts. Documents that the source or the cleaning have dropped count here, because they belong to no part."""
         written = super().write(work)
         meta, corpus = written.meta, self.corpus.meta
         dropped: Counter[str] = Counter(meta["dropped"]) + Counter(corpus["dropped"])
-        return replace(written, meta={**meta, "dropped": dict(dropped), "facts": joined_facts([corpus["facts"], meta["facts"]])})
+        return replace(written, meta={**meta, "dropped": dict(dropped), "facts": merge_facts([corpus["facts"], meta["facts"]])})

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.base.processes import stop_on_signals
-from niels_cache_assets.base.wording import SHORT_SHA256, UNKNOWN, counted, duration, file_size, listed
+from niels_cache_assets.base.wording import SHORT_SHA256, UNKNOWN, file_size, format_count, format_duration, format_list
 from niels_cache_assets.cli.command import CACHES, WHERE, Command
 from niels_cache_assets.cli.console import PROGRAM, diagnostics, is_quiet, new_table, output, print_facts, print_json
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
@@ -39,7 +39,7 @@ _NUMBERS: dict[str, tuple[str, Callable[[Any], str]]] = {  # by field of an esti
     "bytes_to_read": ("to read", file_size),
     "tokens": ("tokens", "{:,}".format),
     "disk_bytes": ("disk", file_size),
-    "seconds": ("time", duration),
+    "seconds": ("time", format_duration),
 }
 
 
@@ -93,7 +93,7 @@ for newer revisions on the hub. The exit code is 1 if a step would fail.""",
 
 def run(arguments: argparse.Namespace) -> int:
     """Build, and print the table of results. Return 1 if any data set failed."""
-    from niels_cache_assets.cli.context import open_registry, tell_advice
+    from niels_cache_assets.cli.context import open_registry, print_advice
     from niels_cache_assets.cli.progress import build_listener
     from niels_cache_assets.project.registry import cache_root, load_registry
 
@@ -106,7 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         return _dry_run(registry, root, arguments)
     _require_writable(root)
-    tell_advice(registry)
+    print_advice(registry)
     with stop_on_signals(), build_listener(diagnostics()) as listener:
         from niels_cache_assets.defs.launcher import launch_builds  # takes seconds: dagster
 
@@ -124,10 +124,10 @@ def _dry_run(registry: Registry, root: Path, arguments: argparse.Namespace) -> i
     """Print what a build would do. Return 1 if a step would fail."""
     from niels_cache_assets.artifacts.forecast.steps import forecast
     from niels_cache_assets.artifacts.graph import graph
-    from niels_cache_assets.cli.context import tell_advice
+    from niels_cache_assets.cli.context import print_advice
     from niels_cache_assets.disk.space import free_bytes
 
-    tell_advice(registry)
+    print_advice(registry)
     with stop_on_signals():
         steps = forecast(graph(registry, root), only=arguments.only, force=arguments.force)
     if arguments.json:
@@ -161,12 +161,12 @@ def _print_dry_run(steps: Sequence[Step], free: int) -> None:
     console.print(table)
     console.print()
     for basis, names in notes.items():
-        console.print(f"{listed(names)}: {basis}")
+        console.print(f"{format_list(names)}: {basis}")
     for step in steps:
         if step.action == "fail":
             console.print(Text(f"{step.name} would fail", style=_STEP_STYLES["fail"]), end="")
             console.print(f": {step.why}")
-    built = f"{sum(step.action == 'build' for step in steps)} of {counted(len(steps), 'step')} would be built"
+    built = f"{sum(step.action == 'build' for step in steps)} of {format_count(len(steps), 'step')} would be built"
     console.print(f"{built}; {file_size(free)} are free; nothing was built or written")
 
 
@@ -215,7 +215,7 @@ def _require_tokenizer_of_all(registry: Registry, root: Path, arguments: argpars
     others = [name for name in tokenizer.users() if name not in arguments.only] if tokenizer.is_stale() else []
     if not others:
         return
-    said = f"{tokenizer.directory}: [tokenizer] has changed, and another tokenizer makes these caches stale: {listed(others)}"
+    said = f"{tokenizer.directory}: [tokenizer] has changed, and another tokenizer makes these caches stale: {format_list(others)}"
     if not arguments.force and TOKENIZER not in arguments.only:
         raise NielsCacheError(f"{WHERE}: --only: {said}; undo the change, leave out --only to build them all again, or add --force")
     diagnostics().print(f"WARNING: {said}")
@@ -241,7 +241,7 @@ def _print_results(console: Console, results: Sequence[LaunchResult]) -> None:
     """Print the table of results, then one line for each message, with the data sets that the message is about."""
     from rich.text import Text
 
-    from niels_cache_assets.facts.contents import all_counts, contents, shares_met
+    from niels_cache_assets.facts.contents import all_counts, budget_shares, content_cells
 
     table = new_table(
         "data set",
@@ -259,7 +259,7 @@ def _print_results(console: Console, results: Sequence[LaunchResult]) -> None:
         meta = result.meta or {}
         sha256, size = _sha256(meta), _bytes(result)
         cells = [
-            *contents(all_counts(meta), shares_met(meta)),
+            *content_cells(all_counts(meta), budget_shares(meta)),
             file_size(size) if size else UNKNOWN,
             sha256[:SHORT_SHA256] if sha256 else UNKNOWN,
         ]
@@ -272,7 +272,7 @@ def _print_results(console: Console, results: Sequence[LaunchResult]) -> None:
     for result in noted:
         alike.setdefault((result.state, result.message), []).append(result.name)
     for (said, message), names in alike.items():
-        console.print(Text(f"{listed(names)} {said.replace('_', ' ')}", style=_STYLES[said]), end="")
+        console.print(Text(f"{format_list(names)} {said.replace('_', ' ')}", style=_STYLES[said]), end="")
         console.print(f": {message}")
     _print_left_out(console, results)
 
@@ -314,7 +314,7 @@ def _bytes(result: LaunchResult) -> int | None:
 
 def _result_json(result: LaunchResult) -> dict[str, Any]:
     """Return a row of the table as JSON for programs, with the counts of meta.json."""
-    from niels_cache_assets.facts.contents import all_counts, shortfall
+    from niels_cache_assets.facts.contents import all_counts, budget_shortfall
 
     meta = result.meta if result.meta and result.meta.get("built", True) else {}
     return {
@@ -329,7 +329,7 @@ def _result_json(result: LaunchResult) -> dict[str, Any]:
         "bytes": _bytes(result),
         "sha256": _sha256(meta),
         "counts": all_counts(meta),
-        "shortfall": shortfall(meta),
+        "shortfall": budget_shortfall(meta),
     }
 
 

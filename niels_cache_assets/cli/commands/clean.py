@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.base.parallel import map_in_processes
 from niels_cache_assets.base.reasons import DROP_REASONS, explain, reasons_of
-from niels_cache_assets.base.wording import counted, share_of
-from niels_cache_assets.cli.command import PRETRAIN, WHERE, Command, at_least, refuse
+from niels_cache_assets.base.wording import format_count, format_share
+from niels_cache_assets.cli.command import PRETRAIN, WHERE, Command, integer_of_at_least, raise_invalid
 from niels_cache_assets.cli.console import diagnostics, excerpt, new_table, output, print_facts, title_of
 from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.cli.overrides import parse_value
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from niels_cache_assets.base.documents import Document
     from niels_cache_assets.cleaning.settings import CleaningSettings
-    from niels_cache_assets.corpus.chunks import Chunk, CorpusCounts
+    from niels_cache_assets.corpus.chunks import CorpusChunk, CorpusCounts
     from niels_cache_assets.project.registry import Registry
     from niels_cache_assets.sources.types import PretrainSource
 
@@ -49,10 +49,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", metavar="FILE", nargs="*", help="files and folders")
     parser.add_argument("--dropped", metavar="NAME", help="instead of cleaning FILE, show what cleaning dropped from this built data set")
     parser.add_argument(
-        "-n", metavar="N", dest="count", type=at_least(0), help="examples to print for each reason (default: 3 with --dropped or --reason)"
+        "-n",
+        metavar="N",
+        dest="count",
+        type=integer_of_at_least(0),
+        help="examples to print for each reason (default: 3 with --dropped or --reason)",
     )
     parser.add_argument("--reason", metavar="REASON", help="only print examples of this reason")
-    parser.add_argument("--limit", metavar="N", type=at_least(1), help="only read the first N documents")
+    parser.add_argument("--limit", metavar="N", type=integer_of_at_least(1), help="only read the first N documents")
     parser.add_argument(
         "--text-field", metavar="FIELD", help="text field of .jsonl and .parquet files (default: text, else the only possible field)"
     )
@@ -99,13 +103,13 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.count is None:
         arguments.count = EXAMPLES if arguments.reason or arguments.dropped else 0
     if arguments.reason not in (None, *DROP_REASONS):
-        refuse("--reason", "no reason", arguments.reason, (*reasons_of("cleaning"), *reasons_of("reading")))
+        raise_invalid("--reason", "no reason", arguments.reason, (*reasons_of("cleaning"), *reasons_of("reading")))
     registry, root = open_registry(arguments)
     return _show_dropped(arguments, registry, root) if arguments.dropped else _clean_files(arguments, registry)
 
 
 def _show_dropped(arguments: argparse.Namespace, registry: Registry, root: Path) -> int:
-    from niels_cache_assets.artifacts.corpus_facts import documents_given
+    from niels_cache_assets.artifacts.corpus_facts import source_documents
     from niels_cache_assets.corpus.prepared import open_documents
     from niels_cache_assets.inspection.corpora import find_corpus
 
@@ -114,7 +118,7 @@ def _show_dropped(arguments: argparse.Namespace, registry: Registry, root: Path)
     dropped = Counter[str](meta["dropped"])
     with open_documents(directory / REJECTED_NAME) as parquet:
         examples = _chosen_examples(parquet.read(columns=list(REJECTED)).to_pylist(), arguments)
-    given, kept, by_source = documents_given(meta), meta["documents"]["kept"], Counter[str](meta["dropped_by_source"])
+    given, kept, by_source = source_documents(meta), meta["documents"]["kept"], Counter[str](meta["dropped_by_source"])
     if print_facts(arguments, {"name": name, "read": given, "kept": kept, "dropped": dropped, "examples": examples}):
         return DONE
     console = output()
@@ -122,13 +126,13 @@ def _show_dropped(arguments: argparse.Namespace, registry: Registry, root: Path)
     _print_examples(console, examples)
     if arguments.reason and dropped[arguments.reason] and not examples and arguments.count:
         of_reading = "these documents were dropped while the source was read; no examples of them are saved"
-        console.print(f"{arguments.reason}: {counted(dropped[arguments.reason], 'document')}; {of_reading}")
+        console.print(f"{arguments.reason}: {format_count(dropped[arguments.reason], 'document')}; {of_reading}")
     return DONE
 
 
 def _clean_files(arguments: argparse.Namespace, registry: Registry) -> int:
     from niels_cache_assets.cleaning.report import CleaningReport
-    from niels_cache_assets.cli.recognizing import sources_of
+    from niels_cache_assets.cli.detection import sources_of
     from niels_cache_assets.corpus.chunks import CorpusCounts
 
     settings = _thresholds(arguments)
@@ -163,16 +167,16 @@ def _clean(
     sources: Sequence[PretrainSource], settings: CleaningSettings, *, limit: int | None, seed: int, outcome: CorpusCounts
 ) -> Iterator[None]:
     """Count the documents of all sources in `outcome`, chunk by chunk, up to `limit` documents in all."""
-    from niels_cache_assets.corpus.chunks import Chunk, ChunkWork
+    from niels_cache_assets.corpus.chunks import ChunkWork, CorpusChunk
     from niels_cache_assets.sources.types import StreamContext
     from niels_cache_assets.streaming.intake import in_lists
 
     given = 0
 
-    def chunks_of(documents: Iterable[Document]) -> Iterator[Chunk]:
+    def chunks_of(documents: Iterable[Document]) -> Iterator[CorpusChunk]:
         nonlocal given
         for chunk in in_lists(documents):
-            yield Chunk(given, chunk)
+            yield CorpusChunk(given, chunk)
             given += len(chunk)
 
     for source in sources:
@@ -207,11 +211,11 @@ def _print_counts(console: Console, outcome: CorpusCounts) -> None:
     by_source = outcome.dropped_by_source.dropped
     _print_reasons(console, "", kept=after.documents, by_cleaning=outcome.report.dropped, by_source=by_source)
     if before.characters:
-        tokens = f"about {counted(estimated_tokens(after.characters), 'token')}"
-        console.print(f"\n{counted(before.characters, 'character')} read, {after.characters:,} kept, {tokens}")
+        tokens = f"about {format_count(estimated_tokens(after.characters), 'token')}"
+        console.print(f"\n{format_count(before.characters, 'character')} read, {after.characters:,} kept, {tokens}")
     if masked := outcome.report.masked:
         kinds = ", ".join(f"{kind} {count:,}" for kind, count in sorted(masked.items()))
-        console.print(f"masked in {counted(outcome.report.masked_documents, 'kept document')}: {kinds}")
+        console.print(f"masked in {format_count(outcome.report.masked_documents, 'kept document')}: {kinds}")
 
 
 def _print_reasons(console: Console, title: str, *, kept: int, by_cleaning: Mapping[str, int], by_source: Mapping[str, int]) -> None:
@@ -225,12 +229,12 @@ def _print_reasons(console: Console, title: str, *, kept: int, by_cleaning: Mapp
         by_source: Number of documents that the source dropped while reading, before the cleaning chain, by reason.
     """
     given = kept + sum(by_cleaning.values()) + sum(by_source.values())
-    console.print(f"{title}{counted(given, 'document')} read, {kept:,} kept", style="bold")
+    console.print(f"{title}{format_count(given, 'document')} read, {kept:,} kept", style="bold")
     table = new_table("", "documents", "share", "meaning", right=frozenset({"documents", "share"}), shrinking=["meaning"])
-    table.add_row("kept", f"{kept:,}", share_of(kept, given), "", style="bold")
+    table.add_row("kept", f"{kept:,}", format_share(kept, given), "", style="bold")
     named = [(reason, note, count) for counts, note in ((by_cleaning, ""), (by_source, " (when read)")) for reason, count in counts.items()]
     for reason, note, count in sorted(named, key=lambda row: (-row[2], row[0] + row[1])):
-        table.add_row(reason + note, f"{count:,}", share_of(count, given), explain(reason))
+        table.add_row(reason + note, f"{count:,}", format_share(count, given), explain(reason))
     console.print(table)
 
 

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from niels_cache_assets.base.wording import UNKNOWN, counted
-from niels_cache_assets.cli.command import Command, at_least
+from niels_cache_assets.base.wording import UNKNOWN, format_count
+from niels_cache_assets.cli.command import Command, integer_of_at_least
 from niels_cache_assets.cli.console import DIFFERENCE_STYLE, new_table, output, print_facts
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_runtime.errors import NielsCacheError
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from niels_cache_assets.inspection.differences.documents import DocumentDifferences, Listed
-    from niels_cache_assets.inspection.differences.folders import DatasetDifferences, Differing
-    from niels_cache_assets.inspection.differences.tokens import TokenDifference, TokenPlace
+    from niels_cache_assets.inspection.differences.documents import DifferingDocument, DocumentDifferences
+    from niels_cache_assets.inspection.differences.folders import DatasetDifferences, MetaDifference
+    from niels_cache_assets.inspection.differences.tokens import TokenDifference, TokenPosition
     from niels_cache_assets.tokenizer.kinds import TextTokenizer
     from niels_cache_runtime.format.layout import Split
 
@@ -40,7 +40,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", metavar="A", help="a cache root, or the folder of one data set")
     parser.add_argument("b", metavar="B", help="another folder of the same kind")
     parser.add_argument(
-        "-n", metavar="N", dest="count", type=at_least(0), default=SHOWN, help=f"documents to list of each kind (default: {SHOWN})"
+        "-n",
+        metavar="N",
+        dest="count",
+        type=integer_of_at_least(0),
+        default=SHOWN,
+        help=f"documents to list of each kind (default: {SHOWN})",
     )
 
 
@@ -117,7 +122,7 @@ def _print(console: Console, found: DatasetDifferences) -> None:
             _print_tokens(console, split, difference, tokenizers, noun)
 
 
-def _print_values(console: Console, title: str, values: Sequence[Differing]) -> None:
+def _print_values(console: Console, title: str, values: Sequence[MetaDifference]) -> None:
     if not values:
         return
     table = new_table(title, "A", "B", shrinking=["A", "B"])
@@ -148,16 +153,16 @@ def _print_documents(console: Console, found: DocumentDifferences, noun: str) ->
     counts = {"a": found.only["a"], "b": found.only["b"], "moved": found.moved, "resized": found.resized}
     for what, said in _KINDS.items():
         if counts[what]:
-            console.print(f"  {counted(counts[what], noun)} {said}:")
+            console.print(f"  {format_count(counts[what], noun)} {said}:")
             for listed in found.first[what]:
                 console.print(f"    {_lineage(listed, noun)}")
             if counts[what] > len(found.first[what]):
                 console.print(f"    ... and {counts[what] - len(found.first[what]):,} more")
 
 
-def _lineage(listed: Listed, noun: str) -> str:
+def _lineage(listed: DifferingDocument, noun: str) -> str:
     row = listed.lineage
-    return f"{row.file} row {row.row:,}, id {row.source_id}: {listed.split} {noun} {row.ordinal:,}, {counted(row.tokens, 'token')}"
+    return f"{row.file} row {row.row:,}, id {row.source_id}: {listed.split} {noun} {row.ordinal:,}, {format_count(row.tokens, 'token')}"
 
 
 def _print_tokens(
@@ -170,18 +175,18 @@ def _print_tokens(
         if place is None:
             console.print(f"    {side.upper()}: ends before it")
             continue
-        console.print(f"    {side.upper()}: {_place(place, noun)}")
+        console.print(f"    {side.upper()}: {_describe_position(place, noun)}")
         console.print(Text("       ").append_text(_around(place, tokenizers[side], is_terminal=console.is_terminal)))
 
 
-def _place(place: TokenPlace, noun: str) -> str:
+def _describe_position(place: TokenPosition, noun: str) -> str:
     row = place.lineage
     source = f" ({row.file} row {row.row:,}, id {row.source_id})" if row else ""
     inside = f"token {place.document_offset:,} of {place.document_tokens:,}"
     return f"{place.file} at {place.offset:,}: {noun} {place.document:,}{source}, {inside}"
 
 
-def _around(place: TokenPlace, tokenizer: TextTokenizer | None, *, is_terminal: bool) -> Text:
+def _around(place: TokenPosition, tokenizer: TextTokenizer | None, *, is_terminal: bool) -> Text:
     """Return the surrounding text with the token marked, or token ids if the tokenizer is not known."""
     from rich.text import Text
 

@@ -19,7 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from niels_cache_assets.base.wording import UNKNOWN, counted, file_size, listed
+from niels_cache_assets.base.wording import UNKNOWN, file_size, format_count, format_list
 from niels_cache_assets.cli.command import HOME_VARIABLE, Command
 from niels_cache_assets.cli.console import PROGRAM, new_table, output, print_facts
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from niels_cache_assets.project.registry import Registry
 
 _STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
-LEAST_PYTHON = (3, 11)
+MIN_PYTHON = (3, 11)
 LITTLE_SPACE = 5_000_000_000  # bytes; the default profile needs 1 GB for its caches, and room for the files that the hub's library keeps
 DAGSTER_CONFIG = "dagster.yaml"
 _NETWORK = "check the network and its proxy (HTTPS_PROXY); to use a mirror, set HF_ENDPOINT"
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.text import Text
 
     if arguments.text:
-        return _print_text_places(arguments)
+        return _print_text_locations(arguments)
     findings = list(_examine(arguments))
     problems = sum(finding.state == "problem" for finding in findings)
     if print_facts(arguments, {"findings": [asdict(finding) for finding in findings]}):
@@ -83,15 +83,15 @@ def run(arguments: argparse.Namespace) -> int:
     for finding in mends:
         console.print(Text(f"{finding.what}: ", style=_STYLES[finding.state]), end="")
         console.print(finding.mend)
-    console.print(f"\n{counted(problems, 'problem') if problems else 'no problems'}", style=_STYLES["problem" if problems else "ok"])
+    console.print(f"\n{format_count(problems, 'problem') if problems else 'no problems'}", style=_STYLES["problem" if problems else "ok"])
     return FAILED if problems else DONE
 
 
-def _print_text_places(arguments: argparse.Namespace) -> int:
+def _print_text_locations(arguments: argparse.Namespace) -> int:
     from niels_cache_assets.cli.context import open_registry
-    from niels_cache_assets.inspection.text_locations import text_places
+    from niels_cache_assets.inspection.text_locations import text_locations
 
-    places = [*text_places(*open_registry(arguments))]
+    places = [*text_locations(*open_registry(arguments))]
     if print_facts(arguments, {"text": [asdict(place) for place in places]}):
         return DONE
     table = new_table("where", "what", "size", right=frozenset({"size"}), shrinking=["what"])
@@ -103,7 +103,7 @@ def _print_text_places(arguments: argparse.Namespace) -> int:
 
 
 @dataclass(frozen=True)
-class Finding:
+class DoctorFinding:
     """The result of one check. `mend` says what to do."""
 
     what: str
@@ -112,7 +112,7 @@ class Finding:
     mend: str = ""
 
 
-def _examine(arguments: argparse.Namespace) -> Iterator[Finding]:
+def _examine(arguments: argparse.Namespace) -> Iterator[DoctorFinding]:
     """Yield all findings, the most important first. If the configuration cannot be read, checks that depend on it are skipped."""
     from niels_cache_assets.project.registry import cache_root, load_registry
 
@@ -121,14 +121,14 @@ def _examine(arguments: argparse.Namespace) -> Iterator[Finding]:
     try:
         registry = load_registry(profile=arguments.profile, config=arguments.config)
     except NielsCacheError as error:
-        yield Finding("configuration", "problem", str(error), f"correct it, or write a new one with {PROGRAM} init")
+        yield DoctorFinding("configuration", "problem", str(error), f"correct it, or write a new one with {PROGRAM} init")
         yield _dagster_home()
         return
     root = cache_root(registry, arguments.cache_dir)
     yield _configuration(registry)
     for line in registry.advice:
         where, _, mend = line.rpartition("; ")
-        yield Finding("configuration", "note", where, mend)
+        yield DoctorFinding("configuration", "note", where, mend)
     if not registry.is_fallback:
         yield from _inputs(registry, offline=arguments.offline)
     yield from _cache_directory(root)
@@ -137,25 +137,25 @@ def _examine(arguments: argparse.Namespace) -> Iterator[Finding]:
         yield from _hub(registry)
 
 
-def _system() -> Finding:
-    found = f"{platform.system()} {platform.machine()}, Python {platform.python_version()}, {counted(os.cpu_count() or 1, 'core')}"
-    if sys.version_info < LEAST_PYTHON:
-        mend = f"create a new environment with Python {'.'.join(map(str, LEAST_PYTHON))} or newer"
-        return Finding("system", "problem", found, mend)
+def _system() -> DoctorFinding:
+    found = f"{platform.system()} {platform.machine()}, Python {platform.python_version()}, {format_count(os.cpu_count() or 1, 'core')}"
+    if sys.version_info < MIN_PYTHON:
+        mend = f"create a new environment with Python {'.'.join(map(str, MIN_PYTHON))} or newer"
+        return DoctorFinding("system", "problem", found, mend)
     if sys.platform != "linux":
         mend = "niels-cache is tested on Linux; elsewhere a cache is missing for an instant when its rebuild takes its place"
-        return Finding("system", "note", found, mend)
-    return Finding("system", "ok", found)
+        return DoctorFinding("system", "note", found, mend)
+    return DoctorFinding("system", "ok", found)
 
 
-def _versions() -> Finding:
+def _versions() -> DoctorFinding:
     from packaging.requirements import Requirement
 
     try:
         requirements = [Requirement(line) for line in metadata.requires(PROGRAM) or ()]
     except metadata.PackageNotFoundError:
         mend = "run pip install -e . in the clone, so that the requirements can be checked"
-        return Finding("packages", "note", "niels-cache is not installed: run from its sources", mend)
+        return DoctorFinding("packages", "note", "niels-cache is not installed: run from its sources", mend)
     wrong, right = [], 0
     for requirement in requirements:
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
@@ -172,28 +172,28 @@ def _versions() -> Finding:
     if wrong:
         found = ", ".join(f"{requirement} ({installed})" for requirement, installed in wrong)
         mend = f"{sys.executable} -m pip install {' '.join(repr(str(requirement)) for requirement, _ in wrong)}"
-        return Finding("packages", "problem", found, mend)
-    return Finding("packages", "ok", f"{right} as required; dagster {metadata.version('dagster')}")
+        return DoctorFinding("packages", "problem", found, mend)
+    return DoctorFinding("packages", "ok", f"{right} as required; dagster {metadata.version('dagster')}")
 
 
-def _configuration(registry: Registry) -> Finding:
+def _configuration(registry: Registry) -> DoctorFinding:
     from niels_cache_runtime.format.layout import FAMILIES
 
     names = [name for family in FAMILIES for name in registry.partition_keys(family)]
     if registry.is_fallback:
         what, _, mend = registry.without_file.rpartition("; ")
-        return Finding("configuration", "note", what, mend)
-    found = f"{registry.settings_origin}: {counted(len(names), 'data set')} to build"
+        return DoctorFinding("configuration", "note", what, mend)
+    found = f"{registry.settings_origin}: {format_count(len(names), 'data set')} to build"
     if not names:
         mend = (
             f"add a data set to {registry.origin}: {PROGRAM} init --list shows those that ship with it, {PROGRAM} init inspects your files"
         )
-        return Finding("configuration", "problem", found, mend)
+        return DoctorFinding("configuration", "problem", found, mend)
     waiting = [f"{name} needs {reason}" for name, reason in registry.unconfigured().items()]
-    return Finding("configuration", "ok", "; ".join([found, *waiting]))
+    return DoctorFinding("configuration", "ok", "; ".join([found, *waiting]))
 
 
-def _inputs(registry: Registry, *, offline: bool) -> Iterator[Finding]:
+def _inputs(registry: Registry, *, offline: bool) -> Iterator[DoctorFinding]:
     """Check that the files that data sets name exist and match their settings.
 
     Remote files are checked unless `offline`, with ten seconds for each.
@@ -205,25 +205,25 @@ def _inputs(registry: Registry, *, offline: bool) -> Iterator[Finding]:
     problems = False
     model = registry.tokenizer.model
     if model is not None and not os.access(model, os.R_OK):
-        yield Finding("data", "problem", f"[tokenizer] model = {model!r} does not exist", "correct its path")
+        yield DoctorFinding("data", "problem", f"[tokenizer] model = {model!r} does not exist", "correct its path")
         problems = True
     elif model is not None:
         try:
             open_configured_model(registry.tokenizer)
         except NielsCacheError as error:
-            yield Finding("data", "problem", f"[tokenizer] {error}", "give another model")
+            yield DoctorFinding("data", "problem", f"[tokenizer] {error}", "give another model")
             problems = True
     for problem in input_problems(registry, offline=offline):
         problems = True
-        yield _of_input("data", problem)
+        yield _input_finding("data", problem)
     if not problems:
         local = [registry.source(name) for family in FAMILIES for name in registry.partition_keys(family)]
         found = sum(len(source.input_files()) for source in local if not is_remote(source))
         if found:
-            yield Finding("data", "ok", f"{counted(found, 'input file')}")
+            yield DoctorFinding("data", "ok", f"{format_count(found, 'input file')}")
 
 
-def _cache_directory(root: Path) -> Iterator[Finding]:
+def _cache_directory(root: Path) -> Iterator[DoctorFinding]:
     """Check that the cache directory is writable.
 
     If the directory does not exist, the folder in which a build would create it is checked.
@@ -235,26 +235,26 @@ def _cache_directory(root: Path) -> Iterator[Finding]:
     file = next((path for path in (root.absolute(), *root.absolute().parents) if path.exists()), folder)
     if not file.is_dir():
         mend = "move it away, or choose another place with --cache-dir or [build] cache_dir"
-        yield Finding("cache directory", "problem", f"{file} is a file", mend)
+        yield DoctorFinding("cache directory", "problem", f"{file} is a file", mend)
         return
     try:
         with tempfile.TemporaryDirectory(prefix=".niels_cache_doctor_", dir=folder) as probe:
             locks, exchanges = _has_locks(Path(probe)), can_exchange(Path(probe))
     except OSError as error:
         mend = f"change its permissions, or choose another place with --cache-dir or [build] cache_dir ({error.strerror})"
-        yield Finding("cache directory", "problem", f"{name}: {folder} cannot be written", mend)
+        yield DoctorFinding("cache directory", "problem", f"{name}: {folder} cannot be written", mend)
         return
-    yield Finding("cache directory", "ok", name if folder == root.absolute() else f"{name}, which a build will create")
+    yield DoctorFinding("cache directory", "ok", name if folder == root.absolute() else f"{name}, which a build will create")
     if not locks:
         mend = "use a local disk for the cache directory, or mount this one with locks: without them, two builds may write at once"
-        yield Finding("locks", "problem", "its file system has no file locks", mend)
+        yield DoctorFinding("locks", "problem", "its file system has no file locks", mend)
     if not exchanges:
         mend = "no action is needed; but a cache is missing for an instant when its rebuild takes its place"
-        yield Finding("exchange", "note", "its file system cannot exchange two directories in one step", mend)
+        yield DoctorFinding("exchange", "note", "its file system cannot exchange two directories in one step", mend)
     free = shutil.disk_usage(folder).free
     little = free < LITTLE_SPACE
     mend = "free some space, or choose another disk with --cache-dir; `hf cache ls` lists the files that the hub keeps" if little else ""
-    yield Finding("disk", "note" if little else "ok", f"{file_size(free)} free", mend)
+    yield DoctorFinding("disk", "note" if little else "ok", f"{file_size(free)} free", mend)
 
 
 def _has_locks(folder: Path) -> bool:
@@ -265,45 +265,45 @@ def _has_locks(folder: Path) -> bool:
             return False
 
 
-def _dagster_home() -> Finding:
+def _dagster_home() -> DoctorFinding:
     given = os.environ.get(HOME_VARIABLE)
     home = Path(given or ".dagster").expanduser()
     found = f"{home.absolute()}" if given else f"{home.absolute()} ({HOME_VARIABLE} is not set)"
     folder = _existing(home)
     if (home.exists() and not home.is_dir()) or not os.access(folder, os.W_OK | os.X_OK):
         mend = f"this folder is not writable; choose another: export {HOME_VARIABLE}=$HOME/.dagster"
-        return Finding(HOME_VARIABLE, "problem", found, mend)
+        return DoctorFinding(HOME_VARIABLE, "problem", found, mend)
     if given and not Path(given).is_absolute():
         mend = f"make the path absolute, because other programs of Dagster refuse a relative one: export {HOME_VARIABLE}={home.absolute()}"
-        return Finding(HOME_VARIABLE, "problem", given, mend)
+        return DoctorFinding(HOME_VARIABLE, "problem", given, mend)
     if (home / DAGSTER_CONFIG).exists() and not os.access(home / DAGSTER_CONFIG, os.R_OK):
-        return Finding(HOME_VARIABLE, "problem", f"{home / DAGSTER_CONFIG} cannot be read", "change its permissions")
+        return DoctorFinding(HOME_VARIABLE, "problem", f"{home / DAGSTER_CONFIG} cannot be read", "change its permissions")
     if not given:
         mend = f"each working folder has a separate history; to share one: export {HOME_VARIABLE}=$HOME/.dagster"
-        return Finding(HOME_VARIABLE, "note", found, mend)
-    return Finding(HOME_VARIABLE, "ok", found)
+        return DoctorFinding(HOME_VARIABLE, "note", found, mend)
+    return DoctorFinding(HOME_VARIABLE, "ok", found)
 
 
-def _hub(registry: Registry) -> Iterator[Finding]:
+def _hub(registry: Registry) -> Iterator[DoctorFinding]:
     """Check that each data set of the hub can be read with the current access token, and stop at the first failed connection."""
     from niels_cache_assets.artifacts.input_problems import hub_problems
     from niels_cache_assets.sources.hub.data import HubData
 
-    problems = [_of_input("hub", problem) for problem in hub_problems(registry)]
+    problems = [_input_finding("hub", problem) for problem in hub_problems(registry)]
     yield from problems
     sources = {**registry.pretrain, **registry.sft}.values()
     asked = {source.dataset for source in sources if isinstance(source, HubData) and source.enabled and not source.local_key}
     if not asked:
-        yield Finding("hub", "ok", "no configured data set comes from the hub")
+        yield DoctorFinding("hub", "ok", "no configured data set comes from the hub")
     elif not problems:
         from huggingface_hub import get_token
 
-        yield Finding("hub", "ok", f"{listed(sorted(asked))} can be read, {'with' if get_token() else 'without'} a token")
+        yield DoctorFinding("hub", "ok", f"{format_list(sorted(asked))} can be read, {'with' if get_token() else 'without'} a token")
 
 
-def _of_input(what: str, problem: InputProblem) -> Finding:
-    found, _, mend = (str(problem), "", _NETWORK) if problem.is_away else str(problem).rpartition("; ")
-    return Finding(what, "problem", found or mend, mend)
+def _input_finding(what: str, problem: InputProblem) -> DoctorFinding:
+    found, _, mend = (str(problem), "", _NETWORK) if problem.is_unreachable else str(problem).rpartition("; ")
+    return DoctorFinding(what, "problem", found or mend, mend)
 
 
 def _existing(path: Path) -> Path:

@@ -17,8 +17,8 @@ from itertools import accumulate, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from niels_cache_assets.base.wording import counted, share_of
-from niels_cache_assets.cli.command import PRETRAIN, SEED_HELP, Command, at_least, chosen, draw_seed, whole_number
+from niels_cache_assets.base.wording import format_count, format_share
+from niels_cache_assets.cli.command import PRETRAIN, SEED_HELP, Command, draw_seed, integer_of_at_least, require_choice, whole_number
 from niels_cache_assets.cli.console import DIFFERENCE_STYLE, ELLIPSIS, new_table, output, print_facts, title_of
 from niels_cache_assets.corpus.layout import DUPLICATES, duplicates_dir, duplicates_file
 
@@ -35,13 +35,15 @@ CONTEXT_WORDS = 12  # common words before the first difference
 _LOOKED_THROUGH = 100_000  # characters that are searched for the first difference
 
 Pair = Mapping[str, Any]  # a row of corpus.layout.DUPLICATES
-Part = tuple[bool, list[str]]  # (whether the other text lacks these words, the words)
+MarkedPart = tuple[bool, list[str]]  # (whether the other text lacks these words, the words)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that only this command has."""
     parser.add_argument("name", metavar="NAME", nargs="?", help="a deduplicated data set (default: the counts of all of them)")
-    parser.add_argument("-n", metavar="N", dest="count", type=at_least(1), default=3, help="number of pairs to show (default: 3)")
+    parser.add_argument(
+        "-n", metavar="N", dest="count", type=integer_of_at_least(1), default=3, help="number of pairs to show (default: 3)"
+    )
     parser.add_argument("--kind", metavar="KIND", help="exact or near duplicates (default: near, if there are any)")
     parser.add_argument("--closest-call", action="store_true", help="show the least similar pairs instead of random ones")
     parser.add_argument("--seed", metavar="N", type=whole_number, help=SEED_HELP)
@@ -67,7 +69,7 @@ def run(arguments: argparse.Namespace) -> None:
 
     registry, root = open_registry(arguments)
     if arguments.kind is not None:
-        chosen("--kind", "no kind", arguments.kind, KINDS)
+        require_choice("--kind", "no kind", arguments.kind, KINDS)
     seed = draw_seed(arguments.seed)
     console = output()
     if arguments.name is None:
@@ -87,7 +89,7 @@ def run(arguments: argparse.Namespace) -> None:
     if print_facts(arguments, {"name": name, "counts": counts, "pairs": found}):
         return
     dropped = f"dropped {counts['exact']:,} as exact and {counts['near']:,} as near duplicates"
-    console.print(f"{name}: {counted(counts['documents'], 'document')}, {dropped}", style="bold")
+    console.print(f"{name}: {format_count(counts['documents'], 'document')}, {dropped}", style="bold")
     for pair, documents in zip(pairs, both, strict=True):
         known = pair["kind"] == "near" and pair["similarity"] is not None
         similarity = f", similarity {pair['similarity']:.3f}" if known else ""
@@ -107,7 +109,7 @@ def _print_counts(console: Console, meta: Meta) -> None:
         counts = meta["datasets"][name]
         stay = counts["documents"] - counts["exact"] - counts["near"]
         cells = (counts["documents"], counts["exact"], counts["near"], stay)
-        table.add_row(name, *(f"{number:,}" for number in cells), share_of(stay, counts["documents"]))
+        table.add_row(name, *(f"{number:,}" for number in cells), format_share(stay, counts["documents"]))
     console.print(table)
     settings = meta["settings"]
     verify = f", verified by {settings['verify']}" if settings["verify"] != "none" else ""
@@ -169,10 +171,10 @@ def mark_differences(left: str, right: str, *, characters: int, styled: bool) ->
     ours, theirs = (spell_controls(text[:_LOOKED_THROUGH]).split() for text in (left, right))
     shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False)))
     begin = 0 if shared == len(ours) == len(theirs) else max(0, shared - CONTEXT_WORDS)
-    shown = [_fitting(words[begin:], characters) for words in (ours, theirs)]
+    shown = [_words_that_fit(words[begin:], characters) for words in (ours, theirs)]
     cut = [begin + len(part) < len(words) for part, words in zip(shown, (ours, theirs), strict=True)]
     matches = SequenceMatcher(a=shown[0], b=shown[1], autojunk=False).get_opcodes()
-    parts: tuple[list[Part], list[Part]] = ([], [])
+    parts: tuple[list[MarkedPart], list[MarkedPart]] = ([], [])
     for number, (tag, first, last, other_first, other_last) in enumerate(matches, start=1):
         # If one text was cut, words at the very end of the other text are not a difference.
         by_the_cut = number == len(matches) and ((tag == "delete" and cut[1]) or (tag == "insert" and cut[0]))
@@ -182,13 +184,13 @@ def mark_differences(left: str, right: str, *, characters: int, styled: bool) ->
     return joined[0], joined[1]
 
 
-def _fitting(words: list[str], characters: int) -> list[str]:
+def _words_that_fit(words: list[str], characters: int) -> list[str]:
     """Return as many words as fit into `characters`, but at least the beginning of the first word."""
     ends = accumulate(1 + len(word) for word in words)
     return words[: sum(1 for _ in takewhile(lambda end: end <= characters + 1, ends))] or [word[:characters] for word in words[:1]]
 
 
-def _joined(parts: list[Part], starts_late: bool, ends_early: bool, styled: bool) -> Text:
+def _joined(parts: list[MarkedPart], starts_late: bool, ends_early: bool, styled: bool) -> Text:
     from rich.text import Text
 
     text = Text(f"{ELLIPSIS} " if starts_late else "")

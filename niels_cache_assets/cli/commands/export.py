@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from niels_cache_assets.base.processes import stop_on_signals
-from niels_cache_assets.base.wording import counted, file_size
-from niels_cache_assets.cli.command import PRETRAIN, WHERE, Command, chosen, refuse, whole_number
+from niels_cache_assets.base.wording import file_size, format_count
+from niels_cache_assets.cli.command import PRETRAIN, WHERE, Command, raise_invalid, require_choice, whole_number
 from niels_cache_assets.cli.console import new_table, output, print_error, print_facts, print_json
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_runtime.errors import NielsCacheError
@@ -105,7 +105,7 @@ olmo, export prints the lines to add to the code of that project.""",
 
 def run(arguments: argparse.Namespace) -> int:
     """Plan the export, and write it unless this is a dry run. Return 1 if writing fails."""
-    from niels_cache_assets.cli.context import find_place, open_registry
+    from niels_cache_assets.cli.context import find_cache, open_registry
     from niels_cache_assets.cli.progress import transfer_progress
     from niels_cache_assets.exchange.formats import plan_export
     from niels_cache_assets.exchange.writing import write_export
@@ -115,7 +115,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _export_text(arguments)
     settings = _settings(arguments)
     registry, root = open_registry(arguments)
-    place = find_place(registry, root, arguments.name, kinds=("pretrain",))
+    place = find_cache(registry, root, arguments.name, kinds=("pretrain",))
     plan = plan_export(place.name, place.directory, settings)
     _refuse_inside_caches(plan.folder, root)
     if not arguments.dry_run:
@@ -145,7 +145,7 @@ def _export_text(arguments: argparse.Namespace) -> int:
     for option, value in given.items():
         if value is not None:
             raise NielsCacheError(f"{WHERE}: {option}: text does not take it; leave it out")
-    file_type = chosen("--file-type", "no such type", arguments.file_type or FILE_TYPES[0], FILE_TYPES)
+    file_type = require_choice("--file-type", "no such type", arguments.file_type or FILE_TYPES[0], FILE_TYPES)
     registry, root = open_registry(arguments)
     folder = Path(arguments.out)
     _refuse_inside_caches(folder, root)
@@ -169,12 +169,12 @@ def _print_text(arguments: argparse.Namespace, export: TextExport, manifest: dic
         return
     console = output()
     for entry in manifest["files"]:
-        counts = f": {counted(entry['documents'], 'document')}, {file_size(entry['bytes'])}" if "documents" in entry else ""
+        counts = f": {format_count(entry['documents'], 'document')}, {file_size(entry['bytes'])}" if "documents" in entry else ""
         console.print(f"{export.folder / entry['name']}{counts}")
     verb = "would be written" if arguments.dry_run else "written"
-    console.print(f"\n{counted(manifest['documents'], 'document')} in {counted(len(manifest['files']), 'file')} {verb}")
+    console.print(f"\n{format_count(manifest['documents'], 'document')} in {format_count(len(manifest['files']), 'file')} {verb}")
     if arguments.dry_run and export.existing():
-        console.print(f"{counted(len(export.existing()), 'file')} of an older export exist: --force would replace them")
+        console.print(f"{format_count(len(export.existing()), 'file')} of an older export exist: --force would replace them")
 
 
 def _settings(arguments: argparse.Namespace) -> ExportSettings:
@@ -182,14 +182,14 @@ def _settings(arguments: argparse.Namespace) -> ExportSettings:
     from niels_cache_assets.exchange.megatron import Link
     from niels_cache_runtime.format.layout import SPLITS
 
-    format = chosen("", "export has no format", arguments.format, (*FORMATS, TEXT))
+    format = require_choice("", "export has no format", arguments.format, (*FORMATS, TEXT))
     if arguments.file_type is not None:
         raise NielsCacheError(f"{WHERE}: --file-type: only text takes it; leave it out for {format}")
     splits = tuple(split_choice(arguments.split))
     if not splits:
-        refuse("--split", "no split", arguments.split, (*SPLITS, "all"))
+        raise_invalid("--split", "no split", arguments.split, (*SPLITS, "all"))
     usual: Link = "reflink" if format == "megatron" else "copy"
-    link: Link = usual if arguments.link is None else chosen("--link", "no such way", arguments.link, get_args(Link))
+    link: Link = usual if arguments.link is None else require_choice("--link", "no such way", arguments.link, get_args(Link))
     for option, given in (("--key", arguments.key), ("--link", arguments.link)):
         if given is not None and format != "megatron":
             raise NielsCacheError(f"{WHERE}: {option}: only megatron takes it; leave it out for {format}")
@@ -233,12 +233,12 @@ def _print_plan(console: Console, plan: ExportPlan, format: str, *, dry_run: boo
         table.add_row(str(plan.folder / file.name), *cells, f"{file.bytes:,} B")
     console.print(table)
     verb = "would be written" if dry_run else "written"
-    console.print(f"\n{counted(len(plan.files), 'file')}, {file_size(plan.bytes)}, {verb} for {format}")
+    console.print(f"\n{format_count(len(plan.files), 'file')}, {file_size(plan.bytes)}, {verb} for {format}")
     for note in plan.notes:
         console.print(note)
     existing = plan.existing() if dry_run else []
     if existing:
-        console.print(f"{counted(len(existing), 'file')} of an older export exist: --force would replace them")
+        console.print(f"{format_count(len(existing), 'file')} of an older export exist: --force would replace them")
         for name in plan.deleted():
             console.print(f"--force would delete {plan.folder / name}")
     if plan.lines:

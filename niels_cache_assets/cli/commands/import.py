@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from niels_cache_assets.base.defaults import ROLE_KEYS
 from niels_cache_assets.base.processes import stop_on_signals
-from niels_cache_assets.base.wording import SHORT_SHA256, counted
-from niels_cache_assets.cli.command import WHERE, Command, chosen, whole_number
+from niels_cache_assets.base.wording import SHORT_SHA256, format_count
+from niels_cache_assets.cli.command import WHERE, Command, require_choice, whole_number
 from niels_cache_assets.cli.console import output, print_error, print_facts
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_runtime.errors import NielsCacheError
@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     from niels_cache_assets.exchange.megatron_import import as_prefix, import_megatron, require_prefixes
     from niels_cache_runtime.format.layout import dataset_dir
 
-    chosen("", "import has no format", arguments.format, FORMATS)
+    require_choice("", "import has no format", arguments.format, FORMATS)
     registry, root = open_registry(arguments)
     _require_free_name(arguments, registry, root)
     vocabulary = _vocabulary(arguments, registry, root)
@@ -103,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _require_free_name(arguments: argparse.Namespace, registry: Registry, root: Path) -> None:
-    from niels_cache_assets.cli.context import TOKENIZER, find_places
+    from niels_cache_assets.cli.context import TOKENIZER, find_caches
     from niels_cache_assets.project.registry import is_valid_name
 
     name = arguments.name
@@ -113,7 +113,7 @@ def _require_free_name(arguments: argparse.Namespace, registry: Registry, root: 
         raise NielsCacheError(
             f"{WHERE}: --name {name}: is the name of a configured data set, whose build would overwrite it; choose another name"
         )
-    place = find_places(registry, root).get(name)
+    place = find_caches(registry, root).get(name)
     if place is None or not place.exists:
         return
     imported = place.kind == "pretrain" and (place.meta().get("source") or {}).get("kind") in FORMATS
@@ -180,10 +180,10 @@ def _read_model(path: Path, registry: Registry) -> tuple[str | None, int, dict[s
     An id is None if the model lacks this token.
     """
     from niels_cache_assets.tokenizer.kinds import is_configured_model, open_model_at
-    from niels_cache_assets.tokenizer.settings import kind_of_model
+    from niels_cache_assets.tokenizer.settings import infer_model_kind
 
     settings = registry.tokenizer
-    if kind_of_model(path) == "tiktoken" and not is_configured_model(settings, path):
+    if infer_model_kind(path) == "tiktoken" and not is_configured_model(settings, path):
         named = "its sha256 depends on its special tokens and its pattern; name this file in [tokenizer], with special_tokens"
         raise NielsCacheError(f"{WHERE}: --tokenizer {path}: is a rank file; {named}")
     tokenizer = open_model_at(settings, path, with_special_tokens=True)
@@ -196,13 +196,13 @@ def _summary(name: str, directory: Path, meta: Meta) -> list[str]:
 
     documents, facts = meta["documents"], meta["facts"]
     lines = [
-        f"{name}: {counted(meta['train_tokens'], 'token')} in {counted(documents['train'], 'document')} for train, "
+        f"{name}: {format_count(meta['train_tokens'], 'token')} in {format_count(documents['train'], 'document')} for train, "
         f"{meta['val_tokens']:,} in {documents['val']:,} for val, verified, in {directory}"
     ]
     if meta["dropped"]:
-        lines.append(f"dropped: {counted(meta['dropped']['empty'], 'document')} without tokens")
+        lines.append(f"dropped: {format_count(meta['dropped']['empty'], 'document')} without tokens")
     if "documents_of_several_sequences" in facts:
-        lines.append(f"joined: the sequences of {counted(facts['documents_of_several_sequences'], 'document')} that had several")
+        lines.append(f"joined: the sequences of {format_count(facts['documents_of_several_sequences'], 'document')} that had several")
     sha256, size, eot = meta["tokenizer_sha256"], meta["vocab_size"], meta["special_token_ids"]["eot"]
     lines.append(f"tokenizer: {sha256 or 'unknown (--tokenizer, --tokenizer-sha256): commands show ids instead of text'}")
     unknown = f"unknown (--vocab-size): ids were only checked to fit {token_dtype_of(meta).name}"
@@ -214,7 +214,7 @@ def _summary(name: str, directory: Path, meta: Meta) -> list[str]:
         lines.append(f"EOT: {eot}, after each document")
     else:
         lines.append(
-            f"EOT: {eot}; {counted(facts['documents_without_eot'], 'document')} without it at the end, and "
+            f"EOT: {eot}; {format_count(facts['documents_without_eot'], 'document')} without it at the end, and "
             f"{facts['eot_inside_documents']:,} times inside documents; documents are separated by their recorded ends only"
         )
     return lines

@@ -186,8 +186,8 @@ def _write(target: Path, text: str) -> tuple[Registry, list[str]]:
 
     The text is loaded from a temporary file in the folder of `target`, because paths in the text are relative to this folder.
     """
-    from niels_cache_assets.artifacts.input_problems import BadInputs
-    from niels_cache_assets.disk.journal import write_whole
+    from niels_cache_assets.artifacts.input_problems import InputsError
+    from niels_cache_assets.disk.journal import write_atomically
     from niels_cache_assets.project.registry import load_registry
 
     try:
@@ -197,11 +197,11 @@ def _write(target: Path, text: str) -> tuple[Registry, list[str]]:
             try:
                 registry = load_registry(config=file.name)
                 broken = _require_inputs(registry)
-            except BadInputs:
+            except InputsError:
                 raise
             except NielsCacheError as error:
                 raise NielsCacheError(str(error).replace(file.name, str(target))) from error
-        write_whole(target, text.encode())
+        write_atomically(target, text.encode())
         return registry, broken
     except OSError as error:
         raise NielsCacheError(f"{target}: cannot be written: {error.strerror}; choose another place with --out") from error
@@ -211,9 +211,9 @@ def _require_inputs(registry: Registry) -> list[str]:
     """Return a line for each data set with a broken row, which the user corrects or leaves out.
 
     Raises:
-        BadInputs: If there is any other problem that `doctor` would report, except an unreachable hub.
+        InputsError: If there is any other problem that `doctor` would report, except an unreachable hub.
     """
-    from niels_cache_assets.artifacts.input_problems import BadInputs, hub_problems, input_problems
+    from niels_cache_assets.artifacts.input_problems import InputsError, hub_problems, input_problems
     from niels_cache_assets.project.shipped import catalog
     from niels_cache_assets.tokenizer.kinds import open_configured_model
     from niels_cache_runtime.format.layout import FAMILIES
@@ -222,7 +222,7 @@ def _require_inputs(registry: Registry) -> list[str]:
         open_configured_model(registry.tokenizer)
     mine = {name for family in FAMILIES for name in registry.partition_keys(family) if name not in catalog()}
     found = [*input_problems(registry), *hub_problems(registry, mine)]
-    problems = [problem for problem in found if not problem.is_away and not problem.is_of_a_row]
+    problems = [problem for problem in found if not problem.is_unreachable and not problem.is_row_problem]
     if problems:
-        raise BadInputs(["error: init: this configuration cannot be built, so no file was written:", *map(str, problems)])
-    return [str(problem) for problem in found if problem.is_of_a_row]
+        raise InputsError(["error: init: this configuration cannot be built, so no file was written:", *map(str, problems)])
+    return [str(problem) for problem in found if problem.is_row_problem]

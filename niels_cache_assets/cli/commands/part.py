@@ -12,14 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from niels_cache_assets.base.wording import counted, file_size, listed
-from niels_cache_assets.cli.command import PRETRAIN, WHERE, Command, at_least
+from niels_cache_assets.base.wording import file_size, format_count, format_list
+from niels_cache_assets.cli.command import PRETRAIN, WHERE, Command, integer_of_at_least
 from niels_cache_assets.cli.console import PROGRAM, diagnostics, output, print_facts
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
     from niels_cache_assets.artifacts.base import Artifact
-    from niels_cache_assets.cli.worker import Lines
+    from niels_cache_assets.cli.worker import JsonLines
     from niels_cache_assets.project.registry import Registry
 
 NUMBER_VARIABLES = ("SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX")  # of Slurm's array jobs and of Kubernetes' indexed jobs
@@ -32,7 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "number",
         metavar="NUMBER",
         nargs="?",
-        type=at_least(0),
+        type=integer_of_at_least(0),
         help=f"the part, from 0 (default: the number in {' or '.join(NUMBER_VARIABLES)})",
     )
     what = parser.add_mutually_exclusive_group()
@@ -47,7 +47,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--train-tokens", type=int, metavar="N", help="with --add: a token budget for the new files (default: all their tokens)"
     )
     parser.add_argument("--no-wait", action="store_true", help="exit with 75 instead of waiting if another process is building this part")
-    parser.add_argument("--threads", metavar="N", type=at_least(1), help="number of encoding threads; does not affect the bytes")
+    parser.add_argument("--threads", metavar="N", type=integer_of_at_least(1), help="number of encoding threads; does not affect the bytes")
     parser.add_argument("--launch", type=_launch, help=argparse.SUPPRESS)  # a program that starts this command stops it by this name
     parser.add_argument("--no-notify", action="store_true", help="send no [notify] messages")
 
@@ -94,13 +94,13 @@ hard links.""",
 def run(arguments: argparse.Namespace) -> int | None:
     """Build or join, and print JSON lines; or add or remove parts, and print what was done."""
     from niels_cache_assets.cli.context import open_registry
-    from niels_cache_assets.cli.worker import require_name, work
+    from niels_cache_assets.cli.worker import build_and_report, require_name
 
     for option, given in (("--parts", arguments.parts), ("--train-tokens", arguments.train_tokens)):
         if given is not None and not arguments.add:
             raise NielsCacheError(f"{WHERE}: {option}: only for new files; name them with --add, or leave it out")
     if not arguments.add and not arguments.prune:
-        return work(lambda lines: _chosen(arguments, lines), wait=not arguments.no_wait, tells=not arguments.no_notify)
+        return build_and_report(lambda lines: _chosen(arguments, lines), wait=not arguments.no_wait, notify=not arguments.no_notify)
     _refuse_number(arguments)
     registry, root = open_registry(arguments)
     require_name(registry, arguments.name)
@@ -108,7 +108,7 @@ def run(arguments: argparse.Namespace) -> int | None:
     return None
 
 
-def _chosen(arguments: argparse.Namespace, lines: Lines) -> Artifact:
+def _chosen(arguments: argparse.Namespace, lines: JsonLines) -> Artifact:
     """Return the artifact to build.
 
     Raises:
@@ -116,10 +116,10 @@ def _chosen(arguments: argparse.Namespace, lines: Lines) -> Artifact:
     """
     from niels_cache_assets.artifacts.graph import graph
     from niels_cache_assets.cli.context import open_registry
-    from niels_cache_assets.cli.worker import ready, ready_corpus, ready_seal, ready_search
+    from niels_cache_assets.cli.worker import ready_corpus, ready_dataset, ready_seal, ready_search
     from niels_cache_assets.corpus.layout import HASHES, corpus_parts_dir, range_name, ranges_dir
     from niels_cache_assets.parts.layout import VAL_NAME, part_name, parts_dir
-    from niels_cache_assets.parts.lease import Stops, mark_of_stop
+    from niels_cache_assets.parts.lease import StopRequests, stop_stamp
 
     name = arguments.name
     if is_whole := arguments.val or arguments.seal:
@@ -137,8 +137,8 @@ def _chosen(arguments: argparse.Namespace, lines: Lines) -> Artifact:
         target = corpus_parts_dir(root, name) / part_name(number)
     else:
         target = parts_dir(root, name) / (VAL_NAME if arguments.val else part_name(number))
-    stops = Stops(
-        launch=arguments.launch, stale=mark_of_stop(target)
+    stops = StopRequests(
+        launch=arguments.launch, stale=stop_stamp(target)
     )  # before the tokenizer, the plan and the hashes, which may take hours
     if arguments.range:
         search = ready_search(found, name, lines)
@@ -148,7 +148,7 @@ def _chosen(arguments: argparse.Namespace, lines: Lines) -> Artifact:
         corpus = ready_corpus(found, name, lines)
         _require_number(number, corpus.source.corpus_parts, "part", f"the corpus of {name}")
         return replace(corpus.part(number), stops=stops)
-    sealed = ready(found, name, lines)
+    sealed = ready_dataset(found, name, lines)
     if arguments.val:
         if not sealed.source.has_val_part:
             raise NielsCacheError(f"{registry.origin}: {name} has no val to build before its parts; build them and leave out --val")
@@ -192,7 +192,7 @@ def _number(arguments: argparse.Namespace) -> int:
 
 def _add(arguments: argparse.Namespace, registry: Registry, root: Path) -> None:
     from niels_cache_assets.artifacts.parts.plan import check_addition
-    from niels_cache_assets.project.editing import NotAddedError, add_table, added_tables, locked_config
+    from niels_cache_assets.project.editing import TableNotWrittenError, add_table, locked_config, read_added_tables
     from niels_cache_assets.project.registry import load_registry
 
     name, config = arguments.name, Path(registry.origin)
@@ -203,10 +203,10 @@ def _add(arguments: argparse.Namespace, registry: Registry, root: Path) -> None:
         wanted["train_tokens"] = arguments.train_tokens
     with locked_config(config, log=lambda line: diagnostics().print(line)):
         registry = load_registry(profile=registry.profile, config=registry.origin)  # another command may have written it meanwhile
-        addition = check_addition(registry, root, name, added_tables(config, name), wanted)
+        addition = check_addition(registry, root, name, read_added_tables(config, name), wanted)
         try:
             written = None if addition is None else add_table(config, name, addition.entry, keys=addition.keys)
-        except NotAddedError as error:
+        except TableNotWrittenError as error:
             if not print_facts(arguments, {"name": name, "written": None, "lines": error.toml}):
                 print(error.toml)
             raise
@@ -216,10 +216,10 @@ def _add(arguments: argparse.Namespace, registry: Registry, root: Path) -> None:
         return
     console = output()
     if addition is None:
-        console.print(f"{name}: {listed(arguments.add)} is in {config} already; nothing was written")
+        console.print(f"{name}: {format_list(arguments.add)} is in {config} already; nothing was written")
         return
     size = file_size(sum(file.bytes for file in addition.files))
-    told = f"{counted(len(addition.files), 'file')} of {size} in {counted(wanted['parts'], 'new part')}"
+    told = f"{format_count(len(addition.files), 'file')} of {size} in {format_count(wanted['parts'], 'new part')}"
     console.print(f"{name}: {told}; wrote [[pretrain.{name}.added]] to {written}")
     for key, value in addition.keys.items():
         console.print(f"{name}: also wrote {key} = {value}, the commit of the built data set")
@@ -240,4 +240,4 @@ def _prune(arguments: argparse.Namespace, registry: Registry, root: Path) -> Non
     source = registry.pretrain[name]
     there = "all of them belong to the current plan" if source.is_in_parts or source.corpus_parts > 1 else "it has none"
     why = "" if removed else f", because {there}"
-    console.print(f"{name}: removed {counted(len(removed), 'part')}{why}")
+    console.print(f"{name}: removed {format_count(len(removed), 'part')}{why}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, get_args
 
 from niels_cache_assets.base.processes import stop_on_signals
 from niels_cache_assets.base.wording import file_size
-from niels_cache_assets.cli.command import WHERE, Command, chosen, configured, whole_number
+from niels_cache_assets.cli.command import WHERE, Command, offer_configured_names, require_choice, whole_number
 from niels_cache_assets.cli.console import new_table, output, print_facts
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -49,7 +49,7 @@ directory. megatron-core looks elsewhere; examples/megatron_core_indices.py buil
     examples="""\
   niels-cache prebuild-index mix                                              [blend.mix] of niels_cache.toml
   niels-cache prebuild-index --blend blend.txt --sequence-length 4096 --num-samples 10_000_000 --seed 1234""",
-    offers={"name": configured(lambda registry: registry.blend), "part": ("train", "valid", "test")},
+    offers={"name": offer_configured_names(lambda registry: registry.blend), "part": ("train", "valid", "test")},
 )
 
 
@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _plan(arguments: argparse.Namespace, registry: Registry, root: Path) -> BlendPlan:
-    from niels_cache_assets.artifacts.index import BlendPlan, Part, plan_of, read_blend_file
+    from niels_cache_assets.artifacts.index import BlendPart, BlendPlan, blend_plan, read_blend_file
     from niels_cache_assets.project.tables import ALL_TRAIN, MEGATRON_SEED
 
     given = [f"--{option.replace('_', '-')}" for option in _OF_A_FILE if getattr(arguments, option) is not None]
@@ -90,7 +90,7 @@ def _plan(arguments: argparse.Namespace, registry: Registry, root: Path) -> Blen
             raise NielsCacheError(
                 f"{WHERE}: {option}: [blend.{arguments.name}] already has this setting; give NAME alone, or --blend and its settings"
             )
-        return plan_of(registry, arguments.name, root=root)
+        return blend_plan(registry, arguments.name, root=root)
     if arguments.blend is None:
         names = ", ".join(registry.blend) or "none"
         raise NielsCacheError(
@@ -98,7 +98,7 @@ def _plan(arguments: argparse.Namespace, registry: Registry, root: Path) -> Blen
         )
     if arguments.sequence_length is None:
         raise NielsCacheError(f"{WHERE}: --blend needs --sequence-length; add that option")
-    part: Part = chosen("--part", "no part", arguments.part or "train", get_args(Part))
+    part: BlendPart = require_choice("--part", "no part", arguments.part or "train", get_args(BlendPart))
     paths, weights = read_blend_file(arguments.blend)
     if weights is not None and arguments.num_samples is None:
         raise NielsCacheError(f"{WHERE}: {arguments.blend} has weights, which divide --num-samples among the paths; add --num-samples")

@@ -10,8 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from niels_cache_assets.base.processes import stop_on_signals
-from niels_cache_assets.base.wording import SHORT_SHA256, UNKNOWN, counted, file_size
-from niels_cache_assets.cli.command import WHERE, Command, chosen
+from niels_cache_assets.base.wording import SHORT_SHA256, UNKNOWN, file_size, format_count
+from niels_cache_assets.cli.command import WHERE, Command, require_choice
 from niels_cache_assets.cli.console import PROGRAM, new_table, output, print_facts
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_runtime.errors import NielsCacheError
@@ -91,7 +91,7 @@ def _pull(arguments: argparse.Namespace) -> int:
 
     on_hub = arguments.address.startswith(SCHEME)
     address = f"{SCHEME}datasets/{repository_of(arguments.address)}" if on_hub else check_address(arguments.address)
-    split = None if arguments.split is None else chosen("--split", "no split", arguments.split, SPLITS)
+    split = None if arguments.split is None else require_choice("--split", "no split", arguments.split, SPLITS)
     with stop_on_signals(), transfer_progress("pulling") as progress:
         pulled = (pull_from_hub if on_hub else pull)(
             address,
@@ -115,7 +115,7 @@ def _pull(arguments: argparse.Namespace) -> int:
 
 
 def _local_copy(arguments: argparse.Namespace) -> int:
-    from niels_cache_runtime.remote.upkeep import check, contents, trim
+    from niels_cache_runtime.remote.maintenance import check, contents, trim
 
     folder = Path(arguments.copy).expanduser()
     freed = None if arguments.trim is None else trim(folder, arguments.trim)
@@ -132,7 +132,7 @@ def _local_copy(arguments: argparse.Namespace) -> int:
     if found.builds:
         console.print(table)
     limit = UNKNOWN if found.limit is None else file_size(found.limit)
-    console.print(f"{folder}: {file_size(found.bytes)}, limit {limit}, {counted(found.readers, 'reader')} now")
+    console.print(f"{folder}: {file_size(found.bytes)}, limit {limit}, {format_count(found.readers, 'reader')} now")
     if freed is not None:
         console.print(f"removed {file_size(freed)}")
     for path in damaged or []:

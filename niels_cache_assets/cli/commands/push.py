@@ -8,13 +8,13 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.base.processes import stop_on_signals
-from niels_cache_assets.base.wording import SHORT_SHA256, counted, file_size, listed
+from niels_cache_assets.base.wording import SHORT_SHA256, file_size, format_count, format_list
 from niels_cache_assets.cli.command import DATA_SETS, WHERE, Command
 from niels_cache_assets.cli.console import output, print_facts
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
-    from niels_cache_assets.publish.push import Pruned, Pushed
+    from niels_cache_assets.publish.push import PruneResult, PushResult
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -52,10 +52,10 @@ does not exist, push creates a private one. The token comes from HF_TOKEN or the
 
 def run(arguments: argparse.Namespace) -> None:
     """Push the cache, and prune if --prune is given."""
-    from niels_cache_assets.cli.context import find_place, open_registry
+    from niels_cache_assets.cli.context import find_cache, open_registry
     from niels_cache_assets.cli.progress import transfer_progress
     from niels_cache_assets.publish.hub import SCHEME, push_to_hub, repository_of
-    from niels_cache_assets.publish.push import local_build, prune, push
+    from niels_cache_assets.publish.push import open_local_build, prune, push
     from niels_cache_runtime.remote.store import check_address
 
     on_hub = arguments.address.startswith(SCHEME)
@@ -65,8 +65,8 @@ def run(arguments: argparse.Namespace) -> None:
         raise NielsCacheError(f"{WHERE}: --repair: only for an object store; the hub compares each file with its hash; leave it out")
     address = f"{SCHEME}datasets/{repository_of(arguments.address)}" if on_hub else check_address(arguments.address)
     registry, root = open_registry(arguments)
-    place = find_place(registry, root, arguments.name, kinds=("pretrain", "sft"))
-    build = local_build(place.directory)
+    place = find_cache(registry, root, arguments.name, kinds=("pretrain", "sft"))
+    build = open_local_build(place.directory)
     with stop_on_signals(), transfer_progress(f"pushing {place.name}") as progress:
         if on_hub:
             license = None if registry.publish is None else registry.publish.licenses.get(place.name)
@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> None:
             console.print(line)
 
 
-def _as_json(address: str, pushed: Pushed, pruned: Pruned | None) -> dict[str, Any]:
+def _as_json(address: str, pushed: PushResult, pruned: PruneResult | None) -> dict[str, Any]:
     record = pushed.record
     return {
         "address": address,
@@ -94,14 +94,15 @@ def _as_json(address: str, pushed: Pushed, pruned: Pruned | None) -> dict[str, A
     }
 
 
-def _lines(address: str, pushed: Pushed, pruned: Pruned | None) -> Iterator[str]:
+def _lines(address: str, pushed: PushResult, pruned: PruneResult | None) -> Iterator[str]:
     record = pushed.record
     yield f"{address}: {record.family}/{record.name}, build {record.content_sha256[:SHORT_SHA256]}: {pushed.state}"
-    yield f"{counted(pushed.sent, 'file')} of {pushed.files:,} sent, {file_size(pushed.sent_bytes)}; the others were there"
+    yield f"{format_count(pushed.sent, 'file')} of {pushed.files:,} sent, {file_size(pushed.sent_bytes)}; the others were there"
     if record.previous and pruned is None:
-        yield f"older builds there: {listed([each[:SHORT_SHA256] for each in record.previous])}; --prune deletes them"
+        yield f"older builds there: {format_list([each[:SHORT_SHA256] for each in record.previous])}; --prune deletes them"
     if pruned is not None:
-        yield f"{counted(len(pruned.builds), 'older build')} deleted: {counted(pruned.objects, 'object')}, {file_size(pruned.bytes)}"
+        builds, objects = format_count(len(pruned.builds), "older build"), format_count(pruned.objects, "object")
+        yield f"{builds} deleted: {objects}, {file_size(pruned.bytes)}"
         if pruned.kept:
-            names = listed([each[:SHORT_SHA256] for each in pruned.kept])
+            names = format_list([each[:SHORT_SHA256] for each in pruned.kept])
             yield f"kept, because a push may be running or was cut less than a day ago: {names}"

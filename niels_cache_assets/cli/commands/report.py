@@ -80,7 +80,7 @@ def _of_caches(registry: Registry, root: Path) -> Report:
             drawings = draw_report(registry, report, progress=lambda name: status.update(f"drawing {name}"))
         return render_page(report, drawings, now=time.time())
 
-    lines = [*(f"{notice.name}: {notice.text}" for notice in report.notices), f"{report.complete} of {len(report.wanted)} complete"]
+    lines = [*(f"{notice.name}: {notice.text}" for notice in report.notices), f"{report.complete} of {len(report.expected)} complete"]
     return page_path(root), report.as_json(), render, lines
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from niels_cache_assets.base.wording import counted
-from niels_cache_assets.cli.command import SEED_HELP, WHERE, Command, at_least, chosen, draw_seed, whole_number
+from niels_cache_assets.base.wording import format_count
+from niels_cache_assets.cli.command import SEED_HELP, WHERE, Command, draw_seed, integer_of_at_least, require_choice, whole_number
 from niels_cache_assets.cli.console import excerpt, output, print_json, title_of
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from niels_cache_assets.base.documents import Document
-    from niels_cache_assets.inspection.samples import Drawn
+    from niels_cache_assets.inspection.samples import DisplayedSample
     from niels_cache_assets.project.registry import Registry
     from niels_cache_assets.tokenizer.kinds import TextTokenizer
     from niels_cache_runtime.format.layout import Bools, Family, Split, Tokens
@@ -42,13 +42,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--stage", metavar="STAGE", default="cache", help="cache: what training sees (default); corpus: documents after cleaning"
     )
     parser.add_argument("--split", metavar="SPLIT", help="train or val (default: train; not for a corpus)")
-    parser.add_argument("-n", metavar="N", dest="count", type=at_least(1), default=3, help="number of samples (default: 3)")
+    parser.add_argument("-n", metavar="N", dest="count", type=integer_of_at_least(1), default=3, help="number of samples (default: 3)")
     parser.add_argument(
         "--notable", action="store_true", help="show the first, the longest, the shortest and one fixed random sample; ignores -n"
     )
     parser.add_argument("--seed", metavar="N", type=whole_number, help=SEED_HELP)
     parser.add_argument(
-        "--tokens", metavar="N", type=at_least(1), default=128, help="tokens to print per sample (default: 128; estimated for a corpus)"
+        "--tokens",
+        metavar="N",
+        type=integer_of_at_least(1),
+        default=128,
+        help="tokens to print per sample (default: 128; estimated for a corpus)",
     )
 
 
@@ -65,15 +69,15 @@ COMMAND = Command(
 
 def run(arguments: argparse.Namespace) -> None:
     """Print the samples."""
-    from niels_cache_assets.cli.context import find_place, open_registry
+    from niels_cache_assets.cli.context import find_cache, open_registry
     from niels_cache_runtime.cache.opening import open_meta
     from niels_cache_runtime.format.layout import FAMILIES, SPLITS
     from niels_cache_runtime.remote.local_copy import LocalCopy
     from niels_cache_runtime.remote.record import TOKENIZER
     from niels_cache_runtime.remote.store import is_address
 
-    stage = chosen("--stage", "no stage", arguments.stage, STAGES)
-    split = chosen("--split", "no split", arguments.split or "train", SPLITS)
+    stage = require_choice("--stage", "no stage", arguments.stage, STAGES)
+    split = require_choice("--split", "no split", arguments.split or "train", SPLITS)
     seed = draw_seed(arguments.seed)
     if stage == "corpus":
         if is_address(arguments.name):
@@ -92,7 +96,7 @@ def run(arguments: argparse.Namespace) -> None:
                 copy.fetch_build(build, split)
             _print_sample(arguments, directory, kind, split, seed=seed, fetch=lambda paths: copy.fetch_of(build, paths))
     else:
-        place = find_place(*open_registry(arguments), arguments.name, kinds=FAMILIES)
+        place = find_cache(*open_registry(arguments), arguments.name, kinds=FAMILIES)
         _print_sample(arguments, place.directory, "pretrain" if place.kind == "pretrain" else "sft", split, seed=seed)
 
 
@@ -146,7 +150,7 @@ def _print_sample(
         console.print(f"\n(--seed {seed} shows the same samples again)", style="dim")
 
 
-def _as_json(sample: Drawn, tokenizer: TextTokenizer | None) -> Any:
+def _as_json(sample: DisplayedSample, tokenizer: TextTokenizer | None) -> Any:
     from niels_cache_assets.tokenizer.decoding import as_text
 
     return {
@@ -185,11 +189,11 @@ def _document_json(document: Document) -> dict[str, Any]:
 
 def _print_corpus_sample(arguments: argparse.Namespace, registry: Registry, root: Path, *, seed: int) -> None:
     from niels_cache_assets.artifacts.corpus_facts import CHARACTERS_PER_TOKEN
-    from niels_cache_assets.inspection.corpora import duplicates_of, find_corpus, sample_corpus
+    from niels_cache_assets.inspection.corpora import duplicate_counts, find_corpus, sample_corpus
 
     name = arguments.name
     _, meta = find_corpus(registry, root, name)
-    searched = duplicates_of(root, name, meta) is not None
+    searched = duplicate_counts(root, name, meta) is not None
     sample = sample_corpus(registry, name, root=root, count=arguments.count, seed=seed, minus_duplicates=searched)
     if arguments.json:
         documents = [{"ordinal": ordinal, **_document_json(document)} for ordinal, document in sample.documents]
@@ -200,8 +204,8 @@ def _print_corpus_sample(arguments: argparse.Namespace, registry: Registry, root
     for ordinal, document in sample.documents:
         console.print(f"--- {_title(ordinal, document)}", style="bold")
         console.print(excerpt(document.text, int(arguments.tokens * CHARACTERS_PER_TOKEN)))
-    tokens = f"about {counted(sample.estimated_tokens, 'token')} in all"
-    console.print(f"\n{counted(sample.kept, 'document')} in the corpus, {sample.mean_characters:,.0f} characters on average, {tokens}")
+    tokens = f"about {format_count(sample.estimated_tokens, 'token')} in all"
+    console.print(f"\n{format_count(sample.kept, 'document')} in the corpus, {sample.mean_characters:,.0f} characters on average, {tokens}")
     if not searched and "dedup" in meta["prepare"]:
         console.print("(the corpus is not deduplicated yet, so duplicates may be among them)", style="dim")
     console.print(f"(--seed {seed} shows the same samples again)", style="dim")
@@ -213,4 +217,4 @@ def _title(ordinal: int, document: Document) -> str:
 
     split = f"{document.split} " if document.split else ""
     name = title_of(document.title, document.file, document.row)
-    return spell_controls(f"{split}document {ordinal:,}, {counted(len(document.text), 'character')}: {name}")
+    return spell_controls(f"{split}document {ordinal:,}, {format_count(len(document.text), 'character')}: {name}")

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from niels_cache_assets.base.wording import counted, file_size
+from niels_cache_assets.base.wording import file_size, format_count
 from niels_cache_assets.cli.command import CACHES, Command
 from niels_cache_assets.cli.console import PROGRAM, new_table, output, print_facts
 from niels_cache_assets.corpus.layout import corpus_dir
@@ -52,7 +52,7 @@ COMMAND = Command(
 )
 
 
-class Shown(NamedTuple):
+class ShownCache(NamedTuple):
     """A cache to show, with its folder or address."""
 
     name: str
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> None:
 
     name, corpus = arguments.name, None
     if is_address(name):
-        cache: Shown | None = _published(name)
+        cache: ShownCache | None = _published(name)
     else:
         registry, root = open_registry(arguments)
         if is_path(name):
@@ -88,20 +88,20 @@ def run(arguments: argparse.Namespace) -> None:
         _print_corpus(console, name, **corpus)
 
 
-def _named(registry: Registry, root: Path, name: str) -> tuple[Shown | None, dict[str, Any] | None]:
+def _named(registry: Registry, root: Path, name: str) -> tuple[ShownCache | None, dict[str, Any] | None]:
     """Return the cache of a data set, and its corpus with its directory, meta.json and counts of duplicates. One of them may be missing."""
-    from niels_cache_assets.cli.context import find_place, find_places
-    from niels_cache_assets.inspection.corpora import duplicates_of, find_corpus
+    from niels_cache_assets.cli.context import find_cache, find_caches
+    from niels_cache_assets.inspection.corpora import duplicate_counts, find_corpus
     from niels_cache_runtime.format.layout import META_NAME
 
-    corpus, known = None, find_places(registry, root)
+    corpus, known = None, find_caches(registry, root)
     if (corpus_dir(root, name) / META_NAME).exists():
         directory, meta = find_corpus(registry, root, name)
-        corpus = {"directory": directory, "meta": meta, "duplicates": duplicates_of(root, name, meta)}
+        corpus = {"directory": directory, "meta": meta, "duplicates": duplicate_counts(root, name, meta)}
         if name not in known or not known[name].exists:
             return None, corpus
-    place = find_place(registry, root, name)
-    return Shown(name, place.kind, place.directory, place.meta()), corpus
+    place = find_cache(registry, root, name)
+    return ShownCache(name, place.kind, place.directory, place.meta()), corpus
 
 
 def is_path(given: str) -> bool:
@@ -109,7 +109,7 @@ def is_path(given: str) -> bool:
     return "/" in given or os.sep in given
 
 
-def _folder(directory: Path) -> Shown:
+def _folder(directory: Path) -> ShownCache:
     from niels_cache_runtime.format.layout import META_NAME
     from niels_cache_runtime.format.meta import foreign_family, is_foreign, load_meta
 
@@ -118,25 +118,25 @@ def _folder(directory: Path) -> Shown:
         raise _no_dataset(directory)
     meta = load_meta(str(path))
     kind = foreign_family(meta) if is_foreign(meta) else meta.get("kind")
-    return Shown(meta.get("dataset_name") or directory.absolute().name, str(kind), directory, meta)
+    return ShownCache(meta.get("dataset_name") or directory.absolute().name, str(kind), directory, meta)
 
 
-def _published(address: str) -> Shown:
+def _published(address: str) -> ShownCache:
     """Read the meta.json of a published cache, which takes two requests."""
     from niels_cache_runtime.remote.record import read_published
     from niels_cache_runtime.remote.store import open_store
 
     store = open_store(address)
     published = read_published(store)
-    return Shown(published.name, published.family, store.address, published.meta)
+    return ShownCache(published.name, published.family, store.address, published.meta)
 
 
 def _no_dataset(path: Path) -> NielsCacheError:
-    from niels_cache_runtime.format.described import describe
     from niels_cache_runtime.format.layout import META_NAME
+    from niels_cache_runtime.format.path_kind import describe
 
     found = describe(path)
-    said, advice = found.said, "give the folder of a data set, or its name"
+    said, advice = found.clause, "give the folder of a data set, or its name"
     if found.kind == "root":
         advice = f"type {PROGRAM} status --cache-dir {shlex.quote(str(path))}"
     elif found.dataset is not None:
@@ -147,7 +147,7 @@ def _no_dataset(path: Path) -> NielsCacheError:
 
 
 def _print_cache(console: Console, meta: Meta) -> None:
-    from niels_cache_assets.facts.contents import shortfall
+    from niels_cache_assets.facts.contents import budget_shortfall
     from niels_cache_runtime.format.meta import UNVERIFIABLE, is_foreign
 
     if is_foreign(meta):
@@ -155,7 +155,7 @@ def _print_cache(console: Console, meta: Meta) -> None:
     if not meta.get("built", True):
         console.print("disabled: meta.json records that this data set was switched off, so nothing was built")
     _print_splits(console, meta)
-    short = shortfall(meta)
+    short = budget_shortfall(meta)
     if short is not None:
         console.print(f"\n{short}", style="yellow")
     _print_dropped(console, meta)
@@ -214,7 +214,7 @@ def _per_split(meta: Meta) -> dict[str, dict[str, int]]:
 
 def _print_dropped(console: Console, meta: Meta) -> None:
     from niels_cache_assets.base.reasons import explain
-    from niels_cache_assets.facts.drops import DropSummary, summary_of_drops
+    from niels_cache_assets.facts.drops import DropSummary, summarize_drops
 
     dropped: Mapping[str, int] = meta.get("dropped") or {}
     if dropped:
@@ -222,13 +222,13 @@ def _print_dropped(console: Console, meta: Meta) -> None:
         for reason, count in sorted(dropped.items(), key=lambda item: -item[1]):
             table.add_row(reason, f"{count:,}", explain(reason))
         _section(console, None, table)
-    summary = summary_of_drops(meta)
+    summary = summarize_drops(meta)
     if summary != DropSummary():
         console.print()
     for line in summary.warnings:
         console.print(line, style="yellow")
-    if summary.asked:
-        console.print(summary.asked)
+    if summary.requested:
+        console.print(summary.requested)
 
 
 def _print_facts(console: Console, meta: Meta, *, without: frozenset[str]) -> None:
@@ -248,7 +248,7 @@ def _print_files(console: Console, meta: Meta) -> None:
     table = new_table("file", "size", "sha256", right=frozenset({"size"}), shrinking=["file", "sha256"])
     for path, entry in files.items():
         table.add_row(path, file_size(entry["bytes"]), entry["sha256"])
-    _section(console, f"{counted(len(files), 'file')}, {file_size(total_bytes(files))}", table)
+    _section(console, f"{format_count(len(files), 'file')}, {file_size(total_bytes(files))}", table)
 
 
 def _section(console: Console, title: str | None, table: Any) -> None:

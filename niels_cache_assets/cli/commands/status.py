@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from niels_cache_assets.base.wording import counted
+from niels_cache_assets.base.wording import format_count
 from niels_cache_assets.cli.command import ALL_HELP, CACHES, WHERE, Command
 from niels_cache_assets.cli.console import PROGRAM, new_table, output, print_facts
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
@@ -21,8 +21,8 @@ from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
     from niels_cache_assets.artifacts.state import CacheState
-    from niels_cache_assets.artifacts.unfinished import Unfinished
-    from niels_cache_assets.disk.build_lock import Work
+    from niels_cache_assets.artifacts.unfinished import UnfinishedBuild
+    from niels_cache_assets.disk.build_lock import BuildStatus
     from niels_cache_assets.project.registry import Registry
     from niels_cache_runtime.format.meta import Meta
 
@@ -65,13 +65,13 @@ exit codes: 0 everything is complete or off, 1 otherwise.""",
 
 
 @dataclass(frozen=True)
-class Row:
+class StatusRow:
     """A row of the table. `meta` is empty if its counts cannot be shown, and `unfinished` is None while the cache is being built."""
 
     judged: CacheState
-    work: Work
+    work: BuildStatus
     meta: Meta
-    unfinished: Unfinished | None = None
+    unfinished: UnfinishedBuild | None = None
 
     @property
     def is_fine(self) -> bool:
@@ -91,7 +91,7 @@ class Row:
         if share is not None:
             how_far = f" ({share:.0%})"
         elif documents is not None:
-            how_far = f" ({counted(documents, 'conversation' if self.judged.kind == 'sft' else 'document')})"
+            how_far = f" ({format_count(documents, 'conversation' if self.judged.kind == 'sft' else 'document')})"
         if self.work.writer is not None:
             words.append(f"being built{how_far}")
         elif self.work.is_resumable and self.judged.condition == "complete":
@@ -117,7 +117,7 @@ class Row:
                 "the next build resumes it only if all of these match"
             )
         elif self.work.is_resumable:
-            same = "the data" if self.unfinished is not None and self.unfinished.sure else "settings and data"
+            same = "the data" if self.unfinished is not None and self.unfinished.is_certain else "settings and data"
             reasons.append(f"the next build resumes the unfinished one if {same} are the same")
         return "; ".join(reasons)
 
@@ -126,7 +126,7 @@ class Row:
         return self.unfinished.stale if self.unfinished is not None and self.work.is_resumable else None
 
     def as_json(self, registry: Registry) -> dict[str, Any]:
-        from niels_cache_assets.facts.contents import all_counts, content_hash, shortfall
+        from niels_cache_assets.facts.contents import all_counts, budget_shortfall, content_hash
 
         judged, work = self.judged, self.work
         configured = {**registry.pretrain, **registry.sft}.get(judged.name)
@@ -142,7 +142,7 @@ class Row:
             "advice": judged.advice,
             "note": judged.note,
             "counts": all_counts(self.meta),
-            "shortfall": shortfall(self.meta),
+            "shortfall": budget_shortfall(self.meta),
             "sha256": content_hash(self.meta),
             "building": {**asdict(work.writer), **how_far} if work.writer else None,
             "resumable": how_far if is_unfinished and self._why_stale is None else None,
@@ -153,34 +153,34 @@ class Row:
 def run(arguments: argparse.Namespace) -> int:
     """Print the table or JSON, and return 1 if at least one row is not complete."""
     from niels_cache_assets.artifacts.graph import graph
-    from niels_cache_assets.cli.context import is_listed, left_out_words, open_registry, tell_advice
+    from niels_cache_assets.cli.context import count_note, is_listed, open_registry, print_advice
 
     registry, root = open_registry(arguments)
     known = graph(registry, root).states()
     states = _chosen(registry, known, arguments.names)
-    tell_advice(registry)
+    print_advice(registry)
     if not arguments.names and not arguments.all:
         states = [state for state in states if is_listed(state, registry)]
     rows = [_row(registry, judged, root) for judged in states]
     if not print_facts(arguments, {"root": root, "data_sets": [row.as_json(registry) for row in rows]}):
         left_out = 0 if arguments.names else len(known) - len(states)
-        more = f"; {left_out_words(left_out, registry)}" if left_out else ""
+        more = f"; {count_note(left_out, registry)}" if left_out else ""
         _print(rows, f"{registry.settings_origin}; caches in {root}{'' if root.exists() else ' (this folder does not exist yet)'}{more}")
     return DONE if all(row.is_fine for row in rows) else FAILED
 
 
-def _row(registry: Registry, judged: CacheState, root: Path) -> Row:
+def _row(registry: Registry, judged: CacheState, root: Path) -> StatusRow:
     from niels_cache_assets.artifacts.unfinished import unfinished_build
-    from niels_cache_assets.disk.build_lock import work_on
+    from niels_cache_assets.disk.build_lock import build_status
     from niels_cache_runtime.format.layout import META_NAME
     from niels_cache_runtime.format.meta import load_meta
 
-    work = work_on(judged.directory)
+    work = build_status(judged.directory)
     is_unfinished = work.is_resumable and work.writer is None
     path, meta = judged.directory / META_NAME, {}
     with suppress(NielsCacheError):  # if the file was replaced in the meantime, its counts are not shown
         meta = load_meta(str(path)) if judged.condition in ("complete", "stale") and path.exists() else {}
-    return Row(judged, work, meta, unfinished_build(registry, judged, root=root) if is_unfinished else None)
+    return StatusRow(judged, work, meta, unfinished_build(registry, judged, root=root) if is_unfinished else None)
 
 
 def _chosen(registry: Registry, states: list[CacheState], names: Iterable[str]) -> list[CacheState]:
@@ -197,7 +197,7 @@ def _chosen(registry: Registry, states: list[CacheState], names: Iterable[str]) 
     ]
 
 
-def _print(rows: list[Row], where: str) -> None:
+def _print(rows: list[StatusRow], where: str) -> None:
     """Print the table and a summary.
 
     Args:
@@ -206,7 +206,7 @@ def _print(rows: list[Row], where: str) -> None:
     """
     from rich.text import Text
 
-    from niels_cache_assets.facts.contents import all_counts, contents, shares_met
+    from niels_cache_assets.facts.contents import all_counts, budget_shares, content_cells
 
     table = new_table(
         *("data set", "kind", "status", "train", "val", "why, and what to do"),
@@ -216,7 +216,7 @@ def _print(rows: list[Row], where: str) -> None:
     for row in rows:
         kind = "" if row.judged.kind == "tokenizer" else row.judged.kind
         status = Text(row.words, style="cyan" if row.work.writer else _STYLES.get(row.judged.condition, "yellow"))
-        table.add_row(row.judged.name, kind, status, *contents(all_counts(row.meta), shares_met(row.meta)), row.reason)
+        table.add_row(row.judged.name, kind, status, *content_cells(all_counts(row.meta), budget_shares(row.meta)), row.reason)
     console = output()
     console.print(table)
     behind = [row for row in rows if not row.is_fine]

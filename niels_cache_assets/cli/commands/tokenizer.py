@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.base.wording import SHORT_SHA256
-from niels_cache_assets.cli.command import WHERE, Command, at_least, chosen
+from niels_cache_assets.cli.command import WHERE, Command, integer_of_at_least, require_choice
 from niels_cache_assets.cli.console import new_table, output, print_facts, print_json
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_runtime.errors import NielsCacheError
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from niels_cache_assets.project.registry import Registry
     from niels_cache_assets.tokenizer.engines import Engine
     from niels_cache_assets.tokenizer.kinds import TextTokenizer
-    from niels_cache_assets.tokenizer.proof import Difference, Proof
+    from niels_cache_assets.tokenizer.proof import Difference, EngineProof
     from niels_cache_runtime.format.layout import Family
 
 ACTIONS = ("compare", "prove")
@@ -42,7 +42,7 @@ DIFFICULT = "difficult texts"
 _CHARACTERS = 60  # of a text that differs, on each side of the difference
 _IDS = 6  # ids on each side of the first one that differs
 
-Sources = Callable[[], Iterable[tuple[str, Iterable[str]]]]
+TextSources = Callable[[], Iterable[tuple[str, Iterable[str]]]]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +59,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--characters",
         metavar="N",
-        type=at_least(1),
+        type=integer_of_at_least(1),
         help=f"characters to use from the start of each source (default: {CHARACTERS:_} for compare, all for prove)",
     )
 
@@ -84,7 +84,7 @@ fast engine ([tokenizer] engine = "auto").""",
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compared:
+class TokenizerComparison:
     """The result for one source: its number of characters, and the number of tokens that each model needs for these characters."""
 
     source: str
@@ -105,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Compare the models, or prove the engines."""
     from niels_cache_assets.cli.context import open_registry
 
-    action = chosen("", "tokenizer has no action", arguments.action, ACTIONS)
+    action = require_choice("", "tokenizer has no action", arguments.action, ACTIONS)
     if action == "compare" and len(arguments.models) < 2:
         raise NielsCacheError(f"{WHERE}: compare needs at least two models; name another one")
     registry, root = open_registry(arguments)
@@ -119,7 +119,7 @@ def run(arguments: argparse.Namespace) -> int:
     compared = [_compare(name, texts, tokenizers) for name, texts in sources if texts]
     if not compared:
         raise NielsCacheError(f"{root}: no built data set has text to compare on; build one, or give --files")
-    whole = Compared(
+    whole = TokenizerComparison(
         source="all",
         characters=sum(row.characters for row in compared),
         tokens=[sum(row.tokens[number] for row in compared) for number in range(len(paths))],
@@ -146,34 +146,34 @@ def _opened(given: str, registry: Registry, root: Path) -> tuple[Path, TextToken
     return Path(given), open_model_at(registry.tokenizer, given)
 
 
-def _compare(name: str, texts: Sequence[str], tokenizers: Sequence[TextTokenizer]) -> Compared:
+def _compare(name: str, texts: Sequence[str], tokenizers: Sequence[TextTokenizer]) -> TokenizerComparison:
     from niels_cache_runtime.format.reading import available_threads
 
     threads = available_threads()
     tokens = [tokenizer.count_tokens(texts, threads) for tokenizer in tokenizers]
-    return Compared(source=name, characters=sum(map(len, texts)), tokens=tokens)
+    return TokenizerComparison(source=name, characters=sum(map(len, texts)), tokens=tokens)
 
 
 def _texts(arguments: argparse.Namespace, registry: Registry, root: Path) -> Iterator[tuple[str, Iterator[str]]]:
     """Yield the name of each source with its text, or the beginning of its text."""
-    from niels_cache_assets.base.documents import beginning
-    from niels_cache_assets.cli.context import find_place, find_places
-    from niels_cache_assets.cli.recognizing import sources_of
+    from niels_cache_assets.base.documents import truncate_texts
+    from niels_cache_assets.cli.context import find_cache, find_caches
+    from niels_cache_assets.cli.detection import sources_of
     from niels_cache_assets.sources.types import StreamContext
     from niels_cache_assets.tokenizer.decoding import open_tokenizer
     from niels_cache_runtime.format.layout import FAMILIES
 
     if arguments.only is not None:
-        places = [find_place(registry, root, name, kinds=FAMILIES) for name in arguments.only]
+        places = [find_cache(registry, root, name, kinds=FAMILIES) for name in arguments.only]
     else:
-        places = [find_place(registry, root, name) for name, place in find_places(registry, root).items() if place.exists]
+        places = [find_cache(registry, root, name) for name, place in find_caches(registry, root).items() if place.exists]
     for place in places:
         if place.kind != "tokenizer" and (place.meta().get("tokenizer_sha256") or arguments.only) and place.meta().get("built", True):
             texts = _spelled_texts(place.directory, place.kind, open_tokenizer(root))
-            yield place.name, beginning(texts, arguments.characters)
+            yield place.name, truncate_texts(texts, arguments.characters)
     if arguments.files:
         streams = (chain.from_iterable(source.unconverted(StreamContext(seed=0))) for source in sources_of(arguments.files))
-        yield "files", beginning((document.text for document in chain.from_iterable(streams)), arguments.characters)
+        yield "files", truncate_texts((document.text for document in chain.from_iterable(streams)), arguments.characters)
 
 
 def _spelled_texts(directory: Path, family: Family, tokenizer: TextTokenizer) -> Iterator[str]:
@@ -200,7 +200,7 @@ def _spelled_texts(directory: Path, family: Family, tokenizer: TextTokenizer) ->
     yield tokenizer.decode(rest)
 
 
-def _print(models: Sequence[dict[str, Any]], rows: Sequence[Compared]) -> None:
+def _print(models: Sequence[dict[str, Any]], rows: Sequence[TokenizerComparison]) -> None:
     console = output()
     letters = [chr(ord("A") + number) for number in range(len(models))]
     for letter, model in zip(letters, models, strict=True):
@@ -218,7 +218,7 @@ def _print(models: Sequence[dict[str, Any]], rows: Sequence[Compared]) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Proven:
+class EngineResult:
     """The results of one engine.
 
     Attributes:
@@ -229,7 +229,7 @@ class Proven:
 
     engine: str
     version: str | None
-    proofs: dict[str, Proof] | None
+    proofs: dict[str, EngineProof] | None
 
     @property
     def differs(self) -> bool:
@@ -240,7 +240,7 @@ class Proven:
         return {"engine": self.engine, "version": self.version, "sources": sources}
 
 
-def _prove(models: Sequence[tuple[Path, TextTokenizer]], sources: Sources, *, as_json: bool) -> int:
+def _prove(models: Sequence[tuple[Path, TextTokenizer]], sources: TextSources, *, as_json: bool) -> int:
     """Prove each engine for each model, and print the results. Return FAILED if any text differs.
 
     Args:
@@ -266,21 +266,21 @@ def _prove(models: Sequence[tuple[Path, TextTokenizer]], sources: Sources, *, as
     return FAILED if any(each.differs for _, _, proven in results for each in proven) else DONE
 
 
-def _proven(name: str, engine: Engine | None, tokenizer: TextTokenizer, sources: Sources) -> Proven:
+def _proven(name: str, engine: Engine | None, tokenizer: TextTokenizer, sources: TextSources) -> EngineResult:
     from niels_cache_assets.streaming.encode import has_lone_surrogate, normalize_newlines
     from niels_cache_assets.tokenizer.engines import installed_version, prove
     from niels_cache_assets.tokenizer.proof import compare
 
     if engine is None:
-        return Proven(engine=name, version=installed_version(name), proofs=None)
+        return EngineResult(engine=name, version=installed_version(name), proofs=None)
     proofs = {DIFFICULT: prove(tokenizer, engine)}
     for source, texts in sources():
         valid = (normalize_newlines(text) for text in texts if not has_lone_surrogate(text))  # as in a build
         proofs[source] = compare(valid, reference=tokenizer.encode_flat, engine=engine.encode_flat)
-    return Proven(engine=name, version=engine.version, proofs=proofs)
+    return EngineResult(engine=name, version=engine.version, proofs=proofs)
 
 
-def _print_proofs(path: Path, tokenizer: TextTokenizer, proven: Sequence[Proven]) -> None:
+def _print_proofs(path: Path, tokenizer: TextTokenizer, proven: Sequence[EngineResult]) -> None:
     from niels_cache_assets.tokenizer.engines import reference_of
 
     console, reference = output(), reference_of(tokenizer)

@@ -15,8 +15,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, cast
 
-from niels_cache_assets.base.wording import counted
-from niels_cache_assets.cli.command import WHERE, Command, chosen, refuse, whole_number
+from niels_cache_assets.base.wording import format_count
+from niels_cache_assets.cli.command import WHERE, Command, raise_invalid, require_choice, whole_number
 from niels_cache_assets.cli.console import new_table, output, print_json
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from niels_cache_assets.inspection.origins import Cache, Row, Segment
+    from niels_cache_assets.inspection.origins import BatchRow, Segment, TracedCache
     from niels_cache_runtime.loader.loader import TokenLoader
     from niels_cache_runtime.loader.trace import BatchTrace
     from niels_cache_runtime.remote.local_copy import LocalCopy
@@ -95,7 +95,7 @@ def run(arguments: argparse.Namespace) -> None:
     copies: list[LocalCopy] = []  # they keep the lineage and the tokenizers until these are read
     with TemporaryDirectory(prefix="niels-cache-", ignore_cleanup_errors=True) as copy:
         loader = _open_loader(arguments.state, state, dict(arguments.sources), copy=copy)
-        side = None if arguments.side is None else chosen("--side", "no side", arguments.side, SIDES)
+        side = None if arguments.side is None else require_choice("--side", "no side", arguments.side, SIDES)
         trace = loader.trace(arguments.step, rank=arguments.rank, side=side)
         assert isinstance(trace, BatchTrace)  # because no row is given
         if arguments.row is not None:
@@ -147,14 +147,14 @@ def _open_loader(path: str, state: dict[str, Any], moved: Mapping[str, str], *, 
         NielsCacheError: If a cache is missing or has changed, or if the state is invalid.
     """
     from niels_cache_runtime.loader.loader import TokenLoader
+    from niels_cache_runtime.remote.split_location import Copy
     from niels_cache_runtime.remote.store import is_address
-    from niels_cache_runtime.remote.whole import Copy
 
     try:
         folders = {name: str(source["folder"]) for name, source in state["sources"].items()}
         for name in moved:
             if name not in folders:
-                refuse("--source", "no data set", name, folders)
+                raise_invalid("--source", "no data set", name, folders)
         named = {**folders, **moved}
         is_remote = any(map(is_address, named.values()))
         changes: dict[str, Any] = {"remote": Copy(dir=copy, limit=sys.maxsize)} if is_remote else {}
@@ -188,11 +188,11 @@ def _print_title(console: Console, trace: BatchTrace, *, rank: int, taken: int |
     rows, columns = trace.tokens.shape
     ahead = ""
     if taken is not None and trace.step >= taken:
-        ahead = f"; this state was saved earlier, after {counted(taken, 'step')}"
-    console.print(f"step {trace.step:,}, rank {rank}: {counted(rows, 'row')}, columns 0 to {columns - 1:,}{ahead}", style="bold")
+        ahead = f"; this state was saved earlier, after {format_count(taken, 'step')}"
+    console.print(f"step {trace.step:,}, rank {rank}: {format_count(rows, 'row')}, columns 0 to {columns - 1:,}{ahead}", style="bold")
 
 
-def print_row(console: Console, row: Row, cache: Cache, *, whole: bool) -> None:
+def print_row(console: Console, row: BatchRow, cache: TracedCache, *, whole: bool) -> None:
     """Print the documents of a row, then the beginning of each text, or all text if `whole`."""
     from rich.text import Text
 
@@ -207,7 +207,7 @@ def print_row(console: Console, row: Row, cache: Cache, *, whole: bool) -> None:
             console.print(Text(f"{_columns(segment)}: {_excerpt(row, segment, cache)}"), soft_wrap=False, no_wrap=True, overflow="ellipsis")
 
 
-def _row_json(row: Row, cache: Cache, *, column: int | None = None) -> dict[str, Any]:
+def _row_json(row: BatchRow, cache: TracedCache, *, column: int | None = None) -> dict[str, Any]:
     """Return the row as JSON data: its tokens, and each segment with its document and text.
 
     If `column` is given, only the segment with this column is included.
@@ -219,7 +219,7 @@ def _row_json(row: Row, cache: Cache, *, column: int | None = None) -> dict[str,
     return {**whole, "segments": [_segment_json(segment, row, cache) for segment in segments]}
 
 
-def _segment_json(segment: Segment, row: Row, cache: Cache) -> dict[str, Any]:
+def _segment_json(segment: Segment, row: BatchRow, cache: TracedCache) -> dict[str, Any]:
     from niels_cache_assets.sources.reading.keep import kept_values
 
     columns = {"first_column": segment.first, "last_column": segment.last - 1}
@@ -240,9 +240,9 @@ def _segment_json(segment: Segment, row: Row, cache: Cache) -> dict[str, Any]:
     }
 
 
-def _table_of(segments: Sequence[Segment], cache: Cache) -> Table:
+def _table_of(segments: Sequence[Segment], cache: TracedCache) -> Table:
     columns = ["columns", cache.unit, "from token", "source id", "file", "row", "shard", "offset"]
-    kept = [_kept(segment, cache) for segment in segments]
+    kept = [_format_kept(segment, cache) for segment in segments]
     right = frozenset({cache.unit, "from token", "row", "offset"})
     table = new_table(*columns, *(["kept"] if any(kept) else []), right=right, shrinking=["source id", "file", "shard", "kept"])
     for segment, values in zip(segments, kept, strict=True):
@@ -250,7 +250,7 @@ def _table_of(segments: Sequence[Segment], cache: Cache) -> Table:
     return table
 
 
-def _print_token(console: Console, row: Row, column: int, cache: Cache) -> None:
+def _print_token(console: Console, row: BatchRow, column: int, cache: TracedCache) -> None:
     """Print one token of a row, its document, and the surrounding text with the token marked."""
     from rich.text import Text
 
@@ -271,7 +271,7 @@ def _print_token(console: Console, row: Row, column: int, cache: Cache) -> None:
     console.print(around)
 
 
-def _cells(segment: Segment, cache: Cache) -> list[str]:
+def _cells(segment: Segment, cache: TracedCache) -> list[str]:
     if segment.is_padding:
         return [_columns(segment), "padding", "", "", "", "", "", ""]
     known = segment.is_in_document
@@ -281,7 +281,7 @@ def _cells(segment: Segment, cache: Cache) -> list[str]:
     return [_columns(segment), *document, *origin, cache.file(segment.file), f"{segment.offset:,}"]
 
 
-def _kept(segment: Segment, cache: Cache) -> str:
+def _format_kept(segment: Segment, cache: TracedCache) -> str:
     """Return the kept values of a document on one line, such as `url: https://a.org, score: 3`, empty without `keep`."""
     from niels_cache_assets.sources.reading.keep import kept_values
 
@@ -294,7 +294,7 @@ def _columns(segment: Segment) -> str:
     return f"{segment.first}-{segment.last - 1}"
 
 
-def _excerpt(row: Row, segment: Segment, cache: Cache) -> str:
+def _excerpt(row: BatchRow, segment: Segment, cache: TracedCache) -> str:
     text = _line(cache.text(row, segment.first, min(segment.last, segment.first + EXCERPT_CHARACTERS)))
     return text if len(text) <= EXCERPT_CHARACTERS else f"{text[: EXCERPT_CHARACTERS - 1]}…"
 

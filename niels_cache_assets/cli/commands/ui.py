@@ -102,7 +102,7 @@ def _listen(port: int) -> socket.socket:
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:
     for each in SIGNALS:
-        signal.signal(each, _leave)
+        signal.signal(each, _exit_now)
     raise _Stopped
 
 
@@ -111,6 +111,6 @@ def _hang_up(number: int, frame: FrameType | None) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _leave(number: int, frame: FrameType | None) -> NoReturn:
+def _exit_now(number: int, frame: FrameType | None) -> NoReturn:
     """Exit at once after a second signal. The services of Dagster end by themselves."""
     os._exit(128 + number)

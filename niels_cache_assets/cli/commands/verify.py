@@ -6,8 +6,8 @@ A progress bar shows how far it is.
 import argparse
 from dataclasses import asdict
 
-from niels_cache_assets.base.wording import counted, file_size
-from niels_cache_assets.cli.command import CACHES, WHERE, Command, refuse
+from niels_cache_assets.base.wording import file_size, format_count
+from niels_cache_assets.cli.command import CACHES, WHERE, Command, raise_invalid
 from niels_cache_assets.cli.console import new_table, output, print_facts, print_json
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_runtime.errors import NielsCacheError
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Verify the caches, and return FAILED if there are findings."""
     from rich.text import Text
 
-    from niels_cache_assets.cli.context import find_places, open_registry, refuse_path
+    from niels_cache_assets.cli.context import find_caches, open_registry, refuse_path
     from niels_cache_assets.cli.progress import transfer_progress
     from niels_cache_runtime.remote.store import is_address
     from niels_cache_runtime.verify import find_folders, notes, verify_folders
@@ -75,13 +75,13 @@ def run(arguments: argparse.Namespace) -> int:
         raise NielsCacheError(f"{WHERE}: --download: only for an ADDRESS such as s3://BUCKET/PREFIX; without it, every file is read anyway")
     registry, root = open_registry(arguments)
     names = arguments.names or None
-    known = [*find_places(registry, root), *(path.name for pattern in ("*", "*/*", "*/.parts/*/*") for path in root.glob(pattern))]
+    known = [*find_caches(registry, root), *(path.name for pattern in ("*", "*/*", "*/.parts/*/*") for path in root.glob(pattern))]
     for name in arguments.names:
         is_known = name.rpartition("/")[2] in known
         if not is_known or name.count("/") > 1:
             refuse_path(name)
         if not is_known:
-            refuse("", "no data set", name, known)
+            raise_invalid("", "no data set", name, known)
     verified = [VerifiedFolder(path) for path in find_folders(root, names=names)]
     folders = [folder.path for folder in verified]
     with transfer_progress("verifying") as progress:
@@ -152,7 +152,7 @@ def _verify_address(arguments: argparse.Namespace) -> int:
         console.print(str(finding))
     size = file_size(sum(file.size for file in published.files))
     compared = "the content of every object was read" if checked.is_proven else "sizes and recorded hashes were compared"
-    files, found = counted(len(published.files), "file"), counted(len(findings), "finding")
+    files, found = format_count(len(published.files), "file"), format_count(len(findings), "finding")
     console.print(f"{published.family}/{published.name}: {files}, {size}: {compared}; {found}")
     if not checked.is_proven:
         console.print("note: only --download reads the content, and proves it", style="dim")

@@ -18,18 +18,18 @@ from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.prepared_corpora import open_prepared
 from niels_cache_assets.base.fingerprint import fingerprint_of
-from niels_cache_assets.base.wording import counted, file_size
+from niels_cache_assets.base.wording import file_size, format_count
 from niels_cache_assets.corpus.identity import dedup_identity, dedup_order
 from niels_cache_assets.defs import keys
-from niels_cache_assets.defs.assets.parts import built, partition_asset, result_of, to_parts
-from niels_cache_assets.defs.assets.upstream import observe_what_was_read
+from niels_cache_assets.defs.assets.parts import build_and_report, materialize_result, partition_asset, to_parts
+from niels_cache_assets.defs.assets.upstream import observe_read_revision
 from niels_cache_assets.defs.config import BuildConfig
 from niels_cache_assets.defs.metadata.builds import Metadata, recorded_at, state_of
 from niels_cache_assets.defs.metadata.corpora import documents_metadata, duplicates_metadata, kept_metadata, report_metadata
 from niels_cache_assets.defs.metadata.entries import materialized, without_empty
-from niels_cache_assets.defs.progress import BuildReporter, SinkParam, readable_failures, told
+from niels_cache_assets.defs.progress import BuildReporter, SinkParam, readable_failures, result_line
 from niels_cache_assets.defs.resources import RootParam
-from niels_cache_assets.defs.stream_slots import StreamPlace
+from niels_cache_assets.defs.stream_slots import StreamSlot
 from niels_cache_assets.facts.contents import total_bytes
 from niels_cache_assets.project.registry import Registry
 
@@ -144,23 +144,23 @@ def _documents(registry: Registry) -> dg.AssetsDefinition:
         name = context.partition_key
         artifact = graph(registry, cache_root.path).corpus(name)
         if isinstance(artifact, JoinedCorpus):
-            artifact = replace(artifact, forces_parts=not progress_sink.has_made([step.key for step in artifact.steps()]))
+            artifact = replace(artifact, force_parts=not progress_sink.has_built([step.key for step in artifact.steps()]))
         reporter = BuildReporter(context, progress_sink, name=artifact.key, observed=keys.DOCUMENTS)
         with readable_failures():
-            with StreamPlace(context, artifact.key, log=reporter.log) as place:
+            with StreamSlot(context, artifact.key, log=reporter.log) as place:
                 outcome = materialize(
                     artifact,
                     force=config.force,
                     wait=config.wait,
                     on_progress=reporter.progress,
                     log=reporter.log,
-                    waits_its_turn=place.take,
+                    wait_for_turn=place.take,
                 )
             reporter.warn(outcome)
             if not outcome.kept:
-                observe_what_was_read(context, registry, name, outcome.meta["dataset_revision"], root=cache_root.path)
+                observe_read_revision(context, registry, name, outcome.meta["dataset_revision"], root=cache_root.path)
             metadata = documents_metadata(outcome)
-        reporter.tell(metadata)
+        reporter.log_result(metadata)
         return materialized(metadata, outcome.meta["content_sha256"])
 
     return documents
@@ -172,7 +172,7 @@ def _duplicates(registry: Registry) -> dg.AssetsDefinition:
 
     @dg.asset(
         key=keys.DUPLICATES,
-        deps=[dg.AssetDep(keys.DOCUMENTS, partition_mapping=keys.searched(registry)), *ranges],
+        deps=[dg.AssetDep(keys.DOCUMENTS, partition_mapping=keys.search_mapping(registry)), *ranges],
         group_name=_GROUP,
         kinds={"parquet"},
         code_version=f"{Duplicates.version}-{settings[:8]}",  # so that changed settings of [dedup] show as unsynced
@@ -187,12 +187,12 @@ def _duplicates(registry: Registry) -> dg.AssetsDefinition:
         reporter = BuildReporter(context, progress_sink, name=keys.DUPLICATES.to_user_string())
         with readable_failures():
             found = graph(registry, cache_root.path)
-            artifact = replace(found.duplicates(), forces_ranges=not progress_sink.has_made(found.before("corpus/duplicates")))
+            artifact = replace(found.duplicates(), forces_ranges=not progress_sink.has_built(found.before("corpus/duplicates")))
             outcome = materialize(artifact, force=config.force, wait=config.wait, log=reporter.log)
             reporter.warn(outcome)
         version = outcome.meta.get("content_sha256", "")  # empty if no data set uses dedup
         metadata = duplicates_metadata(outcome)
-        reporter.tell(metadata)
+        reporter.log_result(metadata)
         return materialized(metadata, version)
 
     return duplicates
@@ -233,7 +233,7 @@ def _report(registry: Registry) -> dg.AssetsDefinition:
             artifact = graph(registry, cache_root.path).report(name)
             outcome = materialize(artifact, force=config.force, wait=config.wait, log=context.log.info)
             metadata = report_metadata(outcome, draw=registry.dagster.plots)
-            context.log.info(f"{name}: {told(metadata)}")
+            context.log.info(f"{name}: {result_line(metadata)}")
         return materialized(metadata, outcome.meta["meta_sha256"])
 
     return report
@@ -258,7 +258,7 @@ def _parts(registry: Registry) -> dg.AssetsDefinition:
 def _hashes(registry: Registry) -> dg.AssetsDefinition:
     @dg.asset(
         key=keys.HASHES,
-        deps=[dg.AssetDep(keys.DOCUMENTS, partition_mapping=keys.searched(registry))],
+        deps=[dg.AssetDep(keys.DOCUMENTS, partition_mapping=keys.search_mapping(registry))],
         group_name=_GROUP,
         kinds={"numpy"},
         code_version=RANGES_VERSION,
@@ -270,8 +270,8 @@ def _hashes(registry: Registry) -> dg.AssetsDefinition:
         cache_root: RootParam,
         progress_sink: SinkParam,
     ) -> dg.MaterializeResult:
-        outcome = built(context, graph(registry, cache_root.path).duplicates().hashes(), config, progress_sink, None)
-        return result_of(outcome, search_metadata(outcome))
+        outcome = build_and_report(context, graph(registry, cache_root.path).duplicates().hashes(), config, progress_sink, None)
+        return materialize_result(outcome, search_metadata(outcome))
 
     return hash_signatures
 
@@ -294,7 +294,7 @@ def corpus_part_metadata(outcome: Outcome) -> Metadata:
     """Return the metadata of a part of a corpus: a few lines, because there may be thousands of parts."""
     meta = outcome.meta
     documents = meta["documents"]
-    said = f"{file_size(meta['bytes']['after'])}: {counted(documents['kept'], 'document')} of {documents['read']:,}"
+    said = f"{file_size(meta['bytes']['after'])}: {format_count(documents['kept'], 'document')} of {documents['read']:,}"
     return without_empty(
         {
             **state_of(outcome),
@@ -308,7 +308,7 @@ def corpus_part_metadata(outcome: Outcome) -> Metadata:
 
 def search_metadata(outcome: Outcome) -> Metadata:
     """Return the metadata of the hashes or of a range."""
-    searched = counted(outcome.meta["documents"]["searched"], "document")
+    searched = format_count(outcome.meta["documents"]["searched"], "document")
     return {
         **state_of(outcome),
         "contents": f"{file_size(total_bytes(outcome.meta['files']))}: {searched} in {outcome.meta['ranges']} ranges",

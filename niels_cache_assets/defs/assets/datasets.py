@@ -14,15 +14,15 @@ import dagster as dg
 
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
-from niels_cache_assets.base.choices import refuse_choice
+from niels_cache_assets.base.choices import raise_unknown_choice
 from niels_cache_assets.build_cache import CODE_VERSIONS
 from niels_cache_assets.defs import keys
-from niels_cache_assets.defs.assets.upstream import REVISION, last_observation, observe_what_was_read
+from niels_cache_assets.defs.assets.upstream import REVISION, last_observation, observe_read_revision
 from niels_cache_assets.defs.config import FamilyConfig, PretrainConfig
 from niels_cache_assets.defs.metadata.builds import family_metadata, split_schema, split_version
 from niels_cache_assets.defs.progress import BuildReporter, ProgressSink, SinkParam, readable_failures
 from niels_cache_assets.defs.resources import CacheRoot, RootParam
-from niels_cache_assets.defs.stream_slots import StreamPlace
+from niels_cache_assets.defs.stream_slots import StreamSlot
 from niels_cache_assets.facts.training_code import loader_code
 from niels_cache_assets.project.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
@@ -169,15 +169,15 @@ def _stream(
         if name not in registry.partition_keys(family):  # Dagster accepts any partition key
             if name in registry.switched_off():
                 raise NielsCacheError(f"{registry.origin}: [{family}.{name}] is switched off; set enabled = true in it to build it")
-            refuse_choice(registry.origin, f"no {family} data set", name, registry.partition_keys(family))
+            raise_unknown_choice(registry.origin, f"no {family} data set", name, registry.partition_keys(family))
         artifact = graph(registry, cache_root.path).dataset(name, config.run_settings())
         settings = artifact.source.shown_settings()
-        with StreamPlace(context, name, log=reporter.log) as place:
+        with StreamSlot(context, name, log=reporter.log) as place:
 
             def waits_its_turn() -> bool:
                 if place.take():
                     return True
-                reporter.note(f"building from {_in_words(settings)}")
+                reporter.log_quietly(f"building from {_in_words(settings)}")
                 return False
 
             outcome = materialize(
@@ -186,14 +186,14 @@ def _stream(
                 wait=config.wait,
                 on_progress=reporter.progress,
                 log=reporter.log,
-                waits_its_turn=waits_its_turn,
+                wait_for_turn=waits_its_turn,
             )
         reporter.warn(outcome)
         if not outcome.kept:
             _observe(context, registry, name, outcome.meta, root=cache_root.path)
         deduplicated = "dedup" in getattr(artifact.source, "prepare", ())
         shown = family_metadata(outcome, settings, deduplicated=deduplicated, draw=registry.dagster.plots)
-        reporter.tell(shown[None])
+        reporter.log_result(shown[None])
         results: list[dg.MaterializeResult] = [
             *(
                 dg.MaterializeResult(key, metadata=shown[split], data_version=split_version(outcome.meta, split))
@@ -220,6 +220,6 @@ def _observe(context: dg.AssetExecutionContext, registry: Registry, name: str, m
         last = last_observation(context.instance, registry, name)
         if last is not None:
             revision = last.metadata.get(REVISION)
-            observe_what_was_read(context, registry, name, str(revision.value) if revision else None, root=root)
+            observe_read_revision(context, registry, name, str(revision.value) if revision else None, root=root)
     else:
-        observe_what_was_read(context, registry, name, meta["dataset_revision"], root=root)
+        observe_read_revision(context, registry, name, meta["dataset_revision"], root=root)

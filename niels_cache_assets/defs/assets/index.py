@@ -11,8 +11,8 @@ import dagster as dg
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.index import BlendIndex
 from niels_cache_assets.artifacts.materialize import materialize
-from niels_cache_assets.base.fingerprint import fingerprint_of, settings_that_count
-from niels_cache_assets.base.wording import SHORT_SHA256, counted, file_size
+from niels_cache_assets.base.fingerprint import fingerprint_of, identity_settings
+from niels_cache_assets.base.wording import SHORT_SHA256, file_size, format_count
 from niels_cache_assets.defs.keys import INDEX, TRAIN_KEYS
 from niels_cache_assets.defs.metadata.builds import Metadata, state_of
 from niels_cache_assets.defs.metadata.entries import json_entry, materialized, table
@@ -39,7 +39,7 @@ def index_assets(registry: Registry) -> list[dg.AssetsDefinition]:
     names = registry.blend_keys()
     if not names:
         return []
-    settings = fingerprint_of({name: settings_that_count(registry.blend[name], "blend") for name in names})
+    settings = fingerprint_of({name: identity_settings(registry.blend[name], "blend") for name in names})
     readers = graph(registry, "").readers("pretrain", "index")
     blends_of = {member: [name for name in blends if name in names] for member, blends in readers.items()}
 
@@ -65,7 +65,7 @@ def index_assets(registry: Registry) -> list[dg.AssetsDefinition]:
         samples = indices[-1].samples
         metadata: Metadata = {
             **state_of(outcome),
-            "contents": f"{file_size(sum(index.bytes for index in indices))}: {counted(samples, 'sample')}",
+            "contents": f"{file_size(sum(index.bytes for index in indices))}: {format_count(samples, 'sample')}",
             "samples": samples,
             "dagster/row_count": samples,
             "indices": table(rows, index="string", samples="int", size="string", hash="string"),
@@ -73,7 +73,7 @@ def index_assets(registry: Registry) -> list[dg.AssetsDefinition]:
             "hash": outcome.meta["hash"],
             "dagster/uri": indices[-1].directory.parent.as_uri(),
         }
-        reporter.tell(metadata)
+        reporter.log_result(metadata)
         return materialized(metadata, outcome.meta["hash"])
 
     return [gpt]

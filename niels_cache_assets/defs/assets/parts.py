@@ -21,26 +21,26 @@ from niels_cache_assets.artifacts.base import Artifact, Outcome
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.base.fingerprint import fingerprint_of
-from niels_cache_assets.base.wording import counted, file_size
+from niels_cache_assets.base.wording import file_size, format_count
 from niels_cache_assets.build_cache import CODE_VERSIONS
-from niels_cache_assets.cluster.child import Apart
+from niels_cache_assets.cluster.child import BuildInChild
 from niels_cache_assets.defs import keys
-from niels_cache_assets.defs.assets.upstream import last_materialization, materialized_version, observe_what_was_read
+from niels_cache_assets.defs.assets.upstream import last_materialization, materialized_version, observe_read_revision
 from niels_cache_assets.defs.config import BuildConfig, PartConfig
 from niels_cache_assets.defs.metadata.builds import Metadata, engines_entry, recorded_at, state_of
 from niels_cache_assets.defs.metadata.entries import materialized, without_empty
-from niels_cache_assets.defs.part_processes import build_part_apart
+from niels_cache_assets.defs.part_processes import build_part_in_child
 from niels_cache_assets.defs.part_slots import limit_parts
 from niels_cache_assets.defs.progress import BuildReporter, ProgressSink, SinkParam, readable_failures
 from niels_cache_assets.defs.resources import RootParam
 from niels_cache_assets.facts.contents import total_bytes
-from niels_cache_assets.parts.lease import LeaseLost
+from niels_cache_assets.parts.lease import LeaseLostError
 from niels_cache_assets.parts.plan import CODE_VERSION, Plan
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.excluding import exclude_identity
 from niels_cache_assets.sources.types import PretrainSource
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.commit import Busy
+from niels_cache_runtime.format.commit import BusyError
 from niels_cache_runtime.format.layout import SPLITS
 from niels_cache_runtime.format.meta import Meta
 
@@ -81,19 +81,19 @@ json.load(open("cache/pretrain/.parts/<data set>/part-00000/meta.json"))["train_
 
 def parts_assets(registry: Registry) -> list[dg.AssetsDefinition]:
     """Return the three assets, without `val_part` if no data set needs it. Corpora in parts have only a plan here."""
-    plans = [_plan(registry)] if keys.with_plan(registry) else []
+    plans = [_plan(registry)] if keys.datasets_with_plan(registry) else []
     if not registry.in_parts():
         return plans
-    return [*plans, *([_val(registry)] if keys.with_val_part(registry) else []), _parts(registry)]
+    return [*plans, *([_val(registry)] if keys.datasets_with_val_part(registry) else []), _parts(registry)]
 
 
 def _plan(registry: Registry) -> dg.AssetsDefinition:
-    own = dg.StaticPartitionMapping({name: name for name in keys.with_plan(registry)})
+    own = dg.StaticPartitionMapping({name: name for name in keys.datasets_with_plan(registry)})
 
     @dg.asset(
         key=keys.PLAN,
         deps=[dg.AssetDep(keys.UPSTREAM_KEYS["pretrain"], partition_mapping=own)],
-        partitions_def=dg.StaticPartitionsDefinition(keys.with_plan(registry)),
+        partitions_def=dg.StaticPartitionsDefinition(keys.datasets_with_plan(registry)),
         group_name=_GROUP,
         kinds={"json"},
         code_version=CODE_VERSION,
@@ -108,8 +108,8 @@ def _plan(registry: Registry) -> dg.AssetsDefinition:
         name = context.partition_key
         limit_parts(context.instance, registry)  # its parts follow, and [cluster] may have changed
         artifact = graph(registry, cache_root.path)[f"plan/{name}"]
-        outcome = built(context, artifact, config, progress_sink, keys.PLAN)
-        observe_what_was_read(context, registry, name, outcome.meta["dataset_revision"], root=cache_root.path)
+        outcome = build_and_report(context, artifact, config, progress_sink, keys.PLAN)
+        observe_read_revision(context, registry, name, outcome.meta["dataset_revision"], root=cache_root.path)
         excluded = list_of_ids(registry.pretrain[name])
         version = plan_version(context.instance, name, outcome.meta, excluded)
         return materialized(plan_metadata(outcome, version, excluded), version)
@@ -118,7 +118,7 @@ def _plan(registry: Registry) -> dg.AssetsDefinition:
 
 
 def _val(registry: Registry) -> dg.AssetsDefinition:
-    names = keys.with_val_part(registry)
+    names = keys.datasets_with_val_part(registry)
     own = dg.StaticPartitionMapping({name: name for name in names})
 
     @dg.asset(
@@ -137,8 +137,8 @@ def _val(registry: Registry) -> dg.AssetsDefinition:
         progress_sink: SinkParam,
     ) -> dg.MaterializeResult:
         artifact = graph(registry, cache_root.path)[f"val_part/{context.partition_key}"]
-        outcome = built(context, artifact, config, progress_sink, keys.VAL_PART)
-        return result_of(outcome, part_metadata(outcome))
+        outcome = build_and_report(context, artifact, config, progress_sink, keys.VAL_PART)
+        return materialize_result(outcome, part_metadata(outcome))
 
     return build_val_part
 
@@ -153,7 +153,7 @@ def _parts(registry: Registry) -> dg.AssetsDefinition:
         deps.append(dg.AssetDep(keys.PLAN, partition_mapping=to_parts(of_plan)))
     if of_corpus:
         deps += [dg.AssetDep(asset, partition_mapping=to_parts(of_corpus)) for asset in (keys.DOCUMENTS, keys.KEPT)]
-    if names := keys.with_val_part(registry):
+    if names := keys.datasets_with_val_part(registry):
         deps.append(dg.AssetDep(keys.VAL_PART, partition_mapping=to_parts({name: of_plan[name] for name in names})))
 
     return partition_asset(
@@ -171,7 +171,7 @@ def _parts(registry: Registry) -> dg.AssetsDefinition:
 
 def partition_asset(
     key: dg.AssetKey,
-    artifact_of: Callable[[Path, str], Apart],
+    artifact_of: Callable[[Path, str], BuildInChild],
     metadata_of: Callable[[Outcome], Metadata],
     **settings: Any,
 ) -> dg.AssetsDefinition:
@@ -193,7 +193,7 @@ def partition_asset(
     ) -> Iterator[dg.MaterializeResult]:
         outcome = build_partition(context, artifact_of(cache_root.path, context.partition_key), config, progress_sink, key)
         if outcome is not None:
-            yield result_of(outcome, metadata_of(outcome))
+            yield materialize_result(outcome, metadata_of(outcome))
 
     return build
 
@@ -203,26 +203,26 @@ def to_parts(of_plan: Mapping[str, list[str]]) -> dg.StaticPartitionMapping:
     return dg.StaticPartitionMapping({name: parts for name, parts in of_plan.items()})
 
 
-def result_of(outcome: Outcome, metadata: Metadata) -> dg.MaterializeResult:
+def materialize_result(outcome: Outcome, metadata: Metadata) -> dg.MaterializeResult:
     """Return the result of a step whose data version is the hash of its content."""
     return materialized(metadata, outcome.meta["content_sha256"])
 
 
 def build_partition(
-    context: dg.AssetExecutionContext, artifact: Apart, config: PartConfig, progress_sink: ProgressSink, key: dg.AssetKey
+    context: dg.AssetExecutionContext, artifact: BuildInChild, config: PartConfig, progress_sink: ProgressSink, key: dg.AssetKey
 ) -> Outcome | None:
     """Build a part or a range, here or in a child. Return None if another process builds it and `pass_over` is set."""
     try:
         if progress_sink.builds_parts_here or config.force:
-            passes_on = (Busy, LeaseLost) if config.pass_over else ()
-            return built(context, artifact, config, progress_sink, key, passes_on=passes_on)
-        return _built_apart(context, artifact, progress_sink, key)
-    except (Busy, LeaseLost) as other:
+            passes_on = (BusyError, LeaseLostError) if config.pass_over else ()
+            return build_and_report(context, artifact, config, progress_sink, key, passes_on=passes_on)
+        return _build_in_child(context, artifact, progress_sink, key)
+    except (BusyError, LeaseLostError) as other:
         context.log.info(f"passed over: {other}")
         return None
 
 
-def built(
+def build_and_report(
     context: dg.AssetExecutionContext,
     artifact: Artifact,
     config: BuildConfig,
@@ -245,30 +245,30 @@ def built(
     with readable_failures(passes_on):
         outcome = materialize(artifact, force=config.force, wait=config.wait, on_progress=reporter.progress, log=reporter.log)
     reporter.warn(outcome)
-    reporter.tell(state_of(outcome))
+    reporter.log_result(state_of(outcome))
     return outcome
 
 
-def _built_apart(context: dg.AssetExecutionContext, part: Apart, progress_sink: ProgressSink, key: dg.AssetKey) -> Outcome:
+def _build_in_child(context: dg.AssetExecutionContext, part: BuildInChild, progress_sink: ProgressSink, key: dg.AssetKey) -> Outcome:
     reporter = BuildReporter(context, progress_sink, name=part.key, observed=key)
-    ending = RunEnding(context.instance, context.run.run_id)
+    ending = RunEndCheck(context.instance, context.run.run_id)
     with readable_failures():
         outcome = progress_sink.outcome_of(part.key)
         if outcome is None:
             home = Path(context.instance.root_directory)
             try:
-                outcome = build_part_apart(part, home=home, on_progress=reporter.progress, log=reporter.log, is_stopping=ending)
+                outcome = build_part_in_child(part, home=home, on_progress=reporter.progress, log=reporter.log, is_stopping=ending)
             except KeyboardInterrupt:
                 if not ending.is_true:
                     raise
                 # An interrupt would also end the worker of Dask, which has other steps.
                 raise NielsCacheError(f"{part.key}: its run was terminated; run it again to resume") from None
     reporter.warn(outcome)
-    reporter.tell(state_of(outcome))
+    reporter.log_result(state_of(outcome))
     return outcome
 
 
-class RunEnding:
+class RunEndCheck:
     """Whether a run was terminated or has ended. Executors such as those of Dask and Celery send no signal to a running step.
 
     Args:
@@ -308,11 +308,11 @@ def plan_metadata(outcome: Outcome, version: str, excluded: str | None) -> Metad
     """
     plan = Plan.of(outcome.meta)
     listed = [file for group in plan.groups for file in group.listed]
-    said = f"{counted(len(listed), 'file')} of {file_size(sum(file.bytes for file in listed))}"
+    said = f"{format_count(len(listed), 'file')} of {file_size(sum(file.bytes for file in listed))}"
     groups = _groups_of(outcome.meta)
     return {
         **state_of(outcome),
-        "contents": f"{said} in {counted(len(plan.parts), 'part')}",
+        "contents": f"{said} in {format_count(len(plan.parts), 'part')}",
         **({_GROUPS: dg.MetadataValue.json(groups)} if groups != [version] else {}),
         **({_EXCLUDE: excluded} if excluded else {}),
     }
@@ -382,7 +382,7 @@ def part_metadata(outcome: Outcome) -> Metadata:
     return without_empty(
         {
             **state_of(outcome),
-            "contents": f"{file_size(total_bytes(meta['files']))}: {counted(tokens, 'token')}",
+            "contents": f"{file_size(total_bytes(meta['files']))}: {format_count(tokens, 'token')}",
             "tokens": tokens,
             **engines_entry(outcome),
             "short": meta["part"]["short"] or None,

@@ -6,14 +6,14 @@ when the cache is rebuilt with other tokens. If the address already has the buil
 
 import dagster as dg
 
-from niels_cache_assets.base.wording import counted, file_size
+from niels_cache_assets.base.wording import file_size, format_count
 from niels_cache_assets.defs.keys import META_KEYS, PUBLISHED_KEYS
 from niels_cache_assets.defs.metadata.entries import materialized
 from niels_cache_assets.defs.progress import readable_failures
 from niels_cache_assets.defs.resources import RootParam
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.project.running import PublishSettings
-from niels_cache_assets.publish.push import local_build, push
+from niels_cache_assets.publish.push import open_local_build, push
 from niels_cache_runtime.format.layout import FAMILIES, Family, dataset_dir
 
 CODE_VERSION = "1"  # raise this by hand if a push of the same cache leaves other objects
@@ -46,12 +46,12 @@ def _published(registry: Registry, settings: PublishSettings, family: Family) ->
         name = context.partition_key
         address = settings.address_of(family, name)
         with readable_failures():  # another build of this data set at the address is exchanged
-            pushed = push(local_build(dataset_dir(cache_root.path, family, name)), address, replace_other=True)
+            pushed = push(open_local_build(dataset_dir(cache_root.path, family, name)), address, replace_other=True)
         content = pushed.record.content_sha256
         metadata = {
             "address": address,
             "state": pushed.state,
-            "contents": f"{counted(pushed.files, 'file')}; {counted(pushed.sent, 'file')} sent, {file_size(pushed.sent_bytes)}",
+            "contents": f"{format_count(pushed.files, 'file')}; {format_count(pushed.sent, 'file')} sent, {file_size(pushed.sent_bytes)}",
             "content_sha256": content,
         }
         return materialized(metadata, content)

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import dagster as dg
 
-from niels_cache_assets.base.fingerprint import fingerprint_of, settings_that_count
-from niels_cache_assets.base.wording import counted, file_size
+from niels_cache_assets.base.fingerprint import fingerprint_of, identity_settings
+from niels_cache_assets.base.wording import file_size, format_count
 from niels_cache_assets.defs.home.history import history_of
 from niels_cache_assets.defs.keys import CACHE_REPORT, DOCUMENTS, INDEX, META_KEYS, MIXTURE, REPORTS_GROUP, TOKENIZER
 from niels_cache_assets.defs.metadata.builds import Metadata
@@ -18,7 +18,7 @@ from niels_cache_assets.defs.metadata.entries import images, materialized
 from niels_cache_assets.defs.progress import readable_failures
 from niels_cache_assets.defs.resources import RootParam
 from niels_cache_assets.facts.mixture import CODE_VERSION as MIXTURE_CODE_VERSION
-from niels_cache_assets.facts.mixture import Mixture, all_mixtures
+from niels_cache_assets.facts.mixture import MixturePlan, all_mixtures
 from niels_cache_assets.plots.pictures import mixture_picture
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.reports.cache import CODE_VERSION, cache_report, find_items
@@ -61,8 +61,8 @@ def _code_version(registry: Registry, by_hand: str) -> str:
 
     It contains a hash of the settings of [reports] and [blend.*], so that changed settings show as unsynced.
     """
-    blends = {name: settings_that_count(blend, "blend") for name, blend in registry.blend.items()}
-    settings = {"reports": settings_that_count(registry.reports, "reports"), "blend": blends}
+    blends = {name: identity_settings(blend, "blend") for name, blend in registry.blend.items()}
+    settings = {"reports": identity_settings(registry.reports, "reports"), "blend": blends}
     return f"{by_hand}-{fingerprint_of(settings)[:8]}"
 
 
@@ -99,13 +99,13 @@ def _mixture(registry: Registry) -> dg.AssetsDefinition:
     return mixture
 
 
-def _mixture_metadata(mixtures: Sequence[Mixture], *, draw: bool) -> Metadata:
+def _mixture_metadata(mixtures: Sequence[MixturePlan], *, draw: bool) -> Metadata:
     shown = [mixture_markdown(each) for each in mixtures]
     if draw:
         shown += [images([mixture_picture(each)]) for each in mixtures if each.sources]
     return {
         "report": dg.MetadataValue.md("\n\n".join(shown) or "There is no pretrain data set."),
-        "contents": ", ".join(f"{each.name}: {counted(len(each.sources), 'data set')}" for each in mixtures) or "nothing",
+        "contents": ", ".join(f"{each.name}: {format_count(len(each.sources), 'data set')}" for each in mixtures) or "nothing",
         "most_epochs": max((source.epochs for each in mixtures for source in each.sources), default=0.0),
         "warnings": sum(len(each.warnings) for each in mixtures),
     }
@@ -132,8 +132,8 @@ def _cache(registry: Registry) -> dg.AssetsDefinition:
         metadata: Metadata = {
             "report": dg.MetadataValue.md(cache_markdown(report)),
             "page": dg.MetadataValue.path(str(path)),
-            "contents": f"{report.complete} of {counted(len(report.wanted), 'folder')} complete, {file_size(report.bytes)}; "
-            f"{counted(len(report.notices), 'notice')}",
+            "contents": f"{report.complete} of {format_count(len(report.expected), 'folder')} complete, {file_size(report.bytes)}; "
+            f"{format_count(len(report.notices), 'notice')}",
             "checks": report.outcome_counts,
             "bytes": report.bytes,
             "train_tokens": report.total("train_tokens", "pretrain"),

@@ -54,7 +54,7 @@ def tokenizer_asset(registry: Registry) -> dg.AssetsDefinition:
                 require_inputs(registry, ())
             outcome = materialize(artifact, force=config.force, wait=config.wait, log=reporter.log)
         metadata = tokenizer_metadata(outcome, draw=registry.dagster.plots)
-        reporter.tell(metadata)
+        reporter.log_result(metadata)
         return materialized(metadata, outcome.meta["sha256"])
 
     return tokenizer

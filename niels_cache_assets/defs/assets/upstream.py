@@ -12,13 +12,13 @@ import dagster as dg
 
 from niels_cache_assets.artifacts.cache_identity import cache_identity, is_prepared
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
-from niels_cache_assets.artifacts.prepared_corpora import with_prepared
+from niels_cache_assets.artifacts.prepared_corpora import with_corpus_readers
 from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.chats.templates import find_template
-from niels_cache_assets.corpus.identity import corpus_made_of
+from niels_cache_assets.corpus.identity import identity_of_corpus
 from niels_cache_assets.defs.keys import DOCUMENTS, META_KEYS, UPSTREAM_KEYS, partitions
 from niels_cache_assets.project.registry import Registry
-from niels_cache_assets.sources.reading.references import with_references
+from niels_cache_assets.sources.reading.references import revision_with_references
 from niels_cache_assets.sources.types import SftSource, SourceWithParts
 from niels_cache_runtime.format.layout import FAMILIES
 
@@ -63,14 +63,14 @@ def observe_revision(registry: Registry, name: str, *, root: Path) -> dg.AssetOb
         NielsCacheError: If upstream is not available.
     """
     source = registry.source(name)
-    siblings = with_prepared(registry, root)
+    siblings = with_corpus_readers(registry, root)
     revision = source.revision(siblings) if source.enabled else None
     if source.enabled and not is_prepared(source):  # a corpus does not depend on the texts that the key names
-        revision = with_references(source, revision, siblings)
+        revision = revision_with_references(source, revision, siblings)
     return _observation(registry, name, revision, root=root)
 
 
-def observe_what_was_read(context: dg.AssetExecutionContext, registry: Registry, name: str, revision: str | None, *, root: Path) -> None:
+def observe_read_revision(context: dg.AssetExecutionContext, registry: Registry, name: str, revision: str | None, *, root: Path) -> None:
     """Record in a step that its partition was read at `revision` of upstream, unless this is already known.
 
     Dagster then compares the results of the step with this record. Dagster records the inputs of a step when the step starts. This function
@@ -99,7 +99,7 @@ def _was_read_last(instance: dg.DagsterInstance, seen: dg.AssetObservation) -> b
 
 
 def _observation(registry: Registry, name: str, revision: str | None, *, root: Path) -> dg.AssetObservation:
-    source, siblings = registry.source(name), with_prepared(registry, root)
+    source, siblings = registry.source(name), with_corpus_readers(registry, root)
     settings: dict[str, str | None] = {
         "cache": fingerprint_of(
             cache_identity(
@@ -113,7 +113,7 @@ def _observation(registry: Registry, name: str, revision: str | None, *, root: P
                 prepared=None,
             )
         ),
-        "corpus": fingerprint_of(corpus_made_of(registry, name, revision=None, tokenizer_sha256=None)) if is_prepared(source) else None,
+        "corpus": fingerprint_of(identity_of_corpus(registry, name, revision=None, tokenizer_sha256=None)) if is_prepared(source) else None,
     }
     if isinstance(source, SourceWithParts) and source.added:
         plan = PartsPlan(registry=registry, root=root, name=name, source=source, build=registry.build)

@@ -21,20 +21,20 @@ from niels_cache_assets.defs.metadata.entries import table, without_empty
 from niels_cache_assets.defs.progress import readable_failures
 from niels_cache_assets.defs.resources import RootParam
 from niels_cache_assets.disk.staging import finished_meta
-from niels_cache_assets.facts.contents import shortfall
-from niels_cache_assets.inspection.disjoint import Place, SplitOverlap, splits_disjoint
-from niels_cache_assets.inspection.shared_texts import Origin, SharedTexts, advice_against, shared_texts
+from niels_cache_assets.facts.contents import budget_shortfall
+from niels_cache_assets.inspection.disjoint import SplitDocument, SplitOverlap, splits_disjoint
+from niels_cache_assets.inspection.shared_texts import DocumentOrigin, SharedTexts, advice_against, shared_texts
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.types import PretrainSource
 from niels_cache_assets.tokenizer.kinds import load_tokenizer
 from niels_cache_runtime.format.layout import META_NAME, Family, dataset_dir
 from niels_cache_runtime.format.meta import Meta, is_foreign, load_meta
-from niels_cache_runtime.verify import Finding, Kind, verify_dataset
+from niels_cache_runtime.verify import Finding, FindingKind, verify_dataset
 
 SPLITS_DISJOINT, BUDGETS_MET = "splits_disjoint", "budgets_met"
 MAX_PAIRS = 20
 _UNSOUND = "not compared, because the cache fails another check"
-CHECK_NAMES: dict[Kind, str] = {"files": "files_match_meta", "content": "invariants_hold", "tokenizer": "tokenizer_is_current"}
+CHECK_NAMES: dict[FindingKind, str] = {"files": "files_match_meta", "content": "invariants_hold", "tokenizer": "tokenizer_is_current"}
 _DESCRIPTIONS = {
     CHECK_NAMES["files"]: "Every file is there with the size and sha256 of meta.json, and no other.",
     CHECK_NAMES["content"]: "The folder holds this data set; every id is in the vocabulary, EOT tokens match documents, offsets are in "
@@ -64,7 +64,7 @@ def cache_checks(registry: Registry, family: Family) -> dg.AssetChecksDefinition
             folder = dataset_dir(cache_root.path, family, context.partition_key)
             context.log.info(f"{context.partition_key}: reading every file of {folder} and comparing it with meta.json")
             findings = verify_dataset(folder, name=context.partition_key)
-            skipped = None if findings else _why_skipped(load_meta(str(folder / META_NAME)))
+            skipped = None if findings else _skip_reason(load_meta(str(folder / META_NAME)))
         for kind, name in CHECK_NAMES.items():
             if name not in selected:
                 continue
@@ -75,9 +75,9 @@ def cache_checks(registry: Registry, family: Family) -> dg.AssetChecksDefinition
                 yield _disjoint_result(registry, context.partition_key, cache_root.path, is_sound=not findings, skipped=skipped)
         if BUDGETS_MET in selected:
             with readable_failures():
-                short = _UNSOUND if findings else shortfall(load_meta(str(folder / META_NAME)))
+                short = _UNSOUND if findings else budget_shortfall(load_meta(str(folder / META_NAME)))
                 # only a warning, because the source may have no more text
-                yield _of_pretrain(BUDGETS_MET, passed=short is None, description=short)
+                yield _pretrain_result(BUDGETS_MET, passed=short is None, description=short)
 
     return verify
 
@@ -89,9 +89,9 @@ def _disjoint_result(registry: Registry, name: str, root: Path, *, is_sound: boo
         NielsCacheError: If the cache cannot be read with the tokenizer of its root.
     """
     if skipped is not None:
-        return _of_pretrain(SPLITS_DISJOINT, passed=True, description=f"{skipped}: there is nothing to compare")
+        return _pretrain_result(SPLITS_DISJOINT, passed=True, description=f"{skipped}: there is nothing to compare")
     if not is_sound:
-        return _of_pretrain(SPLITS_DISJOINT, passed=False, description=_UNSOUND)
+        return _pretrain_result(SPLITS_DISJOINT, passed=False, description=_UNSOUND)
     source = registry.pretrain[name]
     threshold = registry.dedup.threshold if "dedup" in source.prepare else source.decontaminate_threshold
     folder = dataset_dir(root, "pretrain", name)
@@ -103,20 +103,20 @@ def _disjoint_result(registry: Registry, name: str, root: Path, *, is_sound: boo
         threads=registry.build.threads,
     )
     shared = shared_texts({name: folder, **_other_caches(registry, name, root)}, trains=[name])
-    elsewhere = [{"data_set": each.val, "documents": each.documents, "first": _said(each.first)} for each in shared.found]
+    elsewhere = [{"data_set": each.val, "documents": each.documents, "first": _describe_origin(each.first)} for each in shared.found]
     pairs = [
         {
             "kind": pair.kind,
             "similarity": round(pair.similarity, 4),
-            "train": _said(pair.train),
-            "val": _said(pair.val),
+            "train": _describe_origin(pair.train),
+            "val": _describe_origin(pair.val),
         }
         for pair in overlap.pairs
     ]
-    return _of_pretrain(
+    return _pretrain_result(
         SPLITS_DISJOINT,
         passed=overlap.disjoint and not shared.found,
-        severity=dg.AssetCheckSeverity.ERROR if _was_to_be_prevented(source, overlap) else dg.AssetCheckSeverity.WARN,
+        severity=dg.AssetCheckSeverity.ERROR if _should_have_been_prevented(source, overlap) else dg.AssetCheckSeverity.WARN,
         description="; ".join([_describe_overlap(source, overlap)] * (not overlap.disjoint) + _describe_shared(registry, name, shared))
         or None,
         metadata=without_empty(
@@ -133,17 +133,17 @@ def _disjoint_result(registry: Registry, name: str, root: Path, *, is_sound: boo
     )
 
 
-def _said(place: Place | Origin) -> str:
+def _describe_origin(place: SplitDocument | DocumentOrigin) -> str:
     return f"{place.file}:{place.row} ({place.source_id})"
 
 
-def _of_pretrain(
+def _pretrain_result(
     name: str, *, passed: bool, severity: dg.AssetCheckSeverity = dg.AssetCheckSeverity.WARN, **rest: Any
 ) -> dg.AssetCheckResult:
     return dg.AssetCheckResult(check_name=name, asset_key=META_KEYS["pretrain"], passed=passed, severity=severity, **rest)
 
 
-def _was_to_be_prevented(source: PretrainSource, overlap: SplitOverlap) -> bool:
+def _should_have_been_prevented(source: PretrainSource, overlap: SplitOverlap) -> bool:
     """Return whether the settings should have prevented the overlap of train and val.
 
     The settings prevent all near duplicates only with decontaminate = "near", because only this setting compares documents exactly. The LSH
@@ -185,7 +185,7 @@ def _describe_shared(registry: Registry, name: str, shared: SharedTexts) -> list
     return told
 
 
-def _why_skipped(meta: Meta) -> str | None:
+def _skip_reason(meta: Meta) -> str | None:
     """Return why a folder with this meta.json needs no check, or None if a check is needed."""
     if is_foreign(meta):
         return "made by another program"

@@ -15,12 +15,12 @@ import dagster as dg
 
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.state import CacheState
-from niels_cache_assets.base.wording import UNKNOWN, counted, file_size, listed
+from niels_cache_assets.base.wording import UNKNOWN, file_size, format_count, format_list
 from niels_cache_assets.defs.assets.upstream import REVISION, last_observation
 from niels_cache_assets.defs.keys import META_KEYS, PARTITION_TAG
 from niels_cache_assets.defs.metadata.entries import without_empty
 from niels_cache_assets.defs.resources import RootParam
-from niels_cache_assets.facts.contents import contents, counts_of, shares_met, total_bytes
+from niels_cache_assets.facts.contents import budget_shares, content_cells, counts_of, total_bytes
 from niels_cache_assets.project.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, Family, dataset_dir
@@ -66,9 +66,11 @@ def in_sync_check(registry: Registry, family: Family) -> dg.AssetChecksDefinitio
         rows = [dg.TableRecord(_row(registry, state, findings.get(state.name), verified=alone)) for state in in_order]
         columns = [dg.TableColumn(name) for name in ("data_set", "state", "advice", "train", "val", "size", *(["files"] if alone else []))]
         kinds = (("damaged", damaged), ("not as configured", changed), ("not built yet", missing))
-        said = [f"{what}: {listed(names)}" for what, names in kinds if names]
+        said = [f"{what}: {format_list(names)}" for what, names in kinds if names]
         read = (
-            f"every file of {counted(len(findings), 'data set')}" if alone else "no file during a build; the button Execute reads all files"
+            f"every file of {format_count(len(findings), 'data set')}"
+            if alone
+            else "no file during a build; the button Execute reads all files"
         )
         return dg.AssetCheckResult(
             passed=not said,
@@ -77,7 +79,7 @@ def in_sync_check(registry: Registry, family: Family) -> dg.AssetChecksDefinitio
             metadata=without_empty(
                 {
                     "states": dg.MetadataValue.table(rows, schema=dg.TableSchema(columns)),
-                    "contents": f"{len(states) - len(behind)} of {counted(len(states), 'data set')} in sync",
+                    "contents": f"{len(states) - len(behind)} of {format_count(len(states), 'data set')} in sync",
                     "verified": read,
                     "not_in_sync": len(behind),
                     "damaged": len(damaged),
@@ -101,7 +103,7 @@ def _row(registry: Registry, state: CacheState, findings: Sequence[Finding] | No
     if state.condition in ("complete", "stale"):
         with suppress(NielsCacheError):  # the cache was replaced in the meantime
             meta = read_meta(str(state.directory / META_NAME))
-    train, val = contents(counts_of(meta), shares_met(meta))
+    train, val = content_cells(counts_of(meta), budget_shares(meta))
     row = {
         "data_set": state.name,
         "state": state.state,

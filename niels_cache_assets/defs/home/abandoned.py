@@ -16,12 +16,12 @@ from pathlib import Path
 
 import dagster as dg
 
-from niels_cache_assets.base.processes import claimed_record, end_with_parent, hold_record, is_held, read_record
+from niels_cache_assets.base.processes import claim_record, end_with_parent, is_locked, lock_record, read_record
 from niels_cache_assets.defs.keys import PARTS_POOL, STREAM_POOL
 from niels_cache_runtime.errors import NielsCacheError
 
 _RECORDS = ".runs"
-_GONE = "The process of this run has ended (it was killed, or the machine stopped)."
+_ABANDONED_MESSAGE = "The process of this run has ended (it was killed, or the machine stopped)."
 _WATCH_SECONDS = 5.0
 _JOIN_SECONDS = 1.0
 
@@ -51,7 +51,7 @@ def ending_abandoned_runs(instance: dg.DagsterInstance) -> Iterator[None]:
 @contextmanager
 def recorded_run(instance: dg.DagsterInstance, run_id: str) -> Iterator[None]:
     """Record this process as the coordinator of a run that begins and ends in the `with` block."""
-    descriptor = _hold(_record(_home(instance), run_id))
+    descriptor = _lock_record(_record(_home(instance), run_id))
     try:
         yield
     finally:
@@ -63,7 +63,7 @@ def record_run(instance: dg.DagsterInstance, run_id: str) -> None:
 
     The record must last until then, because Dagster reports the result of the run after all of our code.
     """
-    _hold(_record(_home(instance), run_id))
+    _lock_record(_record(_home(instance), run_id))
 
 
 def begin_step(instance: dg.DagsterInstance, run_id: str) -> None:
@@ -74,7 +74,7 @@ def begin_step(instance: dg.DagsterInstance, run_id: str) -> None:
     home, parent = _home(instance), multiprocessing.parent_process()
     coordinator = read_record(_record(home, run_id))
     if parent is not None and coordinator is not None and parent.pid == coordinator.pid:
-        _hold(_record(home, run_id, step=os.getpid()))
+        _lock_record(_record(home, run_id, step=os.getpid()))
         end_with_parent()
 
 
@@ -84,7 +84,7 @@ def end_abandoned_runs(instance: dg.DagsterInstance) -> None:
     for path in (home / _RECORDS).glob("*"):
         run_id, _, step = path.name.partition(".")
         if run_id and not step:
-            with claimed_record(path, copies=is_own) as is_gone:  # in a copied home, the database is a copy too
+            with claim_record(path, copies=is_own) as is_gone:  # in a copied home, the database is a copy too
                 if is_gone:
                     _end_steps(home, run_id)  # before `_end`, because step workers of an ended run must not write any more
                     _end(instance, run_id)
@@ -106,9 +106,9 @@ def _record(home: Path, run_id: str, *, step: int | None = None) -> Path:
     return home / _RECORDS / (run_id if step is None else f"{run_id}.{step}")
 
 
-def _hold(path: Path) -> int:
+def _lock_record(path: Path) -> int:
     try:
-        return hold_record(path)
+        return lock_record(path)
     except OSError as error:
         raise NielsCacheError(
             f"{path}: cannot be written and locked: {error.strerror}; free space on its disk, or point DAGSTER_HOME at a writable "
@@ -120,7 +120,7 @@ def _end_steps(home: Path, run_id: str) -> None:
     """End the step workers of a run whose coordinator has ended. Step workers also end themselves, unless they hang."""
     for path in (home / _RECORDS).glob(f"{run_id}.*"):
         worker = read_record(path)
-        if worker is not None and is_held(path):
+        if worker is not None and is_locked(path):
             worker.end()
 
 
@@ -130,9 +130,9 @@ def _end(instance: dg.DagsterInstance, run_id: str) -> None:
     if run is None or run.is_finished:
         return
     if run.status == dg.DagsterRunStatus.CANCELING:
-        instance.report_run_canceled(run, message=_GONE)
+        instance.report_run_canceled(run, message=_ABANDONED_MESSAGE)
     else:
-        instance.report_run_failed(run, message=_GONE)
+        instance.report_run_failed(run, message=_ABANDONED_MESSAGE)
     if instance.event_log_storage.supports_global_concurrency_limits:
         instance.event_log_storage.free_concurrency_slots_for_run(run_id)
 
@@ -141,7 +141,7 @@ def _clear(home: Path, run_id: str) -> None:
     """Remove the records of an ended run, that of the coordinator last, because the step workers are found through it."""
     steps = list((home / _RECORDS).glob(f"{run_id}.*"))
     for path in steps:
-        if not is_held(path):
+        if not is_locked(path):
             path.unlink(missing_ok=True)
     if not any(path.exists() for path in steps):
         _record(home, run_id).unlink(missing_ok=True)

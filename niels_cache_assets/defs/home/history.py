@@ -20,12 +20,12 @@ from dagster._core.storage.asset_check_execution_record import COMPLETED_ASSET_C
 from niels_cache_assets.corpus.layout import corpus_dir, duplicates_dir
 from niels_cache_assets.defs.assets.upstream import REVISION
 from niels_cache_assets.defs.checks import build_checks
+from niels_cache_assets.defs.home.home_errors import home_errors
 from niels_cache_assets.defs.home.instance import CONFIG_NAME, HOME_VARIABLE, dagster_home, ensure_instance
-from niels_cache_assets.defs.home.refusals import home_refusals
 from niels_cache_assets.defs.keys import DOCUMENTS, DUPLICATES, KEPT, META_KEYS, TOKENIZER, UPSTREAM_KEYS
 from niels_cache_assets.project.registry import Registry
-from niels_cache_assets.reports.cache import Item
-from niels_cache_assets.reports.history import Check, History, Outcome, Recorded
+from niels_cache_assets.reports.cache import CacheItem
+from niels_cache_assets.reports.history import CheckOutcome, CheckRecord, FolderHistory, History
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, dataset_dir, tokenizer_dir
 from niels_cache_runtime.format.meta import load_meta
@@ -36,7 +36,7 @@ _DIGITS = 12
 _RESULTS = 20  # read this many of the newest results of a check
 
 
-def history_at_home(registry: Registry, items: Sequence[Item], *, root: Path) -> History:
+def history_at_home(registry: Registry, items: Sequence[CacheItem], *, root: Path) -> History:
     """Return the history from the Dagster home (DAGSTER_HOME, otherwise .dagster here), which says so if there is no home."""
     home = dagster_home()
     if not (home / CONFIG_NAME).exists():
@@ -51,9 +51,9 @@ def history_at_home(registry: Registry, items: Sequence[Item], *, root: Path) ->
         return History(source=f"none: {home} cannot be read: {type(error).__name__}: {reason}")
 
 
-def history_of(instance: dg.DagsterInstance, registry: Registry, items: Sequence[Item], *, root: Path) -> History:
+def history_of(instance: dg.DagsterInstance, registry: Registry, items: Sequence[CacheItem], *, root: Path) -> History:
     """Return the history of items from the records of an instance."""
-    reader = _Reader(instance, registry, root)
+    reader = _HistoryReader(instance, registry, root)
     return History(
         source=f"recorded by Dagster in {instance.root_directory}",
         folders={item.state.directory.absolute(): reader.recorded(item) for item in items},
@@ -61,27 +61,27 @@ def history_of(instance: dg.DagsterInstance, registry: Registry, items: Sequence
     )
 
 
-class _Reader:
+class _HistoryReader:
     def __init__(self, instance: dg.DagsterInstance, registry: Registry, root: Path) -> None:
         self._instance, self._root = instance, root
         specs = [spec for definition in build_checks(registry) for spec in definition.check_specs]
         self._keys = [spec.key for spec in specs]
         self._partitioned = {spec.key for spec in specs if spec.partitions_def is not None}
 
-    def recorded(self, item: Item) -> Recorded:
+    def recorded(self, item: CacheItem) -> FolderHistory:
         folder, meta_sha256 = item.state.directory, item.meta.get("meta_sha256")
         key, partition = asset_of(self._root, folder)
         if key is None or meta_sha256 is None:
-            return Recorded()
+            return FolderHistory()
         assets = [key, KEPT] if item.state.kind == "corpus" else [key]
         own = [check for check in self._keys if check.asset_key in assets and (check in self._partitioned) == (partition is not None)]
         checks = [self._newest(check, partition, folder, meta_sha256) for check in own]
-        return Recorded(
+        return FolderHistory(
             newest_revision=None if item.revision is None or partition is None else self._newest_revision(item.state.kind, partition),
             checks=tuple(check for check in checks if check is not None),
         )
 
-    def family_checks(self) -> Iterator[Check]:
+    def family_checks(self) -> Iterator[CheckRecord]:
         """Yield the results of checks of a whole family, such as caches_in_sync."""
         for key in self._keys:
             if key not in self._partitioned and key.asset_key in META_KEYS.values():
@@ -96,7 +96,7 @@ class _Reader:
         seen = (record.asset_observation for record in self._instance.fetch_observations(wanted, limit=_RECORDS).records)
         return next((str(each.metadata[REVISION].value) for each in seen if each is not None and REVISION in each.metadata), None)
 
-    def _newest(self, key: dg.AssetCheckKey, partition: str | None, folder: Path, meta_sha256: str | None) -> Check | None:
+    def _newest(self, key: dg.AssetCheckKey, partition: str | None, folder: Path, meta_sha256: str | None) -> CheckRecord | None:
         """Return the newest result of a check of the current content of this folder."""
         partition = partition if key in self._partitioned else None
         results = self._instance.event_log_storage.get_asset_check_execution_history(
@@ -121,12 +121,12 @@ def _is_of(record: dg.EventLogRecord, folder: Path, meta_sha256: str | None) -> 
     return (uri == here or uri.startswith(f"{here}/")) and (None in (recorded, meta_sha256) or recorded == meta_sha256)
 
 
-def _check(result: AssetCheckExecutionRecord) -> Check:
+def _check(result: AssetCheckExecutionRecord) -> CheckRecord:
     evaluation = result.evaluation
     assert evaluation is not None  # `_is_here` has checked it
     assert result.event is not None
-    outcome: Outcome = "passed" if evaluation.passed else "warning" if evaluation.severity == dg.AssetCheckSeverity.WARN else "failed"
-    return Check(name=result.key.name, outcome=outcome, said=evaluation.description or "", when=result.event.timestamp)
+    outcome: CheckOutcome = "passed" if evaluation.passed else "warning" if evaluation.severity == dg.AssetCheckSeverity.WARN else "failed"
+    return CheckRecord(name=result.key.name, outcome=outcome, said=evaluation.description or "", when=result.event.timestamp)
 
 
 def recorded_findings(root: Path, folders: Sequence[Path]) -> list[Finding]:
@@ -141,7 +141,7 @@ def recorded_findings(root: Path, folders: Sequence[Path]) -> list[Finding]:
     home = dagster_home()
     if not (home / CONFIG_NAME).exists():
         raise NielsCacheError(f"{home}: is not a Dagster home; set {HOME_VARIABLE} to the home of the builds")
-    with home_refusals(home), ensure_instance(home) as instance:
+    with home_errors(home), ensure_instance(home) as instance:
         return [finding for folder in folders for finding in _findings(instance, root, folder)]
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import dagster as dg
 from dagster._core.instance.ref import InstanceRef  # the documented way to open a home with overrides; there is no public name
 
-from niels_cache_assets.disk.journal import write_whole
+from niels_cache_assets.disk.journal import write_atomically
 from niels_cache_runtime.errors import NielsCacheError
 
 HOME_VARIABLE = "DAGSTER_HOME"
@@ -86,7 +86,7 @@ def _write_config(path: Path) -> None:
     default = resources.files(__package__).joinpath(CONFIG_NAME).read_bytes()
     content = path.read_bytes().strip(b"\0 \t\r\n") if path.exists() else b""  # a power loss may leave a file of zeros
     if not content:
-        write_whole(path, default)
+        write_atomically(path, default)
     elif content != default.strip() and default.startswith(content):
         raise NielsCacheError(
             f"{path}: is cut short: it has only the first {len(content)} of {len(default)} bytes; "

@@ -14,23 +14,23 @@ from typing import Any
 import dagster as dg
 
 from niels_cache_assets.artifacts.base import Outcome
-from niels_cache_assets.base.wording import abbreviated, counted, duration, file_size, share_of
+from niels_cache_assets.base.wording import abbreviate, file_size, format_count, format_duration, format_share
 from niels_cache_assets.defs.metadata.entries import (
     MAX_TABLE_ROWS,
-    behind_a_click,
+    code_block,
     code_entry,
     command_entry,
-    fenced,
     images,
+    in_own_window,
     json_entry,
     table,
     without_empty,
 )
-from niels_cache_assets.facts.contents import shortfall, total_bytes
+from niels_cache_assets.facts.contents import budget_shortfall, total_bytes
 from niels_cache_assets.facts.training_code import training_code
 from niels_cache_assets.plots.measures import measure_cache
 from niels_cache_assets.plots.pictures import cache_pictures, ratios_picture
-from niels_cache_assets.tokenizer.measures import by_source, of_cache
+from niels_cache_assets.tokenizer.measures import cache_characters_per_token, characters_per_token_by_source
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, SPLITS, TOKEN_DTYPES, Family, Split
 from niels_cache_runtime.format.meta import Meta, content_sha256, sha256_file
@@ -67,7 +67,7 @@ def family_metadata(outcome: Outcome, settings: Mapping[str, Any], *, deduplicat
         draw: Whether to draw plots.
     """
     meta, root = outcome.meta, outcome.directory.parent.parent
-    ratio = of_cache(meta, SPLITS) if outcome.family == "pretrain" else None
+    ratio = cache_characters_per_token(meta, SPLITS) if outcome.family == "pretrain" else None
     shares = [f"{meta[f'{split}_tokens']:,} tokens of {split}" for split in SPLITS]
     whole: Metadata = {
         "sha256": sha256_file(str(outcome.directory / META_NAME)),
@@ -75,8 +75,8 @@ def family_metadata(outcome: Outcome, settings: Mapping[str, Any], *, deduplicat
         "samples": command_entry("sample", outcome.name, "--notable", root=root),
         "open_it": code_entry(training_code(outcome.directory.absolute(), outcome.family, meta)),
         **state_of(outcome),
-        "contents": "; ".join([f"{file_size(total_bytes(meta['files']))}: {', '.join(shares)}", *filter(None, [shortfall(meta)])]),
-        "dropped": said_of_dropped(outcome, deduplicated=deduplicated),
+        "contents": "; ".join([f"{file_size(total_bytes(meta['files']))}: {', '.join(shares)}", *filter(None, [budget_shortfall(meta)])]),
+        "dropped": describe_dropped(outcome, deduplicated=deduplicated),
         "tokens": _tokens(meta),
         **({} if ratio is None else {"chars_per_token": ratio}),
         **engines_entry(outcome),
@@ -87,13 +87,13 @@ def family_metadata(outcome: Outcome, settings: Mapping[str, Any], *, deduplicat
 
 def engines_entry(outcome: Outcome) -> Metadata:
     """Return what encoded the text in this build, if the tokenizer has fast engines."""
-    return {"encoded_by": "; ".join(use.said() for use in outcome.engines)} if outcome.engines else {}
+    return {"encoded_by": "; ".join(use.describe() for use in outcome.engines)} if outcome.engines else {}
 
 
 def _split(outcome: Outcome, split: Split) -> Metadata:
     meta, files = outcome.meta, split_files(outcome.meta, split)
     tokens, items = meta[f"{split}_tokens"], _items(meta, outcome.family)[split]
-    said = [counted(tokens, "token"), counted(items, _ITEMS[outcome.family]), counted(len(files), "file")]
+    said = [format_count(tokens, "token"), format_count(items, _ITEMS[outcome.family]), format_count(len(files), "file")]
     folder = outcome.directory / split if outcome.family == "pretrain" else outcome.directory
     return {
         "contents": f"{file_size(total_bytes(files))}: {', '.join(said)}",
@@ -126,17 +126,17 @@ def _record(outcome: Outcome, settings: Mapping[str, Any]) -> Metadata:
     }
 
 
-def said_of_dropped(outcome: Outcome, *, deduplicated: bool) -> str:
+def describe_dropped(outcome: Outcome, *, deduplicated: bool) -> str:
     """Return the counts of dropped items, such as `15.8% of 1,900 documents: empty 200, exact_duplicate 100 (5.3% as duplicates)`."""
     meta, dropped, noun = outcome.meta, outcome.meta["dropped"], _ITEMS[outcome.family]
     gone = sum(dropped.values())
     given = sum(_items(meta, outcome.family).values()) + gone
     if not gone:
-        return f"none of {counted(given, noun)}"
+        return f"none of {format_count(given, noun)}"
     reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(dropped.items(), key=lambda row: (-row[1], row[0])))
     duplicates = sum(count for reason, count in dropped.items() if reason.endswith("_duplicate"))
-    noted = f" ({share_of(duplicates, given)} as duplicates)" if deduplicated else ""
-    return f"{share_of(gone, given)} of {counted(given, noun)}: {reasons}{noted}"
+    noted = f" ({format_share(duplicates, given)} as duplicates)" if deduplicated else ""
+    return f"{format_share(gone, given)} of {format_count(given, noun)}: {reasons}{noted}"
 
 
 def tokenizer_metadata(outcome: Outcome, *, draw: bool) -> Metadata:
@@ -155,7 +155,7 @@ def tokenizer_metadata(outcome: Outcome, *, draw: bool) -> Metadata:
             "sha256": meta["sha256"],
             **tokenizer_measured(outcome, draw=draw),
             **state_of(outcome),
-            "contents": f"{counted(meta['vocab_size'], 'piece')}, {meta['model_type']}, {file_size(total_bytes(meta['files']))}",
+            "contents": f"{format_count(meta['vocab_size'], 'piece')}, {meta['model_type']}, {file_size(total_bytes(meta['files']))}",
             "special_tokens": table(ids, role="string", piece="string", id="int"),
             "trained_on": table([*sources, *left_out], data_set="string", text="string", read_as="string"),
             **({"imported": meta["imported"]} if "imported" in meta else {}),
@@ -175,21 +175,21 @@ def files_list(files: FileEntries) -> dg.MarkdownMetadataValue:
     shown = sorted(files.items())[:MAX_TABLE_ROWS]
     lines = "\n".join(f"{entry['sha256']}  {path}" for path, entry in shown)
     more = f"\n\nand {len(files) - len(shown):,} more, in meta.json" if len(files) > len(shown) else ""
-    said = f"{file_size(total_bytes(files))} in {counted(len(files), 'file')}, each with its sha256:"
-    return dg.MetadataValue.md(behind_a_click(f"{said}\n\n{fenced(lines)}{more}"))
+    said = f"{file_size(total_bytes(files))} in {format_count(len(files), 'file')}, each with its sha256:"
+    return dg.MetadataValue.md(in_own_window(f"{said}\n\n{code_block(lines)}{more}"))
 
 
 def state_of(outcome: Outcome) -> Metadata:
     """Return the entries that every asset has: the result of the run, its duration, a warning, and what was left out."""
-    took = f"{outcome.seconds:.1f} s" if outcome.seconds < 60 else duration(outcome.seconds)
+    took = f"{outcome.seconds:.1f} s" if outcome.seconds < 60 else format_duration(outcome.seconds)
     said = {"built": f"built in {took}", "cache_hit": f"hit ({took})"}.get(outcome.state, outcome.state)
     if outcome.state == "built" and outcome.kind in FAMILIES:
         tokens = _tokens(outcome.meta) - outcome.resumed  # only tokens of this run, because `seconds` covers only this run
-        said += f", {abbreviated(tokens / max(outcome.seconds, 1e-6))} tokens per second"
+        said += f", {abbreviate(tokens / max(outcome.seconds, 1e-6))} tokens per second"
     return {
         STATE: said,
         **({"warning": outcome.warning} if outcome.warning else {}),
-        **({LEFT_OUT: outcome.drops.asked} if outcome.drops.asked else {}),
+        **({LEFT_OUT: outcome.drops.requested} if outcome.drops.requested else {}),
         **({DROPS: "\n".join(outcome.drops.warnings)} if outcome.drops.warnings else {}),
     }
 
@@ -237,7 +237,7 @@ def _plots(outcome: Outcome) -> dg.MarkdownMetadataValue | str:
 
 def tokenizer_measured(outcome: Outcome, *, draw: bool) -> dict[str, object]:
     """Return the characters per token of each source, with a plot of them if `draw` is set."""
-    ratios, meta = by_source(outcome.directory.parent, outcome.meta), outcome.meta
+    ratios, meta = characters_per_token_by_source(outcome.directory.parent, outcome.meta), outcome.meta
     found: dict[str, object] = {}
     if draw:
         found["plots"] = dg.MetadataValue.md(images([ratios_picture(ratios)]))

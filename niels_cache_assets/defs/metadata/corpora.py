@@ -10,7 +10,7 @@ import dagster as dg
 
 from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.artifacts.corpus_facts import duplicates_matrix, estimated_tokens, kept_per_split, reasons
-from niels_cache_assets.base.wording import SHORT_SHA256, abbreviated, counted, file_size, share_of
+from niels_cache_assets.base.wording import SHORT_SHA256, abbreviate, file_size, format_count, format_share
 from niels_cache_assets.corpus.layout import REPORT_NAME
 from niels_cache_assets.corpus.prepared import PreparedCorpus
 from niels_cache_assets.defs.metadata.builds import STATE, Metadata, files_list, recorded_at, state_of
@@ -27,19 +27,22 @@ def documents_metadata(outcome: Outcome) -> Metadata:
     """
     meta, root = outcome.meta, outcome.directory.parent.parent
     documents, size = meta["documents"], meta["bytes"]["after"]
-    said = [f"{file_size(size)}: {counted(documents['kept'], 'document')} of {documents['read']:,}", counted(meta["words"], "word")]
+    said = [
+        f"{file_size(size)}: {format_count(documents['kept'], 'document')} of {documents['read']:,}",
+        format_count(meta["words"], "word"),
+    ]
     tokens = estimated_tokens(meta["characters"]["after"])
     keys = ("prepare", "cleaning", "languages", "source", "facts", "dataset_revision", "fingerprint")
     state = state_of(outcome)
     if outcome.state == "built":
         characters = meta["characters"]["before"] - outcome.resumed  # only characters of this run, because `seconds` covers only this run
-        state[STATE] += f", {abbreviated(characters / max(outcome.seconds, 1e-6))} characters per second"
+        state[STATE] += f", {abbreviate(characters / max(outcome.seconds, 1e-6))} characters per second"
     return without_empty(
         {
             "samples": command_entry("sample", outcome.name, "--stage", "corpus", root=root),
             "rejected_examples": command_entry("clean", "--dropped", outcome.name, root=root) if sum(meta["dropped"].values()) else None,
             **state,
-            "contents": f"{', '.join(said)}, about {abbreviated(tokens)} tokens",
+            "contents": f"{', '.join(said)}, about {abbreviate(tokens)} tokens",
             "documents": documents["kept"],
             "reasons": reasons_table(reasons(meta, meta["dropped"])),
             "made_from": json_entry({key: meta[key] for key in keys}),
@@ -69,7 +72,7 @@ def duplicates_metadata(outcome: Outcome) -> Metadata:
     return without_empty(
         {
             **state_of(outcome),
-            "contents": f"{share_of(gone, total['documents'])} of {counted(total['documents'], 'document')} are duplicates: "
+            "contents": f"{format_share(gone, total['documents'])} of {format_count(total['documents'], 'document')} are duplicates: "
             f"{total['exact']:,} exact, {total['near']:,} near",
             "exact": total["exact"],
             "near": total["near"],
@@ -88,8 +91,8 @@ def kept_metadata(prepared: PreparedCorpus) -> Metadata:
     splits = {split: count for split, count in kept_per_split(prepared).items() if split != "unknown" or count}
     shares = ", ".join(f"{count:,} of {split}" for split, count in splits.items())
     return {
-        "contents": f"{counted(prepared.kept, 'document')} ({shares}); {counted(int(prepared.gone.sum()), 'duplicate')} and "
-        f"{sum(prepared.dropped.values()):,} dropped in all",
+        "contents": f"{format_count(prepared.kept, 'document')} ({shares}); {format_count(int(prepared.is_dropped.sum()), 'duplicate')} "
+        f"and {sum(prepared.dropped.values()):,} dropped in all",
         "documents": prepared.kept,
         "dagster/row_count": prepared.kept,
         "content_sha256": prepared.meta["content_sha256"],
@@ -111,12 +114,12 @@ def report_metadata(outcome: Outcome, *, draw: bool) -> Metadata:
         }
         for stage in report["funnel"]
     ]
-    said = [f"{share_of(kept, given)} of {counted(given, 'document')} are kept"]
+    said = [f"{format_share(kept, given)} of {format_count(given, 'document')} are kept"]
     if report["language_share"] is not None:
-        said.append(f"{share_of(report['language_share'])} in a wanted language")
+        said.append(f"{format_share(report['language_share'])} in a wanted language")
     if report["duplicates"]:
         found = report["duplicates"]
-        said.append(f"{counted(found['exact'], 'exact duplicate')}, {counted(found['near'], 'near duplicate')}")
+        said.append(f"{format_count(found['exact'], 'exact duplicate')}, {format_count(found['near'], 'near duplicate')}")
     return without_empty(
         {
             "plots": dg.MetadataValue.md(images(corpus_pictures(report))) if draw else None,
@@ -141,7 +144,7 @@ def _rows(name: str, count: str, counts: Mapping[str, int]) -> list[dict[str, An
 
 def reasons_table(reasons: Sequence[Mapping[str, Any]]) -> dg.TableMetadataValue:
     """Return `reasons` of report.json as a table, with shares in percent."""
-    rows = [{**row, "share": share_of(row["share"])} for row in reasons]
+    rows = [{**row, "share": format_share(row["share"])} for row in reasons]
     return table(rows, reason="string", stage="string", documents="int", share="string")
 
 

@@ -39,7 +39,7 @@ def without_empty(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in metadata.items() if value is not None and key not in has_no_row}
 
 
-def fenced(text: str, language: str = "text") -> str:
+def code_block(text: str, language: str = "text") -> str:
     """Return the text as a Markdown code block.
 
     The fence is longer than any run of backticks in the text, so the text cannot close the block.
@@ -49,21 +49,21 @@ def fenced(text: str, language: str = "text") -> str:
     return f"{fence}{language}\n{text}\n{fence}"
 
 
-def behind_a_click(markdown: str) -> str:
+def in_own_window(markdown: str) -> str:
     """Return the Markdown, padded so that the UI shows it in its own window, because the table of entries would cut wide text."""
     return markdown.ljust(_INLINE)
 
 
 def json_entry(values: Mapping[str, Any]) -> dg.MarkdownMetadataValue:
     """Return settings and similar values as JSON that the UI shows in its own window."""
-    return dg.MetadataValue.md(behind_a_click(fenced(json.dumps(values, indent=2, ensure_ascii=False, default=str), "json")))
+    return dg.MetadataValue.md(in_own_window(code_block(json.dumps(values, indent=2, ensure_ascii=False, default=str), "json")))
 
 
 def code_entry(text: str) -> dg.MarkdownMetadataValue:
     """Return Python code as an entry."""
-    block = fenced(text, "python")
+    block = code_block(text, "python")
     is_narrow = max(map(len, text.splitlines())) <= NARROW
-    return dg.MetadataValue.md(block if is_narrow else behind_a_click(block))
+    return dg.MetadataValue.md(block if is_narrow else in_own_window(block))
 
 
 def command_entry(*arguments: str, root: Path) -> dg.MarkdownMetadataValue:
@@ -73,7 +73,7 @@ def command_entry(*arguments: str, root: Path) -> dg.MarkdownMetadataValue:
         *arguments: Arguments of the command.
         root: The cache directory.
     """
-    return dg.MetadataValue.md(fenced(shlex.join(["niels-cache", *arguments, "--cache-dir", str(root.absolute())]), "bash"))
+    return dg.MetadataValue.md(code_block(shlex.join(["niels-cache", *arguments, "--cache-dir", str(root.absolute())]), "bash"))
 
 
 def images(pictures: Sequence[Picture]) -> str:

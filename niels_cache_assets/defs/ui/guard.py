@@ -29,9 +29,9 @@ from typing import Any
 from niels_cache_runtime.errors import NielsCacheError
 
 Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
+AsgiMessage = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[AsgiMessage]]
+Send = Callable[[AsgiMessage], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 MAX_GRAPHQL_BYTES = 1 << 20  # limit in bytes for a query to a read-only server; the UI's own queries have a few KB
@@ -91,13 +91,13 @@ class WebGuard:
             headers = _single_headers(scope)
             self._check_caller(scope, headers)
             if scope["type"] == "websocket":
-                if _room(scope) != _GRAPHQL:
+                if _first_path_part(scope) != _GRAPHQL:
                     raise _Refused(403, "no websocket here")
                 return await self._app(scope, receive, send)
             self._check_method(scope, headers)
             scope = {**scope, "query_string": b""}  # so that no GET can carry a query to the app
             if scope["method"] == "POST":
-                receive = await _well_formed(receive, _room(scope), read_only=self._read_only)
+                receive = await _check_body(receive, _first_path_part(scope), read_only=self._read_only)
         except _Refused as refused:
             return await _refuse(scope, send, refused)
         await self._app(scope, receive, _with_own_headers(send))
@@ -116,7 +116,7 @@ class WebGuard:
             raise _Refused(403, "another web page asked for this (Sec-Fetch-Site)")
 
     def _check_method(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
-        method, room = scope["method"], _room(scope)
+        method, room = scope["method"], _first_path_part(scope)
         if room in _NOTEBOOKS:
             raise _Refused(403, "notebooks are not served here")
         if method == "POST" and (room == _GRAPHQL or room in _REPORTS):
@@ -151,7 +151,7 @@ def _single_headers(scope: Scope) -> dict[bytes, bytes]:
     return headers
 
 
-def _room(scope: Scope) -> str:
+def _first_path_part(scope: Scope) -> str:
     """Return the first part of the path, which selects the rule for the request."""
     room: str = scope["path"].lstrip("/").partition("/")[0].lower()
     return room
@@ -163,10 +163,10 @@ def _is_link(scope: Scope, headers: dict[bytes, bytes]) -> bool:
     A link opens the page of the UI as a separate document, so that the page with the link cannot read it.
     """
     goes_to = headers.get(b"sec-fetch-mode"), headers.get(b"sec-fetch-dest")
-    return goes_to == (b"navigate", b"document") and scope.get("method") == "GET" and _room(scope) not in _NOT_PAGES
+    return goes_to == (b"navigate", b"document") and scope.get("method") == "GET" and _first_path_part(scope) not in _NOT_PAGES
 
 
-async def _well_formed(receive: Receive, room: str, *, read_only: bool) -> Receive:
+async def _check_body(receive: Receive, room: str, *, read_only: bool) -> Receive:
     """Check the body of a request, and return a receive function that returns this body again.
 
     Without this check, Dagster's server would answer unexpected JSON with status 500 and a traceback. With `read_only`, only queries are
@@ -194,7 +194,7 @@ async def _well_formed(receive: Receive, room: str, *, read_only: bool) -> Recei
         body = json.dumps(request).encode()  # send exactly the checked request, because a different parser may read the body differently
     read = [{"type": "http.request", "body": body}]
 
-    async def receive_again() -> Message:
+    async def receive_again() -> AsgiMessage:
         return read.pop() if read else await receive()
 
     return receive_again
@@ -212,7 +212,7 @@ def _refuse_mutations(request: dict[str, Any]) -> None:
 
 
 def _with_own_headers(send: Send) -> Send:
-    async def send_with_headers(message: Message) -> None:
+    async def send_with_headers(message: AsgiMessage) -> None:
         if message["type"] == "http.response.start":
             kept = [(name, value) for name, value in message.get("headers", ()) if name.lower() not in _REPLACED_HEADERS]
             message = {**message, "headers": kept + _OWN_HEADERS}

@@ -17,11 +17,11 @@ import dagster as dg
 import uvicorn
 
 from niels_cache_assets.defs.home.abandoned import ending_abandoned_runs
+from niels_cache_assets.defs.home.home_errors import home_errors
 from niels_cache_assets.defs.home.instance import dagster_home, ensure_instance
-from niels_cache_assets.defs.home.refusals import home_refusals
 from niels_cache_assets.defs.ui.guard import WebGuard, refuse_unknown_routes
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.commit import Busy, writer_lock, writer_of
+from niels_cache_runtime.format.commit import BusyError, hold_lock, lock_owner
 
 if TYPE_CHECKING:
     from niels_cache_assets.defs.ui.services import Services
@@ -45,14 +45,14 @@ def serve(listener: socket.socket, *, read_only: bool, ready: Callable[[], None]
             server, or if a service ends by itself.
         NotWrittenError: If the home's disk or database fails.
     """
-    with _saying_what_does_not_fit():
+    with _explain_incompatible_dagster():
         from niels_cache_assets.defs.ui.services import Services
     host, port = listener.getsockname()[:2]
     with (
-        home_refusals(dagster_home()),
+        home_errors(dagster_home()),
         ensure_instance() as instance,
         TemporaryDirectory(prefix="niels-cache-ui-") as folder,  # below /tmp, because the path of a socket has at most 107 bytes
-        _only_one(Path(instance.root_directory), shared=read_only),
+        _exclusive_home(Path(instance.root_directory), shared=read_only),
         Services(instance, Path(folder)) as services,
         _guarded(instance, services, name=host, port=port, read_only=read_only) as guard,
         ExitStack() as stack,
@@ -64,14 +64,14 @@ def serve(listener: socket.socket, *, read_only: bool, ready: Callable[[], None]
 
 
 @contextmanager
-def _only_one(home: Path, *, shared: bool) -> Iterator[None]:
+def _exclusive_home(home: Path, *, shared: bool) -> Iterator[None]:
     """Lock the home, because two daemons on one home would launch every queued run twice."""
     with ExitStack() as stack:
         if not shared:
             try:
-                stack.enter_context(writer_lock(home / _NAME))
-            except Busy:
-                who = writer_of(home / _NAME) or "which has just ended"
+                stack.enter_context(hold_lock(home / _NAME))
+            except BusyError:
+                who = lock_owner(home / _NAME) or "which has just ended"
                 raise NielsCacheError(
                     f"{home}: another UI already uses this home: {who}; open that one, or start this one with --read-only"
                 ) from None
@@ -85,7 +85,7 @@ def _guarded(instance: dg.DagsterInstance, services: "Services", *, name: str, p
     Raises:
         NielsCacheError: If the server has a route without a rule.
     """
-    with _saying_what_does_not_fit():
+    with _explain_incompatible_dagster():
         from dagster._core.workspace.context import WorkspaceProcessContext
         from dagster_webserver.app import create_app_from_workspace_process_context
         from dagster_webserver.version import __version__
@@ -93,14 +93,14 @@ def _guarded(instance: dg.DagsterInstance, services: "Services", *, name: str, p
         instance.optimize_for_webserver(**_DATABASE)
         context = WorkspaceProcessContext(instance, version=__version__, read_only=read_only, workspace_load_target=services.target)
     with context:
-        with _saying_what_does_not_fit():
+        with _explain_incompatible_dagster():
             app = create_app_from_workspace_process_context(context, "", _REFRESH_MILLISECONDS)
             refuse_unknown_routes(app.routes)
         yield WebGuard(app, port=port, name=name, read_only=read_only)
 
 
 @contextmanager
-def _saying_what_does_not_fit() -> Iterator[None]:
+def _explain_incompatible_dagster() -> Iterator[None]:
     try:
         yield
     except Exception as error:

@@ -21,7 +21,7 @@ from dagster._core.workspace.load_target import GrpcServerTarget
 from dagster._grpc.client import DagsterGrpcClient
 from dagster._grpc.server import wait_for_grpc_server
 
-from niels_cache_assets.base.processes import attended
+from niels_cache_assets.base.processes import attended_command
 from niels_cache_assets.defs.home.instance import dagster_home
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -100,7 +100,7 @@ class Services:
     def _start(self, name: str, module: str, arguments: Sequence[str]) -> "subprocess.Popen[bytes]":
         read_end = self._pipe[0]
         self._processes[name] = subprocess.Popen(
-            attended(read_end, module, *arguments),
+            attended_command(read_end, module, *arguments),
             pass_fds=[read_end],
             start_new_session=True,
             stdin=subprocess.DEVNULL,

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, BinaryIO, Literal
 
 import numpy as np
 
-from niels_cache_assets.disk.table_file import Table, tables
+from niels_cache_assets.disk.table_file import LineageFile, lineage_files
 from niels_cache_assets.facts.lineage import Lineage, read_lineage
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, Array, Bools, Bytes, Ints, Split
@@ -38,14 +38,14 @@ SIDES: tuple[Side, Side] = ("a", "b")
 _COLUMNS = ("source_id", "file", "row", "tokens")
 _ROWS_AT_ONCE = 65_536
 _ROWS_OF_A_PART = 2_000_000
-_MOST_PARTS = 512  # each part is an open file
+_MAX_PARTS = 512  # each part is an open file
 _ROW = np.dtype([("high", "<u8"), ("low", "<u8"), ("tokens", "<i8"), ("ordinal", "<i8"), ("side", "u1"), ("split", "u1")])
 
 LineagePaths = dict[Split, Path]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Listed:
+class DifferingDocument:
     """A document that only one build has, or whose split or length differs between the builds."""
 
     split: Split
@@ -69,7 +69,7 @@ class DocumentDifferences:
     only: dict[Side, int]
     moved: int
     resized: int
-    first: dict[str, list[Listed]]
+    first: dict[str, list[DifferingDocument]]
 
     @property
     def differ(self) -> bool:
@@ -88,8 +88,8 @@ def compare_documents(a: LineagePaths, b: LineagePaths, *, shown: int) -> Docume
         NielsCacheError: If a file is missing or unreadable, or lacks a column.
     """
     rows = {side: {split: _row_count(path) for split, path in paths.items()} for side, paths in (("a", a), ("b", b))}
-    parts = min(_MOST_PARTS, 1 + sum(sum(counts.values()) for counts in rows.values()) // _ROWS_OF_A_PART)
-    found = _Found(shown)
+    parts = min(_MAX_PARTS, 1 + sum(sum(counts.values()) for counts in rows.values()) // _ROWS_OF_A_PART)
+    found = _DifferenceCounts(shown)
     with tempfile.TemporaryDirectory(prefix="niels_cache_diff_") as scratch, ExitStack() as stack:
         files = [stack.enter_context(open(Path(scratch) / str(part), "w+b")) for part in range(parts)]
         try:
@@ -108,20 +108,20 @@ def compare_documents(a: LineagePaths, b: LineagePaths, *, shown: int) -> Docume
         only={"a": found.counts["a"], "b": found.counts["b"]},
         moved=found.counts["moved"],
         resized=found.counts["resized"],
-        first={what: _named(paths[what], found.first[what]) for what in paths},
+        first={what: _listed_documents(paths[what], found.first[what]) for what in paths},
     )
 
 
 def _row_count(path: Path) -> int:
     count = 0
-    for table in tables(path):
+    for table in lineage_files(path):
         with _open(table) as parquet:
             count += int(parquet.metadata.num_rows)
     return count
 
 
 @contextmanager
-def _open(table: Table) -> Iterator[pq.ParquetFile]:
+def _open(table: LineageFile) -> Iterator[pq.ParquetFile]:
     import pyarrow
 
     try:
@@ -143,7 +143,7 @@ def _batches(path: Path) -> Iterator[pa.RecordBatch]:
 
     waiting: list[pa.RecordBatch] = []
     count = 0
-    for batch in chain.from_iterable(map(_batches_of_file, tables(path))):
+    for batch in chain.from_iterable(map(_batches_of_file, lineage_files(path))):
         waiting.append(batch.select(list(_COLUMNS)))
         count += len(batch)
         if count >= _ROWS_AT_ONCE:
@@ -154,7 +154,7 @@ def _batches(path: Path) -> Iterator[pa.RecordBatch]:
         yield pyarrow.Table.from_batches(waiting)
 
 
-def _batches_of_file(table: Table) -> Iterator[pa.RecordBatch]:
+def _batches_of_file(table: LineageFile) -> Iterator[pa.RecordBatch]:
     with _open(table) as parquet:
         yield from parquet.iter_batches(batch_size=_ROWS_AT_ONCE, columns=list(_COLUMNS))
 
@@ -188,7 +188,7 @@ def _write(rows: Array, files: Sequence[BinaryIO]) -> None:
         files[part].write(rows[part_of == part].tobytes())
 
 
-class _Found:
+class _DifferenceCounts:
     """The counts of all differences, and the first few documents of each kind in the order of split and ordinal."""
 
     def __init__(self, shown: int) -> None:
@@ -231,8 +231,8 @@ def _earlier_equals(numbers: Ints) -> Ints:
     return places - np.maximum.accumulate(np.where(is_first, places, 0))
 
 
-def _named(paths: LineagePaths, places: Sequence[tuple[int, int]]) -> list[Listed]:
+def _listed_documents(paths: LineagePaths, places: Sequence[tuple[int, int]]) -> list[DifferingDocument]:
     found: dict[Split, dict[int, Lineage]] = {
         split: read_lineage(paths[split], [ordinal for number, ordinal in places if SPLITS[number] == split]) for split in SPLITS
     }
-    return [Listed(split=SPLITS[number], lineage=found[SPLITS[number]][ordinal]) for number, ordinal in places]
+    return [DifferingDocument(split=SPLITS[number], lineage=found[SPLITS[number]][ordinal]) for number, ordinal in places]

@@ -13,9 +13,8 @@ from niels_cache_assets.base.wording import label
 from niels_cache_assets.facts.split_tokens import SplitTokens
 from niels_cache_assets.inspection.differences.documents import DocumentDifferences, compare_documents
 from niels_cache_assets.inspection.differences.tokens import TokenDifference, first_difference
-from niels_cache_runtime.cache.opening import open_one_build
+from niels_cache_runtime.cache.opening import open_consistently
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.described import describe
 from niels_cache_runtime.format.layout import (
     FAMILIES,
     META_NAME,
@@ -29,6 +28,7 @@ from niels_cache_runtime.format.layout import (
 )
 from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.format.meta_keys import check_form
+from niels_cache_runtime.format.path_kind import describe
 
 OnProgress = Callable[[int, int], None]
 
@@ -46,7 +46,7 @@ _FINGERPRINT = "fingerprint"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pair:
+class FolderPair:
     """The folders of the same data set or tokenizer in two builds.
 
     Attributes:
@@ -61,7 +61,7 @@ class Pair:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Differing:
+class MetaDifference:
     """A value that differs between two meta.json.
 
     Attributes:
@@ -90,8 +90,8 @@ class MetaDifferences:
             meta.json does not record, a code version, or the content of a corpus.
     """
 
-    settings: list[Differing]
-    counts: list[Differing]
+    settings: list[MetaDifference]
+    counts: list[MetaDifference]
     has_unrecorded: bool
 
 
@@ -129,7 +129,7 @@ class DatasetDifferences:
         )
 
 
-def find_pairs(a: Path, b: Path) -> list[Pair]:
+def find_pairs(a: Path, b: Path) -> list[FolderPair]:
     """Return one pair for two folders with a meta.json, or a pair for every data set and tokenizer of two cache roots.
 
     Raises:
@@ -137,12 +137,12 @@ def find_pairs(a: Path, b: Path) -> list[Pair]:
     """
     kinds = [_kind(path) for path in (a, b)]
     if kinds[0] != kinds[1]:
-        raise NielsCacheError(f"{a} is {_said(kinds[0])}, {b} is {_said(kinds[1])}; give two folders of the same kind")
+        raise NielsCacheError(f"{a} is {_describe_kind(kinds[0])}, {b} is {_describe_kind(kinds[1])}; give two folders of the same kind")
     if kinds[0] is not None:
-        return [Pair(name=f"{kinds[0]}/{a.absolute().name}" if kinds[0] in FAMILIES else kinds[0], a=a, b=b)]
+        return [FolderPair(name=f"{kinds[0]}/{a.absolute().name}" if kinds[0] in FAMILIES else kinds[0], a=a, b=b)]
     names = [_names(root) for root in (a, b)]
     return [
-        Pair(name=name, a=a / name if name in names[0] else None, b=b / name if name in names[1] else None)
+        FolderPair(name=name, a=a / name if name in names[0] else None, b=b / name if name in names[1] else None)
         for name in dict.fromkeys([*names[0], *names[1]])
     ]
 
@@ -153,14 +153,14 @@ def _kind(path: Path) -> str | None:
         if found.kind == "root":
             return None
         advice = f"give the data set: {found.dataset}" if found.dataset else found.root_advice
-        raise NielsCacheError(f"{path}: {found.said}; {advice or 'give two data sets, such as cache/pretrain/NAME, or two cache roots'}")
+        raise NielsCacheError(f"{path}: {found.clause}; {advice or 'give two data sets, such as cache/pretrain/NAME, or two cache roots'}")
     meta = read_meta(str(path / META_NAME))
     if meta.get("kind") not in (*FAMILIES, TOKENIZER):
         raise NielsCacheError(f"{path}: has kind {meta.get('kind')!r:.80}; give two data sets of pretrain/ or sft/, or two cache roots")
     return str(meta["kind"])
 
 
-def _said(kind: str | None) -> str:
+def _describe_kind(kind: str | None) -> str:
     return {None: "a cache root", "pretrain": "a pretrain data set", "sft": "an SFT data set"}.get(kind, f"a {kind}")
 
 
@@ -169,7 +169,7 @@ def _names(root: Path) -> list[str]:
     return found + [f"{family}/{name}" for family in FAMILIES for name in built_names(root / family)]
 
 
-def compare_pair(pair: Pair, *, shown: int, progress: OnProgress = lambda done, total: None) -> DatasetDifferences:
+def compare_pair(pair: FolderPair, *, shown: int, progress: OnProgress = lambda done, total: None) -> DatasetDifferences:
     """Return all differences of a pair.
 
     Args:
@@ -183,7 +183,7 @@ def compare_pair(pair: Pair, *, shown: int, progress: OnProgress = lambda done, 
     assert pair.a is not None
     assert pair.b is not None
     a, b = pair.a, pair.b
-    return open_one_build(a, lambda: open_one_build(b, lambda: _compare(pair.name, a, b, shown=shown, progress=progress)))
+    return open_consistently(a, lambda: open_consistently(b, lambda: _compare(pair.name, a, b, shown=shown, progress=progress)))
 
 
 def _compare(name: str, a: Path, b: Path, *, shown: int, progress: OnProgress) -> DatasetDifferences:
@@ -228,7 +228,7 @@ def _lists(meta: Meta, name: str) -> bool:
 def _compare_metas(a: Meta, b: Meta) -> MetaDifferences:
     ours, theirs = dict(_leaves(a)), dict(_leaves(b))
     differing = [
-        Differing(key=key, a=ours.get(key), b=theirs.get(key))
+        MetaDifference(key=key, a=ours.get(key), b=theirs.get(key))
         for key in sorted(ours.keys() | theirs.keys())
         if ours.get(key) != theirs.get(key) and not _is_zero(ours.get(key), theirs.get(key), key)
     ]

@@ -7,7 +7,7 @@ over both splits, up to the first difference. A few blocks are in memory. The co
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from niels_cache_assets.disk.table_file import tables
+from niels_cache_assets.disk.table_file import lineage_files
 from niels_cache_assets.facts.lineage import Lineage, read_lineage
 from niels_cache_assets.facts.split_tokens import SplitTokens
 
@@ -16,7 +16,7 @@ AROUND = 24  # tokens to show on each side
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenPlace:
+class TokenPosition:
     """The position of a token in a build.
 
     Attributes:
@@ -53,23 +53,25 @@ class TokenDifference:
     """
 
     position: int
-    a: TokenPlace | None
-    b: TokenPlace | None
+    a: TokenPosition | None
+    b: TokenPosition | None
 
 
-def _place(tokens: SplitTokens, position: int) -> TokenPlace:
+def _token_position(tokens: SplitTokens, position: int) -> TokenPosition:
     number = tokens.number_at(position)
     start, end = tokens.bounds(number)
     file, offset = tokens.file_at(position)
     first = max(start, position - AROUND)
     around = tokens.read(first, min(end, position + 1 + AROUND) - first).tolist()
-    return TokenPlace(
+    return TokenPosition(
         file=file,
         offset=offset,
         document=number,
         document_offset=position - start,
         document_tokens=end - start,
-        lineage=read_lineage(tokens.lineage, [number])[number] if all(table.path.exists() for table in tables(tokens.lineage)) else None,
+        lineage=read_lineage(tokens.lineage, [number])[number]
+        if all(table.path.exists() for table in lineage_files(tokens.lineage))
+        else None,
         before=around[: position - first],
         token=around[position - first],
         after=around[position - first + 1 :],
@@ -84,10 +86,12 @@ def first_difference(a: SplitTokens, b: SplitTokens, *, progress: Callable[[int]
         differs = ours != theirs
         if differs.any():
             position = start + int(differs.argmax())
-            return TokenDifference(position=position, a=_place(a, position), b=_place(b, position))
+            return TokenDifference(position=position, a=_token_position(a, position), b=_token_position(b, position))
         progress(len(ours))
     if len(a) == len(b):
         return None
     return TokenDifference(
-        position=shared, a=_place(a, shared) if len(a) > shared else None, b=_place(b, shared) if len(b) > shared else None
+        position=shared,
+        a=_token_position(a, shared) if len(a) > shared else None,
+        b=_token_position(b, shared) if len(b) > shared else None,
     )

@@ -22,11 +22,11 @@ from typing import NamedTuple, NoReturn
 from niels_cache_runtime.errors import NielsCacheError
 
 _BRACKET = re.compile(r"\[\[\]|\[")  # an opening bracket, which may be escaped already
-_MOST_TRIED = 64  # maximum number of ways to read the brackets of a glob that are tried
-_MOST_NAMES = 10_000  # number of names in a folder that are read to find a name similar to a missing name
+_MAX_TRIED = 64  # maximum number of ways to read the brackets of a glob that are tried
+_MAX_NAMES = 10_000  # number of names in a folder that are read to find a name similar to a missing name
 
 
-class Found(NamedTuple):
+class GlobResult(NamedTuple):
     """The result of a search.
 
     Attributes:
@@ -66,10 +66,10 @@ class _Folders:
         except OSError as error:
             _refuse_folder(folder, error)
 
-    def found(self, paths: list[str]) -> Found:
+    def found(self, paths: list[str]) -> GlobResult:
         """Return the result of the search. Of the folders that were not entered, only those with found files below them are kept."""
         paths.sort()
-        return Found(paths, {path: first for path, first in self.again.items() if _has_below(paths, first)})
+        return GlobResult(paths, {path: first for path, first in self.again.items() if _has_below(paths, first)})
 
 
 def _has_below(paths: Sequence[str], folder: str) -> bool:
@@ -106,7 +106,7 @@ def _exists(folder: str, name: str) -> bool:
     return True
 
 
-def glob_files(pattern: str) -> Found:
+def glob_files(pattern: str) -> GlobResult:
     """Return the files that a local glob matches. Their paths are relative if the glob is.
 
     Raises:
@@ -150,7 +150,7 @@ def glob_files(pattern: str) -> Found:
     return folders.found([*dict.fromkeys(paths)])._replace(has_folders=has_folders)
 
 
-def files_below(folder: str, skip: Collection[str] = ()) -> Found:
+def files_below(folder: str, skip: Collection[str] = ()) -> GlobResult:
     """Return the files below a folder. Files and folders whose names begin with a dot are left out. Links are followed anywhere.
 
     Args:
@@ -175,7 +175,7 @@ def files_below(folder: str, skip: Collection[str] = ()) -> Found:
     return folders.found(paths)
 
 
-class Links(NamedTuple):
+class SameFiles(NamedTuple):
     """Which of several paths lead to the same file.
 
     Attributes:
@@ -187,7 +187,7 @@ class Links(NamedTuple):
     hard: Mapping[str, str]
 
 
-def links_among(paths: Iterable[str]) -> Links:
+def find_same_files(paths: Iterable[str]) -> SameFiles:
     """Return which of these paths lead to the same file, through links or as two spellings of a path.
 
     Hard links are separate files. This calls `stat` once per path. A path without a known state, such as a broken link, is a separate file.
@@ -212,7 +212,7 @@ def links_among(paths: Iterable[str]) -> Links:
                 hard[path] = earlier
         else:
             first[path] = earlier
-    return Links(first, hard)
+    return SameFiles(first, hard)
 
 
 def advice_for_missing(pattern: str) -> str:
@@ -231,7 +231,7 @@ def _bracket_advice(pattern: str) -> str | None:
     what = "brackets in a glob stand for one of the characters in them"
     components = pattern.split("/")
     choices = [dict.fromkeys([_BRACKET.sub("[[]", each), each]) if "[" in each else [each] for each in components]
-    for literal in [] if "://" in pattern else itertools.islice(map("/".join, itertools.product(*choices)), _MOST_TRIED):
+    for literal in [] if "://" in pattern else itertools.islice(map("/".join, itertools.product(*choices)), _MAX_TRIED):
         if literal != pattern and glob_files(os.path.expanduser(literal)).paths:
             return f"{what}; write {literal!r}"
     return f"{what}; write [[] for a bracket of a name"
@@ -249,7 +249,7 @@ def _near_path(path: str) -> str | None:
         if not os.path.lexists((folder / part).expanduser()):
             try:
                 with os.scandir(folder.expanduser()) as entries:
-                    names = [entry.name for entry in itertools.islice(entries, _MOST_NAMES)]
+                    names = [entry.name for entry in itertools.islice(entries, _MAX_NAMES)]
             except OSError:
                 return None
             near = difflib.get_close_matches(part, names, n=1)

@@ -19,17 +19,25 @@ from typing import IO, Any, NamedTuple, Self
 from pydantic import Field, model_validator
 
 from niels_cache_assets.base.documents import SourceReport
-from niels_cache_assets.base.first_bytes import content_of, described
-from niels_cache_assets.sources.errors import shown
+from niels_cache_assets.base.first_bytes import describe_content, detect_content
+from niels_cache_assets.sources.errors import without_credentials
 from niels_cache_assets.sources.hub import tables as hub_tables
-from niels_cache_assets.sources.hub.errors import hub_errors, nearest
+from niels_cache_assets.sources.hub.errors import hub_errors, unknown_choice_message
 from niels_cache_assets.sources.reading.compressed import decompressed
 from niels_cache_assets.sources.reading.encodings import NO_DAMAGE, UTF8, Damage, DecodesText, damage_of, encoding_of, refuse_length
-from niels_cache_assets.sources.reading.files import SourceFile, files_digest, find_splits, first_bytes, open_bytes, open_seekable, reading
+from niels_cache_assets.sources.reading.files import (
+    SourceFile,
+    file_errors,
+    files_digest,
+    find_splits,
+    first_bytes,
+    open_bytes,
+    open_seekable,
+)
 from niels_cache_assets.sources.reading.parquet_files import may_hold_text
-from niels_cache_assets.sources.reading.positions import Part
+from niels_cache_assets.sources.reading.positions import UpstreamSplit
 from niels_cache_assets.sources.reading.rows import refuse_long_lines
-from niels_cache_assets.sources.text_column import ROWS, choose_text_field, decided_field, named_text, require_field
+from niels_cache_assets.sources.text_column import ROWS, choose_text_field, find_text_column, require_field, text_field_of_pass
 from niels_cache_assets.sources.types import ConfigPath, ListedFile, PretrainSource, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -39,7 +47,7 @@ _NAMES_PER_REQUEST = 500
 ChooseColumns = Callable[[dict[str, bool]], list[str]]  # takes {field: whether it holds strings}, and returns the fields to read
 
 
-class HubRows(NamedTuple):
+class HubBatch(NamedTuple):
     """A batch of rows as columns.
 
     Attributes:
@@ -92,7 +100,7 @@ class HubData(DecodesText):
     @property
     def origin(self) -> str:
         """The data set, or the first pattern of files, for messages."""
-        return shown(self.files[0]) if self.files else self.dataset
+        return without_credentials(self.files[0]) if self.files else self.dataset
 
     @property
     def hub_config(self) -> str | None:
@@ -101,7 +109,7 @@ class HubData(DecodesText):
     def input_files(self) -> list[SourceFile]:
         return [file for _, files in self.files_by_part() for file in files]
 
-    def files_by_part(self) -> list[tuple[Part, list[SourceFile]]]:
+    def files_by_part(self) -> list[tuple[UpstreamSplit, list[SourceFile]]]:
         """Return the parts to read with their files, or an empty list without the key `files`.
 
         Raises:
@@ -146,20 +154,22 @@ class HubData(DecodesText):
     def has_own_splits(self) -> bool:
         return self.val_files is not None if self.files else self.val_split is not None
 
-    def upstream_splits(self) -> list[Part]:
+    def upstream_splits(self) -> list[UpstreamSplit]:
         """Return the parts to read.
 
         Val comes first, because it is small, and a token budget of train may end the stream.
         """
         if self.files and self.val_files:
-            return [Part("validation", "val", self.val_files), Part("train", "train", self.files)]
+            return [UpstreamSplit("validation", "val", self.val_files), UpstreamSplit("train", "train", self.files)]
         if self.files:
-            return [Part("train", None, self.files)]
+            return [UpstreamSplit("train", None, self.files)]
         if self.val_split is not None:
-            return [Part(self.val_split, "val", None), Part(self.split, "train", None)]
-        return [Part(self.split, None, None)]
+            return [UpstreamSplit(self.val_split, "val", None), UpstreamSplit(self.split, "train", None)]
+        return [UpstreamSplit(self.split, None, None)]
 
-    def text_field_at(self, fields: Mapping[str, bool], part: Part, context: StreamContext, *, key: str | None = "text_field") -> str:
+    def text_field_at(
+        self, fields: Mapping[str, bool], part: UpstreamSplit, context: StreamContext, *, key: str | None = "text_field"
+    ) -> str:
         """Return the text field for this pass, which is chosen from the train data.
 
         Args:
@@ -175,11 +185,11 @@ class HubData(DecodesText):
         train = self.upstream_splits()[-1]
 
         def decide() -> str:
-            if given is None and part == train and (field := named_text(fields)) is not None:
+            if given is None and part == train and (field := find_text_column(fields)) is not None:
                 return field
             return given or choose_text_field(*self._first_rows(train, context), key=key)
 
-        field = decided_field(self, context, decide, given=given)  # type: ignore[arg-type]
+        field = text_field_of_pass(self, context, decide, given=given)  # type: ignore[arg-type]
         assert field is not None
         require_field(field, fields, self.origin, key=key)
         return field
@@ -193,7 +203,7 @@ class HubData(DecodesText):
         if missing := [name for name in needed if name not in fields]:
             raise NielsCacheError(f"{self.origin}: rows have no {' and no '.join(missing)} (they have: {', '.join(fields)})")
 
-    def _first_rows(self, part: Part, context: StreamContext) -> tuple[list[dict[str, Any]], str]:
+    def _first_rows(self, part: UpstreamSplit, context: StreamContext) -> tuple[list[dict[str, Any]], str]:
         """Return the first rows of the first file of a part, and the name of this file."""
         found: list[dict[str, Any]] = []
         named = self.origin
@@ -208,7 +218,7 @@ class HubData(DecodesText):
 
     def stream(
         self,
-        part: Part,
+        part: UpstreamSplit,
         context: StreamContext,
         choose_columns: ChooseColumns,
         *,
@@ -217,7 +227,7 @@ class HubData(DecodesText):
         start: tuple[str, int] | None = None,
         texts: Collection[str] = (),
         without: set[str] | None = None,
-    ) -> Generator[HubRows]:
+    ) -> Generator[HubBatch]:
         """Yield rows of a part in batches, lazily. Closing the iterator early is quick.
 
         Args:
@@ -232,7 +242,7 @@ class HubData(DecodesText):
                 report.
 
         Raises:
-            SourceUnavailable: If the hub cannot be reached now.
+            SourceUnavailableError: If the hub cannot be reached now.
             NielsCacheError: If the data set cannot be read.
         """
         with hub_errors(self.origin, context.revision):
@@ -266,7 +276,7 @@ class HubData(DecodesText):
                         for index, text in marked.get(name, {}).items():
                             before, here = damaged.get(index, NO_DAMAGE), damage_of(text)
                             damaged[index] = Damage(before.size + here.size, before.characters + here.characters)
-                    yield HubRows(columns, files, rows, damaged)
+                    yield HubBatch(columns, files, rows, damaged)
             except Exception:
                 raise
             except BaseException as interrupt:
@@ -279,7 +289,7 @@ class HubData(DecodesText):
                 batches.close()
 
     def rows(
-        self, part: Part, context: StreamContext, choose_columns: ChooseColumns, **settings: Any
+        self, part: UpstreamSplit, context: StreamContext, choose_columns: ChooseColumns, **settings: Any
     ) -> Iterator[tuple[dict[str, Any], str, int, Damage]]:
         """Yield the rows of a part one by one; for the arguments, see `stream`.
 
@@ -297,7 +307,7 @@ def hub_files(data: HubData, revision: str | None) -> list[ListedFile]:
     This sends one request to the hub for every 500 files.
 
     Raises:
-        SourceUnavailable: If the hub cannot be reached now.
+        SourceUnavailableError: If the hub cannot be reached now.
         NielsCacheError: If the hub refuses access, or has no such data set, configuration, split or file.
     """
     found: list[ListedFile] = []
@@ -344,20 +354,20 @@ def _datasets() -> Any:
     datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False
     datasets.config.SLEEP_TIME_ON_THREADS_SHUTDOWN = 0
     datasets.disable_progress_bars()
-    hub_tables.survive_null_rows()
+    hub_tables.patch_null_rows()
     fsspec.compression.register_compression("zstd", _open_zstd, "zst", force=True)  # fsspec's own reader refuses windows above 128 MiB
     return datasets
 
 
 def _open_zstd(stream: Any, mode: str = "rb", **settings: Any) -> IO[bytes]:
     """Open a zstd file for fsspec, which opens files of this library only for reading."""
-    name = shown(str(getattr(stream, "path", "") or getattr(stream, "name", "")))
+    name = without_credentials(str(getattr(stream, "path", "") or getattr(stream, "name", "")))
     return decompressed(stream, f"{name.removesuffix('.zst')}.zst")
 
 
 def _open(
     data: HubData,
-    part: Part,
+    part: UpstreamSplit,
     context: StreamContext,
     choose_columns: ChooseColumns,
     keep_linebreaks: bool,
@@ -392,11 +402,11 @@ def _open(
     builder = _builder(datasets, data, path, settings)
     recoded = part.files is not None and path == "json" and need_decoding(local_names, data.encoding)
     if recoded:
-        hub_tables.decode_json(builder, local_names, data.encoding)
+        hub_tables.patch_json_encoding(builder, local_names, data.encoding)
     dataset = _split(builder.as_streaming_dataset(), part, data)
     columns = choose_columns({"text": True} if read_tables else _fields(dataset))
     if hasattr(builder.config, "on_mixed_types"):
-        hub_tables.decode_late_json(builder, without)
+        hub_tables.patch_mixed_types(builder, without)
     if hasattr(builder.config, "columns"):  # for Parquet, only these columns are downloaded
         builder = _builder(datasets, data, path, {**settings, "columns": columns})
         dataset = _split(builder.as_streaming_dataset(), part, data)
@@ -411,12 +421,12 @@ def _builder(datasets: Any, data: HubData, path: str, settings: dict[str, Any]) 
         if data.files or not re.search("Config name is missing|BuilderConfig .* not found", str(error)):
             raise
         configs = datasets.get_dataset_config_names(data.dataset, revision=settings["revision"])
-        raise NielsCacheError(f"{data.dataset}: " + nearest("config", data.config, configs)) from error
+        raise NielsCacheError(f"{data.dataset}: " + unknown_choice_message("config", data.config, configs)) from error
 
 
-def _split(splits: Any, part: Part, data: HubData) -> Any:
+def _split(splits: Any, part: UpstreamSplit, data: HubData) -> Any:
     if part.upstream not in splits:
-        raise NielsCacheError(f"{data.dataset}: " + nearest("split", part.upstream, list(splits)))
+        raise NielsCacheError(f"{data.dataset}: " + unknown_choice_message("split", part.upstream, list(splits)))
     return splits[part.upstream]
 
 
@@ -461,13 +471,13 @@ def require_content(file: SourceFile, path: str) -> None:
     Raises:
         NielsCacheError: If the bytes are not of the kind that the loader reads.
     """
-    with reading(file), open_seekable(file) if path == "parquet" else open_bytes(file, lambda damage: None) as stream:
+    with file_errors(file), open_seekable(file) if path == "parquet" else open_bytes(file, lambda damage: None) as stream:
         head = first_bytes(stream)
-    found = content_of(head)
+    found = detect_content(head)
     if not head or found is None or path == "text":
         return
     if found.what.startswith("an HTML page") or (found.what != "Parquet" if path == "parquet" else not found.is_text):
-        raise NielsCacheError(f"{file.name}: not {'Parquet' if path == 'parquet' else 'JSON lines'}{described(head)}")
+        raise NielsCacheError(f"{file.name}: not {'Parquet' if path == 'parquet' else 'JSON lines'}{describe_content(head)}")
 
 
 def need_decoding(local_names: Mapping[str, str], encoding: str) -> bool:
@@ -476,7 +486,7 @@ def need_decoding(local_names: Mapping[str, str], encoding: str) -> bool:
         return True
     for file in map(SourceFile, local_names, local_names.values()):
         if not file.is_remote:
-            with reading(file), open_bytes(file, lambda damage: None) as stream:  # damage is reported later, when the file is read
+            with file_errors(file), open_bytes(file, lambda damage: None) as stream:  # damage is reported later, when the file is read
                 if encoding_of(stream, UTF8) != UTF8:
                     return True
     return False

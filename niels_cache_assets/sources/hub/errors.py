@@ -11,8 +11,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from niels_cache_assets.sources.errors import SourceUnavailable, chain_of, endless_redirect, first_line, is_of_network, without_secrets
-from niels_cache_assets.sources.hub.tables import is_no_object
+from niels_cache_assets.sources.errors import (
+    SourceUnavailableError,
+    endless_redirect,
+    error_chain,
+    first_line,
+    is_network_error,
+    without_secrets,
+)
+from niels_cache_assets.sources.hub.tables import is_not_an_object_error
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
@@ -20,23 +27,23 @@ if TYPE_CHECKING:
 
 _TRY_AGAIN = {408, 429, 500, 502, 503, 504}  # HTTP statuses after which a later request may succeed
 _REFUSALS = {401, 403, 404}
-_MOST_REASON = 300  # characters
+_MAX_REASON = 300  # characters
 _COPY = 'files = ["/path/to/copy/*.parquet"]'
 
 
-def nearest(what: str, asked: str | None, choices: Sequence[str]) -> str:
+def unknown_choice_message(what: str, requested: str | None, choices: Sequence[str]) -> str:
     """Return a text about a choice that does not exist, with the closest choice, and all choices or the first twenty.
 
     Args:
         what: The configuration key.
-        asked: The given choice, or None if none is set.
+        requested: The given choice, or None if none is set.
         choices: The existing choices.
     """
     shown = ", ".join(choices[:20]) + (f" and {len(choices) - 20} more" if len(choices) > 20 else "")
-    if asked is None:
+    if requested is None:
         return f"set {what} to one of: {shown}"
-    close = difflib.get_close_matches(asked, choices, n=1)
-    return f"no {what} {asked!r}{f'; did you mean {close[0]!r}?' if close else ''} (there are: {shown or 'none'})"
+    close = difflib.get_close_matches(requested, choices, n=1)
+    return f"no {what} {requested!r}{f'; did you mean {close[0]!r}?' if close else ''} (there are: {shown or 'none'})"
 
 
 @contextmanager
@@ -48,12 +55,12 @@ def hub_errors(dataset: str, revision: str | None) -> Iterator[None]:
         revision: The revision that is read, or None for the newest.
 
     Raises:
-        SourceUnavailable: If another try later may help.
+        SourceUnavailableError: If another try later may help.
         NielsCacheError: For any other error.
     """
     try:
         yield
-    except SourceUnavailable as error:
+    except SourceUnavailableError as error:
         raise _unreachable(dataset, str(error)) from error
     except NielsCacheError:
         raise
@@ -65,13 +72,13 @@ def _translated(error: Exception, dataset: str, revision: str | None) -> NielsCa
     from datasets.exceptions import DataFilesNotFoundError, DatasetNotFoundError
     from huggingface_hub import errors, get_token
 
-    chain = chain_of(error)
+    chain = error_chain(error)
 
     def caused_by(*types: type[BaseException]) -> bool:
         return any(isinstance(link, types) for link in chain)
 
     for link in chain:
-        if isinstance(link, SourceUnavailable):  # the transport gave up, and a library wrapped the error of the transport
+        if isinstance(link, SourceUnavailableError):  # the transport gave up, and a library wrapped the error of the transport
             return _unreachable(dataset, str(link))
     answers = [link for link in chain if isinstance(link, errors.HfHubHTTPError) and link.response is not None]
     statuses = {link.response.status_code for link in answers}
@@ -88,8 +95,8 @@ def _translated(error: Exception, dataset: str, revision: str | None) -> NielsCa
     if caused_by(errors.HFValidationError):
         return NielsCacheError(f"{dataset!r} is not the name of a hub data set; write owner/name")
     if caused_by(errors.OfflineModeIsEnabled):
-        return SourceUnavailable(f"{dataset}: Hugging Face offline mode is on; type unset HF_HUB_OFFLINE, or read a copy: {_COPY}")
-    unreachable = caused_by(errors.LocalEntryNotFoundError) or any(map(is_of_network, chain))
+        return SourceUnavailableError(f"{dataset}: Hugging Face offline mode is on; type unset HF_HUB_OFFLINE, or read a copy: {_COPY}")
+    unreachable = caused_by(errors.LocalEntryNotFoundError) or any(map(is_network_error, chain))
     if statuses & _TRY_AGAIN or (unreachable and not statuses & _REFUSALS):
         detail = f"HTTP {min(statuses)}" if statuses else type(chain[-1]).__name__
         return _unreachable(dataset, detail)
@@ -103,7 +110,7 @@ def _translated(error: Exception, dataset: str, revision: str | None) -> NielsCa
         return NielsCacheError(f"{dataset}: has no data files that can be read; check it at {page}")
     if caused_by(StopIteration):  # the JSON loader found a file without a row
         return NielsCacheError(f"{dataset}: the first file holds no row; it is empty or damaged")
-    if any(map(is_no_object, chain)):
+    if any(map(is_not_an_object_error, chain)):
         return NielsCacheError(f"{dataset}: a record is not a JSON object; each line, or each item of one list, must hold one")
     if caused_by(UnicodeEncodeError) and not (get_token() or "").isascii():
         return NielsCacheError(f"{dataset}: the token (HF_TOKEN, or of `hf auth login`) holds invalid characters; copy it again")
@@ -119,16 +126,16 @@ def _page(dataset: str) -> str:
 def _answer(error: HfHubHTTPError) -> str:
     """Return the status of an answer, with its reason if the hub gives one."""
     reason = " ".join(without_secrets(error.server_message or error.response.reason_phrase).split())
-    return f"{error.response.status_code} ({reason[:_MOST_REASON]})" if reason else str(error.response.status_code)
+    return f"{error.response.status_code} ({reason[:_MAX_REASON]})" if reason else str(error.response.status_code)
 
 
-def _unreachable(dataset: str, detail: str) -> SourceUnavailable:
+def _unreachable(dataset: str, detail: str) -> SourceUnavailableError:
     """Return the error for an unreachable hub.
 
     A wrong name of a data set causes the same failure, so the message says whether the data set was read before.
     """
     known = "but this machine has read the data set before" if _was_read_before(dataset) else "and it is unknown whether the name exists"
-    return SourceUnavailable(
+    return SourceUnavailableError(
         f"{dataset}: the hub cannot be reached now ({without_secrets(detail)}), {known}; "
         f"check the network, and the name at {_page(dataset)}, and build again, or read a copy: {_COPY}"
     )

@@ -17,20 +17,20 @@ from types import FunctionType, MethodType, SimpleNamespace
 from typing import IO, Any
 
 from niels_cache_assets.base.documents import SourceReport
-from niels_cache_assets.sources.reading.compressed import Chunks
+from niels_cache_assets.sources.reading.compressed import IteratorStream
 from niels_cache_assets.sources.reading.encodings import (
     CARRIED_MARKS,
     MARK,
     MARKS,
     UTF8,
     Damage,
-    carried,
     damage_of,
     decoded_blocks,
+    encode_marks,
     encoding_of,
     unmarked,
 )
-from niels_cache_assets.sources.reading.files import SourceFile, open_bytes, reading
+from niels_cache_assets.sources.reading.files import SourceFile, file_errors, open_bytes
 from niels_cache_assets.sources.reading.parquet_files import BATCH_BYTES, ParquetTable, in_pieces
 from niels_cache_assets.sources.reading.rows import column_values
 from niels_cache_assets.sources.text_column import count_file_without
@@ -146,7 +146,7 @@ def with_origin(
         except NielsCacheError:
             raise
         except damaged as error:
-            detail = "a record is not a JSON object" if is_no_object(error) else error
+            detail = "a record is not a JSON object" if is_not_an_object_error(error) else error
             raise NielsCacheError(f"{names[index]}: damaged, or not in the format its name says ({detail})") from error
 
     info = dataset.info.copy()
@@ -162,13 +162,13 @@ def _shard_urls(kwargs: dict[str, Any]) -> list[str]:
     return list(kwargs.get("base_files") or kwargs["files"])
 
 
-def is_no_object(error: BaseException) -> bool:
+def is_not_an_object_error(error: BaseException) -> bool:
     """Return whether the JSON loader failed on a record that is not an object, by the text of the error from the loader or Arrow."""
     return "Column() changed from object" in str(error) or (isinstance(error, TypeError) and "is not iterable" in str(error))
 
 
 @lru_cache(maxsize=1)
-def survive_null_rows() -> None:
+def patch_null_rows() -> None:
     """Make the JSON loader pass `{}` to Arrow for a row that is `null`. Both give the same row.
 
     If a block begins with `null`, Arrow's parser ends the process (pyarrow 26).
@@ -195,7 +195,8 @@ def values_of(column: Any, encoding: str, damaged: dict[int, str], *, recoded: b
         column: The Arrow column.
         encoding: See `column_values`.
         damaged: See `column_values`.
-        recoded: Whether the bytes come from `decode_json`. Such bytes are UTF-8, and may already hold marks (characters in place of damaged
+        recoded: Whether the bytes come from `patch_json_encoding`. Such bytes are UTF-8, and may already hold marks (characters in place of
+        damaged
             bytes).
     """
     import pyarrow as pa
@@ -212,7 +213,7 @@ def _decoded(value: str | None) -> Any:
         return value
 
 
-def decode_late_json(builder: Any, without: FilesWithoutText) -> None:
+def patch_mixed_types(builder: Any, without: FilesWithoutText) -> None:
     """Decode columns whose values have different types only after the first 10 MB, when the schema already says string.
 
     The JSON loader of `datasets` then encodes the values of such a column as JSON strings, and nothing in the schema shows this encoding.
@@ -260,7 +261,7 @@ def text_tables(local_names: dict[str, str], encoding: str, *, keep_linebreaks: 
     def tables(base_files: list[str], **_: Any) -> Iterator[tuple[Any, pa.Table]]:
         for index, url in enumerate(base_files):
             file = SourceFile(url, local_names.get(url, url))
-            with reading(file), open_bytes(file) as stream:
+            with file_errors(file), open_bytes(file) as stream:
                 text = io.TextIOWrapper(stream, encoding=encoding_of(stream, encoding), errors=MARKS)  # any line end becomes a line feed
                 for number, marked in enumerate(_pieces(text)):
                     lines = marked.split("\n")
@@ -293,11 +294,11 @@ def damage_of_rows(packed: Sequence[int]) -> dict[int, Damage]:
     return {index: Damage(value >> 32, value & 0xFFFFFFFF) for index, value in enumerate(packed) if value} if any(packed) else {}
 
 
-def decode_json(builder: Any, local_names: dict[str, str], encoding: str) -> None:
+def patch_json_encoding(builder: Any, local_names: dict[str, str], encoding: str) -> None:
     """Make this JSON loader, which reads only UTF-8, read local files in `encoding` or in that of their byte order mark.
 
     The loader calls `open` as a global of its module. This function replaces it with one that puts marks in place of damaged bytes
-    (`carried`).
+    (`encode_marks`).
     """
     from datasets.packaged_modules.json import json as loader
 
@@ -306,7 +307,7 @@ def decode_json(builder: Any, local_names: dict[str, str], encoding: str) -> Non
         stream = open_bytes(SourceFile(url, local_names.get(url, url)))
         named = encoding_of(stream, encoding)
         if named != UTF8:
-            stream = io.BufferedReader(Chunks(_recoded(stream, named), stream))
+            stream = io.BufferedReader(IteratorStream(_recoded(stream, named), stream))
         return stream if mode == "rb" else io.TextIOWrapper(stream, encoding=UTF8, errors="replace")
 
     function = type(builder)._generate_tables
@@ -322,7 +323,7 @@ def _recoded(stream: IO[bytes], encoding: str) -> Iterator[bytes]:
     for text in decoded_blocks(stream, encoding):
         if text and is_start:
             text, is_start = text.removeprefix("\ufeff"), False
-        yield carried(text)
+        yield encode_marks(text)
 
 
 def parquet_tables(

@@ -17,11 +17,11 @@ from collections.abc import Iterator
 from typing import IO, NamedTuple
 from xml.parsers import expat
 
-from niels_cache_assets.base.first_bytes import HEAD_BYTES, described
+from niels_cache_assets.base.first_bytes import HEAD_BYTES, describe_content
 from niels_cache_assets.sources.mediawiki.site import NO_SITE, Site, language_of
-from niels_cache_assets.sources.reading.compressed import DamagedFile, OnDamage
+from niels_cache_assets.sources.reading.compressed import DamagedFileError, OnDamage
 from niels_cache_assets.sources.reading.encodings import MARKS, MAX_DOCUMENT_BYTES, UTF8, damage_of, encoding_of, refuse_length
-from niels_cache_assets.sources.reading.files import SourceFile, first_bytes, open_bytes, reading
+from niels_cache_assets.sources.reading.files import SourceFile, file_errors, first_bytes, open_bytes
 from niels_cache_assets.sources.reading.positions import FilePosition
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -33,7 +33,7 @@ _NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\udc01-\udcff\ufffe\uffff]")  
 _NOT_XML_TO_TAG = re.compile(f"{_NOT_XML.pattern}[^<]*")
 _KEPT = {"page/title": "title", "page/ns": "namespace", "page/id": "id", "revision/model": "model", "revision/text": "text"}
 _OF_SITE = frozenset(("siteinfo/dbname", "siteinfo/base", "namespaces/namespace"))
-_MOST_NAMESPACES = 1000
+_MAX_NAMESPACES = 1000
 _LANGUAGE = "http://www.w3.org/XML/1998/namespace lang"  # an attribute of <mediawiki>
 
 
@@ -189,7 +189,7 @@ class _Handler:
             self._values[_KEPT[place]] = text
         elif place != "namespaces/namespace":
             self._of_site[place.partition("/")[2]] = text
-        elif re.fullmatch(r"-?\d{1,9}", self._number) and len(self._namespaces) < _MOST_NAMESPACES:
+        elif re.fullmatch(r"-?\d{1,9}", self._number) and len(self._namespaces) < _MAX_NAMESPACES:
             self._namespaces.append((int(self._number), text))
 
     def _found_site(self) -> Site:
@@ -234,14 +234,14 @@ def read_pages(
             too deeply for a dump. The message has the file and the offset.
     """
     position = position or FilePosition()
-    damaged: list[DamagedFile] = []
+    damaged: list[DamagedFileError] = []
 
-    def remember(error: DamagedFile) -> None:
+    def remember(error: DamagedFileError) -> None:
         damaged.append(error)
         on_damage(error)  # type: ignore[misc]
 
-    with reading(file), open_bytes(file, remember if on_damage else None) as stream:
-        encoding, kind = encoding_of(stream, encoding), described(first_bytes(stream), "XML")
+    with file_errors(file), open_bytes(file, remember if on_damage else None) as stream:
+        encoding, kind = encoding_of(stream, encoding), describe_content(first_bytes(stream), "XML")
         header = _seek(stream, position)
         handler = _Handler(file.name, limit, position.offset_row)
         parser = handler.parser
@@ -265,7 +265,7 @@ def read_pages(
             problem = problem if handler.ended else "the dump ends before </mediawiki>"
         if problem and not damaged:
             where = f"near byte {_place(parser, given, offset)}"
-            error = DamagedFile(
+            error = DamagedFileError(
                 f"{file.name}: not a complete MediaWiki dump ({where}: {problem}); replace it, or set keep_damaged = true{kind}"
             )
             if on_damage is None:
@@ -275,7 +275,7 @@ def read_pages(
 
 def read_site(file: SourceFile, *, encoding: str = UTF8) -> Site:
     """Return the wiki that the beginning of a dump describes, or NO_SITE. `read_pages` reports damage."""
-    with reading(file), open_bytes(file, lambda _: None) as stream:
+    with file_errors(file), open_bytes(file, lambda _: None) as stream:
         handler = _Handler(file.name, _MAX_MARKUP_BYTES, 0)
         for text, _, end, _ in _decoded(stream, 0, encoding_of(stream, encoding)):
             try:
@@ -340,7 +340,7 @@ def _parse(parser: expat.XMLParserType, text: str, name: str, *, last: bool = Fa
     except NielsCacheError:
         raise
     except ValueError as error:
-        kind = described(text[:HEAD_BYTES].encode(errors="replace"), "XML")
+        kind = describe_content(text[:HEAD_BYTES].encode(errors="replace"), "XML")
         raise NielsCacheError(f"{name}: not a MediaWiki dump: {error}; name the dump of pages (pages-articles.xml){kind}") from error
     return ""
 

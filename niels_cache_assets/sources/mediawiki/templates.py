@@ -28,7 +28,7 @@ _UNITS = dict(entry.split(" ", 1) for entry in _UNIT_NAMES.split(", "))
 _BETWEEN = {"-": "–", "–": "–", "to": " to ", "and": " and ", "or": " or ", "by": " by ", "x": " × ", "×": " × ", "*": " × "}
 _BETWEEN |= {"+/-": " ± ", "±": " ± ", "to(-)": " to ", "and(-)": " and ", "or(-)": " or ", "xx": " × ", ",": ", "}
 _MONTHS = ["January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November", "December"]
-_MOST_DIGITS = 100  # maximum length of the number of a month; `int` rejects thousands of digits
+_MAX_DIGITS = 100  # maximum length of the number of a month; `int` rejects thousands of digits
 _SHIPS = "hms hmas hmcs hmnzs hmis hmsas hnlms hdms hswms uss usns uscgc uscgs usat usrc ss rms ms mv mt ps ts sms css mf rv ins orp fs"
 
 
@@ -250,7 +250,7 @@ def _ordinal(arguments: Arguments) -> str:
 
 def _month(given: str) -> str:
     """Return the name of a month that is given as a number. Anything else is returned unchanged."""
-    number = int(given) if given.isdecimal() and len(given) <= _MOST_DIGITS else 0
+    number = int(given) if given.isdecimal() and len(given) <= _MAX_DIGITS else 0
     return _MONTHS[number - 1] if 1 <= number <= 12 else given
 
 

@@ -1,8 +1,8 @@
 """Retries of failed network requests: for how long they continue, and the log lines meanwhile.
 
-`patience` sets this time for the code in its `with` block. `Tries` counts the failures of one request. It waits after each failure, for a
-longer time each, and finally raises SourceUnavailable. `transport.install` makes the hub's library, and fsspec for http(s) addresses, retry
-in this way.
+`retry_for` sets this time for the code in its `with` block. `RequestRetries` counts the failures of one request. It waits after each
+failure, for a longer time each, and finally raises SourceUnavailableError. `transport.install` makes the hub's library, and fsspec for
+http(s) addresses, retry in this way.
 
 The hub's library has one HTTP client for the whole process, so the setting also applies to the whole process.
 """
@@ -20,22 +20,22 @@ from contextlib import contextmanager
 
 from niels_cache_assets.base import defaults
 from niels_cache_assets.base.processes import are_signals_read
-from niels_cache_assets.sources.errors import SourceUnavailable, shown
+from niels_cache_assets.sources.errors import SourceUnavailableError, without_credentials
 from niels_cache_runtime.errors import NielsCacheError
 
-PATIENCE_VARIABLE = "NIELS_CACHE_NETWORK_PATIENCE"
+RETRY_VARIABLE = "NIELS_CACHE_NETWORK_PATIENCE"
 FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0  # seconds; each wait doubles, from FIRST_WAIT up to LONGEST_WAIT
-UNWATCHED_PATIENCE = 1.0  # seconds of retries in a thread that would delay an interrupt of the main thread
-BRIEFLY = 10.0
+UNATTENDED_RETRY_SECONDS = 1.0  # seconds of retries in a thread that would delay an interrupt of the main thread
+BRIEF_RETRY_SECONDS = 10.0
 
 
-class _Patience:
+class _RetryPolicy:
     """The retry settings of the process.
 
     Attributes:
         log: Receives a line at each wait.
         ended: The number of failures and the start time of requests that were given up, or None after an answer.
-        signals: A socket with the signals since `watched` began, or None.
+        signals: A socket with the signals since `watch_signals` began, or None.
     """
 
     def __init__(self, seconds: float | None, log: Callable[[str], None]) -> None:
@@ -47,17 +47,17 @@ class _Patience:
 
     @property
     def seconds(self) -> float:
-        return _seconds(defaults.NETWORK_PATIENCE) if self._set_seconds is None else self._set_seconds
+        return _seconds(defaults.NETWORK_RETRY_SECONDS) if self._set_seconds is None else self._set_seconds
 
-    def in_this_thread(self) -> float:
+    def seconds_in_this_thread(self) -> float:
         """Return the time in seconds for which this thread retries. It is short if the thread would delay an interrupt."""
-        return self.seconds if self.signals or self._is_interruptible() else min(self.seconds, UNWATCHED_PATIENCE)
+        return self.seconds if self.signals or self._is_interruptible() else min(self.seconds, UNATTENDED_RETRY_SECONDS)
 
     def wait(self, seconds: float) -> bool:
         """Wait, and return False if the process is interrupted meanwhile. In the main thread, signal handlers handle an interrupt."""
         signals = self.signals  # None if other code handles signals, or if an interrupt has ended the wait for this thread
         if self._is_interruptible() or signals is None:
-            time.sleep(seconds if self._is_interruptible() else min(seconds, UNWATCHED_PATIENCE))
+            time.sleep(seconds if self._is_interruptible() else min(seconds, UNATTENDED_RETRY_SECONDS))
             return True
         until = time.monotonic() + seconds
         try:
@@ -70,7 +70,7 @@ class _Patience:
         return True
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
+    def watch_signals(self) -> Iterator[None]:
         """Let other threads see signals.
 
         Libraries read in their own threads, and an interrupted process waits for these threads.
@@ -106,78 +106,78 @@ def _jitter() -> float:
     return 0.5 + zlib.crc32(f"{os.getpid()} {time.monotonic_ns()}".encode()) / 2**32
 
 
-def _silent(message: str) -> None: ...
+def _ignore(message: str) -> None: ...
 
 
 def _seconds(configured: float) -> float:
-    """Return the seconds in the environment variable PATIENCE_VARIABLE, or the configured seconds if it is not set.
+    """Return the seconds in the environment variable RETRY_VARIABLE, or the configured seconds if it is not set.
 
     Raises:
         NielsCacheError: If the variable is not a number of seconds.
     """
-    value = os.environ.get(PATIENCE_VARIABLE)
+    value = os.environ.get(RETRY_VARIABLE)
     try:
         seconds = float(value or configured)
     except ValueError:
         seconds = math.nan
     if not 0 <= seconds < math.inf:
-        raise NielsCacheError(f"{PATIENCE_VARIABLE}={value!r} is not a number of seconds; set it to a number, for example 600, or unset it")
+        raise NielsCacheError(f"{RETRY_VARIABLE}={value!r} is not a number of seconds; set it to a number, for example 600, or unset it")
     return seconds
 
 
-_patience = _Patience(None, _silent)
+_policy = _RetryPolicy(None, _ignore)
 
 
 @contextmanager
-def _set(new: _Patience) -> Iterator[None]:
+def _set(new: _RetryPolicy) -> Iterator[None]:
     """Use other retry settings for the code inside.
 
     If two threads do this at the same time, the thread that ends last restores the settings from its start.
     """
-    global _patience
-    outer, _patience = _patience, new
+    global _policy
+    outer, _policy = _policy, new
     try:
         yield
     finally:
-        _patience = outer
+        _policy = outer
 
 
 @contextmanager
-def patience(seconds: float, log: Callable[[str], None] = _silent) -> Iterator[None]:
+def retry_for(seconds: float, log: Callable[[str], None] = _ignore) -> Iterator[None]:
     """Retry failed requests of the process for a time.
 
     Args:
         seconds: The time in seconds. The environment variable takes precedence.
         log: Receives a line at each wait.
     """
-    new = _Patience(_seconds(seconds), log)
-    with new.watched(), _set(new):
+    new = _RetryPolicy(_seconds(seconds), log)
+    with new.watch_signals(), _set(new):
         yield
 
 
 @contextmanager
-def briefly(only: bool = True, *, seconds: float = BRIEFLY) -> Iterator[None]:
+def retry_at_most(only: bool = True, *, seconds: float = BRIEF_RETRY_SECONDS) -> Iterator[None]:
     """Retry for a short time only, for requests that are optional for the caller.
 
     Args:
         only: Whether to change the time. If False, it stays as it is.
         seconds: The maximum time in seconds.
     """
-    new = _Patience(min(_patience.seconds, seconds), _patience.log)
-    new.signals = _patience.signals
-    with _set(new if only else _patience):
+    new = _RetryPolicy(min(_policy.seconds, seconds), _policy.log)
+    new.signals = _policy.signals
+    with _set(new if only else _policy):
         yield
 
 
-class Tries:
+class RequestRetries:
     """The failures of one request since its last progress."""
 
     def __init__(self, url: str) -> None:
-        self._url = shown(url)
+        self._url = without_credentials(url)
         self._failures = 0
         self._since = 0.0
 
-    def failed(self, problem: str, retry_after: float | None = None) -> None:
+    def wait_after_failure(self, problem: str, retry_after: float | None = None) -> None:
         """Wait until the next try.
 
         Args:
@@ -185,27 +185,27 @@ class Tries:
             retry_after: The seconds that the server asks to wait, which are the minimum wait.
 
         Raises:
-            SourceUnavailable: If the time for retries ends before the next try.
+            SourceUnavailableError: If the time for retries ends before the next try.
             KeyboardInterrupt: If the process is interrupted during the wait.
         """
         now = time.monotonic()
         if not self._failures:
-            self._failures, self._since = _patience.ended or (0, now)
+            self._failures, self._since = _policy.ended or (0, now)
         self._failures += 1
-        left = self._since + _patience.in_this_thread() - now
-        if _patience.ended or left <= 0 or (retry_after or 0) > left:
-            _patience.ended = self._failures, self._since
+        left = self._since + _policy.seconds_in_this_thread() - now
+        if _policy.ended or left <= 0 or (retry_after or 0) > left:
+            _policy.ended = self._failures, self._since
             tries = f"{self._failures} tries in {now - self._since:.0f} s" if self._failures > 1 else "one try"
             later = f", and asks to wait {retry_after:.0f} s" if retry_after else ""
-            raise SourceUnavailable(f"{self._url}: {problem}, {tries}{later}")
+            raise SourceUnavailableError(f"{self._url}: {problem}, {tries}{later}")
         wait = max(retry_after or 0.0, min(FIRST_WAIT * 2 ** min(self._failures - 1, 20), LONGEST_WAIT) * _jitter())
         wait = min(wait, left)
         if self._failures > 1 or wait > 2:
-            _patience.log(f"{self._url}: {problem}; asking again in {wait:.1f} s, giving up in {left:.0f} s")
-        if not _patience.wait(wait):
+            _policy.log(f"{self._url}: {problem}; asking again in {wait:.1f} s, giving up in {left:.0f} s")
+        if not _policy.wait(wait):
             raise KeyboardInterrupt  # a library passes this error to the main thread, which may not have seen its own interrupt yet
 
-    def progressed(self) -> None:
+    def reset(self) -> None:
         """Reset the failures, because the request was answered or enough of its body arrived."""
         self._failures = 0
-        _patience.ended = None
+        _policy.ended = None

@@ -8,7 +8,7 @@ If a body breaks, or ends before the size that any answer gave, the transport re
 does not support ranges, it reads the body again up to this byte. All other answers (401, 403, 404, redirects) go to the caller. Each file
 of the hub costs one HEAD request. A body of up to 32 MiB is held in memory until it is complete.
 
-An answer that fails a check raises Broken, and another try may succeed. The functions that check one answer are at the end.
+An answer that fails a check raises BrokenResponseError, and another try may succeed. The functions that check one answer are at the end.
 
 `install` puts the transport into the hub's library and into fsspec. Importing this module imports huggingface_hub, so import it inside
 functions.
@@ -35,9 +35,9 @@ import fsspec
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 from huggingface_hub.utils import httpx
 
-from niels_cache_assets.sources.errors import SourceUnavailable, shown
-from niels_cache_assets.sources.net.retries import Tries
-from niels_cache_assets.sources.reading.compressed import Chunks
+from niels_cache_assets.sources.errors import SourceUnavailableError, without_credentials
+from niels_cache_assets.sources.net.retries import RequestRetries
+from niels_cache_assets.sources.reading.compressed import IteratorStream
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.remote.store import STALL_BYTES, STALL_SECONDS
 
@@ -63,20 +63,20 @@ def install() -> None:
     from huggingface_hub.utils import _http, set_client_factory
 
     factory = _http._GLOBAL_CLIENT_FACTORY
-    set_client_factory(lambda: made_patient(factory()))
+    set_client_factory(lambda: with_retries(factory()))
     for scheme in ("http", "https"):
         fsspec.register_implementation(scheme, HttpFiles, clobber=True)
     fsspec.config.conf.setdefault("hf", {}).setdefault("max_workers", 1)
 
 
-def made_patient(client: httpx.Client) -> httpx.Client:
+def with_retries(client: httpx.Client) -> httpx.Client:
     """Wrap the transports of the client, including the transports for proxies, and return the client."""
-    client._transport = PatientTransport(client._transport)
-    client._mounts = {pattern: transport and PatientTransport(transport) for pattern, transport in client._mounts.items()}
+    client._transport = RetryTransport(client._transport)
+    client._mounts = {pattern: transport and RetryTransport(transport) for pattern, transport in client._mounts.items()}
     return client
 
 
-class PatientTransport(httpx.BaseTransport):
+class RetryTransport(httpx.BaseTransport):
     """A transport that retries.
 
     It understands these request extensions:
@@ -88,8 +88,8 @@ class PatientTransport(httpx.BaseTransport):
 
     def __init__(self, inner: httpx.BaseTransport) -> None:
         self._inner = inner
-        self._hub_files: dict[str, tuple[Validator, bool]] = {}  # path -> version of the file, and whether two answers agree on it
-        self._linked: dict[str, Validator] = {}  # address that the hub redirected to -> version of the file
+        self._hub_files: dict[str, tuple[FileVersion, bool]] = {}  # path -> version of the file, and whether two answers agree on it
+        self._linked: dict[str, FileVersion] = {}  # address that the hub redirected to -> version of the file
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         timeouts = request.extensions.get("timeout") or {}
@@ -98,20 +98,20 @@ class PatientTransport(httpx.BaseTransport):
         request.headers["Accept-Encoding"] = "identity"  # so that lengths and offsets refer to the file itself
         if linked := self._linked.pop(str(request.url), None):
             request.extensions["linked"] = linked
-        tries = Tries(str(request.url))
+        tries = RequestRetries(str(request.url))
         while True:
             response = self._answer(request, tries)
             if request.method == "GET" and "X-Linked-ETag" in response.headers and (location := response.headers.get("Location")):
                 self._linked[str(request.url.join(location))] = validator_of(response)
             if request.method == "HEAD" or response.status_code not in (200, 206) or "headers_only" in request.extensions:
-                tries.progressed()
+                tries.reset()
                 return response if response.status_code < 300 or request.method == "HEAD" else _with_short_body(response)
             body = _Body(self, request, response, tries)
             try:
                 body.wait_for_head()
-            except Broken as error:
+            except BrokenResponseError as error:
                 response.close()
-                tries.failed(str(error))
+                tries.wait_after_failure(str(error))
                 continue
             return httpx.Response(response.status_code, headers=response.headers, stream=body, extensions=response.extensions)
 
@@ -129,7 +129,7 @@ class PatientTransport(httpx.BaseTransport):
         known = (validator_of(response), request.extensions.get("validator"), self._hub_files.get(request.url.path, (None,))[0])
         return next((validator.size for validator in known if validator is not None and validator.size is not None), None)
 
-    def _answer(self, request: httpx.Request, tries: Tries) -> httpx.Response:
+    def _answer(self, request: httpx.Request, tries: RequestRetries) -> httpx.Response:
         """Return an answer with the right status and headers, or an answer that the caller must handle, such as 404."""
         changes = 0
         path = request.url.path
@@ -145,22 +145,26 @@ class PatientTransport(httpx.BaseTransport):
                     if response.status_code < 400:
                         self._hub_files[path] = validator_of(response), False
                 return self._checked(request, commit)
-            except Broken as error:
+            except BrokenResponseError as error:
                 changes = changes + 1 if error.changed else 0
                 if changes >= CHANGED_TRIES:
-                    raise NielsCacheError(f"{shown(str(request.url))}: the file changed while it was read; run the build again") from error
-                tries.failed(str(error), error.retry_after)
+                    raise NielsCacheError(
+                        f"{without_credentials(str(request.url))}: the file changed while it was read; run the build again"
+                    ) from error
+                tries.wait_after_failure(str(error), error.retry_after)
 
     def _checked(self, request: httpx.Request, commit: str | None) -> httpx.Response:
         try:
             response = self._inner.handle_request(request)
         except _FAILURES as error:
             if isinstance(error.__cause__ and error.__cause__.__cause__, ssl.SSLCertVerificationError):
-                raise NielsCacheError(f"{shown(str(request.url))}: its certificate is not trusted ({error}); check the address") from error
-            raise Broken(_words(error)) from error
+                raise NielsCacheError(
+                    f"{without_credentials(str(request.url))}: its certificate is not trusted ({error}); check the address"
+                ) from error
+            raise BrokenResponseError(_describe_error(error)) from error
         try:
             self._check(request, response, commit)
-        except Broken:
+        except BrokenResponseError:
             response.close()
             raise
         return response
@@ -168,33 +172,33 @@ class PatientTransport(httpx.BaseTransport):
     def _check(self, request: httpx.Request, response: httpx.Response, commit: str | None) -> None:
         status, validator = response.status_code, validator_of(response)
         if status in (408, 429) or status >= 500:
-            raise Broken(f"HTTP {status}", retry_after=retry_after(response))
+            raise BrokenResponseError(f"HTTP {status}", retry_after=retry_after(response))
         if status >= 400:
             return
         path = request.url.path
         if commit is not None:
             if response.headers.get("X-Repo-Commit", commit) != commit:
-                raise Broken("the answer is of another commit")
+                raise BrokenResponseError("the answer is of another commit")
             known, sure = self._hub_files.get(path, (validator, False))
             if known.differs(validator):
                 if not sure:
                     self._hub_files.pop(path, None)  # further answers show which of the two is wrong
-                raise Broken("the answer is of another version of the file")
+                raise BrokenResponseError("the answer is of another version of the file")
             if path in self._hub_files:
                 self._hub_files[path] = known, True
         linked = request.extensions.get("linked")
         if linked is not None and linked.size not in (validator.size, None):
-            raise Broken("the answer is of another version of the file")
+            raise BrokenResponseError("the answer is of another version of the file")
         expected = request.extensions.get("validator")
         if expected is not None and expected.differs(validator):
-            raise Broken("the answer is of another version of the file", changed=True)
-        check_part(request, response, whole_is_fine=bool({"headers_only", "may_begin_again"} & set(request.extensions)))
+            raise BrokenResponseError("the answer is of another version of the file", changed=True)
+        check_part(request, response, allow_whole=bool({"headers_only", "may_begin_again"} & set(request.extensions)))
 
 
 class _Body(httpx.SyncByteStream):
-    """The bytes of a body, in order, read from as many answers as needed. Only `wait_for_head` may raise Broken."""
+    """The bytes of a body, in order, read from as many answers as needed. Only `wait_for_head` may raise BrokenResponseError."""
 
-    def __init__(self, transport: PatientTransport, request: httpx.Request, response: httpx.Response, tries: Tries) -> None:
+    def __init__(self, transport: RetryTransport, request: httpx.Request, response: httpx.Response, tries: RequestRetries) -> None:
         self._transport, self._request, self._response, self._tries = transport, request, response, tries
         self._first = response
         self._given = 0
@@ -215,7 +219,7 @@ class _Body(httpx.SyncByteStream):
                 self._restartable = False
                 return
         check_content(self._request, self._first, b"".join(self._head))
-        self._tries.progressed()
+        self._tries.reset()
 
     def __iter__(self) -> Iterator[bytes]:
         return chain(self._head, self._chunks)
@@ -235,31 +239,33 @@ class _Body(httpx.SyncByteStream):
                     if passed_over < len(chunk):
                         self._given += len(chunk) - passed_over
                         if size is not None and self._given > size:
-                            raise Broken(f"the answer holds more than the {size} bytes of the file", spoilt=True)
+                            raise BrokenResponseError(f"the answer holds more than the {size} bytes of the file", spoilt=True)
                         yield chunk[passed_over:]
                 if size is not None and self._given < size:
-                    raise Broken(f"the answer ends after {self._given} of {size} bytes")
+                    raise BrokenResponseError(f"the answer ends after {self._given} of {size} bytes")
                 return
-            except Broken as error:
+            except BrokenResponseError as error:
                 self._response.close()
                 if self._given == size:
                     return  # the last bytes came late, and there is no rest to request
                 ranges = self._first.status_code == 206 or self._first.headers.get("Accept-Ranges") == "bytes"
-                hindrance = self._hindrance(error)
+                hindrance = self._resume_problem(error)
                 if self._restartable and (hindrance or not ranges):
                     raise
                 if hindrance:
-                    raise SourceUnavailable(f"{shown(str(self._request.url))}: {error} in the middle, and {hindrance}") from error
+                    raise SourceUnavailableError(
+                        f"{without_credentials(str(self._request.url))}: {error} in the middle, and {hindrance}"
+                    ) from error
                 if self._given - counted >= STALL_BYTES:  # bytes that are read again do not count as progress
                     counted = self._given
-                    self._tries.progressed()
-                self._tries.failed(str(error))
+                    self._tries.reset()
+                self._tries.wait_after_failure(str(error))
             self._response = self._transport._answer(self._rest(), self._tries)
             if self._response.status_code not in (200, 206):
                 raise httpx.ReadError(f"HTTP {self._response.status_code} in the middle of the file")
             skip = self._given if self._response.status_code == 200 else 0
 
-    def _hindrance(self, error: Broken) -> str:
+    def _resume_problem(self, error: BrokenResponseError) -> str:
         """Return why the rest of the body cannot be requested, or an empty string."""
         if validator_of(self._first).tag is None:
             return "the server gives no version to resume with"
@@ -287,7 +293,7 @@ def _chunks(response: httpx.Response) -> Iterator[bytes]:
         try:
             chunk = next(stream, None)
         except _FAILURES as error:
-            raise Broken(_words(error)) from error
+            raise BrokenResponseError(_describe_error(error)) from error
         if chunk is None:
             response.close()
             return
@@ -296,14 +302,14 @@ def _chunks(response: httpx.Response) -> Iterator[bytes]:
         yield chunk
         if seconds >= STALL_SECONDS:
             if in_window < STALL_BYTES:
-                raise Broken(f"only {in_window} bytes in {seconds:.0f} s")
+                raise BrokenResponseError(f"only {in_window} bytes in {seconds:.0f} s")
             in_window, seconds = 0, 0.0
 
 
 def _with_short_body(response: httpx.Response) -> httpx.Response:
     """Return a redirect or error with the part of its body that arrived, because the body may explain the problem."""
     content = b""
-    with suppress(Broken):
+    with suppress(BrokenResponseError):
         for chunk in _chunks(response):
             content += chunk
             if len(content) > EXPLANATION_BYTES:
@@ -317,11 +323,11 @@ def _without_range(request: httpx.Request) -> dict[str, str]:
     return {name: value for name, value in request.headers.items() if name.lower() != "range"}
 
 
-def _words(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     return f"{type(error).__name__} ({error})" if str(error) else type(error).__name__
 
 
-class Validator(NamedTuple):
+class FileVersion(NamedTuple):
     """One version of a file.
 
     Attributes:
@@ -332,11 +338,11 @@ class Validator(NamedTuple):
     tag: str | None
     size: int | None
 
-    def differs(self, other: Validator) -> bool:
+    def differs(self, other: FileVersion) -> bool:
         return any(mine != theirs for mine, theirs in zip(self, other, strict=True) if mine is not None and theirs is not None)
 
 
-class Broken(Exception):
+class BrokenResponseError(Exception):
     """An answer that must be requested again.
 
     Attributes:
@@ -352,7 +358,7 @@ class Broken(Exception):
         self.spoilt = spoilt
 
 
-def validator_of(response: httpx.Response) -> Validator:
+def validator_of(response: httpx.Response) -> FileVersion:
     """Return the version of the file in an answer, which may also be a part of a file, or the hub's redirect to a file."""
     headers = response.headers
     tag = headers.get("X-Linked-ETag") or headers.get("ETag") or headers.get("Last-Modified")
@@ -361,7 +367,7 @@ def validator_of(response: httpx.Response) -> Validator:
         size = headers.get("Content-Length")
     elif size is None:
         size = headers.get("Content-Range", "").rpartition("/")[2]
-    return Validator(tag.removeprefix("W/").strip('"') if tag else None, int(size) if size and _NUMBER.fullmatch(size) else None)
+    return FileVersion(tag.removeprefix("W/").strip('"') if tag else None, int(size) if size and _NUMBER.fullmatch(size) else None)
 
 
 def commit_of(path: str) -> str | None:
@@ -385,27 +391,27 @@ def part_of(response: httpx.Response) -> tuple[int, int] | None:
     return (int(given[1]), int(given[2])) if given else None
 
 
-def check_part(request: httpx.Request, response: httpx.Response, *, whole_is_fine: bool) -> None:
+def check_part(request: httpx.Request, response: httpx.Response, *, allow_whole: bool) -> None:
     """Check that the answer holds the requested bytes of the file.
 
     Args:
         request: The request.
         response: The answer.
-        whole_is_fine: Whether the whole file may answer a request for a part.
+        allow_whole: Whether the whole file may answer a request for a part.
 
     Raises:
-        Broken: If the answer holds wrong bytes.
+        BrokenResponseError: If the answer holds wrong bytes.
     """
     asked = range_of(request)
     if response.status_code == 206 and asked is not None:
         first, last = part_of(response) or (-1, -1)
         length = response.headers.get("Content-Length", str(last - first + 1))
         if first != asked[0] or asked[1] not in (None, last) or length != str(last - first + 1):
-            raise Broken("the answer holds other bytes than requested")
+            raise BrokenResponseError("the answer holds other bytes than requested")
     elif response.status_code == 206 and "Range" not in request.headers:
-        raise Broken("the answer holds a part of the file, but the request was for the whole")
-    elif response.status_code == 200 and "Range" in request.headers and asked != (0, None) and not whole_is_fine:
-        raise Broken("the answer holds the whole file instead of the requested bytes")
+        raise BrokenResponseError("the answer holds a part of the file, but the request was for the whole")
+    elif response.status_code == 200 and "Range" in request.headers and asked != (0, None) and not allow_whole:
+        raise BrokenResponseError("the answer holds the whole file instead of the requested bytes")
 
 
 def check_content(request: httpx.Request, response: httpx.Response, content: bytes) -> None:
@@ -415,7 +421,7 @@ def check_content(request: httpx.Request, response: httpx.Response, content: byt
     is not checked this way, because servers give JSON Lines files the same media type, and a part of a file is not valid JSON.
 
     Raises:
-        Broken: If the content is damaged.
+        BrokenResponseError: If the content is damaged.
     """
     linked = request.extensions.get("linked")
     tag, size = validator_of(response)
@@ -428,7 +434,7 @@ def check_content(request: httpx.Request, response: httpx.Response, content: byt
     else:
         intact = True
     if not intact:
-        raise Broken("the content is damaged")
+        raise BrokenResponseError("the content is damaged")
 
 
 def _is_of_an_api(request: httpx.Request, response: httpx.Response) -> bool:
@@ -498,15 +504,15 @@ class HttpFiles(AbstractFileSystem):
         answers = [_probed(path)]
         while answers.count(answers[-1]) < 2:
             if len(answers) > CHANGED_TRIES:
-                raise NielsCacheError(f"{shown(path)}: the server gives another version in each answer; download the file")
+                raise NielsCacheError(f"{without_credentials(path)}: the server gives another version in each answer; download the file")
             answers.append(_probed(path))
         return answers[-1]
 
     def _open(self, path: str, mode: str = "rb", block_size: int | None = None, **settings: Any) -> Any:
         info = self.info(path)
-        validator = Validator(info["ETag"], info["size"])
+        validator = FileVersion(info["ETag"], info["size"])
         if not info["ranges"]:
-            return io.BufferedReader(_WithoutRanges(path, validator), 1 << 18)
+            return io.BufferedReader(_SequentialFile(path, validator), 1 << 18)
         return _HttpFile(self, path, mode, block_size or "default", size=info["size"], validator=validator)
 
 
@@ -523,7 +529,7 @@ def _probed(path: str) -> dict[str, Any]:
 class _HttpFile(AbstractBufferedFile):
     """A file that is read in blocks. fsspec keeps a few blocks in memory."""
 
-    def __init__(self, *args: Any, validator: Validator, **settings: Any) -> None:
+    def __init__(self, *args: Any, validator: FileVersion, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self._validator = validator
 
@@ -534,10 +540,10 @@ class _HttpFile(AbstractBufferedFile):
             return b"".join(answer.iter_raw())
 
 
-class _WithoutRanges(Chunks):
+class _SequentialFile(IteratorStream):
     """A file that is read once from beginning to end."""
 
-    def __init__(self, url: str, validator: Validator) -> None:
+    def __init__(self, url: str, validator: FileVersion) -> None:
         client = _client(os.getpid())
         answer = client.send(client.build_request("GET", url, extensions={"validator": validator}), stream=True)
         _refuse_errors(answer)
@@ -545,17 +551,19 @@ class _WithoutRanges(Chunks):
         self._url = url
 
     def seek(self, *args: Any) -> NoReturn:
-        raise NielsCacheError(f"{shown(self._url)}: the server does not support HTTP ranges, which this file needs; download the file")
+        raise NielsCacheError(
+            f"{without_credentials(self._url)}: the server does not support HTTP ranges, which this file needs; download the file"
+        )
 
 
 @lru_cache(maxsize=1)
 def _client(process: int) -> httpx.Client:
     """Return the client of this process. Each process needs its own client, because connections do not survive a fork."""
-    return made_patient(httpx.Client(follow_redirects=True, timeout=None))  # the transport sets its own timeout
+    return with_retries(httpx.Client(follow_redirects=True, timeout=None))  # the transport sets its own timeout
 
 
 def _refuse_errors(answer: httpx.Response) -> None:
-    where, status = shown(str(answer.url)), answer.status_code
+    where, status = without_credentials(str(answer.url)), answer.status_code
     if status in (404, 410):
         raise FileNotFoundError(2, "no such file on the server", where)
     if status in (401, 403):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
-from niels_cache_assets.base.documents import NO_SPLIT, Divider, DocumentBatch, object_array
+from niels_cache_assets.base.documents import NO_SPLIT, BatchDivider, DocumentBatch, object_array
 from niels_cache_assets.base.strings import Objects, Strings, buffers_of, int64_array
 from niels_cache_assets.sources.reading import rows
 from niels_cache_assets.sources.reading.parquet_files import as_strings
@@ -226,7 +226,7 @@ class Collector:
     def __init__(self, files: FilePass, *, left_out: Callable[[int, int], None] | None = None) -> None:
         self._files, self._left_out = files, left_out
         self._parts: list[DocumentBatch] = []
-        self._divider = Divider(most_items=rows.BATCH_DOCUMENTS, most_characters=rows.BATCH_CHARACTERS)
+        self._divider = BatchDivider(most_items=rows.BATCH_DOCUMENTS, most_characters=rows.BATCH_CHARACTERS)
 
     def add(self, batch: DocumentBatch, *, odd: Sequence[int], is_document: Callable[[int], bool]) -> Iterator[DocumentBatch]:
         """Add the rows of a batch, and yield each batch of documents that is full.
@@ -244,10 +244,10 @@ class Collector:
             start = row
             if not is_document(row):
                 start = row + 1
-                self.reach(int(batch.row[row]) + 1, rows=1)
+                self.advance_to(int(batch.row[row]) + 1, rows=1)
         yield from self._add(batch[start:])
 
-    def reach(self, row: int, *, rows: int = 0) -> None:
+    def advance_to(self, row: int, *, rows: int = 0) -> None:
         """Move the position to a row of the file.
 
         Args:
@@ -260,12 +260,12 @@ class Collector:
 
     def _add(self, batch: DocumentBatch) -> Iterator[DocumentBatch]:
         if len(batch):
-            self._files.gave()
+            self._files.mark_used()
         for part, is_full in self._runs(batch):
             self._parts.append(batch[part])
-            self.reach(int(batch.row[part.stop - 1]) + 1, rows=part.stop - part.start)
+            self.advance_to(int(batch.row[part.stop - 1]) + 1, rows=part.stop - part.start)
             if is_full:
-                yield from self.rest()
+                yield from self.flush()
 
     def _runs(self, batch: DocumentBatch) -> Iterator[tuple[slice, bool]]:
         """Yield the parts of a batch as the divider does, but consecutive groups within this batch as one part.
@@ -289,9 +289,9 @@ class Collector:
         if run is not None:
             yield run, True
 
-    def rest(self) -> Iterator[DocumentBatch]:
+    def flush(self) -> Iterator[DocumentBatch]:
         """Yield the remaining documents as one batch."""
         if self._parts:
             parts, self._parts = self._parts, []
-            self._files.report_place()
+            self._files.report_position()
             yield DocumentBatch.joined(parts)

@@ -3,7 +3,7 @@
 The suffix of a file determines its format. A file may hold several streams (members, frames) one after the other, as `cat a.gz b.gz` and
 parallel compressors write them. The standard library's readers of bzip2 and xz treat all bytes that do not begin a stream as padding, so
 they end silently if the header of a later stream is damaged. In this module, bytes that are neither a stream nor padding are an error
-(`DamagedFile`).
+(`DamagedFileError`).
 
 Formats: RFC 1952 (gzip; zero bytes may follow), bzip2, the .xz file format 1.2 (padding: zero bytes in multiples of four), RFC 8878
 (Zstandard).
@@ -29,7 +29,7 @@ from niels_cache_runtime.errors import NielsCacheError
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 
 
-def with_compressions(*endings: str) -> tuple[str, ...]:
+def endings_with_compressions(*endings: str) -> tuple[str, ...]:
     """Return each ending in all its forms: unchanged, and with each suffix of COMPRESSIONS, such as `.jsonl` and `.jsonl.gz`."""
     return tuple(ending + compression for ending in endings for compression in ("", *COMPRESSIONS))
 
@@ -37,22 +37,22 @@ def with_compressions(*endings: str) -> tuple[str, ...]:
 _OTHERS = (".zip", ".7z", ".rar", ".tar", ".tgz", ".tbz2", ".txz", ".z", ".lz", ".lz4", ".lzma", ".lzo", ".br", ".sz", ".snappy")
 _COMPRESSED_BLOCK = 1 << 14  # bytes given to a decompressor at a time; damage costs at most the output of one block
 _ZSTD_PIECE = 1 << 9
-MOST_WINDOW = 1 << 31  # bytes; the window of `zstd --ultra --long=31`
-_XZ_MEMORY = MOST_WINDOW + (1 << 24)  # the dictionary, which is the window, and the decompressor's own memory
+MAX_WINDOW = 1 << 31  # bytes; the window of `zstd --ultra --long=31`
+_XZ_MEMORY = MAX_WINDOW + (1 << 24)  # the dictionary, which is the window, and the decompressor's own memory
 _BLOCK = 1 << 18
 
 
-class DamagedFile(NielsCacheError):
+class DamagedFileError(NielsCacheError):
     """Compressed data that cannot be read to the end.
 
     The message has the offset up to which the uncompressed content was read.
     """
 
 
-OnDamage = Callable[[DamagedFile], None]
+OnDamage = Callable[[DamagedFileError], None]
 
 
-class Chunks(io.RawIOBase):
+class IteratorStream(io.RawIOBase):
     """A stream of the bytes that an iterator yields.
 
     Args:
@@ -114,7 +114,7 @@ class _ZstdStream:
     def __init__(self) -> None:
         import zstandard
 
-        self._object: Any = zstandard.ZstdDecompressor(max_window_size=MOST_WINDOW).decompressobj()
+        self._object: Any = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW).decompressobj()
         self._input = memoryview(b"")
         self._waiting = memoryview(b"")
 
@@ -178,7 +178,7 @@ def decompressed(source: IO[bytes], name: str, on_damage: OnDamage | None = None
         on_damage: Called for damaged data, instead of raising. The stream then ends before the damage.
 
     Raises:
-        DamagedFile: While reading, if data is damaged or its end is missing, or if other bytes follow the last stream.
+        DamagedFileError: While reading, if data is damaged or its end is missing, or if other bytes follow the last stream.
         NielsCacheError: If the suffix is that of another compression or of an archive.
     """
     suffix = compression_of(name)
@@ -201,7 +201,7 @@ def decompression_errors() -> tuple[type[Exception], ...]:
     return (EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
 
 
-def _is_of_window(error: Exception) -> bool:
+def _is_window_error(error: Exception) -> bool:
     """Return whether a decompressor rejected a window, which is not damage. Both libraries report this only in the message."""
     return isinstance(error, decompression_errors()) and bool(re.search("requires too much memory|Memory usage limit", str(error)))
 
@@ -244,15 +244,15 @@ class _Decompressed(io.RawIOBase):
                     self._offset += len(data)
                     return len(data)
         except Exception as error:
-            if _is_of_window(error):
+            if _is_window_error(error):
                 raise NielsCacheError(
-                    f"{self._name}: cannot be decompressed: its header asks for a window of more than {MOST_WINDOW >> 30} GiB; decompress "
+                    f"{self._name}: cannot be decompressed: its header asks for a window of more than {MAX_WINDOW >> 30} GiB; decompress "
                     "it with the tool that made it, or compress it again with a smaller window"
                 ) from error
             plain = type(error) is OSError and error.errno is None  # raised by bz2; errors of disk and network have a number or a subclass
             if not plain and not isinstance(error, decompression_errors()):
                 raise
-            damage = DamagedFile(
+            damage = DamagedFileError(
                 f"{self._name}: damaged after byte {self._offset} of its uncompressed content ({error}); replace the file"
                 " (keep_damaged = true, for kinds that read lines or pages, keeps the data before)"
             )

@@ -25,7 +25,7 @@ from typing import IO, Any, ClassVar, NamedTuple, NoReturn
 from pydantic import Field, PositiveInt, field_validator
 
 from niels_cache_assets.sources.reading.compressed import OnDamage
-from niels_cache_assets.sources.reading.files import SourceFile, files_digest, open_bytes, reading
+from niels_cache_assets.sources.reading.files import SourceFile, file_errors, files_digest, open_bytes
 from niels_cache_assets.sources.reading.positions import FilePosition
 from niels_cache_assets.sources.types import PretrainSource, Source, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
@@ -37,7 +37,7 @@ MAX_REPLACED_SHARE = 0.01
 MAX_DOCUMENT_MIB = 256
 MAX_DOCUMENT_BYTES = MAX_DOCUMENT_MIB << 20
 MARKS = "niels_cache_marks"  # the error handler that leaves marks
-CARRIED_MARKS = "niels_cache_carried_marks"  # the error handler for bytes that already hold marks (see `carried`)
+CARRIED_MARKS = "niels_cache_carried_marks"  # the error handler for bytes that already hold marks (see `encode_marks`)
 MARK = re.compile("[\udc01-\udcff]")
 
 _SET_ENCODING = 'set the key encoding to the encoding of the files, such as encoding = "latin-1"'
@@ -181,7 +181,7 @@ def decode(data: bytes, encoding: str, errors: str = MARKS) -> tuple[str, str | 
         return unmarked(marked), marked
 
 
-def carried(text: str) -> bytes:
+def encode_marks(text: str) -> bytes:
     """Return the bytes of a marked text, for interfaces that take only bytes.
 
     Decoding these bytes with the error handler CARRIED_MARKS gives the marks again.
@@ -248,7 +248,7 @@ def read_text(
     Raises:
         NielsCacheError: If the file has more than `limit` bytes.
     """
-    with reading(file), open_bytes(file, on_damage) as stream:
+    with file_errors(file), open_bytes(file, on_damage) as stream:
         data = read_whole(stream, file.name, limit)
     text, marked = decode(data, encoding_at(data[:4], encoding))
     return text.removeprefix(_BOM), None if marked is None else marked.removeprefix(_BOM)
@@ -373,7 +373,7 @@ def marked_json(text: str) -> tuple[Any, re.Pattern[str]]:
     return json.loads(MARK.sub(mark, text)), re.compile(mark)
 
 
-class Decoding:
+class DecodingCounts:
     """Counts of replaced bytes, and of documents that are not text, for the report of a pass.
 
     Both are counted in total and per file. The facts of the report hold `replaced` {bytes, files, by_file} and `not_text` {documents,
@@ -453,24 +453,24 @@ def decoding_warning(meta: Mapping[str, Any]) -> str | None:
     encoding = "of their encoding" if source.get("kind") == "interleave" else source.get("encoding", UTF8)
     told = []
     if REPLACED in facts:
-        told.append(f"{facts[REPLACED]['bytes']:,} bytes are not {encoding} and became U+FFFD ({_worst(facts[REPLACED])})")
+        told.append(f"{facts[REPLACED]['bytes']:,} bytes are not {encoding} and became U+FFFD ({_most_damaged(facts[REPLACED])})")
     if NOT_TEXT in facts:
-        told.append(f"documents dropped as not_text: {facts[NOT_TEXT]['documents']:,} ({_worst(facts[NOT_TEXT])})")
+        told.append(f"documents dropped as not_text: {facts[NOT_TEXT]['documents']:,} ({_most_damaged(facts[NOT_TEXT])})")
     return f"{'; '.join(told)}; {_SET_ENCODING}, or remove them" if told else None
 
 
-def _worst(counted: dict[str, Any]) -> str:
+def _most_damaged(counted: dict[str, Any]) -> str:
     by_file = sorted(counted["by_file"].items(), key=lambda item: (-item[1], item[0]))
     named = ", ".join(f"{name}: {count:,}" for name, count in by_file[:_SHOWN_FILES])
     more = counted["files"] - min(len(by_file), _SHOWN_FILES)
     return f"{named}, and {more:,} more files" if more > 0 else named
 
 
-def nothing_is_text(facts: dict[str, Any]) -> str:
+def not_text_note(facts: dict[str, Any]) -> str:
     """Return a note for the error of a build without documents. It is empty if no document was dropped as `not_text`."""
     if NOT_TEXT not in facts:
         return ""
-    return f"; not text: {_worst(facts[NOT_TEXT])}; {_SET_ENCODING}, or remove files that are not text"
+    return f"; not text: {_most_damaged(facts[NOT_TEXT])}; {_SET_ENCODING}, or remove files that are not text"
 
 
 def marked_values(values: Iterable[bytes | None], encoding: str, errors: str, damaged: dict[int, str]) -> list[str | None]:

@@ -13,12 +13,12 @@ from typing import Self
 
 from pydantic import Field
 
-from niels_cache_assets.sources.reading.compressed import DamagedFile, OnDamage
+from niels_cache_assets.sources.reading.compressed import DamagedFileError, OnDamage
 from niels_cache_assets.sources.reading.encodings import DecodesText
 from niels_cache_assets.sources.reading.files import SourceFile, file_digest, file_size, files_digest, find_files, find_groups
 from niels_cache_assets.sources.reading.keep import HasColumns
 from niels_cache_assets.sources.reading.positions import FilePass
-from niels_cache_assets.sources.text_column import decided_field
+from niels_cache_assets.sources.text_column import text_field_of_pass
 from niels_cache_assets.sources.types import (
     FILES_HELP,
     AddedFiles,
@@ -33,7 +33,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Split
 
 
-class KeepsDamaged(Source):
+class HasKeepDamaged(Source):
     """The key `keep_damaged`, for kinds that read files line by line or page by page."""
 
     keep_damaged: bool = Field(False, description="True keeps the intact start of a damaged file; by default, the build fails")
@@ -46,7 +46,7 @@ class KeepsDamaged(Source):
         if not self.keep_damaged:
             return None
 
-        def count(error: DamagedFile) -> None:
+        def count(error: DamagedFileError) -> None:
             if files.state.get("damaged") != files.number:
                 files.state["damaged"] = files.number
                 context.report.drop_row("damaged_file", files.name)
@@ -95,10 +95,10 @@ class RowFileSource(HasColumns, FileSource, SourceWithParts):
         return files_digest(self.groups()[number])
 
     def list_files(self, revision: str | None, *, group: int = 0, hashed: bool = True) -> list[ListedFile]:
-        return listed(self.groups()[group], None, hashed=hashed)
+        return list_files_for_plan(self.groups()[group], None, hashed=hashed)
 
     def located(self, files: Sequence[ListedFile], revision: str | None) -> list[SourceFile]:
-        return located_among(self.every_file(), files)
+        return locate_listed_files(self.every_file(), files)
 
     def file_reader(self, names: Sequence[str]) -> Self:
         return self
@@ -109,10 +109,10 @@ class RowFileSource(HasColumns, FileSource, SourceWithParts):
 
     def text_field_at(self, files: Sequence[SourceFile], context: StreamContext) -> str | None:
         """Return the text field for this pass over `files`, or None if they hold no rows."""
-        return decided_field(self, context, lambda: self.text_field_of(files), given=self.text_field)
+        return text_field_of_pass(self, context, lambda: self.text_field_of(files), given=self.text_field)
 
 
-def listed(files: Iterable[SourceFile], split: Split | None, *, hashed: bool = True) -> list[ListedFile]:
+def list_files_for_plan(files: Iterable[SourceFile], split: Split | None, *, hashed: bool = True) -> list[ListedFile]:
     """Return files as a plan lists them.
 
     Args:
@@ -123,7 +123,7 @@ def listed(files: Iterable[SourceFile], split: Split | None, *, hashed: bool = T
     return [ListedFile(file.name, file_size(file), file_digest(file) if hashed else "", split) for file in files]
 
 
-def located_among(found: Iterable[SourceFile], files: Sequence[ListedFile]) -> list[SourceFile]:
+def locate_listed_files(found: Iterable[SourceFile], files: Sequence[ListedFile]) -> list[SourceFile]:
     """Return the file of each listed name among the files that exist now.
 
     Raises:

@@ -24,8 +24,8 @@ from typing import IO, Any, NamedTuple, cast
 from urllib.parse import urlsplit
 
 from niels_cache_assets.base.first_bytes import HEAD_BYTES, refuse_content
-from niels_cache_assets.sources.errors import SourceUnavailable, endless_redirect, first_line, is_of_network, shown
-from niels_cache_assets.sources.finding.globs import Found, Links, advice_for_missing, files_below, glob_files, links_among
+from niels_cache_assets.sources.errors import SourceUnavailableError, endless_redirect, first_line, is_network_error, without_credentials
+from niels_cache_assets.sources.finding.globs import GlobResult, SameFiles, advice_for_missing, files_below, find_same_files, glob_files
 from niels_cache_assets.sources.reading.compressed import OnDamage, compression_of, decompressed, decompression_errors
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -46,7 +46,7 @@ class SourceFile(NamedTuple):
         return "://" in self.url
 
 
-def writable(text: str) -> str:
+def valid_unicode(text: str) -> str:
     """Return a text with question marks in place of lone surrogates, which UTF-8 cannot represent.
 
     Names that are not UTF-8, and JSON with half of a surrogate pair, contain lone surrogates.
@@ -69,7 +69,7 @@ def find_files(patterns: Sequence[str], endings: tuple[str, ...] = ()) -> list[S
         NielsCacheError: If a glob has no match, a folder has no such file, or local files and URLs are mixed.
     """
     found = find_matches(patterns, endings)
-    return _named(found.once(links_among(found.local)))
+    return _named(found.unique_files(find_same_files(found.local)))
 
 
 def find_splits(groups: Sequence[Sequence[str]]) -> list[list[SourceFile]]:
@@ -87,14 +87,14 @@ def find_splits(groups: Sequence[Sequence[str]]) -> list[list[SourceFile]]:
         named = [find_files(patterns) for patterns in groups]
     else:
         matches = [find_matches(patterns, ()) for patterns in groups]
-        links = links_among(chain.from_iterable(each.local for each in matches))
+        links = find_same_files(chain.from_iterable(each.local for each in matches))
         root = posixpath.commonpath([each.root for each in matches])
-        once = [each.once(links)._replace(root=root) for each in matches]
+        once = [each.unique_files(links)._replace(root=root) for each in matches]
         taken: dict[str, str] = {}
         for path in chain.from_iterable(each.urls for each in once):
             if taken.setdefault(links.first.get(path, path), path) != path or sum(path in each.urls for each in once) > 1:
                 raise NielsCacheError(
-                    f"{shown(path)}: files and val_files both match it, so it would be in train and in val; let them differ"
+                    f"{without_credentials(path)}: files and val_files both match it, so it would be in train and in val; let them differ"
                 )
         named = [_named(each) for each in once]
     names = [file.name for files in named for file in files]
@@ -120,8 +120,8 @@ def find_groups(patterns: Sequence[str], added: Sequence[Sequence[str]], endings
     """
     _refuse_mixed([*patterns, *chain.from_iterable(added)])
     matches = [find_matches(each, endings) for each in (patterns, *added)]
-    links = links_among(chain.from_iterable(each.local for each in matches))
-    first, *groups = [each.once(links) for each in matches]
+    links = find_same_files(chain.from_iterable(each.local for each in matches))
+    first, *groups = [each.unique_files(links) for each in matches]
     taken: set[str] = set()
     for group in groups:
         for path in sorted(group.urls):
@@ -130,7 +130,7 @@ def find_groups(patterns: Sequence[str], added: Sequence[Sequence[str]], endings
         taken.update(links.first.get(path, path) for path in group.urls)
     rest = {path: url for path, url in first.urls.items() if links.first.get(path, path) not in taken}
     if not rest and first.urls:
-        raise NielsCacheError(f"added: the tables take all files of {shown(patterns[0])!r}; leave some, or remove a table")
+        raise NielsCacheError(f"added: the tables take all files of {without_credentials(patterns[0])!r}; leave some, or remove a table")
     named = [
         _named(first._replace(urls=rest)),
         *(_named(each._replace(root=posixpath.commonpath([first.root, each.root]))) for each in groups),
@@ -143,13 +143,13 @@ def find_groups(patterns: Sequence[str], added: Sequence[Sequence[str]], endings
     return named
 
 
-class Matches(NamedTuple):
+class GlobMatches(NamedTuple):
     """The files that globs match.
 
     Attributes:
         urls: The URL or path of each file, by a path that can be compared with those of other patterns.
         root: The folder that names are relative to.
-        again: Folders that links name again (see `Found`).
+        again: Folders that links name again (see `GlobResult`).
     """
 
     urls: dict[str, str]
@@ -161,7 +161,7 @@ class Matches(NamedTuple):
         """The paths of files on this machine."""
         return (path for path, url in self.urls.items() if "://" not in url)
 
-    def once(self, links: Links) -> Matches:
+    def unique_files(self, links: SameFiles) -> GlobMatches:
         """Return the matches with only the first path of each file.
 
         Args:
@@ -173,7 +173,7 @@ class Matches(NamedTuple):
         return self._replace(urls={path: self.urls[path] for path in first.values()})
 
 
-def find_matches(patterns: Sequence[str], endings: tuple[str, ...]) -> Matches:
+def find_matches(patterns: Sequence[str], endings: tuple[str, ...]) -> GlobMatches:
     """Return every path that the globs match, including those that lead to the same file.
 
     Raises:
@@ -189,14 +189,16 @@ def find_matches(patterns: Sequence[str], endings: tuple[str, ...]) -> Matches:
         path_pattern, matches, repeated = _remote_matches(pattern) if "://" in pattern else _local_matches(pattern, endings)
         if not matches:
             mend = advice_for_missing(pattern)
-            raise NielsCacheError(f"files: {shown(pattern)!r} matches no file; {mend} (relative paths start at the configuration file)")
+            raise NielsCacheError(
+                f"files: {without_credentials(pattern)!r} matches no file; {mend} (relative paths start at the configuration file)"
+            )
         twice = next((path for path, url in matches.items() if found.get(path, url) != url), None)
         if twice is not None:  # addresses with different queries
             raise NielsCacheError(f"files: two addresses name the same path {twice!r}; make a data set of each")
         found.update(matches)
         again.update(repeated)
         roots.append(posixpath.dirname(path_pattern) if path_pattern in matches else _fixed_folder(path_pattern))
-    return Matches(found, posixpath.commonpath(roots), again)
+    return GlobMatches(found, posixpath.commonpath(roots), again)
 
 
 def _refuse_mixed(patterns: Sequence[str]) -> None:
@@ -204,7 +206,7 @@ def _refuse_mixed(patterns: Sequence[str]) -> None:
         raise NielsCacheError("files: local files and URLs, or different kinds of URLs, cannot be mixed; make a data set of each")
 
 
-def _named(matches: Matches) -> list[SourceFile]:
+def _named(matches: GlobMatches) -> list[SourceFile]:
     below = f"{matches.root.rstrip('/')}/"
 
     def name(path: str, url: str) -> str:
@@ -212,7 +214,7 @@ def _named(matches: Matches) -> list[SourceFile]:
             return path.removeprefix(below)  # many times as fast as relpath
         return posixpath.relpath(path, matches.root or ".")
 
-    return [SourceFile(url, writable(each)) for each, url in sorted((name(path, url), url) for path, url in matches.urls.items())]
+    return [SourceFile(url, valid_unicode(each)) for each, url in sorted((name(path, url), url) for path, url in matches.urls.items())]
 
 
 def file_bytes(patterns: Sequence[str] | None, endings: tuple[str, ...] = ()) -> int | None:
@@ -242,17 +244,17 @@ def _local_matches(pattern: str, endings: tuple[str, ...]) -> tuple[str, dict[st
         return Path(glob.escape(pattern), "**").as_posix(), urls, found.again
     if os.path.isdir(pattern):
         raise NielsCacheError(f"files: {pattern!r} is a folder; name the files in it, for example {os.path.join(pattern, '*.jsonl')!r}")
-    found = Found([pattern], {}) if os.path.exists(pattern) else glob_files(pattern)
+    found = GlobResult([pattern], {}) if os.path.exists(pattern) else glob_files(pattern)
     return Path(pattern).as_posix(), {path.replace(os.sep, "/"): path for path in found.paths}, found.again
 
 
 def _remote_matches(pattern: str) -> tuple[str, dict[str, str], dict[str, str]]:
-    with reading(SourceFile(pattern, shown(pattern))):
+    with file_errors(SourceFile(pattern, without_credentials(pattern))):
         filesystem, path = _filesystem(pattern)
         if pattern.startswith(("http://", "https://")):
             name = urlsplit(pattern).path
             if glob.has_magic(name):
-                raise NielsCacheError(f"files: {shown(pattern)!r}: http(s) addresses take no wildcards; name each file")
+                raise NielsCacheError(f"files: {without_credentials(pattern)!r}: http(s) addresses take no wildcards; name each file")
             return name, {name: pattern} if filesystem.exists(path) else {}, {}
         if glob.has_magic(path):
             paths = [match for match in filesystem.glob(path) if not filesystem.isdir(match)]
@@ -307,9 +309,9 @@ def walk_folder(path: str, suffixes: tuple[str, ...], *, skip: frozenset[str] = 
     if not os.path.isdir(path):
         raise NielsCacheError(f"path = {path!r} is not a folder; set it to the folder that holds the files")
     paths = [each for each in files_below(path, skip).paths if each.lower().endswith(suffixes)]
-    first = links_among(paths).first
+    first = find_same_files(paths).first
     named = sorted((Path(os.path.relpath(each, path)).as_posix(), each) for each in paths if first[each] == each)
-    return [SourceFile(full, writable(name)) for name, full in named]
+    return [SourceFile(full, valid_unicode(name)) for name, full in named]
 
 
 def files_of_folder(path: str, suffixes: tuple[str, ...]) -> list[SourceFile]:
@@ -325,11 +327,11 @@ def files_of_folder(path: str, suffixes: tuple[str, ...]) -> list[SourceFile]:
 
 
 @contextmanager
-def reading(file: SourceFile) -> Iterator[None]:
+def file_errors(file: SourceFile) -> Iterator[None]:
     """Turn errors while a file is read (missing, unreadable, damaged archive) into an error that names the file.
 
     Raises:
-        SourceUnavailable: If the file is remote and a later try may succeed.
+        SourceUnavailableError: If the file is remote and a later try may succeed.
         NielsCacheError: For any other failure.
     """
     remote = file.is_remote
@@ -342,13 +344,13 @@ def reading(file: SourceFile) -> Iterator[None]:
     except Exception as error:
         if remote and (endless := endless_redirect(error)):
             raise NielsCacheError(f"{file.name}: cannot be read: the server {endless}; check the address") from error
-        if remote and is_of_network(error):
+        if remote and is_network_error(error):
             detail = type(error).__name__
-            raise SourceUnavailable(f"{file.name}: cannot be reached now ({detail}); check the network and try again") from error
+            raise SourceUnavailableError(f"{file.name}: cannot be reached now ({detail}); check the network and try again") from error
         if isinstance(error, OSError):
-            detail, where = error.strerror or first_line(error), shown(file.url) if remote else file.url
+            detail, where = error.strerror or first_line(error), without_credentials(file.url) if remote else file.url
             raise NielsCacheError(
-                f"{file.name}: cannot be read ({detail}); check that it exists and is readable ({writable(where)})"
+                f"{file.name}: cannot be read ({detail}); check that it exists and is readable ({valid_unicode(where)})"
             ) from error
         if not remote:
             raise
@@ -358,14 +360,14 @@ def reading(file: SourceFile) -> Iterator[None]:
 def open_bytes(file: SourceFile, on_damage: OnDamage | None = None) -> IO[bytes]:
     """Open a file for reading, decompressed according to its suffix (`compressed.py`).
 
-    Local pipes can be read, too. Call this inside `reading(file)`.
+    Local pipes can be read, too. Call this inside `file_errors(file)`.
 
     Args:
         file: The file.
         on_damage: Called for damaged compressed data, instead of raising. The stream then ends before the damage.
 
     Raises:
-        DamagedFile: If compressed data is damaged.
+        DamagedFileError: If compressed data is damaged.
         NielsCacheError: If the file must not be read as text (`base/first_bytes.py`), or its compression is not that of its suffix.
     """
     compression = compression_of(file.name)  # called before opening, so that the message names the unknown compression
@@ -391,7 +393,7 @@ def _opened(file: SourceFile) -> IO[bytes]:
 def open_seekable(file: SourceFile) -> IO[bytes]:
     """Open a file whose reader begins at its end, such as Parquet, without reading anything yet.
 
-    Call this inside `reading(file)`.
+    Call this inside `file_errors(file)`.
     """
     return decompressed(_opened(file), file.name)
 
@@ -415,7 +417,7 @@ def files_digest(files: Iterable[SourceFile]) -> str:
 
 def file_size(file: SourceFile) -> int:
     """Return the size of a local or remote file in bytes, or 0 if its server does not report it."""
-    with reading(file):
+    with file_errors(file):
         if not file.is_remote:
             return os.stat(file.url).st_size
         filesystem, path = _filesystem(file.url)
@@ -424,7 +426,7 @@ def file_size(file: SourceFile) -> int:
 
 def file_digest(file: SourceFile) -> str:
     """Return the digest of one file: the sha256 of its content, or the attributes of a remote file."""
-    with reading(file):
+    with file_errors(file):
         if file.is_remote:
             filesystem, path = _filesystem(file.url)
             info: dict[str, Any] = filesystem.info(path)

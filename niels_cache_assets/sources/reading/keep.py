@@ -13,17 +13,17 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from niels_cache_assets.sources.reading.columns import require_columns
-from niels_cache_assets.sources.reading.files import writable
-from niels_cache_assets.sources.reading.where import ChoosesRows
+from niels_cache_assets.sources.reading.files import valid_unicode
+from niels_cache_assets.sources.reading.where import HasWhere
 from niels_cache_assets.sources.text_column import TEXT_FIELD_HELP
 from niels_cache_assets.sources.types import PretrainSource, Source
 from niels_cache_runtime.errors import NielsCacheError
 
 EXPORTED = ("id", "text", "title", "file", "row", "split")  # columns of each text export, so kept columns cannot have these names
-MOST_CHARACTERS = 8192  # maximum length of the kept values of a row
+MAX_CHARACTERS = 8192  # maximum length of the kept values of a row
 
 
-class KeepsColumns(Source):
+class HasKeep(Source):
     """The key `keep`, for kinds that read rows with columns."""
 
     keep: tuple[str, ...] = Field(
@@ -67,16 +67,16 @@ class KeepsColumns(Source):
         except _BinaryError as error:
             named = next(name for name in self.keep if _holds_bytes(kept[name]))
             raise NielsCacheError(f"{file}: row {row}: keep: the column {named!r} holds binary data; leave it out") from error
-        if len(text) > MOST_CHARACTERS:
+        if len(text) > MAX_CHARACTERS:
             longest = max(self.keep, key=lambda name: len(_encode_finite(kept[name])))
             raise NielsCacheError(
                 f"{file}: row {row}: keep: the values have {len(text):,} characters, most of them in {longest!r}; "
-                f"at most {MOST_CHARACTERS:,} can stay with a document, so leave this column out"
+                f"at most {MAX_CHARACTERS:,} can stay with a document, so leave this column out"
             )
-        return writable(text)
+        return valid_unicode(text)
 
 
-class HasColumns(ChoosesRows, KeepsColumns):
+class HasColumns(HasWhere, HasKeep):
     """The keys that name columns of rows."""
 
     text_field: str | None = Field(None, description=TEXT_FIELD_HELP)

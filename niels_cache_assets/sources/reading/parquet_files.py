@@ -21,8 +21,8 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from niels_cache_assets.base.first_bytes import HEAD_BYTES, described
-from niels_cache_assets.sources.reading.files import SourceFile, open_seekable, reading
+from niels_cache_assets.base.first_bytes import HEAD_BYTES, describe_content
+from niels_cache_assets.sources.reading.files import SourceFile, file_errors, open_seekable
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Ints
 
@@ -69,7 +69,7 @@ def open_parquet(file: SourceFile) -> Iterator[ParquetTable]:
     """
     import pyarrow as pa
 
-    with reading(file), open_seekable(file) as stream:
+    with file_errors(file), open_seekable(file) as stream:
         try:
             # Arrow reads a path faster than a Python stream.
             yield ParquetTable(stream if file.is_remote else file.url, file.name)
@@ -77,13 +77,13 @@ def open_parquet(file: SourceFile) -> Iterator[ParquetTable]:
             raise
         except pa.ArrowException as error:
             stream.seek(0)
-            kind = described(stream.read(HEAD_BYTES))
+            kind = describe_content(stream.read(HEAD_BYTES))
             raise NielsCacheError(f"{file.name}: not a Parquet file, or damaged ({error}); replace the file{kind}") from error
         except (ValueError, LookupError, ArithmeticError) as error:
             raise NielsCacheError(f"{file.name}: holds a value that cannot be read ({error}); correct the file, or leave it out") from error
 
 
-def decoded_ahead(batches: Iterator[Any]) -> Generator[Any]:
+def prefetch_batches(batches: Iterator[Any]) -> Generator[Any]:
     """Yield batches of `ParquetTable.batches`, or values computed from them (with `nbytes`), decoded ahead by a thread.
 
     While the caller uses a batch, the thread prepares up to four batches after it. Decoding does not hold the GIL. With one batch only, the
@@ -113,16 +113,16 @@ def decoded_ahead(batches: Iterator[Any]) -> Generator[Any]:
                 waiting.append(executor.submit(decode))
 
 
-def made_ahead(batches: Iterator[NumberedRows], make: Callable[[NumberedRows], Made]) -> Generator[Made]:
-    """Yield what `make` returns for each of the batches, as `decoded_ahead` does.
+def map_ahead(batches: Iterator[NumberedRows], make: Callable[[NumberedRows], Made]) -> Generator[Made]:
+    """Yield what `make` returns for each of the batches, as `prefetch_batches` does.
 
     One thread decodes, and another thread calls `make`. A single thread for both would limit a build that encodes fast.
     """
-    with closing(decoded_ahead(batches)) as decoded:
-        yield from decoded_ahead(map(make, decoded))
+    with closing(prefetch_batches(batches)) as decoded:
+        yield from prefetch_batches(map(make, decoded))
 
 
-def joined(batches: Iterable[tuple[int, pa.RecordBatch]], *, most_rows: int, of: int) -> Iterator[NumberedRows]:
+def join_batches(batches: Iterable[tuple[int, pa.RecordBatch]], *, most_rows: int, of: int) -> Iterator[NumberedRows]:
     """Yield the small batches of `ParquetTable.batches`, joined into larger ones.
 
     Every batch costs a fixed time in each step of a build, and row groups are often small. A batch of more than a megabyte is not copied.

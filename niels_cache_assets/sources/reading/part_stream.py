@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from niels_cache_assets.base.documents import DocumentBatch
-from niels_cache_assets.sources.excluding import excluded_ids, rest_of
+from niels_cache_assets.sources.excluding import excluded_ids, remove_excluded
 from niels_cache_assets.sources.reading.files import SourceFile, file_digest, file_size
 from niels_cache_assets.sources.text_column import errors_without_samples
 from niels_cache_assets.sources.types import ListedFile, SourceWithParts, StreamContext
-from niels_cache_assets.sources.val_share import HashRule
+from niels_cache_assets.sources.val_share import HashSplitRule
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, Split
 
@@ -43,7 +43,7 @@ class PartStream:
     reader: RowFileSource
     files: Sequence[tuple[ListedFile, SourceFile]]
     text_field: str | None
-    rule: HashRule | None = None
+    rule: HashSplitRule | None = None
     excluded: Collection[str] = ()
     skip: int = 0
     only: Split | None = None
@@ -63,21 +63,21 @@ class PartStream:
             report.split = split
             inner = replace(context, files=files, text_field=self.text_field, start=place)
             for each in self.reader.documents(inner):
-                batch, place = DocumentBatch.of(each), report.place
-                report.place = None  # the reader need not report a place for the next batch
+                batch, place = DocumentBatch.of(each), report.position
+                report.position = None  # the reader need not report a place for the next batch
                 batch = self._with_split(batch, split)
                 if self.only is not None:
                     batch = batch[batch.split == SPLITS.index(self.only)]
                 if self.excluded:
-                    batch = rest_of(batch, self.excluded, report)
+                    batch = remove_excluded(batch, self.excluded, report)
                 left_out = min(skip, len(batch))
                 skip -= left_out
                 batch = batch[left_out:] if left_out else batch
                 if not len(batch):
                     continue
-                report.place = None if place is None else {"group": number, "place": place}
+                report.position = None if place is None else {"group": number, "place": place}
                 yield batch
-                report.place = None
+                report.position = None
 
     def files_through(self, name: str) -> Sequence[tuple[ListedFile, SourceFile]]:
         """Return the files up to and including the one with this name. A stream that stops in this file has read no other file."""
@@ -120,7 +120,7 @@ def part_stream(
         reader=source.file_reader([file.name for file in files]),
         files=[*zip(files, source.located(files, revision), strict=True)],
         text_field=text_field,
-        rule=HashRule(val_frac=val_frac, seed=seed) if val_frac else None,
+        rule=HashSplitRule(val_frac=val_frac, seed=seed) if val_frac else None,
         excluded=excluded_ids(source.exclude) if excludes and source.exclude is not None else (),
         skip=skip,
         only=only,

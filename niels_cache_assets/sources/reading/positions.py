@@ -83,7 +83,7 @@ class RowsPass:
         self.file: str | None = start["file"]
         self.row: int = start["row"]
 
-    def parts(self, parts: Sequence[Part]) -> Iterator[tuple[Part, tuple[str, int] | None]]:
+    def parts(self, parts: Sequence[UpstreamSplit]) -> Iterator[tuple[UpstreamSplit, tuple[str, int] | None]]:
         """Yield the unfinished parts, each with the file and row at which to begin, or None for the beginning."""
         for number in range(self._part, len(parts)):
             if number > self._part:
@@ -91,12 +91,12 @@ class RowsPass:
             self._report.split = parts[number].split
             yield parts[number], None if self.file is None else (self.file, self.row)
 
-    def report_place(self) -> None:
+    def report_position(self) -> None:
         """Report where the next batch begins.
 
         Call this immediately before a batch is yielded.
         """
-        self._report.place = {"part": self._part, "file": self.file, "row": self.row}
+        self._report.position = {"part": self._part, "file": self.file, "row": self.row}
 
 
 class FilePass:
@@ -157,7 +157,7 @@ class FilePass:
             self.number += 1
             self.position = FilePosition()
 
-    def gave(self) -> None:
+    def mark_used(self) -> None:
         """Remember that the current file yielded a document."""
         if not self._one_item_each:
             self._gave.add(self.name)
@@ -172,14 +172,14 @@ class FilePass:
             done += (self._ends[self.number + 1] - done) * (share or 0.0)
         return min(done / self._ends[-1], 1.0) if self._ends[-1] else None
 
-    def report_place(self) -> None:
+    def report_position(self) -> None:
         """Report where the next batch begins.
 
         Call this immediately before a batch is yielded.
         """
         self._report.share = self._share()
         at, name = self.position, self.name if self.number < len(self._files) else ""
-        self._report.place = {
+        self._report.position = {
             "file": name or None,
             "number": self.number,
             "row": at.row,
@@ -198,7 +198,7 @@ def _size(url: str) -> int:
         return 0
 
 
-class Part(NamedTuple):
+class UpstreamSplit(NamedTuple):
     """An upstream split to read.
 
     Attributes:

@@ -8,16 +8,16 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from niels_cache_assets.base.choices import refuse_choice
+from niels_cache_assets.base.choices import raise_unknown_choice
 from niels_cache_assets.base.config_path import is_name
-from niels_cache_assets.sources.reading.compressed import with_compressions
+from niels_cache_assets.sources.reading.compressed import endings_with_compressions
 from niels_cache_assets.sources.reading.files import SourceFile, files_digest, find_files
 from niels_cache_assets.sources.reading.rows import first_rows, json_rows
 from niels_cache_assets.sources.text_column import ROWS, choose_text_field, chosen_note, errors_without_samples
-from niels_cache_assets.sources.types import PretrainSource, Source, growth_that_counts
+from niels_cache_assets.sources.types import PretrainSource, Source, growth_identity
 from niels_cache_runtime.errors import NielsCacheError
 
-ENDINGS = with_compressions(".jsonl", ".ndjson", ".json")
+ENDINGS = endings_with_compressions(".jsonl", ".ndjson", ".json")
 QUESTION_FIELDS = ("text", "question", "prompt", "problem", "query", "instruction")
 
 
@@ -85,7 +85,7 @@ def named_data_sets(references: Sequence[str], siblings: Mapping[str, PretrainSo
     found = {}
     for name in filter(is_name, references):
         if name not in siblings:
-            refuse_choice("decontaminate_against", "no data set", name, siblings)
+            raise_unknown_choice("decontaminate_against", "no data set", name, siblings)
         if getattr(siblings[name], "members", None):
             raise NielsCacheError(f"decontaminate_against: {name!r} is a mixture; name its members instead")
         if siblings[name].added and siblings[name].parts == 1:
@@ -102,11 +102,11 @@ def revision_of_val(source: PretrainSource, siblings: Mapping[str, PretrainSourc
 
     Remote files of a data set in parts are listed only once, so the revision of its plan is used. Errors of `revision` are passed on.
     """
-    settled = None if source.plan is None else source.plan.settled_revision()
+    settled = None if source.plan is None else source.plan.frozen_revision()
     return source.revision(siblings) if settled is None else settled
 
 
-def with_references(source: Source, own: str | None, siblings: Mapping[str, PretrainSource]) -> str | None:
+def revision_with_references(source: Source, own: str | None, siblings: Mapping[str, PretrainSource]) -> str | None:
     """Return the revision that a build of this table depends on.
 
     With `decontaminate_against`, it is a digest of `own` and of everything that the key names: the content of the files, and the revisions
@@ -128,7 +128,7 @@ def own_revision(source: Source, ask: Callable[[], str | None], siblings: Mappin
         source: The table.
         ask: Returns the current revision of the source.
         siblings: All pretrain tables by name.
-        revision: The value of `with_references` for this build.
+        revision: The value of `revision_with_references` for this build.
 
     Raises:
         NielsCacheError: If upstream has changed since `revision` was computed.
@@ -150,7 +150,7 @@ def _references_of(source: Source) -> tuple[str, ...]:
 def _digest(references: Sequence[str], own: str | None, siblings: Mapping[str, PretrainSource]) -> str:
     digest = hashlib.sha256(f"{own}\n".encode())
     for name, other in named_data_sets(references, siblings).items():
-        revision = f"{revision_of_val(other, siblings)}{growth_that_counts(other.added)}"
+        revision = f"{revision_of_val(other, siblings)}{growth_identity(other.added)}"
         digest.update(f"data set\0{name}\0{other.identity()}\0{revision}\n".encode())
     for pattern in references:
         if not is_name(pattern):

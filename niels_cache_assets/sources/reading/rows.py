@@ -14,8 +14,8 @@ from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
-from niels_cache_assets.base.first_bytes import described
-from niels_cache_assets.sources.reading.compressed import DamagedFile, OnDamage, compression_of
+from niels_cache_assets.base.first_bytes import describe_content
+from niels_cache_assets.sources.reading.compressed import DamagedFileError, OnDamage, compression_of
 from niels_cache_assets.sources.reading.encodings import (
     MARK,
     MARKS,
@@ -28,7 +28,7 @@ from niels_cache_assets.sources.reading.encodings import (
     refuse_length,
     unmarked,
 )
-from niels_cache_assets.sources.reading.files import SourceFile, first_bytes, open_bytes, reading, writable
+from niels_cache_assets.sources.reading.files import SourceFile, file_errors, first_bytes, open_bytes, valid_unicode
 from niels_cache_assets.sources.reading.parquet_files import is_bytes_type, is_string_type, may_hold_text, open_parquet
 from niels_cache_assets.sources.reading.positions import FilePass, FilePosition, RowsPass
 from niels_cache_assets.sources.types import StreamContext
@@ -47,7 +47,7 @@ PARQUET_ROWS = 1024
 _BLANKS = " \t\n\r\x0b\f"  # ASCII blanks, as in bytes.isspace; a line of other blanks is not valid JSON
 _SCAN_BLOCK = 1 << 20  # no limit is smaller
 _decode_json = json.JSONDecoder(object_pairs_hook=unique_keys).decode  # json.loads makes a decoder for each line
-PROOF = 10_000, 1 << 25  # rows and characters without a field after which the field counts as missing
+SEARCH_LIMITS = 10_000, 1 << 25  # rows and characters without a field after which the field counts as missing
 
 
 def batched(
@@ -70,15 +70,15 @@ def batched(
         batch.append(item)
         characters += length(item)
         if is_of_files:
-            places.gave()  # type: ignore[union-attr]
+            places.mark_used()  # type: ignore[union-attr]
         if len(batch) >= BATCH_DOCUMENTS or characters >= BATCH_CHARACTERS:
             if places is not None:
-                places.report_place()
+                places.report_position()
             yield batch
             batch, characters = [], 0
     if batch:
         if places is not None:
-            places.report_place()
+            places.report_position()
         yield batch
 
 
@@ -108,7 +108,7 @@ def _characters(value: Any) -> int:
 
 def row_id(value: Any, file: str, row: int) -> str:
     """Return the id of a row as text, or file#row if the row has no id."""
-    return f"{file}#{row}" if value is None else writable(str(value))
+    return f"{file}#{row}" if value is None else valid_unicode(str(value))
 
 
 def text_problem(text: Any) -> str | None:
@@ -118,7 +118,7 @@ def text_problem(text: Any) -> str | None:
     return "empty" if not text or text.isspace() else None
 
 
-class HeldText:
+class TextFieldCheck:
     """A record of whether a field holds text in any row of a pass, and of the first row in which it holds something else.
 
     A single wrong row is counted as `non_string_text` and skipped. If no row has text, the configuration is wrong.
@@ -141,7 +141,7 @@ class HeldText:
             self._other = (file, row, kind_of(text))
         return found
 
-    def saw_text(self) -> None:
+    def record_text(self) -> None:
         """Remember that some row has text."""
         self._is_there = True
 
@@ -150,7 +150,7 @@ class HeldText:
         """Whether no row had text in the field, but some row had another value."""
         return not self._is_there and self._other is not None
 
-    def tell(
+    def report_hint(
         self, context: StreamContext, fields: Mapping[str, bool] | None = None, *, key: str | None = None, kind: str | None = None
     ) -> None:
         """Add a hint to the report at the end of a pass, if no row had text in the field but some row had another value.
@@ -166,7 +166,7 @@ class HeldText:
             context.report.hints.append(hint)
 
     def hint(self, fields: Mapping[str, bool], *, key: str | None, kind: str | None = None) -> str | None:
-        """Return the hint of `tell`: the problem and advice. None if some row had text in the field, or if no row had a value."""
+        """Return the hint of `report_hint`: the problem and advice. None if some row had text in the field, or if no row had a value."""
         if not self.is_wrong:
             return None
         assert self._other is not None
@@ -174,18 +174,18 @@ class HeldText:
         return f"{file}: row {row}: {self.field!r} holds {kind or found}, and no row has text there; {_advice(self.field, fields, key)}"
 
 
-def require_text(held: HeldText, fields: Mapping[str, bool], *, kind: str | None = None) -> None:
+def require_text(check: TextFieldCheck, fields: Mapping[str, bool], *, kind: str | None = None) -> None:
     """Check that some row so far had text in the field that text_field names.
 
     Args:
-        held: The record of the pass.
+        check: The record of the pass.
         fields: For each field of the rows, whether it holds strings.
         kind: The type of the column, if the file has types.
 
     Raises:
         NielsCacheError: If no row had text, and some row had another value.
     """
-    hint = held.hint(fields, key="text_field", kind=kind)
+    hint = check.hint(fields, key="text_field", kind=kind)
     if hint is not None:
         raise NielsCacheError(hint)
 
@@ -226,13 +226,13 @@ def json_rows(
     Raises:
         NielsCacheError: If a line is too long or is not a JSON object.
     """
-    damage: list[DamagedFile] = []
+    damage: list[DamagedFileError] = []
 
-    def remember(error: DamagedFile) -> None:
+    def remember(error: DamagedFileError) -> None:
         damage.append(error)
         on_damage(error)  # type: ignore[misc]
 
-    with reading(file), open_bytes(file, remember if on_damage else None) as stream:
+    with file_errors(file), open_bytes(file, remember if on_damage else None) as stream:
         head, has_rows = first_bytes(stream), False
         for index, line, marked in read_lines(stream, position or FilePosition(), file.name, limit, encoding):
             if not line.strip(_BLANKS):
@@ -246,7 +246,7 @@ def json_rows(
             except ValueError as error:
                 if index == 0 and line.lstrip(_BLANKS).startswith("["):
                     _refuse_array(file, error)
-                kind = "" if has_rows else described(head)
+                kind = "" if has_rows else describe_content(head)
                 raise NielsCacheError(
                     f"{file.name}: line {index + 1} is not valid JSON ({error}); a line must hold one object{kind}"
                 ) from error
@@ -276,7 +276,7 @@ def refuse_long_lines(file: SourceFile, limit: int) -> None:
         return
     number = 1
     length = 0  # bytes of the current line so far
-    with reading(file), open_bytes(file, lambda damage: None) as stream:  # the reader reports damage later
+    with file_errors(file), open_bytes(file, lambda damage: None) as stream:  # the reader reports damage later
         while block := stream.read(_SCAN_BLOCK):
             head, newline, _ = block.partition(b"\n")
             if length + len(head) > limit:
@@ -320,7 +320,7 @@ def rows_in(batch: pa.RecordBatch, encoding: str) -> list[dict[str, Any]]:
         [_marked(value, column.type, encoding) for value in column.cast(_with_bytes(column.type)).to_pylist()] for column in batch.columns
     ]
     rows = [dict(zip(batch.schema.names, values, strict=True)) for values in zip(*columns, strict=True)]
-    return [_settled(row) for row in rows]
+    return [_as_damaged_row(row) for row in rows]
 
 
 def _has_bytes(kind: pa.DataType) -> bool:
@@ -368,7 +368,7 @@ def _marked(value: Any, kind: pa.DataType, encoding: str) -> Any:
     return value
 
 
-def _settled(marked: dict[str, Any]) -> dict[str, Any]:
+def _as_damaged_row(marked: dict[str, Any]) -> dict[str, Any]:
     """Return a row that contains marks as a DamagedRow. A row without marks is returned unchanged."""
     size = 0
 

@@ -60,7 +60,7 @@ _MIRRORED = {
 }
 
 
-class ChoosesRows(Source):
+class HasWhere(Source):
     """The key `where`, for kinds that read rows with columns."""
 
     where: str | None = Field(
@@ -72,16 +72,16 @@ class ChoosesRows(Source):
     @classmethod
     def _is_a_condition(cls, value: str | None) -> str | None:
         if value is not None:
-            parsed(value)
+            parse_condition(value)
         return value
 
     @property
-    def condition(self) -> Where | None:
+    def condition(self) -> RowCondition | None:
         """The parsed condition, or None if all rows are kept."""
-        return None if self.where is None else parsed(self.where)
+        return None if self.where is None else parse_condition(self.where)
 
 
-class Where:
+class RowCondition:
     """A condition on the columns of a row.
 
     Args:
@@ -175,7 +175,7 @@ class Where:
         return self._node.may_be_true(limits)
 
 
-parsed = lru_cache(maxsize=64)(Where)
+parse_condition = lru_cache(maxsize=64)(RowCondition)
 
 
 class _WrongType(Exception):

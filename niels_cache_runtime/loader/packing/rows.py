@@ -22,13 +22,13 @@ import numpy as np
 from niels_cache_runtime.cache.checks import as_int, check_choice, check_positive
 from niels_cache_runtime.cache.opening import Verify, check_same_build, listed_files
 from niels_cache_runtime.cache.sft import OpenedExamples, example_target_mask, open_examples, resolve_target_ids
-from niels_cache_runtime.cache.targets import ExampleParts
+from niels_cache_runtime.cache.targets import ExampleSlices
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Ints, Split, Tokens, idx_name, target_ends_name, targets_name, tokens_name
 from niels_cache_runtime.format.meta import content_sha256, is_foreign
-from niels_cache_runtime.loader.packing.kept import KeptExamples, LossOn, Overflow, keep_examples
 from niels_cache_runtime.loader.packing.plan import PACKING_VERSION, Packing, place_examples, shape_rows
-from niels_cache_runtime.loader.source import Boundaries, Origins, Rows, SourceBlocks
+from niels_cache_runtime.loader.packing.truncation import KeptExamples, LossOn, Overflow, keep_examples
+from niels_cache_runtime.loader.source import DocumentStarts, SampleRows, SourceBlocks, TokenOrigins
 
 _PROBE_TOKENS = 2048
 
@@ -174,7 +174,7 @@ class PackedExamples:
         filled = np.add.reduceat(self._kept.lengths[self._plan(0).examples], self._shapes.row_starts[:-1])
         return int(np.minimum(filled, self.T).sum())
 
-    def read(self, numbers: Ints, *, epoch: int, boundaries: bool = True) -> Rows:
+    def read(self, numbers: Ints, *, epoch: int, boundaries: bool = True) -> SampleRows:
         """Return rows of an epoch, always with boundaries and targets.
 
         Args:
@@ -204,13 +204,13 @@ class PackedExamples:
         by_row = targets.reshape(rows.shape)
         for row in padded.tolist():
             by_row[row, segments.filled[row] :] = False
-        return Rows(tokens=rows, boundaries=self._boundaries(segments, padded), targets=by_row[:, 1:])
+        return SampleRows(tokens=rows, boundaries=self._boundaries(segments, padded), targets=by_row[:, 1:])
 
-    def _parts(self, segments: _Segments, flat: Ints) -> ExampleParts:
+    def _parts(self, segments: _Segments, flat: Ints) -> ExampleSlices:
         kept, chosen = self._kept, segments.examples
-        return ExampleParts(examples=kept.ordinals[chosen], starts=kept.starts[chosen], lengths=kept.lengths[chosen], places=flat)
+        return ExampleSlices(examples=kept.ordinals[chosen], starts=kept.starts[chosen], lengths=kept.lengths[chosen], places=flat)
 
-    def origins(self, numbers: Ints, *, epoch: int) -> Origins:
+    def origins(self, numbers: Ints, *, epoch: int) -> TokenOrigins:
         """Return offset and example of every token of the rows `numbers` (n,) in `epoch`. Padding has -1."""
         segments = self._segments(numbers, epoch)
         n, columns = len(numbers), np.arange(self.T + 1)
@@ -223,7 +223,7 @@ class PackedExamples:
             return grid
 
         kept_at = self._kept.starts[segments.examples] - segments.columns
-        return Origins(
+        return TokenOrigins(
             files=spread(np.zeros_like(segments.rows)),
             offsets=spread(kept_at, moving=True),
             documents=spread(self._kept.ordinals[segments.examples] // self.sides),
@@ -350,14 +350,14 @@ class PackedExamples:
             rows[row, segments.filled[row] :] = self.eot_id
         return rows
 
-    def _boundaries(self, segments: _Segments, padded: Ints) -> Boundaries:
+    def _boundaries(self, segments: _Segments, padded: Ints) -> DocumentStarts:
         rows = np.concatenate([segments.rows, padded])
         columns = np.concatenate([segments.columns, segments.filled[padded]])
         continues = np.ones(len(segments.filled), dtype=np.bool_)
         continues[rows[columns == self.T]] = False
         inside = (columns > 0) & (columns < self.T)
         order = np.lexsort((columns[inside], rows[inside]))
-        return Boundaries(rows=rows[inside][order], columns=columns[inside][order], continues=continues)
+        return DocumentStarts(rows=rows[inside][order], columns=columns[inside][order], continues=continues)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**{name: value for name, value in self.__dict__.items() if name not in ("_tokens", "_spans")}, "_plans": {}}

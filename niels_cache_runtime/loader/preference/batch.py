@@ -13,10 +13,10 @@ from niels_cache_runtime.cache.checks import check_choice, check_positive
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import IGNORE_INDEX, SIDES
 from niels_cache_runtime.loader.batch import Batch, BatchMaker
-from niels_cache_runtime.loader.mixture import Located
 from niels_cache_runtime.loader.preference.rows import side_of
+from niels_cache_runtime.loader.run_order import SampleLocations
 from niels_cache_runtime.loader.settings import LoaderSettings
-from niels_cache_runtime.loader.source import Source
+from niels_cache_runtime.loader.source import SampleSource
 
 Padding = Literal["max_length", "longest"]
 
@@ -124,18 +124,18 @@ class PreferenceMaker:
         **settings: The other arguments of BatchMaker.
     """
 
-    def __init__(self, sources: Sequence[Source], **settings: Any) -> None:
+    def __init__(self, sources: Sequence[SampleSource], **settings: Any) -> None:
         self._chosen, self._rejected = (BatchMaker([side_of(source, side) for source in sources], **settings) for side in SIDES)
 
     def check_boundaries(self) -> None:
         """Do nothing: pairs always have boundaries. See BatchMaker."""
 
-    def make(self, located: Located) -> PreferenceBatch:
+    def make(self, located: SampleLocations) -> PreferenceBatch:
         """Return a batch of the samples at `located` (n,): one row for each sample, in the same order."""
         return PreferenceBatch(chosen=self._chosen.make(located), rejected=self._rejected.make(located))
 
 
-def make_maker(sources: Sequence[Source], settings: LoaderSettings, device: torch.device) -> BatchMaker:
+def make_maker(sources: Sequence[SampleSource], settings: LoaderSettings, device: torch.device) -> BatchMaker:
     """Return the maker of the batches of a loader. For preference pairs, it is a PreferenceMaker, which has the same methods."""
     cls = cast(type[BatchMaker], PreferenceMaker) if settings.pairs else BatchMaker
     masks = settings.mask_cross_document_targets

@@ -19,14 +19,16 @@ from niels_cache_runtime.cache.opening import Verify
 from niels_cache_runtime.cache.sft import OpenedExamples, open_examples
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SIDES, Ints, Side
-from niels_cache_runtime.loader.packing.kept import KeptExamples
 from niels_cache_runtime.loader.packing.plan import Packing
 from niels_cache_runtime.loader.packing.rows import PackedExamples
-from niels_cache_runtime.loader.source import Source
+from niels_cache_runtime.loader.packing.truncation import KeptExamples
+from niels_cache_runtime.loader.source import SampleSource
 
 
 class PackedPairs(PackedExamples):
-    """A `source.Source` of rows of T+1 tokens of preference pairs. Its own rows hold the chosen sides, and those of `rejected` the others.
+    """A `source.SampleSource` of rows of T+1 tokens of preference pairs.
+
+    Its own rows hold the chosen sides, and those of `rejected` the others.
 
     The arguments have the same meaning as for PackedExamples, for each side of a pair. A pair stays whole: if one of its sides is left out,
     the other one is too. `examples` and documents count pairs. `tokens` counts the tokens of both sides.
@@ -89,7 +91,7 @@ class _RejectedSides(PackedExamples):
         return self._chosen._plan(epoch)
 
 
-def side_of(source: Source, side: Side | None) -> Source:
+def side_of(source: SampleSource, side: Side | None) -> SampleSource:
     """Return the source whose rows are one side of the pairs of `source`. Without pairs, return `source`.
 
     Args:

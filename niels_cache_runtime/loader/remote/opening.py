@@ -28,17 +28,17 @@ from niels_cache_runtime.format.layout import Split
 from niels_cache_runtime.format.meta import canonical_json, sha256_text
 from niels_cache_runtime.loader.batch import Batch
 from niels_cache_runtime.loader.blocks import BlockVisit
-from niels_cache_runtime.loader.mixture import Located
 from niels_cache_runtime.loader.remote.windows import CopiedWindows, RangeWindows
+from niels_cache_runtime.loader.run_order import SampleLocations
 from niels_cache_runtime.loader.settings import LoaderSettings, check_named, name_sources, open_source
-from niels_cache_runtime.loader.source import Source
+from niels_cache_runtime.loader.source import SampleSource
 from niels_cache_runtime.remote.copied_build import CopiedBuild, published_build, split_address
-from niels_cache_runtime.remote.ledger import Want, once_unlocked
+from niels_cache_runtime.remote.ledger import FileDemand, call_unlocked
 from niels_cache_runtime.remote.local_copy import LocalCopy
+from niels_cache_runtime.remote.split_location import Copy, check_remote
 from niels_cache_runtime.remote.store import is_address
-from niels_cache_runtime.remote.whole import Copy, check_remote
 
-_MOST_VISITS = 64  # the most that the copy is told ahead of time
+_MAX_VISITS = 64  # the most that the copy is told ahead of time
 _NEVER = 2**62
 
 
@@ -64,7 +64,7 @@ class BlockFeed:
         self,
         sources: Mapping[str, CopiedWindows],
         visits: Iterator[BlockVisit],
-        make: Callable[[Located], Batch],
+        make: Callable[[SampleLocations], Batch],
         *,
         names: Sequence[str],
         run: str,
@@ -88,7 +88,7 @@ class BlockFeed:
         self._sizes: dict[tuple[str, int], int] = {}
         self._room = self._copy.limit  # beside the visits in use and to come
 
-    def make(self, located: Located) -> Batch:
+    def make(self, located: SampleLocations) -> Batch:
         """Return the next batch, with the samples at `located`."""
         copy = self._copy
         with copy.reading:
@@ -101,7 +101,7 @@ class BlockFeed:
             finally:
                 copy.is_fed = False
 
-    def _make_in_portions(self, located: Located) -> Batch:
+    def _make_in_portions(self, located: SampleLocations) -> Batch:
         """Return the next batch, which needs other visits than the last one. First read the samples whose visits can leave early."""
         first = self._first
         try:
@@ -118,12 +118,12 @@ class BlockFeed:
         with self._copy.reading:
             if self._lead.feed is self._key:
                 self._advance(self._end, self._end)
-                self._rest(max(0, self._end - 1))
+                self._unmap_until_next(max(0, self._end - 1))
 
     def stop(self) -> None:
         """Tell the copy that this process needs nothing any more. The garbage collector may call this."""
         if not self._is_exiting():  # when Python ends, other modules may be gone, and the kernel frees everything
-            once_unlocked(self._stop)
+            call_unlocked(self._stop)
 
     def _stop(self, *, may_wait: bool = False) -> None:
         if not self._copy.reading.acquire(blocking=may_wait):
@@ -137,16 +137,16 @@ class BlockFeed:
         finally:
             self._copy.reading.release()
 
-    def _rest(self, position: int) -> None:
+    def _unmap_until_next(self, position: int) -> None:
         """Map nothing until the next batch, and need its blocks later."""
-        self._leave(position, [self._sources[visit.source].want(visit, now=False) for visit in (*self._current, *self._coming)])
+        self._leave(position, [self._sources[visit.source].demand_of(visit, now=False) for visit in (*self._current, *self._coming)])
 
-    def _leave(self, position: int, wants: list[Want], *, run: str | None = None) -> None:
+    def _leave(self, position: int, wants: list[FileDemand], *, run: str | None = None) -> None:
         for source in self._all:
             source.use_visits(None, feed=None)
-        self._copy.need(self._run if run is None else run, position, wants, owners=self._all)
+        self._copy.declare_needs(self._run if run is None else run, position, wants, owners=self._all)
 
-    def _read_early(self, located: Located, end: int) -> None:
+    def _read_early(self, located: SampleLocations, end: int) -> None:
         """Read those of the samples at `located` whose visits are over at sample `end`."""
         over = [visit for visit in self._current if visit.end <= end]
         for number, epoch, places in located.groups():
@@ -168,16 +168,16 @@ class BlockFeed:
         self._move_at = min(first_end, next_move)
         for name, source in self._sources.items():
             source.use_visits([visit for visit in self._current if visit.source == name], feed=self._key)
-        wants = [self._sources[visit.source].want(visit, now=True) for visit in self._current]
+        wants = [self._sources[visit.source].demand_of(visit, now=True) for visit in self._current]
         for place, visit in enumerate(self._coming):
-            wants.append(self._sources[visit.source].want(visit, now=place < self._ahead and visit.first < self._end))
-        self._copy.need(self._run, first, wants, owners=self._all, again=self._renew)
+            wants.append(self._sources[visit.source].demand_of(visit, now=place < self._ahead and visit.first < self._end))
+        self._copy.declare_needs(self._run, first, wants, owners=self._all, again=self._renew)
         return reached
 
     def _renew(self) -> None:
         """Unmap everything for a slower process. A thread of the copy calls this, and holds `copy.reading`."""
-        if self._lead.feed is self._key and self._copy.is_in_the_way():
-            self._rest(self._first)
+        if self._lead.feed is self._key and self._copy.blocks_slower():
+            self._unmap_until_next(self._first)
 
     def _advance(self, first: int, last: int) -> int:
         """Find the visits that the samples `first` to `last` - 1 of the run are in, and those after them. Return `last`.
@@ -187,18 +187,18 @@ class BlockFeed:
         while True:
             self._room += sum(self._bytes(visit) for visit in self._current if visit.end <= first)
             self._current = [visit for visit in self._current if visit.end > first]
-            if not (self._coming or self._look_ahead()) or self._coming[0].first >= last:
+            if not (self._coming or self._plan_visits()) or self._coming[0].first >= last:
                 break
             if any(visit.end <= self._coming[0].first for visit in self._current):
                 last = self._coming[0].first
                 break
             self._current.append(self._coming.popleft())
-        self._look_ahead()
+        self._plan_visits()
         return last
 
-    def _look_ahead(self) -> bool:
+    def _plan_visits(self) -> bool:
         """Fill `_coming` with as many visits as the copy can hold. Return whether there is one."""
-        while (self._room > 0 or len(self._coming) < self._ahead) and len(self._coming) < max(_MOST_VISITS, self._ahead):
+        while (self._room > 0 or len(self._coming) < self._ahead) and len(self._coming) < max(_MAX_VISITS, self._ahead):
             visit = next(self._visits, None)
             if visit is None:
                 break
@@ -213,7 +213,7 @@ class BlockFeed:
         return self._sizes[key]
 
 
-def fed(plan: Iterator[Located], feed: BlockFeed) -> Iterator[Batch]:
+def feed_batches(plan: Iterator[SampleLocations], feed: BlockFeed) -> Iterator[Batch]:
     """Yield the batches of a `plan` through the feed. Stop the feed after an error."""
     try:
         yield from map(feed.make, plan)
@@ -281,25 +281,25 @@ class Sources:
     def _reads_windows(self) -> bool:
         return self._remote is not None and self._remote.fetch == "windows"
 
-    def open(self, settings: LoaderSettings, *, verify: Verify) -> list[Source]:
+    def open(self, settings: LoaderSettings, *, verify: Verify) -> list[SampleSource]:
         """Open all sources. Files from an address are hashed when they come, so `verify` changes nothing for them."""
         found = [self._source(folder, settings, verify) for folder in self.folders.values()]
         copied = [source for source in found if isinstance(source, CopiedWindows)]
         if copied and self.copy is not None:
             lanes = settings.lanes // settings.machines
             blocks = [source.block_bytes() for source in copied]
-            shards = {source.build.place(file.path): file.size for source in copied for file in source.build.shards(source.split)}
+            shards = {source.build.path_in_copy(file.path): file.size for source in copied for file in source.build.shards(source.split)}
             needed = min(lanes * sum(blocks) + max(blocks), sum(shards.values()))
             self.copy.require(needed, f"{lanes * len(blocks) + 1} blocks", files=shards)
         return found
 
-    def _source(self, folder: str, settings: LoaderSettings, verify: Verify) -> Source:
+    def _source(self, folder: str, settings: LoaderSettings, verify: Verify) -> SampleSource:
         if folder not in self._opened:
             return open_source(folder, settings, verify=verify)
         build, split = self._opened[folder]
         if build.record.family == "sft" and self.copy is not None:
             self.copy.fetch_build(build, split)
-            source = open_source(str(self.copy.folder / build.place(split)), settings)
+            source = open_source(str(self.copy.folder / build.path_in_copy(split)), settings)
             source.folder = folder
             return source
         if self._reads_windows or self.copy is None or settings.order is None:
@@ -316,9 +316,9 @@ class Sources:
 
 
 def batches_of(
-    plan: Iterator[Located],
-    make: Callable[[Located], Batch],
-    named: Mapping[str, Source],
+    plan: Iterator[SampleLocations],
+    make: Callable[[SampleLocations], Batch],
+    named: Mapping[str, SampleSource],
     settings: LoaderSettings,
     visits: Callable[[Collection[str]], Iterator[BlockVisit]],
     *,
@@ -345,9 +345,9 @@ def batches_of(
     copied = {name: source for name, source in named.items() if isinstance(source, CopiedWindows)}
     if not copied:
         return map(make, plan)
-    said: dict[str, Any] = {"settings": settings.of_samples(), "weights": settings.weights, "machines": settings.machines}
+    said: dict[str, Any] = {"settings": settings.sample_settings(), "weights": settings.weights, "machines": settings.machines}
     run = sha256_text(canonical_json({**said, "sources": {name: source.fingerprint for name, source in named.items()}}))
     rows = settings.B * settings.world_size
     own = {"first": first + (worker + done * workers) * rows, "rows": rows, "step": workers * rows}
     ahead = _BLOCKS_AHEAD * len(copied) * settings.lanes // settings.machines
-    return fed(plan, BlockFeed(copied, visits(copied), make, names=tuple(named), run=run, end=end, ahead=ahead, **own))
+    return feed_batches(plan, BlockFeed(copied, visits(copied), make, names=tuple(named), run=run, end=end, ahead=ahead, **own))

@@ -29,9 +29,9 @@ from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, Ints, Split, Token
 from niels_cache_runtime.loader.blocks import BlockVisit
 from niels_cache_runtime.loader.windows import PretrainWindows
 from niels_cache_runtime.remote.copied_build import CopiedBuild
-from niels_cache_runtime.remote.ledger import Want, is_tail, tail_path
+from niels_cache_runtime.remote.download import changed_object_error, read_range
+from niels_cache_runtime.remote.ledger import FileDemand, is_tail, tail_path
 from niels_cache_runtime.remote.local_copy import LocalCopy
-from niels_cache_runtime.remote.pieces import another_object, read_range
 from niels_cache_runtime.remote.record import RemoteFile
 from niels_cache_runtime.remote.store import RemoteError, Store, open_store
 
@@ -64,10 +64,10 @@ class CopiedWindows(PretrainWindows):
     ) -> None:
         self.T, self.stride, self.folder = T, T if stride is None else stride, folder
         self.copy, self.build, self.block_shards = copy, build, block_shards
-        self.path = str(copy.folder / build.place(split))
+        self.path = str(copy.folder / build.path_in_copy(split))
         files = build.shards(split)
         self._sizes = np.array([file.size for file in files], dtype=np.int64)
-        self._places = [build.place(file.path) for file in files]
+        self._places = [build.path_in_copy(file.path) for file in files]
         self._slots = SlotTokens(self._sizes.tolist(), dtype=token_dtype_of(build.published.meta))
         self._use(
             OpenedSplit(
@@ -88,8 +88,8 @@ class CopiedWindows(PretrainWindows):
     def _open_doc_ends(self, split: Split) -> Uints | None:
         if not self.build.has_doc_ends(split):
             return None
-        place = self.build.place(doc_ends_name(split))
-        self.copy.hold([place])
+        place = self.build.path_in_copy(doc_ends_name(split))
+        self.copy.pin([place])
         total = int(self._slots.shard_lengths.sum())
         return map_doc_ends(self.copy.folder / place, token_count=total, is_joined="parts" in self.build.published.meta)
 
@@ -104,9 +104,9 @@ class CopiedWindows(PretrainWindows):
         self.early: dict[int, Tokens] = {}
         self.is_ready = self.copy.is_fed = False
 
-    def want(self, visit: BlockVisit, *, now: bool) -> Want:
+    def demand_of(self, visit: BlockVisit, *, now: bool) -> FileDemand:
         """Return what a visit needs, for the record of the copy."""
-        return Want(
+        return FileDemand(
             visit.first, visit.end, now, self.build.id, self.split, visit.files.start, visit.files.stop, self._tail_bytes[visit.block]
         )
 
@@ -127,7 +127,7 @@ class CopiedWindows(PretrainWindows):
 
     def leave(self) -> list[str]:
         """Unmap what no visit in use needs, and return it. The caller holds `copy.reading`."""
-        needed = {path for visit in self._visits or () for path in self.want(visit, now=True).paths()}
+        needed = {path for visit in self._visits or () for path in self.demand_of(visit, now=True).paths()}
         return self._leave([*(self._in_use - needed)])
 
     def leave_all(self) -> list[str]:
@@ -185,10 +185,10 @@ class CopiedWindows(PretrainWindows):
 
         if not missing():
             return
-        also = [path for visit in self._visits or () for path in self.want(visit, now=True).paths()]
+        also = [path for visit in self._visits or () for path in self.demand_of(visit, now=True).paths()]
         tails = map(self._tail_of, np.unique(first[crossing] // self.block_shards).tolist())
-        self._give_back(self._in_use - {*also, *tails, *(self._places[shard] for shard in whole)})  # of a read beside the batches
-        while (paths := missing()) and not self.copy.take(paths, self._map, mine=self._in_use, also=also, is_fed=self.copy.is_fed):
+        self._release(self._in_use - {*also, *tails, *(self._places[shard] for shard in whole)})  # of a read beside the batches
+        while (paths := missing()) and not self.copy.acquire(paths, self._map, mine=self._in_use, also=also, is_fed=self.copy.is_fed):
             pass
         self._refill()
         if (
@@ -218,10 +218,10 @@ class CopiedWindows(PretrainWindows):
             self._slots.clear(_number(path))
         self._in_use.discard(path)
 
-    def _give_back(self, paths: set[str]) -> None:
+    def _release(self, paths: set[str]) -> None:
         try:
             if paths:
-                self.copy.give_back(paths, self._unmap)
+                self.copy.release(paths, self._unmap)
         finally:
             self._refill()
 
@@ -324,7 +324,7 @@ class RangeWindows(PretrainWindows):
         found = read_range(self._store, file, length, start=start)
         self.requests, self.bytes = self.requests + 1, self.bytes + length
         if self._e_tags.setdefault(file.key, found.e_tag) != found.e_tag:
-            raise another_object(self._store, file)
+            raise changed_object_error(self._store, file)
         return found.content
 
     def _read_tokens(self, starts: Ints) -> Tokens:

@@ -19,7 +19,7 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from niels_cache_assets.defs.ui import guard as web_guard
-from niels_cache_assets.defs.ui.guard import App, Message, Scope, WebGuard, refuse_unknown_routes
+from niels_cache_assets.defs.ui.guard import App, AsgiMessage, Scope, WebGuard, refuse_unknown_routes
 from niels_cache_runtime.errors import NielsCacheError
 from tests.helpers.messages import missing
 
@@ -74,17 +74,17 @@ async def ask(app: App, request: Request) -> Answer:
         "server": ("127.0.0.1", 1),
         "subprotocols": ["graphql-ws"],
     }
-    incoming: list[Message] = (
+    incoming: list[AsgiMessage] = (
         [{"type": "websocket.connect"}, {"type": "websocket.disconnect", "code": 1000}]
         if is_websocket
         else [{"type": "http.request", "body": request.body.encode()}, {"type": "http.disconnect"}]
     )
-    sent: list[Message] = []
+    sent: list[AsgiMessage] = []
 
-    async def receive() -> Message:
+    async def receive() -> AsgiMessage:
         return incoming.pop(0) if len(incoming) > 1 else incoming[0]
 
-    async def send(message: Message) -> None:
+    async def send(message: AsgiMessage) -> None:
         sent.append(message)
 
     await asyncio.wait_for(app(scope, receive, send), ANSWER_SECONDS)
@@ -247,7 +247,7 @@ def test_websockets_are_for_graphql_alone(server: Starlette) -> None:
 def test_a_websocket_executes_no_mutation(server: Starlette) -> None:
     """Which the guard relies on: it looks at who opens a websocket, not at what is said there."""
 
-    async def talk() -> list[web_guard.Message]:
+    async def talk() -> list[web_guard.AsgiMessage]:
         incoming = [
             {"type": "websocket.connect"},
             *({"type": "websocket.receive", "text": json.dumps(message)} for message in (
@@ -257,12 +257,12 @@ def test_a_websocket_executes_no_mutation(server: Starlette) -> None:
             )),
             {"type": "websocket.disconnect", "code": 1000},
         ]  # fmt: skip
-        sent: list[web_guard.Message] = []
+        sent: list[web_guard.AsgiMessage] = []
 
-        async def receive() -> web_guard.Message:
+        async def receive() -> web_guard.AsgiMessage:
             return incoming.pop(0)
 
-        async def send(message: web_guard.Message) -> None:
+        async def send(message: web_guard.AsgiMessage) -> None:
             sent.append(message)
 
         scope = {"type": "websocket", "path": "/graphql", "root_path": "", "query_string": b"", "headers": [], "subprotocols": []}

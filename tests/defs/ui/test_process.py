@@ -12,7 +12,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from niels_cache_assets.disk.build_lock import work_on
+from niels_cache_assets.disk.build_lock import build_status
 from niels_cache_assets.disk.journal import BYTES_VARIABLE
 from tests.build_cache.test_determinism import digests
 from tests.helpers.builds import build_dataset
@@ -92,7 +92,7 @@ def work_until(ui: RunningUi, share: float) -> int:
 
     def is_at_work() -> bool:
         """One look says both: at the next one, the build may have ended."""
-        work = work_on(target)
+        work = build_status(target)
         if work.writer is not None and (work.share or 0.0) > share:
             writers.append(work.writer.pid)
         return bool(writers)
@@ -115,7 +115,7 @@ def test_a_run_that_loses_its_processes_or_is_terminated_ends(ui: RunningUi, los
         ui.terminate(run)
     wait_until(lambda: ui.status_of(run) == ending, seconds=60, what=f"the run is not {ending}")
     wait_until(lambda: not is_alive(step), seconds=60, what="the step still runs")
-    work = work_on(target)
+    work = build_status(target)
     assert (work.writer, work.is_resumable, (work.share or 0.0) > share, target.exists()) == (None, True, True, False)
 
 

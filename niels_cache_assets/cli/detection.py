@@ -17,7 +17,7 @@ from niels_cache_assets.sources.chat_forms import UnclearColumnsError, are_trees
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl
 from niels_cache_assets.sources.finding.globs import advice_for_missing, glob_files
 from niels_cache_assets.sources.reading.compressed import COMPRESSIONS
-from niels_cache_assets.sources.reading.files import SourceFile, open_bytes, reading, walk_folder
+from niels_cache_assets.sources.reading.files import SourceFile, file_errors, open_bytes, walk_folder
 from niels_cache_assets.sources.reading.rows import file_rows, first_rows
 from niels_cache_assets.sources.roam import is_export
 from niels_cache_assets.sources.text_column import ROWS, choose_text_field, require_field
@@ -35,11 +35,11 @@ KINDS = {
 _ENDINGS = f"{', '.join(KINDS)}, with or without {', '.join(COMPRESSIONS)}"
 _DUMP_PART = re.compile(r"(?<=\.xml)-p[\d*]+p[\d*]+$")  # the name of a part of a dump ends in .xml-p1p41242.bz2; -p*p* means all parts
 _LOOKED_AT = 5  # number of files of a pattern that are looked at, spread over all its files
-_MOST_JSON = 64 << 20  # size in bytes of the largest .json file that is read as a whole
+_MAX_JSON = 64 << 20  # size in bytes of the largest .json file that is read as a whole
 
 
 @dataclass(frozen=True)
-class Kind:
+class DetectedKind:
     """A kind of source, and the keys of its table that depend on the rows."""
 
     family: Family
@@ -47,7 +47,7 @@ class Kind:
     keys: tuple[tuple[str, str], ...] = ()
 
     @property
-    def place_key(self) -> str:
+    def path_key(self) -> str:
         return "path" if self.source in ("markdown_folder", "roam") else "files"
 
 
@@ -55,8 +55,8 @@ class Kind:
 class Proposal:
     """A table, with the paths of its data as the user gave them."""
 
-    kind: Kind
-    places: list[str] = field(default_factory=list)
+    kind: DetectedKind
+    paths: list[str] = field(default_factory=list)
 
 
 def recognize(paths: Sequence[str], *, text_field: str | None = None) -> list[Proposal]:
@@ -69,19 +69,19 @@ def recognize(paths: Sequence[str], *, text_field: str | None = None) -> list[Pr
     Raises:
         NielsCacheError: If a file is missing, or contains neither text nor conversations.
     """
-    found: dict[Kind | tuple[Kind, str], Proposal] = {}
+    found: dict[DetectedKind | tuple[DetectedKind, str], Proposal] = {}
     for given in paths:
         path = os.path.expanduser(given)
         for kind, places in _kinds_of(path, text_field).items():
-            key = kind if kind.place_key == "files" else (kind, path)  # a table with `path` has only one place
-            found.setdefault(key, Proposal(kind)).places += places
+            key = kind if kind.path_key == "files" else (kind, path)  # a table with `path` has only one place
+            found.setdefault(key, Proposal(kind)).paths += places
     return list(found.values())
 
 
-def _kinds_of(path: str, text_field: str | None) -> dict[Kind, list[str]]:
+def _kinds_of(path: str, text_field: str | None) -> dict[DetectedKind, list[str]]:
     if "://" in path:
         (source,) = sources_of([path])
-        return {Kind("pretrain", source.source): [path]}
+        return {DetectedKind("pretrain", source.source): [path]}
     if not os.path.isdir(path):
         files = [path] if os.path.exists(path) else [each for each in glob_files(path).paths if os.path.isfile(each)]
         sources = sources_of(files or [path])  # raises an error for missing files and unknown names
@@ -91,20 +91,20 @@ def _kinds_of(path: str, text_field: str | None) -> dict[Kind, list[str]]:
         return _sorted_by_kind(patterns, text_field)
     files = files_in(path)
     if all(file.lower().endswith(".md") for file in files):
-        return {Kind("pretrain", "markdown_folder"): [path]}
+        return {DetectedKind("pretrain", "markdown_folder"): [path]}
     others = [file for file in files if not file.lower().endswith(".md")]
     if all(file.lower().endswith(".json") and _is_roam_export(file) for file in others):  # `all` stops at a non-export
-        return {Kind("pretrain", "roam"): [path]}
+        return {DetectedKind("pretrain", "roam"): [path]}
     return _sorted_by_kind(_patterns(path, files), text_field)
 
 
-def _sorted_by_kind(patterns: dict[str, list[str]], text_field: str | None) -> dict[Kind, list[str]]:
+def _sorted_by_kind(patterns: dict[str, list[str]], text_field: str | None) -> dict[DetectedKind, list[str]]:
     """Return the paths (files, folders and globs) of the data, grouped by kind.
 
     If all files of a pattern are of one kind, the path is the pattern; otherwise the files of the pattern are listed one by one. A file
     without rows may be of any kind.
     """
-    kinds: dict[Kind, list[str]] = {}
+    kinds: dict[DetectedKind, list[str]] = {}
     for pattern, files in patterns.items():
         step = -(-len(files) // _LOOKED_AT)
         seen = {file: _kind_inside(file, text_field) for file in files[::step]}
@@ -132,22 +132,22 @@ def _patterns(folder: str, files: Iterable[str]) -> dict[str, list[str]]:
     return {os.path.join(glob.escape(folder), "**", f"*{ending}"): alike for ending, alike in by_ending.items()}
 
 
-def _kind_inside(path: str, text_field: str | None) -> Kind | None:
+def _kind_inside(path: str, text_field: str | None) -> DetectedKind | None:
     """Return the kind of data in a file, or None for a file of rows that has no row."""
     if not os.path.isfile(path):
         raise NielsCacheError(f"{path}: not a regular file; write its content to a file")
-    named = kind_of(path)
+    named = source_kind(path)
     if named in ("text", "wikipedia"):
         if named == "wikipedia":
             Wikipedia.model_validate({"source": "wikipedia", "files": [glob.escape(path)]}).check_input({})
         with (
-            reading(SourceFile(path, path)),
+            file_errors(SourceFile(path, path)),
             open_bytes(SourceFile(path, path), lambda damage: None),
         ):  # raises an error for what is never text
             pass
-        return Kind("pretrain", named)
+        return DetectedKind("pretrain", named)
     if path.lower().endswith(".json") and _is_roam_export(path):
-        return Kind("pretrain", "roam")
+        return DetectedKind("pretrain", "roam")
     rows = _first_rows(path)
     if not rows:
         return None
@@ -158,7 +158,7 @@ def _kind_inside(path: str, text_field: str | None) -> Kind | None:
     if chats is not None:
         return chats
     assert named is not None
-    return Kind("pretrain", named, (("text_field", _text_field(path, rows, text_field)),))
+    return DetectedKind("pretrain", named, (("text_field", _text_field(path, rows, text_field)),))
 
 
 def _first_rows(path: str) -> list[dict[str, Any]]:
@@ -173,10 +173,10 @@ def _first_rows(path: str) -> list[dict[str, Any]]:
 
 def _whole_json(path: str) -> Any:
     """Return the value of a whole JSON file, or None if the file is too large, invalid or not a regular file."""
-    if not os.path.isfile(path) or os.path.getsize(path) > _MOST_JSON:
+    if not os.path.isfile(path) or os.path.getsize(path) > _MAX_JSON:
         return None
     try:
-        with reading(SourceFile(path, path)), open(path, encoding="utf-8") as file:
+        with file_errors(SourceFile(path, path)), open(path, encoding="utf-8") as file:
             return json.load(file)
     except (ValueError, RecursionError):
         return None
@@ -191,12 +191,12 @@ def _is_roam_export(path: str) -> bool:
     return is_export(pages) and any(isinstance(page, dict) and isinstance(page.get("children"), list) for page in pages)
 
 
-def _chats(rows: Sequence[dict[str, Any]]) -> Kind | None:
+def _chats(rows: Sequence[dict[str, Any]]) -> DetectedKind | None:
     """Return the kind of source that makes conversations of these rows, or None if they contain no conversations."""
     if are_trees(rows):
-        return Kind("sft", "oasst1")
+        return DetectedKind("sft", "oasst1")
     keys = keys_of_rows(rows, lambda keys: ChatJsonl.fits(rows, keys))
-    return None if keys is None else Kind("sft", "chat_jsonl", tuple(keys.items()))
+    return None if keys is None else DetectedKind("sft", "chat_jsonl", tuple(keys.items()))
 
 
 def _text_field(path: str, rows: Sequence[dict[str, Any]], wanted: str | None) -> str:
@@ -233,7 +233,7 @@ def sources_of(paths: Sequence[str], *, text_field: str | None = None) -> list[P
             if not found.paths and not found.has_folders:
                 raise NielsCacheError(f"{path}: no such file or folder; {advice_for_missing(path)}")
         for file in files_in(path) if os.path.isdir(path) else [path]:
-            kind = kind_of(file)
+            kind = source_kind(file)
             if kind is None:
                 raise NielsCacheError(f"{file}: its kind is not clear from its name; it must end in {_ENDINGS}")
             by_kind.setdefault(kind, []).append(file)
@@ -251,13 +251,13 @@ def files_in(folder: str) -> list[str]:
     Raises:
         NielsCacheError: If there are no such files.
     """
-    files = [file.url for file in walk_folder(folder, ("",)) if kind_of(file.url) is not None]
+    files = [file.url for file in walk_folder(folder, ("",)) if source_kind(file.url) is not None]
     if not files:
         raise NielsCacheError(f"{folder}: holds no file that ends in {_ENDINGS}")
     return files
 
 
-def kind_of(path: str) -> str | None:
+def source_kind(path: str) -> str | None:
     """Return the value of `source` for a file with this name, or None if the name is not known."""
     stem = path.lower()
     for compression in COMPRESSIONS:

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from typing import BinaryIO, Protocol
 
 from niels_cache_runtime.remote.record import RemoteFile
-from niels_cache_runtime.remote.store import STALL_BYTES, MissingError, Range, RemoteError, Store
+from niels_cache_runtime.remote.store import STALL_BYTES, MissingError, ObjectRange, RemoteError, Store
 
-_MOST_FAILURES = 6  # without STALL_BYTES between them
-_PATIENCE_SECONDS = 600.0  # without STALL_BYTES
+_MAX_FAILURES = 6  # without STALL_BYTES between them
+_RETRY_SECONDS = 600.0  # without STALL_BYTES
 _FIRST_WAIT_SECONDS = 0.1
 _BLOCK_BYTES = 1 << 22
 
@@ -23,7 +23,7 @@ class WrongContentError(RemoteError):
     """Content whose sha256 differs from the recorded one."""
 
 
-class Source(Protocol):
+class ObjectSource(Protocol):
     """An origin of remote files, such as a store."""
 
     def name_of(self, key: str) -> str:
@@ -33,7 +33,7 @@ class Source(Protocol):
         """Yield the content of a file from byte `start` on."""
 
 
-class Tally(Protocol):
+class ByteCounter(Protocol):
     """A count of transferred bytes. Both methods raise an exception if the work must stop."""
 
     def add(self, count: int) -> None:
@@ -44,7 +44,7 @@ class Tally(Protocol):
 
 
 @contextmanager
-def named_if_gone(source: Source, file: RemoteFile) -> Iterator[None]:
+def explain_missing(source: ObjectSource, file: RemoteFile) -> Iterator[None]:
     """Raise MissingError with an explanation if the file of a build that has been opened is missing: the build has been pruned since."""
     try:
         yield
@@ -52,7 +52,7 @@ def named_if_gone(source: Source, file: RemoteFile) -> Iterator[None]:
         raise MissingError(f"{source.name_of(file.key)}: is gone; somebody has pruned this build; run again") from None
 
 
-def pieces(source: Source, file: RemoteFile, *, start: int, tally: Tally) -> Iterator[memoryview]:
+def stream_with_retries(source: ObjectSource, file: RemoteFile, *, start: int, tally: ByteCounter) -> Iterator[memoryview]:
     """Yield the content of a file from byte `start` on, at most up to `file.size`.
 
     Args:
@@ -70,7 +70,7 @@ def pieces(source: Source, file: RemoteFile, *, start: int, tally: Tally) -> Ite
     while size < file.size:
         failure: RemoteError | None = None
         try:
-            with named_if_gone(source, file):
+            with explain_missing(source, file):
                 for piece in source.stream(file.key, start=size):
                     size += len(piece)
                     if size > file.size:
@@ -84,13 +84,13 @@ def pieces(source: Source, file: RemoteFile, *, start: int, tally: Tally) -> Ite
         failures += 1
         if size - counted >= STALL_BYTES:
             failures, counted, progressed = 0, size, time.monotonic()
-        if size < file.size and (failures > _MOST_FAILURES or time.monotonic() - progressed > _PATIENCE_SECONDS):
+        if size < file.size and (failures > _MAX_FAILURES or time.monotonic() - progressed > _RETRY_SECONDS):
             raise failure or RemoteError(f"{source.name_of(file.key)}: ends after {size} of {file.size} bytes; push the cache again")
         if size < file.size:
             tally.wait(_FIRST_WAIT_SECONDS * 2**failures)
 
 
-def complete(opened: BinaryIO, source: Source, file: RemoteFile, *, tally: Tally) -> int:
+def complete_download(opened: BinaryIO, source: ObjectSource, file: RemoteFile, *, tally: ByteCounter) -> int:
     """Download the part of a remote file that an open file lacks. If the sha256 is then wrong, download the whole file once more.
 
     Args:
@@ -116,7 +116,7 @@ def complete(opened: BinaryIO, source: Source, file: RemoteFile, *, tally: Tally
         while block := opened.read(_BLOCK_BYTES):
             digest.update(block)
         tally.add(size)
-        for piece in pieces(source, file, start=size, tally=tally):
+        for piece in stream_with_retries(source, file, start=size, tally=tally):
             opened.write(piece)
             digest.update(piece)
             fetched += len(piece)
@@ -128,7 +128,7 @@ def complete(opened: BinaryIO, source: Source, file: RemoteFile, *, tally: Tally
     raise WrongContentError(f"{source.name_of(file.key)}: its content has another sha256 than recorded; push it again with --repair")
 
 
-def read_range(store: Store, file: RemoteFile, length: int, *, start: int = 0) -> Range:
+def read_range(store: Store, file: RemoteFile, length: int, *, start: int = 0) -> ObjectRange:
     """Return a range of a file as `Store.read_range` does, with retries.
 
     Raises:
@@ -138,18 +138,18 @@ def read_range(store: Store, file: RemoteFile, length: int, *, start: int = 0) -
     failures = 0
     while True:
         try:
-            with named_if_gone(store, file):
+            with explain_missing(store, file):
                 found = store.read_range(file.key, length, start=start)
             if found.size != file.size or found.sha256 not in (None, file.sha256) or len(found.content) != length:
-                raise another_object(store, file)
+                raise changed_object_error(store, file)
             return found
         except RemoteError as error:
-            if not error.is_transient or failures == _MOST_FAILURES:
+            if not error.is_transient or failures == _MAX_FAILURES:
                 raise
         time.sleep(_FIRST_WAIT_SECONDS * 2**failures)
         failures += 1
 
 
-def another_object(store: Store, file: RemoteFile) -> RemoteError:
+def changed_object_error(store: Store, file: RemoteFile) -> RemoteError:
     """Return the error for an object that is not the recorded one."""
     return RemoteError(f"{store.name_of(file.key)}: is another object than the one that meta.json lists; push it again with --repair")

@@ -29,7 +29,7 @@ _OF_CORPUS = ("documents_", "rejected")  # files of documents, and the examples 
 _ROWS = 1 << 18
 
 
-class Held(NamedTuple):
+class ExcludedDocument(NamedTuple):
     """A document with an id of the list.
 
     Attributes:
@@ -41,15 +41,15 @@ class Held(NamedTuple):
     file: str
 
 
-def with_held_ids(
-    made_of: Mapping[str, Any], list_of_ids: str | None, meta: Meta, directory: Path, *, beside: Path, also: Collection[str] = ()
+def identity_with_present_ids(
+    identity: Mapping[str, Any], list_of_ids: str | None, meta: Meta, directory: Path, *, beside: Path, also: Collection[str] = ()
 ) -> dict[str, Any]:
     """Return an identity with only those ids of `list_of_ids` that the finished build in `directory` contains or has removed.
 
     If the lineage cannot be read, all ids count, so that the part is built again.
 
     Args:
-        made_of: The identity of the part.
+        identity: The identity of the part.
         list_of_ids: The list of ids, or None.
         meta: The meta.json of the build.
         directory: The folder of the build.
@@ -60,13 +60,13 @@ def with_held_ids(
         NielsCacheError: If the list cannot be read.
     """
     if list_of_ids is None:
-        return dict(made_of)
+        return dict(identity)
     wanted = excluded_ids(list_of_ids)
     try:
-        held = {each.source_id for each in documents_held(meta, directory, wanted, beside=beside)}
+        held = {each.source_id for each in find_excluded_documents(meta, directory, wanted, beside=beside)}
     except NielsCacheError:
-        return dict(made_of)
-    return with_ids(made_of, wanted & (held | removed_ids(meta) | set(also)))
+        return dict(identity)
+    return identity_with_ids(identity, wanted & (held | removed_ids(meta) | set(also)))
 
 
 def ids_in_parts(list_of_ids: str | None, folders: Sequence[Path], *, beside: Path) -> set[str]:
@@ -86,15 +86,17 @@ def ids_in_parts(list_of_ids: str | None, folders: Sequence[Path], *, beside: Pa
         with suppress(NielsCacheError):
             meta = finished_meta(folder)
             if meta is not None:
-                found |= {each.source_id for each in documents_held(meta, folder, wanted, beside=beside)} | (removed_ids(meta) & wanted)
+                found |= {each.source_id for each in find_excluded_documents(meta, folder, wanted, beside=beside)} | (
+                    removed_ids(meta) & wanted
+                )
     return found
 
 
-def with_ids(made_of: Mapping[str, Any], ids: Collection[str]) -> dict[str, Any]:
+def identity_with_ids(identity: Mapping[str, Any], ids: Collection[str]) -> dict[str, Any]:
     """Return an identity in which exactly these ids are excluded."""
-    if "exclude" in made_of:
-        return {**{key: value for key, value in made_of.items() if key != "exclude"}, **identity_of_ids(ids)}
-    return {**made_of, "source": {**{key: value for key, value in made_of["source"].items() if key != "exclude"}, **identity_of_ids(ids)}}
+    if "exclude" in identity:
+        return {**{key: value for key, value in identity.items() if key != "exclude"}, **identity_of_ids(ids)}
+    return {**identity, "source": {**{key: value for key, value in identity["source"].items() if key != "exclude"}, **identity_of_ids(ids)}}
 
 
 def removed_ids(meta: Meta) -> set[str]:
@@ -103,7 +105,7 @@ def removed_ids(meta: Meta) -> set[str]:
     return {*meta.get("facts", {}).get(EXCLUDED, {}), *(each for ids in of_heads.values() for each in ids)}
 
 
-def documents_held(meta: Meta, directory: Path, wanted: Collection[str], *, beside: Path) -> frozenset[Held]:
+def find_excluded_documents(meta: Meta, directory: Path, wanted: Collection[str], *, beside: Path) -> frozenset[ExcludedDocument]:
     """Return the documents in the lineage of a finished cache or corpus that have one of these ids.
 
     This reads the ids of all documents, but only once for each list.
@@ -113,12 +115,12 @@ def documents_held(meta: Meta, directory: Path, wanted: Collection[str], *, besi
     """
     (digest,) = identity_of_ids(wanted).values()
     place = beside / FOUND_NAME
-    known = _known(place, digest)
+    known = _recorded_ids(place, digest)
     files = [(directory / name, str(entry["sha256"])) for name, entry in meta["files"].items() if _has_ids(name)]
     found = {sha256: known[sha256] if sha256 in known else [*_read(path, wanted)] for path, sha256 in files}
     if found.keys() - known.keys():
-        _remember(place, {"ids": digest, "found": {**known, **found}})
-    return frozenset(Held(*each) for entries in found.values() for each in entries)
+        _record_ids(place, {"ids": digest, "found": {**known, **found}})
+    return frozenset(ExcludedDocument(*each) for entries in found.values() for each in entries)
 
 
 def _has_ids(name: str) -> bool:
@@ -143,7 +145,7 @@ def _read(path: Path, wanted: Collection[str]) -> Iterator[tuple[str, str]]:
         raise NielsCacheError(f"{path}: cannot be read ({str(error).splitlines()[0]}); build it again") from error
 
 
-def _known(place: Path, digest: str) -> Mapping[str, list[Any]]:
+def _recorded_ids(place: Path, digest: str) -> Mapping[str, list[Any]]:
     """Return what was found for this list, by the sha256 of a lineage file."""
     try:
         stamp = os.stat(place)
@@ -160,7 +162,7 @@ def _recorded(place: Path, inode: int, changed_ns: int) -> tuple[str, dict[str, 
     return recorded["ids"], found
 
 
-def _remember(place: Path, content: Mapping[str, Any]) -> None:
+def _record_ids(place: Path, content: Mapping[str, Any]) -> None:
     """Replace the record in one step. It is not written if the folder is read-only or the disk is full."""
     spare = place.with_name(f".{place.name}.{os.getpid()}")
     with suppress(OSError):

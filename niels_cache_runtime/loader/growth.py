@@ -21,7 +21,7 @@ from niels_cache_runtime.cache.opening import listed_of_split
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Ints, doc_ends_name, shard_name
 from niels_cache_runtime.format.meta import content_sha256
-from niels_cache_runtime.loader.source import Source
+from niels_cache_runtime.loader.source import SampleSource
 from niels_cache_runtime.loader.windows import PretrainWindows
 
 Phases = tuple[tuple[int, int], ...]
@@ -96,7 +96,7 @@ _BLOCK = 1 << 20
 
 
 def resumed_phases(
-    state: Mapping[str, Any], names: Sequence[str], sources: Sequence[Source], taken: Sequence[int], *, grown: bool
+    state: Mapping[str, Any], names: Sequence[str], sources: Sequence[SampleSource], taken: Sequence[int], *, grown: bool
 ) -> dict[str, Phases]:
     """Return the phases of the sources that have grown, now or before the state was saved, by name.
 
@@ -128,12 +128,12 @@ def resumed_phases(
                 f"{name}: grown=True does not go with a state of a DataLoader worker, whose cache has changed; save "
                 f"loader.state_dict(steps=batches taken) in the main process, or restore the cache"
             )
-        elif grown and began_as(source, saved["fingerprint"], samples=phases[-1][1]):
+        elif grown and is_extension_of(source, saved["fingerprint"], samples=phases[-1][1]):
             found[name] = Epochs(phases).grown(count, source.samples).phases
     return found
 
 
-def began_as(source: Source, fingerprint: str, *, samples: int) -> bool:
+def is_extension_of(source: SampleSource, fingerprint: str, *, samples: int) -> bool:
     """Return whether the first `samples` samples of a source are those of an earlier cache with this fingerprint."""
     if not isinstance(source, PretrainWindows) or samples > source.samples:
         return False

@@ -52,7 +52,7 @@ class _Refused(BaseException):
 
 
 @contextmanager
-def home_refusals(home: Path) -> Iterator[None]:
+def home_errors(home: Path) -> Iterator[None]:
     """Turn errors of the home inside the `with` block into NotWrittenError. `home` need not exist yet."""
     try:
         yield
@@ -61,14 +61,14 @@ def home_refusals(home: Path) -> Iterator[None]:
     except NotWrittenError:
         raise
     except Exception as error:
-        said = _refusal(error, home)
+        said = _home_error_message(error, home)
         if said is None:
             raise
         raise NotWrittenError(said) from error
 
 
 @contextmanager
-def ending_refused_runs(instance: dg.DagsterInstance, home: Path) -> Iterator[None]:
+def end_runs_that_cannot_record(instance: dg.DagsterInstance, home: Path) -> Iterator[None]:
     """End a run of this thread at the first event that the home cannot record. Dagster then prints nothing about the error."""
     record: Callable[..., Any] = instance.handle_new_event
     running = threading.get_ident()
@@ -77,7 +77,7 @@ def ending_refused_runs(instance: dg.DagsterInstance, home: Path) -> Iterator[No
         try:
             return record(*event, **settings)
         except Exception as error:
-            said = _refusal(error, home)
+            said = _home_error_message(error, home)
             if said is None or threading.get_ident() != running:
                 raise
             raise _Refused(said) from error
@@ -89,35 +89,35 @@ def ending_refused_runs(instance: dg.DagsterInstance, home: Path) -> Iterator[No
         del instance.handle_new_event
 
 
-def _refusal(error: BaseException, home: Path) -> str | None:
+def _home_error_message(error: BaseException, home: Path) -> str | None:
     """Return the message for an error, or None if the error does not come from the disk or the database."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, DBAPIError):
             cause = cause.orig or cause
         if isinstance(cause, sqlite3.Error):
-            return _of_sqlite(str(cause), home)
+            return _sqlite_error_message(str(cause), home)
         if isinstance(cause, DBAPIError) or type(cause).__module__.split(".")[0] in ("psycopg2", "psycopg", "pymysql", "MySQLdb"):
             advice = _OF_A_CUT_DATABASE if type(cause).__name__ == "UndefinedTable" else _OF_A_SERVER
             return _line(home, f"the database of the Dagster home: {' '.join(str(cause).split())}", advice)
-        if isinstance(cause, OSError) and cause.errno in _OF_THE_DISK and not _is_a_wrong_home(error, cause):
+        if isinstance(cause, OSError) and cause.errno in _OF_THE_DISK and not _is_invalid_home(error, cause):
             return _line(Path(cause.filename) if isinstance(cause.filename, str) else home, f"{cause.strerror}", _OF_THE_DISK[cause.errno])
         cause = cause.__cause__ or cause.__context__
     return None
 
 
-def recorded_refusal(message: str, home: Path) -> str | None:
+def recorded_error_message(message: str, home: Path) -> str | None:
     """Return the message for an error of SQLite that Dagster recorded as text, or None if the text is not such an error."""
     found = re.search(r"sqlite3\.\w+\) ([^\n\[(]+)", message)
-    return _of_sqlite(found[1].strip(), home) if found else None
+    return _sqlite_error_message(found[1].strip(), home) if found else None
 
 
-def _of_sqlite(reason: str, home: Path) -> str | None:
+def _sqlite_error_message(reason: str, home: Path) -> str | None:
     advice = next((advice for words, advice in _OF_SQLITE.items() if words in reason), None)
     return None if advice is None else _line(home, f"the database of the Dagster home: {reason}", advice)
 
 
-def _is_a_wrong_home(error: BaseException, cause: OSError) -> bool:
+def _is_invalid_home(error: BaseException, cause: OSError) -> bool:
     """Return whether the error already has a message that the home can never be written, which is wrong use and no temporary problem."""
     return isinstance(error, NielsCacheError) and cause.errno in (errno.EROFS, errno.EACCES, errno.EPERM)
 

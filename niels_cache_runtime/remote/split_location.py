@@ -78,7 +78,7 @@ def check_remote(remote: Copy | None, given: str, *, is_remote: bool) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class SplitLocation:
     """The location of a split, as the caller gave it: a path, or an address with its local copy.
 
     Attributes:
@@ -94,7 +94,7 @@ class Place:
     keeper: LocalCopy | None = None
 
     @classmethod
-    def of(cls, given: str | os.PathLike[str], remote: Copy | None) -> Place:
+    def of(cls, given: str | os.PathLike[str], remote: Copy | None) -> SplitLocation:
         """Return the location of a split.
 
         Raises:
@@ -108,7 +108,7 @@ class Place:
             raise NielsCacheError(f"{given}: Copy(fetch={remote.fetch!r}) is for TokenLoader; leave fetch out, and give dir and limit")
         return cls(given=given.rstrip("/"), remote=remote)
 
-    def opened(self) -> tuple[str, Place]:
+    def opened(self) -> tuple[str, SplitLocation]:
         """Open the build that is now published at the address.
 
         Returns:
@@ -154,7 +154,7 @@ class Place:
         if self.build is None or split is None:
             return str(copy.fetch_split(self.given)), copy
         copy.fetch_build(self.build, split)
-        return str(copy.folder / self.build.place(split)), copy
+        return str(copy.folder / self.build.path_in_copy(split)), copy
 
     def _copy(self) -> LocalCopy:
         copy = None if self.remote is None else self.remote.open()
@@ -166,12 +166,12 @@ def whole_pair(tokens_path: str, idx_path: str, remote: Copy | None) -> tuple[st
     """Return the paths of the two files of an SFT split on this machine, and the copy that keeps them, or None for local files."""
     if not is_address(tokens_path):
         for path in (tokens_path, idx_path):
-            Place.of(path, remote)
+            SplitLocation.of(path, remote)
         return os.path.abspath(tokens_path), os.path.abspath(idx_path), None
     address, _, name = tokens_path.rpartition("/")
     split = next((split for split in SPLITS if name == tokens_name(split)), None)
     if split is None or idx_path != f"{address}/{idx_name(split)}":
         wanted = f"ADDRESS/{tokens_name(SPLITS[0])} and ADDRESS/{idx_name(SPLITS[0])}"
         raise NielsCacheError(f"{tokens_path} and {idx_path}: are not the two files of a split; give {wanted}")
-    folder, copy = Place.of(f"{address}/{split}", remote).whole()
+    folder, copy = SplitLocation.of(f"{address}/{split}", remote).whole()
     return str(Path(folder).parent / tokens_name(split)), str(Path(folder).parent / idx_name(split)), copy

@@ -22,17 +22,17 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Ints
 from niels_cache_runtime.loader.blend import Blend, Schedule
 from niels_cache_runtime.loader.blocks import BlockOrder, BlockVisit, block_visits
-from niels_cache_runtime.loader.grown import Epochs, Phases
+from niels_cache_runtime.loader.growth import Epochs, Phases
 from niels_cache_runtime.loader.order import MAX_SAMPLES, Order
 from niels_cache_runtime.loader.source import SourceBlocks
 from niels_cache_runtime.loader.steps import Position, Steps, samples_of_rank
 
 _PLANNED_SAMPLES = 4096
-_MOST_LANES = 8
+_MAX_LANES = 8
 
 
 @dataclass(frozen=True)
-class Located:
+class SampleLocations:
     """The places of samples: source, epoch and number.
 
     Attributes:
@@ -50,9 +50,9 @@ class Located:
     def __len__(self) -> int:
         return len(self.sources)
 
-    def part(self, first: int, last: int) -> "Located":
+    def part(self, first: int, last: int) -> "SampleLocations":
         """Return the places `first` to `last` - 1."""
-        return Located(self.sources[first:last], self.epochs[first:last], self.numbers[first:last], self.same)
+        return SampleLocations(self.sources[first:last], self.epochs[first:last], self.numbers[first:last], self.same)
 
     def groups(self) -> Iterator[tuple[int, int, Ints]]:
         """Yield every pair of source and epoch that occurs, so that one read can take all its samples together.
@@ -72,7 +72,7 @@ class Located:
             yield int(sources[first]), int(epochs[first]), order[first:last]
 
 
-class Mixture:
+class RunOrder:
     """The order of a run over several sources.
 
     Args:
@@ -103,7 +103,7 @@ class Mixture:
         self._blocks, self._seed, self._shuffle = blocks, seed, shuffle
         self._set_epochs({})
 
-    def grown(self, phases: Mapping[str, Phases]) -> "Mixture":
+    def grown(self, phases: Mapping[str, Phases]) -> "RunOrder":
         """Return the order of a run in which some sources have grown.
 
         Args:
@@ -137,18 +137,18 @@ class Mixture:
             for (first, n), epoch in zip(epochs.phases, epochs.first_epochs, strict=True)
         ]
 
-    def locate(self, samples: Ints) -> Located:
+    def locate(self, samples: Ints) -> SampleLocations:
         """Return the places of samples of the run, given their numbers (n,) int64."""
         sources, taken = self.blend.at(samples)
         epochs, numbers = np.divmod(taken, self.samples[sources])
         for source in self._grown:
             chosen = np.flatnonzero(sources == source)
             epochs[chosen], numbers[chosen] = self._epochs[source].at(taken[chosen])
-        groups = list(Located(sources, epochs, numbers).groups())
+        groups = list(SampleLocations(sources, epochs, numbers).groups())
         for source, epoch, places in groups:
             if orders := self._orders[source]:
                 numbers[places] = orders[self._epochs[source].phase(epoch)].at(numbers[places], epoch)
-        return Located(sources, epochs, numbers, groups[0][:2] if len(groups) == 1 else None)
+        return SampleLocations(sources, epochs, numbers, groups[0][:2] if len(groups) == 1 else None)
 
     def epochs_read(self, samples: int) -> list[Fraction]:
         """Return how often each source was read after the first `samples` samples of the run; see Epochs.read."""
@@ -187,7 +187,7 @@ class Mixture:
         return end, name
 
 
-def plan_batches(mixture: Mixture, steps: Steps, position: Position, *, worker: int, workers: int, done: int) -> Iterator[Located]:
+def plan_batches(mixture: RunOrder, steps: Steps, position: Position, *, worker: int, workers: int, done: int) -> Iterator[SampleLocations]:
     """Yield the places of the batches that one worker of a DataLoader makes from `position` to the end of the pass.
 
     Count the batches after `position` from 0. Worker number `worker` makes every `workers`-th batch, beginning with batch number `worker`.
@@ -195,7 +195,7 @@ def plan_batches(mixture: Mixture, steps: Steps, position: Position, *, worker: 
     """
     full, last = steps.full(position), steps.last(position)
     rows = steps.B * steps.world_size
-    planned = _PLANNED_SAMPLES * min(mixture.lanes // steps.machines, _MOST_LANES)  # each lane is in another block, and costs a call
+    planned = _PLANNED_SAMPLES * min(mixture.lanes // steps.machines, _MAX_LANES)  # each lane is in another block, and costs a call
     own = samples_of_rank(position.samples, rows, rank=steps.rank, world_size=steps.world_size, machines=steps.machines)
     index, block = worker + done * workers, 1
     while full is None or index < full:

@@ -12,14 +12,14 @@ from typing import Generic, TypeVar
 
 from niels_cache_assets.artifacts.base import Artifact, Log
 from niels_cache_assets.disk.journal import JOURNAL_NAME, partial_directory
-from niels_cache_assets.parts.lease import LeaseLost, builder_of
-from niels_cache_runtime.format.commit import Busy
+from niels_cache_assets.parts.lease import LeaseLostError, lease_owner
+from niels_cache_runtime.format.commit import BusyError
 from niels_cache_runtime.format.layout import META_NAME
 
 P = TypeVar("P", bound=Artifact)
 
 
-class FreeFirst(Generic[P]):
+class FreePartsFirst(Generic[P]):
     """The parts that are left, in the order in which to build them. Several threads may take parts."""
 
     def __init__(self, parts: Sequence[P]) -> None:
@@ -32,12 +32,12 @@ class FreeFirst(Generic[P]):
                 part, waits = self._left.popleft()
             except IndexError:  # another thread was faster
                 return None
-            if waits or builder_of(part.directory) is None:
+            if waits or lease_owner(part.directory) is None:
                 return part, waits
-            self.put_behind(part)
+            self.defer(part)
         return None
 
-    def put_behind(self, part: P) -> None:
+    def defer(self, part: P) -> None:
         """Move a part that another process builds behind all others. It is then waited for."""
         self._left.append((part, True))
 
@@ -47,24 +47,25 @@ def build_free_parts_first(parts: Sequence[P], build: Callable[[P, bool], object
 
     Args:
         parts: The parts.
-        build: Called with a part, and whether to wait if another process builds it. Without waiting, it raises Busy or LeaseLost for such a
+        build: Called with a part, and whether to wait if another process builds it. Without waiting, it raises BusyError or LeaseLostError
+        for such a
             part.
         log: Called with each message.
     """
-    turns = FreeFirst(parts)
+    turns = FreePartsFirst(parts)
     while (turn := turns.take()) is not None:
         part, waits = turn
         try:
             build(part, waits)
-        except (Busy, LeaseLost) as error:
+        except (BusyError, LeaseLostError) as error:
             if waits:
                 raise
-            if isinstance(error, LeaseLost):
+            if isinstance(error, LeaseLostError):
                 log(str(error))
-            turns.put_behind(part)
+            turns.defer(part)
 
 
-def told_of_parts(folders: Sequence[Path], *, stale: int) -> str:
+def summarize_parts(folders: Sequence[Path], *, stale: int) -> str:
     """Return the number of parts that are built, stale, unfinished, and being built, in words. It costs a few small reads a part.
 
     Args:
@@ -72,7 +73,7 @@ def told_of_parts(folders: Sequence[Path], *, stale: int) -> str:
         stale: The number of finished parts that have other settings or are damaged.
     """
     there = sum((folder / META_NAME).exists() for folder in folders)
-    running = [folder for folder in folders if builder_of(folder) is not None]
+    running = [folder for folder in folders if lease_owner(folder) is not None]
     unfinished = sum((partial_directory(folder) / JOURNAL_NAME).exists() for folder in folders if folder not in running)
     told = {"have other settings or are damaged": stale, "are being built": len(running), "are unfinished": unfinished}
     more = "".join(f", {count} {what}" for what, count in told.items() if count)

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.remote.eviction import surplus
+from niels_cache_runtime.remote.eviction import files_over_limit
 from niels_cache_runtime.remote.ledger import BUILDS, TAILS, Ledger
 
 
 @dataclass(frozen=True, kw_only=True)
-class CopiedFiles:
+class CopiedBuildFiles:
     """The files of one build in a local copy.
 
     Attributes:
@@ -34,7 +34,7 @@ class CopiedFiles:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Contents:
+class CopyContents:
     """The contents of a local copy.
 
     Attributes:
@@ -44,13 +44,13 @@ class Contents:
         readers: The number of live readers.
     """
 
-    builds: Sequence[CopiedFiles]
+    builds: Sequence[CopiedBuildFiles]
     bytes: int
     limit: int | None
     readers: int
 
 
-def contents(folder: str | os.PathLike[str]) -> Contents:
+def contents(folder: str | os.PathLike[str]) -> CopyContents:
     """Return what a local copy contains.
 
     Raises:
@@ -64,7 +64,7 @@ def contents(folder: str | os.PathLike[str]) -> Contents:
             own = [path for path in state.entries if _is_of(path, build)]
             if own:
                 found.append(
-                    CopiedFiles(
+                    CopiedBuildFiles(
                         family=family,
                         name=name,
                         address=said["address"],
@@ -74,7 +74,7 @@ def contents(folder: str | os.PathLike[str]) -> Contents:
                         in_use=not mapped.isdisjoint(own),
                     )
                 )
-        return Contents(
+        return CopyContents(
             builds=found, bytes=sum(entry.size for entry in state.entries.values()), limit=state.limit(), readers=len(state.readers)
         )
 
@@ -90,7 +90,7 @@ def trim(folder: str | os.PathLike[str], to_bytes: int) -> int:
     ledger = _ledger(folder)
     with ledger.changing() as state:
         before = state.used_bytes()
-        for path in surplus(state, to_bytes):
+        for path in files_over_limit(state, to_bytes):
             ledger.remove(state, path)
         return before - state.used_bytes()
 

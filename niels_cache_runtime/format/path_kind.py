@@ -9,67 +9,67 @@ from typing import Literal, NamedTuple
 
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, SPLITS, built_names, tokenizer_dir
-from niels_cache_runtime.format.meta import MOST_META_BYTES
+from niels_cache_runtime.format.meta import MAX_META_BYTES
 from niels_cache_runtime.format.safe_open import read_regular
 
 NO_CACHE = "holds no cache (no tokenizer/, pretrain/NAME/ or sft/NAME/)"
 
-Described = Literal["root", "dataset", "family", "inside", "above", "file", "missing", "nothing"]
+PathKind = Literal["root", "dataset", "family", "inside", "above", "file", "missing", "nothing"]
 
 _NAMED = (*FAMILIES, "corpus", "index")  # folders of named data sets
 _ONE = ("tokenizer", "duplicates")
-_MOST_NAMED = 3
+_MAX_NAMED = 3
 
 
-class Whereabouts(NamedTuple):
+class PathDescription(NamedTuple):
     """A described path.
 
     Attributes:
         kind: The kind of the path.
-        said: A clause for messages, such as `is a pretrain data set, no cache root`.
+        clause: A clause for messages, such as `is a pretrain data set, no cache root`.
         roots: The cache roots (folders of all caches) that the user may have meant.
         dataset: The data set at the path or above it.
     """
 
-    kind: Described
-    said: str
+    kind: PathKind
+    clause: str
     roots: list[Path]
     dataset: Path | None = None
 
     @property
     def root_advice(self) -> str | None:
         """Advice to give the cache root near the path instead, or None if there is no cache root near the path."""
-        return f"give the cache root: {' or '.join(map(str, self.roots[:_MOST_NAMED]))}" if self.roots else None
+        return f"give the cache root: {' or '.join(map(str, self.roots[:_MAX_NAMED]))}" if self.roots else None
 
 
-def describe(given: str | Path) -> Whereabouts:
+def describe(given: str | Path) -> PathDescription:
     """Return the kind of a path. No error is raised: an unreadable path is of kind "nothing"."""
     try:
         return _describe(Path(given).expanduser())
     except (OSError, RuntimeError):  # no permission, or `~` of an unknown user
-        return Whereabouts("nothing", "cannot be read", [])
+        return PathDescription("nothing", "cannot be read", [])
 
 
-def _describe(path: Path) -> Whereabouts:
+def _describe(path: Path) -> PathDescription:
     if not path.exists():
-        return Whereabouts("missing", "no such folder", [])
+        return PathDescription("missing", "no such folder", [])
     inside = None if _is_dataset(path) else next((parent for parent in (_above(path, 1), _above(path, 2)) if _is_dataset(parent)), None)
     if inside is not None:
         part = path.absolute().relative_to(inside.absolute()).as_posix()
         what = f"the split {part}" if part in SPLITS and path.is_dir() else f"the {'folder' if path.is_dir() else 'file'} {part}"
-        return Whereabouts("inside", f"is {what} of {_called(inside)}", _root_of(inside), inside)
+        return PathDescription("inside", f"is {what} of {_describe_dataset(inside)}", _root_of(inside), inside)
     if path.is_file():
-        return Whereabouts("file", "is a file, not a folder", [])
+        return PathDescription("file", "is a file, not a folder", [])
     if _is_dataset(path):
-        return Whereabouts("dataset", f"is {_called(path)}, no cache root", _root_of(path), path)
+        return PathDescription("dataset", f"is {_describe_dataset(path)}, no cache root", _root_of(path), path)
     if path.absolute().name in _NAMED and (built_names(path) or _is_root(path.absolute().parent)):
-        return Whereabouts("family", f"is the folder of {path.absolute().name} data sets, no cache root", [_above(path, 1)])
+        return PathDescription("family", f"is the folder of {path.absolute().name} data sets, no cache root", [_above(path, 1)])
     if _is_root(path):
-        return Whereabouts("root", "is a cache root", [path])
+        return PathDescription("root", "is a cache root", [path])
     below = [folder for folder in sorted(path.iterdir()) if folder.is_dir() and not folder.name.startswith(".") and _is_root(folder)]
     if below:
-        return Whereabouts("above", "is no cache root, but contains one", below)
-    return Whereabouts("nothing", NO_CACHE, [])
+        return PathDescription("above", "is no cache root, but contains one", below)
+    return PathDescription("nothing", NO_CACHE, [])
 
 
 def _is_dataset(path: Path) -> bool:
@@ -92,10 +92,10 @@ def _root_of(dataset: Path) -> list[Path]:
     return [_above(dataset, 2)] if folder.parent.name in _NAMED else []
 
 
-def _called(dataset: Path) -> str:
+def _describe_dataset(dataset: Path) -> str:
     """Return the name of a data set in words, such as `the pretrain data set notes`. Its meta.json gives the kind, and may be damaged."""
     try:
-        meta = json.loads(read_regular(dataset / META_NAME, most_bytes=MOST_META_BYTES))
+        meta = json.loads(read_regular(dataset / META_NAME, most_bytes=MAX_META_BYTES))
         kind = meta.get("kind") if isinstance(meta, dict) else None
     except (NielsCacheError, OSError, ValueError, RecursionError):
         kind = None
