@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -111,6 +112,13 @@ def test_a_room_imports_only_rooms_below_it(package: str, graph: dict[str, set[s
 def pairs(graph: dict[str, set[str]]) -> list[tuple[str, str]]:
     """Return each import of a module by a module of a room."""
     return [(name, other) for name, found in graph.items() for other in found if name.count(".") > 1 and other.count(".") > 0]
+
+
+def test_a_public_class_name_is_used_once() -> None:
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES.values()}
+    names = [node.name for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name[0] != "_"]
+    assert len(names) > 300
+    assert [name for name, count in Counter(names).items() if count > 1] == []
 
 
 def test_every_module_is_in_a_room_or_a_documented_path() -> None:
