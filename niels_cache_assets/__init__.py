@@ -38,20 +38,20 @@ __all__ = [
 ]
 
 _MODULES = {
-    "base.documents": ("Conversation", "Document", "Message", "SourceReport"),
-    "build_cache": ("build_pretrain_cache", "build_sft_cache"),
-    "exchange.hf": ("to_hf_dataset",),
-    "project.registry": ("Registry", "load_registry"),
-    "tokenizer.base": ("TextTokenizer",),
-    "tokenizer.kinds": ("open_built_model", "open_model", "view_tokenizer"),
-    "tokenizer.sentencepiece_model": ("SentencePieceTokenizer",),
-    "tokenizer.tiktoken_ranks": ("TiktokenTokenizer",),
-    "tokenizer.tokenizer_json": ("HuggingFaceTokenizer",),
+    "base.documents": "Conversation Document Message SourceReport",
+    "build_cache": "build_pretrain_cache build_sft_cache",
+    "exchange.hf": "to_hf_dataset",
+    "project.registry": "Registry load_registry",
+    "tokenizer.base": "TextTokenizer",
+    "tokenizer.kinds": "open_built_model open_model view_tokenizer",
+    "tokenizer.sentencepiece_model": "SentencePieceTokenizer",
+    "tokenizer.tiktoken_ranks": "TiktokenTokenizer",
+    "tokenizer.tokenizer_json": "HuggingFaceTokenizer",
 }
 
 
 def __getattr__(name: str) -> Any:
     for module, names in _MODULES.items():
-        if name in names:
+        if name in names.split():
             return getattr(importlib.import_module(f"{__name__}.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -46,28 +46,24 @@ __all__ = [
 ]
 
 _MODULES = {
-    "SFT": "loader.settings",
-    "Batch": "loader.batch",
-    "Blocks": "loader.settings",
-    "Copy": "remote.split_location",
-    "DatasetLoader": "samplers.sequential",
-    "NielsCacheError": "errors",
-    "PreferenceBatch": "loader.preference.batch",
-    "PreferenceDataset": "samplers.sft_dataset",
-    "PretrainTokenStreamDataset": "samplers.pretrain_dataset",
-    "SFTExampleDataset": "samplers.sft_dataset",
-    "TokenLoader": "loader.loader",
-    "assistant_target_mask": "cache.sft",
-    "document_mask": "loader.documents",
-    "flex_block_mask": "loader.documents",
-    "open_cache": "catalog",
-    "read_meta": "format.meta",
-    "sha256_file": "format.meta",
-    "write_meta": "format.meta",
+    "cache.sft": "assistant_target_mask",
+    "catalog": "open_cache",
+    "errors": "NielsCacheError",
+    "format.meta": "read_meta sha256_file write_meta",
+    "loader.batch": "Batch",
+    "loader.documents": "document_mask flex_block_mask",
+    "loader.loader": "TokenLoader",
+    "loader.preference.batch": "PreferenceBatch",
+    "loader.settings": "SFT Blocks",
+    "remote.split_location": "Copy",
+    "samplers.pretrain_dataset": "PretrainTokenStreamDataset",
+    "samplers.sequential": "DatasetLoader",
+    "samplers.sft_dataset": "PreferenceDataset SFTExampleDataset",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    for module, names in _MODULES.items():
+        if name in names.split():
+            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

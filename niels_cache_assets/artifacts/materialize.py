@@ -21,7 +21,7 @@ from typing import Any
 
 from niels_cache_assets.artifacts.base import Artifact, BuildJob, BuildLock, Log, Outcome
 from niels_cache_assets.artifacts.notify import notifying
-from niels_cache_assets.disk.build_lock import directory_stamp
+from niels_cache_assets.disk.build_lock import path_stamp
 from niels_cache_assets.disk.space import explain_disk_full, require_free_space
 from niels_cache_assets.parts.lease import LeaseLostError
 from niels_cache_assets.project.running import NotifySettings
@@ -74,7 +74,7 @@ def materialize(
             require_free_space(artifact.directory, found.artifact.need(), log=log)
             try:
                 with artifact.lock(wait=wait, log=log) as held:
-                    is_overtaken = directory_stamp(artifact.target) != found.target_stamp
+                    is_overtaken = path_stamp(artifact.target) != found.target_stamp
                     if is_overtaken and not held.waited:
                         log(f"another build of {artifact.directory} has just ended; checking its result")
                     if is_overtaken or held.waited:
@@ -100,7 +100,7 @@ class _RequiredBuild:
     """An artifact that must be built, with the values that led to this decision.
 
     Attributes:
-        target_stamp: The value of `directory_stamp` for the directory at the time of the decision.
+        target_stamp: The value of `path_stamp` for the directory at the time of the decision.
     """
 
     artifact: Artifact
@@ -110,7 +110,7 @@ class _RequiredBuild:
 
 
 def _check_current(artifact: Artifact, *, force: bool) -> Outcome | _RequiredBuild:
-    artifact, place = artifact.uncached(), directory_stamp(artifact.target)
+    artifact, place = artifact.uncached(), path_stamp(artifact.target)
 
     def outcome(meta: Meta, warning: str | None = None, *, kept: bool = False) -> Outcome:
         return Outcome(

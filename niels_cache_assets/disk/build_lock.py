@@ -166,10 +166,10 @@ def state_of(target: Path) -> str:
     return "the last good cache is unchanged"
 
 
-def directory_stamp(target: Path) -> tuple[int, int] | None:
-    """Return a value that changes when a different directory replaces `target`, or None if nothing is there."""
+def path_stamp(path: Path) -> tuple[int, int] | None:
+    """Return a value that changes when a different file or directory replaces this one, or None if nothing is there."""
     try:
-        found = os.stat(real_path(target))
+        found = os.stat(path)
     except OSError:
         return None
     return found.st_ino, found.st_mtime_ns

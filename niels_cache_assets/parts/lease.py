@@ -33,6 +33,7 @@ from typing import Any
 
 from niels_cache_assets.base.processes import Process
 from niels_cache_assets.disk.attempts import attempt_record, highest_number, lease_path, recorded_attempts, stop_path
+from niels_cache_assets.disk.build_lock import path_stamp
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import UNKNOWN, BusyError, LockOwner, LockRefusedError, hold_lock, lock_owner, sync
 
@@ -123,11 +124,7 @@ def latest(target: Path) -> AttemptFile | None:
 
 def stop_stamp(target: Path) -> Mark:
     """Return a value that differs for each `stop`, the request to all processes, or None without this file."""
-    try:
-        found = os.stat(stop_path(target))
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns
+    return path_stamp(stop_path(target))
 
 
 @dataclass(frozen=True, kw_only=True)
