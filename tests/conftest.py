@@ -94,7 +94,7 @@ LONGEST = (
     "publish/test_pull.py",
     "faults/test_builds.py",
     "defs/test_staleness.py",
-    "parts/test_sharing.py",
+    "parts/test_free_parts.py",
     "reports/test_reports.py",
     "faults/test_hub.py",
     "corpus/test_prepare.py",

@@ -186,10 +186,7 @@ def test_init_writes_one_glob_for_a_folder_with_loops_and_its_paths_are_relative
 
 @pytest.mark.parametrize(
     ("pattern", "exact"),
-    [
-        ("data [v1]/part-[01].jsonl", "data [[]v1]/part-[01].jsonl"),
-        ("data [v1]/deep [x]/**/*.jsonl", "data [[]v1]/deep [[]x]/**/*.jsonl"),
-    ],
+    [("data [v1]/part-[01].jsonl", "data [[]v1]/part-[01].jsonl"), ("data [v1]/deep [x]/**/*.jsonl", "data [[]v1]/deep [[]x]/**/*.jsonl")],
 )
 def test_brackets_in_names_give_the_exact_glob(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pattern: str, exact: str) -> None:
     for name in ("part-0.jsonl", "part-1.jsonl", "deep [x]/a.jsonl"):

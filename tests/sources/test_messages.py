@@ -164,10 +164,7 @@ def test_sentinels_stop_only_on_request(tmp_path: Path) -> None:
 FORMS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "messages": ({"messages": [ASK, SAY]}, {}),
     "another name": ({"dialog": [ASK, SAY]}, {"messages_field": "dialog"}),
-    "ShareGPT": (
-        {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]},
-        {"messages_field": "conversations"},
-    ),
+    "ShareGPT": ({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]}, {"messages_field": "conversations"}),
     "Alpaca": (
         {"instruction": "do", "input": "q", "output": "a"},
         {"instruction_field": "instruction", "input_field": "input", "output_field": "output"},

@@ -92,14 +92,8 @@ def test_help_asks_about_public_functions_and_classes(library: Path, monkeypatch
     monkeypatch.setattr(python_help, "MAX_CHARACTERS", 110)
     conversations, context = read(PythonHelp())
     assert [conversation.messages for conversation in conversations] == [
-        [
-            {"role": "user", "content": "What does `woods.Oak` do?"},
-            {"role": "assistant", "content": OAK},
-        ],
-        [
-            {"role": "user", "content": "What does `woods.Oak.Leaf` do?"},
-            {"role": "assistant", "content": LEAF},
-        ],
+        [{"role": "user", "content": "What does `woods.Oak` do?"}, {"role": "assistant", "content": OAK}],
+        [{"role": "user", "content": "What does `woods.Oak.Leaf` do?"}, {"role": "assistant", "content": LEAF}],
         [
             {"role": "user", "content": "What does `woods.plant` do?"},
             {"role": "assistant", "content": f"{PLANT}\n\nSecond paragraph, short."},

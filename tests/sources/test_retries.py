@@ -189,15 +189,7 @@ def test_a_build_that_patience_ended_goes_on_to_the_same_bytes(session: Session)
     assert last["files"] == session.results["never late"]["files"]
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("gated", "gated"),
-        ("closed", "private"),
-        ("forbidden", "HTTP 403"),
-        ("gone", "HTTP 404"),
-    ],
-)
+@pytest.mark.parametrize(("name", "expected"), [("gated", "gated"), ("closed", "private"), ("forbidden", "HTTP 403"), ("gone", "HTTP 404")])
 def test_what_asking_again_does_not_change_is_said_at_once(name: str, expected: str, session: Session) -> None:
     result = session.results[name]
     assert missing(result["error"], f"{name}/json:", expected, f"https://huggingface.co/datasets/{name}/json") == []

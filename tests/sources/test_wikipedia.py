@@ -244,10 +244,7 @@ def test_wikitext_becomes_text(wikitext: str, text: str | None) -> None:
         ("{{tmath|1=a^2 = b}} ~ {{abs|x}} ~ {{floor|x}}", "$a^2 = b$ ~ |x| ~ ⌊x⌋"),
         ("{{£|5}} ~ {{¥|5}} ~ {{INR|5}} ~ {{euro|5}} ~ {{US$|5}} ~ {{A$|5}} ~ {{pound sterling}}5", "£5 ~ ¥5 ~ ₹5 ~ €5 ~ US$5 ~ A$5 ~ £5"),
         ("{{ordinal|1}} {{ordinal|2}} {{ordinal|3}} {{ordinal|11}} {{ordinal|24}}", "1st 2nd 3rd 11th 24th"),
-        (
-            "{{birth date|1950|1|02}} ~ {{bda|1950|1|2|df=y}} ~ {{start date|1950|3}}",
-            "January 2, 1950 ~ 2 January 1950 ~ March 1950",
-        ),
+        ("{{birth date|1950|1|02}} ~ {{bda|1950|1|2|df=y}} ~ {{start date|1950|3}}", "January 2, 1950 ~ 2 January 1950 ~ March 1950"),
         ("{{sortname|Jane|Oak}} ~ {{height|ft=6|in=1}} ~ {{height|m=1.85}} ~ Hawai{{okina}}i", "Jane Oak ~ 6 ft 1 in ~ 1.85 m ~ Hawaiʻi"),
         ("{{ubl|a|[[b]]}} ~ {{plainlist|\n* a\n* b\n}} ~ {{hlist|a|b}} ~ {{flatlist|\n* a\n* b}}", "a, b ~ a, b ~ a, b ~ a, b"),
         ("{{poem|One\ntwo}}", "One\ntwo"),
