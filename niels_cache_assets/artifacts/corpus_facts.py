@@ -174,12 +174,7 @@ def duplicates_matrix(datasets: Mapping[str, Any]) -> list[dict[str, Any]]:
     rows: dict[tuple[str, ...], dict[str, Any]] = {}
     for name, counts in datasets.items():
         for pair in counts["pairs"]:
-            key = {
-                "data_set": name,
-                "split": pair["split"],
-                "because_of": pair["because_dataset"],
-                "because_split": pair["because_split"],
-            }
+            key = {"data_set": name, "split": pair["split"], "because_of": pair["because_dataset"], "because_split": pair["because_split"]}
             row = rows.setdefault(tuple(key.values()), {**key, "exact": 0, "near": 0})
             row[pair["kind"]] += pair["documents"]
     return list(rows.values())

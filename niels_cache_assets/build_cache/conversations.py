@@ -81,12 +81,7 @@ class ConversationEncoder:
         return [EncodedChat(*each) for each in zip(tokens, found.spans, strict=True)] if found.spans else []
 
     def encode(
-        self,
-        chunk: list[Conversation],
-        batch: int,
-        problems: dict[int, str],
-        names: Sequence[str],
-        masked: Sequence[frozenset[int]],
+        self, chunk: list[Conversation], batch: int, problems: dict[int, str], names: Sequence[str], masked: Sequence[frozenset[int]]
     ) -> EncodedConversations:
         """Encode the usable conversations of a chunk.
 

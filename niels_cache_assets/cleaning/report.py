@@ -126,10 +126,7 @@ class CleaningReport:
         self.masked_documents += later.masked_documents
         if self.measures is not None and later.measures is not None:
             self.measures.merge(later.measures)
-        for mine, added, most in (
-            (self._examples, later._examples, EXAMPLES),
-            (self._mask_examples, later._mask_examples, MASK_EXAMPLES),
-        ):
+        for mine, added, most in ((self._examples, later._examples, EXAMPLES), (self._mask_examples, later._mask_examples, MASK_EXAMPLES)):
             for name, heap in added.items():
                 for example in heap:
                     _keep(mine, name, example, most=most)

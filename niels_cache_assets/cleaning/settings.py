@@ -27,10 +27,7 @@ NORMALIZERS = (  # names of the steps from markup to text, in the order in which
     "blanks",
 )
 MASKS = ("email", "ip", "phone", "key")  # kinds of personal data and secrets that `mask` finds
-_NEVER_SKIPPED = {
-    "empty": "a document without text has nothing to keep",
-    "unreadable": "a document with lone surrogates cannot be written",
-}
+_NEVER_SKIPPED = {"empty": "a document without text has nothing to keep", "unreadable": "a document with lone surrogates cannot be written"}
 
 
 class CleaningSettings(Table):
@@ -40,8 +37,7 @@ class CleaningSettings(Table):
     """
 
     skip: Words = Field(
-        (),
-        description="Filters to skip, by drop reason, such as 'not_english', and normalizers, such as 'tags' and 'blanks'",
+        (), description="Filters to skip, by drop reason, such as 'not_english', and normalizers, such as 'tags' and 'blanks'"
     )
     mask: tuple[Literal["email", "ip", "phone", "key"], ...] = Field(
         (),
@@ -92,8 +88,7 @@ class CleaningSettings(Table):
     )
     max_reason_share: float = Field(0.5, gt=0, le=1, description="Warn if a single reason drops a larger share of the documents")
     min_language_share: Share = Field(
-        0.5,
-        description="Warn if `languages` covers a smaller share of the documents whose language was identified",
+        0.5, description="Warn if `languages` covers a smaller share of the documents whose language was identified"
     )
 
     @field_validator("skip")

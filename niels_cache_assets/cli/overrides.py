@@ -137,12 +137,7 @@ FLAGS = (
     Flag("--wikitext-config", "pretrain.wikitext.config", "TEXT", "configuration of Salesforce/wikitext", "wikitext-103-raw-v1"),
     Flag("--roam-dir", "pretrain.roam.path", "DIR", "folder with *.md notes; without it, roam is skipped"),
     Flag("--roam-val-frac", "pretrain.roam.val_frac", "SHARE", "share of notes for val", defaults.VAL_FRAC),
-    Flag(
-        "--gutenberg-dir",
-        "pretrain.gutenberg.path",
-        "DIR",
-        "folder with *.txt books to use instead of the hub; switches gutenberg on",
-    ),
+    Flag("--gutenberg-dir", "pretrain.gutenberg.path", "DIR", "folder with *.txt books to use instead of the hub; switches gutenberg on"),
 )
 
 

@@ -43,9 +43,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "clean": "run the cleaning chain on files, or show what it dropped from a data set and why",
         "duplicates": "show duplicate documents and the words in which they differ",
     },
-    "choose a tokenizer": {
-        "tokenizer": "compare tokenizers by characters per token, or prove that fast engines produce the same ids",
-    },
+    "choose a tokenizer": {"tokenizer": "compare tokenizers by characters per token, or prove that fast engines produce the same ids"},
     "share a cache": {
         "push": "publish a cache to an object store or the hub",
         "pull": "download a published cache, or inspect the local copy of a loader",

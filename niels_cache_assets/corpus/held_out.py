@@ -84,14 +84,7 @@ class HeldOutDocuments:
     def __exit__(self, *_: object) -> None:
         self._open.close()
 
-    def find(
-        self,
-        name: str,
-        *,
-        documents: Opener,
-        heads: Heads | None = None,
-        log: Callable[[str], None],
-    ) -> None:
+    def find(self, name: str, *, documents: Opener, heads: Heads | None = None, log: Callable[[str], None]) -> None:
         """Find the documents that one member keeps for val, unless they are already known.
 
         Call this method for all members before you call `sort` for any member.
@@ -119,12 +112,7 @@ class HeldOutDocuments:
             wanted = reference_texts(self._registry, member, StreamContext(seed=self.seed, siblings=self._siblings, log=log), self)
             self._references.append(self._open.enter_context(open_references(wanted, folder=self._root)))
 
-    def val_documents(
-        self,
-        name: str,
-        documents: Opener,
-        heads: Heads | None,
-    ) -> Iterable[Document]:
+    def val_documents(self, name: str, documents: Opener, heads: Heads | None) -> Iterable[Document]:
         """Return the val of one data set, lazily. The arguments are those of `find`."""
         if heads is not None:
             return chain.from_iterable(self._first_tokens(name, documents, tokens) for tokens, documents in heads())

@@ -61,14 +61,7 @@ COMPOSE = 1 << 28  # added to an entry of the marked table: the text has to be c
 CODE_POINTS = 0x110000
 ELLIPSIS = 0x2026
 # Most code points are here: ideographs, Hangul, private use, unassigned. All of them are unchanged. A test checks this.
-_UNCHANGED = (
-    (0x3400, 0xD800),
-    (0xE000, 0xF900),
-    (0x13460, 0x1BC00),
-    (0x1D800, 0x2F800),
-    (0x2FA20, 0xE0000),
-    (0xE0200, CODE_POINTS),
-)
+_UNCHANGED = ((0x3400, 0xD800), (0xE000, 0xF900), (0x13460, 0x1BC00), (0x1D800, 0x2F800), (0x2FA20, 0xE0000), (0xE0200, CODE_POINTS))
 _CONTROL_BLANKS = frozenset("\t\n\v\f\r\x1c\x1d\x1e\x1f\x85")
 # Quotes that are neither Pi nor Pf: ASCII, acute, letters used as apostrophes, Armenian and Hebrew marks, low quotes, primes.
 _QUOTES = frozenset(

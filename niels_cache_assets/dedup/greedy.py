@@ -130,14 +130,7 @@ class _Members:
         return buckets, self.documents[self.room[buckets] + own]
 
 
-def _keep_members(
-    buckets: Uint32s,
-    kept: Array,
-    limit: int,
-    room: Ints,
-    filled: Bytes,
-    documents: Array,
-) -> None:
+def _keep_members(buckets: Uint32s, kept: Array, limit: int, room: Ints, filled: Bytes, documents: Array) -> None:
     """Add documents to buckets, in order. The loop is plain, because numba compiles it."""
     for index in range(len(buckets)):
         bucket = buckets[index]

@@ -133,14 +133,7 @@ def shingle(canonical: Bytes, ends: Ints, ngram: int, shingles: Uints, shingle_e
 
 
 @njit(cache=True, nogil=True)
-def sign(
-    canonical: Bytes,
-    ends: Ints,
-    ngram: int,
-    xors: Uint32s,
-    factors: Uint32s,
-    slots: Uint32s,
-) -> None:
+def sign(canonical: Bytes, ends: Ints, ngram: int, xors: Uint32s, factors: Uint32s, slots: Uint32s) -> None:
     """Write the slots (the numbers of the signatures) of canonical texts, (documents, num_perm) uint32.
 
     This needs 16 KB of memory, for documents of any size.

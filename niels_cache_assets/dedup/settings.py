@@ -19,12 +19,7 @@ class DedupSettings(Table):
     rows: int | None = Field(None, ge=1, description="Number of hashes per band")
     verify: Literal["none", "jaccard"] = Field("none", description="'jaccard' also compares the texts of documents that share a band")
     priority: Words = Field((), description="Data sets whose copies are kept, highest priority first; the rest follow in table order")
-    ranges: int = Field(
-        1,
-        ge=1,
-        le=1024,
-        description="Number of hash ranges. More ranges need less memory and drop the same documents",
-    )
+    ranges: int = Field(1, ge=1, le=1024, description="Number of hash ranges. More ranges need less memory and drop the same documents")
 
     @model_validator(mode="after")
     def _bands_fit(self) -> Self:

@@ -37,10 +37,7 @@ _ROOT = re.compile(r'"cache(?=[/"])')
 
 
 def build_defs(
-    resources: Mapping[str, Any] | None = None,
-    *,
-    registry: Registry | None = None,
-    executor: dg.ExecutorDefinition | None = None,
+    resources: Mapping[str, Any] | None = None, *, registry: Registry | None = None, executor: dg.ExecutorDefinition | None = None
 ) -> dg.Definitions:
     """Return all definitions for a registry.
 

@@ -68,22 +68,14 @@ _RUNS: dict[str, tuple[LaunchFamily, str, dg.AssetKey]] = {  # by kind of artifa
 _LACKING = {_TOKENIZER_NAME: "there is no tokenizer", _DUPLICATES_NAME: "the duplicates could not be found"}
 _QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 # No captured compute logs, because they redirect stdout and stderr, which the progress bars of the listener need.
-_INSTANCE_OVERRIDES = {
-    "compute_logs": {"module": "dagster._core.storage.noop_compute_log_manager", "class": "NoOpComputeLogManager"},
-}
+_INSTANCE_OVERRIDES = {"compute_logs": {"module": "dagster._core.storage.noop_compute_log_manager", "class": "NoOpComputeLogManager"}}
 # A retry by the daemon would use the settings and cache root of the code server, which may differ from the settings of this program.
 _NO_RETRY = {MAX_RETRIES_TAG: "0"}
 _REPOSITORY = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin(keys.LOCATION), repository_name="__repository__")
 
 
 def launch_builds(
-    registry: Registry,
-    *,
-    root: Path,
-    only: Sequence[str] | None = None,
-    force: bool = False,
-    wait: bool = False,
-    listener: LaunchListener,
+    registry: Registry, *, root: Path, only: Sequence[str] | None = None, force: bool = False, wait: bool = False, listener: LaunchListener
 ) -> list[LaunchResult]:
     """Build and verify the tokenizer and every data set, in the order of the registry.
 

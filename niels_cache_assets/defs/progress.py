@@ -78,14 +78,7 @@ class BuildReporter:
         observed: Asset that gets the observations of a long build, in the partition of this run if it has one; by default none.
     """
 
-    def __init__(
-        self,
-        context: dg.AssetExecutionContext,
-        sink: ProgressSink,
-        *,
-        name: str,
-        observed: dg.AssetKey | None = None,
-    ) -> None:
+    def __init__(self, context: dg.AssetExecutionContext, sink: ProgressSink, *, name: str, observed: dg.AssetKey | None = None) -> None:
         self._context = context
         self._sink = sink
         self._name = name

@@ -34,16 +34,7 @@ from niels_cache_runtime.format.layout import (
 from niels_cache_runtime.format.safe_open import require_utf8
 
 _WAIT_SECONDS = 0.2
-_NAMES_BY_SPLIT = (
-    doc_ends_name,
-    documents_folder,
-    documents_name,
-    tokens_name,
-    idx_name,
-    targets_name,
-    target_ends_name,
-    examples_name,
-)
+_NAMES_BY_SPLIT = (doc_ends_name, documents_folder, documents_name, tokens_name, idx_name, targets_name, target_ends_name, examples_name)
 _TOKENIZER_NAMES = {*TOKENIZER_MODEL_NAMES.values(), *TOKENIZER_SIDE_NAMES}
 _CACHE_NAMES = {
     META_NAME,

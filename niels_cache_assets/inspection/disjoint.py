@@ -86,12 +86,7 @@ class SplitOverlap:
 
 
 def splits_disjoint(
-    folder: str | Path,
-    tokenizer: Any,
-    *,
-    threshold: float | None = 0.8,
-    max_pairs: int = 100,
-    threads: int | None = None,
+    folder: str | Path, tokenizer: Any, *, threshold: float | None = 0.8, max_pairs: int = 100, threads: int | None = None
 ) -> SplitOverlap:
     """Compare train with val of the pretrain cache in `folder`.
 

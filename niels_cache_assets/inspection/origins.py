@@ -18,16 +18,7 @@ from niels_cache_assets.facts.lineage import Lineage, read_lineage
 from niels_cache_assets.tokenizer.decoding import as_text, open_tokenizer
 from niels_cache_assets.tokenizer.kinds import TextTokenizer, built_model
 from niels_cache_runtime.cache.opening import current_tokenizer_sha256
-from niels_cache_runtime.format.layout import (
-    META_NAME,
-    Ints,
-    Split,
-    Tokens,
-    documents_name,
-    examples_name,
-    tokenizer_dir,
-    tokens_name,
-)
+from niels_cache_runtime.format.layout import META_NAME, Ints, Split, Tokens, documents_name, examples_name, tokenizer_dir, tokens_name
 from niels_cache_runtime.format.meta import read_meta
 from niels_cache_runtime.loader.trace import BatchTrace
 

@@ -19,15 +19,7 @@ from niels_cache_assets.disk.space import SpaceNeed, name_path, require_free_spa
 from niels_cache_assets.disk.writers import Files, NpyWriter
 from niels_cache_runtime.cache.mmap import map_offsets
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import (
-    DOC_ENDS_DTYPE,
-    SPLITS,
-    Split,
-    doc_ends_name,
-    documents_folder,
-    documents_name,
-    shard_name,
-)
+from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, SPLITS, Split, doc_ends_name, documents_folder, documents_name, shard_name
 from niels_cache_runtime.format.meta import Meta, content_sha256, cut_ordinals
 
 CODE_VERSION = "1"  # increment if a seal of the same parts writes different bytes

@@ -92,14 +92,8 @@ class DagsterSettings(Table):
 
     owners: Words = Field((), description='Owners of the assets: email addresses ("ada@example.org") and teams ("team:data")')
     tags: dict[str, str] = Field({}, description='Tags for the assets, such as { project = "tiny" }')
-    plots: bool = Field(
-        False,
-        description="Draw PNG plots of each build, at the cost of time and database space",
-    )
-    upstream_builds: bool = Field(
-        False,
-        description="Let `upstream_revision_sensor` request a new build when upstream has changed",
-    )
+    plots: bool = Field(False, description="Draw PNG plots of each build, at the cost of time and database space")
+    upstream_builds: bool = Field(False, description="Let `upstream_revision_sensor` request a new build when upstream has changed")
     notes_quiet_seconds: int = Field(
         300, ge=0, description="How long a folder of notes must stay unchanged, in seconds, before it is built"
     )

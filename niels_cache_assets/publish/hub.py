@@ -134,12 +134,7 @@ def _additions(build: LocalBuild) -> list[CommitOperationAdd]:
 
 
 def pull_from_hub(
-    address: str,
-    out: Path,
-    *,
-    split: Split | None = None,
-    replace_other: bool = False,
-    progress: OnBytesDone | None = None,
+    address: str, out: Path, *, split: Split | None = None, replace_other: bool = False, progress: OnBytesDone | None = None
 ) -> PullResult:
     """Download a cache from the hub into the cache root `out`. All files are of one commit. See `pull`."""
     from huggingface_hub import HfApi

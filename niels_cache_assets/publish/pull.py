@@ -81,12 +81,7 @@ class PullResult:
 
 
 def pull(
-    address: str,
-    out: Path,
-    *,
-    split: Split | None = None,
-    replace_other: bool = False,
-    progress: OnBytesDone | None = None,
+    address: str, out: Path, *, split: Split | None = None, replace_other: bool = False, progress: OnBytesDone | None = None
 ) -> PullResult:
     """Download a published cache into the cache root `out`. After an error or a kill, call it again: it continues where it stopped.
 
@@ -108,13 +103,7 @@ def pull(
 
 
 def fetch_published(
-    published: PublishedBuild,
-    source: ObjectSource,
-    out: Path,
-    *,
-    split: Split | None,
-    replace_other: bool,
-    progress: OnBytesDone | None,
+    published: PublishedBuild, source: ObjectSource, out: Path, *, split: Split | None, replace_other: bool, progress: OnBytesDone | None
 ) -> PullResult:
     """Download the files of a published build into the cache root `out`. See `pull`."""
     target = dataset_dir(out, published.family, published.name)
@@ -145,10 +134,7 @@ def fetch_published(
         own.write(f"{folder.name}/{META_NAME}", content)
         _refuse_foreign_files(folder, {*meta["files"], *SPLITS, META_NAME, JOURNAL_NAME})
     return PullResult(
-        directory=target,
-        state="replaced" if is_there else "pulled",
-        meta=load_meta(str(target / META_NAME)),
-        fetched_bytes=fetch.bytes,
+        directory=target, state="replaced" if is_there else "pulled", meta=load_meta(str(target / META_NAME)), fetched_bytes=fetch.bytes
     )
 
 

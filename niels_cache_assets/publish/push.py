@@ -115,12 +115,7 @@ def open_local_build(directory: Path) -> LocalBuild:
 
 
 def push(
-    build: LocalBuild,
-    address: str,
-    *,
-    replace_other: bool = False,
-    repair: bool = False,
-    progress: OnBytesDone | None = None,
+    build: LocalBuild, address: str, *, replace_other: bool = False, repair: bool = False, progress: OnBytesDone | None = None
 ) -> PushResult:
     """Publish a cache. After an error or a kill, call it again: it sends only the missing files.
 
@@ -230,11 +225,7 @@ def _local_build(directory: Path) -> LocalBuild:
     family = next(family for family in FAMILIES if family == meta["kind"])
     beside = {name: _entry(paths[name]) for name in paths if name not in files}
     record = Record(
-        family=family,
-        name=directory.absolute().name,
-        content_sha256=meta["content_sha256"],
-        meta_sha256=meta["meta_sha256"],
-        beside=beside,
+        family=family, name=directory.absolute().name, content_sha256=meta["content_sha256"], meta_sha256=meta["meta_sha256"], beside=beside
     )
     return LocalBuild(directory=directory, meta=meta, record=record, paths=paths)
 

@@ -94,12 +94,7 @@ def _rendered(template: str, **values: Any) -> str:
     environment = Environment(
         loader=FunctionLoader(_text), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.globals |= {
-        "as_svg": as_svg,
-        "counted": format_count,
-        "label": label,
-        "explain": explain,
-    }
+    environment.globals |= {"as_svg": as_svg, "counted": format_count, "label": label, "explain": explain}
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
     return environment.get_template(template).render(style=style, policy=policy, **values)

@@ -44,9 +44,4 @@ PRETRAIN_SOURCES: dict[str, type[PretrainSource]] = {
     "python_docs": PythonDocs,
 }
 
-SFT_SOURCES: dict[str, type[SftSource]] = {
-    "dolly15k": Dolly15k,
-    "oasst1": Oasst1,
-    "chat_jsonl": ChatJsonl,
-    "python_help": PythonHelp,
-}
+SFT_SOURCES: dict[str, type[SftSource]] = {"dolly15k": Dolly15k, "oasst1": Oasst1, "chat_jsonl": ChatJsonl, "python_help": PythonHelp}

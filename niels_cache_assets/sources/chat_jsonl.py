@@ -29,20 +29,8 @@ from niels_cache_assets.sources.conversations import (
     with_system,
     without_labels,
 )
-from niels_cache_assets.sources.messages import (
-    holds_messages,
-    join_input,
-    media_of,
-    plain_messages,
-    template_messages,
-    tools_of,
-)
-from niels_cache_assets.sources.pairs import (
-    complete_prompt,
-    pair_sides,
-    prompt_length,
-    system_messages,
-)
+from niels_cache_assets.sources.messages import holds_messages, join_input, media_of, plain_messages, template_messages, tools_of
+from niels_cache_assets.sources.pairs import complete_prompt, pair_sides, prompt_length, system_messages
 from niels_cache_assets.sources.reading.compressed import endings_with_compressions
 from niels_cache_assets.sources.reading.encodings import DecodingCounts
 from niels_cache_assets.sources.reading.file_source import FileSource
@@ -99,8 +87,7 @@ class ChatJsonl(FileSource, SftSource):
     source: Literal["chat_jsonl"] = "chat_jsonl"
     messages_field: str = Field("messages", description="Field with the list of messages")
     instruction_field: str | None = Field(
-        None,
-        description="Field with the instruction (text) or the prompt (messages), for rows with the answer in a separate field",
+        None, description="Field with the instruction (text) or the prompt (messages), for rows with the answer in a separate field"
     )
     input_field: str | None = Field(
         None, description="Field with additional input, added to the instruction or a pair's prompt after a blank line"
@@ -115,8 +102,7 @@ class ChatJsonl(FileSource, SftSource):
         "chat", description="'preference' reads pairs of a chosen and a rejected answer, for DPO and similar methods"
     )
     prompt_field: str | None = Field(
-        None,
-        description="For pairs: field with the prompt (text or messages); by default `prompt` if it exists; '' means no prompt field",
+        None, description="For pairs: field with the prompt (text or messages); by default `prompt` if it exists; '' means no prompt field"
     )
     chosen_field: str = Field("chosen", description="For pairs: field that contains the chosen side (text or messages)")
     rejected_field: str = Field("rejected", description="For pairs: field that contains the rejected side")

@@ -149,12 +149,7 @@ def open_references(wanted: ReferenceTexts, *, folder: Path) -> Iterator[Screen]
 
 @contextmanager
 def open_guard(
-    kind: Decontaminate,
-    threshold: float,
-    folder: Path,
-    *,
-    val_is_full: Callable[[], bool],
-    references: ReferenceTexts | None = None,
+    kind: Decontaminate, threshold: float, folder: Path, *, val_is_full: Callable[[], bool], references: ReferenceTexts | None = None
 ) -> "Iterator[TrainGuard | None]":
     """Yield a TrainGuard, or None if `kind` is "off" and there are no `references`. Nothing is imported for None.
 

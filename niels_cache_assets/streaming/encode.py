@@ -224,13 +224,7 @@ def texts_with_special(encoded: EncodedTexts, tokenizer: BuildTokenizer) -> np.n
 
 
 def _encode_chunks(
-    chunks: Chunks,
-    tokenizer: BuildTokenizer,
-    batch: int | None,
-    *,
-    dtype: np.dtype,
-    append_eot: bool,
-    raise_on_collision: bool,
+    chunks: Chunks, tokenizer: BuildTokenizer, batch: int | None, *, dtype: np.dtype, append_eot: bool, raise_on_collision: bool
 ) -> EncodedDocuments:
     documents = chunks.documents
     texts = documents.text.with_line_feeds() if isinstance(documents.text, Strings) else [*map(normalize_newlines, documents.text)]

@@ -240,12 +240,7 @@ class _ArrivedDocuments:
         self._text, self._source_id = (
             _AppendedStrings(recycled.take(size), rows=rows) for recycled, size in zip(memory, (text_bytes, id_bytes), strict=True)
         )
-        self._numbers: list[Array] = [
-            np.empty(rows, np.int64),
-            np.empty(rows, np.int8),
-            np.empty(rows, np.int64),
-            np.empty(rows, np.int64),
-        ]
+        self._numbers: list[Array] = [np.empty(rows, np.int64), np.empty(rows, np.int8), np.empty(rows, np.int64), np.empty(rows, np.int64)]
         self._names = names.arrow()  # of all files, in the order of their arrival
         self._added = self._names  # the names of the batch that came last
         self._base = 0  # their place in `names`

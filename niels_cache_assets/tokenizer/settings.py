@@ -31,16 +31,14 @@ class TokenizerSettings(Table):
         None, min_length=1, description="For any other tiktoken rank file: the regular expression that splits text into words"
     )
     normalize: Literal["nfc"] | None = Field(
-        None,
-        description="For a tiktoken rank file whose model normalizes text to Unicode NFC before encoding, such as Qwen's",
+        None, description="For a tiktoken rank file whose model normalizes text to Unicode NFC before encoding, such as Qwen's"
     )
     engine: Literal["auto", "reference"] = Field(
         "auto", description="The encoder: 'auto' uses a fast engine if its ids equal those of 'reference', the library that defines them"
     )
     vocab_size: int = Field(defaults.VOCAB_SIZE, ge=1, le=MAX_VOCAB_SIZE, description="Vocabulary size, including special tokens")
     model_type: Literal["unigram", "bpe", "bytelevel_bpe"] = Field(
-        "unigram",
-        description="Type of model to train: 'unigram' and 'bpe' produce a SentencePiece model, 'bytelevel_bpe' a tokenizer.json",
+        "unigram", description="Type of model to train: 'unigram' and 'bpe' produce a SentencePiece model, 'bytelevel_bpe' a tokenizer.json"
     )
     character_coverage: float = Field(
         1.0, gt=0, le=1, description="For SentencePiece: share of characters that get their own piece; all others are encoded as bytes"

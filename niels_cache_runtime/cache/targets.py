@@ -147,15 +147,7 @@ def check_targets(path: Path, ends_path: Path, bounds: Offsets, ends: Offsets, s
     raise NielsCacheError(f"{ends_path}: its entries do not grow up to the {len(bounds)} spans of the split; rebuild this data set")
 
 
-def _check_bounds(
-    path: Path,
-    bounds: Ints,
-    *,
-    first: int,
-    counts: Ints,
-    starts: Ints,
-    stops: Ints,
-) -> None:
+def _check_bounds(path: Path, bounds: Ints, *, first: int, counts: Ints, starts: Ints, stops: Ints) -> None:
     """Raise NielsCacheError unless the spans are in order, do not touch, and lie in their examples.
 
     Args:

@@ -62,14 +62,7 @@ _KEYS = {  # by form; a key has the same form in all kinds of folders
         "rows",
         "index_version",
     ),
-    "a list of texts": (
-        "forms",
-        "keep",
-        "sides",
-        "prepare",
-        "order",
-        "missing",
-    ),
+    "a list of texts": ("forms", "keep", "sides", "prepare", "order", "missing"),
     "a table": (
         "files",
         "source",
@@ -90,41 +83,12 @@ _KEYS = {  # by form; a key has the same form in all kinds of folders
         "datasets",
         "parameters",
     ),
-    "true or false": (
-        "built",
-        "append_eot",
-    ),
-    "text or null": (
-        "fingerprint",
-        "dataset_name",
-        "dataset_config",
-        "dataset_revision",
-        "split_rule",
-        "tokenizer_sha256",
-    ),
-    "a whole number or null": (
-        "seed",
-        "vocab_size",
-        "shard_bytes",
-    ),
-    "a list of tables": (
-        "decontaminated_examples",
-        "parts",
-    ),
-    "a table of whole numbers": (
-        "targets",
-        "documents",
-        "characters",
-        "bytes",
-        "cut",
-        "dropped",
-        "dropped_by_source",
-        "languages",
-    ),
-    "a table or null": (
-        "cleaning",
-        "signatures",
-    ),
+    "true or false": ("built", "append_eot"),
+    "text or null": ("fingerprint", "dataset_name", "dataset_config", "dataset_revision", "split_rule", "tokenizer_sha256"),
+    "a whole number or null": ("seed", "vocab_size", "shard_bytes"),
+    "a list of tables": ("decontaminated_examples", "parts"),
+    "a table of whole numbers": ("targets", "documents", "characters", "bytes", "cut", "dropped", "dropped_by_source", "languages"),
+    "a table or null": ("cleaning", "signatures"),
 }
 FORM_OF = {name: form for form, names in _KEYS.items() for name in names}
 

@@ -59,15 +59,7 @@ class PretrainTokenStreamDataset:
         NielsCacheError: If T is below 1 or too large for every shard, or if this machine lacks the device.
     """
 
-    def __init__(
-        self,
-        shards_dir: str,
-        *,
-        T: int,
-        device: str,
-        verify: Verify = "size",
-        remote: Copy | None = None,
-    ) -> None:
+    def __init__(self, shards_dir: str, *, T: int, device: str, verify: Verify = "size", remote: Copy | None = None) -> None:
         self.T = T = check_positive("T", T)
         self.device = resolve_device(device)
         self._place = SplitLocation.of(shards_dir, remote)

@@ -22,16 +22,7 @@ from niels_cache_runtime.cache.checks import as_int, check_positive, check_whole
 from niels_cache_runtime.cache.gather import InputTargetMaker, resolve_device
 from niels_cache_runtime.cache.opening import Verify, check_same_build, listed_of_split, open_split
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import (
-    SPLITS,
-    TOKEN_DTYPE,
-    Array,
-    Tokens,
-    doc_ends_name,
-    idx_name,
-    shard_name,
-    target_ends_name,
-)
+from niels_cache_runtime.format.layout import SPLITS, TOKEN_DTYPE, Array, Tokens, doc_ends_name, idx_name, shard_name, target_ends_name
 from niels_cache_runtime.format.meta import Meta, content_sha256, is_foreign
 from niels_cache_runtime.format.npy_files import map_npy, read_npy_header
 from niels_cache_runtime.loader.state import check_values

@@ -385,10 +385,7 @@ def _shard_size_problems(sizes: dict[str, int], shard_bytes: int, dtype: np.dtyp
         if problem := size_problem(size, dtype):
             yield path, problem
         elif index not in may_be_short and size != shard_bytes:
-            yield (
-                path,
-                f"has {size} bytes; all shards except the last{of_part} must have shard_bytes={shard_bytes}",
-            )
+            yield (path, f"has {size} bytes; all shards except the last{of_part} must have shard_bytes={shard_bytes}")
         elif size > shard_bytes:
             yield path, f"has {size} bytes, more than shard_bytes={shard_bytes}"
 

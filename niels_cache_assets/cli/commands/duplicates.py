@@ -115,7 +115,7 @@ def _print_counts(console: Console, meta: Meta) -> None:
     verify = f", verified by {settings['verify']}" if settings["verify"] != "none" else ""
     console.print(
         f"\nnear: similarity {settings['threshold']} of word {settings['ngram']}-grams, {meta['bands']} bands of {meta['rows']} rows"
-        f"{verify}; of several duplicates the first is kept: data sets in this order, val before train",
+        f"{verify}; of several duplicates the first is kept: data sets in this order, val before train"
     )
 
 

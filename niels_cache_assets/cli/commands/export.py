@@ -197,12 +197,7 @@ def _settings(arguments: argparse.Namespace) -> ExportSettings:
         prefix = os.path.join(arguments.out, "notes")
         raise NielsCacheError(f"{WHERE}: --out {arguments.out}: is a folder; megatron needs a prefix, such as {prefix}")
     return ExportSettings(
-        format=format,
-        out=Path(arguments.out),
-        splits=splits,
-        max_bytes=arguments.max_bytes,
-        key=arguments.key,
-        link=link,
+        format=format, out=Path(arguments.out), splits=splits, max_bytes=arguments.max_bytes, key=arguments.key, link=link
     )
 
 

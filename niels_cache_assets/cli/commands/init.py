@@ -28,13 +28,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force", action="store_true", help="replace an existing file")
     start = parser.add_argument_group("what to build")
     start.add_argument(
-        "--from",
-        metavar="NAME",
-        nargs="+",
-        action="extend",
-        default=[],
-        dest="catalog",
-        help="data sets that ship with niels-cache",
+        "--from", metavar="NAME", nargs="+", action="extend", default=[], dest="catalog", help="data sets that ship with niels-cache"
     )
     parser.add_argument(
         "--list",

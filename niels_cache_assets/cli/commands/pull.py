@@ -31,10 +31,7 @@ def byte_count(text: str) -> int:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that only this command has."""
     parser.add_argument(
-        "address",
-        metavar="ADDRESS",
-        nargs="?",
-        help="s3://BUCKET/PREFIX, gs://, az://, file:///PATH or hf://datasets/OWNER/NAME",
+        "address", metavar="ADDRESS", nargs="?", help="s3://BUCKET/PREFIX, gs://, az://, file:///PATH or hf://datasets/OWNER/NAME"
     )
     parser.add_argument("--out", metavar="DIR", help="the cache directory to write to, such as cache")
     parser.add_argument("--split", metavar="SPLIT", help="download only train or only val, and leave the other split empty (default: both)")
@@ -94,11 +91,7 @@ def _pull(arguments: argparse.Namespace) -> int:
     split = None if arguments.split is None else require_choice("--split", "no split", arguments.split, SPLITS)
     with stop_on_signals(), transfer_progress("pulling") as progress:
         pulled = (pull_from_hub if on_hub else pull)(
-            address,
-            Path(arguments.out).expanduser(),
-            split=split,
-            replace_other=arguments.replace,
-            progress=progress,
+            address, Path(arguments.out).expanduser(), split=split, replace_other=arguments.replace, progress=progress
         )
     facts = {
         "address": address,

@@ -136,10 +136,7 @@ def _documents(registry: Registry) -> dg.AssetsDefinition:
         description=_DOCUMENTS,
     )
     def documents(
-        context: dg.AssetExecutionContext,
-        config: BuildConfig,
-        cache_root: RootParam,
-        progress_sink: SinkParam,
+        context: dg.AssetExecutionContext, config: BuildConfig, cache_root: RootParam, progress_sink: SinkParam
     ) -> dg.MaterializeResult:
         name = context.partition_key
         artifact = graph(registry, cache_root.path).corpus(name)
@@ -179,10 +176,7 @@ def _duplicates(registry: Registry) -> dg.AssetsDefinition:
         description=_DUPLICATES,
     )
     def duplicates(
-        context: dg.AssetExecutionContext,
-        config: BuildConfig,
-        cache_root: RootParam,
-        progress_sink: SinkParam,
+        context: dg.AssetExecutionContext, config: BuildConfig, cache_root: RootParam, progress_sink: SinkParam
     ) -> dg.MaterializeResult:
         reporter = BuildReporter(context, progress_sink, name=keys.DUPLICATES.to_user_string())
         with readable_failures():
@@ -265,10 +259,7 @@ def _hashes(registry: Registry) -> dg.AssetsDefinition:
         description=_HASHES,
     )
     def hash_signatures(
-        context: dg.AssetExecutionContext,
-        config: BuildConfig,
-        cache_root: RootParam,
-        progress_sink: SinkParam,
+        context: dg.AssetExecutionContext, config: BuildConfig, cache_root: RootParam, progress_sink: SinkParam
     ) -> dg.MaterializeResult:
         outcome = build_and_report(context, graph(registry, cache_root.path).duplicates().hashes(), config, progress_sink, None)
         return materialize_result(outcome, search_metadata(outcome))

@@ -75,10 +75,7 @@ def pretrain_assets(registry: Registry) -> dg.AssetsDefinition:
 
     @_multi_asset(registry, "pretrain", above=[dg.AssetDep(keys.TOKENIZER), *_above_pretrain(registry)])
     def stream_pretrain_dataset(
-        context: dg.AssetExecutionContext,
-        config: PretrainConfig,
-        cache_root: RootParam,
-        progress_sink: SinkParam,
+        context: dg.AssetExecutionContext, config: PretrainConfig, cache_root: RootParam, progress_sink: SinkParam
     ) -> Iterator[dg.MaterializeResult]:
         yield from _stream(context, registry, "pretrain", config, cache_root, progress_sink)
 
@@ -90,10 +87,7 @@ def sft_assets(registry: Registry) -> dg.AssetsDefinition:
 
     @_multi_asset(registry, "sft", above=[dg.AssetDep(keys.TOKENIZER), dg.AssetDep(keys.UPSTREAM_KEYS["sft"])])
     def stream_sft_dataset(
-        context: dg.AssetExecutionContext,
-        config: FamilyConfig,
-        cache_root: RootParam,
-        progress_sink: SinkParam,
+        context: dg.AssetExecutionContext, config: FamilyConfig, cache_root: RootParam, progress_sink: SinkParam
     ) -> Iterator[dg.MaterializeResult]:
         yield from _stream(context, registry, "sft", config, cache_root, progress_sink)
 

@@ -100,10 +100,7 @@ def _plan(registry: Registry) -> dg.AssetsDefinition:
         description=_PLAN,
     )
     def plan_parts(
-        context: dg.AssetExecutionContext,
-        config: BuildConfig,
-        cache_root: RootParam,
-        progress_sink: SinkParam,
+        context: dg.AssetExecutionContext, config: BuildConfig, cache_root: RootParam, progress_sink: SinkParam
     ) -> dg.MaterializeResult:
         name = context.partition_key
         limit_parts(context.instance, registry)  # its parts follow, and [cluster] may have changed
@@ -131,10 +128,7 @@ def _val(registry: Registry) -> dg.AssetsDefinition:
         description=_VAL,
     )
     def build_val_part(
-        context: dg.AssetExecutionContext,
-        config: BuildConfig,
-        cache_root: RootParam,
-        progress_sink: SinkParam,
+        context: dg.AssetExecutionContext, config: BuildConfig, cache_root: RootParam, progress_sink: SinkParam
     ) -> dg.MaterializeResult:
         artifact = graph(registry, cache_root.path)[f"val_part/{context.partition_key}"]
         outcome = build_and_report(context, artifact, config, progress_sink, keys.VAL_PART)
@@ -170,10 +164,7 @@ def _parts(registry: Registry) -> dg.AssetsDefinition:
 
 
 def partition_asset(
-    key: dg.AssetKey,
-    artifact_of: Callable[[Path, str], BuildInChild],
-    metadata_of: Callable[[Outcome], Metadata],
-    **settings: Any,
+    key: dg.AssetKey, artifact_of: Callable[[Path, str], BuildInChild], metadata_of: Callable[[Outcome], Metadata], **settings: Any
 ) -> dg.AssetsDefinition:
     """Return an asset whose partitions are built by processes of any machine: parts, parts of a corpus, or ranges of hashes.
 
@@ -186,10 +177,7 @@ def partition_asset(
 
     @dg.asset(key=key, pool=keys.PARTS_POOL, output_required=False, **settings)
     def build(
-        context: dg.AssetExecutionContext,
-        config: PartConfig,
-        cache_root: RootParam,
-        progress_sink: SinkParam,
+        context: dg.AssetExecutionContext, config: PartConfig, cache_root: RootParam, progress_sink: SinkParam
     ) -> Iterator[dg.MaterializeResult]:
         outcome = build_partition(context, artifact_of(cache_root.path, context.partition_key), config, progress_sink, key)
         if outcome is not None:

@@ -34,18 +34,9 @@ tokenizer.decode(tokenizer.encode("any text"))
 def tokenizer_asset(registry: Registry) -> dg.AssetsDefinition:
     """Return the asset."""
 
-    @dg.asset(
-        key=TOKENIZER,
-        group_name="tokenizer",
-        kinds={"file"},
-        code_version=_code_version(registry),
-        description=_DESCRIPTION,
-    )
+    @dg.asset(key=TOKENIZER, group_name="tokenizer", kinds={"file"}, code_version=_code_version(registry), description=_DESCRIPTION)
     def tokenizer(
-        context: dg.AssetExecutionContext,
-        config: BuildConfig,
-        cache_root: RootParam,
-        progress_sink: SinkParam,
+        context: dg.AssetExecutionContext, config: BuildConfig, cache_root: RootParam, progress_sink: SinkParam
     ) -> dg.MaterializeResult:
         reporter = BuildReporter(context, progress_sink, name=TOKENIZER.path[-1])
         with readable_failures():

@@ -103,14 +103,7 @@ def _observation(registry: Registry, name: str, revision: str | None, *, root: P
     settings: dict[str, str | None] = {
         "cache": fingerprint_of(
             cache_identity(
-                registry,
-                source,
-                registry.build,
-                tokenizer_sha256=None,
-                vocab_size=None,
-                revision=None,
-                siblings=siblings,
-                prepared=None,
+                registry, source, registry.build, tokenizer_sha256=None, vocab_size=None, revision=None, siblings=siblings, prepared=None
             )
         ),
         "corpus": fingerprint_of(identity_of_corpus(registry, name, revision=None, tokenizer_sha256=None)) if is_prepared(source) else None,

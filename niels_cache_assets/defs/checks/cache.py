@@ -96,11 +96,7 @@ def _disjoint_result(registry: Registry, name: str, root: Path, *, is_sound: boo
     threshold = registry.dedup.threshold if "dedup" in source.prepare else source.decontaminate_threshold
     folder = dataset_dir(root, "pretrain", name)
     overlap = splits_disjoint(
-        folder,
-        load_tokenizer(registry.tokenizer, root),
-        threshold=threshold,
-        max_pairs=MAX_PAIRS,
-        threads=registry.build.threads,
+        folder, load_tokenizer(registry.tokenizer, root), threshold=threshold, max_pairs=MAX_PAIRS, threads=registry.build.threads
     )
     shared = shared_texts({name: folder, **_other_caches(registry, name, root)}, trains=[name])
     elsewhere = [{"data_set": each.val, "documents": each.documents, "first": _describe_origin(each.first)} for each in shared.found]

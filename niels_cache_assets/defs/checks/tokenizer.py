@@ -23,10 +23,7 @@ def tokenizer_checks(registry: Registry) -> dg.AssetChecksDefinition:
         name="check_tokenizer",
         specs=[
             dg.AssetCheckSpec(
-                SPECIAL_TOKENS,
-                asset=TOKENIZER,
-                blocking=True,
-                description="Each special token is exactly one id, and these ids differ.",
+                SPECIAL_TOKENS, asset=TOKENIZER, blocking=True, description="Each special token is exactly one id, and these ids differ."
             ),
             dg.AssetCheckSpec(
                 ROUND_TRIP,
@@ -90,10 +87,6 @@ def _round_trip(tokenizer: TextTokenizer, *, imported: bool) -> dg.AssetCheckRes
         severity=dg.AssetCheckSeverity.WARN if imported else dg.AssetCheckSeverity.ERROR,
         description=f"{len(losses)} of {len(ROUND_TRIP_TEXTS)} texts change in a round trip" if losses else None,
         metadata=without_empty(
-            {
-                "texts": len(ROUND_TRIP_TEXTS),
-                "changed": len(losses),
-                "losses": table(rows, text="string", decoded="string"),
-            }
+            {"texts": len(ROUND_TRIP_TEXTS), "changed": len(losses), "losses": table(rows, text="string", decoded="string")}
         ),
     )

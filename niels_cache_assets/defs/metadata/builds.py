@@ -120,10 +120,7 @@ def _record(outcome: Outcome, settings: Mapping[str, Any]) -> Metadata:
         "content_sha256",
     )
     made_from = {"settings": dict(settings), **{key: meta[key] for key in keys if key in meta}}
-    return {
-        "made_from": json_entry(made_from),
-        **recorded_at(outcome),
-    }
+    return {"made_from": json_entry(made_from), **recorded_at(outcome)}
 
 
 def describe_dropped(outcome: Outcome, *, deduplicated: bool) -> str:

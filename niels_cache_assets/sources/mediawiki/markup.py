@@ -22,14 +22,7 @@ from collections.abc import Iterator
 from html.entities import name2codepoint
 from typing import Any, NamedTuple
 
-from niels_cache_assets.sources.mediawiki.names import (
-    BLOCK_TAGS,
-    EXTENSIONS,
-    FORMULAS,
-    LANGUAGES,
-    LITERAL_TAGS,
-    TAGS,
-)
+from niels_cache_assets.sources.mediawiki.names import BLOCK_TAGS, EXTENSIONS, FORMULAS, LANGUAGES, LITERAL_TAGS, TAGS
 from niels_cache_assets.sources.mediawiki.site import NO_SITE, Site, prefix_of
 from niels_cache_assets.sources.mediawiki.templates import EQUALS, template_text
 

@@ -69,8 +69,7 @@ class DecodesText(Source):
     never_counts: ClassVar[frozenset[str]] = frozenset({"max_document_mib"})  # a build may fail because of this limit, but no byte changes
 
     max_document_mib: PositiveInt = Field(
-        MAX_DOCUMENT_MIB,
-        description="Maximum size in MiB of a document or line; the build fails if it is exceeded",
+        MAX_DOCUMENT_MIB, description="Maximum size in MiB of a document or line; the build fails if it is exceeded"
     )
     encoding: str = Field(
         UTF8,

@@ -27,9 +27,7 @@ class HasKeep(Source):
     """The key `keep`, for kinds that read rows with columns."""
 
     keep: tuple[str, ...] = Field(
-        (),
-        strict=False,
-        description='Columns to keep in the corpus, the lineage, `trace` and `export text`, such as ["url", "score"]',
+        (), strict=False, description='Columns to keep in the corpus, the lineage, `trace` and `export text`, such as ["url", "score"]'
     )
 
     @field_validator("keep")

@@ -51,10 +51,7 @@ SEARCH_LIMITS = 10_000, 1 << 25  # rows and characters without a field after whi
 
 
 def batched(
-    items: Iterable[Item],
-    places: FilePass | RowsPass | None = None,
-    *,
-    length: Callable[[Any], int] = lambda document: len(document.text),
+    items: Iterable[Item], places: FilePass | RowsPass | None = None, *, length: Callable[[Any], int] = lambda document: len(document.text)
 ) -> Iterator[list[Item]]:
     """Group documents into batches of up to 256, or about a million characters, so that large documents do not accumulate.
 

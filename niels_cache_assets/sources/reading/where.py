@@ -64,8 +64,7 @@ class HasWhere(Source):
     """The key `where`, for kinds that read rows with columns."""
 
     where: str | None = Field(
-        None,
-        description='A condition on columns that each row must meet, such as "int_score >= 3 and language_score > 0.9"',
+        None, description='A condition on columns that each row must meet, such as "int_score >= 3 and language_score > 0.9"'
     )
 
     @field_validator("where")

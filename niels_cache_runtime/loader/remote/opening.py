@@ -305,13 +305,7 @@ class Sources:
         if self._reads_windows or self.copy is None or settings.order is None:
             return RangeWindows(folder, build=build, split=split, T=settings.T, stride=settings.stride)
         return CopiedWindows(
-            folder,
-            copy=self.copy,
-            build=build,
-            split=split,
-            T=settings.T,
-            stride=settings.stride,
-            block_shards=settings.order.shards,
+            folder, copy=self.copy, build=build, split=split, T=settings.T, stride=settings.stride, block_shards=settings.order.shards
         )
 
 
