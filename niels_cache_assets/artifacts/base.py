@@ -1,6 +1,6 @@
 """The base class of artifacts, and the values that artifacts exchange with `materialize`.
 
-An artifact is one thing that can be built. A new kind of artifact is one class: a frozen dataclass with `key`, `directory`, `identity` and
+An artifact is anything that can be built. A new kind of artifact is one class: a frozen dataclass with `key`, `directory`, `identity` and
 `write`. The base class has a default for all other methods.
 """
 
@@ -73,8 +73,8 @@ class Outcome:
         directory: The folder of the artifact.
         seconds: The duration of this run.
         warning: The reason if `kept` is True. Otherwise, a remark for the user, or None.
-        kept: Whether the existing build stays although a new build may be needed. This happens if upstream (the origin of the data) is not
-            available, or if the artifact is switched off.
+        kept: Whether the existing build is kept although a new build may be needed. This happens if upstream (the origin of the data) is
+            not available, or if the artifact is switched off.
         resumed: The number of tokens (for a corpus, characters) that an interrupted build had already written.
         engines: The libraries that encoded the text in this build. Empty for a tokenizer without fast engines, and if nothing was built.
         drops: What the build left out, in words. Empty for parts, because their seal reports it.
@@ -118,7 +118,7 @@ class WriteResult:
 
     Attributes:
         meta: The record, which is written after all other files.
-        changed: False if everything existed already. Only those kinds of artifacts set it that find this out while they write.
+        changed: False if everything existed already. Only kinds of artifacts that find this out while they write set it to False.
         resumed: See Outcome.
         warning: See Outcome.
         engines: See Outcome.
@@ -180,7 +180,7 @@ class BuildJob:
         return resume if self.lease is None else dataclasses.replace(resume, attempt=self.lease.attempt, check=self.lease.check)
 
     def report(self, progress: Any) -> None:
-        """Pass the progress on.
+        """Check the lease, and pass the progress to `progress`.
 
         Raises:
             LeaseLostError: If a renewal of the lease has found that another process has taken it over.
@@ -204,14 +204,14 @@ class BuildJob:
 
 @dataclass(frozen=True, kw_only=True)
 class Artifact(ABC):
-    """One thing that can be built. Subclasses are frozen dataclasses; `uncached` gives a copy without cached properties.
+    """Anything that can be built. Subclasses are frozen dataclasses; `uncached` gives a copy without cached properties.
 
     Attributes:
         version: Increase this number by hand if the code makes different bytes from the same input.
         record: The name of the file that is written last. None if each part of the artifact has its own record.
         resumable: Whether an interrupted build can be resumed.
         is_shared: Whether machines without common file locks may build the artifact, which then has a lease instead of a lock.
-        is_part: Whether the artifact is one of several that are joined, and the joined one reports what all of them left out.
+        is_part: Whether the artifact is one of several that are joined. The joined artifact reports what all of them left out.
         uses_network: Whether a build makes requests to other machines.
         option: The option of `niels-cache part` that builds this kind. None if there is none.
         noun: What a message such as "kept the finished ..." calls the artifact.
@@ -309,11 +309,11 @@ class Artifact(ABC):
         return finished_meta(self.directory)
 
     def reason_to_keep_stale(self) -> str | None:
-        """Return why the existing build stays even if a new build is needed, or None if it does not stay."""
+        """Return why the existing build is kept even if a new build is needed, or None if it is not kept."""
         return None
 
     def is_frozen(self, meta: Meta) -> bool:
-        """Return whether the existing build with this record stays, without asking upstream for its revision."""
+        """Return whether the existing build with this record is kept without asking upstream for its revision."""
         return False
 
     def revision(self) -> str | None:
@@ -344,7 +344,7 @@ class Artifact(ABC):
         """Return what the build with this record left out, in words.
 
         Raises:
-            NielsCacheError: If it must not have left that out.
+            NielsCacheError: If the settings do not allow what the build left out.
         """
         return DropSummary()
 
@@ -393,10 +393,10 @@ class Artifact(ABC):
                 yield BuildLock(waited=waited)
             return
         target, times = real_path(self.lease_target), lease_times(getattr(self, "registry"))  # noqa: B009  each shared artifact has one
-        with ExitStack() as held:
+        with ExitStack() as stack:
             try:
                 require_target(target, self.owns)
-                lease = held.enter_context(
+                lease = stack.enter_context(
                     hold_lease(target, times=times, wait=wait, log=log, on_stop=self.on_stop_requested, stops=self.stops)
                 )
             except OSError as error:
@@ -436,7 +436,7 @@ def add_unmatched_ids(drops: DropSummary, source: Source | None, meta: Meta) -> 
     """Return the summary with a warning about ids of `exclude` that match nothing.
 
     Raises:
-        NielsCacheError: If each id must match.
+        NielsCacheError: If such ids exist and `exclude_must_match` is set.
     """
     if not isinstance(source, PretrainSource) or source.exclude is None or not meta.get("built"):
         return drops

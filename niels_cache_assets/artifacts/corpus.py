@@ -59,8 +59,7 @@ from niels_cache_assets.corpus.layout import (
     documents_file,
 )
 from niels_cache_assets.corpus.prepared import document_files
-from niels_cache_assets.corpus.store import CorpusWriter, is_corpus_file, write_counts, write_measures, write_rejected
-from niels_cache_assets.corpus.store import CorpusWriterState as WrittenDocuments
+from niels_cache_assets.corpus.store import CorpusWriter, CorpusWriterState, is_corpus_file, write_counts, write_measures, write_rejected
 from niels_cache_assets.disk.space import SpaceNeed, corpus_need, require_free_space
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.disk.writers import Files, NpyWriter
@@ -94,7 +93,7 @@ class CorpusProgress:
 
     Attributes:
         documents: The number of documents received from the source so far.
-        kept: The number of documents that stay.
+        kept: The number of kept documents.
         characters: The number of characters of all received documents.
         share: The share of the source that was read, 0 to 1. Local files count by bytes, remote files by number. None if unknown.
     """
@@ -120,7 +119,7 @@ class _CorpusState:
         reached: The position in the source.
     """
 
-    written: WrittenDocuments
+    written: CorpusWriterState
     counts: dict[str, Any]
     reached: BuildPosition
 
@@ -161,7 +160,7 @@ class Corpus(Artifact):
 
     @property
     def keep(self) -> tuple[str, ...]:
-        """The columns whose values stay with the documents."""
+        """The columns whose values are kept with the documents."""
         return kept_columns(self.source, self.registry.pretrain)
 
     @cached_property
@@ -225,10 +224,10 @@ class Corpus(Artifact):
         removed: a part may have examples of dropped documents that the joined corpus does not have.
         """
         if self.source.corpus_parts > 1:
-            beside = corpus_parts_dir(self.root, self.name)
-            folders = [] if self.is_part else [beside / part_name(number) for number in range(self.source.corpus_parts)]
-            also = ids_in_parts(self.source.exclude, folders, beside=beside)
-            identity = identity_with_present_ids(identity, self.source.exclude, meta, self.directory, beside=beside, also=also)
+            parts_folder = corpus_parts_dir(self.root, self.name)
+            folders = [] if self.is_part else [parts_folder / part_name(number) for number in range(self.source.corpus_parts)]
+            also = ids_in_parts(self.source.exclude, folders, parts_folder=parts_folder)
+            identity = identity_with_present_ids(identity, self.source.exclude, meta, self.directory, parts_folder=parts_folder, also=also)
         return super().matches(meta, identity)
 
     def with_removed_ids_only(self, meta: Meta, work: BuildJob) -> Meta:
@@ -244,11 +243,19 @@ class Corpus(Artifact):
         return corpus_need(file_bytes(getattr(self.source, "files", None), self.source.endings))
 
     def stream(self, context: StreamContext) -> Iterator[Documents]:
-        """Yield the documents before `convert`."""
+        """Yield the documents of the source before `convert`."""
         return self.source.kept_unconverted(context)
 
     def meta_of(self, work: BuildJob, counts: CorpusCounts, by_source: DropReport, *, files: Files, content_sha256: str) -> Meta:
-        """Return meta.json."""
+        """Return the content of meta.json.
+
+        Args:
+            work: The build.
+            counts: The counts of all documents that reached cleaning.
+            by_source: The documents that the source dropped, and its facts.
+            files: The entries of all files.
+            content_sha256: The hash of the documents.
+        """
         return {
             "kind": "corpus",
             "built": True,
@@ -296,22 +303,22 @@ class Corpus(Artifact):
         )
         journal = work.open_journal(name, state=_CorpusState)
         done: _CorpusState | None = journal.state
-        there = done.written if done else None
         counts = CorpusCounts.from_state(done.counts) if done else CorpusCounts(report=new_report(context.seed, cleaning=cleaning))
         resumed_characters = counts.before.characters
         recorded_bytes, most_bytes = counts.before.bytes, TEXT_BYTES_PER_RECORD * processes
         chunks = SourceChunks(self.stream, context, done.reached if done else None)
-        doing = f"preparing {name}"
         with (
             CorpusWriter(
                 work.directory,
                 num_perm=signatures.get("num_perm"),
-                state=there,
+                state=done.written if done else None,
                 files=journal.finished,
                 hashes_stay=self.is_part,
                 has_kept_values=bool(self.keep),
             ) as writer,
-            closing(map_in_processes(cleaner, chunks, processes=processes, doing=doing, size_of=attrgetter("characters"))) as results,
+            closing(
+                map_in_processes(cleaner, chunks, processes=processes, doing=f"preparing {name}", size_of=attrgetter("characters"))
+            ) as results,
         ):
             for chunk in results:
                 finished_file = writer.write(chunk.rows, chunk.hashes, chunk.digests, chunk.slots)
@@ -407,8 +414,8 @@ class JoinedCorpus(Corpus):
             try:
                 part.current()
             except NielsCacheError as error:
-                how = f"niels-cache part {self.name} {part.number} --corpus"
-                raise NielsCacheError(f"{part.directory}: is not there as configured; build it first: {how}") from error
+                command = f"niels-cache part {self.name} {part.number} --corpus"
+                raise NielsCacheError(f"{part.directory}: is not there as configured; build it first: {command}") from error
 
     def revision(self) -> str | None:
         meta = self.parts_plan.finished()
@@ -439,14 +446,14 @@ class JoinedCorpus(Corpus):
         parts = [*self.members(plan)]
         metas = dict[int, Meta]()
 
-        def progressed(part: CorpusProgress) -> None:
+        def report(part: CorpusProgress) -> None:
             if work.progress is not None:
                 work.progress(_progress_of_all(metas.values(), part, parts=len(parts)))
 
         def build(part: CorpusPart, waits: bool) -> None:
-            outcome = materialize(part, wait=waits, force=force, on_progress=progressed, log=work.log, notify=False)
+            outcome = materialize(part, wait=waits, force=force, on_progress=report, log=work.log, notify=False)
             metas[part.number] = outcome.meta
-            progressed(CorpusProgress(0, 0, 0, None))
+            report(CorpusProgress(0, 0, 0, None))
 
         build_free_parts_first(parts, build, log=work.log)
         meta = _join(self, [(part.directory, metas[part.number]) for part in parts], work)
@@ -512,8 +519,8 @@ class CorpusPart(Corpus):
         located = source.located(files, self.planned.revision)
         reader = source.file_reader([file.name for file in files])
         excluded = () if source.exclude is None else excluded_ids(source.exclude)
-        listed = [*zip(files, located, strict=True)]
-        return PartStream(reader=reader, files=listed, text_field=self.planned.text_field, excluded=excluded)
+        files_at = [*zip(files, located, strict=True)]
+        return PartStream(reader=reader, files=files_at, text_field=self.planned.text_field, excluded=excluded)
 
     def inputs(self) -> Sequence[str]:
         return [*super().inputs(), f"plan/{self.name}"]

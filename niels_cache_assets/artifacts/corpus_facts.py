@@ -1,7 +1,7 @@
-"""The report of a prepared data set in numbers, for stages, reasons, lengths and duplicates.
+"""The report of a prepared data set in numbers: stages, drop reasons, lengths and duplicates.
 
-Everything comes from the meta.json of the corpus and of the drop lists. So a report costs a few small reads, and reads no document.
-Dagster's checks judge these numbers, not this module.
+All numbers come from the meta.json of the corpus and of the drop lists. A report costs a few small reads, and reads no document.
+Dagster's checks judge these numbers; this module does not.
 """
 
 from collections import Counter
@@ -37,7 +37,7 @@ def corpus_report(registry: Registry, name: str, *, root: Path) -> Report:
         * `duplicates`: None without "dedup". Its `matrix` has the rows of `duplicates_matrix` that name this data set.
         * `replaced`, `not_text`: the bytes and documents that are not text, copied from `facts` of meta.json if it has them.
         * `excluded`: the number of documents that were left out for each id of `exclude`, if there are any.
-        * `masked`: the counts of masked places, if there are any.
+        * `masked`: the counts of documents and places that were masked, if there are any.
 
     Raises:
         NielsCacheError: If the corpus or its drop list is missing or has other settings. The message names the artifact to materialize.
@@ -67,7 +67,7 @@ def corpus_report(registry: Registry, name: str, *, root: Path) -> Report:
 
 
 def kept_per_split(prepared: PreparedCorpus) -> dict[str, int]:
-    """Return the number of documents that stay, for each split. "unknown" counts documents whose split token budgets decide later."""
+    """Return the number of kept documents of each split. "unknown" counts documents whose split token budgets decide later."""
     counts = Counter(prepared.splits[~prepared.is_dropped].tolist())
     return {**{split: counts[index] for index, split in enumerate(SPLITS)}, "unknown": counts[NO_SPLIT]}
 
@@ -82,24 +82,24 @@ def reasons(meta: Meta, dropped: Mapping[str, int]) -> list[dict[str, Any]]:
 
     `stage` is the step that dropped the documents. If both the source and cleaning use a reason, its `stage` is the source.
     """
-    given = source_documents(meta)
+    total = source_documents(meta)
     by_source, by_cleaning = meta["dropped_by_source"], meta["dropped"]
     rows = [
         {
             "reason": reason,
             "stage": "source" if reason in by_source else "cleaning" if reason in by_cleaning else "duplicates",
             "documents": count,
-            "share": round(count / given, 6),
+            "share": round(count / total, 6),
         }
         for reason, count in dropped.items()
     ]
     return sorted(rows, key=lambda row: (-row["documents"], row["reason"]))
 
 
-def language_share(languages: Mapping[str, int], wanted: Sequence[str]) -> float | None:
-    """Return the share of documents in the wanted languages, among documents with a known language. Return None if no language is known."""
-    asked = sum(languages.values())
-    return round(sum(languages.get(code, 0) for code in wanted) / asked, 6) if asked else None
+def language_share(languages: Mapping[str, int], accepted: Sequence[str]) -> float | None:
+    """Return the share of documents in accepted languages, among those with a known language. Return None if no language is known."""
+    detected = sum(languages.values())
+    return round(sum(languages.get(code, 0) for code in accepted) / detected, 6) if detected else None
 
 
 def estimated_tokens(characters: int) -> int:

@@ -1,7 +1,7 @@
 """The caches of data sets: pretrain, SFT, and the cache of a data set that is switched off.
 
 If a data set has `prepare`, its cache is built from its corpus and not from its source. The documents in its drop list (the list of
-duplicates) are left out. Then only the build of the corpus asks upstream for its revision.
+duplicates) are left out. Only the build of the corpus then asks upstream for its revision.
 """
 
 from abc import abstractmethod
@@ -203,9 +203,9 @@ class Dataset(Artifact):
             build, resume = self.builder(context, self.provenance(work.revision, work.fingerprint), work.report), work.resume
             try:
                 meta = build.write(work.directory, resume)
-            except EngineMismatchError as found:
-                again = self.registry.build_command(self.name, self.root, "tokenizer.engine=reference")
-                raise NielsCacheError(f"{self.key}: {found}; go on with the reference: {again}") from found
+            except EngineMismatchError as error:
+                command = self.registry.build_command(self.name, self.root, "tokenizer.engine=reference")
+                raise NielsCacheError(f"{self.key}: {error}; go on with the reference: {command}") from error
         meta = {**meta, **with_text_field(meta["source"], meta["facts"])}
         # the corpus has already given this warning
         warning = None if self.prepared else reading_warning(meta)
@@ -351,7 +351,7 @@ class Pretrain(Dataset):
 
     @property
     def keep(self) -> tuple[str, ...]:
-        """The columns whose values stay in lineage."""
+        """The columns whose values are kept in lineage."""
         return kept_columns(self.source, self.registry.pretrain)
 
     def _references(self, context: StreamContext) -> ReferenceTexts | None:

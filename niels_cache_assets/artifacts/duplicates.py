@@ -6,7 +6,7 @@ sets are ordered by [dedup] priority, then by the order of their tables. In a da
 both splits is dropped from train. In a split, documents are in input order.
 
 Cost and memory are described in dedup/greedy.py. Signatures are read from disk in blocks. Texts are read again only for `verify =
-"jaccard"`, and for documents of train that seem to be near to val (corpus/near_val.py). A text is read unique_files. An interrupted search
+"jaccard"`, and for documents of train that seem to be near to val (corpus/near_val.py). A text is read once. An interrupted search
 resumes after the last band on disk. With several `ranges`, it uses the existing ranges, makes the missing ones, and removes all of them at
 its end.
 
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 
 
 CODE_VERSION = "1"  # raise this by hand if the files of hashes or ranges change for the same corpora
-_DECIDES = ("bands", "rows", "order", "inputs", "signatures", "splits")  # of the identity of the drop lists: what decides the buckets
+_BUCKET_KEYS = ("bands", "rows", "order", "inputs", "signatures", "splits")  # of the identity of the drop lists: they decide the buckets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,6 +152,7 @@ class SearchStep(Artifact):
 
     @property
     def bands(self) -> int:
+        """The number of bands of a signature."""
         return int(self.required.identity["bands"])
 
     @property
@@ -170,7 +171,7 @@ class SearchStep(Artifact):
 
     def identity(self, revision: str | None) -> dict[str, Any]:
         found = self.required.identity
-        return {**{key: found[key] for key in _DECIDES}, "ranges": self.ranges, "member": self.member, "code_version": self.version}
+        return {**{key: found[key] for key in _BUCKET_KEYS}, "ranges": self.ranges, "member": self.member, "code_version": self.version}
 
     def owns(self, name: str) -> bool:
         return name == META_NAME or name.startswith(("digests", "hashes_", "links_"))
@@ -214,18 +215,18 @@ class SearchHashes(SearchStep):
     def write(self, work: BuildJob) -> WriteResult:
         from niels_cache_assets.dedup.ranges import write_hashes
 
-        wanted = self.required
-        work.log(f"hashing the signatures of {', '.join(wanted.corpora)} in {self.ranges} ranges")
+        required = self.required
+        work.log(f"hashing the signatures of {', '.join(required.corpora)} in {self.ranges} ranges")
         sums: dict[str, Any] = {}
 
-        def wrote(name: str, data: Any) -> None:
+        def add_to_sum(name: str, data: Any) -> None:
             sums.setdefault(name, hashlib.sha256()).update(data)
 
-        with wanted.unchanged(self.root):
-            inputs = CorpusInputs(self.registry, self.root, wanted.corpora)
+        with required.unchanged(self.root):
+            inputs = CorpusInputs(self.registry, self.root, required.corpora)
             blocks = self._signatures(inputs, work.report)
-            settings = {"bands": self.bands, "rows": wanted.identity["rows"], "ranges": self.ranges}
-            write_hashes(blocks, **settings, folder=work.directory, wrote=wrote)
+            settings = {"bands": self.bands, "rows": required.identity["rows"], "ranges": self.ranges}
+            write_hashes(blocks, **settings, folder=work.directory, wrote=add_to_sum)
         sizes = {name: (work.directory / name).stat().st_size for name in sums}
         return WriteResult(
             meta=self._meta(work, {name: {"bytes": sizes[name], "sha256": found.hexdigest()} for name, found in sums.items()})
@@ -281,14 +282,14 @@ class HashRange(SearchStep):
     def hashes(self) -> SearchHashes:
         """The artifact of the hashes of the same corpora."""
         hashes = SearchHashes(registry=self.registry, root=self.root, ranges=self.ranges)
-        vars(hashes).update(wanted=self.required)  # its cached property: if a corpus changes now, its hashes are not those of this range
+        vars(hashes).update(required=self.required)  # its cached property: if a corpus changes now, its hashes are not those of this range
         return hashes
 
     def write(self, work: BuildJob) -> WriteResult:
         from niels_cache_assets.dedup.ranges import link_range, links_name
 
-        of_hashes = self.hashes.current()
-        documents = of_hashes["documents"]["searched"]
+        hashes_meta = self.hashes.current()
+        documents = hashes_meta["documents"]["searched"]
         journal = work.open_journal(self.key, state=_LinkState)
         files: Files = {name: dict(entry) for name, entry in journal.finished.items()}
         for band in range(journal.state.bands if journal.state else 0, self.bands + 1):
@@ -300,7 +301,7 @@ class HashRange(SearchStep):
             if journal.due(sum(entry["bytes"] for entry in files.values()), finished=len(files)):
                 journal.record({"bands": band + 1}, files={}, finished=files, share=share)
             work.report(ReportedProgress(counts={"documents": documents}, share=share))
-        require_unchanged(self.hashes.directory, of_hashes)
+        require_unchanged(self.hashes.directory, hashes_meta)
         return WriteResult(meta=self._meta(work, files))
 
 
@@ -446,10 +447,10 @@ class Duplicates(Artifact):
         from niels_cache_assets.dedup.greedy import SimilarityCondition
 
         work.log(f"looking for duplicates in {', '.join(self.required.corpora)}")
-        registry, wanted = self.registry, self.required
+        registry, required = self.registry, self.required
         dedup = registry.dedup
         files: Files = {}
-        with wanted.unchanged(self.root) as require_same:
+        with required.unchanged(self.root) as require_same:
             scratch = work.directory / SCRATCH_NAME
 
             def similarity(compared: np.ndarray) -> Callable[[int, int], float]:
@@ -458,11 +459,11 @@ class Duplicates(Artifact):
 
             verify = SimilarityCondition(similarity=similarity, threshold=dedup.threshold) if dedup.verify == "jaccard" else None
             if self.ranges == 1:
-                inputs = CorpusInputs(registry, self.root, wanted.corpora)
-                dropped = _search_in_memory(wanted, inputs, verify, scratch, work, require_same)
+                inputs = CorpusInputs(registry, self.root, required.corpora)
+                dropped = _search_in_memory(required, inputs, verify, scratch, work, require_same)
             else:
                 _make_ranges(self, work)
-                inputs = CorpusInputs(registry, self.root, wanted.corpora)
+                inputs = CorpusInputs(registry, self.root, required.corpora)
                 dropped = _search_in_ranges(self, verify, scratch, work)
             if verify is None:
                 dropped = drop_near_val(inputs, dropped, dedup, path=scratch / "near_val", log=work.log)
@@ -475,7 +476,7 @@ class Duplicates(Artifact):
             meta = {
                 "kind": "duplicates",
                 "built": True,
-                **wanted.identity,
+                **required.identity,
                 "fingerprint": work.fingerprint,
                 "datasets": datasets,
                 "files": files,
@@ -485,7 +486,7 @@ class Duplicates(Artifact):
 
 
 def _search_in_memory(
-    wanted: RequiredDropLists,
+    required: RequiredDropLists,
     inputs: CorpusInputs,
     verify: SimilarityCondition | None,
     scratch: Path,
@@ -496,7 +497,7 @@ def _search_in_memory(
     from niels_cache_assets.dedup.greedy import keep_first
     from niels_cache_assets.dedup.ranges import RangeProgress
 
-    bands, rows = wanted.identity["bands"], wanted.identity["rows"]
+    bands, rows = required.identity["bands"], required.identity["rows"]
     journal = work.open_journal("duplicates", state=RangeProgress)
     done: RangeProgress | None = journal.state
     if done is not None:
@@ -531,7 +532,7 @@ def _make_ranges(duplicates: Duplicates, work: BuildJob) -> None:
 
     def build(step: HashRange | SearchHashes, waits: bool) -> None:
         meta = materialize(step, wait=waits, force=force, log=work.log, notify=False).meta
-        vars(step).update(wanted=duplicates.required)  # its cached property
+        vars(step).update(required=duplicates.required)  # its cached property
         if not step.matches(meta, step.identity(None)):
             raise NielsCacheError(f"{duplicates.directory}: a corpus has changed since the search began; run it again")
 
@@ -544,15 +545,15 @@ def _search_in_ranges(duplicates: Duplicates, verify: SimilarityCondition | None
     from niels_cache_assets.dedup.greedy import drop_later
     from niels_cache_assets.dedup.ranges import Buckets
 
-    wanted = duplicates.required
-    work.log(f"choosing among {wanted.documents:,} documents by {duplicates.ranges} ranges")
+    required = duplicates.required
+    work.log(f"choosing among {required.documents:,} documents by {duplicates.ranges} ranges")
     scratch.mkdir(exist_ok=True)
     buckets = Buckets(
         scratch=scratch,
         hashes=duplicates.hashes().directory,
         links=[duplicates.range(number).directory for number in range(duplicates.ranges)],
-        documents=wanted.documents,
-        bands=wanted.identity["bands"],
+        documents=required.documents,
+        bands=required.identity["bands"],
     )
     return drop_later(buckets, verify=verify)
 

@@ -188,7 +188,7 @@ class Graph:
     def keys(self) -> list[str]:
         """The keys of all artifacts in the configuration, including artifacts that are switched off."""
         registry = self.registry
-        every = [
+        keys = [
             "tokenizer",
             *(step.key for name in registry.corpora_in_parts() for step in self.joined_corpus(name).steps()),
             *(f"corpus/{name}" for name in registry.prepared()),
@@ -200,7 +200,7 @@ class Graph:
             *(f"{family}/{name}" for family in FAMILIES for name in registry.datasets(family)),
             *(f"index/{name}" for name in registry.blend),
         ]
-        return [*dict.fromkeys(every)]  # a corpus is also an input of caches
+        return [*dict.fromkeys(keys)]  # a corpus is also an input of caches
 
     @cached_property
     def _known(self) -> frozenset[str]:
@@ -220,9 +220,14 @@ class Graph:
             return False
 
     def readers(self, above: str, below: str) -> dict[str, list[str]]:
-        """Return a mapping from each input of kind `above` to the artifacts of kind `below` that are built from this input.
+        """Return the artifacts of one kind that are built from inputs of another kind.
 
-        Both are given by name, without the kind.
+        Args:
+            above: The kind of the inputs.
+            below: The kind of the artifacts.
+
+        Returns:
+            A mapping from each input to the artifacts that are built from it, all by name, without the kind.
         """
         found: dict[str, list[str]] = {}
         for key in self.keys:
@@ -308,7 +313,7 @@ class Graph:
         names = [name for family in FAMILIES for name in registry.datasets(family)]
         chosen = [name for name in names if (registry.source(name).enabled if only is None else name in only)]
         caches = [f"{registry.family_of(name)}/{name}" for name in chosen]
-        read = self._read_by(caches)
+        read = self._all_inputs(caches)
         tokenizer = self.tokenizer()
         corpora = [key for key in self.keys if key in read and key.startswith("corpus/")]
         steps = ["tokenizer", *corpora] if tokenizer.is_imported else [*corpora, "tokenizer"]
@@ -328,7 +333,7 @@ class Graph:
             return [each for each in self.keys if each.partition("/")[0] in (HASHES, "range")]
         return [each for each in self[key].inputs() if each.partition("/")[0] in (*PART_KINDS, "corpus_part")]
 
-    def _read_by(self, keys: Collection[str]) -> set[str]:
+    def _all_inputs(self, keys: Collection[str]) -> set[str]:
         """Return the inputs of these artifacts, the inputs of those inputs, and so on.
 
         The inputs of an artifact that uses the inputs that exist (`builds_from_partial_inputs`) are not added.
@@ -349,7 +354,7 @@ class Graph:
         left = list(keys)
 
         def last(key: str) -> int:
-            return max((place for place, each in enumerate(order) if each == key), default=-1)
+            return max((index for index, each in enumerate(order) if each == key), default=-1)
 
         def is_due(key: str) -> bool:
             """Return whether an input of this artifact was built after the artifact."""

@@ -2,8 +2,8 @@
 
 The blend comes from a table [blend.NAME], or from a file for Megatron-LM's --data-args-path. The directory of each index is named after the
 hash of everything that decides the index. The runtime's index cache (niels_cache_runtime/megatron/index_cache.py) locks, stages and commits
-each index. It uses the same code as other artifacts (format/commit.py). This artifact only knows whether an index was missing after all
-indices are open. For a long blend the steps are compiled if numba is installed; this does not change the arrays.
+each index, with the code that other artifacts use (format/commit.py). This artifact learns only after all indices are open whether one was
+missing. For a long blend the steps are compiled if numba is installed; this does not change the arrays.
 """
 
 import math
@@ -81,6 +81,7 @@ class Index:
 
     @property
     def hash(self) -> str:
+        """The hash of everything that decides the index."""
         return self.directory.name
 
 
@@ -194,7 +195,7 @@ def prebuild(plan: BlendPlan, *, root: Path, progress: OnIndexProgress | None = 
         NielsCacheError: If a data set cannot be opened, or no sample can be made.
         NotWrittenError: If the folder cannot be written.
     """
-    on_progress = None if progress is None else lambda told: progress(*told)
+    on_progress = None if progress is None else lambda update: progress(*update)
     return materialize(BlendIndex(root=root, name=plan.part, plan=plan), on_progress=on_progress)
 
 
@@ -252,13 +253,13 @@ class BlendIndex(Artifact):
             plan = blend_plan(self.registry, self.name, root=self.root)
         built = False
 
-        def tell(*told: object) -> None:
+        def report(*update: object) -> None:
             nonlocal built
             built = True  # an existing index reports no progress
             if work.progress is not None:
-                work.progress(told)
+                work.progress(update)
 
-        directories = prebuild_blend(plan.paths, plan.weights, index_cache=IndexCache(self.directory), progress=tell, **plan.settings)
+        directories = prebuild_blend(plan.paths, plan.weights, index_cache=IndexCache(self.directory), progress=report, **plan.settings)
         indices = tuple(_index(label, directory) for label, directory in zip(plan.index_labels, directories, strict=False))
         hash_of_all = fingerprint_of({"indices": [index.hash for index in indices]})[: len(indices[-1].hash)]
         return WriteResult(meta={"indices": indices, "hash": hash_of_all}, changed=built)

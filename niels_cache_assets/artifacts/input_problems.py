@@ -115,10 +115,10 @@ def hub_problems(registry: Registry, names: Iterable[str] | None = None) -> Iter
 
 def _tables(registry: Registry, names: Iterable[str] | None) -> Iterator[tuple[str, Source]]:
     """Yield pairs such as ("pretrain.books", source) for the tables in `names`, or for all tables that can be built if `names` is None."""
-    wanted = None if names is None else set(names)
+    chosen = None if names is None else set(names)
     for family in FAMILIES:
         for name in registry.partition_keys(family):
-            if wanted is None or name in wanted:
+            if chosen is None or name in chosen:
                 yield f"{family}.{name}", registry.source(name)
 
 
@@ -134,17 +134,17 @@ def require_inputs(registry: Registry, names: Iterable[str]) -> None:
         InputsError: If there are problems. The error lists all of them.
         NielsCacheError: If there is no data set to train a tokenizer on.
     """
-    every = [name for family in FAMILIES for name in registry.partition_keys(family)]
-    if not every and not registry.tokenizer.train_on:
+    buildable = [name for family in FAMILIES for name in registry.partition_keys(family)]
+    if not buildable and not registry.tokenizer.train_on:
         raise NielsCacheError(
             f"{registry.origin}: names no data set to train a tokenizer on; add one (niels-cache init --list shows the shipped ones), "
             f'or profile = "default" at the top of {CONFIG_NAME} for the data sets of that profile'
         )
-    looked_at = {*names, *(every if registry.tokenizer.train_on is None else registry.tokenizer.train_on)}
-    found = [*input_problems(registry, looked_at), *hub_problems(registry, looked_at)]
+    checked = {*names, *(buildable if registry.tokenizer.train_on is None else registry.tokenizer.train_on)}
+    found = [*input_problems(registry, checked), *hub_problems(registry, checked)]
     problems = [problem for problem in found if not problem.is_unreachable]
     if problems:
-        head = (
+        heading = (
             f"{registry.origin}: {len(problems)} {'data set' if len(problems) == 1 else 'data sets'} cannot be read, so nothing was built"
         )
-        raise InputsError([f"error: {head}; correct each, or set enabled = false in its table:", *map(str, problems)])
+        raise InputsError([f"error: {heading}; correct each, or set enabled = false in its table:", *map(str, problems)])

@@ -73,15 +73,15 @@ def materialize(
         while isinstance(found, _RequiredBuild):
             require_free_space(artifact.directory, found.artifact.need(), log=log)
             try:
-                with artifact.lock(wait=wait, log=log) as held:
+                with artifact.lock(wait=wait, log=log) as lock:
                     is_overtaken = path_stamp(artifact.target) != found.target_stamp
-                    if is_overtaken and not held.waited:
+                    if is_overtaken and not lock.waited:
                         log(f"another build of {artifact.directory} has just ended; checking its result")
-                    if is_overtaken or held.waited:
+                    if is_overtaken or lock.waited:
                         found = _check_current(artifact, force=force)
                     if isinstance(found, _RequiredBuild):
-                        with watch.notify_on_stall(on_progress) as progressed:
-                            found = _build(found, held, force=force, on_progress=progressed, log=log)
+                        with watch.notify_on_stall(on_progress) as report:
+                            found = _build(found, lock, force=force, on_progress=report, log=log)
             except LeaseLostError as lost:
                 if not wait:
                     raise
@@ -100,7 +100,10 @@ class _RequiredBuild:
     """An artifact that must be built, with the values that led to this decision.
 
     Attributes:
-        target_stamp: The value of `path_stamp` for the directory at the time of the decision.
+        artifact: The artifact, without cached properties.
+        target_stamp: The value of `path_stamp` for the target at the time of the decision.
+        revision: The revision of upstream.
+        identity: Everything that decides the bytes, for this revision.
     """
 
     artifact: Artifact
@@ -110,7 +113,7 @@ class _RequiredBuild:
 
 
 def _check_current(artifact: Artifact, *, force: bool) -> Outcome | _RequiredBuild:
-    artifact, place = artifact.uncached(), path_stamp(artifact.target)
+    artifact, stamp = artifact.uncached(), path_stamp(artifact.target)
 
     def outcome(meta: Meta, warning: str | None = None, *, kept: bool = False) -> Outcome:
         return Outcome(
@@ -125,38 +128,38 @@ def _check_current(artifact: Artifact, *, force: bool) -> Outcome | _RequiredBui
 
     if artifact.unavailable() is not None:
         return replace(outcome(artifact.finished() or {}), state="disabled")
-    there = None if force else artifact.finished()
+    existing = None if force else artifact.finished()
     reason = None if force else artifact.reason_to_keep_stale()
     if reason is not None:
         return outcome(read_meta(str(artifact.directory / META_NAME)), reason, kept=True)
-    if there is not None and artifact.is_frozen(there):
-        return outcome(there, artifact.warning())
+    if existing is not None and artifact.is_frozen(existing):
+        return outcome(existing, artifact.warning())
     try:
-        with retry_at_most(there is not None and bool(there.get("built"))):
+        with retry_at_most(existing is not None and bool(existing.get("built"))):
             revision = artifact.revision()
     except SourceUnavailableError as error:
-        then = None if there is None else there.get("dataset_revision")
-        if there is None or not artifact.matches(there, artifact.identity(then)):
+        last_revision = None if existing is None else existing.get("dataset_revision")
+        if existing is None or not artifact.matches(existing, artifact.identity(last_revision)):
             raise
-        return outcome(there, f"{error}; kept the finished {artifact.noun} of revision {then}", kept=True)
+        return outcome(existing, f"{error}; kept the finished {artifact.noun} of revision {last_revision}", kept=True)
     identity = artifact.identity(revision)
-    if there is not None and artifact.matches(there, identity):
-        return outcome(there, artifact.warning())
-    return _RequiredBuild(artifact=artifact, target_stamp=place, revision=revision, identity=identity)
+    if existing is not None and artifact.matches(existing, identity):
+        return outcome(existing, artifact.warning())
+    return _RequiredBuild(artifact=artifact, target_stamp=stamp, revision=revision, identity=identity)
 
 
-def _build(missing: _RequiredBuild, held: BuildLock, *, force: bool, on_progress: Callable[[Any], None] | None, log: Log) -> Outcome:
-    """Build a missing artifact. The caller holds its lock."""
-    artifact = missing.artifact
-    with explain_disk_full(artifact.need()), artifact.stage(held, log=log) as staging:
+def _build(required: _RequiredBuild, lock: BuildLock, *, force: bool, on_progress: Callable[[Any], None] | None, log: Log) -> Outcome:
+    """Build an artifact. The caller holds its lock."""
+    artifact = required.artifact
+    with explain_disk_full(artifact.need()), artifact.stage(lock, log=log) as staging:
         work = BuildJob(
             directory=staging,
-            revision=missing.revision,
-            identity=missing.identity,
+            revision=required.revision,
+            identity=required.identity,
             force=force,
             progress=on_progress,
             log=log,
-            lease=held.lease,
+            lease=lock.lease,
             reference=artifact.reference,
         )
         written = artifact.write(work)

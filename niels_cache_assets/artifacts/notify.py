@@ -61,40 +61,40 @@ class BuildNotifier:
         """Notify during this `with` block if there is no progress for STALL_MINUTES, once for each stall.
 
         Yields:
-            The function to call with the progress, which passes it to `on_progress`.
+            A function to call with the progress, which passes it to `on_progress`. Without a command, `on_progress` itself.
         """
         if not self._command:
             yield on_progress
             return
         seconds, last, ended = STALL_MINUTES * 60, time.monotonic(), threading.Event()
 
-        def progressed(progress: Any) -> None:
+        def report(progress: Any) -> None:
             nonlocal last
             last = time.monotonic()
             if on_progress is not None:
                 on_progress(progress)
 
-        def wait() -> None:
-            left, told = seconds, 0.0
+        def watch() -> None:
+            left, notified_at = seconds, 0.0
             while not ended.wait(left):
                 left = last + seconds - time.monotonic()
                 if left <= 0:
                     left = seconds
-                    if told != last:
-                        told = last
+                    if notified_at != last:
+                        notified_at = last
                         line = f"; the last line of its log: {self._last_line}" if self._last_line else ""
                         self.send("stall", f"has made no progress in {STALL_MINUTES:g} minutes{line}")
 
-        watcher = threading.Thread(target=wait, name="no progress", daemon=True)
+        watcher = threading.Thread(target=watch, name="no progress", daemon=True)
         watcher.start()
         try:
-            yield progressed
+            yield report
         finally:
             ended.set()
             watcher.join()
 
     def send(self, event: Literal["failure", "stall", "done"], what: str) -> None:
-        """Run the command with a message, and wait a few seconds for it, because this process may end now. This never fails."""
+        """Run the command with a message, and wait a few seconds for it, because this process may end now. This never raises."""
         if not self._command:
             return
         host, name = os.uname().nodename, display_name(self._key)
@@ -113,8 +113,8 @@ class BuildNotifier:
 
 def _run(command: Sequence[str], message: bytes) -> str | None:
     """Run the command with a message on stdin, and return its problem, or None."""
-    nowhere = subprocess.DEVNULL
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=nowhere, stderr=nowhere, start_new_session=True)
+    devnull = subprocess.DEVNULL
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=devnull, stderr=devnull, start_new_session=True)
     try:
         process.communicate(message, timeout=_SECONDS)
     except subprocess.TimeoutExpired:

@@ -57,7 +57,7 @@ def open_prepared(
 
 
 def prepared_documents(registry: Registry, name: str, *, root: Path) -> Iterator[DocumentBatch]:
-    """Return the documents of a prepared data set that stay, in batches. Each document has its split.
+    """Return the kept documents of a prepared data set, in batches. Each document has its split.
 
     Raises:
         NielsCacheError: If the data set cannot be opened (see `open_prepared`).

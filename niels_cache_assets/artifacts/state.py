@@ -1,8 +1,8 @@
 """The state of everything on disk, compared with the configuration and derived from meta.json and the sizes of files.
 
 `niels-cache status` and the check `caches_in_sync` show the state of the tokenizer, corpora, duplicates and caches.
-Finding the states costs one or two small reads for each data set, and a look at the size of each file. Nothing is hashed. Upstream is not
-asked for its revision, so a changed source is not noticed. disk/staging.py knows which builds are running, and their progress.
+Finding a state costs one or two small reads, and a look at the size of each file. Nothing is hashed. Upstream is not asked for its
+revision, so a changed source is not noticed. disk/staging.py knows which builds are running, and their progress.
 """
 
 from collections.abc import Callable, Iterable
@@ -106,10 +106,12 @@ class CacheState:
 
     @property
     def condition(self) -> Condition:
+        """How the files compare with the configuration."""
         return _CONDITIONS[self.state]
 
     @property
     def needs_build(self) -> bool:
+        """Whether the artifact must be built."""
         return self.condition in ("stale", "missing", "broken")
 
 
@@ -163,9 +165,9 @@ def _(dataset: Dataset) -> Evaluation:
         return ("switched off", "switched off; its old cache is kept") if meta["built"] else ("disabled", "")
     if not meta["built"]:
         return "other settings", "build it: it has been switched on since"
-    judged = _evaluate_tokenizer(meta, root)
-    if judged[0] != "built":
-        return judged
+    evaluation = _evaluate_tokenizer(meta, root)
+    if evaluation[0] != "built":
+        return evaluation
     try:
         same = dataset.matches(meta, dataset.identity_with(meta["tokenizer_sha256"], meta.get("vocab_size"), meta["dataset_revision"]))
     except NielsCacheError as error:
@@ -189,9 +191,9 @@ def _(part: Part | ValPart) -> Evaluation:
     if not (part.directory / META_NAME).exists():
         return "missing", "build it"
     meta = _read_with(part.directory, _BUILT_KEYS, named=False)
-    judged = _evaluate_tokenizer(meta, part.root)
-    if judged[0] != "built":
-        return judged
+    evaluation = _evaluate_tokenizer(meta, part.root)
+    if evaluation[0] != "built":
+        return evaluation
     try:
         part.finished()  # raises if the folder holds another part
         same = part.is_current(meta)
@@ -202,9 +204,9 @@ def _(part: Part | ValPart) -> Evaluation:
 
 @_evaluate.register
 def _(tokenizer: Tokenizer) -> Evaluation:
-    judged = _evaluate_presence(tokenizer.directory, (*_TOKENIZER_KEYS, "fingerprint"))
-    if judged[0] != "built":
-        return judged
+    evaluation = _evaluate_presence(tokenizer.directory, (*_TOKENIZER_KEYS, "fingerprint"))
+    if evaluation[0] != "built":
+        return evaluation
     try:
         same = tokenizer.matches(read_meta(str(tokenizer.directory / META_NAME)), tokenizer.identity())
     except NielsCacheError as error:  # the model to import is missing
@@ -215,12 +217,12 @@ def _(tokenizer: Tokenizer) -> Evaluation:
 
 @_evaluate.register
 def _(corpus: Corpus) -> Evaluation:
-    judged = _evaluate_presence(corpus.directory, _CORPUS_KEYS, named=True)
+    evaluation = _evaluate_presence(corpus.directory, _CORPUS_KEYS, named=True)
     so_far = f"; {corpus.parts_summary()}" if isinstance(corpus, JoinedCorpus) else ""
-    if judged[0] == "missing":
-        return "missing", f"{judged[1]}{so_far}"
-    if judged[0] != "built":
-        return judged
+    if evaluation[0] == "missing":
+        return "missing", f"{evaluation[1]}{so_far}"
+    if evaluation[0] != "built":
+        return evaluation
     state, advice = _evaluate_current(corpus.directory / META_NAME, corpus.current)
     return state, advice and f"{advice}{so_far}"
 
@@ -232,9 +234,9 @@ def _(part: CorpusPart | SearchHashes | HashRange) -> Evaluation:
 
 @_evaluate.register
 def _(duplicates: Duplicates) -> Evaluation:
-    judged = _evaluate_presence(duplicates.directory, ("fingerprint",))
-    if judged[0] != "built" or not duplicates.registry.prepared("dedup"):
-        return judged
+    evaluation = _evaluate_presence(duplicates.directory, ("fingerprint",))
+    if evaluation[0] != "built" or not duplicates.registry.prepared("dedup"):
+        return evaluation
     if not duplicates.matches(read_meta(str(duplicates.directory / META_NAME)), duplicates.identity()):
         return "other settings", "search for duplicates again: the settings or a corpus have changed since"
     return "in sync", ""
@@ -261,9 +263,9 @@ def _(index: BlendIndex) -> Evaluation:
     """
     assert index.registry is not None, "an index without a table has no state"
     members = index.registry.blend[index.name].weights
-    lacking = [member for member in members if not (dataset_dir(index.root, "pretrain", member) / META_NAME).exists()]
-    if lacking:
-        return "missing", f"build {', '.join(lacking)} first"
+    missing_names = [member for member in members if not (dataset_dir(index.root, "pretrain", member) / META_NAME).exists()]
+    if missing_names:
+        return "missing", f"build {', '.join(missing_names)} first"
     if is_prebuilt(index.registry, index.name, root=index.root):
         return "in sync", ""
     return "missing", f"build it: niels-cache prebuild-index {index.name}, or build-all"
@@ -279,7 +281,7 @@ def unlisted_state(family: Family, name: str, *, root: Path) -> CacheState:
     """Return the state of a cache that is not in the configuration."""
     directory = dataset_dir(root, family, name)
 
-    def judge() -> Evaluation:
+    def evaluate() -> Evaluation:
         meta = _read_dataset(directory, family)
         if is_foreign(meta):
             return "unverifiable", UNVERIFIABLE
@@ -289,7 +291,7 @@ def unlisted_state(family: Family, name: str, *, root: Path) -> CacheState:
             return "built", ""
         return _evaluate_tokenizer(meta, root)
 
-    return _state(name, family, directory, judge, note=lambda meta: "; ".join(filter(None, [NOT_NAMED, _content_note(meta)])))
+    return _state(name, family, directory, evaluate, note=lambda meta: "; ".join(filter(None, [NOT_NAMED, _content_note(meta)])))
 
 
 def index_state(directory: Path) -> CacheState:
@@ -298,7 +300,7 @@ def index_state(directory: Path) -> CacheState:
 
 
 def _state(
-    name: str, kind: Kind, directory: Path, judge: Callable[[], Evaluation], *, note: Callable[[Meta], str | None] = lambda meta: None
+    name: str, kind: Kind, directory: Path, evaluate: Callable[[], Evaluation], *, note: Callable[[Meta], str | None] = lambda meta: None
 ) -> CacheState:
     """Return a CacheState. An error while reading becomes a state, too.
 
@@ -306,11 +308,11 @@ def _state(
         name: The name in the state.
         kind: The kind of artifact.
         directory: The directory.
-        judge: Returns the state and the advice.
+        evaluate: Returns the state and the advice.
         note: Returns a note from the meta.json of a complete directory.
     """
     try:
-        state, advice = judge()
+        state, advice = evaluate()
     except _Unusable as error:
         state, advice = error.state, str(error)
     except NielsCacheError as error:
@@ -364,8 +366,8 @@ def _read_dataset(directory: Path, family: Family) -> Meta:
 class _Unusable(NielsCacheError):
     """A folder that was built but cannot be used, as its state explains."""
 
-    def __init__(self, state: State, said: str) -> None:
-        super().__init__(said)
+    def __init__(self, state: State, message: str) -> None:
+        super().__init__(message)
         self.state = state
 
 
@@ -388,9 +390,9 @@ def _read_build(directory: Path, keys: Iterable[str], *, named: bool) -> Meta:
         raise _Unusable("other data set", f"{path}: {problem}")
     if is_foreign(meta) and named:  # only token caches may be foreign; a tokenizer and drop lists need keys that only niels-cache writes
         return meta
-    lacking = [key for key in keys if key not in meta]
-    if lacking:
-        raise NielsCacheError(f"{path}: has no {', '.join(lacking)}; build it again with --force")
+    missing_names = [key for key in keys if key not in meta]
+    if missing_names:
+        raise NielsCacheError(f"{path}: has no {', '.join(missing_names)}; build it again with --force")
     listed = listed_files(meta, directory)
     found = {name: (directory / name).stat().st_size for name in listed if (directory / name).is_file()}
     try:

@@ -132,16 +132,16 @@ class Tokenizer(Artifact):
             _require_readable(settings, settings.model)
             tokenizer = open_configured_model(settings)
             tokenizer.save(work.directory)
-            if lost := _describe_losses(round_trip_losses(tokenizer)):
-                note(f"{_WARNING}{settings.model}: {lost}")
+            if losses := _describe_losses(round_trip_losses(tokenizer)):
+                note(f"{_WARNING}{settings.model}: {losses}")
         else:
-            made = work.directory / TOKENIZER_MODEL_NAMES[settings.model_kind]
+            model_path = work.directory / TOKENIZER_MODEL_NAMES[settings.model_kind]
             sample = work.directory / _SAMPLE_NAME
             trained_on = spool_sample(self.registry, self.root, sample, beginnings, note)
             note(f"training a {settings.model_type} tokenizer of {settings.vocab_size:,} pieces on {trained_on['bytes']:,} bytes")
-            train(settings, sample, made)
+            train(settings, sample, model_path)
             sample.unlink()
-            tokenizer = open_configured_model(settings, made)
+            tokenizer = open_configured_model(settings, model_path)
             origin = {"trained_on": {**trained_on, **measure_texts(beginnings, tokenizer)}}
         files: Files = {}
         for path in sorted(work.directory.iterdir()):

@@ -17,14 +17,16 @@ def training_note(registry: Registry, meta: Meta) -> str | None:
     if not isinstance(trained_on, dict):
         return None
     sources, skipped, read_as = (_table(trained_on, key) for key in ("sources", "skipped", "read_as"))
-    said = [f"trained on {', '.join(name + _read_note(registry, name, read_as) for name in sources)}"] if sources else []
-    gone = [name for name in sources if name not in registry.pretrain and name not in registry.sft]
-    if gone:
-        said.append(f"{', '.join(gone)} {'is' if len(gone) == 1 else 'are'} not configured any more, which changes nothing: {_ADVICE}")
-    lacking = [f"the rest of {name}" if sources.get(name) else name for name in skipped]
-    if lacking:
-        said.append(f"without {', '.join(lacking)}, which could not be read then: {_ADVICE}")
-    return "; ".join(said) or None
+    notes = [f"trained on {', '.join(name + _read_note(registry, name, read_as) for name in sources)}"] if sources else []
+    removed = [name for name in sources if name not in registry.pretrain and name not in registry.sft]
+    if removed:
+        notes.append(
+            f"{', '.join(removed)} {'is' if len(removed) == 1 else 'are'} not configured any more, which changes nothing: {_ADVICE}"
+        )
+    unread = [f"the rest of {name}" if sources.get(name) else name for name in skipped]
+    if unread:
+        notes.append(f"without {', '.join(unread)}, which could not be read then: {_ADVICE}")
+    return "; ".join(notes) or None
 
 
 def _table(trained_on: dict[str, Any], key: str) -> dict[str, Any]:

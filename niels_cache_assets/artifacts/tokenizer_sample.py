@@ -70,11 +70,11 @@ def spool_sample(registry: Registry, root: Path, sample: Path, beginnings: dict[
                 revisions[name] = lines.revision
             if lines.error is not None:
                 unavailable = isinstance(lines.error, SourceUnavailableError)
-                said = describe_error(lines.error)
+                problem = describe_error(lines.error)
                 log_traceback(lines.error, as_debug(log))
                 if settings.train_on is not None and not unavailable:
-                    raise NielsCacheError(f"[tokenizer] train_on {name}: {said}") from lines.error
-                log(f"WARNING: the tokenizer is trained without {'the rest of ' if written else ''}{name}: {said}")
+                    raise NielsCacheError(f"[tokenizer] train_on {name}: {problem}") from lines.error
+                log(f"WARNING: the tokenizer is trained without {'the rest of ' if written else ''}{name}: {problem}")
                 skipped[name] = "unavailable" if unavailable else "failed"
                 if not written:
                     continue

@@ -1,7 +1,7 @@
-"""The check whether the next build will resume an unfinished build, from its journal and from files on this machine.
+"""The check whether the next build will resume an unfinished build, by its journal and by files on this machine.
 
 `niels-cache status` shows the result for each data set. The check compares the journal of the unfinished build with the journal that a
-build of the same revision would write now. The check does not ask upstream, so it does not notice a changed source. Local files of up to
+build of the same revision would write now. It does not ask upstream, so it does not notice a changed source. Local files of up to
 256 MB are an exception: the check hashes them. The check costs as much as the start of a build, but only for data sets with an unfinished
 build.
 """
@@ -72,13 +72,13 @@ def _compare_with_journal(registry: Registry, cache_state: CacheState, recorded:
             return _UNCERTAIN
         source = registry.source(cache_state.name.removeprefix("corpus/"))
         reads_corpus = cache_state.kind != "corpus" and is_prepared(source)
-        now = None if reads_corpus else revision_on_this_machine(source, with_corpus_readers(registry, root))
-        revision = recorded.made_of.get("revision") if now is None else now[0]
-    would_be = found[key].journal(revision)
-    if recorded.fingerprint == would_be.fingerprint:
+        current = None if reads_corpus else revision_on_this_machine(source, with_corpus_readers(registry, root))
+        revision = recorded.made_of.get("revision") if current is None else current[0]
+    journal = found[key].journal(revision)
+    if recorded.fingerprint == journal.fingerprint:
         tokenizer = None if cache_state.kind == "corpus" else load_tokenizer(registry.tokenizer, root)
         return UnfinishedBuild(stale=resume_problem(recorded.notes, tokenizer))
-    return UnfinishedBuild(stale="; ".join(differences(recorded.made_of or {}, would_be.identity or {})) or _OTHER_BUILD)
+    return UnfinishedBuild(stale="; ".join(differences(recorded.made_of or {}, journal.identity or {})) or _OTHER_BUILD)
 
 
 def revision_on_this_machine(source: Source, siblings: Mapping[str, PretrainSource]) -> tuple[str | None] | None:

@@ -114,8 +114,12 @@ class CacheBuild(ABC):
     def write(self, partial: Path, resume: Resume | None) -> Meta:
         """Write all files except meta.json into `partial`, and return the content of meta.json.
 
+        Args:
+            partial: The folder of the unfinished build.
+            resume: The request to keep a journal. None: no journal.
+
         Raises:
-            EngineMismatchError: If a fast engine gave other ids than the reference. What was written stays for `resume`.
+            EngineMismatchError: If a fast engine gave other ids than the reference. The written files stay, so a later build can resume.
         """
         with tokenizers_limited_to(self.threads):
             return self._write(partial, resume)
@@ -203,9 +207,9 @@ class CacheBuild(ABC):
             self.encoder.start([], lambda message: None)
             return None
         if (recorded := read_journal(partial)) is not None:
-            why = resume_problem(recorded.notes, self.tokenizer)
-            if why is not None and not resume.afresh:
-                resume.log(f"starting afresh: {why}")
+            problem = resume_problem(recorded.notes, self.tokenizer)
+            if problem is not None and not resume.afresh:
+                resume.log(f"starting afresh: {problem}")
                 clear_directory(partial)
         name = self.provenance.dataset_name or Path(self.out_dir).name
         journal = open_journal(partial, resume, name=name, identity=self.identity, state=state, reference=reference_of(self.tokenizer))
@@ -218,25 +222,25 @@ class CacheBuild(ABC):
         with atomic_directory(self.out_dir, resumable=resume is not None) as partial:
             try:
                 meta = self.write(partial, resume)
-            except EngineMismatchError as found:
-                raise NielsCacheError(f'{self.out_dir}: {found}; set `engine = "reference"` on the tokenizer, and build again') from found
+            except EngineMismatchError as error:
+                raise NielsCacheError(f'{self.out_dir}: {error}; set `engine = "reference"` on the tokenizer, and build again') from error
             write_meta(str(partial / META_NAME), meta)
 
 
-def choose_token_dtype(vocab_size: int, wanted: str | None) -> str:
-    """Return the name of the dtype of a cache's tokens: `wanted`, or the narrowest one that holds every id below `vocab_size`.
+def choose_token_dtype(vocab_size: int, requested: str | None) -> str:
+    """Return the name of the dtype of a cache's tokens: `requested`, or the narrowest one that holds every id below `vocab_size`.
 
     Raises:
         NielsCacheError: If the dtype is unknown, or too narrow for the vocabulary.
     """
     narrowest = token_dtype_name(vocab_size)
-    if wanted is None:
+    if requested is None:
         return narrowest
-    if wanted not in TOKEN_DTYPES:
-        raise NielsCacheError(f"token_dtype is {wanted!r:.80}; choose from {', '.join(TOKEN_DTYPES)}, or leave it out")
-    if TOKEN_DTYPES[wanted].itemsize < TOKEN_DTYPES[narrowest].itemsize:
-        raise NielsCacheError(f"token_dtype is {wanted!r}, which is too narrow for the tokenizer's {vocab_size:,} ids; leave it out")
-    return wanted
+    if requested not in TOKEN_DTYPES:
+        raise NielsCacheError(f"token_dtype is {requested!r:.80}; choose from {', '.join(TOKEN_DTYPES)}, or leave it out")
+    if TOKEN_DTYPES[requested].itemsize < TOKEN_DTYPES[narrowest].itemsize:
+        raise NielsCacheError(f"token_dtype is {requested!r}, which is too narrow for the tokenizer's {vocab_size:,} ids; leave it out")
+    return requested
 
 
 def token_dtype_identity(name: str) -> dict[str, str]:

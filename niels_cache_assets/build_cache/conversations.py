@@ -24,10 +24,10 @@ from niels_cache_assets.streaming.encode import COLLISION, INVALID_UNICODE, enco
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 
-_OF_TEMPLATE = (REFUSED, NO_TARGET, TOO_MANY_TURNS, UNKNOWN_TURN)  # reasons that say something about the template
+_TEMPLATE_REASONS = (REFUSED, NO_TARGET, TOO_MANY_TURNS, UNKNOWN_TURN)  # reasons that the template explains
 MAX_CHARACTERS = 1 << 25  # of the examples of one conversation
 CONVERSATIONS = "conversations"  # the number of conversations, if each may have several examples
-EMPTY_TURNS = "empty_turns"  # messages of the assistant that say nothing, in conversations with a chat template
+EMPTY_TURNS = "empty_turns"  # empty messages of the assistant, in conversations with a chat template
 
 
 class EncodedConversations(NamedTuple):
@@ -108,12 +108,12 @@ class ConversationEncoder:
         learned = roles == self.view.special_ids[ROLE_TO_KEY["assistant"]]
         for number, first in zip(valid.tolist(), (np.cumsum(turns) - turns).tolist(), strict=True):
             if masked[number]:
-                learned[[first + place for place in masked[number]]] = False
+                learned[[first + index for index in masked[number]]] = False
         items = ([message["content"] for message in chunk[number].messages] for number in valid.tolist())
         with name_unencodable_item(lambda item: names[valid[item]], items, lambda one: encode_texts(one, self.encoding_view, None)):
             encoded = encode_texts([message["content"] for message in messages], self.encoding_view, batch)
         owner = np.repeat(valid, turns)  # the conversation of each message
-        for message in np.flatnonzero(_either(encoded.invalid, texts_with_special(encoded, self.view), len(messages))).tolist():
+        for message in np.flatnonzero(_union(encoded.invalid, texts_with_special(encoded, self.view), len(messages))).tolist():
             is_invalid = encoded.invalid is not None and encoded.invalid[message]
             problems.setdefault(int(owner[message]), INVALID_UNICODE if is_invalid else COLLISION)
         for number in np.setdiff1d(valid, owner[learned]).tolist():
@@ -147,26 +147,26 @@ class ConversationEncoder:
         """Encode the conversations of a chunk that have no problem with the template, and add further problems to `problems`."""
         valid = [number for number in range(len(chunk)) if number not in problems]
         encoded: dict[int, list[EncodedChat]] = {}
-        said: dict[str, str] = {}
-        given = [
+        hints: dict[str, str] = {}
+        chats_by_number = [
             (number, chat) for number in valid for chat in self._examples(number, chunk[number], names[number], problems, masked[number])
         ]
-        for (number, _), result in zip(given, chats.encode([chat for _, chat in given]), strict=True):
+        for (number, _), result in zip(chats_by_number, chats.encode([chat for _, chat in chats_by_number]), strict=True):
             if isinstance(result, EncodedChat):
                 encoded.setdefault(number, []).append(result)
                 continue
             problems.setdefault(number, result.reason)
-            if result.reason in _OF_TEMPLATE:
+            if result.reason in _TEMPLATE_REASONS:
                 if self.raises:
                     raise NielsCacheError(result.explanation)
-                said.setdefault(result.reason, result.explanation)
-        kept = [(number, each) for number, made in encoded.items() if number not in problems for each in made]
+                hints.setdefault(result.reason, result.explanation)
+        kept = [(number, each) for number, examples in encoded.items() if number not in problems for each in examples]
         return EncodedConversations(
             kept=[number for number, _ in kept],
             tokens=np.concatenate([np.empty(0, self.dtype), *(each.ids.astype(self.dtype) for _, each in kept)]),
             lengths=np.fromiter((len(each.ids) for _, each in kept), np.int64, len(kept)),
             spans=[each.spans for _, each in kept],
-            hints=tuple(said.values()),
+            hints=tuple(hints.values()),
             facts=self._facts([chunk[number] for number in dict.fromkeys(number for number, _ in kept)]),
         )
 
@@ -176,12 +176,12 @@ class ConversationEncoder:
 
     def _examples(self, number: int, conversation: Conversation, name: str, problems: dict[int, str], masked: frozenset[int]) -> list[Chat]:
         """Return the examples of conversation `number` as a template renders them. An empty or masked message is not a target."""
-        silent = {*empty_assistant_turns(conversation.messages)}
-        messages = [{**each, "content": ""} if place in silent else each for place, each in enumerate(conversation.messages)]
-        ignored = silent | masked
+        empty = {*empty_assistant_turns(conversation.messages)}
+        messages = [{**each, "content": ""} if index in empty else each for index, each in enumerate(conversation.messages)]
+        ignored = empty | masked
         if self.turns == "all":
             return [Chat(messages, name, conversation.tools, ignored=ignored)]
-        turns = [place for place, each in enumerate(messages) if each["role"] == "assistant" and place not in ignored]
+        turns = [index for index, each in enumerate(messages) if each["role"] == "assistant" and index not in ignored]
         if not turns:
             problems[number] = NO_TARGET
         if self.turns == "last":
@@ -225,7 +225,7 @@ def drop_text(conversation: Conversation) -> Conversation:
     return conversation._replace(messages=[], rejected=None)
 
 
-def _either(first: np.ndarray | None, second: np.ndarray | None, count: int) -> np.ndarray:
+def _union(first: np.ndarray | None, second: np.ndarray | None, count: int) -> np.ndarray:
     """Return the union of two masks, bool (count,). None stands for a mask without any True."""
     masks = [mask for mask in (first, second) if mask is not None]
     return np.logical_or.reduce(masks) if masks else np.zeros(count, dtype=bool)

@@ -112,8 +112,8 @@ class _State:
 
     Attributes:
         documents: The number of documents so far that were not dropped.
-        drops: The documents that the builder dropped (Drops.state).
-        ended: The final counts (Drops.state), set after everything was read. None before that.
+        drops: The documents that the builder dropped (DropReport.state).
+        ended: The final counts (DropReport.state), set after everything was read. None before that.
         overlaps: The examples so far of documents that were dropped because of `references`.
     """
 
@@ -143,7 +143,7 @@ class PretrainBuild(CacheBuild):
     val_texts: Iterable[str | Document] | None = None
     references: "ReferenceTexts | None" = None
     needs_train: bool = True  # False: a part of a data set, whose files may hold no document for train
-    keep: tuple[str, ...] = ()  # columns whose values stay in lineage
+    keep: tuple[str, ...] = ()  # columns whose values are kept in lineage
 
     def __post_init__(self) -> None:
         require_whole_numbers(
@@ -221,8 +221,8 @@ class PretrainBuild(CacheBuild):
             if counts is None:
                 counts = self._write_documents(writer, splitter, guard, journal, resume, overlaps)
             if self.needs_train and not writer.tokens("train"):
-                why = _no_train_message(self.out_dir, writer.tokens("val"), self.max_val_tokens, counts, self.feed.report.hints)
-                raise NielsCacheError(why)
+                message = _no_train_message(self.out_dir, writer.tokens("val"), self.max_val_tokens, counts, self.feed.report.hints)
+                raise NielsCacheError(message)
             writer.seal()
             meta = {
                 **self._meta,
@@ -274,7 +274,7 @@ class PretrainBuild(CacheBuild):
         because of `references` are added to `overlaps`.
         """
         state: _State | None = journal.state if journal is not None else None
-        counted = self.feed.count(state.expected if state is not None else None)
+        has_counted = self.feed.count(state.expected if state is not None else None)
         seen, drops = (state.documents, DropReport(**state.drops)) if state is not None else (0, DropReport())
         tokens = sum(map(writer.tokens, SPLITS))
 
@@ -301,16 +301,16 @@ class PretrainBuild(CacheBuild):
             )
 
         if guard is not None and self.val_texts is not None:
-            with closing(self.encode(as_documents(in_lists(self.val_texts)), Feed.of((), SourceReport()))) as given:
-                for batch in given:
+            with closing(self.encode(as_documents(in_lists(self.val_texts)), Feed.of((), SourceReport()))) as val_batches:
+                for batch in val_batches:
                     guard.read_val(batch)
         position = StreamPosition(0, None, Counter(), {}, None)
-        if journal is not None and counted and journal.due(writer.bytes, finished=len(writer.files), seconds=_LONG_COUNT_SECONDS):
+        if journal is not None and has_counted and journal.due(writer.bytes, finished=len(writer.files), seconds=_LONG_COUNT_SECONDS):
             _record(journal, writer, state_at(position), share(position))
         documents = self._documents(state, guard, resume)
         first = state.reached.items if state is not None else 0
         with (
-            WriteBehind() as behind,
+            WriteBehind() as writes,
             closing(self.encode(documents, self.feed, first=first, screen=guard.screen if guard else None)) as batches,
         ):
             for batch in self._encode_until_budgets_met(batches, splitter):
@@ -327,7 +327,7 @@ class PretrainBuild(CacheBuild):
                     if journal is None or splitter.are_budgets_met
                     else partial(_record, journal, writer, state_at(position), share(position))
                 )
-                behind.submit(partial(_write, writer, parts, journal, due), size=sum(part.tokens.nbytes for part in parts.values()))
+                writes.submit(partial(_write, writer, parts, journal, due), size=sum(part.tokens.nbytes for part in parts.values()))
                 if self.progress is not None:
                     self.progress(Progress(seen, tokens, share(position)))
                 if splitter.are_budgets_met:
@@ -336,7 +336,7 @@ class PretrainBuild(CacheBuild):
                 del batch, parts, due  # frees a long text before the next is encoded
             else:
                 source_dropped, facts = self.feed.report.dropped, self.feed.report.facts
-            behind.finish()
+            writes.finish()
         ended = DropReport(source_dropped, facts)
         ended.join(drops)
         if journal is not None and journal.recorded:
@@ -350,7 +350,7 @@ class PretrainBuild(CacheBuild):
             documents = as_documents(self.feed.open(mark), first=mark.items if mark else 0)
             return documents if self.shuffle_buffer is None else shuffled(documents, buffer_size=self.shuffle_buffer, seed=self.seed)
 
-        def show_val(documents: Iterator[DocumentBatch]) -> None:
+        def replay_val(documents: Iterator[DocumentBatch]) -> None:
             """Give the guard the documents from the beginning until val is complete. Each document gets the same split as before."""
             assert guard is not None
             splitter = self._new_splitter()
@@ -363,8 +363,8 @@ class PretrainBuild(CacheBuild):
 
         if state is None or resume is None:
             return stream(None)
-        shows_val = guard is not None and not guard.val_is_known
-        return resume_stream(stream, state.reached, log=resume.log, replay=show_val if shows_val else None)
+        replays_val = guard is not None and not guard.val_is_known
+        return resume_stream(stream, state.reached, log=resume.log, replay=replay_val if replays_val else None)
 
 
 def _write(writer: PretrainWriter, parts: dict[Split, SplitPart], journal: Journal | None, record: Callable[[], None] | None) -> None:
@@ -375,8 +375,8 @@ def _write(writer: PretrainWriter, parts: dict[Split, SplitPart], journal: Journ
 
 
 def _record(journal: Journal, writer: PretrainWriter, state_of: Callable[..., _State], share: float | None) -> None:
-    on_disk, sizes = writer.checkpoint()
-    state = state_of(writer=on_disk)
+    writer_state, sizes = writer.checkpoint()
+    state = state_of(writer=writer_state)
     journal.record(
         asdict(state),
         finished=writer.files,

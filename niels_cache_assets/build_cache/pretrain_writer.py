@@ -43,7 +43,7 @@ class _SplitWriter:
     def __init__(
         self, root: Path, split: Split, *, dtype: np.dtype, shard_bytes: int, files: Files, state: SplitState, has_kept_values: bool
     ) -> None:
-        self._keeps = has_kept_values
+        self._has_kept_values = has_kept_values
         schema = {**LINEAGE, TEXT_HASH: "int64", **(KEPT if has_kept_values else {})}
         self.shards = ShardWriter(root, split, dtype=dtype, shard_bytes=shard_bytes, files=files, resume_at=state.tokens)
         self.doc_ends = NpyWriter(root, doc_ends_name(split), DOC_ENDS_DTYPE, files, resume_at=state.documents)
@@ -65,7 +65,7 @@ class _SplitWriter:
         self.doc_ends.write(np.cumsum(part.lengths) + self.shards.tokens)
         self.shards.write(part.tokens)
         columns = {"source_id": part.source_id, "file": part.file, "row": part.row, "tokens": part.lengths, TEXT_HASH: part.hashes}
-        if self._keeps:
+        if self._has_kept_values:
             columns["kept"] = np.full(len(part.lengths), None, dtype=object) if part.kept is None else part.kept
         self._lineage.write_batch(self._spool.write(columns))
         self.characters += part.characters
@@ -141,6 +141,7 @@ class PretrainWriter:
         return sum(writer.bytes for writer in self._splits.values())
 
     def write(self, parts: dict[Split, SplitPart]) -> None:
+        """Append the parts of a batch to their splits."""
         for split, part in parts.items():
             self._splits[split].write(part)
 
@@ -160,9 +161,11 @@ class PretrainWriter:
             writer.seal()
 
     def tokens(self, split: Split) -> int:
+        """Return the number of tokens of a split so far."""
         return self._splits[split].shards.tokens
 
     def documents(self, split: Split) -> int:
+        """Return the number of documents of a split so far."""
         return self._splits[split].doc_ends.items
 
     def totals(self) -> dict[str, Any]:

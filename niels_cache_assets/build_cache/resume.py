@@ -2,11 +2,10 @@
 
     open_journal    the fingerprint of this build (fingerprint_of_journal) against the journal on the disk (disk/journal.py):
                     equal: the files are cut back to the record; different: a fresh start, with the reason in the log
-    resume_stream         from the recorded position (Reached) to the rest of the stream: the source is opened at the latest Mark before the
-                    position; the items from there up to the position are read and skipped, but not encoded again
+    resume_stream   from the recorded position (BuildPosition) to the rest of the stream: the source is opened at the latest ResumePoint
+                    before the position; the items from there up to the position are read and skipped, but not encoded again
 
-Between two chunks, a builder records its position and the state of its files. artifacts/unfinished.py tells beforehand whether a build will
-resume.
+Between two chunks, a builder records its position and the state of its files. artifacts/unfinished.py predicts whether a build will resume.
 """
 
 import platform
@@ -78,7 +77,7 @@ class BuildPosition:
 
     Attributes:
         items: The number of items that were taken from the stream.
-        mark: The latest Mark before this position, where the stream can be opened. None if there is none.
+        mark: The latest point before this position, where the stream can be opened. None if there is none.
         share: The share of the source that was read, 0 to 1; None if unknown.
     """
 
@@ -142,24 +141,24 @@ def resume_stream(
     """Return the items after the position that the earlier build reached.
 
     Args:
-        stream: Opens the source at a Mark, or with None at the beginning.
+        stream: Opens the source at a resume point, or with None at the beginning.
         reached: The position of the earlier build.
         log: Called with a message about the skipped items.
         replay: Called with the items from the beginning up to this position; it may read only some of them. None: the items are not read if
-            the source can be opened at a later Mark.
+            the source can be opened at a later point.
 
     Raises:
         NielsCacheError: If the stream ends before this position.
     """
     started = time.monotonic()
     batches = _DividedStream(stream(None))
-    past = batches.first(reached.items)
+    done = batches.first(reached.items)
     if replay is not None:
-        replay(past)
+        replay(done)
     if reached.mark is not None:
         batches = _DividedStream(stream(reached.mark))
-        past = batches.first(reached.items - reached.mark.items)
-    for _ in past:
+        done = batches.first(reached.items - reached.mark.items)
+    for _ in done:
         pass
     log(f"skipped the {reached.items:,} items that were done, in {time.monotonic() - started:.1f} s")
     return batches.rest()

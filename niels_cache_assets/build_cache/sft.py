@@ -57,7 +57,7 @@ class _State:
     """The state of a build between two chunks.
 
     Attributes:
-        drops: The conversations that the builder dropped, and the numbers of messages of the others (Drops.state).
+        drops: The conversations that the builder dropped, and the numbers of messages of the others (DropReport.state).
         ended: The final counts, set after everything was read. None before that.
     """
 
@@ -254,16 +254,16 @@ class SftBuild(CacheBuild):
 
     def _write_template(self, partial: Path, files: Files) -> dict[str, Any]:
         """Write the text of the template into the cache, and return the entries of meta.json about it and about sides."""
-        described: dict[str, Any] = {"sides": [*SIDES]} if self.preference else {}
+        sides: dict[str, Any] = {"sides": [*SIDES]} if self.preference else {}
         if self.template is None or self._chats is None:
-            return described
+            return sides
         path = partial / CHAT_TEMPLATE_NAME
         with name_path(path):
             path.write_text(self.template.text, encoding="utf-8", newline="")
             sync(path)
         add_file(path, CHAT_TEMPLATE_NAME, files)
-        about = {"name": self.template.name, "sha256": self.template.sha256, "marks": self._chats.has_marks}
-        return {"template": about | self._turn_settings, **described}
+        template = {"name": self.template.name, "sha256": self.template.sha256, "marks": self._chats.has_marks}
+        return {"template": template | self._turn_settings, **sides}
 
     def _spool(self, spool: SftSpool, journal: Journal | None, resume: Resume | None) -> DropReport:
         """Store all conversations in the spool, or only the rest of them if the journal has a state."""
@@ -278,17 +278,17 @@ class SftBuild(CacheBuild):
 
         hints: list[str] = []
         position = StreamPosition(0, None, Counter(), {}, None)
-        with WriteBehind() as behind, closing(self._encoded(resume, state)) as batches:
+        with WriteBehind() as writes, closing(self._encoded(resume, state)) as batches:
             for batch in batches:
                 position = batch.position
                 drops.join(batch.drops)
                 hints += batch.hints[: _MAX_HINTS - len(hints)]
                 examples, tokens = examples + len(batch.conversations), tokens + len(batch.tokens)
-                behind.submit(partial(_write, spool, batch, journal, state_at(position)), size=batch.tokens.nbytes)
+                writes.submit(partial(_write, spool, batch, journal, state_at(position)), size=batch.tokens.nbytes)
                 del batch  # frees a long text before the next is encoded
                 if self.progress is not None:
                     self.progress(Progress(examples, tokens, position.share))
-            behind.finish()
+            writes.finish()
         self.feed.report.hints += hints
         ended = DropReport(self.feed.report.dropped, self.feed.report.facts)
         ended.join(drops)
@@ -347,24 +347,24 @@ class SftBuild(CacheBuild):
         }
         valid = [number for number in range(len(chunk)) if number not in problems]
         sides = [side for number in valid for side in (chunk[number], chunk[number]._replace(messages=chunk[number].rejected or []))]
-        of_sides: dict[int, str] = {}
+        side_problems: dict[int, str] = {}
         names = [example_name(chunk[number], first + number) for number in valid for _ in SIDES]
         prompts = [prompt_length(chunk[number].messages, chunk[number].rejected or []) for number in valid for _ in SIDES]
         masked = [masked_messages(side.messages, first=prompt) for side, prompt in zip(sides, prompts, strict=True)]
-        found = self._conversation_encoder.encode(sides, batch, of_sides, names, masked)
+        found = self._conversation_encoder.encode(sides, batch, side_problems, names, masked)
         chats = dict(zip(found.kept, self._conversation_encoder.chats_of(found), strict=True))
         encoded: dict[int, tuple[EncodedChat, EncodedChat]] = {}
-        for place, number in enumerate(valid):
-            problem = of_sides.get(2 * place) or of_sides.get(2 * place + 1)
-            made = problem or mask_shared_prompt(chats[2 * place], chats[2 * place + 1], most=self.max_tokens)
-            if isinstance(made, str):
-                problems[number] = made
+        for index, number in enumerate(valid):
+            problem = side_problems.get(2 * index) or side_problems.get(2 * index + 1)
+            result = problem or mask_shared_prompt(chats[2 * index], chats[2 * index + 1], most=self.max_tokens)
+            if isinstance(result, str):
+                problems[number] = result
             else:
-                encoded[number] = made
+                encoded[number] = result
         self._raise_for_problems(chunk, problems, first=first)
         both = [side for pair in encoded.values() for side in pair]
-        places = [2 * place + side for place, number in enumerate(valid) if number in encoded for side in range(len(SIDES))]
-        facts = found.facts + Counter({_MASKED: sum(len(masked[place]) for place in places)})
+        side_indices = [2 * index + side for index, number in enumerate(valid) if number in encoded for side in range(len(SIDES))]
+        facts = found.facts + Counter({_MASKED: sum(len(masked[index]) for index in side_indices)})
         return _EncodedExamples(
             conversations=[
                 drop_text(pair)._replace(group=prompt_hash(pair.messages, pair.rejected or [], split_by=self.split_by))
@@ -405,8 +405,8 @@ def _write(spool: SftSpool, batch: _EncodedExamples, journal: Journal | None, st
 
 
 def _record(journal: Journal, spool: SftSpool, state_of: Callable[..., _State]) -> None:
-    on_disk, sizes = spool.checkpoint()
-    state = state_of(spool=on_disk)
+    spool_state, sizes = spool.checkpoint()
+    state = state_of(spool=spool_state)
     journal.record(
         asdict(state), files=sizes, sums=sizes.sums, bytes_written=spool.bytes, share=state.reached.share, documents=spool.examples
     )

@@ -30,7 +30,7 @@ from niels_cache_runtime.format.layout import (
 
 LINEAGE = {"source_id": "string", "file": "string", "row": "int64", "group": "string", "category": "string", "tokens": "int64"}
 
-_SPOOLED = {**LINEAGE, "split": "int64", "unit": "int64"}  # an index of SPLITS or NO_SPLIT, and the number of the conversation
+_SPOOL_COLUMNS = {**LINEAGE, "split": "int64", "unit": "int64"}  # an index of SPLITS or NO_SPLIT, and the number of the conversation
 _TOKENS_PER_BLOCK = 1 << 21
 _EXAMPLES_PER_BLOCK = 1 << 18
 _NO_GROUP = -1
@@ -70,7 +70,7 @@ class SftSpool:
         self._ids = growing("tokens.bin", state.tokens * dtype.itemsize)
         self._sizes = growing("sizes.bin", state.examples * sides * 2 * IDX_DTYPE.itemsize)  # the tokens and the spans of each side
         self._bounds = growing("spans.bin", state.spans * 2 * TARGETS_DTYPE.itemsize)  # relative to the first token of the side
-        self._rows = RowSpool(root, f"{SCRATCH_NAME}/rows.arrow", _SPOOLED, resume_at=state.row_bytes)
+        self._rows = RowSpool(root, f"{SCRATCH_NAME}/rows.arrow", _SPOOL_COLUMNS, resume_at=state.row_bytes)
         self._parts = (self._ids, self._sizes, self._bounds, self._rows)
 
     def __enter__(self) -> "SftSpool":
@@ -113,8 +113,8 @@ class SftSpool:
             tokens: (tokens,) of the spool's dtype, one conversation after the other.
             lengths: (n,) int64, the number of tokens of each conversation.
             spans: For each conversation, its spans of targets, (m, 2), relative to its first token.
-            units: int64, the number of the conversation of each example, whose examples stay in one split. None: each example is a
-                conversation of its own.
+            units: (examples,) int64, the number of the conversation of each example. The examples of a conversation stay in one split.
+                None: each example is a conversation of its own.
         """
         if not conversations:
             return
@@ -161,10 +161,10 @@ class SftSpool:
         for split in SPLITS:
             chosen = is_val if split == "val" else ~is_val
             counts[f"{split}_examples"] = int(chosen.sum())
-            of_sides = np.repeat(chosen, self._sides)
-            counts[f"{split}_tokens"] = self._write_tokens(split, of_sides, files)
+            chosen_sides = np.repeat(chosen, self._sides)
+            counts[f"{split}_tokens"] = self._write_tokens(split, chosen_sides, files)
             if with_spans:
-                counts[f"{split}_targets"] = self._write_spans(split, of_sides, files)
+                counts[f"{split}_targets"] = self._write_spans(split, chosen_sides, files)
         grouped = groups != _NO_GROUP
         counts["straddling_groups"] = len(np.intersect1d(groups[grouped & is_val], groups[grouped & ~is_val]))
         return counts
@@ -182,8 +182,8 @@ class SftSpool:
         undecided = np.flatnonzero(splits == NO_SPLIT)
         # A conversation without a group counts as one group. Its number is below those of the groups.
         numbers = np.where(by_group & (groups != _NO_GROUP), groups, -2 - units)[undecided]
-        _, first, place = np.unique(numbers, return_index=True, return_inverse=True)
-        in_order = np.argsort(np.argsort(first))[place]  # groups in order of first appearance
+        _, first, inverse = np.unique(numbers, return_index=True, return_inverse=True)
+        in_order = np.argsort(np.argsort(first))[inverse]  # groups in order of first appearance
         is_val[undecided] = val_mask(len(first), val_frac=val_frac, seed=seed)[in_order]
         return is_val, groups
 

@@ -48,7 +48,7 @@ class PartCommand:
     Attributes:
         part: The part to build.
         host: The value of `{host}`. None if no machine is named.
-        launch: The name by which the process that starts the command can stop it (lease.request_stop).
+        launch: The name by which the process that starts the command can stop it (parts/lease.py).
         waits: Whether to wait for another build of the part, instead of ending with exit code 75.
     """
 
@@ -113,9 +113,9 @@ class PartCommand:
 TRIES = 3
 _PAUSES = (1.0, 15.0)  # seconds before the second and the third try
 _POLL_SECONDS = 0.2
-_STOP_GRACE_SECONDS_ = 1.0  # between SIGTERM and SIGKILL; a part that is killed resumes
+_STOP_GRACE_SECONDS = 1.0  # between SIGTERM and SIGKILL; a part that is killed resumes
 _SIGHT_SECONDS = 60.0  # how long a shared folder may take to show a file of another machine
-_OF_SIGNALS = (130, 143)  # exit codes of a child that a scheduler or a shutdown has ended
+_SIGNAL_CODES = (130, 143)  # exit codes of a child that a scheduler or a shutdown has ended
 _BUSY = 75  # the exit code of a child that does not wait for another build of its part
 _LAST_LINES = 5
 _LONGEST_LINE = 1_000
@@ -155,11 +155,11 @@ def build_in_child(
     try:
         for number in range(1, TRIES + 1):
             try:
-                chosen = command()
-                if not chosen.ends_with_parent:
+                part_command = command()
+                if not part_command.ends_with_parent:
                     launch = launch or secrets.token_hex(8)
-                    chosen = replace(chosen, launch=launch)
-                return _try(part, chosen, on_progress=on_progress, log=log, is_stopping=is_stopping)
+                    part_command = replace(part_command, launch=launch)
+                return _try(part, part_command, on_progress=on_progress, log=log, is_stopping=is_stopping)
             except LostChildError as error:
                 if number == TRIES:
                     raise
@@ -191,26 +191,26 @@ def _try(
     part: BuildInChild, command: PartCommand, *, on_progress: Callable[[Any], None], log: Log, is_stopping: Callable[[], bool]
 ) -> Outcome:
     began, stop_before = time.monotonic(), stop_stamp(part.directory)
-    heard = _ChildOutput(on_progress, log)
+    output = _ChildOutput(on_progress, log)
     with _started(command) as process:
         try:
-            heard.read_to_end(process, is_stopping)
+            output.read_to_end(process, is_stopping)
         except BaseException:
             _stop(part, command, process)
             raise
     code = process.returncode
     if code == 0:
-        return _outcome(part, heard.result or {}, seconds=time.monotonic() - began)
+        return _outcome(part, output.result or {}, seconds=time.monotonic() - began)
     where, on_host = (f" on {command.host}", f" ({command.host})") if command.host else ("", "")
     if stop_stamp(part.directory) not in (None, stop_before):  # the next process would ignore it, so none is started
-        raise stop_error(part.directory) if heard.error is None else StopRequested(f"{heard.error}{on_host}")
-    if heard.code == _BUSY and not command.waits:
+        raise stop_error(part.directory) if output.error is None else StopRequested(f"{output.error}{on_host}")
+    if output.code == _BUSY and not command.waits:
         raise BusyError(part.directory, lease_owner(part.directory) or UNKNOWN)
-    if heard.error is not None and heard.code not in _OF_SIGNALS:
-        raise NielsCacheError(f"{heard.error}{on_host}")
-    said = f": {heard.error or ' '.join(heard.last)}" if heard.error or heard.last else ""
-    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    raise LostChildError(f"{part.key}: the process that builds it{where} {how}{said}")
+    if output.error is not None and output.code not in _SIGNAL_CODES:
+        raise NielsCacheError(f"{output.error}{on_host}")
+    detail = f": {output.error or ' '.join(output.last)}" if output.error or output.last else ""
+    ending = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    raise LostChildError(f"{part.key}: the process that builds it{where} {ending}{detail}")
 
 
 @contextmanager
@@ -253,7 +253,7 @@ def _stop(part: BuildInChild, command: PartCommand, process: subprocess.Popen[by
         _request_stop(part, command.launch)
     _signal(process, signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):
-        process.wait(_STOP_GRACE_SECONDS_)
+        process.wait(_STOP_GRACE_SECONDS)
 
 
 def _signal(process: subprocess.Popen[bytes], number: int) -> None:
@@ -266,7 +266,7 @@ class _ChildOutput:
 
     Attributes:
         code: The exit code that its error announces.
-        last: Its last lines that are not JSON, which may tell why it was lost.
+        last: Its last lines that are not JSON, which may say why it was lost.
     """
 
     def __init__(self, on_progress: Callable[[Any], None], log: Log) -> None:
@@ -285,9 +285,9 @@ class _ChildOutput:
         assert process.stdout is not None
         assert process.stderr is not None
         with selectors.DefaultSelector() as selector:
-            for stream, hear in ((process.stdout, self._parse_line), (process.stderr, self._keep_text_line)):
+            for stream, on_line in ((process.stdout, self._parse_line), (process.stderr, self._keep_text_line)):
                 os.set_blocking(stream.fileno(), False)
-                selector.register(stream, selectors.EVENT_READ, _ChildLines(stream, hear))
+                selector.register(stream, selectors.EVENT_READ, _ChildLines(stream, on_line))
             while selector.get_map():
                 has_ended = process.poll() is not None  # asked before the read, so that nothing it has written is missed
                 ready = selector.select(0 if has_ended else _POLL_SECONDS)
@@ -302,20 +302,20 @@ class _ChildOutput:
 
     def _parse_line(self, line: str) -> None:
         try:
-            said = json.loads(line)
-            event = said.get("event")
+            record = json.loads(line)
+            event = record.get("event")
         except (ValueError, AttributeError, RecursionError):
             self._keep_text_line(line)  # what a shell or a scheduler prints first
             return
         if event == "progress":
-            counts = {unit: int(said.get(unit) or 0) for unit in ("documents", "tokens")}
-            self._on_progress(ReportedProgress(counts=counts, share=said.get("share")))
+            counts = {unit: int(record.get(unit) or 0) for unit in ("documents", "tokens")}
+            self._on_progress(ReportedProgress(counts=counts, share=record.get("share")))
         elif event == "log":
-            self._log(str(said.get("message", "")))
+            self._log(str(record.get("message", "")))
         elif event == "result":
-            self.result = said
+            self.result = record
         elif event == "error":
-            self.error, self.code = str(said.get("message", "")), said.get("exit_code")
+            self.error, self.code = str(record.get("message", "")), record.get("exit_code")
 
     def _keep_text_line(self, line: str) -> None:
         if line.strip():
@@ -326,7 +326,7 @@ class _ChildLines:
     """The lines of a stream that does not block. A line that is too long is cut."""
 
     def __init__(self, stream: IO[bytes], on_line: Callable[[str], None]) -> None:
-        self._stream, self._hear, self._rest = stream, on_line, b""
+        self._stream, self._on_line, self._rest = stream, on_line, b""
 
     def read(self) -> bool:
         """Read the available bytes, and return False at the end of the stream."""
@@ -335,7 +335,7 @@ class _ChildLines:
         self._rest = self._rest[-(1 << 20) :]
         for line in lines if found else [self._rest]:
             text = line.decode("utf-8", "replace")
-            self._hear(text if text.startswith("{") else text[:_LONGEST_LINE])
+            self._on_line(text if text.startswith("{") else text[:_LONGEST_LINE])
         return bool(found)
 
 

@@ -1,4 +1,4 @@
 """The corpus of a data set with `prepare`: the cleaned documents and their signatures on disk.
 
-This package also contains the search for duplicates, and reports.
+The artifacts in `artifacts/` build corpora, drop lists and reports with this package.
 """

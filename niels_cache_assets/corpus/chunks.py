@@ -64,6 +64,7 @@ class TextTotals:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """Return the totals that `state` describes."""
         return cls(**{**state, "lengths": np.array(state["lengths"])})
 
 
@@ -96,7 +97,7 @@ class SourceChunks:
     ) -> None:
         self._feed: Feed[Documents] = Feed(unconverted, context)
         self._log, self._reached = context.log, reached
-        self._under_way: deque[BuildPosition] = deque()
+        self._unfinished: deque[BuildPosition] = deque()
 
     def __iter__(self) -> Iterator[CorpusChunk]:
         def opened(mark: ResumePoint | None) -> Iterator[DocumentBatch]:
@@ -108,7 +109,7 @@ class SourceChunks:
             first = self._reached.items
         chunks = document_chunks(documents)
         for chunk, position in self._feed.positioned(chunks, first=first):
-            self._under_way.append(BuildPosition(items=position.items, mark=position.mark, share=position.share))
+            self._unfinished.append(BuildPosition(items=position.items, mark=position.mark, share=position.share))
             yield CorpusChunk(position.items - len(chunk), list(chunk))
 
     def next_position(self) -> BuildPosition:
@@ -116,14 +117,19 @@ class SourceChunks:
 
         Each call moves on by one chunk, in the order in which the chunks were yielded.
         """
-        return self._under_way.popleft()
+        return self._unfinished.popleft()
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedChunk:
     """The result for a chunk.
 
-    `rows`, `hashes`, `digests` and `slots` describe the documents that stay (see CorpusWriter.write).
+    Attributes:
+        counts: The counts of the chunk.
+        rows: The kept documents. See CorpusWriter.write for this and the other attributes.
+        hashes: Their hashes, back to back.
+        digests: Their digests. None without dedup.
+        slots: The slots of their signatures. None without dedup.
     """
 
     counts: CorpusCounts
@@ -157,10 +163,11 @@ class ChunkWork:
         from niels_cache_assets.cleaning.filters import RejectedDocument
 
         report = new_report(self.seed, chunk.first, cleaning=self.cleaning)
-        given, dropped_by_source, examples = self.source.convert(chunk.documents)
-        for place, (reason, document) in enumerate(examples, start=len(given)):  # after the given documents, so each place is unique
+        converted, dropped_by_source, examples = self.source.convert(chunk.documents)
+        # the examples are numbered after the converted documents, so each place is unique
+        for place, (reason, document) in enumerate(examples, start=len(converted)):
             report.add_example(RejectedDocument(self._readable(document), reason, None), place=place)
-        results = [self._clean(document, report) for document in given]
+        results = [self._clean(document, report) for document in converted]
         kept = [document for document in results if document is not None]
         rows = [_row(document) for document in kept]
         signed = None
@@ -168,7 +175,7 @@ class ChunkWork:
             signed = _signer(self.num_perm, self.ngram).sign([document.text for document in kept])
         counts = CorpusCounts(
             report=report,
-            before=TextTotals.of((len(document.text) for document in given), (_size(document.text) for document in given)),
+            before=TextTotals.of((len(document.text) for document in converted), (_size(document.text) for document in converted)),
             after=TextTotals.of((row.characters for row in rows), (row.bytes for row in rows)),
             words=sum(len(document.text.split()) for document in kept),
             dropped_by_source=dropped_by_source,
@@ -214,10 +221,10 @@ class CorpusCounts:
     Attributes:
         report: The counts of cleaning.
         before: The totals of the texts before cleaning.
-        after: The totals of the texts that stay.
-        words: The number of words of the texts that stay.
+        after: The totals of the kept texts.
+        words: The number of words of the kept texts.
         dropped_by_source: The documents that `convert` dropped. The report of the stream counts documents that the source dropped earlier.
-        splits: The numbers of documents that stay, by the split that upstream gives to them ("unknown": upstream gives no split).
+        splits: The numbers of kept documents, by the split that upstream gives to them ("unknown": upstream gives no split).
     """
 
     report: CleaningReport

@@ -8,8 +8,8 @@ They are found before the mixture is read. Neither train nor val of the mixture 
     token budgets               the documents at which the budget of val is met, in the order of the member's own build, tokenized once more
 
 So the order of builds changes no byte. If a member has `decontaminate`, documents of all members that equal (or are near to) its val are
-held out, too. If a member has `decontaminate_against`, documents of all members that overlap the texts that it names
-are held out, for the same reasons as in the member's own train.
+held out, too. If a member has `decontaminate_against`, documents of all members that overlap the texts that it names are held out, for the
+same reasons as in the member's own train.
 
 Cost: one look-up per document, and the val of members with token budgets is tokenized once more. With decontaminate, the comparison costs
 as much as in a build (streaming/decontaminate.py), on one thread. Memory: if a member is split by token budgets, about 100 bytes for each
@@ -109,8 +109,8 @@ class HeldOutDocuments:
             keys = frozenset(_key(document.file, document.row, document.source_id) for document in val)
         self._keys[name] = keys if member.val_tokens else frozenset()
         if member.decontaminate_against:
-            wanted = reference_texts(self._registry, member, StreamContext(seed=self.seed, siblings=self._siblings, log=log), self)
-            self._references.append(self._open.enter_context(open_references(wanted, folder=self._root)))
+            references = reference_texts(self._registry, member, StreamContext(seed=self.seed, siblings=self._siblings, log=log), self)
+            self._references.append(self._open.enter_context(open_references(references, folder=self._root)))
 
     def val_documents(self, name: str, documents: Opener, heads: Heads | None) -> Iterable[Document]:
         """Return the val of one data set, lazily. The arguments are those of `find`."""
@@ -150,8 +150,8 @@ class HeldOutDocuments:
         for chunk in in_lists(documents):
             reasons = {position: MEMBER_VAL for position, document in enumerate(chunk) if kept_for_val(document)}
             for screen in screens:
-                asked = [at for at, document in enumerate(chunk) if at not in reasons and not has_lone_surrogate(document.text)]
-                found_here = zip(asked, screen.find([chunk[at].text for at in asked]), strict=True)
+                left = [at for at, document in enumerate(chunk) if at not in reasons and not has_lone_surrogate(document.text)]
+                found_here = zip(left, screen.find([chunk[at].text for at in left]), strict=True)
                 reasons |= {position: reason for position, reason in found_here if reason is not None}
             for position, document in enumerate(chunk):
                 yield document, reasons.get(position)
@@ -173,7 +173,7 @@ class HeldOutDocuments:
         self, name: str, documents: Iterable[Document], tokens: int, *, shuffle_buffer: int = 0
     ) -> Generator[Document, None, bool]:
         """Yield the documents that fill a budget of val of a member, and return whether the budget is met."""
-        view = view_tokenizer(self._needed_tokenizer(name))
+        view = view_tokenizer(self._require_tokenizer(name))
         splitter = BudgetSplitter(max_train_tokens=UNLIMITED, max_val_tokens=tokens, eot=view.eot)
         stream = as_documents(in_lists(documents))
         if shuffle_buffer:
@@ -206,7 +206,7 @@ class HeldOutDocuments:
         texts.seal()
         self._vals.append(Screen(texts=texts, reasons=COPY_REASONS))
 
-    def _needed_tokenizer(self, name: str) -> TextTokenizer:
+    def _require_tokenizer(self, name: str) -> TextTokenizer:
         if self._tokenizer is None:
             raise NielsCacheError(
                 f"{name} is split by token budgets, so the tokenizer is needed to find its val; build the tokenizer first"

@@ -170,11 +170,11 @@ def require_unchanged(directory: Path, meta: Meta) -> None:
     """
     path = directory / META_NAME
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         stamp = None  # it is missing, so `read_meta` says why
     else:
-        stamp = (found.st_ino, found.st_size, found.st_mtime_ns)
+        stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
     sha256 = read_meta(str(path))["meta_sha256"] if stamp is None else _recorded_sha256(str(path), stamp)
     if sha256 != meta["meta_sha256"]:
         raise NielsCacheError(f"{directory}: was replaced while it was read; run this again")
@@ -219,8 +219,8 @@ def dedup_order(registry: Registry) -> list[str]:
 def dedup_identity(dedup: DedupSettings) -> dict[str, Any]:
     """Return the `settings` of [dedup], and the numbers of `bands` and `rows`.
 
-    The settings give these numbers, or they are computed (for recall, if found pairs are verified). `dedup_order` gives the order of the
-    corpora. `ranges` changes no result.
+    If [dedup] does not set both numbers, they are computed, for high recall if found pairs are verified. `dedup_order` gives the order of
+    the corpora. `ranges` changes no result.
     """
     from niels_cache_assets.dedup.bands import bands_for_recall, choose_bands
 
@@ -229,20 +229,20 @@ def dedup_identity(dedup: DedupSettings) -> dict[str, Any]:
     return {"settings": identity_settings(dedup, "dedup", without={"bands", "rows", "priority", "ranges"}), "bands": bands, "rows": rows}
 
 
-def first_difference(meta: Meta, wanted: dict[str, Any]) -> str:
+def first_difference(meta: Meta, required: dict[str, Any]) -> str:
     """Return the first difference between the drop lists and the configuration, as the end of a sentence.
 
     The sentence begins "the duplicates were found".
     """
-    if any(meta[key] != wanted[key] for key in ("settings", "bands", "rows")):
+    if any(meta[key] != required[key] for key in ("settings", "bands", "rows")):
         return "with other settings of [dedup]"
-    if meta["order"] != wanted["order"]:
-        return f"among {', '.join(meta['order'])} in this order, not {', '.join(wanted['order'])}"
-    for name in wanted["order"]:
-        if any(meta[key][name] != wanted[key][name] for key in ("inputs", "signatures")):
+    if meta["order"] != required["order"]:
+        return f"among {', '.join(meta['order'])} in this order, not {', '.join(required['order'])}"
+    for name in required["order"]:
+        if any(meta[key][name] != required[key][name] for key in ("inputs", "signatures")):
             return f"before the present corpus of {name!r} was made"
-        if meta["splits"][name] != wanted["splits"][name]:
-            return f"for splits of {name!r} by {meta['splits'][name]}, not {wanted['splits'][name]}"
-    if meta["missing"] != wanted["missing"]:
-        return f"without {', '.join(meta['missing']) or 'any other data set'}, now without {', '.join(wanted['missing']) or 'none'}"
+        if meta["splits"][name] != required["splits"][name]:
+            return f"for splits of {name!r} by {meta['splits'][name]}, not {required['splits'][name]}"
+    if meta["missing"] != required["missing"]:
+        return f"without {', '.join(meta['missing']) or 'any other data set'}, now without {', '.join(required['missing']) or 'none'}"
     return "by another version of this program"

@@ -88,5 +88,5 @@ def duplicates_dir(root: str | Path) -> Path:
 
 
 def reports_dir(root: str | Path, name: str) -> Path:
-    """Return the folder of the report of a data set's corpus: report.json and plots."""
+    """Return the folder of the report of a data set's corpus, which holds report.json."""
     return Path(root) / "reports" / "corpus" / name

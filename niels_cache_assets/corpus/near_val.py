@@ -60,12 +60,12 @@ def drop_near_val(
         return dropped
     ones, others = np.array([*because], dtype=dtype), np.array([other for other, _ in because.values()], dtype=dtype)
     order = np.argsort(ones)
-    place = np.minimum(np.searchsorted(ones[order], dropped.kept_copies), len(ones) - 1)
-    moved = ones[order][place] == dropped.kept_copies
+    index = np.minimum(np.searchsorted(ones[order], dropped.kept_copies), len(ones) - 1)
+    moved = ones[order][index] == dropped.kept_copies
     return DropDecisions(
         documents=dropped.documents,
         ordinals=np.concatenate([dropped.ordinals, ones]),
-        kept_copies=np.concatenate([np.where(moved, others[order][place], dropped.kept_copies), others]),
+        kept_copies=np.concatenate([np.where(moved, others[order][index], dropped.kept_copies), others]),
         exact=np.concatenate([dropped.exact & ~moved, np.zeros(len(because), dtype=np.bool_)]),
         similarity=np.concatenate(
             [
@@ -119,11 +119,11 @@ def _pairs(inputs: CorpusInputs, chosen: np.ndarray, is_train: np.ndarray, setti
         start += len(block)
         own = band_hashes(block.slots, bands, rows)
         may_match = known[np.arange(bands), own & np.uint64(known.shape[1] - 1)] & is_train[positions, None] & (own != NO_BUCKET)
-        pairs = []  # each is (place of train in the block) * len(chosen) + (place of val in `chosen`)
+        pairs = []  # each is (index of train in the block) * len(chosen) + (index of val in `chosen`)
         for band in np.flatnonzero(may_match.any(axis=0)).tolist():
             train = np.flatnonzero(may_match[:, band])
-            places, of_val = indexes[band].find(own[train, band], most=_MAX_COMPARED)
-            pairs.append(train[places] * len(chosen) + of_val)
+            indices, of_val = indexes[band].find(own[train, band], most=_MAX_COMPARED)
+            pairs.append(train[indices] * len(chosen) + of_val)
         ones, others = np.divmod(np.unique(np.concatenate([np.empty(0, np.int64), *pairs])), len(chosen))
         near = estimated_jaccard(block.slots[ones], slots[others]) >= least
         ours, theirs = positions[ones[near]], chosen[others[near]]

@@ -155,6 +155,7 @@ class DroppedDocuments:
     because_splits: np.ndarray
 
     def where(self, chosen: np.ndarray | slice) -> DroppedDocuments:
+        """Return the documents that an index, a mask or a slice of the arrays selects."""
         return DroppedDocuments(**{name: column[chosen] for name, column in vars(self).items()})
 
     def of(self, corpus: int) -> DroppedDocuments:
@@ -214,10 +215,10 @@ class CorpusInputs:
     def slots(self, positions: np.ndarray) -> np.ndarray:
         """Return the slots of the documents at these positions, (n, num_perm) uint32."""
         corpora, ordinals = self.locate(positions)
-        with ExitStack() as opened:
-            every = [opened.enter_context(each.slots()) for each in self.all]
-            slots = np.empty((len(positions), every[0].width), dtype=np.uint32)
-            for corpus, rows in enumerate(every):
+        with ExitStack() as stack:
+            readers = [stack.enter_context(each.slots()) for each in self.all]
+            slots = np.empty((len(positions), readers[0].width), dtype=np.uint32)
+            for corpus, rows in enumerate(readers):
                 own = corpora == corpus
                 slots[own] = rows[ordinals[own]]
         return slots
@@ -249,9 +250,9 @@ class CorpusInputs:
 
         corpora, ordinals = self.locate(positions)
         order = np.lexsort((ordinals, corpora))
-        place_in_file = np.empty(len(order), dtype=np.int64)
-        place_in_file[order] = np.arange(len(order))
-        ends = np.zeros(len(order) + 1, dtype=np.int64)  # places in the file, in shingles; element 0 is the start of the file
+        index_in_file = np.empty(len(order), dtype=np.int64)
+        index_in_file[order] = np.arange(len(order))
+        ends = np.zeros(len(order) + 1, dtype=np.int64)  # positions in the file, in shingles; element 0 is the start of the file
         groups = (texts for corpus, each in enumerate(self.all) for texts in _texts(each, np.sort(ordinals[corpora == corpus])))
         filled = 0
         sets = map_in_order(
@@ -264,11 +265,11 @@ class CorpusInputs:
                 file.write(hashes.data)
         shingles = np.memmap(path, np.uint64, "r", shape=(int(ends[-1]),)) if ends[-1] else np.empty(0, np.uint64)
 
-        def of(position: int) -> Uints:
-            place = place_in_file[bisect_left(positions, position)]
-            return shingles[ends[place] : ends[place + 1]]
+        def shingles_of(position: int) -> Uints:
+            index = index_in_file[bisect_left(positions, position)]
+            return shingles[ends[index] : ends[index + 1]]
 
-        return lambda position, other: jaccard(of(position), of(other))
+        return lambda position, other: jaccard(shingles_of(position), shingles_of(other))
 
 
 def _texts(corpus: CorpusInput, ordinals: Ints) -> Iterator[list[str]]:

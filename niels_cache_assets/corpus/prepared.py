@@ -46,7 +46,7 @@ class PreparedCorpus:
     """A corpus and its drop list. Opening reads two small files; `splits` and `is_dropped` are computed when needed.
 
     Attributes:
-        duplicates: The meta.json of the drop lists (lists of duplicates). None without "dedup", and if duplicates stay.
+        duplicates: The meta.json of the drop lists (lists of duplicates). None without "dedup", and if duplicates are kept.
     """
 
     name: str
@@ -59,17 +59,17 @@ class PreparedCorpus:
 
     @property
     def drops(self) -> dict[str, Any] | None:
-        """The entry of this data set in the meta.json of the drop lists, or None if duplicates stay."""
+        """The entry of this data set in the meta.json of the drop lists, or None if duplicates are kept."""
         return self.duplicates["datasets"][self.name] if self.duplicates is not None else None
 
     @property
     def keep(self) -> tuple[str, ...]:
-        """The columns whose values stay with the documents."""
+        """The columns whose values are kept with the documents."""
         return tuple(self.meta.get("keep", ()))
 
     @property
     def kept(self) -> int:
-        """The number of documents that stay."""
+        """The number of kept documents."""
         return int(self.meta["documents"]["kept"]) - (self.drops["exact"] + self.drops["near"] if self.drops else 0)
 
     @property
@@ -98,9 +98,9 @@ class PreparedCorpus:
         Raises:
             NielsCacheError: If the drop list was replaced since it was opened.
         """
-        gone = np.zeros(self.meta["documents"]["kept"], dtype=bool)
-        gone[self._drop_list[0]] = True
-        return gone
+        is_dropped = np.zeros(self.meta["documents"]["kept"], dtype=bool)
+        is_dropped[self._drop_list[0]] = True
+        return is_dropped
 
     @cached_property
     def _drop_list(self) -> tuple[np.ndarray, np.ndarray]:
@@ -129,11 +129,11 @@ class PreparedCorpus:
         }
 
     def stream(self, context: StreamContext, ordinals: range | None = None) -> Iterator[DocumentBatch]:
-        """Yield the documents that stay, in batches of about 2 MB of text, in the order of the corpus.
+        """Yield the kept documents, in batches of about 2 MB of text, in the order of the corpus.
 
-        Dropped documents, facts and places are reported in `context.report`, as by every source. A stream can start at a reported place.
-        The `row` of a place is the ordinal of a document, which determines the file and the row group. A file that is already open is read
-        to its end, even if it is replaced.
+        Dropped documents, facts and positions are reported in `context.report`, as by every source. A stream can start at a reported
+        position. The `row` of a position is the ordinal of a document, which determines the file and the row group. A file that is already
+        open is read to its end, even if it is replaced.
 
         Args:
             context: The context of the stream.
@@ -267,8 +267,8 @@ class PreparedMember(PretrainSource):
 def document_splits(meta: Meta, directory: Path, source: PretrainSource, seed: int) -> np.ndarray:
     """Return the split of every document of a corpus: (documents,) int8, an index into SPLITS, or NO_SPLIT.
 
-    A document has the split that upstream gives it. If the source has a seeded val_frac, splits.val_mask divides the documents without such
-    a split.
+    A document has the split that upstream gives it. If the source has a seeded val_frac, `val_mask` divides the documents without such a
+    split.
     """
     splits = np.full(meta["documents"]["kept"], NO_SPLIT, dtype=np.int8)
     if set(meta["splits"]) - {"unknown"}:
@@ -338,8 +338,8 @@ def document_rows(paths: Sequence[Path], ordinals: Ints, columns: Sequence[str])
             yield from rows_of(parquet, ordinals, columns, first=first)
             first += parquet.metadata.num_rows
     if len(missing := ordinals[(ordinals < 0) | (ordinals >= first)]):
-        place = paths[0].parent if paths else "no file"
-        raise NielsCacheError(f"{place}: has {first:,} rows, so there is no row {missing[0]:,}; build it again with --force")
+        folder = paths[0].parent if paths else "no file"
+        raise NielsCacheError(f"{folder}: has {first:,} rows, so there is no row {missing[0]:,}; build it again with --force")
 
 
 @contextmanager

@@ -221,6 +221,7 @@ class CorpusWriter:
                 path.unlink()
 
     def seal(self) -> None:
+        """Finish all files, and flush them to the disk."""
         self._flush()
         self._seal_table()
         for part in self._growing:
@@ -255,9 +256,9 @@ class CorpusWriter:
 
 def write_rejected(root: Path, rows: Iterable[Mapping[str, Any]], files: Files) -> None:
     """Write rejected.parquet. Each row maps column names to values. Without rows, the file still has its columns."""
-    held = list(rows)
+    all_rows = list(rows)
     with closing_table(ParquetWriter(root, REJECTED_NAME, REJECTED, files)) as table:
-        table.write_group([row[name] for row in held] for name in REJECTED)
+        table.write_group([row[name] for row in all_rows] for name in REJECTED)
 
 
 def write_counts(root: Path, state: Mapping[str, Any], files: Files) -> None:

@@ -101,6 +101,6 @@ def _presented(assets: Sequence[Asset], registry: Registry) -> list[Asset]:
 def _with_configuration(spec: dg.AssetSpec, registry: Registry) -> dg.AssetSpec:
     file = Path(registry.origin)
     if not file.is_file():
-        file = _ANCHOR.parent / "config" / "profiles" / f"{registry.profile or FALLBACK_PROFILE}.toml"
+        file = _ANCHOR.parent / "project" / "profiles" / f"{registry.profile or FALLBACK_PROFILE}.toml"
     reference = dg.LocalFileCodeReference(file_path=str(file.absolute()), line_number=1, label=file.name)
     return spec.merge_attributes(metadata={"dagster/code_references": dg.CodeReferencesMetadataValue(code_references=[reference])})

@@ -37,6 +37,7 @@ class FamilyConfig(BuildConfig):
     val_frac: float | None = Field(None, description=f"Share that goes to val, at least 0 and below 1. {_REGISTRY}")
 
     def run_settings(self) -> dict[str, Any]:
+        """Return the settings that replace values of the registry in this run."""
         given = self.model_dump(exclude={"force", "wait"})
         return {key: value for key, value in given.items() if value is not None and not (key in _BUDGETS and value == AS_CONFIGURED)}
 

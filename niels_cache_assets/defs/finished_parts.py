@@ -70,37 +70,39 @@ def finished_parts_sensor(registry: Registry) -> dg.SensorDefinition:
         seen: dict[str, str] = state.get("seen", {})
         pending: dict[str, str] = state.get("pending", {})
         problems: list[str] = []
-        every = [*_candidates(registry, cache_root, problems)]
-        ids = [found.id for found in every]
+        candidates = [*_candidates(registry, cache_root, problems)]
+        ids = [candidate.id for candidate in candidates]
         first = ids.index(state["next"]) if state.get("next") in ids else 0
         events: list[dg.AssetMaterialization] = []
         began, count = time.monotonic(), 0
-        for found in every[first:] + every[:first]:
+        for candidate in candidates[first:] + candidates[:first]:
             if count and time.monotonic() - began >= _SCAN_SECONDS:
                 break
             count += 1
-            stamp = _stamp(found.artifact)
-            if stamp is None or seen.get(found.id) == stamp or _is_being_built(context.instance, found):
+            stamp = _stamp(candidate.artifact)
+            if stamp is None or seen.get(candidate.id) == stamp or _is_being_built(context.instance, candidate):
                 continue
-            meta = _current(found.artifact)
+            meta = _current(candidate.artifact)
             if meta is None:
                 continue
-            version = _version(context.instance, found, meta)
-            is_new = not _is_recorded(context.instance, found, meta, version)
-            if pending.get(found.id) != stamp and is_new:
-                pending[found.id] = stamp
+            version = _version(context.instance, candidate, meta)
+            is_new = not _is_recorded(context.instance, candidate, meta, version)
+            if pending.get(candidate.id) != stamp and is_new:
+                pending[candidate.id] = stamp
                 continue
-            pending.pop(found.id, None)
+            pending.pop(candidate.id, None)
             if is_new:
-                events.append(_event(found, meta, version))
-            seen[found.id] = stamp
+                events.append(_event(candidate, meta, version))
+            seen[candidate.id] = stamp
         cursor = {
             "next": ids[(first + count) % len(ids)] if ids else None,
             **{key: {name: known[name] for name in ids if name in known} for key, known in (("seen", seen), ("pending", pending))},
         }
-        told = f"Looked at {format_count(count, 'part')}; recorded {len(events)}"
+        summary = f"Looked at {format_count(count, 'part')}; recorded {len(events)}"
         return dg.SensorResult(
-            asset_events=events, cursor=json.dumps(cursor), skip_reason=dg.SkipReason("; ".join([told, *problems])) if not events else None
+            asset_events=events,
+            cursor=json.dumps(cursor),
+            skip_reason=dg.SkipReason("; ".join([summary, *problems])) if not events else None,
         )
 
     return sensor
@@ -108,14 +110,14 @@ def finished_parts_sensor(registry: Registry) -> dg.SensorDefinition:
 
 def _candidates(registry: Registry, cache_root: CacheRoot, problems: list[str]) -> Iterator[_Candidate]:
     """Yield the plan, the val part and the parts of every data set and corpus in parts. Add a line to `problems` if there is no plan."""
-    found, corpora, caches = graph(registry, cache_root.path), registry.corpora_in_parts(), registry.in_parts()
+    all_artifacts, corpora, caches = graph(registry, cache_root.path), registry.corpora_in_parts(), registry.in_parts()
     for name in keys.datasets_with_plan(registry):
-        yield _Candidate(f"plan/{name}", keys.PLAN, name, found.plan(name))
-        joined: list[JoinedCorpus | SealedDataset] = [
-            *([found.joined_corpus(name)] if name in corpora else []),
-            *([found.sealed(name)] if name in caches else []),
+        yield _Candidate(f"plan/{name}", keys.PLAN, name, all_artifacts.plan(name))
+        joined_artifacts: list[JoinedCorpus | SealedDataset] = [
+            *([all_artifacts.joined_corpus(name)] if name in corpora else []),
+            *([all_artifacts.sealed(name)] if name in caches else []),
         ]
-        for each in joined:
+        for each in joined_artifacts:
             try:
                 members: list[Artifact] = [*each.members()]
             except NielsCacheError as error:  # no plan, no tokenizer or no corpus yet, or those of other settings
@@ -133,10 +135,10 @@ def _stamp(artifact: Artifact) -> str | None:
     """Return a value that changes when the record of a build is replaced, or None if there is no record."""
     assert artifact.record is not None
     try:
-        found = os.stat(artifact.directory / artifact.record)
+        status = os.stat(artifact.directory / artifact.record)
     except OSError:
         return None
-    return f"{found.st_ino:x}-{found.st_mtime_ns:x}"
+    return f"{status.st_ino:x}-{status.st_mtime_ns:x}"
 
 
 def _current(artifact: Artifact) -> Meta | None:
@@ -147,32 +149,32 @@ def _current(artifact: Artifact) -> Meta | None:
         return None
 
 
-def _is_being_built(instance: dg.DagsterInstance, found: _Candidate) -> bool:
-    wanted = dg.RunsFilter(tags={PARTITION_NAME_TAG: found.partition}, statuses=[*IN_PROGRESS_RUN_STATUSES])
-    return bool(instance.get_run_ids(wanted, limit=1))
+def _is_being_built(instance: dg.DagsterInstance, candidate: _Candidate) -> bool:
+    filters = dg.RunsFilter(tags={PARTITION_NAME_TAG: candidate.partition}, statuses=[*IN_PROGRESS_RUN_STATUSES])
+    return bool(instance.get_run_ids(filters, limit=1))
 
 
-def _is_recorded(instance: dg.DagsterInstance, found: _Candidate, meta: Meta, version: str) -> bool:
-    last = last_materialization(instance, found.asset, found.partition)
+def _is_recorded(instance: dg.DagsterInstance, candidate: _Candidate, meta: Meta, version: str) -> bool:
+    last = last_materialization(instance, candidate.asset, candidate.partition)
     if last is None:
         return False
-    if isinstance(found.artifact, PartsPlan):
-        return is_recorded_plan(last, meta, version, list_of_ids(found.artifact.source))
+    if isinstance(candidate.artifact, PartsPlan):
+        return is_recorded_plan(last, meta, version, list_of_ids(candidate.artifact.source))
     return materialized_version(last) == version
 
 
-def _version(instance: dg.DagsterInstance, found: _Candidate, meta: Meta) -> str:
-    if isinstance(found.artifact, PartsPlan):
-        return plan_version(instance, found.partition, meta, list_of_ids(found.artifact.source))
+def _version(instance: dg.DagsterInstance, candidate: _Candidate, meta: Meta) -> str:
+    if isinstance(candidate.artifact, PartsPlan):
+        return plan_version(instance, candidate.partition, meta, list_of_ids(candidate.artifact.source))
     return str(meta["content_sha256"])
 
 
-def _event(found: _Candidate, meta: Meta, version: str) -> dg.AssetMaterialization:
-    artifact = found.artifact
+def _event(candidate: _Candidate, meta: Meta, version: str) -> dg.AssetMaterialization:
+    artifact = candidate.artifact
     outcome = Outcome(key=artifact.key, state="built", meta=meta, directory=artifact.directory)
     if isinstance(artifact, PartsPlan):
         metadata = plan_metadata(outcome, version, list_of_ids(artifact.source))
     else:
-        metadata = (corpus_part_metadata if found.asset == keys.CORPUS_PARTS else part_metadata)(outcome)
+        metadata = (corpus_part_metadata if candidate.asset == keys.CORPUS_PARTS else part_metadata)(outcome)
     tags = {DATA_VERSION_TAG: version}
-    return dg.AssetMaterialization(found.asset, partition=found.partition, metadata={**metadata, STATE: _STATE}, tags=tags)
+    return dg.AssetMaterialization(candidate.asset, partition=candidate.partition, metadata={**metadata, STATE: _STATE}, tags=tags)

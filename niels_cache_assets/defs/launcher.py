@@ -65,7 +65,7 @@ _RUNS: dict[str, tuple[LaunchFamily, str, dg.AssetKey]] = {  # by kind of artifa
     "sft": ("sft", keys.FAMILY_JOBS["sft"], keys.META_KEYS["sft"]),
     "index": ("index", keys.INDEX_JOB, keys.INDEX),
 }
-_LACKING = {_TOKENIZER_NAME: "there is no tokenizer", _DUPLICATES_NAME: "the duplicates could not be found"}
+_MISSING_MESSAGES = {_TOKENIZER_NAME: "there is no tokenizer", _DUPLICATES_NAME: "the duplicates could not be found"}
 _QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 # No captured compute logs, because they redirect stdout and stderr, which the progress bars of the listener need.
 _INSTANCE_OVERRIDES = {"compute_logs": {"module": "dagster._core.storage.noop_compute_log_manager", "class": "NoOpComputeLogManager"}}
@@ -106,10 +106,10 @@ def launch_builds(
         KeyboardInterrupt: When interrupted. Then the run ends as canceled, and the files on disk are unchanged.
         NotWrittenError: If the Dagster home cannot record a run, for example because its disk is full. This error ends the launch.
     """
-    found = graph(registry, root)
-    order = found.order(only)
-    retrained = force and (only is None or found.tokenizer().key in only)
-    if found.tokenizer().needs_training(force=retrained):
+    all_artifacts = graph(registry, root)
+    order = all_artifacts.order(only)
+    retrained = force and (only is None or all_artifacts.tokenizer().key in only)
+    if all_artifacts.tokenizer().needs_training(force=retrained):
         require_inputs(registry, [key.partition("/")[2] for key in order if key.partition("/")[0] in FAMILIES])
     home = dagster_home()
     with (
@@ -121,12 +121,12 @@ def launch_builds(
         limit_parts(instance, registry)
         launcher = _Launcher(registry, root, instance, listener, wait=wait)
         for are_parts, group in groupby(order, key=_shared):
-            steps = [found[key] for key in group]
-            if are_parts and (force or not found.is_done(steps[0].key)) and not launcher.is_search_skipped(steps[0]):
+            steps = [all_artifacts[key] for key in group]
+            if are_parts and (force or not all_artifacts.is_done(steps[0].key)) and not launcher.is_search_skipped(steps[0]):
                 launcher.launch_parts(steps, force=force)
             for step in () if are_parts else steps:
-                if force or not found.is_done(step.key):
-                    launcher.launch(step, force=retrained if step.key == found.tokenizer().key else force)
+                if force or not all_artifacts.is_done(step.key):
+                    launcher.launch(step, force=retrained if step.key == all_artifacts.tokenizer().key else force)
         if any(result.state == "built" for result in launcher.results) or not page_path(root).exists():
             launcher.write_reports()
         return launcher.results
@@ -137,17 +137,17 @@ class _ListenerSink(ProgressSink):
 
     Attributes:
         ends: Ends of parts that were built ahead of their runs, by key.
-        made: Keys of all artifacts that were built or found so far.
+        built: Keys of all artifacts that were built or found so far.
     """
 
     def __init__(self, listener: LaunchListener, *, builds_parts_here: bool = True) -> None:
         self._listener = listener
         self.builds_parts_here = builds_parts_here
         self.ends: dict[str, Outcome | NielsCacheError] = {}
-        self.made: set[str] = set()
+        self.built: set[str] = set()
 
     def has_built(self, keys: Collection[str]) -> bool:
-        return self.made.issuperset(keys)
+        return self.built.issuperset(keys)
 
     def outcome_of(self, key: str) -> Outcome | None:
         end = self.ends.pop(key, None)
@@ -186,7 +186,7 @@ class _Launcher:
         self._graph: Graph = graph(registry, root)
         self._wait = wait
         self.results: list[LaunchResult] = []
-        self._lacking: dict[str, str] = {}  # for each missing artifact, by key: the reason that dependent artifacts show
+        self._missing: dict[str, str] = {}  # for each missing artifact, by key: the reason that dependent artifacts show
         self._new: set[str] = set()  # keys that were built or found after the artifacts that use existing inputs were built
         cluster, self._at_once = registry.cluster, registry.cluster.parts_at_once(available_threads())
         is_plain = self._at_once == 1 and not cluster.command and not cluster.program
@@ -203,15 +203,15 @@ class _Launcher:
         Parts that other processes build are waited for.
         """
         if self._sink.builds_parts_here or force:
-            turns = FreePartsFirst(parts)
-            while (turn := turns.take()) is not None:
-                part, waits = turn
+            pending = FreePartsFirst(parts)
+            while (next_part := pending.take()) is not None:
+                part, waits = next_part
                 if not self.launch(part, force=force, skip_if_busy=not waits):
-                    turns.defer(part)
+                    pending.defer(part)
             return
         ready: dict[str, BuildInChild] = {}
         for part in parts:
-            if isinstance(part, BuildInChild) and self._lacking.keys().isdisjoint(part.inputs()):
+            if isinstance(part, BuildInChild) and self._missing.keys().isdisjoint(part.inputs()):
                 ready[part.key] = part
             else:
                 self.launch(part, force=False)  # it is skipped
@@ -227,17 +227,17 @@ class _Launcher:
         """
         key, inputs = artifact.key, artifact.inputs()
         kind, _, name = key.partition("/")
-        reasons = [self._lacking[each] for each in inputs if each in self._lacking]
+        reasons = [self._missing[each] for each in inputs if each in self._missing]
         if kind in ("corpus", "report", HASHES):  # the caches of these artifacts report the missing input
             has_nothing_new = artifact.builds_from_partial_inputs and self._new.isdisjoint(inputs)
-            if _TOKENIZER_NAME in self._lacking or has_nothing_new or (kind == "report" and reasons):
+            if _TOKENIZER_NAME in self._missing or has_nothing_new or (kind == "report" and reasons):
                 return True
-            reasons = [self._lacking[each] for each in self._graph.before(key) if each in self._lacking] if kind == "corpus" else []
+            reasons = [self._missing[each] for each in self._graph.before(key) if each in self._missing] if kind == "corpus" else []
         elif kind in (*PART_KINDS, *CHILD_BUILT_KINDS):
             pass
         elif kind == "index":
-            lacking = [member for member in self._registry.blend[name].weights if self._cannot_be_built(member)]
-            reasons = [f"{', '.join(lacking)} could not be built"] if lacking else []
+            unbuildable = [member for member in self._registry.blend[name].weights if self._cannot_be_built(member)]
+            reasons = [f"{', '.join(unbuildable)} could not be built"] if unbuildable else []
         elif kind in FAMILIES:
             source = self._registry.source(name)
             missing = source.missing_setting()
@@ -258,27 +258,27 @@ class _Launcher:
         self._listener.finished(result)
         self.results.append(result)
         if result.state in ("failed", "skipped"):
-            self._lacking[key] = _LACKING.get(
+            self._missing[key] = _MISSING_MESSAGES.get(
                 key,
                 f"{key} could not be built"
                 if kind in (*PART_KINDS, *CHILD_BUILT_KINDS, HASHES)
                 else f"the {kind} of {name} could not be prepared",
             )
         else:
-            self._lacking.pop(key, None)
+            self._missing.pop(key, None)
             self._new.add(key)
-            self._sink.made.add(key)
+            self._sink.built.add(key)
         if artifact.builds_from_partial_inputs and kind != HASHES:  # the drop lists follow the hashes, and use the same documents
             self._new.difference_update([*inputs, HASHES])
         return True
 
     def is_search_skipped(self, part: Artifact) -> bool:
         """Return whether a part is a range of a search whose hashes were left out, because no corpus is new."""
-        return HASHES in part.inputs() and HASHES not in self._new and HASHES not in self._lacking
+        return HASHES in part.inputs() and HASHES not in self._new and HASHES not in self._missing
 
     def _cannot_be_built(self, member: str) -> bool:
         """Return whether a member of a blend failed, was skipped, is switched off, or lacks a setting."""
-        return f"pretrain/{member}" in self._lacking or member not in self._registry.partition_keys("pretrain")
+        return f"pretrain/{member}" in self._missing or member not in self._registry.partition_keys("pretrain")
 
     def write_reports(self) -> None:
         """Write the reports over everything. The listener gets only a failure, because the reports are not a data set."""
@@ -360,16 +360,16 @@ def _step(artifact: Artifact) -> _Step:
 
 def _run_warnings(run: dg.JobExecutionResult, metadata: Mapping[str, dg.MetadataValue[Any]]) -> str | None:
     """Return the warning of a run and the failures of its checks that do not block, except the check that covers all data sets."""
-    said = [str(metadata["warning"].value)] if "warning" in metadata else []
+    messages = [str(metadata["warning"].value)] if "warning" in metadata else []
     for evaluation in run.get_asset_check_evaluations():
         if not evaluation.passed and evaluation.check_name != IN_SYNC:
-            said.append(f"{evaluation.check_name}: {evaluation.description}")
-    return "; ".join(said) or None
+            messages.append(f"{evaluation.check_name}: {evaluation.description}")
+    return "; ".join(messages) or None
 
 
 def _drops_from_metadata(metadata: Mapping[str, dg.MetadataValue[Any]]) -> dict[str, Any]:
-    said = {key: str(metadata[key].value) for key in (LEFT_OUT, DROPS) if key in metadata}
-    return {"left_out": said.get(LEFT_OUT), "drop_warnings": said.get(DROPS, "").splitlines()}
+    entries = {key: str(metadata[key].value) for key in (LEFT_OUT, DROPS) if key in metadata}
+    return {"left_out": entries.get(LEFT_OUT), "drop_warnings": entries.get(DROPS, "").splitlines()}
 
 
 def _was_interrupted(run: dg.JobExecutionResult) -> bool:

@@ -23,13 +23,13 @@ from niels_cache_runtime.format.commit import BusyError
 
 
 class ChildEvent(NamedTuple):
-    """A report of one of several builds, which has one of a progress, a line and an end.
+    """An event of one of several builds: its progress, a line of its log, or its end.
 
     Attributes:
         key: Key of the part.
-        progress: Its progress.
-        line: A line of its log.
-        end: Its end.
+        progress: Its progress, or None.
+        line: A line of its log, or None.
+        end: Its outcome or its error, or None if it has not ended.
     """
 
     key: str
@@ -51,33 +51,34 @@ def build_part_in_child(
 
     Args:
         part: The part.
-        home: The Dagster home, which has the places of the machines.
+        home: The Dagster home, which holds the slots of the machines.
         on_progress: Called with the progress.
         log: Called with the lines of the log.
         is_stopping: Returns whether to stop; by default never.
-        waits: Whether to wait for another build of the part; by default yes. Otherwise Busy is raised.
+        waits: Whether to wait for another build of the part; by default yes. Otherwise BusyError is raised.
 
     Raises:
-        NielsCacheError: If the build fails, of which [notify] is notified.
+        NielsCacheError: If the build fails, after a message by [notify].
+        KeyboardInterrupt: If `is_stopping` returns True.
     """
     try:
-        there = part.current()
+        meta = part.current()
     except NielsCacheError:  # the part does not exist yet
         pass
     else:
-        return Outcome(key=part.key, state="cache_hit", meta=there, directory=part.directory)
+        return Outcome(key=part.key, state="cache_hit", meta=meta, directory=part.directory)
     with (
         notifying(part.registry.notify, part.key, log) as watch,
-        HostSlot(home, part.registry.cluster.hosts, doing=part.key, log=watch.log) as place,
-        watch.notify_on_stall(on_progress) as progressed,
+        HostSlot(home, part.registry.cluster.hosts, doing=part.key, log=watch.log) as slot,
+        watch.notify_on_stall(on_progress) as report,
     ):
-        assert progressed is not None
+        assert report is not None
 
         def command() -> PartCommand:
-            host = place.take(is_stopping)
+            host = slot.take(is_stopping)
             return PartCommand(part=part, host=host, waits=waits)
 
-        return build_in_child(part, command, on_progress=progressed, log=watch.log, is_stopping=is_stopping)
+        return build_in_child(part, command, on_progress=report, log=watch.log, is_stopping=is_stopping)
 
 
 def build_in_children(parts: Sequence[BuildInChild], *, at_once: int, home: Path) -> Generator[ChildEvent]:
@@ -87,12 +88,12 @@ def build_in_children(parts: Sequence[BuildInChild], *, at_once: int, home: Path
     """
     events: queue.SimpleQueue[ChildEvent | Exception] = queue.SimpleQueue()
     stopping = threading.Event()
-    turns = FreePartsFirst(parts)
+    pending = FreePartsFirst(parts)
 
     def work() -> None:
         try:
-            while not stopping.is_set() and (turn := turns.take()) is not None:
-                build(*turn)
+            while not stopping.is_set() and (next_part := pending.take()) is not None:
+                build(*next_part)
         except Exception as error:  # of the folder of leases, in which `take` looks
             events.put(error)
 
@@ -110,7 +111,7 @@ def build_in_children(parts: Sequence[BuildInChild], *, at_once: int, home: Path
         except KeyboardInterrupt:  # the caller has stopped reading
             return
         except BusyError:
-            turns.defer(part)
+            pending.defer(part)
             return
         except NielsCacheError as error:
             end = error

@@ -1,7 +1,7 @@
-"""Places for the parts of data sets: how many are built at a time in one Dagster home, and on which machine.
+"""Slots for the parts of data sets: how many parts are built at a time in one Dagster home, and on which machine.
 
-Dagster assigns the number of places itself: it is the limit of the pool `parts`. `PoolClaims` fixes its wait for a place. The name of a
-machine, for `{host}` in [cluster], is a lock on a file in the home, because Dagster does not say which place of a pool a step has.
+Dagster itself limits the number of parts, by the limit of the pool `parts`. `PoolClaims` fixes its wait for a slot. The name of a machine,
+for `{host}` in [cluster], is a lock on a file in the home, because Dagster does not say which slot of a pool a step has.
 """
 
 import time
@@ -44,10 +44,10 @@ def limit_parts(instance: dg.DagsterInstance, registry: Registry, *, if_new: boo
 
 
 class PoolClaims(InstanceConcurrencyContext):
-    """The claims of one run for places in pools, without two defects that waiting runs have in Dagster 1.13.
+    """The claims of one run for slots of pools, without two defects that waiting runs have in Dagster 1.13.
 
     * A run that executes its steps in its own process polled for its turn without a pause, which took a whole core.
-    * A step that began to wait while the last place was given back was never assigned one, unless another step gave one back later.
+    * A step that began to wait while the last slot was given back was never assigned one, unless another step gave one back later.
     """
 
     def claim(self, concurrency_key: str, step_key: str, step_priority: int = 0) -> bool:
@@ -69,15 +69,15 @@ class HostSlot:
 
     def __init__(self, folder: Path, hosts: tuple[str, ...], *, doing: str, log: Callable[[str], None]) -> None:
         self._folder, self._doing, self._log = folder / _FOLDER, doing, log
-        self._places = {f"{number}-{host}".replace("/", "-"): host for number, host in enumerate(hosts)}
-        self._held = ExitStack()
+        self._slots = {f"{number}-{host}".replace("/", "-"): host for number, host in enumerate(hosts)}
+        self._stack = ExitStack()
         self._last: str | None = None
 
     def __enter__(self) -> "HostSlot":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._held.close()
+        self._stack.close()
 
     def take(self, is_stopping: Callable[[], bool] = lambda: False) -> str | None:
         """Give back the machine that is held, and wait for a free one, if possible another one. Return None if [cluster] names none.
@@ -85,17 +85,17 @@ class HostSlot:
         Raises:
             KeyboardInterrupt: If `is_stopping` is true during the wait.
         """
-        if not self._places:
+        if not self._slots:
             return None
-        self._held.close()
-        order = sorted(self._places, key=lambda name: name == self._last)  # a machine that has just failed comes last
-        told = False
-        while not isinstance(found := take_slot(self._held, self._folder, order, doing=self._doing), str):
-            if not told:
+        self._stack.close()
+        order = sorted(self._slots, key=lambda name: name == self._last)  # a machine that has just failed comes last
+        has_logged = False
+        while not isinstance(found := take_slot(self._stack, self._folder, order, doing=self._doing), str):
+            if not has_logged:
                 self._log(f"waiting for a machine: {', '.join(sorted({writer.command or 'another process' for writer in found}))}")
-                told = True
+                has_logged = True
             if is_stopping():
                 raise KeyboardInterrupt
             time.sleep(_POLL_SECONDS)
         self._last = found
-        return self._places[found]
+        return self._slots[found]

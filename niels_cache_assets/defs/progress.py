@@ -62,10 +62,10 @@ def readable_failures(passes_on: tuple[type[NielsCacheError], ...] = ()) -> Iter
 
 def result_line(metadata: Mapping[str, Any]) -> str:
     """Return the result of a build in one line, from the metadata of its materialization. The line of a cache hit begins with `hit`."""
-    said = [str(metadata["state"])]
-    said += [str(metadata[key]) for key in ("contents", "note") if key in metadata]
-    said += [f"dropped {metadata['dropped']}"] if "dropped" in metadata else []
-    return "; ".join(said)
+    entries = [str(metadata["state"])]
+    entries += [str(metadata[key]) for key in ("contents", "note") if key in metadata]
+    entries += [f"dropped {metadata['dropped']}"] if "dropped" in metadata else []
+    return "; ".join(entries)
 
 
 class BuildReporter:
@@ -87,6 +87,7 @@ class BuildReporter:
         self._throttle: Throttle | None = None  # set when the first chunk arrives
 
     def log(self, message: str) -> None:
+        """Write a line to the log of the run, and pass it to the sink unless it is only for the log."""
         if message.startswith(DEBUG):  # a line only for the run's log; dagster.yaml hides lines below INFO there
             self._context.log.info(message.removeprefix(DEBUG))
             return
@@ -114,6 +115,7 @@ class BuildReporter:
             self.log_quietly(outcome.drops.requested)
 
     def progress(self, progress: BuildProgress) -> None:
+        """Pass the progress of a build to the sink, and report it to Dagster if a report is due."""
         self._sink.progressed(self._name, progress)
         now = monotonic()
         estimate = self._pace.estimate(progress, now)
@@ -122,6 +124,7 @@ class BuildReporter:
             self._observe(_figures(progress, estimate))
 
     def indexing(self, array: str, done: int, total: int) -> None:
+        """Report to Dagster how many entries of an array of an index are done, if a report is due."""
         if self._is_due(monotonic()):
             self._context.log.info(f"{self._name}: {array}, {done:,} of {total:,}")
             self._observe({"entries": done, "of": total})

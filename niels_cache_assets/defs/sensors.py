@@ -58,8 +58,8 @@ def upstream_revision_sensor(registry: Registry) -> dg.SensorDefinition:
     names = [name for name in _watchable(registry) if _depends_on_hub_commit(registry, registry.source(name))]
     builds = registry.dagster.upstream_builds
 
-    def ask(look: _SensorTick, state: dict[str, Any]) -> dg.SensorResult:
-        wanted = {name: version for name, version in state.get("wanted", {}).items() if name in names}
+    def check_hub(tick: _SensorTick, state: dict[str, Any]) -> dg.SensorResult:
+        requested = {name: version for name, version in state.get("wanted", {}).items() if name in names}
         first = names.index(state["next"]) if state.get("next") in names else 0
         began, count = time.monotonic(), 0
         with retry_at_most():
@@ -67,30 +67,30 @@ def upstream_revision_sensor(registry: Registry) -> dg.SensorDefinition:
                 if count and time.monotonic() - began >= QUERY_SECONDS:
                     break
                 count += 1
-                version = look.current_version(name)
+                version = tick.current_version(name)
                 if version is None:
                     continue
-                look.observe(name)
-                built = look.built(name)
-                if wanted.get(name) != version:
-                    wanted.pop(name, None)  # upstream has changed since the request
+                tick.observe(name)
+                built = tick.built(name)
+                if requested.get(name) != version:
+                    requested.pop(name, None)  # upstream has changed since the request
                 if (
                     builds
                     and built
                     and built != {version}
-                    and name not in wanted
-                    and look.request(name, occasion=look.last_left_observation(name))
+                    and name not in requested
+                    and tick.request(name, occasion=tick.last_left_observation(name))
                 ):
-                    wanted[name] = version
-        following = names[(first + count) % len(names)]
-        later = f" ({following} is next)" if count < len(names) else ""
-        whole = f"Asked the hub for {format_count(count, 'data set')} of {len(names)}{later}"
-        return look.result({"next": following, "wanted": wanted}, whole, quiet="nothing has changed")
+                    requested[name] = version
+        next_name = names[(first + count) % len(names)]
+        later = f" ({next_name} is next)" if count < len(names) else ""
+        summary = f"Asked the hub for {format_count(count, 'data set')} of {len(names)}{later}"
+        return tick.result({"next": next_name, "wanted": requested}, summary, quiet="nothing has changed")
 
     return _sensor(
         UPSTREAM_SENSOR,
         registry,
-        ask if names else None,
+        check_hub if names else None,
         of="read from the hub at its newest commit",
         seconds=_UPSTREAM_SECONDS,
         description="Asks the hub for the newest commit of every data set that is read from there and not pinned. A changed one shows "
@@ -107,33 +107,33 @@ def notes_folder_sensor(registry: Registry) -> dg.SensorDefinition:
     names = [name for name in _watchable(registry) if isinstance(registry.source(name), MarkdownFolder | Roam)]
     quiet = registry.dagster.notes_quiet_seconds
 
-    def compare(look: _SensorTick, before: dict[str, Any]) -> dg.SensorResult:
+    def check_folders(tick: _SensorTick, before: dict[str, Any]) -> dg.SensorResult:
         waiting: dict[str, Any] = {}
         for name in names:
-            version = look.current_version(name)
+            version = tick.current_version(name)
             if version is None:
                 waiting |= {name: before[name]} if name in before else {}
                 continue
-            if look.built(name) == {version}:
+            if tick.built(name) == {version}:
                 continue
             now, seen = time.time(), before.get(name, {})
             if seen.get("version") != version:
                 seen = {"version": version, "since": now, "asked": False}
             left = seen["since"] + quiet - now
             if seen["asked"]:
-                look.add_message(name, "was requested: it is being built, or the build failed and waits for another change")
+                tick.add_message(name, "was requested: it is being built, or the build failed and waits for another change")
             elif left > 0:
-                look.add_message(name, f"has changed; it will be built after {left:.0f} more seconds without a change")
-            elif look.request(name, occasion=str(seen["since"])):
-                look.observe(name)
+                tick.add_message(name, f"has changed; it will be built after {left:.0f} more seconds without a change")
+            elif tick.request(name, occasion=str(seen["since"])):
+                tick.observe(name)
                 seen = {**seen, "asked": True}
             waiting[name] = seen
-        return look.result(waiting, f"Looked at {format_count(len(names), 'folder')} of notes", quiet="nothing has changed")
+        return tick.result(waiting, f"Looked at {format_count(len(names), 'folder')} of notes", quiet="nothing has changed")
 
     return _sensor(
         NOTES_SENSOR,
         registry,
-        compare if names else None,
+        check_folders if names else None,
         of="a folder of notes",
         seconds=_NOTES_SECONDS,
         description=f"Watches the folders of notes. Builds a data set after its folder has changed and then stayed unchanged for {quiet} "
@@ -165,10 +165,10 @@ def build_request(registry: Registry, name: str, version: str, definitions: dg.R
         return dg.RunRequest(
             run_key=f"{name}@{version}#{occasion}", partition_key=name, asset_selection=family_keys(family), run_config=config, tags=tags
         )
-    wanted = {AssetKeyPartitionKey(key, name) for key in (DOCUMENTS, KEPT, REPORT, *family_keys(family))}
+    requested = {AssetKeyPartitionKey(key, name) for key in (DOCUMENTS, KEPT, REPORT, *family_keys(family))}
     if name in registry.prepared("dedup"):
-        wanted.add(AssetKeyPartitionKey(DUPLICATES))
-    return dg.RunRequest.for_asset_graph_subset(AssetGraphSubset.from_asset_partition_set(wanted, definitions.asset_graph), tags)
+        requested.add(AssetKeyPartitionKey(DUPLICATES))
+    return dg.RunRequest.for_asset_graph_subset(AssetGraphSubset.from_asset_partition_set(requested, definitions.asset_graph), tags)
 
 
 def _watchable(registry: Registry) -> list[str]:
@@ -191,17 +191,17 @@ class _SensorTick:
         self._seen: dict[str, dg.AssetObservation] = {}
         self._events: list[dg.AssetObservation] = []
         self._requests: list[dg.RunRequest] = []
-        self._said: list[str] = []
+        self._messages: list[str] = []
 
     def current_version(self, name: str) -> str | None:
         """Return the current version of a data set's upstream, or add a message and return None if upstream is not available."""
         try:
             self._seen[name] = observe_revision(self._registry, name, root=self._root)
         except Exception as error:  # any error of one source
-            said = f"{name} could not be checked: {describe_error(error)}"
-            self._context.log.warning(said)
+            message = f"{name} could not be checked: {describe_error(error)}"
+            self._context.log.warning(message)
             log_traceback(error, self._context.log.info)
-            self._said.append(said)
+            self._messages.append(message)
             return None
         return version_of(self._seen[name])
 
@@ -225,8 +225,8 @@ class _SensorTick:
         changes. A crash does not change it.
         """
         key, version = UPSTREAM_KEYS[self._registry.family_of(name)], version_of(self._seen[name])
-        wanted = dg.AssetRecordsFilter(asset_key=key, asset_partitions=[name])
-        records = self._context.instance.fetch_observations(wanted, limit=OBSERVATIONS).records
+        filters = dg.AssetRecordsFilter(asset_key=key, asset_partitions=[name])
+        records = self._context.instance.fetch_observations(filters, limit=OBSERVATIONS).records
         others = (each.storage_id for each in records if each.asset_observation and version_of(each.asset_observation) != version)
         return str(next(others, 0))
 
@@ -243,9 +243,9 @@ class _SensorTick:
 
     def add_message(self, name: str, what: str) -> None:
         self._context.log.info(f"{name} {what}")
-        self._said.append(f"{name} {what}")
+        self._messages.append(f"{name} {what}")
 
-    def result(self, cursor: dict[str, Any], whole: str, *, quiet: str) -> dg.SensorResult:
+    def result(self, cursor: dict[str, Any], summary: str, *, quiet: str) -> dg.SensorResult:
         """Return the result of the tick.
 
         If the tick requests runs, the UI shows the runs, and the messages are only in the log of the tick.
@@ -254,7 +254,7 @@ class _SensorTick:
             run_requests=self._requests,
             asset_events=self._events,
             cursor=json.dumps(cursor),
-            skip_reason=None if self._requests else f"{whole}: {'; '.join(self._said) or quiet}.",
+            skip_reason=None if self._requests else f"{summary}: {'; '.join(self._messages) or quiet}.",
         )
 
 
@@ -272,8 +272,8 @@ def _sensor(
     Args:
         name: Name of the sensor.
         registry: The configuration.
-        tick: Called with the look (one tick) and the cursor. None if there is nothing to watch.
-        of: Watched kind of data set.
+        tick: Called with the tick and the cursor. None if there is nothing to watch.
+        of: The kind of data set that is watched, in words.
         seconds: Minimum time between two ticks.
         description: Description for the UI.
     """

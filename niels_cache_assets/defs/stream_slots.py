@@ -1,4 +1,4 @@
-"""Turns of streams in one Dagster home. A stream is a build that reads a source, and the pool `source_stream` limits their number.
+"""Slots for streams in one Dagster home. A stream is a build that reads a source, and the pool `source_stream` limits their number.
 
 A slot is a lock on a file in the home. The kernel frees the lock when the process that holds it ends. An op takes a slot only after it
 knows that it must build, so cache hits and switched-off data sets do not wait. Dagster itself would assign a slot before the op can check
@@ -53,14 +53,14 @@ class StreamSlot:
         """
         if self._held or self._context.instance.is_ephemeral:  # only this process can see an instance in memory
             return False
-        told = ""
+        logged = ""
         while (waiting := self._try()) is not None:
-            if waiting != told:
+            if waiting != logged:
                 self._log(waiting)
-                told = waiting
+                logged = waiting
             time.sleep(_POLL_SECONDS)
         self._held = True
-        return bool(told)
+        return bool(logged)
 
     def _try(self) -> str | None:
         """Take a slot if one is free, and return None. Otherwise, return the reason for waiting."""

@@ -1,7 +1,7 @@
 """The staging directory of one attempt, and what it takes over from the previous attempt.
 
-An earlier attempt may still have open files: its process may be frozen, or cut off from the network. Nothing in its staging directory is
-changed, therefore. The new attempt links its finished files, which no process writes again, and copies its unfinished files up to their
+An earlier attempt may still have open files, because its process may be frozen or cut off from the network. So nothing in its staging
+directory is changed. The new attempt links its finished files, which no process writes again, and copies its unfinished files up to their
 recorded size. The old directory is then renamed in one step, before it is removed. After that, the old process can neither record nor
 commit.
 """
@@ -23,7 +23,7 @@ from niels_cache_runtime.format.commit import BusyError, lock_path, old_path, re
 from niels_cache_runtime.format.safe_open import link_problem
 
 _BLOCK_BYTES = 1 << 22
-_BESIDE = re.compile(r"\.(.+?)\.(?:lock|lease|old|(?:partial|gone)(?:\.\d+)?)")  # see format/commit.py and disk/attempts.py
+_COMPANION = re.compile(r"\.(.+?)\.(?:lock|lease|old|(?:partial|gone)(?:\.\d+)?)")  # see format/commit.py and disk/attempts.py
 
 Log = Callable[[str], None]
 
@@ -92,7 +92,7 @@ def targets_in(folder: Path) -> list[Path]:
     """Return the targets of all builds in a folder, including those of which only a lock or an unfinished build is left."""
     names = {path.name for path in folder.glob("*") if path.is_dir() and not path.name.startswith(".")}
     for path in folder.glob(".*"):
-        names.update(match[1] for match in [_BESIDE.fullmatch(path.name)] if match)
+        names.update(match[1] for match in [_COMPANION.fullmatch(path.name)] if match)
     return [folder / name for name in sorted(names)]
 
 
@@ -125,8 +125,8 @@ def _copy_recorded(source: Path, recorded: JournalRecord, partial: Path, attempt
         if path.is_symlink() or not path.is_file() or path.stat().st_size < size:
             log(f"starting afresh: {name} of the unfinished build is missing or shorter than its journal says")
             return
-    if leaves := link_problem(source, recorded.sizes):
-        log(f"starting afresh: {leaves[0]} of the unfinished build {leaves[1]}")
+    if problem := link_problem(source, recorded.sizes):
+        log(f"starting afresh: {problem[0]} of the unfinished build {problem[1]}")
         return
     for folder in sorted({(partial / name).parent for name in recorded.sizes} | {partial}):
         folder.mkdir(parents=True, exist_ok=True)

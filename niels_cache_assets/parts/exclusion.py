@@ -25,7 +25,7 @@ from niels_cache_runtime.format.layout import SPLITS, documents_folder, document
 from niels_cache_runtime.format.meta import Meta
 
 FOUND_NAME = "excluded.json"
-_OF_CORPUS = ("documents_", "rejected")  # files of documents, and the examples of dropped ones
+_CORPUS_PREFIXES = ("documents_", "rejected")  # files of documents, and the examples of dropped ones
 _ROWS = 1 << 18
 
 
@@ -42,7 +42,7 @@ class ExcludedDocument(NamedTuple):
 
 
 def identity_with_present_ids(
-    identity: Mapping[str, Any], list_of_ids: str | None, meta: Meta, directory: Path, *, beside: Path, also: Collection[str] = ()
+    identity: Mapping[str, Any], list_of_ids: str | None, meta: Meta, directory: Path, *, parts_folder: Path, also: Collection[str] = ()
 ) -> dict[str, Any]:
     """Return an identity with only those ids of `list_of_ids` that the finished build in `directory` contains or has removed.
 
@@ -53,7 +53,7 @@ def identity_with_present_ids(
         list_of_ids: The list of ids, or None.
         meta: The meta.json of the build.
         directory: The folder of the build.
-        beside: The folder of the parts.
+        parts_folder: The folder of the parts.
         also: Further ids that count if they are in the list.
 
     Raises:
@@ -61,33 +61,33 @@ def identity_with_present_ids(
     """
     if list_of_ids is None:
         return dict(identity)
-    wanted = excluded_ids(list_of_ids)
+    excluded = excluded_ids(list_of_ids)
     try:
-        held = {each.source_id for each in find_excluded_documents(meta, directory, wanted, beside=beside)}
+        present = {each.source_id for each in find_excluded_documents(meta, directory, excluded, parts_folder=parts_folder)}
     except NielsCacheError:
         return dict(identity)
-    return identity_with_ids(identity, wanted & (held | removed_ids(meta) | set(also)))
+    return identity_with_ids(identity, excluded & (present | removed_ids(meta) | set(also)))
 
 
-def ids_in_parts(list_of_ids: str | None, folders: Sequence[Path], *, beside: Path) -> set[str]:
+def ids_in_parts(list_of_ids: str | None, folders: Sequence[Path], *, parts_folder: Path) -> set[str]:
     """Return the ids of `list_of_ids` that the finished parts contain or have removed. A part that cannot be read has none.
 
     Args:
         list_of_ids: The list of ids, or None.
         folders: The folders of the finished parts.
-        beside: The folder of the parts.
+        parts_folder: The folder of the parts.
 
     Raises:
         NielsCacheError: If the list cannot be read.
     """
-    wanted = excluded_ids(list_of_ids) if list_of_ids is not None else frozenset[str]()
+    excluded = excluded_ids(list_of_ids) if list_of_ids is not None else frozenset[str]()
     found = set[str]()
-    for folder in folders if wanted else ():
+    for folder in folders if excluded else ():
         with suppress(NielsCacheError):
             meta = finished_meta(folder)
             if meta is not None:
-                found |= {each.source_id for each in find_excluded_documents(meta, folder, wanted, beside=beside)} | (
-                    removed_ids(meta) & wanted
+                found |= {each.source_id for each in find_excluded_documents(meta, folder, excluded, parts_folder=parts_folder)} | (
+                    removed_ids(meta) & excluded
                 )
     return found
 
@@ -105,7 +105,7 @@ def removed_ids(meta: Meta) -> set[str]:
     return {*meta.get("facts", {}).get(EXCLUDED, {}), *(each for ids in of_heads.values() for each in ids)}
 
 
-def find_excluded_documents(meta: Meta, directory: Path, wanted: Collection[str], *, beside: Path) -> frozenset[ExcludedDocument]:
+def find_excluded_documents(meta: Meta, directory: Path, excluded: Collection[str], *, parts_folder: Path) -> frozenset[ExcludedDocument]:
     """Return the documents in the lineage of a finished cache or corpus that have one of these ids.
 
     This reads the ids of all documents, but only once for each list.
@@ -113,61 +113,61 @@ def find_excluded_documents(meta: Meta, directory: Path, wanted: Collection[str]
     Raises:
         NielsCacheError: If the lineage cannot be read.
     """
-    (digest,) = identity_of_ids(wanted).values()
-    place = beside / FOUND_NAME
-    known = _recorded_ids(place, digest)
+    (digest,) = identity_of_ids(excluded).values()
+    record_path = parts_folder / FOUND_NAME
+    recorded = _recorded_ids(record_path, digest)
     files = [(directory / name, str(entry["sha256"])) for name, entry in meta["files"].items() if _has_ids(name)]
-    found = {sha256: known[sha256] if sha256 in known else [*_read(path, wanted)] for path, sha256 in files}
-    if found.keys() - known.keys():
-        _record_ids(place, {"ids": digest, "found": {**known, **found}})
+    found = {sha256: recorded[sha256] if sha256 in recorded else [*_read(path, excluded)] for path, sha256 in files}
+    if found.keys() - recorded.keys():
+        _record_ids(record_path, {"ids": digest, "found": {**recorded, **found}})
     return frozenset(ExcludedDocument(*each) for entries in found.values() for each in entries)
 
 
 def _has_ids(name: str) -> bool:
     """Return whether a file of a cache or of a corpus contains the ids of documents."""
-    of_caches = any(name == documents_name(split) or name.startswith(f"{documents_folder(split)}/") for split in SPLITS)
-    return of_caches or name.startswith(_OF_CORPUS)
+    is_lineage = any(name == documents_name(split) or name.startswith(f"{documents_folder(split)}/") for split in SPLITS)
+    return is_lineage or name.startswith(_CORPUS_PREFIXES)
 
 
-def _read(path: Path, wanted: Collection[str]) -> Iterator[tuple[str, str]]:
+def _read(path: Path, excluded: Collection[str]) -> Iterator[tuple[str, str]]:
     """Yield the id and the file of each document that has one of these ids."""
     import pyarrow
     import pyarrow.compute
     import pyarrow.parquet
 
-    ids = pyarrow.array(list(wanted), "string")
+    ids = pyarrow.array(list(excluded), "string")
     try:
         with pyarrow.parquet.ParquetFile(path, pre_buffer=False) as parquet:
             for batch in parquet.iter_batches(batch_size=_ROWS, columns=["source_id", "file"]):
-                here = batch.filter(pyarrow.compute.is_in(batch["source_id"], value_set=ids))
-                yield from zip(here["source_id"].to_pylist(), here["file"].to_pylist(), strict=True)
+                matching = batch.filter(pyarrow.compute.is_in(batch["source_id"], value_set=ids))
+                yield from zip(matching["source_id"].to_pylist(), matching["file"].to_pylist(), strict=True)
     except (pyarrow.ArrowException, OSError, KeyError) as error:
         raise NielsCacheError(f"{path}: cannot be read ({str(error).splitlines()[0]}); build it again") from error
 
 
-def _recorded_ids(place: Path, digest: str) -> Mapping[str, list[Any]]:
+def _recorded_ids(path: Path, digest: str) -> Mapping[str, list[Any]]:
     """Return what was found for this list, by the sha256 of a lineage file."""
     try:
-        stamp = os.stat(place)
-        told, found = _recorded(place, stamp.st_ino, stamp.st_mtime_ns)
+        status = os.stat(path)
+        recorded_digest, found = _recorded(path, status.st_ino, status.st_mtime_ns)
     except (OSError, ValueError, KeyError, TypeError):  # missing or damaged
         return {}
-    return found if told == digest else {}
+    return found if recorded_digest == digest else {}
 
 
 @lru_cache(maxsize=8)
-def _recorded(place: Path, inode: int, changed_ns: int) -> tuple[str, dict[str, list[Any]]]:
-    recorded = json.loads(place.read_bytes())
+def _recorded(path: Path, inode: int, changed_ns: int) -> tuple[str, dict[str, list[Any]]]:
+    recorded = json.loads(path.read_bytes())
     found = {sha256: [(str(source_id), str(file)) for source_id, file in each] for sha256, each in recorded["found"].items()}
     return recorded["ids"], found
 
 
-def _record_ids(place: Path, content: Mapping[str, Any]) -> None:
+def _record_ids(path: Path, content: Mapping[str, Any]) -> None:
     """Replace the record in one step. It is not written if the folder is read-only or the disk is full."""
-    spare = place.with_name(f".{place.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with suppress(OSError):
         try:
-            spare.write_text(json.dumps(content), encoding="utf-8")
-            os.replace(spare, place)
+            temporary.write_text(json.dumps(content), encoding="utf-8")
+            os.replace(temporary, path)
         finally:
-            spare.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)

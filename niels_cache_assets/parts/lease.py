@@ -40,7 +40,7 @@ from niels_cache_runtime.format.commit import UNKNOWN, BusyError, LockOwner, Loc
 LOCK_SECONDS = 0.5  # how long a new holder tries to lock its own file, because others try it for an instant
 _RECORD_BYTES = 2048  # every record has this size, so it can be overwritten in place and its lock stays
 
-Mark = tuple[int, int] | None
+Stamp = tuple[int, int] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,16 +69,16 @@ class LeaseHolder:
 
     def encoded(self) -> bytes:
         """Return the content of the file, which always has the same size."""
-        said = {**asdict(self.writer), **{key: value for key, value in asdict(self).items() if key != "writer"}}
-        return json.dumps(said).encode().ljust(_RECORD_BYTES - 1) + b"\n"
+        fields = {**asdict(self.writer), **{key: value for key, value in asdict(self).items() if key != "writer"}}
+        return json.dumps(fields).encode().ljust(_RECORD_BYTES - 1) + b"\n"
 
     @classmethod
     def decoded(cls, content: bytes) -> LeaseHolder | None:
         """Return the holder, or None if the file is not written yet or is damaged."""
         try:
-            said: dict[str, Any] = json.loads(content)
-            writer = LockOwner(**{key: said.pop(key) for key in ("pid", "host", "since", "command")})
-            return cls(writer=writer, **said)
+            fields: dict[str, Any] = json.loads(content)
+            writer = LockOwner(**{key: fields.pop(key) for key in ("pid", "host", "since", "command")})
+            return cls(writer=writer, **fields)
         except (ValueError, TypeError, KeyError, RecursionError):
             return None
 
@@ -122,7 +122,7 @@ def latest(target: Path) -> AttemptFile | None:
     return AttemptFile(attempt=attempt, content=content, holder=LeaseHolder.decoded(content))
 
 
-def stop_stamp(target: Path) -> Mark:
+def stop_stamp(target: Path) -> Stamp:
     """Return a value that differs for each `stop`, the request to all processes, or None without this file."""
     return path_stamp(stop_path(target))
 
@@ -132,12 +132,12 @@ class StopRequests:
     """The requests to stop that apply to a process: every `stop` that is newer than the process, and `stop-LAUNCH` of its own launch.
 
     Attributes:
-        launch: The launch of the process, if another program has started it.
+        launch: The name that the program which started the process gave to it. None if there is none.
         stale: The `stop` that existed when the process began.
     """
 
     launch: str | None = None
-    stale: Mark = None
+    stale: Stamp = None
 
     def requested(self, target: Path) -> Path | None:
         """Return the file of a request that applies to this process, or None."""
@@ -219,7 +219,7 @@ class LeaseTimes:
 
 
 class Lease:
-    """The right to make one attempt at a target. `hold_lease` creates it."""
+    """The right to make one attempt to build a target. `hold_lease` creates it."""
 
     def __init__(self, target: Path, holder: LeaseHolder, descriptor: int, *, waited: bool) -> None:
         self.target, self.attempt, self.waited = target, holder.attempt, waited
@@ -327,9 +327,10 @@ def hold_lease(
 
     Args:
         target: The target, whose parent folder must exist.
-        times: When to renew the lease, and when to take over another one.
-        wait: If another process builds the target, log this, and wait until that process ends or its lease expires. Without `wait`, Busy is
-            raised as soon as it is certain that the other process is alive. A lease that may be abandoned is watched until this is known.
+        times: When to renew the lease, and when to take over the lease of another process.
+        wait: If another process builds the target, log this, and wait until that process ends or its lease expires. Without `wait`,
+            BusyError is raised as soon as it is certain that the other process is alive. A lease that may be abandoned is watched until
+            this is known.
         log: Called with a line about each wait.
         on_stop: Called once, on another thread, if a stop is requested while the lease is held. Without it, only the checks raise.
         stops: The requests to stop that apply. By default, every `stop` that is created after this call.
@@ -341,12 +342,12 @@ def hold_lease(
         StopRequested: If a stop was requested before the lease is taken.
     """
     stops = StopRequests(stale=stop_stamp(target)) if stops is None else stops
-    with ExitStack() as held:
-        lease = _Claim(target, times, log, stops).take(held, wait=wait, at_once=at_once)
+    with ExitStack() as stack:
+        lease = _Claim(target, times, log, stops).take(stack, wait=wait, at_once=at_once)
         if stops.stale is not None and stop_stamp(target) == stops.stale:
             with suppress(OSError):
                 stop_path(target).unlink()
-        held.enter_context(lease.renewed(times, stops, on_stop))
+        stack.enter_context(lease.renewed(times, stops, on_stop))
         try:
             yield lease
         except LeaseLostError:
@@ -397,28 +398,28 @@ class _Claim:
     def __init__(self, target: Path, times: LeaseTimes, log: Log, stops: StopRequests) -> None:
         self._target, self._times, self._log, self._stops = target, times, log, stops
         self._seen: AttemptFile | None = None
-        self._quiet = 0.0  # seconds without a change
-        self._looked: float | None = None
-        self._told: LockOwner | None = None
+        self._unchanged_seconds = 0.0
+        self._last_look: float | None = None
+        self._reported: LockOwner | None = None
         self._has_changed = False
 
-    def take(self, held: ExitStack, *, wait: bool, at_once: bool) -> Lease:
-        """Return the lease as soon as it can be taken. `held` also gets the lock of the target, if it is free at that time."""
+    def take(self, stack: ExitStack, *, wait: bool, at_once: bool) -> Lease:
+        """Return the lease as soon as it can be taken. `stack` also gets the lock of the target, if it is free at that time."""
         lease_path(self._target).mkdir(exist_ok=True)
         began, waited = time.monotonic(), False
         while True:
             if (request := self._stops.requested(self._target)) is not None:
                 raise stop_error(self._target, request)
             locker: LockOwner | None = None
-            is_free, why = self._check_holder()
+            is_free, reason = self._check_holder()
             if is_free:
-                with ExitStack() as attempted:
-                    locker = self._lock(attempted)
+                with ExitStack() as attempt_stack:
+                    locker = self._lock(attempt_stack)
                     lease = None
-                    if locker is None or why is not None or self._was_overtaken(locker):
-                        lease = self._create(waited=waited, why=why, locker=locker)
+                    if locker is None or reason is not None or self._was_overtaken(locker):
+                        lease = self._create(waited=waited, reason=reason, locker=locker)
                     if lease is not None:
-                        held.push(attempted.pop_all())
+                        stack.push(attempt_stack.pop_all())
                         return lease
             self._report_holder(locker, wait=wait, at_once=at_once, is_certain=time.monotonic() - began >= LOCK_SECONDS)
             waited = True
@@ -429,17 +430,17 @@ class _Claim:
         seen = self._seen
         holder = None if seen is None or seen.is_over else seen.holder
         who = holder.writer if holder is not None else locker or UNKNOWN
-        lives = self._has_changed or locker is not None or (seen is not None and holds_lock(self._target, seen.attempt) is True)
-        if at_once or (not wait and lives and is_certain):
+        is_alive = self._has_changed or locker is not None or (seen is not None and holds_lock(self._target, seen.attempt) is True)
+        if at_once or (not wait and is_alive and is_certain):
             raise BusyError(self._target, who)
-        if is_certain and who != self._told:
+        if is_certain and who != self._reported:
             self._log(f"waiting for the other build of {self._target}: {who}")
-            self._told = who
+            self._reported = who
 
-    def _lock(self, attempted: ExitStack) -> LockOwner | None:
+    def _lock(self, stack: ExitStack) -> LockOwner | None:
         """Take the lock of the target, if it is free and the file system has locks. Otherwise return the process that holds it."""
         try:
-            attempted.enter_context(hold_lock(self._target, retry_seconds=0))
+            stack.enter_context(hold_lock(self._target, retry_seconds=0))
         except BusyError as busy:
             return busy.writer
         except LockRefusedError as refused:
@@ -455,24 +456,24 @@ class _Claim:
         return self._seen is not None and self._seen.holder is not None and self._seen.holder.overtaken == str(locker)
 
     def _check_holder(self) -> tuple[bool, str | None]:
-        """Return whether the next attempt may begin now, and why, if the latest attempt has not ended properly."""
+        """Return whether the next attempt may begin now. If the latest attempt has not ended properly, also return why."""
         seen, now = latest(self._target), time.monotonic()
-        if self._looked is None or seen != self._seen:
-            self._has_changed = self._looked is not None and seen is not None and not seen.is_over
-            self._quiet, self._seen = 0.0, seen
+        if self._last_look is None or seen != self._seen:
+            self._has_changed = self._last_look is not None and seen is not None and not seen.is_over
+            self._unchanged_seconds, self._seen = 0.0, seen
         else:
-            self._quiet += min(now - self._looked, 2 * self._times.poll_seconds)  # a pause of this process proves nothing
-        self._looked = now
+            self._unchanged_seconds += min(now - self._last_look, 2 * self._times.poll_seconds)  # a pause of this process proves nothing
+        self._last_look = now
         if seen is None or seen.is_over:
             return True, None
         who = seen.writer
         if has_died(self._target, seen):
             return True, f"{who} has ended without finishing {self._target}; continuing its work"
-        if self._quiet >= self._times.lease_seconds:
-            return True, f"{who} has not renewed its lease of {self._target} for {self._quiet:.0f} s; taking over"
+        if self._unchanged_seconds >= self._times.lease_seconds:
+            return True, f"{who} has not renewed its lease of {self._target} for {self._unchanged_seconds:.0f} s; taking over"
         return False, None
 
-    def _create(self, *, waited: bool, why: str | None, locker: LockOwner | None = None) -> Lease | None:
+    def _create(self, *, waited: bool, reason: str | None, locker: LockOwner | None = None) -> Lease | None:
         """Create the file of the next attempt. Return None if another process was faster."""
         target, last = self._target, self._seen
         number = last.attempt if last is not None else highest_number(target)
@@ -501,8 +502,8 @@ class _Claim:
                 for lower in attempts[:-1]:
                     with suppress(OSError):
                         attempt_record(target, lower).unlink()
-                if why is not None:
-                    self._log(why)
+                if reason is not None:
+                    self._log(reason)
                 return lease
         except BaseException:
             path.unlink(missing_ok=True)

@@ -23,9 +23,9 @@ from niels_cache_runtime.format.meta import Meta
 
 CODE_VERSION = "1"  # increment if the same files are divided differently, or if parts write different bytes
 MAX_SHARDS = 20_000
-_UNPACKED = 2.5  # bytes of text for one byte of a compressed file, roughly
-_PACKED = (".parquet", ".gz", ".bz2", ".xz", ".zst")
-_EVEN = 2**22  # a proposed shard size is a multiple of 4 MiB
+_EXPANSION = 2.5  # bytes of text for one byte of a compressed file, roughly
+_COMPRESSED_ENDINGS = (".parquet", ".gz", ".bz2", ".xz", ".zst")
+_SHARD_BYTES_STEP = 2**22  # a proposed shard size is a multiple of 4 MiB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +132,7 @@ class Plan:
 def _group(entry: Mapping[str, Any], *, first: int) -> PlannedGroup:
     """Return a group from its entry in the file of a plan. `first` is the number of its first part."""
     listed = tuple(ListedFile(**file) for file in entry["listed"])
-    of_all: dict[str, Any] = {"revision": entry["dataset_revision"], "text_field": entry["text_field"]}
+    shared: dict[str, Any] = {"revision": entry["dataset_revision"], "text_field": entry["text_field"]}
     parts = tuple(
         PlannedPart(
             number=number,
@@ -140,11 +140,11 @@ def _group(entry: Mapping[str, Any], *, first: int) -> PlannedGroup:
             files=tuple(listed[index] for begin, stop in part["files"] for index in range(begin, stop)),
             train_tokens=part["train_tokens"],
             val_tokens=part["val_tokens"],
-            **of_all,
+            **shared,
         )
         for number, part in enumerate(entry["parts"], start=first)
     )
-    return PlannedGroup(fingerprint=entry["fingerprint"], identity=entry["made_of"], listed=listed, parts=parts, **of_all)
+    return PlannedGroup(fingerprint=entry["fingerprint"], identity=entry["made_of"], listed=listed, parts=parts, **shared)
 
 
 def encode_group(group: PlannedGroup) -> dict[str, Any]:
@@ -182,7 +182,7 @@ def plan_parts(
     val_tokens: int | None,
     fingerprint: str = "",
     identity: Mapping[str, Any] = MappingProxyType({}),
-    **of_all: Any,
+    **group_fields: Any,
 ) -> PlannedGroup:
     """Return a group of parts. Each part has a contiguous run of the files of each split, balanced by bytes.
 
@@ -193,7 +193,7 @@ def plan_parts(
         val_tokens: The val budget of the group, or None.
         fingerprint: See `PlannedGroup`.
         identity: See `PlannedGroup`.
-        **of_all: `revision` and `text_field` (see `PlannedGroup`).
+        **group_fields: `revision` and `text_field` (see `PlannedGroup`).
 
     Raises:
         NielsCacheError: If there are fewer files than parts, or if a part gets no token of the train budget.
@@ -215,12 +215,12 @@ def plan_parts(
     train, val = budgets
     if 0 in train:
         number = train.index(0)
-        untold = next((file.name for file in divided[number] if not file.bytes), None)
-        why = "" if untold is None else f" ({untold} is empty, or its server tells no size)"
+        unknown_size = next((file.name for file in divided[number] if not file.bytes), None)
+        why = "" if unknown_size is None else f" ({unknown_size} is empty, or its server tells no size)"
         raise NielsCacheError(
             f"{part_name(number)} has so few bytes that it gets no share of the {train_tokens:,} train_tokens{why}; lower parts"
         )
-    shared: dict[str, Any] = {"revision": None, "text_field": None, **of_all}
+    shared: dict[str, Any] = {"revision": None, "text_field": None, **group_fields}
     planned = tuple(
         PlannedPart(number=number, files=tuple(part), plan=fingerprint, train_tokens=train[number], val_tokens=val[number], **shared)
         for number, part in enumerate(divided)
@@ -230,12 +230,12 @@ def plan_parts(
 
 def is_compressed(name: str) -> bool:
     """Return whether the text in a file of this name is larger than the file."""
-    return name.endswith(_PACKED)
+    return name.endswith(_COMPRESSED_ENDINGS)
 
 
 def estimated_text_bytes(files: Sequence[ListedFile]) -> int:
     """Return an estimate of the text in these files in bytes, from their sizes."""
-    return int(sum(file.bytes * (_UNPACKED if is_compressed(file.name) else 1) for file in files))
+    return int(sum(file.bytes * (_EXPANSION if is_compressed(file.name) else 1) for file in files))
 
 
 def proposed_shard_bytes(
@@ -250,7 +250,7 @@ def proposed_shard_bytes(
         tokens = min(tokens or train_tokens, train_tokens + (val_tokens or 0))
     if tokens * token_bytes <= MAX_SHARDS * shard_bytes:
         return None
-    return -(-tokens * token_bytes // (MAX_SHARDS * _EVEN)) * _EVEN
+    return -(-tokens * token_bytes // (MAX_SHARDS * _SHARD_BYTES_STEP)) * _SHARD_BYTES_STEP
 
 
 def contiguous_runs(sizes: Sequence[int], parts: int) -> list[range]:
@@ -272,8 +272,8 @@ def contiguous_runs(sizes: Sequence[int], parts: int) -> list[range]:
         cut = bisect_left(before, ideal, key=lambda size: size * parts)
         if cut > 0 and ideal - before[cut - 1] * parts <= before[min(cut, count)] * parts - ideal:
             cut -= 1
-        spare = count >= parts
-        least, most = (cuts[-1] + 1, count - (parts - number)) if spare else (cuts[-1], count)
+        has_enough = count >= parts
+        least, most = (cuts[-1] + 1, count - (parts - number)) if has_enough else (cuts[-1], count)
         cuts.append(min(max(cut, least), most))
     return [range(first, stop) for first, stop in zip(cuts, [*cuts[1:], count], strict=True)]
 

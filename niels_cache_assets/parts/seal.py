@@ -24,7 +24,7 @@ from niels_cache_runtime.format.meta import Meta, content_sha256, cut_ordinals
 
 CODE_VERSION = "1"  # increment if a seal of the same parts writes different bytes
 _BLOCK_ENDS = 1 << 20
-_OF_ALL = ("append_eot", "shard_bytes", "source", "special_token_ids", "token_dtype", "tokenizer_sha256", "vocab_size", "dataset_config")
+_SHARED = ("append_eot", "shard_bytes", "source", "special_token_ids", "token_dtype", "tokenizer_sha256", "vocab_size", "dataset_config")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ def seal(members: Sequence[SealInput], directory: Path, *, target: Path, log: Ca
         NielsCacheError: If the document ends of a part do not match its tokens, or if copies are needed and do not fit on the disk.
     """
     files: Files = {}
-    links = HardLinker(_sizes(members), target=target, log=log)
+    links = HardLinker(_total_bytes(members), target=target, log=log)
 
     def link(member: SealInput, path: str, name: str) -> None:
         files[name] = dict(member.meta["files"][path])
@@ -86,7 +86,7 @@ def seal(members: Sequence[SealInput], directory: Path, *, target: Path, log: Ca
     counted = {key: {split: sum(member.count(key, split) for member in members) for split in SPLITS} for key in ("documents", "characters")}
     cut = {split: [*_cut_documents(members, split)] for split in SPLITS}
     return {
-        **{key: members[-1].meta[key] for key in _OF_ALL},
+        **{key: members[-1].meta[key] for key in _SHARED},
         **{key: members[-1].meta[key] for key in ("decontaminate", "keep") if key in members[-1].meta},
         **{f"{split}_tokens": sum(member.count("tokens", split) for member in members) for split in SPLITS},
         **counted,
@@ -122,7 +122,7 @@ def link_all(meta: Meta, source: Path, directory: Path, *, target: Path, log: Ca
         links.add(source / path, directory / path, size)
 
 
-def _sizes(members: Sequence[SealInput]) -> int:
+def _total_bytes(members: Sequence[SealInput]) -> int:
     """Return the total size of all shards and lineage that are taken, in bytes."""
     return sum(
         member.meta["files"][path]["bytes"]

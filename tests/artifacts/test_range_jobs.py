@@ -55,6 +55,7 @@ def job(registry: Registry, root: Path, number: int) -> HashRange:
 def linked(registry: Registry, root: Path, number: int, *, log: Callable[[str], None] = lambda line: None) -> dict[str, bytes]:
     """Make a range, with its hashes, and return its files."""
     materialize(graph(registry, root).duplicates().hashes())
+    assert "required" in vars(job(registry, root, number).hashes)  # a range and its hashes are of the same corpora
     return contents(materialize(job(registry, root, number), log=log).directory)
 
 

@@ -122,9 +122,7 @@ def test_owners_and_tags_are_configured(tmp_path: Path, tiny_model: Path) -> Non
         ('tags = { "a b" = "c" }', ("'a b' = 'c': ", "63 letters")),
     ],
 )
-def test_what_the_ui_would_refuse_is_refused_where_it_is_configured(
-    tmp_path: Path, tiny_model: Path, line: str, named: tuple[str, ...]
-) -> None:
+def test_what_the_ui_would_refuse_is_refused_when_loaded(tmp_path: Path, tiny_model: Path, line: str, named: tuple[str, ...]) -> None:
     project = Project(tmp_path, tiny_model)
     project.edit("[dagster]\n", f"[dagster]\n{line}\n")
     with pytest.raises(NielsCacheError) as caught:
@@ -152,6 +150,11 @@ def test_a_configuration_that_cannot_be_read_stops_loading_with_one_line(tmp_pat
         importlib.import_module("niels_cache_assets.definitions")
     assert "\n" not in str(caught.value)
     assert caught.value.__suppress_context__
+
+
+def test_upstream_links_to_the_profile_if_there_is_no_configuration() -> None:
+    specs = {spec.key: spec for spec in build_defs(registry=load_registry(profile="default")).resolve_all_asset_specs()}
+    assert Path(specs[keys.UPSTREAM_KEYS["sft"]].metadata["dagster/code_references"].code_references[0].file_path).is_file()
 
 
 def test_the_cache_root_is_what_the_registry_says_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_model: Path) -> None:

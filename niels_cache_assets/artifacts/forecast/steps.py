@@ -65,11 +65,11 @@ class Step:
         return name if kind in FAMILIES else self.key
 
 
-def forecast(found: Graph, *, only: Sequence[str] | None = None, force: bool = False) -> list[Step]:
+def forecast(graph: Graph, *, only: Sequence[str] | None = None, force: bool = False) -> list[Step]:
     """Return the steps of a build, in order. Data sets that are switched off come last. Nothing is written.
 
     Args:
-        found: The graph.
+        graph: The graph.
         only: The data sets and blends to build. None: everything.
         force: Whether the build would be forced.
 
@@ -77,17 +77,17 @@ def forecast(found: Graph, *, only: Sequence[str] | None = None, force: bool = F
         NielsCacheError: If a name is unknown.
         InputsError: If a tokenizer would be trained and a data set cannot be read.
     """
-    order = found.order(only)
-    tokenizer = found.tokenizer()
+    order = graph.order(only)
+    tokenizer = graph.tokenizer()
     retrains = force and (only is None or tokenizer.key in only)
     trains = tokenizer.needs_training(force=retrains)
     if trains:
-        require_inputs(found.registry, [key.partition("/")[2] for key in order if key.partition("/")[0] in FAMILIES])
-    walk = _StepPlanner(found, force=force, retrains=retrains, trains=trains)
+        require_inputs(graph.registry, [key.partition("/")[2] for key in order if key.partition("/")[0] in FAMILIES])
+    planner = _StepPlanner(graph, force=force, retrains=retrains, trains=trains)
     for key in order:
-        walk.add(key)
-    off = [f"{found.registry.family_of(name)}/{name}" for name in (found.registry.switched_off() if only is None else ())]
-    return [*walk.steps, *(_disabled(found.state(key), key) for key in off)]
+        planner.add(key)
+    off = [f"{graph.registry.family_of(name)}/{name}" for name in (graph.registry.switched_off() if only is None else ())]
+    return [*planner.steps, *(_disabled(graph.state(key), key) for key in off)]
 
 
 def _disabled(cache_state: CacheState, key: str) -> Step:
@@ -98,21 +98,21 @@ class _StepPlanner:
     """A walk through the steps in order, which knows which earlier steps are built, and which cannot be.
 
     Args:
-        found: The graph.
+        graph: The graph.
         force: Whether the build would be forced.
         retrains: Whether `force` covers the tokenizer.
         trains: Whether a tokenizer is trained.
     """
 
-    def __init__(self, found: Graph, *, force: bool, retrains: bool, trains: bool) -> None:
-        self._graph, self._registry, self._root = found, found.registry, found.root
+    def __init__(self, graph: Graph, *, force: bool, retrains: bool, trains: bool) -> None:
+        self._graph, self._registry, self._root = graph, graph.registry, graph.root
         self._force, self._retrains, self._trains = force, retrains, trains
         self._seen: set[str] = set()
         self._building: set[str] = set()
         self._new: set[str] = set()  # keys that are built after the artifacts that use existing inputs
-        self._lacking: set[str] = set()
+        self._unavailable: set[str] = set()
         self._done: dict[str, bool] = {}  # by the key of the cache or corpus that parts belong to
-        self._volumes = SourceSizes(found, lambda: self._encoder)
+        self._volumes = SourceSizes(graph, lambda: self._encoder)
         self.steps: list[Step] = []
 
     def add(self, key: str) -> None:
@@ -129,13 +129,13 @@ class _StepPlanner:
             step = Step(key=key, action="fail", state=state_of(artifact).state, why=str(error))
         self.steps.append(step)
         if step.action in ("fail", "skip"):
-            self._lacking.add(key)
+            self._unavailable.add(key)
         if step.action == "build":
             self._building.add(key)
             self._new.add(key)
         if artifact.builds_from_partial_inputs and not isinstance(
             artifact, SearchHashes
-        ):  # the drop lists follow the hashes, and take the same
+        ):  # the drop lists follow the hashes, and use the same inputs
             self._new.difference_update(artifact.inputs())
 
     def _is_done(self, artifact: Artifact) -> bool:
@@ -149,32 +149,32 @@ class _StepPlanner:
 
     def _step(self, key: str, artifact: Artifact) -> Step:
         grows = self._has_new_plan_of_growth(artifact)
-        judged = state_of(artifact)
+        cache_state = state_of(artifact)
         if isinstance(artifact, SwitchedOff):
-            return _disabled(judged, key)
-        if judged.state == "not configured":
-            return Step(key=key, action="skip", state=judged.state, why=judged.advice)
-        lacking = self._missing_inputs(artifact)
-        if lacking:
-            return Step(key=key, action="skip", state=judged.state, why=f"{format_list(lacking)} cannot be built")
+            return _disabled(cache_state, key)
+        if cache_state.state == "not configured":
+            return Step(key=key, action="skip", state=cache_state.state, why=cache_state.advice)
+        unavailable = self._missing_inputs(artifact)
+        if unavailable:
+            return Step(key=key, action="skip", state=cache_state.state, why=f"{format_list(unavailable)} cannot be built")
         forced = self._retrains if isinstance(artifact, Tokenizer) else self._force and not isinstance(artifact, BlendIndex)
         if isinstance(artifact, Dataset | Corpus) and not forced:
             artifact.finished()  # raises for files that a build does not replace without force
-        judged = self._with_revision(judged, artifact)
-        first = [each for each in _rebuild_inputs(artifact) if each in self._building and not (grows and each.startswith("plan/"))]
-        if not (forced or first or judged.needs_build):
-            return Step(key=key, action="cache_hit", state=judged.state, why=judged.state)
-        if judged.state == "missing":
+        cache_state = self._with_revision(cache_state, artifact)
+        rebuilt = [each for each in _rebuild_inputs(artifact) if each in self._building and not (grows and each.startswith("plan/"))]
+        if not (forced or rebuilt or cache_state.needs_build):
+            return Step(key=key, action="cache_hit", state=cache_state.state, why=cache_state.state)
+        if cache_state.state == "missing":
             why = "missing"
         elif forced:
             why = "--force"
-        elif first:
-            why = f"{format_list(first)} {'is' if len(first) == 1 else 'are'} built first"
+        elif rebuilt:
+            why = f"{format_list(rebuilt)} {'is' if len(rebuilt) == 1 else 'are'} built first"
         else:
-            why = f"{judged.state}: {judged.advice.removeprefix('build it: ').removeprefix('build it again: ')}"
+            why = f"{cache_state.state}: {cache_state.advice.removeprefix('build it: ').removeprefix('build it again: ')}"
         if build_status(artifact.target).is_resumable and not forced:
             why += "; an unfinished build exists, which may be resumed"
-        step = Step(key=key, action="build", state=judged.state, why=why)
+        step = Step(key=key, action="build", state=cache_state.state, why=why)
         if isinstance(artifact, Tokenizer):
             artifact.identity()  # raises if the model to import is missing
         return replace(step, estimate=self._estimate(artifact))
@@ -191,11 +191,11 @@ class _StepPlanner:
     def _missing_inputs(self, artifact: Artifact) -> list[str]:
         if artifact.builds_from_partial_inputs:
             return []
-        lacking = [each for each in artifact.inputs() if each in self._lacking]
+        missing = [each for each in artifact.inputs() if each in self._unavailable]
         if isinstance(artifact, BlendIndex):
             can_be_built = self._registry.partition_keys("pretrain")
-            lacking += [each for each in artifact.inputs() if each not in lacking and each.partition("/")[2] not in can_be_built]
-        return lacking
+            missing += [each for each in artifact.inputs() if each not in missing and each.partition("/")[2] not in can_be_built]
+        return missing
 
     def _with_revision(self, cache_state: CacheState, artifact: Artifact) -> CacheState:
         """Return the state after checking the files on this machine.
@@ -206,9 +206,9 @@ class _StepPlanner:
         source = _own_source(artifact)
         if source is None or cache_state.condition != "complete":
             return cache_state
-        now = revision_on_this_machine(source, with_corpus_readers(self._registry, self._root))
+        revision = revision_on_this_machine(source, with_corpus_readers(self._registry, self._root))
         record = artifact.record or META_NAME
-        if now is None or now[0] == load_meta(str(artifact.directory / record)).get("dataset_revision"):
+        if revision is None or revision[0] == load_meta(str(artifact.directory / record)).get("dataset_revision"):
             return cache_state
         return replace(cache_state, state="other revision", advice="its files have changed since")
 
@@ -275,10 +275,10 @@ class _StepPlanner:
         plan = self._volumes.plan(part.name)
         if plan is None:  # the cache that joins the parts has the estimate
             return None
-        planned, every = plan.parts[part.number], [file for each in plan.parts for file in each.files]
-        weigh = (lambda files: sum(file.bytes for file in files)) if any(file.bytes for file in every) else len
+        planned, all_files = plan.parts[part.number], [file for each in plan.parts for file in each.files]
+        weight = (lambda files: sum(file.bytes for file in files)) if any(file.bytes for file in all_files) else len
         volume = self._volume_of_corpus(part) if is_prepared(part.source) else self._volumes.of_source(part.name)
-        return self._cache_estimate(part, volume.scaled(weigh(planned.files) / weigh(every)), planned.train_tokens)
+        return self._cache_estimate(part, volume.scaled(weight(planned.files) / weight(all_files)), planned.train_tokens)
 
     def _token_bytes(self, artifact: Dataset) -> int:
         size = self._registry.tokenizer.vocab_size if self._tokenizer is None else self._tokenizer.vocab_size
@@ -288,7 +288,7 @@ class _StepPlanner:
     def _tokenizer(self) -> TextTokenizer | None:
         """The tokenizer of the build. None if it is trained first, and if it cannot be imported."""
         key = self._graph.tokenizer().key
-        if self._trains or key in self._lacking:
+        if self._trains or key in self._unavailable:
             return None
         if key in self._building:
             tokenizer = open_configured_model(self._registry.tokenizer)

@@ -27,7 +27,7 @@ from niels_cache_assets.sources.errors import SourceUnavailableError
 from niels_cache_assets.sources.excluding import without_excluded
 from niels_cache_assets.sources.hub.data import HubData, hub_files
 from niels_cache_assets.sources.net.retries import retry_at_most
-from niels_cache_assets.sources.reading.file_source import list_files_for_plan as listed_files
+from niels_cache_assets.sources.reading.file_source import list_files_for_plan
 from niels_cache_assets.sources.types import ListedFile, PretrainSource, SftSource, Source, SourceWithParts, StreamContext
 from niels_cache_assets.streaming.encode import encode_texts
 from niels_cache_assets.tokenizer.encoder import BuildEncoder
@@ -204,7 +204,7 @@ class SourceSize:
         text_bytes: The number of bytes of its text, estimated from the sample or the sizes of the files.
         sample: The beginning of its text.
         no_sample: Why there is no sample.
-        remark: A note about this volume.
+        remark: A note about these numbers.
     """
 
     file_bytes: int | None = None
@@ -214,7 +214,7 @@ class SourceSize:
     remark: str = ""
 
     def scaled(self, share: float) -> SourceSize:
-        """Return the volume of a share of the source, 0 to 1."""
+        """Return the size of a share of the source, 0 to 1."""
         file_bytes, text_bytes = (None if size is None else round(size * share) for size in (self.file_bytes, self.text_bytes))
         return replace(self, file_bytes=file_bytes, text_bytes=text_bytes)
 
@@ -226,29 +226,29 @@ class SourceSize:
         return self.text_bytes / self.sample.text_bytes * self.sample.read_seconds
 
     def basis(self, *, budget: int | None) -> str:
-        """Return in words where an estimate of this volume comes from.
+        """Return in words where an estimate comes from.
 
         Args:
             budget: The token budget. None if there is none.
         """
         if self.sample is None:
-            said = [f"no sample, because {self.no_sample}"]
+            remarks = [f"no sample, because {self.no_sample}"]
         else:
             sample = self.sample
             share = "" if sample.share is None else f", {'all' if sample.share == 1 else format_share(sample.share)} of the source"
-            said = [f"from a sample of {format_count(sample.items, sample.unit)} ({file_size(sample.text_bytes)} of text{share})"]
+            remarks = [f"from a sample of {format_count(sample.items, sample.unit)} ({file_size(sample.text_bytes)} of text{share})"]
         if self.text_bytes is None:
-            said.append("the size of its text is unknown" + ("" if budget is None else ", so its token budget counts"))
+            remarks.append("the size of its text is unknown" + ("" if budget is None else ", so its token budget counts"))
         elif self.sample is None or self.sample.tokens_per_byte is None:
             why = "" if self.sample is None else ", because the tokenizer is not trained yet"
-            said.append(f"{BYTES_PER_TOKEN} bytes of text count as one token{why}")
-        return "; ".join([*said, *([self.remark] if self.remark else [])])
+            remarks.append(f"{BYTES_PER_TOKEN} bytes of text count as one token{why}")
+        return "; ".join([*remarks, *([self.remark] if self.remark else [])])
 
 
 def estimate_cache(
     volume: SourceSize, *, family: Family, budget: int | None, token_bytes: int, threads: int, counts_first: bool = False
 ) -> Estimate:
-    """Return the estimate of a cache that is built from this volume of text.
+    """Return the estimate of a cache that is built from a source of this size.
 
     Args:
         volume: The size of the source.
@@ -260,14 +260,14 @@ def estimate_cache(
     """
     sample = volume.sample
     per_byte = 1 / BYTES_PER_TOKEN if sample is None or sample.tokens_per_byte is None else sample.tokens_per_byte
-    every = None if volume.text_bytes is None else round(volume.text_bytes * per_byte)
-    known = [tokens for tokens in (every, budget) if tokens is not None]
+    all_tokens = None if volume.text_bytes is None else round(volume.text_bytes * per_byte)
+    known = [tokens for tokens in (all_tokens, budget) if tokens is not None]
     tokens = min(known) if known else None
-    used = tokens / every if tokens is not None and every else 1.0  # the share of the source that the build reads
+    used = tokens / all_tokens if tokens is not None and all_tokens else 1.0  # the share of the source that the build reads
     seconds = None
     if sample is not None and sample.encode_seconds is not None and volume.text_bytes is not None:
-        times = volume.text_bytes / sample.text_bytes
-        seconds = times * used * (sample.read_seconds + sample.encode_seconds / threads) + times * counts_first * sample.read_seconds
+        samples = volume.text_bytes / sample.text_bytes
+        seconds = samples * used * (sample.read_seconds + sample.encode_seconds / threads) + samples * counts_first * sample.read_seconds
     need = None if tokens is None else _need(family, tokens, token_bytes)
     return Estimate(
         bytes_to_read=None if volume.file_bytes is None else round(volume.file_bytes * used),
@@ -297,22 +297,22 @@ def _need(family: Family, tokens: int, token_bytes: int) -> SpaceNeed | None:
 
 
 class SourceSizes:
-    """The volumes of the data sets, and the plans of those in parts.
+    """The sizes of the data sets, and the plans of those in parts.
 
     Args:
-        found: The graph.
+        graph: The graph.
         encoder: Returns the tokenizer that encodes samples, or None.
     """
 
-    def __init__(self, found: Graph, encoder: Callable[[], BuildTokenizer | None]) -> None:
-        self._graph, self._registry, self._encoder = found, found.registry, encoder
+    def __init__(self, graph: Graph, encoder: Callable[[], BuildTokenizer | None]) -> None:
+        self._graph, self._registry, self._encoder = graph, graph.registry, encoder
         self._volumes: dict[str, SourceSize] = {}
         self._plans: dict[str, Plan | None] = {}
         self._listings: dict[str, list[ListedFile] | None] = {}
-        self._away: set[str] = set()  # data sets whose list of files cannot be reached now
+        self._unreachable: set[str] = set()  # data sets whose list of files cannot be reached now
 
     def of_corpus(self, prepared: PreparedCorpus) -> SourceSize:
-        """Return the volume of a corpus that is on disk."""
+        """Return the size of a corpus that is on disk."""
         meta = prepared.meta
         sample = sample_of_corpus(prepared, encoder=self._encoder())
         text_bytes = round(meta["bytes"]["after"] * prepared.kept / meta["documents"]["kept"])
@@ -345,7 +345,7 @@ class SourceSizes:
         A group of the last plan stays if its settings are the same, and the names and sizes of its files.
         """
         source, last = artifact.source, artifact.finished()
-        then = () if last is None else Plan.of(last).groups
+        last_groups = () if last is None else Plan.of(last).groups
         try:
             with retry_at_most(seconds=NO_RETRY_SECONDS):
                 revision = source.revision({}) if isinstance(source, HubData) else None
@@ -353,7 +353,8 @@ class SourceSizes:
         except SourceUnavailableError:
             return None
         groups = [
-            then[number] if number < len(then) and _is_unchanged_group(then[number], now) else now for number, now in enumerate(groups)
+            last_groups[number] if number < len(last_groups) and _is_unchanged_group(last_groups[number], group) else group
+            for number, group in enumerate(groups)
         ]
         return Plan.of({"fingerprint": "", "dataset_revision": revision, "groups": [*map(encode_group, groups)]})
 
@@ -365,20 +366,20 @@ class SourceSizes:
                     self._listings[name] = _listed(self._registry.source(name))
             except SourceUnavailableError:
                 self._listings[name] = None
-                self._away.add(name)
+                self._unreachable.add(name)
         return self._listings[name]
 
     def of_source(self, name: str) -> SourceSize:
-        """Return the volume of the source of a data set.
+        """Return the size of the source of a data set.
 
         Raises:
             NielsCacheError: If a file cannot be read.
         """
         if name not in self._volumes:
-            self._volumes[name] = self._found_volume(name)
+            self._volumes[name] = self._find_size(name)
         return self._volumes[name]
 
-    def _found_volume(self, name: str) -> SourceSize:
+    def _find_size(self, name: str) -> SourceSize:
         source = self._registry.source(name)
         if getattr(source, "members", None):
             return SourceSize(no_sample="a mixture has no files of its own")
@@ -387,8 +388,8 @@ class SourceSizes:
         else:
             files = self._files(name)
         if not files:
-            is_away = name in self._away
-            return SourceSize(no_sample="its list of files cannot be reached now" if is_away else "its source has no list of files")
+            is_unreachable = name in self._unreachable
+            return SourceSize(no_sample="its list of files cannot be reached now" if is_unreachable else "its source has no list of files")
         file_bytes = sum(file.bytes for file in files) or None
         volume = SourceSize(
             file_bytes=file_bytes, text_bytes=estimated_text_bytes(files) or None, no_sample="its files are on another machine"
@@ -403,10 +404,10 @@ class SourceSizes:
         return replace(volume, sample=sample, text_bytes=text_bytes)
 
 
-def _is_unchanged_group(then: PlannedGroup, now: PlannedGroup) -> bool:
+def _is_unchanged_group(last: PlannedGroup, current: PlannedGroup) -> bool:
     """Return whether a group of the last plan would stay. Only names and sizes of files are compared, because nothing was hashed."""
-    files = [[(file.name, file.bytes) for file in group.listed] for group in (then, now)]
-    return files[0] == files[1] and settings_of_group(then.identity) == settings_of_group(now.identity)
+    files = [[(file.name, file.bytes) for file in group.listed] for group in (last, current)]
+    return files[0] == files[1] and settings_of_group(last.identity) == settings_of_group(current.identity)
 
 
 def _listed(source: Source) -> list[ListedFile] | None:
@@ -415,4 +416,4 @@ def _listed(source: Source) -> list[ListedFile] | None:
         return hub_files(source, source.revision({}))
     if isinstance(source, SourceWithParts):
         return source.list_files(None, hashed=False)
-    return listed_files(source.input_files(), None, hashed=False) or None
+    return list_files_for_plan(source.input_files(), None, hashed=False) or None

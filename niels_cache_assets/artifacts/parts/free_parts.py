@@ -1,8 +1,8 @@
 """The order in which one process builds the parts of a data set if other processes build parts of it too, and their progress.
 
 A part that another process builds is moved behind all others, and waited for only then. So several processes that begin with the same list
-take different parts, and none of them waits before each part was begun. A process that waits takes over from one that has died or is frozen
-(parts/lease.py).
+take different parts, and none of them waits before every part is started. A process that waits takes over from one that has died or is
+frozen (parts/lease.py).
 """
 
 from collections import deque
@@ -48,13 +48,12 @@ def build_free_parts_first(parts: Sequence[P], build: Callable[[P, bool], object
     Args:
         parts: The parts.
         build: Called with a part, and whether to wait if another process builds it. Without waiting, it raises BusyError or LeaseLostError
-        for such a
-            part.
+            for such a part.
         log: Called with each message.
     """
-    turns = FreePartsFirst(parts)
-    while (turn := turns.take()) is not None:
-        part, waits = turn
+    pending = FreePartsFirst(parts)
+    while (next_part := pending.take()) is not None:
+        part, waits = next_part
         try:
             build(part, waits)
         except (BusyError, LeaseLostError) as error:
@@ -62,7 +61,7 @@ def build_free_parts_first(parts: Sequence[P], build: Callable[[P, bool], object
                 raise
             if isinstance(error, LeaseLostError):
                 log(str(error))
-            turns.defer(part)
+            pending.defer(part)
 
 
 def summarize_parts(folders: Sequence[Path], *, stale: int) -> str:
@@ -72,9 +71,9 @@ def summarize_parts(folders: Sequence[Path], *, stale: int) -> str:
         folders: The folders of the parts.
         stale: The number of finished parts that have other settings or are damaged.
     """
-    there = sum((folder / META_NAME).exists() for folder in folders)
+    finished = sum((folder / META_NAME).exists() for folder in folders)
     running = [folder for folder in folders if lease_owner(folder) is not None]
     unfinished = sum((partial_directory(folder) / JOURNAL_NAME).exists() for folder in folders if folder not in running)
-    told = {"have other settings or are damaged": stale, "are being built": len(running), "are unfinished": unfinished}
-    more = "".join(f", {count} {what}" for what, count in told.items() if count)
-    return f"{there - stale} of {len(folders)} parts are built{more}"
+    others = {"have other settings or are damaged": stale, "are being built": len(running), "are unfinished": unfinished}
+    more = "".join(f", {count} {what}" for what, count in others.items() if count)
+    return f"{finished - stale} of {len(folders)} parts are built{more}"

@@ -164,18 +164,18 @@ class PlannedCache(Pretrain):
     def _full_name(self) -> str:
         return f"{self.name}/{self.member}"
 
-    def stream_of(self, planned: PlannedPart, **how: Any) -> PartStream:
+    def stream_of(self, planned: PlannedPart, **arguments: Any) -> PartStream:
         """Return the stream of a part.
 
         Args:
             planned: The part in the plan.
-            **how: Arguments `skip`, `only` and `excludes` of `part_stream`.
+            **arguments: Arguments `skip`, `only` and `excludes` of `part_stream`.
 
         Raises:
             NielsCacheError: If a file is missing.
         """
         return part_stream(
-            self.source, planned.files, revision=planned.revision, text_field=planned.text_field, seed=self.build.seed, **how
+            self.source, planned.files, revision=planned.revision, text_field=planned.text_field, seed=self.build.seed, **arguments
         )
 
     def is_current(self, meta: Meta) -> bool:
@@ -187,9 +187,9 @@ class PlannedCache(Pretrain):
 
     def identity_with_present_ids(self, meta: Meta, identity: Mapping[str, Any]) -> dict[str, Any]:
         """Return an identity in which only those ids of `exclude` count that this finished cache holds or has removed."""
-        directory, beside, also = self.directory_of(meta), parts_dir(self.root, self.name), self.external_ids()
+        directory, parts_folder, also = self.directory_of(meta), parts_dir(self.root, self.name), self.external_ids()
         list_of_ids = None if self.source.prepare else self.source.exclude  # a corpus has left out what it names
-        return identity_with_present_ids(identity, list_of_ids, meta, directory, beside=beside, also=also)
+        return identity_with_present_ids(identity, list_of_ids, meta, directory, parts_folder=parts_folder, also=also)
 
     def directory_of(self, meta: Meta) -> Path:
         """Return the folder of the cache with this meta.json."""
@@ -207,14 +207,14 @@ class PlannedCache(Pretrain):
 
     def difference(self, meta: Meta) -> str:
         """Return why the part with this meta.json does not belong to the plan."""
-        part, then = meta.get("part", {}), meta.get("dataset_revision")
+        part, revision = meta.get("part", {}), meta.get("dataset_revision")
         if part.get("plan") != self.planned_by:
-            if then != self.revision():
-                return f"was built from revision {then}, but the plan is of revision {self.revision()}"
+            if revision != self.revision():
+                return f"was built from revision {revision}, but the plan is of revision {self.revision()}"
             return f"was built by another plan ({short_sha256(part.get('plan'))}), with other settings"
         if meta.get("tokenizer_sha256") != self.tokenizer.model_sha256:
-            used, now = (short_sha256(sha256) for sha256 in (meta.get("tokenizer_sha256"), self.tokenizer.model_sha256))
-            return f"was built with tokenizer {used}, but the cache now holds {now}"
+            used, current = (short_sha256(sha256) for sha256 in (meta.get("tokenizer_sha256"), self.tokenizer.model_sha256))
+            return f"was built with tokenizer {used}, but the cache now holds {current}"
         if self.source.exclude is not None or meta.get("facts", {}).get(EXCLUDED):
             return "was built with other ids in the list `exclude`, with other settings or by another code version"
         return "was built with other settings or by another code version"
@@ -229,7 +229,7 @@ class PlannedCache(Pretrain):
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedCorpusCache(PlannedCache):
-    """A cache that is built from a corpus in parts. Its identity is the documents that stay, their splits, and the parts of the corpus."""
+    """A cache that is built from a corpus in parts. Its identity is the kept documents, their splits, and the parts of the corpus."""
 
     @cached_property
     def corpus(self) -> PreparedCorpus:
@@ -352,15 +352,15 @@ class ValPart(PlannedCache):
         meta = None if self.source.exclude is None else self.finished()
         if meta is None or self.source.exclude is None:
             return frozenset()
-        wanted, beside = excluded_ids(self.source.exclude), parts_dir(self.root, self.name)
+        excluded, parts_folder = excluded_ids(self.source.exclude), parts_dir(self.root, self.name)
         try:
-            held = find_excluded_documents(meta, self.directory, wanted, beside=beside)
+            present = find_excluded_documents(meta, self.directory, excluded, parts_folder=parts_folder)
         except NielsCacheError:  # it is damaged, so all of them may count
-            return wanted
+            return excluded
         if planned is None:
-            return wanted & ({each.source_id for each in held} | removed_ids(meta))
+            return excluded & ({each.source_id for each in present} | removed_ids(meta))
         files, removed = {file.name for file in planned.files}, meta["part"].get(EXCLUDED, {}).get(planned.name, [])
-        return wanted & {*removed, *(each.source_id for each in held if each.file in files)}
+        return excluded & {*removed, *(each.source_id for each in present if each.file in files)}
 
     def revision(self) -> str | None:
         assert self.tokenizer  # fail early: nothing can be built without it
@@ -390,8 +390,8 @@ class ValPart(PlannedCache):
                     for batch in parquet.iter_batches(batch_size=_TEXTS_AT_A_TIME, columns=["text"]):
                         yield from map(Document, batch["text"].to_pylist())
             except (pyarrow.ArrowException, OSError) as error:
-                again = f"niels-cache build-all --only {self.name} --force"
-                raise NielsCacheError(f"{path}: cannot be read ({str(error).splitlines()[0]}); build it again: {again}") from error
+                command = f"niels-cache build-all --only {self.name} --force"
+                raise NielsCacheError(f"{path}: cannot be read ({str(error).splitlines()[0]}); build it again: {command}") from error
 
     def need(self) -> SpaceNeed | None:
         if self.is_hashed:
@@ -617,9 +617,9 @@ class Part(PlannedCache):
         return [*super().inputs(), *([f"val_part/{self.name}"] if self.source.has_val_part else [])]
 
     def need(self) -> SpaceNeed | None:
-        is_packed = any(is_compressed(file.name) for file in self.planned.files)
-        tells_all = all(file.bytes for file in self.planned.files)  # 0: the file is empty, or its server reports no size
-        text_bytes = sum(file.bytes for file in self.planned.files) if tells_all and not is_packed else None
+        any_compressed = any(is_compressed(file.name) for file in self.planned.files)
+        all_sizes_known = all(file.bytes for file in self.planned.files)  # 0: the file is empty, or its server reports no size
+        text_bytes = sum(file.bytes for file in self.planned.files) if all_sizes_known and not any_compressed else None
         budget = self.planned.train_tokens
         return pretrain_need(train_tokens=budget, val_tokens=0, token_bytes=self.token_bytes, text_bytes=text_bytes, exact=False)
 
@@ -678,7 +678,7 @@ class PreparedPart(PlannedCorpusCache, Part):
         return self.corpus.stream(context, self._ordinals)
 
 
-_BEFORE_THE_PIN = (None, "main")  # `part --add` replaces these by the commit; a cache of another branch is built again, with the same bytes
+_UNPINNED = (None, "main")  # `part --add` replaces these by the commit; a cache of another branch is built again, with the same bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -698,7 +698,7 @@ class WholePart(Part):
     def _matches_identity(self, meta: Meta, identity: dict[str, Any]) -> bool:
         source, forms = dict(identity["source"]), [identity]
         if source.get("pinned_revision") is not None and source["pinned_revision"] == identity["revision"]:
-            forms += [{**identity, "source": {**source, "pinned_revision": pinned}} for pinned in _BEFORE_THE_PIN]
+            forms += [{**identity, "source": {**source, "pinned_revision": pinned}} for pinned in _UNPINNED]
         return meta.get("fingerprint") in [fingerprint_of(each) for each in forms]
 
     def directory_of(self, meta: Meta) -> Path:
@@ -707,7 +707,7 @@ class WholePart(Part):
     @cached_property
     def built(self) -> Meta | None:
         """The meta.json of the cache that one process built, if it is still in the folder of the data set and has these settings."""
-        meta = self._of_one_process()
+        meta = self._single_process_build()
         if meta is None or not self.is_current(meta):
             return None
         if self.build.verify_parts == "sha256":
@@ -720,9 +720,9 @@ class WholePart(Part):
     @property
     def exists(self) -> bool:
         """Whether one process has built the data set. It may have had other settings."""
-        return self._of_one_process() is not None
+        return self._single_process_build() is not None
 
-    def _of_one_process(self) -> Meta | None:
+    def _single_process_build(self) -> Meta | None:
         meta = finished_meta(self._dataset_directory)
         if meta is None or not meta.get("built") or "parts" in meta or meta.get("dataset_name") != self.name:
             return None
@@ -752,8 +752,8 @@ class WholePart(Part):
             meta = self._with_part(self.with_removed_ids_only(written.meta, work.identity))
             return WriteResult(meta=meta, resumed=written.resumed, warning=written.warning, engines=written.engines)
         meta = self.built
-        for left in work.directory.iterdir():  # of an unfinished build that was kept
-            remove(left)
+        for path in work.directory.iterdir():  # of an unfinished build that was kept
+            remove(path)
         link_all(meta, self._dataset_directory, work.directory, target=self.directory, log=work.log)
         if finished_meta(self._dataset_directory) != meta:
             raise NielsCacheError(f"{self._dataset_directory}: was built again while its files were being linked; run it again")

@@ -139,14 +139,14 @@ class PartsPlan(Artifact):
             NielsCacheError: If the plan is missing or damaged, or has other settings.
         """
         meta = read_meta(str(self.target))
-        then, now = meta.get("made_of", {}), as_recorded(self.identity(meta.get("dataset_revision")))
-        if then != now:
-            told = "; ".join(differences(then, now)) or "other settings"
-            raise NielsCacheError(f"{self.target}: is not the plan of these settings ({told}); make it again: {self.how_to_make}")
+        recorded, current = meta.get("made_of", {}), as_recorded(self.identity(meta.get("dataset_revision")))
+        if recorded != current:
+            changes = "; ".join(differences(recorded, current)) or "other settings"
+            raise NielsCacheError(f"{self.target}: is not the plan of these settings ({changes}); make it again: {self.build_command}")
         return Plan.of(meta)
 
     @property
-    def how_to_make(self) -> str:
+    def build_command(self) -> str:
         """The command that makes the plan, and everything after it."""
         return f"niels-cache build-all --only {self.name}"
 
@@ -229,13 +229,13 @@ class PartsPlan(Artifact):
         """Return the group of the last plan, unless its settings have changed."""
         if settings_of_group(then.identity) != settings_of_group(now.identity):
             return now
-        there = {file.name: file for file in now.listed}
-        changed = [file.name for file in then.listed if file.name in there and there[file.name] != file]
-        gone = [file.name for file in then.listed if file.name not in there]
-        if changed or gone:
+        current = {file.name: file for file in now.listed}
+        changed = [file.name for file in then.listed if file.name in current and current[file.name] != file]
+        deleted = [file.name for file in then.listed if file.name not in current]
+        if changed or deleted:
             raise NielsCacheError(
-                f"{self.target}: {_describe_files(changed=changed, deleted=gone)} since these parts were planned; "
-                f"put the files back, or build the parts again: {self.how_to_make} --force"
+                f"{self.target}: {_describe_files(changed=changed, deleted=deleted)} since these parts were planned; "
+                f"put the files back, or build the parts again: {self.build_command} --force"
             )
         old = {file.name for file in then.listed}
         if new := [file.name for file in now.listed if file.name not in old]:
@@ -243,17 +243,17 @@ class PartsPlan(Artifact):
         return then
 
     def _refuse_other_files(self, now: PlannedGroup) -> None:
-        """Raise NielsCacheError if one process has built the data set from files other than the current first ones."""
+        """Raise NielsCacheError if one process has built the data set from files other than those of the first group now."""
         cache = dataset_dir(self.root, "pretrain", self.name)
         meta = finished_meta(cache)
         if meta is None or not meta.get("built") or "parts" in meta or meta.get("dataset_revision") == now.revision:
             return
-        read = {name for split in SPLITS for name in files_of_lineage(cache / documents_name(split))}
-        there = {file.name for file in now.listed}
-        told = _describe_files(deleted=sorted(read - there), new=sorted(there - read)) or "a changed file"
+        built_from = {name for split in SPLITS for name in files_of_lineage(cache / documents_name(split))}
+        current = {file.name for file in now.listed}
+        changes = _describe_files(deleted=sorted(built_from - current), new=sorted(current - built_from)) or "a changed file"
         raise NielsCacheError(
-            f"{cache}: {told} since this cache was built; put the files back, name new ones with niels-cache part --add, "
-            f"or build everything again: {self.how_to_make} --force"
+            f"{cache}: {changes} since this cache was built; put the files back, name new ones with niels-cache part --add, "
+            f"or build everything again: {self.build_command} --force"
         )
 
     def group(self, number: int, revision: str | None, *, text_field: str | None = None, hashed: bool = True) -> PlannedGroup:
@@ -346,7 +346,7 @@ class MemberPlanOnDisk:
         return Plan.of(self._artifact.write(work).meta)  # a plan writes no file itself
 
 
-_WHERE = "part --add"
+_OPTION = "part --add"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -366,7 +366,7 @@ class Addition:
 
 
 def check_addition(
-    registry: Registry, root: Path, name: str, existing_files: Sequence[Mapping[str, Any]], wanted: Mapping[str, Any]
+    registry: Registry, root: Path, name: str, existing_tables: Sequence[Mapping[str, Any]], new_table: Mapping[str, Any]
 ) -> Addition | None:
     """Return the table to write for files that are added to a data set, or None if the same table exists already.
 
@@ -374,30 +374,30 @@ def check_addition(
         registry: The configuration.
         root: The folder of the caches.
         name: The name of the data set.
-        existing_files: The tables `added` in the file of the configuration.
-        wanted: The new table, without a commit of the hub.
+        existing_tables: The tables `added` in the file of the configuration.
+        new_table: The new table, without a commit of the hub.
 
     Raises:
         NielsCacheError: If a pattern has no files, the data set already has some of the files, or there are more parts than files. Also if
             one process has built a data set of the hub, and its pinned commit is not the one that was built.
     """
-    for entry in existing_files:
-        if entry.get("files") == wanted["files"]:
-            if {key: value for key, value in entry.items() if key != "revision"} == dict(wanted):
+    for entry in existing_tables:
+        if entry.get("files") == new_table["files"]:
+            if {key: value for key, value in entry.items() if key != "revision"} == dict(new_table):
                 return None
             raise NielsCacheError(
-                f"{_WHERE}: {format_list(wanted['files'])} is in [[pretrain.{name}.added]] of {registry.origin} already, with other "
+                f"{_OPTION}: {format_list(new_table['files'])} is in [[pretrain.{name}.added]] of {registry.origin} already, with other "
                 "settings; change the table there"
             )
     source = registry.pretrain[name]
     meta = finished_meta(dataset_dir(root, "pretrain", name))
     is_whole = meta is not None and meta.get("built") and "parts" not in meta
-    entry, keys = dict(wanted), dict[str, Any]()
+    entry, keys = dict(new_table), dict[str, Any]()
     if isinstance(source, HubData) and not source.local_key:
         entry["revision"] = source.model_copy(update={"pinned_revision": None}).revision({})
         if source.parts == 1 and is_whole and meta is not None:
             keys |= _pinned(registry, name, source, meta["dataset_revision"])
-    grown = _grown(registry, name, {**keys, "added": [*existing_files, entry]})
+    grown = _grown(registry, name, {**keys, "added": [*existing_tables, entry]})
     plan = PartsPlan(registry=registry, root=root, name=name, source=grown, build=registry.build)
     revision = grown.revision({}) if isinstance(grown, HubData) else None
     group = plan.group(len(grown.added), revision, hashed=False)
@@ -406,10 +406,10 @@ def check_addition(
     assert isinstance(source, SourceWithParts)
     known = _existing_files(plan, source, is_whole=bool(is_whole))
     new = grown.located(group.listed, None)
-    if taken := [file.name for file, place in zip(group.listed, new, strict=True) if _address(file, place.url) in known]:
+    if known_names := [file.name for file, location in zip(group.listed, new, strict=True) if _address(file, location.url) in known]:
         raise NielsCacheError(
-            f"{_WHERE}: {format_count(len(taken), 'file')} of {format_list(wanted['files'])} ({format_list(taken)}) are in {name} already; "
-            "name only new files"
+            f"{_OPTION}: {format_count(len(known_names), 'file')} of {format_list(new_table['files'])} ({format_list(known_names)}) are in "
+            f"{name} already; name only new files"
         )
     return Addition(entry=entry, keys=keys, files=group.listed)
 
@@ -424,7 +424,7 @@ def _pinned(registry: Registry, name: str, source: HubData, built: str) -> dict[
         return {"pinned_revision": built}
     if _COMMIT.fullmatch(pinned) and pinned != built:
         raise NielsCacheError(
-            f"{_WHERE}: {name} was built from commit {built}, but pinned_revision in {registry.origin} is {pinned}; "
+            f"{_OPTION}: {name} was built from commit {built}, but pinned_revision in {registry.origin} is {pinned}; "
             f"build that commit first (niels-cache build-all --only {name}), or pin the commit that was built"
         )
     return {}
@@ -436,7 +436,7 @@ def _grown(registry: Registry, name: str, keys: Mapping[str, Any]) -> SourceWith
     Raises:
         NielsCacheError: If it cannot have them.
     """
-    options = {f"pretrain.{name}.{key}": _WHERE for key in keys} | {f"pretrain.{name}": _WHERE}
+    options = {f"pretrain.{name}.{key}": _OPTION for key in keys} | {f"pretrain.{name}": _OPTION}
     loaded = load_registry(profile=registry.profile, config=registry.origin, overrides={"pretrain": {name: dict(keys)}}, options=options)
     grown = loaded.pretrain[name]
     assert isinstance(grown, SourceWithParts)  # other kinds refuse `added`

@@ -48,7 +48,7 @@ def prune_parts(graph: Graph, name: str) -> list[PrunedPart]:
     state = graph.dataset_state(name)
     if state.state != "in sync":
         raise NielsCacheError(f"{state.directory}: is {state.state}, so its parts are still needed; build it first: {state.advice}")
-    dataset, folder, of_corpus = graph.dataset(name), parts_dir(graph.root, name), corpus_parts_dir(graph.root, name)
+    dataset, folder, corpus_folder = graph.dataset(name), parts_dir(graph.root, name), corpus_parts_dir(graph.root, name)
     kept: dict[str, object] = {}  # by name: the fingerprint of the plan that the part must have
     kept_of_corpus: dict[str, object] = {}
     if isinstance(dataset, SealedDataset):
@@ -56,15 +56,15 @@ def prune_parts(graph: Graph, name: str) -> list[PrunedPart]:
     if isinstance(dataset.source, PretrainSource) and dataset.source.corpus_parts > 1:
         kept.setdefault(PLAN_STAGED, None)
         names = map(part_name, range(dataset.source.corpus_parts))
-        kept_of_corpus = {each: _plan_of(of_corpus / each) for each in names}  # a part whose files have not changed outlives a plan
+        kept_of_corpus = {each: _plan_of(corpus_folder / each) for each in names}  # a part whose files have not changed outlives a plan
     try:
-        removed = [*_remove_parts(graph, folder, kept), *_remove_parts(graph, of_corpus, kept_of_corpus)]
+        removed = [*_remove_parts(graph, folder, kept), *_remove_parts(graph, corpus_folder, kept_of_corpus)]
         if not graph.registry.prepared("dedup"):
             removed += [PrunedPart(*each) for each in remove_ranges(graph.registry, graph.root)]
         if not kept:
             remove(folder / PLAN_NAME)
-        for each, stays in ((folder, kept), (of_corpus, kept_of_corpus)):
-            if not stays:
+        for each, kept_names in ((folder, kept), (corpus_folder, kept_of_corpus)):
+            if not kept_names:
                 remove(each / FOUND_NAME)
                 with suppress(OSError):  # something else is in the folder
                     each.rmdir()

@@ -104,7 +104,7 @@ class SealedDataset(PlannedCache):
             **seal(members, work.directory, target=self.directory, log=work.log),
         }
         meta = self.with_removed_ids_only(meta, work.identity)
-        self._require_the_same_builds(members)
+        self._require_same_builds(members)
         if not meta["train_tokens"]:
             raise NielsCacheError(f"{self.directory}: no part has a document for train; nothing was written")
         return WriteResult(meta=meta, warning=self._shortfall(members))
@@ -118,41 +118,41 @@ class SealedDataset(PlannedCache):
         of_parts: tuple[Split, ...] = ("train",) if self.source.has_val_part else SPLITS
         for member in self.members():
             splits: tuple[Split, ...] = ("val",) if isinstance(member, ValPart) else of_parts
-            yield SealInput(name=member.member, directory=member.directory, meta=self._checked(member), splits=splits)
+            yield SealInput(name=member.member, directory=member.directory, meta=self._read_checked_meta(member), splits=splits)
 
-    def _checked(self, artifact: PlannedCache) -> Meta:
+    def _read_checked_meta(self, artifact: PlannedCache) -> Meta:
         """Return the meta.json of a part, after a comparison with the plan, the tokenizer and the files."""
-        where, mend = artifact.directory, f"build it again: {self.parts_plan.how_to_make}"
-        if not (where / META_NAME).exists():
-            raise NielsCacheError(f"{where}: this part does not exist yet; build it first: {self.parts_plan.how_to_make}")
-        meta = read_meta(str(where / META_NAME))
+        folder, advice = artifact.directory, f"build it again: {self.parts_plan.build_command}"
+        if not (folder / META_NAME).exists():
+            raise NielsCacheError(f"{folder}: this part does not exist yet; build it first: {self.parts_plan.build_command}")
+        meta = read_meta(str(folder / META_NAME))
         if not artifact.is_current(meta):
-            raise NielsCacheError(f"{where}: {artifact.difference(meta)}; {mend}")
+            raise NielsCacheError(f"{folder}: {artifact.difference(meta)}; {advice}")
         artifact.check_files(meta)
         return meta
 
-    def _require_the_same_builds(self, members: Sequence[SealInput]) -> None:
+    def _require_same_builds(self, members: Sequence[SealInput]) -> None:
         """Raise NielsCacheError if the plan or a part was replaced since it was read. Its links may then be those of another build."""
-        again = f"was built again while the parts were being joined; run it again: {self.parts_plan.how_to_make}"
-        self._require_the_same_input(again)
+        problem = f"was built again while the parts were being joined; run it again: {self.parts_plan.build_command}"
+        self._require_same_input(problem)
         for member in members:
             try:
-                now = read_meta(str(member.directory / META_NAME))
+                current = read_meta(str(member.directory / META_NAME))
             except NielsCacheError as error:
-                raise NielsCacheError(f"{member.directory}: {again}") from error
-            if now["meta_sha256"] != member.meta["meta_sha256"]:
-                raise NielsCacheError(f"{member.directory}: {again}")
+                raise NielsCacheError(f"{member.directory}: {problem}") from error
+            if current["meta_sha256"] != member.meta["meta_sha256"]:
+                raise NielsCacheError(f"{member.directory}: {problem}")
 
-    def _require_the_same_input(self, again: str) -> None:
+    def _require_same_input(self, problem: str) -> None:
         if self.parts_plan.read().meta != self.plan.meta:
-            raise NielsCacheError(f"{self.parts_plan.target}: {again}")
+            raise NielsCacheError(f"{self.parts_plan.target}: {problem}")
 
     def parts_summary(self) -> str:
         """Return the number of parts that are built, stale, unfinished, and being built, in words. It costs a small read a part."""
         folders = [self.part(number).directory for number in range(self.source.total_parts)]
-        there = [folder for folder in folders if (folder / META_NAME).exists()]
+        finished = [folder for folder in folders if (folder / META_NAME).exists()]
         try:
-            stale = sum(not self._is_current(member) for member in self.members() if member.directory in there)
+            stale = sum(not self._is_current(member) for member in self.members() if member.directory in finished)
         except NielsCacheError:  # without a plan or a tokenizer, no part can be compared
             stale = 0
         return summarize_parts(folders, stale=stale)
@@ -188,7 +188,7 @@ class PreparedSealedDataset(SealedDataset, PlannedCorpusCache):
     def _shared(self) -> dict[str, Any]:
         return {"corpus": self.corpus, "prepared": self.corpus}
 
-    def _require_the_same_input(self, again: str) -> None:
+    def _require_same_input(self, problem: str) -> None:
         require_unchanged(self.corpus.directory, self.corpus.meta)
 
     def write(self, work: BuildJob) -> WriteResult:

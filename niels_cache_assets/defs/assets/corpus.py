@@ -144,14 +144,14 @@ def _documents(registry: Registry) -> dg.AssetsDefinition:
             artifact = replace(artifact, force_parts=not progress_sink.has_built([step.key for step in artifact.steps()]))
         reporter = BuildReporter(context, progress_sink, name=artifact.key, observed=keys.DOCUMENTS)
         with readable_failures():
-            with StreamSlot(context, artifact.key, log=reporter.log) as place:
+            with StreamSlot(context, artifact.key, log=reporter.log) as slot:
                 outcome = materialize(
                     artifact,
                     force=config.force,
                     wait=config.wait,
                     on_progress=reporter.progress,
                     log=reporter.log,
-                    wait_for_turn=place.take,
+                    wait_for_turn=slot.take,
                 )
             reporter.warn(outcome)
             if not outcome.kept:
@@ -285,11 +285,11 @@ def corpus_part_metadata(outcome: Outcome) -> Metadata:
     """Return the metadata of a part of a corpus: a few lines, because there may be thousands of parts."""
     meta = outcome.meta
     documents = meta["documents"]
-    said = f"{file_size(meta['bytes']['after'])}: {format_count(documents['kept'], 'document')} of {documents['read']:,}"
+    contents = f"{file_size(meta['bytes']['after'])}: {format_count(documents['kept'], 'document')} of {documents['read']:,}"
     return without_empty(
         {
             **state_of(outcome),
-            "contents": said,
+            "contents": contents,
             "documents": documents["kept"],
             "dropped": ", ".join(f"{reason} {count:,}" for reason, count in sorted(meta["dropped"].items())) or None,
             **recorded_at(outcome),

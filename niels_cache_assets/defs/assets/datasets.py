@@ -166,12 +166,12 @@ def _stream(
             raise_unknown_choice(registry.origin, f"no {family} data set", name, registry.partition_keys(family))
         artifact = graph(registry, cache_root.path).dataset(name, config.run_settings())
         settings = artifact.source.shown_settings()
-        with StreamSlot(context, name, log=reporter.log) as place:
+        with StreamSlot(context, name, log=reporter.log) as slot:
 
-            def waits_its_turn() -> bool:
-                if place.take():
+            def wait_for_turn() -> bool:
+                if slot.take():
                     return True
-                reporter.log_quietly(f"building from {_in_words(settings)}")
+                reporter.log_quietly(f"building from {_describe_settings(settings)}")
                 return False
 
             outcome = materialize(
@@ -180,7 +180,7 @@ def _stream(
                 wait=config.wait,
                 on_progress=reporter.progress,
                 log=reporter.log,
-                wait_for_turn=waits_its_turn,
+                wait_for_turn=wait_for_turn,
             )
         reporter.warn(outcome)
         if not outcome.kept:
@@ -198,11 +198,11 @@ def _stream(
     yield from results
 
 
-def _in_words(settings: Mapping[str, Any]) -> str:
+def _describe_settings(settings: Mapping[str, Any]) -> str:
     """Return settings as text, such as `jsonl: files = ["a.jsonl"], val_frac = 0.1`."""
     hidden = ("source", "enabled", "given", "code_version")
-    said = [f"{key} = {json.dumps(value, default=str)}" for key, value in settings.items() if key not in hidden and value is not None]
-    return f"{settings['source']}{': ' if said else ''}{', '.join(said)}"
+    entries = [f"{key} = {json.dumps(value, default=str)}" for key, value in settings.items() if key not in hidden and value is not None]
+    return f"{settings['source']}{': ' if entries else ''}{', '.join(entries)}"
 
 
 def _observe(context: dg.AssetExecutionContext, registry: Registry, name: str, meta: Meta, *, root: Path) -> None:

@@ -188,7 +188,7 @@ def partition_asset(
 
 def to_parts(of_plan: Mapping[str, list[str]]) -> dg.StaticPartitionMapping:
     """Return the mapping from a data set to its parts."""
-    return dg.StaticPartitionMapping({name: parts for name, parts in of_plan.items()})
+    return dg.StaticPartitionMapping(of_plan)
 
 
 def materialize_result(outcome: Outcome, metadata: Metadata) -> dg.MaterializeResult:
@@ -257,7 +257,7 @@ def _build_in_child(context: dg.AssetExecutionContext, part: BuildInChild, progr
 
 
 class RunEndCheck:
-    """Whether a run was terminated or has ended. Executors such as those of Dask and Celery send no signal to a running step.
+    """A check whether a run was terminated or has ended. Executors such as those of Dask and Celery send no signal to a running step.
 
     Args:
         instance: The instance to query, at most once every ASK_SECONDS.
@@ -296,11 +296,11 @@ def plan_metadata(outcome: Outcome, version: str, excluded: str | None) -> Metad
     """
     plan = Plan.of(outcome.meta)
     listed = [file for group in plan.groups for file in group.listed]
-    said = f"{format_count(len(listed), 'file')} of {file_size(sum(file.bytes for file in listed))}"
+    files = f"{format_count(len(listed), 'file')} of {file_size(sum(file.bytes for file in listed))}"
     groups = _groups_of(outcome.meta)
     return {
         **state_of(outcome),
-        "contents": f"{said} in {format_count(len(plan.parts), 'part')}",
+        "contents": f"{files} in {format_count(len(plan.parts), 'part')}",
         **({_GROUPS: dg.MetadataValue.json(groups)} if groups != [version] else {}),
         **({_EXCLUDE: excluded} if excluded else {}),
     }

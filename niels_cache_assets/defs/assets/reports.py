@@ -81,15 +81,15 @@ def _mixture(registry: Registry) -> dg.AssetsDefinition:
     def mixture(context: dg.AssetExecutionContext, cache_root: RootParam) -> dg.MaterializeResult:
         with readable_failures():
             mixtures = all_mixtures(registry, root=cache_root.path)
-        said = [f"{each.name}: {warning}" for each in mixtures for warning in each.warnings]
-        for warning in said:
+        warnings = [f"{each.name}: {warning}" for each in mixtures for warning in each.warnings]
+        for warning in warnings:
             context.log.warning(warning)
         result = dg.AssetCheckResult(
             check_name=NOT_TOO_OFTEN,
-            passed=not said,
+            passed=not warnings,
             severity=dg.AssetCheckSeverity.WARN,
-            description="; ".join(said) or None,
-            metadata={"warnings": len(said)},
+            description="; ".join(warnings) or None,
+            metadata={"warnings": len(warnings)},
         )
         version = fingerprint_of({"mixtures": [each.as_json() for each in mixtures]})
         return dg.MaterializeResult(

@@ -93,8 +93,8 @@ def _was_read_last(instance: dg.DagsterInstance, seen: dg.AssetObservation) -> b
     event = None if record is None else record.asset_materialization
     if record is None or event is None or materialized_version(event) != version_of(seen):
         return False
-    wanted = dg.AssetRecordsFilter(asset_key=seen.asset_key, asset_partitions=[str(seen.partition)], after_storage_id=record.storage_id)
-    since = instance.fetch_observations(wanted, limit=_OBSERVATIONS).records
+    filters = dg.AssetRecordsFilter(asset_key=seen.asset_key, asset_partitions=[str(seen.partition)], after_storage_id=record.storage_id)
+    since = instance.fetch_observations(filters, limit=_OBSERVATIONS).records
     return all(each.asset_observation is not None and version_of(each.asset_observation) == version_of(seen) for each in since)
 
 
@@ -113,11 +113,11 @@ def _observation(registry: Registry, name: str, revision: str | None, *, root: P
         settings["added"] = fingerprint_of(plan.identity(None))
     if isinstance(source, SftSource) and (template := find_template(source.template, registry.tokenizer)) is not None:
         settings["template"] = fingerprint_of(template.identity)
-    said = revision or ("no revision" if source.enabled else "switched off")
+    version = revision or ("no revision" if source.enabled else "switched off")
     return dg.AssetObservation(
         asset_key=UPSTREAM_KEYS[source.family],
         partition=name,
-        tags={_DATA_VERSION_TAG: f"{said}+{fingerprint_of(settings)[:_DIGITS]}"},
+        tags={_DATA_VERSION_TAG: f"{version}+{fingerprint_of(settings)[:_DIGITS]}"},
         metadata={**({REVISION: revision} if revision else {}), "settings": dg.MetadataValue.json(source.shown_settings())},
     )
 
@@ -155,8 +155,8 @@ def last_observation(
         before: Number of an event, before which the observation must be; by default the newest is returned.
     """
     key = UPSTREAM_KEYS[registry.family_of(name)]
-    wanted = dg.AssetRecordsFilter(asset_key=key, asset_partitions=[name], before_storage_id=before)
-    records = instance.fetch_observations(wanted, limit=1).records
+    filters = dg.AssetRecordsFilter(asset_key=key, asset_partitions=[name], before_storage_id=before)
+    records = instance.fetch_observations(filters, limit=1).records
     return records[0].asset_observation if records else None
 
 

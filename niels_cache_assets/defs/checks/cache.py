@@ -129,8 +129,8 @@ def _disjoint_result(registry: Registry, name: str, root: Path, *, is_sound: boo
     )
 
 
-def _describe_origin(place: SplitDocument | DocumentOrigin) -> str:
-    return f"{place.file}:{place.row} ({place.source_id})"
+def _describe_origin(document: SplitDocument | DocumentOrigin) -> str:
+    return f"{document.file}:{document.row} ({document.source_id})"
 
 
 def _pretrain_result(
@@ -170,15 +170,15 @@ def _describe_shared(registry: Registry, name: str, shared: SharedTexts) -> list
 
     If a key keeps these documents out, it is named.
     """
-    told = []
+    problems = []
     if shared.found:
         names = [each.val for each in shared.found]
         found = f"{sum(each.documents for each in shared.found):,} documents equal one in the val of {', '.join(names)}"
         advice = advice_against(registry, name, names)
-        told.append(found if advice is None else f"{found}; {advice}")
+        problems.append(found if advice is None else f"{found}; {advice}")
     if shared.not_checked:
-        told.append(f"not compared with other data sets: the lineage of {', '.join(shared.not_checked)} has no hashes of texts")
-    return told
+        problems.append(f"not compared with other data sets: the lineage of {', '.join(shared.not_checked)} has no hashes of texts")
+    return problems
 
 
 def _skip_reason(meta: Meta) -> str | None:

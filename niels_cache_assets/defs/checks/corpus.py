@@ -88,11 +88,11 @@ def _not_empty(registry: Registry) -> dg.AssetChecksDefinition:
     def corpus_is_not_empty(context: dg.AssetCheckExecutionContext, cache_root: RootParam) -> dg.AssetCheckResult:
         with readable_failures():
             prepared = open_prepared(registry, context.partition_key, root=cache_root.path)
-        told = ", ".join(f"{reason} {count}" for reason, count in sorted(prepared.dropped.items()))
+        dropped = ", ".join(f"{reason} {count}" for reason, count in sorted(prepared.dropped.items()))
         return dg.AssetCheckResult(
             passed=prepared.kept > 0,
             severity=_ERROR,
-            description=None if prepared.kept else f"no document is left (dropped: {told})",
+            description=None if prepared.kept else f"no document is left (dropped: {dropped})",
             metadata={"documents": prepared.kept},
         )
 

@@ -42,16 +42,20 @@ def in_sync_check(registry: Registry, family: Family) -> dg.AssetChecksDefinitio
     )
     def caches_in_sync(context: dg.AssetCheckExecutionContext, cache_root: RootParam) -> dg.AssetCheckResult:
         names = [name for name, source in registry.datasets(family).items() if source.enabled]
-        judged = [graph(registry, cache_root.path).dataset_state(name) for name in names]
-        moved = _moved(context.instance, registry, judged, root=cache_root.path)
-        states = [replace(state, state="other revision", advice=moved[state.name]) if state.name in moved else state for state in judged]
-        behind = [state.name for state in states if state.needs_build]
+        found = [graph(registry, cache_root.path).dataset_state(name) for name in names]
+        outdated = _outdated(context.instance, registry, found, root=cache_root.path)
+        states = [
+            replace(state, state="other revision", advice=outdated[state.name]) if state.name in outdated else state for state in found
+        ]
+        unsynced = [state.name for state in states if state.needs_build]
         missing = [state.name for state in states if state.condition == "missing"]
-        changed = [name for name in behind if name not in set(missing)]
+        changed = [name for name in unsynced if name not in set(missing)]
         alone = PARTITION_TAG not in context.run.tags
         # Path.exists raises an error for a folder that may not be read; os.path.exists returns False.
-        there = {name for name in names if os.path.exists(dataset_dir(cache_root.path, family, name) / META_NAME)}
-        readable = [state.name for state in states if alone and state.name in there and state.state not in ("unreadable", "not configured")]
+        existing = {name for name in names if os.path.exists(dataset_dir(cache_root.path, family, name) / META_NAME)}
+        readable = [
+            state.name for state in states if alone and state.name in existing and state.state not in ("unreadable", "not configured")
+        ]
         findings = {
             # a different tokenizer is already a state, and not damage
             name: [
@@ -60,28 +64,28 @@ def in_sync_check(registry: Registry, family: Family) -> dg.AssetChecksDefinitio
             for name in readable
         }
         damaged = [name for name, found in findings.items() if found]
-        needing = {*damaged, *behind}
+        needing = {*damaged, *unsynced}
         # Data sets that need attention come first, because there may be hundreds of data sets.
         in_order = sorted(states, key=lambda state: state.name not in needing)
         rows = [dg.TableRecord(_row(registry, state, findings.get(state.name), verified=alone)) for state in in_order]
         columns = [dg.TableColumn(name) for name in ("data_set", "state", "advice", "train", "val", "size", *(["files"] if alone else []))]
         kinds = (("damaged", damaged), ("not as configured", changed), ("not built yet", missing))
-        said = [f"{what}: {format_list(names)}" for what, names in kinds if names]
-        read = (
+        problems = [f"{what}: {format_list(names)}" for what, names in kinds if names]
+        verified = (
             f"every file of {format_count(len(findings), 'data set')}"
             if alone
             else "no file during a build; the button Execute reads all files"
         )
         return dg.AssetCheckResult(
-            passed=not said,
+            passed=not problems,
             severity=dg.AssetCheckSeverity.ERROR if damaged else dg.AssetCheckSeverity.WARN,
-            description="; ".join(said) or None,
+            description="; ".join(problems) or None,
             metadata=without_empty(
                 {
                     "states": dg.MetadataValue.table(rows, schema=dg.TableSchema(columns)),
-                    "contents": f"{len(states) - len(behind)} of {format_count(len(states), 'data set')} in sync",
-                    "verified": read,
-                    "not_in_sync": len(behind),
+                    "contents": f"{len(states) - len(unsynced)} of {format_count(len(states), 'data set')} in sync",
+                    "verified": verified,
+                    "not_in_sync": len(unsynced),
                     "damaged": len(damaged),
                 }
             ),
@@ -117,7 +121,7 @@ def _row(registry: Registry, state: CacheState, findings: Sequence[Finding] | No
     return row
 
 
-def _moved(instance: dg.DagsterInstance, registry: Registry, states: Sequence[CacheState], *, root: Path) -> dict[str, str]:
+def _outdated(instance: dg.DagsterInstance, registry: Registry, states: Sequence[CacheState], *, root: Path) -> dict[str, str]:
     """Return what to do about data sets that match their settings but not the last observed revision of upstream, by name."""
     found = {}
     for state in states:

@@ -37,7 +37,7 @@ _RESULTS = 20  # read this many of the newest results of a check
 
 
 def history_at_home(registry: Registry, items: Sequence[CacheItem], *, root: Path) -> History:
-    """Return the history from the Dagster home (DAGSTER_HOME, otherwise .dagster here), which says so if there is no home."""
+    """Return the history from the Dagster home (DAGSTER_HOME, otherwise .dagster here). Without a home, its `source` says so."""
     home = dagster_home()
     if not (home / CONFIG_NAME).exists():
         return History(source=f"none: {home} is not a Dagster home; set {HOME_VARIABLE} to the home of the builds")
@@ -92,8 +92,8 @@ class _HistoryReader:
     def _newest_revision(self, kind: str, partition: str) -> str | None:
         """Return the revision that upstream had at the last observation that names one."""
         key = UPSTREAM_KEYS["sft" if kind == "sft" else "pretrain"]
-        wanted = dg.AssetRecordsFilter(asset_key=key, asset_partitions=[partition])
-        seen = (record.asset_observation for record in self._instance.fetch_observations(wanted, limit=_RECORDS).records)
+        filters = dg.AssetRecordsFilter(asset_key=key, asset_partitions=[partition])
+        seen = (record.asset_observation for record in self._instance.fetch_observations(filters, limit=_RECORDS).records)
         return next((str(each.metadata[REVISION].value) for each in seen if each is not None and REVISION in each.metadata), None)
 
     def _newest(self, key: dg.AssetCheckKey, partition: str | None, folder: Path, meta_sha256: str | None) -> CheckRecord | None:
@@ -109,8 +109,8 @@ class _HistoryReader:
         target = evaluation.target_materialization_data if evaluation is not None else None
         if target is None:
             return False
-        wanted = dg.AssetRecordsFilter(asset_key=result.key.asset_key, storage_ids=[target.storage_id])
-        return any(_is_of(record, folder, meta_sha256) for record in self._instance.fetch_materializations(wanted, limit=1).records)
+        filters = dg.AssetRecordsFilter(asset_key=result.key.asset_key, storage_ids=[target.storage_id])
+        return any(_is_of(record, folder, meta_sha256) for record in self._instance.fetch_materializations(filters, limit=1).records)
 
 
 def _is_of(record: dg.EventLogRecord, folder: Path, meta_sha256: str | None) -> bool:
@@ -155,8 +155,8 @@ def _findings(instance: dg.DagsterInstance, root: Path, folder: Path) -> Iterato
         return
     if meta_sha256 is None:  # made by a different program; verify notes this
         return
-    wanted = dg.AssetRecordsFilter(asset_key=key, asset_partitions=None if partition is None else [partition])
-    recorded = _recorded_sha256(instance.fetch_materializations(wanted, limit=_RECORDS).records, folder)
+    filters = dg.AssetRecordsFilter(asset_key=key, asset_partitions=None if partition is None else [partition])
+    recorded = _recorded_sha256(instance.fetch_materializations(filters, limit=_RECORDS).records, folder)
     if recorded is None:
         problem = "Dagster has no record of this build (it was imported, built without Dagster, or recorded in another home)"
     elif recorded != meta_sha256:

@@ -22,7 +22,7 @@ from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 
 _VARIABLE = "DAGSTER_HOME"
 _ELSEWHERE = f"point {_VARIABLE} at a folder on another disk"
-_OF_THE_DISK = {
+_DISK_ADVICE = {
     errno.ENOSPC: f"make room, or {_ELSEWHERE}",
     errno.EDQUOT: f"raise the quota, make room, or {_ELSEWHERE}",
     errno.EIO: f"the disk may be failing: look at the system's log, or {_ELSEWHERE}",
@@ -31,7 +31,7 @@ _OF_THE_DISK = {
     errno.EPERM: f"make it writable for you, or {_ELSEWHERE}",
 }
 # Texts that occur in messages of SQLite.
-_OF_SQLITE = {
+_SQLITE_ADVICE = {
     "full": f"make room, or {_ELSEWHERE}",
     "disk I/O error": f"the disk or its quota may be full, or failing: make room, or {_ELSEWHERE}",
     "readonly": f"make its files writable for you, or {_ELSEWHERE}",
@@ -40,8 +40,8 @@ _OF_SQLITE = {
     "malformed": f"move the damaged home away (only its history is lost, no cache), or {_ELSEWHERE}",
     "not a database": f"move the damaged home away (only its history is lost, no cache), or {_ELSEWHERE}",
 }
-_OF_A_SERVER = "check that the database in its dagster.yaml runs and has room, then try again"
-_OF_A_CUT_DATABASE = "its first start was cut; name a new, empty database in its dagster.yaml (the records in the old one are lost)"
+_SERVER_ADVICE = "check that the database in its dagster.yaml runs and has room, then try again"
+_CUT_DATABASE_ADVICE = "its first start was cut; name a new, empty database in its dagster.yaml (the records in the old one are lost)"
 
 
 class _Refused(BaseException):
@@ -61,10 +61,10 @@ def home_errors(home: Path) -> Iterator[None]:
     except NotWrittenError:
         raise
     except Exception as error:
-        said = _home_error_message(error, home)
-        if said is None:
+        message = _home_error_message(error, home)
+        if message is None:
             raise
-        raise NotWrittenError(said) from error
+        raise NotWrittenError(message) from error
 
 
 @contextmanager
@@ -77,10 +77,10 @@ def end_runs_that_cannot_record(instance: dg.DagsterInstance, home: Path) -> Ite
         try:
             return record(*event, **settings)
         except Exception as error:
-            said = _home_error_message(error, home)
-            if said is None or threading.get_ident() != running:
+            message = _home_error_message(error, home)
+            if message is None or threading.get_ident() != running:
                 raise
-            raise _Refused(said) from error
+            raise _Refused(message) from error
 
     instance.handle_new_event = record_or_end  # type: ignore[method-assign]
     try:
@@ -98,10 +98,10 @@ def _home_error_message(error: BaseException, home: Path) -> str | None:
         if isinstance(cause, sqlite3.Error):
             return _sqlite_error_message(str(cause), home)
         if isinstance(cause, DBAPIError) or type(cause).__module__.split(".")[0] in ("psycopg2", "psycopg", "pymysql", "MySQLdb"):
-            advice = _OF_A_CUT_DATABASE if type(cause).__name__ == "UndefinedTable" else _OF_A_SERVER
+            advice = _CUT_DATABASE_ADVICE if type(cause).__name__ == "UndefinedTable" else _SERVER_ADVICE
             return _line(home, f"the database of the Dagster home: {' '.join(str(cause).split())}", advice)
-        if isinstance(cause, OSError) and cause.errno in _OF_THE_DISK and not _is_invalid_home(error, cause):
-            return _line(Path(cause.filename) if isinstance(cause.filename, str) else home, f"{cause.strerror}", _OF_THE_DISK[cause.errno])
+        if isinstance(cause, OSError) and cause.errno in _DISK_ADVICE and not _is_invalid_home(error, cause):
+            return _line(Path(cause.filename) if isinstance(cause.filename, str) else home, f"{cause.strerror}", _DISK_ADVICE[cause.errno])
         cause = cause.__cause__ or cause.__context__
     return None
 
@@ -113,7 +113,7 @@ def recorded_error_message(message: str, home: Path) -> str | None:
 
 
 def _sqlite_error_message(reason: str, home: Path) -> str | None:
-    advice = next((advice for words, advice in _OF_SQLITE.items() if words in reason), None)
+    advice = next((advice for words, advice in _SQLITE_ADVICE.items() if words in reason), None)
     return None if advice is None else _line(home, f"the database of the Dagster home: {reason}", advice)
 
 

@@ -24,7 +24,7 @@ HOME_VARIABLE = "DAGSTER_HOME"
 CONFIG_NAME = "dagster.yaml"
 LOCK_NAME = ".first_start.lock"
 _TRIES, _WAIT_SECONDS = 6, 0.5
-_OF_NEW_TABLES = ("already exists", "UndefinedTable", "retries for DB creation")  # in errors of Postgres, and in one of Dagster
+_NEW_TABLE_ERRORS = ("already exists", "UndefinedTable", "retries for DB creation")  # in errors of Postgres, and in one of Dagster
 _NO_TELEMETRY = "DAGSTER_DISABLE_TELEMETRY"  # keeps Dagster's own processes, which read dagster.yaml themselves, from sending data
 
 
@@ -49,7 +49,7 @@ def ensure_instance(home: Path | None = None, *, overrides: Mapping[str, Any] | 
         with open(home / LOCK_NAME, "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             _write_config(home / CONFIG_NAME)
-            instance = _opened(_read_config(home, overrides or {}))
+            instance = _open(_read_config(home, overrides or {}))
     except OSError as error:
         raise NielsCacheError(f"{error.filename or home}: {error.strerror}; point {HOME_VARIABLE} at a writable folder") from error
     os.environ[HOME_VARIABLE] = str(home)
@@ -58,7 +58,7 @@ def ensure_instance(home: Path | None = None, *, overrides: Mapping[str, Any] | 
     return instance
 
 
-def _opened(ref: InstanceRef) -> dg.DagsterInstance:
+def _open(ref: InstanceRef) -> dg.DagsterInstance:
     """Open an instance, and retry if another home of a new database creates the same tables at this moment.
 
     Dagster also retries, but not if Postgres has the type of a table and not yet the table, or only some of the tables.
@@ -72,7 +72,7 @@ def _opened(ref: InstanceRef) -> dg.DagsterInstance:
             return instance
         except Exception as error:  # of SQLAlchemy, and one of dagster-postgres that has no base class
             failures += 1
-            if not any(text in str(error) for text in _OF_NEW_TABLES) or failures == _TRIES:
+            if not any(text in str(error) for text in _NEW_TABLE_ERRORS) or failures == _TRIES:
                 raise
             time.sleep(_WAIT_SECONDS)
 
@@ -96,11 +96,11 @@ def _write_config(path: Path) -> None:
 
 def _read_config(home: Path, overrides: Mapping[str, Any]) -> InstanceRef:
     try:
-        read = InstanceRef.from_dir(str(home), overrides=dict(overrides))
-        said = read.settings.get("telemetry")
-        if isinstance(said, dict) and "enabled" in said:
-            return read
-        return read._replace(settings={**read.settings, "telemetry": {"enabled": False}})
+        config = InstanceRef.from_dir(str(home), overrides=dict(overrides))
+        telemetry = config.settings.get("telemetry")
+        if isinstance(telemetry, dict) and "enabled" in telemetry:
+            return config
+        return config._replace(settings={**config.settings, "telemetry": {"enabled": False}})
     except OSError:
         raise
     except Exception as error:  # errors of the YAML parser, the decoder and Dagster, because this call only reads and checks the file

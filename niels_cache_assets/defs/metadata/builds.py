@@ -93,10 +93,10 @@ def engines_entry(outcome: Outcome) -> Metadata:
 def _split(outcome: Outcome, split: Split) -> Metadata:
     meta, files = outcome.meta, split_files(outcome.meta, split)
     tokens, items = meta[f"{split}_tokens"], _items(meta, outcome.family)[split]
-    said = [format_count(tokens, "token"), format_count(items, _ITEMS[outcome.family]), format_count(len(files), "file")]
+    counts = [format_count(tokens, "token"), format_count(items, _ITEMS[outcome.family]), format_count(len(files), "file")]
     folder = outcome.directory / split if outcome.family == "pretrain" else outcome.directory
     return {
-        "contents": f"{file_size(total_bytes(files))}: {', '.join(said)}",
+        "contents": f"{file_size(total_bytes(files))}: {', '.join(counts)}",
         "tokens": tokens,
         "dagster/row_count": tokens if outcome.family == "pretrain" else items,
         "files": files_list(files),
@@ -126,14 +126,14 @@ def _record(outcome: Outcome, settings: Mapping[str, Any]) -> Metadata:
 def describe_dropped(outcome: Outcome, *, deduplicated: bool) -> str:
     """Return the counts of dropped items, such as `15.8% of 1,900 documents: empty 200, exact_duplicate 100 (5.3% as duplicates)`."""
     meta, dropped, noun = outcome.meta, outcome.meta["dropped"], _ITEMS[outcome.family]
-    gone = sum(dropped.values())
-    given = sum(_items(meta, outcome.family).values()) + gone
-    if not gone:
-        return f"none of {format_count(given, noun)}"
+    dropped_count = sum(dropped.values())
+    total = sum(_items(meta, outcome.family).values()) + dropped_count
+    if not dropped_count:
+        return f"none of {format_count(total, noun)}"
     reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(dropped.items(), key=lambda row: (-row[1], row[0])))
     duplicates = sum(count for reason, count in dropped.items() if reason.endswith("_duplicate"))
-    noted = f" ({format_share(duplicates, given)} as duplicates)" if deduplicated else ""
-    return f"{format_share(gone, given)} of {format_count(given, noun)}: {reasons}{noted}"
+    noted = f" ({format_share(duplicates, total)} as duplicates)" if deduplicated else ""
+    return f"{format_share(dropped_count, total)} of {format_count(total, noun)}: {reasons}{noted}"
 
 
 def tokenizer_metadata(outcome: Outcome, *, draw: bool) -> Metadata:
@@ -172,19 +172,19 @@ def files_list(files: FileEntries) -> dg.MarkdownMetadataValue:
     shown = sorted(files.items())[:MAX_TABLE_ROWS]
     lines = "\n".join(f"{entry['sha256']}  {path}" for path, entry in shown)
     more = f"\n\nand {len(files) - len(shown):,} more, in meta.json" if len(files) > len(shown) else ""
-    said = f"{file_size(total_bytes(files))} in {format_count(len(files), 'file')}, each with its sha256:"
-    return dg.MetadataValue.md(in_own_window(f"{said}\n\n{code_block(lines)}{more}"))
+    heading = f"{file_size(total_bytes(files))} in {format_count(len(files), 'file')}, each with its sha256:"
+    return dg.MetadataValue.md(in_own_window(f"{heading}\n\n{code_block(lines)}{more}"))
 
 
 def state_of(outcome: Outcome) -> Metadata:
     """Return the entries that every asset has: the result of the run, its duration, a warning, and what was left out."""
     took = f"{outcome.seconds:.1f} s" if outcome.seconds < 60 else format_duration(outcome.seconds)
-    said = {"built": f"built in {took}", "cache_hit": f"hit ({took})"}.get(outcome.state, outcome.state)
+    state = {"built": f"built in {took}", "cache_hit": f"hit ({took})"}.get(outcome.state, outcome.state)
     if outcome.state == "built" and outcome.kind in FAMILIES:
         tokens = _tokens(outcome.meta) - outcome.resumed  # only tokens of this run, because `seconds` covers only this run
-        said += f", {abbreviate(tokens / max(outcome.seconds, 1e-6))} tokens per second"
+        state += f", {abbreviate(tokens / max(outcome.seconds, 1e-6))} tokens per second"
     return {
-        STATE: said,
+        STATE: state,
         **({"warning": outcome.warning} if outcome.warning else {}),
         **({LEFT_OUT: outcome.drops.requested} if outcome.drops.requested else {}),
         **({DROPS: "\n".join(outcome.drops.warnings)} if outcome.drops.warnings else {}),

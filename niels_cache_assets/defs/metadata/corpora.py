@@ -27,7 +27,7 @@ def documents_metadata(outcome: Outcome) -> Metadata:
     """
     meta, root = outcome.meta, outcome.directory.parent.parent
     documents, size = meta["documents"], meta["bytes"]["after"]
-    said = [
+    counts = [
         f"{file_size(size)}: {format_count(documents['kept'], 'document')} of {documents['read']:,}",
         format_count(meta["words"], "word"),
     ]
@@ -42,7 +42,7 @@ def documents_metadata(outcome: Outcome) -> Metadata:
             "samples": command_entry("sample", outcome.name, "--stage", "corpus", root=root),
             "rejected_examples": command_entry("clean", "--dropped", outcome.name, root=root) if sum(meta["dropped"].values()) else None,
             **state,
-            "contents": f"{', '.join(said)}, about {abbreviate(tokens)} tokens",
+            "contents": f"{', '.join(counts)}, about {abbreviate(tokens)} tokens",
             "documents": documents["kept"],
             "reasons": reasons_table(reasons(meta, meta["dropped"])),
             "made_from": json_entry({key: meta[key] for key in keys}),
@@ -68,11 +68,11 @@ def duplicates_metadata(outcome: Outcome) -> Metadata:
         for name, counts in found.items()
     ]
     total = {key: sum(counts[key] for counts in found.values()) for key in ("documents", "exact", "near")}
-    gone = total["exact"] + total["near"]
+    dropped = total["exact"] + total["near"]
     return without_empty(
         {
             **state_of(outcome),
-            "contents": f"{format_share(gone, total['documents'])} of {format_count(total['documents'], 'document')} are duplicates: "
+            "contents": f"{format_share(dropped, total['documents'])} of {format_count(total['documents'], 'document')} are duplicates: "
             f"{total['exact']:,} exact, {total['near']:,} near",
             "exact": total["exact"],
             "near": total["near"],
@@ -114,17 +114,17 @@ def report_metadata(outcome: Outcome, *, draw: bool) -> Metadata:
         }
         for stage in report["funnel"]
     ]
-    said = [f"{format_share(kept, given)} of {format_count(given, 'document')} are kept"]
+    contents = [f"{format_share(kept, given)} of {format_count(given, 'document')} are kept"]
     if report["language_share"] is not None:
-        said.append(f"{format_share(report['language_share'])} in a wanted language")
+        contents.append(f"{format_share(report['language_share'])} in a wanted language")
     if report["duplicates"]:
         found = report["duplicates"]
-        said.append(f"{format_count(found['exact'], 'exact duplicate')}, {format_count(found['near'], 'near duplicate')}")
+        contents.append(f"{format_count(found['exact'], 'exact duplicate')}, {format_count(found['near'], 'near duplicate')}")
     return without_empty(
         {
             "plots": dg.MetadataValue.md(images(corpus_pictures(report))) if draw else None,
             **state_of(outcome),
-            "contents": "; ".join(said),
+            "contents": "; ".join(contents),
             "documents": kept,
             "funnel_table": table(funnel, stage="string", documents="int", text="string", estimated_tokens="int"),
             "reasons_table": reasons_table(report["reasons"]),

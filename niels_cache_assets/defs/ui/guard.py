@@ -116,17 +116,17 @@ class WebGuard:
             raise _Refused(403, "another web page asked for this (Sec-Fetch-Site)")
 
     def _check_method(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
-        method, room = scope["method"], _first_path_part(scope)
-        if room in _NOTEBOOKS:
+        method, route = scope["method"], _first_path_part(scope)
+        if route in _NOTEBOOKS:
             raise _Refused(403, "notebooks are not served here")
-        if method == "POST" and (room == _GRAPHQL or room in _REPORTS):
+        if method == "POST" and (route == _GRAPHQL or route in _REPORTS):
             if headers.get(b"content-type", b"").split(b";")[0].strip() != b"application/json":
                 raise _Refused(415, "send application/json")
-            if self._read_only and room in _REPORTS:
+            if self._read_only and route in _REPORTS:
                 raise _Refused(403, "this server is read-only")
-        elif method not in _READ or room in _REPORTS:
+        elif method not in _READ or route in _REPORTS:
             raise _Refused(405, "no such method here")
-        elif room == _GRAPHQL and b"text/html" not in headers.get(b"accept", b""):
+        elif route == _GRAPHQL and b"text/html" not in headers.get(b"accept", b""):
             raise _Refused(405, "GraphQL by POST of application/json only")
 
 
@@ -153,8 +153,8 @@ def _single_headers(scope: Scope) -> dict[bytes, bytes]:
 
 def _first_path_part(scope: Scope) -> str:
     """Return the first part of the path, which selects the rule for the request."""
-    room: str = scope["path"].lstrip("/").partition("/")[0].lower()
-    return room
+    route: str = scope["path"].lstrip("/").partition("/")[0].lower()
+    return route
 
 
 def _is_link(scope: Scope, headers: dict[bytes, bytes]) -> bool:
@@ -166,7 +166,7 @@ def _is_link(scope: Scope, headers: dict[bytes, bytes]) -> bool:
     return goes_to == (b"navigate", b"document") and scope.get("method") == "GET" and _first_path_part(scope) not in _NOT_PAGES
 
 
-async def _check_body(receive: Receive, room: str, *, read_only: bool) -> Receive:
+async def _check_body(receive: Receive, route: str, *, read_only: bool) -> Receive:
     """Check the body of a request, and return a receive function that returns this body again.
 
     Without this check, Dagster's server would answer unexpected JSON with status 500 and a traceback. With `read_only`, only queries are
@@ -185,7 +185,7 @@ async def _check_body(receive: Receive, room: str, *, read_only: bool) -> Receiv
         raise _Refused(400, "this is not readable JSON") from error
     if not isinstance(request, dict):
         raise _Refused(400, f"a JSON {type(request).__name__}; send one object")
-    if room == _GRAPHQL:
+    if route == _GRAPHQL:
         for key, forms in _GRAPHQL_KEYS.items():
             if not isinstance(request.get(key), (*forms, type(None))):
                 raise _Refused(400, f"{key} is a JSON {type(request[key]).__name__}")

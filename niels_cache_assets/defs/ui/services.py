@@ -54,7 +54,7 @@ class Services:
 
     def __enter__(self) -> "Services":
         command = ["code-server", "start", "-m", MODULE, "--location-name", LOCATION, "--socket", self._socket, "--log-level", "warning"]
-        command += self._on_the_instance()
+        command += self._instance_option()
         try:
             process = self._start("the code server", "dagster", command)
             wait_for_grpc_server(process, DagsterGrpcClient(socket=self._socket), command, timeout=STARTUP_SECONDS)
@@ -70,12 +70,13 @@ class Services:
         self._stop()
 
     def start_daemon(self) -> None:
+        """Start the daemon, which ends with the `with` block."""
         workspace = self._folder / "workspace.yaml"
         server = {"host": "localhost", "socket": self._socket, "location_name": LOCATION}
         workspace.write_text(json.dumps({"load_from": [{"grpc_server": server}]}), encoding="utf-8")  # JSON is YAML
-        self._start("the daemon", DAEMON, ["run", "-w", str(workspace), "--log-level", "warning", *self._on_the_instance()])
+        self._start("the daemon", DAEMON, ["run", "-w", str(workspace), "--log-level", "warning", *self._instance_option()])
 
-    def _on_the_instance(self) -> list[str]:
+    def _instance_option(self) -> list[str]:
         """Return the command line option that passes the current settings of the instance.
 
         Return no option if dagster.yaml has an entry for telemetry. Every user of the machine can see the settings in a command line, and
@@ -83,9 +84,9 @@ class Services:
         """
         if self._instance.is_ephemeral:
             return []
-        here = self._instance.get_ref()
-        is_read_so = InstanceRef.from_dir(str(dagster_home())) == here
-        return [] if is_read_so else ["--instance-ref", dg.serialize_value(here)]
+        ref = self._instance.get_ref()
+        is_default = InstanceRef.from_dir(str(dagster_home())) == ref
+        return [] if is_default else ["--instance-ref", dg.serialize_value(ref)]
 
     def check(self) -> None:
         """Check that both services still run.
