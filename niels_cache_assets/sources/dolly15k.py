@@ -37,8 +37,8 @@ class Dolly15k(HubData, SftSource):
                 replaced = decoding.count(file, damage)
                 for name, check in checks.items():
                     check.problem(values[name], file, row)
-                given = (values[name] for name in _TEXTS if isinstance(values[name], str))
-                if not decoding.admits(file, *given, replaced=replaced, row=row):
+                texts = (values[name] for name in _TEXTS if isinstance(values[name], str))
+                if not decoding.admits(file, *texts, replaced=replaced, row=row):
                     continue
                 instruction, response, extra, category = map(values.get, _COLUMNS)
                 user = instruction if instruction == "" else join_input(instruction, extra, "\n\ncontext:\n")

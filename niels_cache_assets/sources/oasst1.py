@@ -28,9 +28,22 @@ _OPTIONAL = ("lang", "deleted")
 
 
 class Node(NamedTuple):
-    """One message of a tree."""
+    """One message of a tree, with its values in the data, which may be of any type.
 
-    message_id: str  # the id in the data; rows may have none
+    Attributes:
+        message_id: The id. Rows may have none.
+        parent_id: The id of the message that it replies to, or None for the root.
+        tree_id: The id of the tree.
+        text: The text.
+        role: `prompter` or `assistant`.
+        lang: The language.
+        deleted: Whether it was deleted upstream.
+        file: The file.
+        row: The number of the row in the file.
+        replaced: The number of characters in its text that replace undecodable bytes.
+    """
+
+    message_id: str
     parent_id: str | None
     tree_id: str
     text: str | None
@@ -39,7 +52,7 @@ class Node(NamedTuple):
     deleted: bool | None
     file: str
     row: int
-    replaced: int = 0  # characters in its text that replace undecodable bytes
+    replaced: int = 0
 
 
 class Oasst1(HubData, SftSource):

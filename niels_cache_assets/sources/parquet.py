@@ -125,7 +125,7 @@ class Parquet(RowFileSource):
             origin = {text_field, *([id_field] if has_id else []), *(["title"] if has_title else [])}
             columns = {*origin, *(where.columns if where else ()), *self.keep}
             tables = parquet.batches(
-                sorted(columns), most_rows=rows.PARQUET_ROWS, start=position.row, wanted=where.may_match if where else None
+                sorted(columns), most_rows=rows.PARQUET_ROWS, start=position.row, group_filter=where.may_match if where else None
             )
             names = repeat_string(name, max(MAX_ROWS, rows.PARQUET_ROWS))
             checked = partial(self._checked, name, names, text_field, id_field if has_id else None, has_title)

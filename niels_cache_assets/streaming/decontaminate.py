@@ -151,7 +151,7 @@ def open_references(references: ReferenceTexts, *, folder: Path) -> Iterator[Scr
 def open_guard(
     kind: Decontaminate, threshold: float, folder: Path, *, val_is_full: Callable[[], bool], references: ReferenceTexts | None = None
 ) -> "Iterator[TrainGuard | None]":
-    """Yield a TrainGuard, or None if `kind` is "off" and there are no `references`. Nothing is imported for None.
+    """Yield a TrainGuard, or None if `kind` is "off" and there are no `references`. For None, no code that compares texts is imported.
 
     Args:
         kind: The value of `decontaminate`.

@@ -181,7 +181,7 @@ def encoded_head(documents: Iterable[DocumentBatch], encode: Encode, splitter: B
     Args:
         documents: The stream of documents.
         encode: Encodes a stream of documents in order.
-        splitter: The splitter. The caller places each batch with it before it asks for more.
+        splitter: The splitter. The caller assigns each batch with it before it requests the next one.
     """
     head = _LimitedStream(documents)
     budget, tokens = splitter.remaining["val"], 0

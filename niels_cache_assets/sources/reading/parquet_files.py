@@ -204,7 +204,7 @@ class ParquetTable:
         most_rows: int,
         start: int = 0,
         by_bytes: bool = True,
-        wanted: Callable[[Any], bool] | None = None,
+        group_filter: Callable[[Any], bool] | None = None,
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yield (number of the first row, rows) in batches.
 
@@ -216,7 +216,7 @@ class ParquetTable:
             start: The number of the first row to yield.
             by_bytes: Whether to yield fewer rows at a time if rows are long. If False, all batches of a row group except the last have
                 `most_rows` rows.
-            wanted: Returns whether to read a row group, from its `pyarrow.parquet.RowGroupMetaData`. None reads all row groups.
+            group_filter: Returns whether to read a row group, from its `pyarrow.parquet.RowGroupMetaData`. None reads all row groups.
 
         Raises:
             NielsCacheError: If the file has two columns with the same requested name.
@@ -229,7 +229,7 @@ class ParquetTable:
         for group in range(self._parquet.num_row_groups):
             metadata = self._parquet.metadata.row_group(group)
             end = first + metadata.num_rows
-            if end > start and (wanted is None or wanted(metadata)):
+            if end > start and (group_filter is None or group_filter(metadata)):
                 most = self._rows_together(group, chosen, most_rows) if by_bytes else most_rows
                 rows_at_once = min(rows_at_once, most) if by_bytes else most
                 row = first
