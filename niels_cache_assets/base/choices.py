@@ -11,7 +11,7 @@ def raise_unknown_choice(where: str, problem: str, given: str, choices: Iterable
     """Raise an error for an invalid name, with the nearest valid name as a suggestion.
 
     Args:
-        where: What the message begins with: the place that the name comes from.
+        where: Where the name comes from. The message begins with it.
         problem: What is wrong with the name, such as "unknown source".
         given: The invalid name.
         choices: The valid names, all of which are listed if none is near.

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 from niels_cache_assets.base.defaults import Turns
 
 
-def _from_config_folder(value: Any, info: ValidationInfo) -> Any:
+def _resolve_path(value: Any, info: ValidationInfo) -> Any:
     """Expand ~ and $VARIABLES in a path, and make the path relative to the folder of its TOML file.
 
     The validation context gives this folder as `base_dir`. URLs are returned unchanged.
@@ -38,18 +38,18 @@ def is_name(value: str) -> bool:
 
 
 def _name_or_path(value: Any, info: ValidationInfo) -> Any:
-    return value if isinstance(value, str) and is_name(value) else _from_config_folder(value, info)
+    return value if isinstance(value, str) and is_name(value) else _resolve_path(value, info)
 
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
-ConfigPath = Annotated[str, BeforeValidator(_from_config_folder)]
+ConfigPath = Annotated[str, BeforeValidator(_resolve_path)]
 NameOrPath = Annotated[str, BeforeValidator(_name_or_path)]
 
 SENTINELS = "sentinels"
 NAMED_TEMPLATES = (SENTINELS, "chatml", "model")
 
 
-def _known_or_a_file(value: Any, info: ValidationInfo) -> Any:
+def _resolve_template(value: Any, info: ValidationInfo) -> Any:
     """Accept the name of a template, or the path of a .jinja file, which is treated like a ConfigPath."""
     if not isinstance(value, str) or value in NAMED_TEMPLATES:
         return value
@@ -57,13 +57,13 @@ def _known_or_a_file(value: Any, info: ValidationInfo) -> Any:
         near = difflib.get_close_matches(value, NAMED_TEMPLATES, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"choose {', '.join(NAMED_TEMPLATES)}, or give the path of a .jinja file"
         raise ValueError(f"{value!r:.80} is no chat template; {hint}")
-    return _from_config_folder(value, info)
+    return _resolve_path(value, info)
 
 
-TemplateName = Annotated[str, BeforeValidator(_known_or_a_file)]
+TemplateName = Annotated[str, BeforeValidator(_resolve_template)]
 
 
-def _with_a_template(turns: Turns, info: ValidationInfo) -> Turns:
+def _require_template(turns: Turns, info: ValidationInfo) -> Turns:
     if turns != "all" and info.data.get("template") == SENTINELS:
         raise ValueError(f"{turns!r} is for a chat template; remove it, or set template")
     return turns
@@ -71,7 +71,7 @@ def _with_a_template(turns: Turns, info: ValidationInfo) -> Turns:
 
 LearnedTurns = Annotated[
     Turns,
-    AfterValidator(_with_a_template),
+    AfterValidator(_require_template),
     Field(
         description="With a template: 'all' makes one example that trains on all assistant turns; 'each' makes one example per "
         "assistant turn; 'last' makes one example, for the last turn"

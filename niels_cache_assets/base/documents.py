@@ -271,12 +271,12 @@ class DropReport:
         self.dropped = DropCounts(dropped)
         self.facts: dict[str, Any] = dict(facts or {})
 
-    def drop(self, reason: str, place: str, *, count: int = 1, of_val: int = 0) -> None:
+    def drop(self, reason: str, where: str, *, count: int = 1, of_val: int = 0) -> None:
         """Count dropped items.
 
         Args:
             reason: The reason.
-            place: Where the first of them is.
+            where: The position of the first of them, for messages.
             count: The number of items.
             of_val: How many of them are in val.
 
@@ -286,7 +286,7 @@ class DropReport:
         self.dropped[reason] += count
         first, val = self.facts.get(FIRST_DROPPED, {}), self.facts.get(DROPPED_OF_VAL, {})
         if reason not in first and not is_asked(reason):
-            self.facts[FIRST_DROPPED] = {**first, reason: place}
+            self.facts[FIRST_DROPPED] = {**first, reason: where}
         if of_val:
             self.facts[DROPPED_OF_VAL] = {**val, reason: val.get(reason, 0) + of_val}
 
@@ -355,8 +355,8 @@ class SourceReport(DropReport):
             row: The number of the first of the rows, or None for a whole file.
             count: The number of rows.
         """
-        place = f"{self.within}{file}" if row is None else f"{self.within}{file}: row {row}"
-        self.drop(reason, place, count=count, of_val=count if self.split == "val" else 0)
+        where = f"{self.within}{file}" if row is None else f"{self.within}{file}: row {row}"
+        self.drop(reason, where, count=count, of_val=count if self.split == "val" else 0)
         if self.drops_of_files is not None:
             self.drops_of_files[file] = is_asked(reason) and self.drops_of_files.get(file, True)
 

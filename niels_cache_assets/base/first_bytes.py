@@ -111,7 +111,7 @@ def _is_text(head: bytes) -> bool:
 
 
 def refuse_content(head: bytes, name: str, compression: str | None) -> None:
-    """Raise an error if a file must not be read as text (see the module), or if its compression differs from that of its name.
+    """Raise an error if a file must not be read as text (see the module), or if it is not compressed as its name says.
 
     Unknown bytes are left to the reader.
 
@@ -134,7 +134,7 @@ def refuse_content(head: bytes, name: str, compression: str | None) -> None:
 
 
 def describe_content(head: bytes, expected: str = "plain text") -> str:
-    """Return a clause that says what a file is that a reader cannot read, with advice.
+    """Return a clause that says what an unreadable file is, with advice.
 
     Args:
         head: The first bytes.

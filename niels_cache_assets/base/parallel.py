@@ -49,12 +49,12 @@ def results_in_order(
         size_of: Returns the number of characters of an item.
     """
     waiting: deque[tuple[Future[Result], int]] = deque()
-    held = 0  # characters of the long items in flight
+    characters = 0  # of the long items in flight
 
     def next_result() -> Result:
-        nonlocal held
+        nonlocal characters
         future, size = waiting.popleft()
-        held -= size
+        characters -= size
         return future.result()
 
     error: Exception | None = None
@@ -69,12 +69,12 @@ def results_in_order(
     for item in read():
         size = size_of(item)
         size = size if size > LONG_CHARACTERS else 0
-        while size and held and held + size > MAX_LONG_CHARACTERS:
+        while size and characters and characters + size > MAX_LONG_CHARACTERS:
             yield next_result()
         waiting.append((submit(item), size))
-        held += size
+        characters += size
         del item  # so that it is not kept in memory while the next one is read
-        while len(waiting) > most or held > MAX_LONG_CHARACTERS:
+        while len(waiting) > most or characters > MAX_LONG_CHARACTERS:
             yield next_result()
     while waiting:
         yield next_result()
@@ -133,11 +133,11 @@ def map_in_processes(
             yield function(item)
         return
     context = multiprocessing.get_context("spawn")
-    watched, held = context.Pipe(duplex=False)
+    watched, own_end = context.Pipe(duplex=False)
     free: SimpleQueue[Connection] = SimpleQueue()  # the connections to workers without work
     threads = ThreadPoolExecutor(processes, thread_name_prefix="worker")
 
-    def in_a_worker(item: Item) -> Result:
+    def run_in_worker(item: Item) -> Result:
         worker = free.get()
         try:
             worker.send(item)
@@ -168,7 +168,7 @@ def map_in_processes(
             workers.append(worker)
             there.close()  # so that the connection ends with the worker
             free.put(here)
-        return threads.submit(in_a_worker, item)
+        return threads.submit(run_in_worker, item)
 
     try:
         yield from results_in_order(submit, items, most=_IN_FLIGHT_PER_WORKER * processes, size_of=size_of)
@@ -177,7 +177,7 @@ def map_in_processes(
         for worker in workers:
             worker.join()
     finally:
-        held.close()
+        own_end.close()
         watched.close()
         threads.shutdown(wait=False, cancel_futures=True)
 

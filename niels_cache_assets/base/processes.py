@@ -1,9 +1,8 @@
 """Signals and child processes: records of running processes, delayed signals, and children that end with their parent.
 
     lock_record, read_record, claim_record, is_locked    record which process does a job, in a file that it locks until it ends
-    delay_signals                                   delay SIGINT and SIGTERM until a block has ended
-    stop_on_signals                                      end a block with `InterruptRequested` on SIGINT or SIGTERM, despite Dagster's
-    handlers
+    delay_signals                                        delay SIGINT and SIGTERM until a block has ended
+    stop_on_signals                                      end a block with `InterruptRequested` on a signal, despite Dagster's handlers
     end_with_parent                                      in a child of multiprocessing: end when the parent has ended
     when_closed                                          call a function when the other end of a pipe closes
     python -m niels_cache_assets.base.processes FD MODULE [ARGUMENT ...]    run a module until the process that started it is gone
@@ -114,8 +113,8 @@ def lock_record(path: Path) -> int:
 def read_record(path: Path) -> Process | None:
     """Return the process that is recorded at `path`, or None."""
     try:
-        said = json.loads(path.read_bytes())
-        process = Process(**said)
+        values = json.loads(path.read_bytes())
+        process = Process(**values)
     except (OSError, ValueError, TypeError, RecursionError):
         return None
     return process if type(process.pid) is int and process.pid > 0 and type(process.start) is int else None

@@ -31,11 +31,11 @@ class TorchRandom:
     def permutation(self, count: int) -> Ints:
         """Return `torch.randperm(count)`. After a permutation of more than a million numbers, nothing more may be drawn."""
         if count > _MAX_OWN:
-            return self._of_torch(count)
+            return self._torch_permutation(count)
         order = list(range(count))
         steps = self._raw(max(count - 1, 0)) % np.arange(count, 1, -1)
-        for place, step in enumerate(steps.tolist()):
-            order[place], order[place + step] = order[place + step], order[place]
+        for position, step in enumerate(steps.tolist()):
+            order[position], order[position + step] = order[position + step], order[position]
         return np.array(order, dtype=np.int64)
 
     def _raw(self, count: int) -> Ints:
@@ -43,7 +43,7 @@ class TorchRandom:
         self._drawn += count
         return self._state.randint(0, 1 << 32, count, dtype=np.uint32).astype(np.int64)
 
-    def _of_torch(self, count: int) -> Ints:
+    def _torch_permutation(self, count: int) -> Ints:
         import torch
 
         generator = torch.Generator().manual_seed(self._seed)

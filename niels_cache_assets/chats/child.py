@@ -14,7 +14,8 @@ The parent writes one JSON value per line, and gets one JSON value per line:
 
 `spans` are pairs of character positions, the first and the one past the last character of each target. `owners` has the number of the
 message of each span, or None if it is not known. The spans come from the marks `{% generation %}` ... `{% endgeneration %}`. In a template
-without marks, the target is the text that each message of the assistant adds to the messages before it (see `targets.Conversation`).
+without marks, the target is the text that each message of the assistant adds to the messages before it (see
+`targets.ConversationRenderings`).
 
 `neutral` is the rendering of the same conversation with other words. The parent compares its special tokens with those of `text`, because
 words must not add any. `plain` is the rendering of a short conversation with neutral words, or None if the template refuses it.
@@ -44,14 +45,14 @@ def _describe_error(error: BaseException) -> str:
         if trace.tb_frame.f_code.co_filename == _TEMPLATE:
             line = trace.tb_lineno
         trace = trace.tb_next
-    said = " ".join(str(error).split())[:_MAX_ERROR_CHARACTERS] or type(error).__name__
+    message = " ".join(str(error).split())[:_MAX_ERROR_CHARACTERS] or type(error).__name__
     if isinstance(error, MemoryError):
-        said = "it needs too much memory"
+        message = "it needs too much memory"
     elif isinstance(error, RecursionError):
-        said = "it calls itself without an end"
-    elif "strftime_now" in said:
-        said += " (a cache depends on no clock); let the template test `strftime_now is defined`, and write a fixed date otherwise"
-    return said if line is None else f"line {line}: {said}"
+        message = "it calls itself without an end"
+    elif "strftime_now" in message:
+        message += " (a cache depends on no clock); let the template test `strftime_now is defined`, and write a fixed date otherwise"
+    return message if line is None else f"line {line}: {message}"
 
 
 def _limit_time(seconds: int) -> None:
@@ -95,11 +96,11 @@ def main(lines: BinaryIO, out: BinaryIO) -> None:
     _limit_time(first["seconds"])
     try:
         renderer = Renderer(CompiledTemplate(first["template"], first["variables"], first["names"]))
-        about = {"marks": renderer.template.has_marks, "plain": renderer.plain}
+        facts = {"marks": renderer.template.has_marks, "plain": renderer.plain}
     except Exception as error:
         reply({"error": _describe_error(error)})
         return
-    reply(about)
+    reply(facts)
     for line in iter(lines.readline, b""):
         for task in json.loads(line):
             _limit_time(task["seconds"])

@@ -114,9 +114,9 @@ class CompiledTemplate:
                 return blocks[-1]
 
             def _marked(self, caller: Any) -> str:
-                made = str(caller())
-                template.passes.mark(made)
-                return made
+                target = str(caller())
+                template.passes.mark(target)
+                return target
 
         class Loops(NodeTransformer):
             """A transformer of all loops, which then report the message of each iteration, and their end."""
@@ -146,9 +146,9 @@ class CompiledTemplate:
             _ENDED: pass_context(lambda context, loop: template.passes.end(loop)),  # with a context, it is not called while compiling
         }
         environment.globals |= {"raise_exception": _refuse, "namespace": Names}
-        for made_by_chance in (environment.globals, environment.filters):
-            made_by_chance.pop("lipsum", None)
-            made_by_chance.pop("random", None)
+        for table in (environment.globals, environment.filters):  # without jinja2's functions with random output
+            table.pop("lipsum", None)
+            table.pop("random", None)
         tree = environment.parse(text)
         for outer in tree.find_all((nodes.AssignBlock, nodes.Macro, nodes.FilterBlock, nodes.CallBlock)):
             if any(inner is block for inner in outer.find_all(nodes.CallBlock) for block in blocks):
@@ -221,8 +221,8 @@ class LoopPasses:
         if grown > self._most:
             self._most, self.begins = grown, begins
 
-    def mark(self, made: str) -> None:
-        self.marked.append((self.written, made, next(reversed(self._open[-1][1])) if self._open else None))
+    def mark(self, target: str) -> None:
+        self.marked.append((self.written, target, next(reversed(self._open[-1][1])) if self._open else None))
 
 
 def template_strings(tree: Any) -> frozenset[str]:

@@ -88,10 +88,10 @@ class ChatEncoder:
         """
         chats = [chat._replace(messages=[self._prepared(message) for message in chat.messages]) for chat in chats]
         results: list[EncodedChat | UnusableChat | None] = [*self._unusable_reasons(chats)]
-        sound = [number for number, result in enumerate(results) if result is None]
-        rendered = self._rendering.render([chats[number] for number in sound])
+        usable = [number for number, result in enumerate(results) if result is None]
+        rendered = self._rendering.render([chats[number] for number in usable])
         texts: list[tuple[int, RenderedChat]] = []
-        for number, each in zip(sound, rendered, strict=True):
+        for number, each in zip(usable, rendered, strict=True):
             if isinstance(each, UnusableChat):
                 results[number] = each
             elif has_lone_surrogate(each.text):
@@ -102,8 +102,8 @@ class ChatEncoder:
             lambda item: chats[texts[item][0]].name, ([each.text] for _, each in texts), self._tokenizer.yields_special
         ):
             encoded = self._tokenizer.encode_rendered([each.text for _, each in texts], [each.spans for _, each in texts])
-        own = self._guarded_of_neutral([each.neutral for _, each in texts])
-        for (number, each), (ids, spans), allowed in zip(texts, encoded, own, strict=True):
+        allowed_tokens = self._guarded_of_neutral([each.neutral for _, each in texts])
+        for (number, each), (ids, spans), allowed in zip(texts, encoded, allowed_tokens, strict=True):
             results[number] = self._checked(chats[number], each, ids, spans, allowed)
         return [result for result in results if result is not None]
 
@@ -128,8 +128,8 @@ class ChatEncoder:
             return UnusableChat(UNKNOWN_TURN, f"{self._template.where}: does not show which message of {chat.name} each mark is in")
         learned = [owner not in chat.ignored for owner in rendered.owners]
         joined = merge_spans(spans[np.array(learned, dtype=bool)])
-        said = f"{self._template.where}: gives {chat.name} no words of the assistant to train on"
-        return EncodedChat(ids, joined) if len(joined) else UnusableChat(NO_TARGET, said)
+        explanation = f"{self._template.where}: gives {chat.name} no words of the assistant to train on"
+        return EncodedChat(ids, joined) if len(joined) else UnusableChat(NO_TARGET, explanation)
 
     @cached_property
     def _is_guarded(self) -> Bools:
@@ -179,8 +179,8 @@ class ChatEncoder:
 
     def _end_of_token(self, text: str, start: int, end: int) -> int:
         """Return where the token before the white space at the end of text[start:end] ends, or `end` without such a token."""
-        place = start + len(text[start:end].rstrip()) if text[start:end][-1:].isspace() else end
-        return place if place < end and text.endswith(self._names, start, place) else end
+        text_end = start + len(text[start:end].rstrip()) if text[start:end][-1:].isspace() else end
+        return text_end if text_end < end and text.endswith(self._names, start, text_end) else end
 
     def _unusable_reasons(self, chats: Sequence[Chat]) -> list[UnusableChat | None]:
         """Return for each conversation why its own texts make it unusable, or None."""

@@ -120,23 +120,23 @@ class RendererPool:
 
     @cached_property
     def argument_form(self) -> Callable[[Any], Any]:
-        """Function that converts the arguments of calls to the form that the template expects, found by trying the template."""
+        """The function that converts the arguments of calls to the form that the template expects, found by trying the template."""
         child = self._take()
 
-        def tried(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> str | None:
+        def try_template(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> str | None:
             with suppress(NielsCacheError):
                 if isinstance(answer := child.render([Chat(messages, "a call for a try", tools)], text_only=True)[0], RenderedChat):
                     return answer.text
             return None
 
         try:
-            return detect_argument_form(tried)
+            return detect_argument_form(try_template)
         finally:
             child.end()  # it may have failed
 
     @property
     def plain(self) -> str | None:
-        """Text of a short conversation with neutral words and the prompt for a reply, or None if the template refuses it."""
+        """The text of a short conversation with neutral words and the prompt for a reply, or None if the template refuses it."""
         return self.start().plain
 
     def start(self) -> _Child:
@@ -148,7 +148,7 @@ class RendererPool:
     def render(self, chats: Sequence[Chat]) -> list[RenderedChat | UnusableChat]:
         """Return the text of each conversation, in order.
 
-        A conversation that the template refuses with `raise_exception` is a Refusal.
+        A conversation that the template refuses with `raise_exception` is an UnusableChat.
 
         Raises:
             NielsCacheError: If the template fails in any other way. The message names the conversation.
@@ -213,9 +213,9 @@ class _Child:
         try:
             limits = {"seconds": MAX_SECONDS, "memory": MAX_MEMORY}
             self._send({"template": template.text, "variables": template.variables, "names": [*names], **limits})
-            about = self._receive("the template alone")
-            self.has_marks = bool(about["marks"])
-            self.plain: str | None = about["plain"]
+            facts = self._receive("the template alone")
+            self.has_marks = bool(facts["marks"])
+            self.plain: str | None = facts["plain"]
         except BaseException:
             self.end()
             raise
@@ -250,8 +250,8 @@ class _Child:
         if "refused" in answer:
             return UnusableChat(REFUSED, f"{self._template.where}: refuses {chat.name}: {answer['refused']}")
         if "unproven" in answer:
-            said = f"{chat.name}: has {answer['unproven']:,} messages, too many to prove its targets; mark them in the template"
-            return UnusableChat(TOO_MANY_TURNS, f"{self._template.where}: {said}")
+            problem = f"{chat.name}: has {answer['unproven']:,} messages, too many to prove its targets; mark them in the template"
+            return UnusableChat(TOO_MANY_TURNS, f"{self._template.where}: {problem}")
         return RenderedChat(answer["text"], [(start, end) for start, end in answer["spans"]], answer["owners"], answer["neutral"])
 
     def _send(self, value: Any) -> None:

@@ -12,14 +12,14 @@ from typing import Any
 
 from niels_cache_assets.chats.compiled import TAG, WORD, CompiledTemplate, Messages, RenderedTemplate, TemplateRefusal, UnusableOutputError
 
-_THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # names of the same key in messages, the usual one first
-_RENDERED = 100_000  # messages that may be rendered to prove the targets of one conversation, or
-_RENDERED_EACH = 8  # this many for each of its messages, if that is more
-_EVENLY = 16  # messages of a long conversation whose targets are proven, at equal distances
+_REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")  # names of the same key in messages, the usual one first
+_MAX_RENDERED = 100_000  # messages that may be rendered to prove the targets of one conversation, or
+_MAX_RENDERED_EACH = 8  # this many for each of its messages, if that is more
+_EVENLY_SPACED = 16  # messages of a long conversation whose targets are proven, at equal distances
 _SHORT = 16  # messages
 _MAX_KNOWN = 2000
-_OF_PROBES = 1_000_000  # maximum number of characters of a short conversation
-_MARK_IT = "put {% generation %} and {% endgeneration %} around the words of the assistant"
+_MAX_PROBE_CHARACTERS = 1_000_000  # maximum number of characters of a short conversation
+_MARK_ADVICE = "put {% generation %} and {% endgeneration %} around the words of the assistant"
 
 Span = tuple[int, int]
 Target = tuple[int, int, int | None]
@@ -72,11 +72,11 @@ class Renderer:
     @cached_property
     def _probes(self) -> list[ConversationRenderings]:
         turns = [{"role": role, "content": role} for role in ("system", "user", "assistant", "user")]
-        return [ConversationRenderings(self, messages, None, most=_OF_PROBES) for messages in (turns[1:], turns)]
+        return [ConversationRenderings(self, messages, None, most=_MAX_PROBE_CHARACTERS) for messages in (turns[1:], turns)]
 
     @cached_property
     def plain(self) -> str | None:
-        """Short conversation with neutral words and the prompt for a reply, or None if the template refuses it."""
+        """The text of a short conversation with neutral words and the prompt for a reply, or None if the template refuses it."""
         for probe in self._probes:
             with suppress(Exception):
                 return probe.render(prompt=True, neutral=True).text
@@ -84,8 +84,8 @@ class Renderer:
 
     @cached_property
     def unconditional_prompt(self) -> str | None:
-        """Prompt for a reply if the template ends every conversation with it, "" if not, or None if short conversations do not show it."""
-        return next((asked for probe in self._probes if (asked := probe.unconditional_prompt()) is not None), None)
+        """The prompt for a reply if the template ends every conversation with it, or "". None if short conversations do not show it."""
+        return next((prompt for probe in self._probes if (prompt := probe.unconditional_prompt()) is not None), None)
 
 
 class ConversationRenderings:
@@ -120,20 +120,20 @@ class ConversationRenderings:
             neutral = self._renderer.render_neutral(*self._neutral, most=self._most)
         except Exception as error:
             raise TemplateRefusal(f"with neutral words in the place of its texts: {error}") from error
-        always = self._renderer.unconditional_prompt
-        always = (self.unconditional_prompt() or "") if always is None else always
-        if not whole.text.endswith(always) or not neutral.text.endswith(always):
+        suffix = self._renderer.unconditional_prompt  # the prompt for a reply if it ends every conversation
+        suffix = (self.unconditional_prompt() or "") if suffix is None else suffix
+        if not whole.text.endswith(suffix) or not neutral.text.endswith(suffix):
             raise UnusableOutputError(
-                f"the prompt {always!r} ends every conversation but this one; let the template write it if add_generation_prompt is true"
+                f"the prompt {suffix!r} ends every conversation but this one; let the template write it if add_generation_prompt is true"
             )
-        whole = whole._replace(text=whole.text.removesuffix(always))
-        neutral = neutral._replace(text=neutral.text.removesuffix(always))
+        whole = whole._replace(text=whole.text.removesuffix(suffix))
+        neutral = neutral._replace(text=neutral.text.removesuffix(suffix))
         if self._renderer.template.has_marks:
             targets = [each for each in self._marked(whole) if not last or each[2] in (None, len(self._messages) - 1)]
         elif last:
-            targets = [self._last_reply(whole, neutral, always)]
+            targets = [self._last_reply(whole, neutral, suffix)]
         else:
-            targets = self._added_texts(whole, neutral, always)
+            targets = self._added_texts(whole, neutral, suffix)
         targets = [each for each in targets if each[0] < each[1]]
         return {
             "text": whole.text,
@@ -174,39 +174,39 @@ class ConversationRenderings:
             unclear = bool(_common_prefix([prompt, whole.text[begin:]]))
         if unclear and not self._renderer.template.has_marks:
             raise UnusableOutputError(
-                f"{prompt!r} at the end of every conversation may be the prompt for a reply, which is no target; {_MARK_IT}"
+                f"{prompt!r} at the end of every conversation may be the prompt for a reply, which is no target; {_MARK_ADVICE}"
             )
         return ""
 
     def _marked(self, whole: RenderedTemplate) -> list[Target]:
         targets = []
-        for start, made, owner in whole.marked:
-            if not whole.text.startswith(made, start):
+        for start, target, owner in whole.marked:
+            if not whole.text.startswith(target, start):
                 raise UnusableOutputError("a generation block is inside of a recursive loop, so the place of its text is not known")
-            if made:
-                targets.append((start, start + len(made), owner))
+            if target:
+                targets.append((start, start + len(target), owner))
         if any(owner is None for _, _, owner in targets) and len(targets) == len(self._turns):
             targets = [(start, end, owner) for (start, end, _), owner in zip(targets, self._turns, strict=True)]
         return targets
 
-    def _added_texts(self, whole: RenderedTemplate, neutral: RenderedTemplate, always: str) -> list[Target]:
+    def _added_texts(self, whole: RenderedTemplate, neutral: RenderedTemplate, suffix: str) -> list[Target]:
         """Return the text that each message of the assistant adds to the messages before it.
 
         Each is proven by rendering the messages up to it. In a conversation with very many messages, this would take time quadratic in
         their number. Then it is proven for some of each kind, and all others must have the same header where the template begins to write
         them.
         """
-        most = max(_RENDERED, _RENDERED_EACH * len(self._messages))
+        most = max(_MAX_RENDERED, _MAX_RENDERED_EACH * len(self._messages))
         if 2 * sum(self._turns) <= most:
-            return [self._checked_addition(number, whole, neutral, always) for number in self._turns]
+            return [self._checked_addition(number, whole, neutral, suffix) for number in self._turns]
         headers: dict[Any, str] = {}
         first_of_kind = {self._kind(number): number for number in reversed(self._turns)}
-        evenly = self._turns[:: max(1, len(self._turns) // _EVENLY)]
+        evenly = self._turns[:: max(1, len(self._turns) // _EVENLY_SPACED)]
         for number in dict.fromkeys([self._turns[-1], *sorted(first_of_kind.values()), *evenly]):
             most -= 2 * number
             if most < 0:
                 break
-            start, end, _ = self._checked_addition(number, whole, neutral, always)
+            start, end, _ = self._checked_addition(number, whole, neutral, suffix)
             begin, next_begin = self._part(number, whole)
             if end != next_begin or headers.setdefault(self._kind(number), whole.text[begin:start]) != whole.text[begin:start]:
                 raise TooManyMessagesError
@@ -233,46 +233,46 @@ class ConversationRenderings:
             raise TooManyMessagesError
         return begin, end
 
-    def _checked_addition(self, number: int, whole: RenderedTemplate, neutral: RenderedTemplate, always: str) -> Target:
+    def _checked_addition(self, number: int, whole: RenderedTemplate, neutral: RenderedTemplate, suffix: str) -> Target:
         """Return the text that a message of the assistant adds.
 
         Raises:
             UnusableOutputError: If the rest is not the same without it.
         """
-        before = self.render(number, prompt=True).text if number else self._opening(whole, neutral, always)
+        before = self.render(number, prompt=True).text if number else self._opening(whole, neutral, suffix)
         is_last = number == len(self._messages) - 1
-        after = whole.text if is_last else self.render(number + 1).text.removesuffix(always)
+        after = whole.text if is_last else self.render(number + 1).text.removesuffix(suffix)
         if before is None or not after.startswith(before) or not whole.text.startswith(after):
             raise UnusableOutputError(
                 f"message {number} of the assistant cannot be found, because the text before it depends on the messages after it; "
-                f'make an example of each turn (turns = "each" or "last"), or {_MARK_IT}'
+                f'make an example of each turn (turns = "each" or "last"), or {_MARK_ADVICE}'
             )
         return len(before), len(after), number
 
-    def _last_reply(self, whole: RenderedTemplate, neutral: RenderedTemplate, always: str) -> Target:
+    def _last_reply(self, whole: RenderedTemplate, neutral: RenderedTemplate, suffix: str) -> Target:
         """Return the words of the last message, which follow the prompt for a reply, or the part of the prompt that is in the text."""
         last = len(self._messages) - 1
-        before = self.render(last, prompt=True).text if last else self._opening(whole, neutral, always)
+        before = self.render(last, prompt=True).text if last else self._opening(whole, neutral, suffix)
         if before is None or not whole.text.startswith(before):
-            without = self.render(last, neutral=True).text.removesuffix(always) if last else ""
+            without = self.render(last, neutral=True).text.removesuffix(suffix) if last else ""
             prompted = self.render(last, prompt=True, neutral=True).text if last else ""
             reached = len(_common_prefix([prompted, neutral.text]))
-            before = self.render(last).text.removesuffix(always) + neutral.text[len(without) : reached] if last else ""
+            before = self.render(last).text.removesuffix(suffix) + neutral.text[len(without) : reached] if last else ""
             if not 0 < len(without) <= reached or not whole.text.startswith(before):
-                raise UnusableOutputError(f"the words of message {last} of the assistant cannot be found; {_MARK_IT}")
+                raise UnusableOutputError(f"the words of message {last} of the assistant cannot be found; {_MARK_ADVICE}")
         return len(before), len(whole.text), last
 
-    def _opening(self, whole: RenderedTemplate, neutral: RenderedTemplate, always: str) -> str | None:
+    def _opening(self, whole: RenderedTemplate, neutral: RenderedTemplate, suffix: str) -> str | None:
         """Return the text before the words of a first message that is the assistant's, or None if it is not found.
 
         It ends with the prompt for a reply. The template need not render a conversation without messages to get it.
         """
-        asked = ConversationRenderings(self._renderer, [{"role": "user", "content": "x"}], None, most=self._most)
-        without = asked.render().text
-        prompted = asked.render(prompt=True).text
+        probe = ConversationRenderings(self._renderer, [{"role": "user", "content": "x"}], None, most=self._most)
+        without = probe.render().text
+        prompted = probe.render(prompt=True).text
         if not prompted.startswith(without):
             return None
-        prompt = prompted[len(without) :] or always
+        prompt = prompted[len(without) :] or suffix
         begin, end = neutral.begins.get(0, 0), neutral.text.find(WORD, neutral.begins.get(0, 0))
         start = neutral.text.rfind(prompt, begin, end) if prompt else begin
         if end < 0 or start < 0:
@@ -285,10 +285,10 @@ class ConversationRenderings:
 def _as_transformers_message(message: dict[str, Any]) -> dict[str, Any]:
     """Return a message without keys that are None, and with its reasoning under the names that templates use."""
     kept = {key: value for key, value in message.items() if value is not None}
-    thoughts = next((kept[key] for key in _THOUGHTS if key in kept), None)
-    return kept if thoughts is None else {"thinking": thoughts, **kept, "reasoning_content": thoughts}
+    reasoning = next((kept[key] for key in _REASONING_KEYS if key in kept), None)
+    return kept if reasoning is None else {"thinking": reasoning, **kept, "reasoning_content": reasoning}
 
 
 def _common_prefix(texts: list[str]) -> str:
     first, second = texts
-    return first[: next((place for place, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second)))]
+    return first[: next((index for index, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second)))]

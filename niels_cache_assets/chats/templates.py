@@ -101,7 +101,7 @@ def find_template(name: str, settings: TokenizerSettings) -> Template | None:
     if name == "chatml":
         return Template(name=name, text=_CHATML, variables=variables, where="template chatml")
     if name == "model":
-        text, where = _of_model(settings)
+        text, where = _template_of_model(settings)
         return Template(name=name, text=text, variables=variables, where=where)
     return Template(name=Path(name).name, text=_read(Path(name)), variables=variables, where=name)
 
@@ -114,7 +114,7 @@ def _folder(settings: TokenizerSettings) -> Path | None:
     return path if path.is_dir() else path.parent
 
 
-def _of_model(settings: TokenizerSettings) -> tuple[str, str]:
+def _template_of_model(settings: TokenizerSettings) -> tuple[str, str]:
     """Return the template that comes with the tokenizer, and where it is."""
     folder = _folder(settings)
     if folder is None:

@@ -1,6 +1,6 @@
 """The names of attempts: a target that several machines may build has one staging directory for each attempt.
 
-    .NAME.lease/attempt-00002.json    who makes attempt 2 (parts/lease.py); the file with the highest number is the current one
+    .NAME.lease/attempt-00002.json    the process of attempt 2 (parts/lease.py); the file with the highest number is the current one
     .NAME.lease/stop                  a request to stop, for all processes
     .NAME.lease/stop-LAUNCH           a request to stop, for the processes of one launch
     .NAME.partial.2                   the staging directory of attempt 2

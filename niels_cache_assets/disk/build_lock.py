@@ -82,13 +82,17 @@ def build_status(target: str | Path) -> BuildStatus:
 def lock_target(
     target: str | Path, *, is_ours: Callable[[str], bool] = is_cache_name, wait: bool = False, log: Callable[[str], None] = print
 ) -> Iterator[bool]:
-    """Hold the lock of `target`, and yield whether it was necessary to wait for it. The errors are those of `atomic_directory`.
+    """Hold the lock of `target`, and yield whether it was necessary to wait for it.
 
     Args:
         target: The directory to lock.
         is_ours: Returns whether a directory of ours may contain this name. A target with other names is refused.
-        wait: Whether to log and wait until another build ends, instead of raising Busy.
+        wait: Whether to log and wait until another build ends, instead of raising BusyError.
         log: Called with a line about each process that is waited for.
+
+    Raises:
+        BusyError: If another build of `target` is running and `wait` is False.
+        NielsCacheError: For the other reasons of `atomic_directory`.
     """
     target, waited = real_path(target), False
 
@@ -97,10 +101,10 @@ def lock_target(
         waited = True
         _wait_until_free(target, writer, log)
 
-    with ExitStack() as held:
+    with ExitStack() as stack:
         try:
             require_target(target, is_ours)
-            held.enter_context(hold_lock(target, wait=wait_for if wait else None))
+            stack.enter_context(hold_lock(target, wait=wait_for if wait else None))
         except OSError as error:
             raise NielsCacheError(f"{disk_error_message(error, target)}; {state_of(target)}: {target}") from error
         yield waited
@@ -116,11 +120,11 @@ def _wait_until_free(target: Path, writer: LockOwner | None, log: Callable[[str]
         writer: The process that is building it now.
         log: Called with a line about each such process.
     """
-    told: LockOwner | None = None
+    logged: LockOwner | None = None
     while writer is not None:
-        if writer != told:
+        if writer != logged:
             log(f"waiting for the other build of {target}: {writer}")
-            told = writer
+            logged = writer
         time.sleep(_WAIT_SECONDS)
         writer = lock_owner(target)
 

@@ -24,25 +24,25 @@ def as_recorded(identity: Mapping[str, Any]) -> Identity:
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return the differences as clauses. The first clause names all changed settings."""
-    changed, told = [], []
+    changed, clauses = [], []
     for name, before, after in _unequal(then, now):
         if name == "tokenizer_sha256":
-            told.append("the tokenizer has changed since")
+            clauses.append("the tokenizer has changed since")
         elif name == "revision":
             digests = all(str(value).startswith("sha256:") for value in (before, after))
-            told.append("the data have changed since" if digests else f"it is of revision {before}, and the data are now of {after}")
+            clauses.append("the data have changed since" if digests else f"it is of revision {before}, and the data are now of {after}")
         elif name.endswith("code_version"):
             of = {"code_version": "what builds it", "source.code_version": f"the source {_identity_kind(now)}"}.get(name, name)
-            told.append(f"it was made by code version {before} of {of}, which is {after} now")
+            clauses.append(f"it was made by code version {before} of {of}, which is {after} now")
         elif name.startswith(f"{_VERSIONS}."):
-            told.append(f"it was made with {name.removeprefix(f'{_VERSIONS}.')} {before}, which is {after} now")
+            clauses.append(f"it was made with {name.removeprefix(f'{_VERSIONS}.')} {before}, which is {after} now")
         elif not name.startswith("signatures."):  # the message already names the corpus of these values
             setting = name.removeprefix("source.")
             corpus = setting.removeprefix("inputs.")
             changed.append(_CORPUS.get(setting, setting) if corpus == setting else f"the corpus of {corpus}")
     if changed:
-        told.insert(0, f"{', '.join(changed)} {'has' if len(changed) == 1 else 'have'} changed since")
-    return told
+        clauses.insert(0, f"{', '.join(changed)} {'has' if len(changed) == 1 else 'have'} changed since")
+    return clauses
 
 
 def _unequal(then: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:

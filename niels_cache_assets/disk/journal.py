@@ -7,7 +7,7 @@ A record is one small JSON file. A new record is written next to the old one and
 kill. A record contains the fingerprint of everything that determines the bytes. A build with a different fingerprint starts from the
 beginning. A record costs an fsync of each unfinished file, of the journal, and of the directories with new files, and some microseconds for
 each finished file that it names. If records take more than a fiftieth of the time, they are made less often. The builders define the state.
-Locks and the exchange of directories are in staging.py.
+Locks are in build_lock.py, and the exchange of directories is in staging.py.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SCRATCH_NAME = "scratch"  # a folder of files that a build needs to finish or to
 BYTES_VARIABLE = "NIELS_CACHE_JOURNAL_BYTES"
 
 _FORMAT = 1
-_NONE = "the unfinished build has no readable journal"
+_UNREADABLE = "the unfinished build has no readable journal"
 _BLOCK_BYTES = 1 << 20
 _MAX_BYTES = 1 << 28  # a damaged file may have any size
 
@@ -97,7 +97,7 @@ class Journal:
         identity: Identity | None,
         attempt: int | None = None,
     ) -> None:
-        self._directory, self._fingerprint, self._made_of, self._attempt = directory, fingerprint, identity, attempt
+        self._directory, self._fingerprint, self._identity, self._attempt = directory, fingerprint, identity, attempt
         self.check: Callable[[], None] = lambda: None
         self.state = state
         self.share = latest.share if latest else None
@@ -137,7 +137,7 @@ class Journal:
             afresh: Whether to clear the directory in any case.
             parse: Converts the recorded values to `state`, or raises ValueError.
             identity: The values that the fingerprint hashes (identity.py), which the journal records.
-            attempt: The number of this attempt, which the journal records, too.
+            attempt: The number of this attempt, which the journal also records.
         """
         recorded, now = _read(directory), None if identity is None else as_recorded(identity)
         reason = "a fresh build was requested" if afresh else _resume_problem(directory, recorded, fingerprint, now)
@@ -166,9 +166,9 @@ class Journal:
         if self._bytes is None or self._finished is None:
             self._bytes, self._finished = bytes_written, finished
         self._asked = time.monotonic()
-        passed, patience = self._asked - self._time, self.SECONDS if seconds is None else seconds
+        passed, longest = self._asked - self._time, self.SECONDS if seconds is None else seconds
         grown = bytes_written - self._bytes >= self._interval or finished > self._finished
-        return passed >= patience or (grown and passed >= self._rest * self._took)
+        return passed >= longest or (grown and passed >= self._rest * self._took)
 
     def record(
         self,
@@ -188,9 +188,8 @@ class Journal:
             files: The size of each unfinished file by relative path. Together with `finished`, it names every file that must exist at the
                 next `open`. A file may then be longer than recorded.
             finished: {bytes, sha256} of each complete file (see `JournalRecord`).
-            sums: What the next `open` compares the files with (see `JournalRecord`). Without it, bytes that changed in the meantime would
-            go
-                unnoticed into the hash.
+            sums: What the next `open` compares the files with (see `JournalRecord`). Without it, bytes that changed in the meantime
+                would enter the hash unnoticed.
             bytes_written: The value that was passed to the latest call of `due`.
             share: The progress from 0 to 1, or None if unknown.
             documents: The number of documents or conversations so far, or None if unknown.
@@ -208,7 +207,7 @@ class Journal:
             dict(sums),
             share,
             documents,
-            self._made_of,
+            self._identity,
             notes or None,
             self._attempt,
         )
@@ -220,10 +219,10 @@ class Journal:
 
 def write_journal(directory: Path, recorded: JournalRecord) -> None:
     """Replace the record in a directory in one step. The files that it names must already be on disk."""
-    said = recorded._asdict()
-    optional = {key: said.pop(key) for key in ("notes", "attempt")}
-    said |= {key: value for key, value in optional.items() if value is not None}
-    write_atomically(directory / JOURNAL_NAME, _encode({"format": _FORMAT, **said}))
+    fields = recorded._asdict()
+    optional = {key: fields.pop(key) for key in ("notes", "attempt")}
+    fields |= {key: value for key, value in optional.items() if value is not None}
+    write_atomically(directory / JOURNAL_NAME, _encode({"format": _FORMAT, **fields}))
 
 
 def read_journal(directory: Path) -> JournalRecord | None:
@@ -241,7 +240,7 @@ def _read(directory: Path) -> JournalRecord | str:
     try:
         content = read_regular(directory / JOURNAL_NAME, most_bytes=_MAX_BYTES)
     except (FileNotFoundError, NotADirectoryError, NielsCacheError):
-        return _NONE
+        return _UNREADABLE
     return _decode(content)
 
 
@@ -275,18 +274,18 @@ def _decode(content: bytes) -> JournalRecord | str:
     """
     sha256, _, text = content.removesuffix(b"\n").partition(b"\n")
     if hashlib.sha256(text).hexdigest().encode() != sha256:
-        return _NONE
+        return _UNREADABLE
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        return _NONE
+        return _UNREADABLE
     if not isinstance(value, dict):
-        return _NONE
+        return _UNREADABLE
     if value.get("format") != _FORMAT:
         return "the journal of the unfinished build is in the format of another version of niels-cache"
     fields: dict[str, Any] = {key: value.get(key) for key in JournalRecord._fields}
     recorded = JournalRecord(**fields)
-    sound = (
+    is_valid = (
         isinstance(recorded.fingerprint, str)
         and isinstance(recorded.state, dict)
         and isinstance(recorded.finished, dict)
@@ -301,7 +300,7 @@ def _decode(content: bytes) -> JournalRecord | str:
         and all(number is None or is_count(number) for number in (recorded.documents, recorded.attempt))
         and all(part is None or isinstance(part, dict) for part in (recorded.made_of, recorded.notes))
     )
-    return recorded if sound else _NONE
+    return recorded if is_valid else _UNREADABLE
 
 
 def _is_file(value: Any) -> bool:
@@ -326,15 +325,15 @@ def _resume_problem(directory: Path, recorded: JournalRecord | str, fingerprint:
     if isinstance(recorded, str):
         return recorded
     if recorded.fingerprint != fingerprint:
-        told = differences(recorded.made_of, identity) if recorded.made_of is not None and identity is not None else []
-        return f"the unfinished build had other settings, other data or another version{': ' if told else ''}{'; '.join(told)}"
+        changes = differences(recorded.made_of, identity) if recorded.made_of is not None and identity is not None else []
+        return f"the unfinished build had other settings, other data or another version{': ' if changes else ''}{'; '.join(changes)}"
     sizes = recorded.sizes
     for name, size in sizes.items():
         path = directory / name
         if path.is_symlink() or not path.is_file() or path.stat().st_size < size:
             return f"{name} of the unfinished build is missing or shorter than its journal says"
-    if leaves := link_problem(directory, sizes):
-        return f"{leaves[0]} of the unfinished build {leaves[1]}"
+    if problem := link_problem(directory, sizes):
+        return f"{problem[0]} of the unfinished build {problem[1]}"
     for name, (first, sha256) in recorded.sums.items():
         if _sha256(directory / name, first, recorded.files[name]) != sha256:
             return f"{name} of the unfinished build is damaged: its bytes differ from the checksum in its journal"

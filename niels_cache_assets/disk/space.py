@@ -113,10 +113,10 @@ def require_free_space(target: Path, need: SpaceNeed | None, *, log: Callable[[s
     if need is None:
         return
     free = free_bytes(target)
-    have = free + bytes_below(partial_directory(target))
-    if need.bytes <= have:
+    available = free + bytes_below(partial_directory(target))
+    if need.bytes <= available:
         return
-    about = f"{need.reason} take about {file_size(need.bytes)}, and {file_size(have)} are free"
+    about = f"{need.reason} take about {file_size(need.bytes)}, and {file_size(available)} are free"
     if need.certain:
         fewer = ", or ask for fewer tokens" if need.is_from_budget else ""
         raise NielsCacheError(f"{target}: {about}; {_ADVICE[errno.ENOSPC]}{fewer}")

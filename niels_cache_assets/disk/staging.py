@@ -41,8 +41,8 @@ def finished_meta(directory: Path) -> Meta | None:
         files = listed_files({"files": {}, **meta}, directory)
     except NielsCacheError:
         return None
-    whole = all((directory / path).is_file() and (directory / path).stat().st_size == entry["bytes"] for path, entry in files.items())
-    return meta if whole and not link_problem(directory, files) else None
+    complete = all((directory / path).is_file() and (directory / path).stat().st_size == entry["bytes"] for path, entry in files.items())
+    return meta if complete and not link_problem(directory, files) else None
 
 
 @contextmanager
@@ -103,10 +103,10 @@ def staged(
                     remove(partial)
                     remove(_unused_journal_path(target))
     except OSError as error:
-        stands = "the new cache is in place, but a power loss may undo that" if placed else state_of(target)
-        left = 0 if placed or not _is_resumable(partial, resumable) else bytes_below(partial)
-        kept = f"; {file_size(left)} of the unfinished build are kept, and the next run resumes from them" if left else ""
-        raise NielsCacheError(f"{problem or disk_error_message(error, target)}; {stands}: {target}{kept}") from error
+        state = "the new cache is in place, but a power loss may undo that" if placed else state_of(target)
+        kept_bytes = 0 if placed or not _is_resumable(partial, resumable) else bytes_below(partial)
+        kept = f"; {file_size(kept_bytes)} of the unfinished build are kept, and the next run resumes from them" if kept_bytes else ""
+        raise NielsCacheError(f"{problem or disk_error_message(error, target)}; {state}: {target}{kept}") from error
 
 
 @contextmanager
@@ -122,7 +122,7 @@ def export_stage(folder: Path, stage: Path, *, kept: str, advice: str) -> Iterat
     Raises:
         NielsCacheError: If the disk fails, or if another export is writing there.
     """
-    was_there = folder.is_dir()
+    existed = folder.is_dir()
     try:
         stage.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(stage, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)  # following a link would empty a different folder
@@ -138,7 +138,7 @@ def export_stage(folder: Path, stage: Path, *, kept: str, advice: str) -> Iterat
         finally:
             if not (stage / kept).exists():
                 shutil.rmtree(stage, ignore_errors=True)
-            if not was_there:
+            if not existed:
                 with suppress(OSError):  # the folder is not empty
                     folder.rmdir()
     finally:
@@ -166,8 +166,8 @@ def sweep_leftovers(target: str | Path, *, resumable: bool = True) -> None:
         ) from error
 
 
-def _is_resumable(partial: Path, wanted: bool) -> bool:
-    return wanted and not partial.is_symlink() and (partial / JOURNAL_NAME).is_file()
+def _is_resumable(partial: Path, resumable: bool) -> bool:
+    return resumable and not partial.is_symlink() and (partial / JOURNAL_NAME).is_file()
 
 
 def _clear_leftovers(target: Path, partial: Path, *, resumable: bool) -> None:

@@ -188,9 +188,9 @@ class NpyWriter(GrowingFile):
     def __init__(self, root: Path, relative: str, dtype: np.dtype, files: Files, *, width: int | None = None, resume_at: int = 0) -> None:
         self._dtype, self._files = dtype, files
         self._row = () if width is None else (width,)
-        there = resume_at * dtype.itemsize * (width or 1)
-        super().__init__(root, relative, resume_at=there + NPY_HEADER_BYTES if there else 0, header=NPY_HEADER_BYTES)
-        if not there:
+        written_bytes = resume_at * dtype.itemsize * (width or 1)
+        super().__init__(root, relative, resume_at=written_bytes + NPY_HEADER_BYTES if written_bytes else 0, header=NPY_HEADER_BYTES)
+        if not written_bytes:
             self.append(bytes(NPY_HEADER_BYTES))
         self.items = resume_at
 

@@ -4,9 +4,9 @@ A file has the name that a table gives as `source = "..."`.
 
     types            the interface of a source                 errors      errors of sources, and how messages show them
     conversations    functions of all SFT kinds                val_share   the seeded share of documents that goes to val
-    inputs           checks of all data sets before a build    net/        requests over the network
-    hub/             the Hugging Face hub                      reading/    files, rows, encodings
-    mediawiki/       dumps and their markup                    finding/    files that a glob or a folder names
+    hub/             the Hugging Face hub                      net/        requests over the network
+    finding/         files that a glob or a folder names       reading/    files, rows, encodings
+    mediawiki/       dumps and their markup
 
 Importing this package opens no file and loads no large library.
 """

@@ -66,10 +66,10 @@ def keys_of_rows(rows: Rows, fits: Fits) -> Keys | None:
         UnclearColumnsError: If several columns may hold the same thing.
     """
     columns = _Columns(rows)
-    if (keys := _of_pairs(columns, fits)) is not None:
+    if (keys := _pair_keys(columns, fits)) is not None:
         return keys
-    for of_form in (_of_prompts, _of_messages, _of_instructions):
-        if (keys := of_form(columns, fits)) is not None:
+    for find_keys in (_prompt_keys, _message_keys, _instruction_keys):
+        if (keys := find_keys(columns, fits)) is not None:
             return keys | ({"kto": "positives"} if any(map(has_label, rows)) else {})
     return None
 
@@ -132,7 +132,7 @@ class _Columns:
             names: Names in lower case, the preferred one first.
             with_text: Whether to leave out columns that hold neither text nor messages.
         """
-        found = [[name for name in self.names if name.lower() == wanted and (not with_text or self._has_text(name))] for wanted in names]
+        found = [[name for name in self.names if name.lower() == usual and (not with_text or self._has_text(name))] for usual in names]
         return found[0] or [name for same in found[1:] for name in same]
 
     def one(self, key: str, names: Sequence[str], *, with_text: bool = True) -> Keys:
@@ -163,7 +163,7 @@ def _first_fitting(tables: Iterable[Keys], fits: Fits) -> Keys | None:
     return next((keys for keys in tables if fits(keys)), None)
 
 
-def _of_pairs(columns: _Columns, fits: Fits) -> Keys | None:
+def _pair_keys(columns: _Columns, fits: Fits) -> Keys | None:
     """Return the keys of a table that makes preference pairs, or None."""
     for chosen, rejected in _SIDES:
         if chosen not in columns.names or rejected not in columns.names:
@@ -188,18 +188,18 @@ def _of_pairs(columns: _Columns, fits: Fits) -> Keys | None:
     return None
 
 
-def _of_prompts(columns: _Columns, fits: Fits) -> Keys | None:
+def _prompt_keys(columns: _Columns, fits: Fits) -> Keys | None:
     """Return the keys of a table that makes chats from a prompt and its answer, if at least one of the two is messages, or None."""
-    asked, answered = columns.with_names(_INSTRUCTIONS), columns.with_names(_ANSWERS)
-    if not {*asked, *answered} & {*columns.of_messages}:
+    prompts, answers = columns.with_names(_INSTRUCTIONS), columns.with_names(_ANSWERS)
+    if not {*prompts, *answers} & {*columns.of_messages}:
         return None
-    keys = _of_instructions(columns, fits)
+    keys = _instruction_keys(columns, fits)
     if keys is not None and (lost := columns.lost_without([*keys.values()])):
         columns.raise_unclear("messages_field", [*keys.values(), *lost])
     return keys
 
 
-def _of_messages(columns: _Columns, fits: Fits) -> Keys | None:
+def _message_keys(columns: _Columns, fits: Fits) -> Keys | None:
     """Return the keys of a table that reads a list of messages, or None.
 
     A list that is empty in all rows is accepted only if it has a usual name.
@@ -216,15 +216,15 @@ def _of_messages(columns: _Columns, fits: Fits) -> Keys | None:
     return _first_fitting([tables[whole[0]] | system, tables[whole[0]]], fits)
 
 
-def _of_instructions(columns: _Columns, fits: Fits) -> Keys | None:
+def _instruction_keys(columns: _Columns, fits: Fits) -> Keys | None:
     """Return the keys of a table that makes chats from an instruction and its answer, or None."""
     if not columns.with_names(_ANSWERS):
         return None
-    is_input_asked = not columns.with_names(_INSTRUCTIONS)
-    if is_input_asked and not columns.with_names(_INPUTS[:1]):
+    is_input_instruction = not columns.with_names(_INSTRUCTIONS)
+    if is_input_instruction and not columns.with_names(_INPUTS[:1]):
         return None
-    asked = columns.one("instruction_field", _INPUTS[:1] if is_input_asked else _INSTRUCTIONS)
-    extra = {} if is_input_asked else columns.one("input_field", _INPUTS)
-    keys = asked | extra | columns.one("output_field", _ANSWERS)
+    instruction = columns.one("instruction_field", _INPUTS[:1] if is_input_instruction else _INSTRUCTIONS)
+    extra = {} if is_input_instruction else columns.one("input_field", _INPUTS)
+    keys = instruction | extra | columns.one("output_field", _ANSWERS)
     system = columns.one("system_field", _SYSTEMS)
     return _first_fitting([keys | columns.one("history_field", _HISTORIES, with_text=False) | system, keys | system, keys], fits)

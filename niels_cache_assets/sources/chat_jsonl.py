@@ -40,12 +40,12 @@ from niels_cache_assets.sources.reading.rows import SEARCH_LIMITS, file_rows, fi
 from niels_cache_assets.sources.types import PretrainSource, SftSource, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 
-_FIELDS_NAMED, _LOOKED_AT = 50, 20
-_SEARCHED = 1000  # rows in which a check looks for a broken one
+_MAX_FIELDS, _SAMPLE_ROWS = 50, 20
+_MAX_CHECKED_ROWS = 1000  # rows in which a check looks for a broken one
 _OPTIONAL = ("input_field", "history_field", "system_field", "prompt_field", "tools_field")
-_OF_CHATS = ("messages_field", "instruction_field", "history_field", "output_field", "kto")
-_OF_INSTRUCTIONS = ("input_field", "history_field", "output_field")
-_OF_PAIRS = ("prompt_field", "chosen_field", "rejected_field", "max_tokens", "split_by")
+_CHAT_KEYS = ("messages_field", "instruction_field", "history_field", "output_field", "kto")
+_INSTRUCTION_KEYS = ("input_field", "history_field", "output_field")
+_PAIR_KEYS = ("prompt_field", "chosen_field", "rejected_field", "max_tokens", "split_by")
 _PROMPT, _TOOLS = "prompt", "tools"  # the fields that are read if `prompt_field` and `tools_field` are not set
 _OF_FORM = {  # reasons which show, if all rows have them, that the table names the wrong fields
     "malformed_messages",
@@ -58,7 +58,7 @@ _OF_FORM = {  # reasons which show, if all rows have them, that the table names 
     "differs_from_prompt",
     "no_place_for_input",
 }
-_WANTED = {
+_EXPECTED = {
     "messages_field": "a list of messages",
     **dict.fromkeys(("instruction_field", "output_field"), "text or messages"),
     "tools_field": "a list of tools",
@@ -127,7 +127,7 @@ class ChatJsonl(FileSource, SftSource):
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
-        others = _OF_CHATS if self.is_preference else _OF_PAIRS
+        others = _CHAT_KEYS if self.is_preference else _PAIR_KEYS
         if unused := [key for key in others if key in self.model_fields_set]:
             needed = '"chat"' if self.is_preference else '"preference"'
             raise ValueError(f"{unused[0]} is for kind = {needed}; remove it, or set kind")
@@ -150,7 +150,7 @@ class ChatJsonl(FileSource, SftSource):
     def missing_setting(self) -> str | None:
         if self.instruction_field and not self.output_field:
             return "output_field (instruction_field needs it)"
-        unused = [key for key in _OF_INSTRUCTIONS if getattr(self, key)]
+        unused = [key for key in _INSTRUCTION_KEYS if getattr(self, key)]
         is_needed = not self.instruction_field and not self.is_preference
         return f"instruction_field ({unused[0]} needs it)" if unused and is_needed else None
 
@@ -163,11 +163,11 @@ class ChatJsonl(FileSource, SftSource):
         stream = ((file.name, row, values) for file in files for row, values in self._rows(file))
         unseen, fields, has_labels = self._configured(), "", False
         problems: Counter[str | None] = Counter()
-        looked_at: list[dict[str, Any]] = []
+        sample: list[dict[str, Any]] = []
         broken = None
         for name, row, values in first_rows(stream, *SEARCH_LIMITS):
-            looked_at += [values] if len(looked_at) < _LOOKED_AT else []
-            fields = fields or describe_fields([values], [*values][:_FIELDS_NAMED])
+            sample += [values] if len(sample) < _SAMPLE_ROWS else []
+            fields = fields or describe_fields([values], [*values][:_MAX_FIELDS])
             unseen = {key: name for key, name in unseen.items() if name not in values}
             problem = self._problem(values)
             problems[problem] += 1
@@ -175,25 +175,25 @@ class ChatJsonl(FileSource, SftSource):
             if broken is None and problem is not None and stops_build(problem, self._on_broken):
                 broken = (name, row, problem, values)
             is_proven = not unseen and (self.kto is None or has_labels) and (len(problems) > 1 or not problems.keys() & _OF_FORM)
-            if is_proven and (self._on_broken != "stop" or broken is not None or problems.total() >= _SEARCHED):
+            if is_proven and (self._on_broken != "stop" or broken is not None or problems.total() >= _MAX_CHECKED_ROWS):
                 break
         ends_here = next(stream, None) is None
-        fitting = partial(advice, looked_at, lambda keys: self.fits(looked_at, keys))
+        fitting = partial(advice, sample, lambda keys: self.fits(sample, keys))
         for key, name in unseen.items():
             if problems and (ends_here or key not in _OPTIONAL):
                 wrong = f"no field {name!r} in the first rows; set {key} to one of: {fields}"
                 raise NielsCacheError(f"{files[0].name}: {wrong}{fitting() if key not in _OPTIONAL else ''}")
         if broken is not None:
             name, row, problem, values = broken
-            made = self.example_of(values)
-            messages = [] if isinstance(made, str) else [*made[0], *(made[1] or [])]
+            example = self.example_of(values)
+            messages = [] if isinstance(example, str) else [*example[0], *(example[1] or [])]
             raise broken_row(f"{name}: row {row}", problem, messages, self.roles, fitting())
         if self.kto and problems and ends_here and not has_labels:
             raise without_labels(files[0].name, self.kto)
         for problem, count in problems.items():
             if problem in _OF_FORM and len(problems) == 1:
                 first = f"first {count:,} {'row' if count == 1 else 'rows'}"
-                found, more = DROP_REASONS[problem], self._template_advice(looked_at) or fitting()
+                found, more = DROP_REASONS[problem], self._template_advice(sample) or fitting()
                 raise NielsCacheError(f"{files[0].name}: {found.meaning}, in each of the {first}; {found.advice}; {_FORMS}{more}")
 
     def _template_advice(self, rows: Sequence[dict[str, Any]]) -> str:
@@ -213,13 +213,13 @@ class ChatJsonl(FileSource, SftSource):
         return False
 
     def _problem(self, values: dict[str, Any]) -> str | None:
-        made = self._parse_row(values)
-        return made if isinstance(made, str) else example_problem(Conversation(made[0], rejected=made[1]), self.roles)
+        example = self._parse_row(values)
+        return example if isinstance(example, str) else example_problem(Conversation(example[0], rejected=example[1]), self.roles)
 
     def _parse_row(self, values: dict[str, Any]) -> tuple[list[Message], list[Message] | None, list[Any] | None] | str:
         """Return the messages of a row, those of the rejected side or None, and the tools, or the reason why the row has none."""
-        made, tools = self.example_of(values), self._tools(values)
-        return made if isinstance(made, str) else tools if isinstance(tools, str) else (*made, tools)
+        example, tools = self.example_of(values), self._tools(values)
+        return example if isinstance(example, str) else tools if isinstance(tools, str) else (*example, tools)
 
     @property
     def _on_broken(self) -> OnBroken | None:
@@ -232,7 +232,7 @@ class ChatJsonl(FileSource, SftSource):
         if self.is_preference:
             keys = ("chosen_field", "rejected_field", "prompt_field", "input_field")
         elif self.instruction_field:
-            keys = ("instruction_field", *_OF_INSTRUCTIONS)
+            keys = ("instruction_field", *_INSTRUCTION_KEYS)
         return {key: name for key in (*keys, "system_field", "tools_field") if (name := getattr(self, key))}
 
     def _rows(self, file: SourceFile, position: FilePosition | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -259,7 +259,7 @@ class ChatJsonl(FileSource, SftSource):
             for row, values in self._rows(file, files.position):
                 replaced = decoding.count_row(file.name, values, texts_of)
                 if "first" not in state:
-                    state["first"] = [file.name, row, [*values][:_FIELDS_NAMED]]
+                    state["first"] = [file.name, row, [*values][:_MAX_FIELDS]]
                     if not self.is_preference and (lost := note_of_lost_messages(values, configured.values())):
                         context.report.hints.append(f"{file.name}: row {row}: {lost}")
                         context.log(context.report.hints[-1])
@@ -271,13 +271,13 @@ class ChatJsonl(FileSource, SftSource):
                         del unproven[key]
                     elif values.get(name) is not None and key not in wrong:
                         others = [other for other, value in values.items() if value is not None and _is_right(key, value)]
-                        wrong[key] = (file.name, row, values[name], others[:_FIELDS_NAMED])
+                        wrong[key] = (file.name, row, values[name], others[:_MAX_FIELDS])
                 missing = next((key for key, name in needed.items() if name not in values), None)
-                made = f"missing_{missing}" if missing else self._parse_row(values)
-                if isinstance(made, str):
-                    broken.refuse(made, file.name, row)
+                parsed = f"missing_{missing}" if missing else self._parse_row(values)
+                if isinstance(parsed, str):
+                    broken.refuse(parsed, file.name, row)
                     continue
-                messages, rejected, tools = made
+                messages, rejected, tools = parsed
                 if not decoding.admits(file.name, *_contents((messages, rejected)), replaced=replaced, row=row):
                     continue
                 yield Conversation(messages, row_id(values.get("id"), file.name, row), file.name, row, rejected=rejected, tools=tools)
@@ -291,10 +291,10 @@ class ChatJsonl(FileSource, SftSource):
             raise without_labels(state["first"][0], self.kto)
         for key in (key for key in unproven if key in wrong and context.start is None):
             name, row, value, fields = wrong[key]
-            wanted = _WANTED.get(key, "text or messages" if self.is_preference else "text")
-            advice = f"set {key} to one of: {', '.join(fields)}" if fields else f"no field of that row is {wanted}"
+            expected = _EXPECTED.get(key, "text or messages" if self.is_preference else "text")
+            hint = f"set {key} to one of: {', '.join(fields)}" if fields else f"no field of that row is {expected}"
             context.report.hints.append(
-                f"{name}: row {row}: {configured[key]!r} holds {kind_of(value)}, and no row has {wanted} there; {advice}"
+                f"{name}: row {row}: {configured[key]!r} holds {kind_of(value)}, and no row has {expected} there; {hint}"
             )
 
     def example_of(self, values: dict[str, Any]) -> Example | str:
@@ -304,11 +304,11 @@ class ChatJsonl(FileSource, SftSource):
         system = values.get(self.system_field) if self.system_field else None
         if self.is_preference:
             sides = (self._prompt_of(values), values.get(self.chosen_field), values.get(self.rejected_field))
-            made = pair_sides(*sides, self._read, extra=values.get(self.input_field) if self.input_field else None)
-            return made if isinstance(made, str) else (with_system(system, made[0]), with_system(system, made[1]))
+            pair = pair_sides(*sides, self._read, extra=values.get(self.input_field) if self.input_field else None)
+            return pair if isinstance(pair, str) else (with_system(system, pair[0]), with_system(system, pair[1]))
         if (problem := label_problem(values, self.kto)) is not None:
             return problem
-        messages = self._mapped(values) if self.instruction_field else self._read(values.get(self.messages_field))
+        messages = self._messages_of_fields(values) if self.instruction_field else self._read(values.get(self.messages_field))
         if isinstance(messages, str):
             return messages
         return with_system(system, messages), None
@@ -325,26 +325,26 @@ class ChatJsonl(FileSource, SftSource):
         if self.template == SENTINELS:
             return None
         prompt = self._prompt_of(values) if self.is_preference else None
-        beside = prompt.get(_TOOLS) if isinstance(prompt, dict) else None  # the place of tools in OpenAI's pairs
+        beside = prompt.get(_TOOLS) if isinstance(prompt, dict) else None  # where OpenAI's pairs have their tools
         return tools_of(values.get(self.tools_field or _TOOLS, beside))
 
-    def _mapped(self, values: dict[str, Any]) -> list[Message] | str:
+    def _messages_of_fields(self, values: dict[str, Any]) -> list[Message] | str:
         """Return the messages of an instruction (or prompt) and its answer, after those of the history, or the reason if there are none."""
-        asked, answered = values.get(self.instruction_field or ""), values.get(self.output_field or "")
+        prompt, answer = values.get(self.instruction_field or ""), values.get(self.output_field or "")
         extra = values.get(self.input_field) if self.input_field else None
         history = values.get(self.history_field) if self.history_field else None
         if history and not _are_history_turns(history):
             return "malformed_history"
         earlier = [message for turn in history or [] for message in instruction_messages(None, *turn)]
-        if isinstance(asked, list | dict) or isinstance(answered, list | dict):
-            if not asked:
-                return "null_content" if asked is None else "empty_content"
-            made = complete_prompt(asked, answered, self._read, extra=extra)
-            if isinstance(made, str):
-                return "malformed_messages" if made == "malformed_pair" else made
-            system = system_messages(made)
-            return [*system, *earlier, *made[len(system) :]]
-        return [*earlier, *instruction_messages(None, join_input(asked, extra, "\n\n"), answered)]
+        if isinstance(prompt, list | dict) or isinstance(answer, list | dict):
+            if not prompt:
+                return "null_content" if prompt is None else "empty_content"
+            messages = complete_prompt(prompt, answer, self._read, extra=extra)
+            if isinstance(messages, str):
+                return "malformed_messages" if messages == "malformed_pair" else messages
+            system = system_messages(messages)
+            return [*system, *earlier, *messages[len(system) :]]
+        return [*earlier, *instruction_messages(None, join_input(prompt, extra, "\n\n"), answer)]
 
 
 def _is_right(key: str, value: Any) -> bool:
@@ -355,7 +355,7 @@ def _is_right(key: str, value: Any) -> bool:
         return _are_history_turns(value)
     if key == "tools_field":
         return not isinstance(tools_of(value), str)
-    if key in _OF_PAIRS:
+    if key in _PAIR_KEYS:
         return isinstance(value, str | dict) or not isinstance(plain_messages(value), str)
     if key in ("instruction_field", "output_field") and not isinstance(value, str):
         return holds_messages(value)

@@ -66,10 +66,8 @@ def empty_assistant_turns(messages: Sequence[Mapping[str, Any]]) -> list[int]:
 
     A chat template writes them, but they are not targets.
     """
-    said_nothing = (
-        number for number, message in enumerate(messages) if message["role"] == "assistant" and not has_calls_or_reasoning(message)
-    )
-    return [number for number in said_nothing if _content_problem(messages[number]) in _EMPTY]
+    silent = (number for number, message in enumerate(messages) if message["role"] == "assistant" and not has_calls_or_reasoning(message))
+    return [number for number in silent if _content_problem(messages[number]) in _EMPTY]
 
 
 def _is_known(role: Any, roles: Collection[str]) -> bool:
@@ -165,7 +163,7 @@ _MISTAKES = {  # reasons for which a build stops, unless on_broken drops such ro
     *WEIGHT_PROBLEMS,
 }
 _FIX_ADVICE = 'correct the row, or set on_broken = "drop" in the table to leave out such rows'
-_SET_KTO = (
+_KTO_ADVICE = (
     'set kto = "positives" in the table to train only on answers with true, or kto = "drop" to leave out such rows '
     "(rename a field that means something else)"
 )
@@ -183,11 +181,11 @@ def stops_build(reason: str | None, on_broken: OnBroken | None) -> bool:
     return reason == "kto_label_without_key" or (on_broken == "stop" and reason in _MISTAKES)
 
 
-def broken_row(place: str, reason: str, messages: Iterable[Mapping[str, Any]], roles: Collection[str], advice: str = "") -> BrokenRowError:
+def broken_row(where: str, reason: str, messages: Iterable[Mapping[str, Any]], roles: Collection[str], advice: str = "") -> BrokenRowError:
     """Return the error for a row with a mistake.
 
     Args:
-        place: The file and the row.
+        where: The file and the row.
         reason: The drop reason.
         messages: The messages of the row, if they can be read.
         roles: The known roles.
@@ -197,7 +195,7 @@ def broken_row(place: str, reason: str, messages: Iterable[Mapping[str, Any]], r
     if reason in WEIGHT_PROBLEMS:
         what = describe_weight_problem(messages)
     return BrokenRowError(
-        f"{place}: {what or DROP_REASONS[reason].meaning}{advice}; {_SET_KTO if reason == 'kto_label_without_key' else _FIX_ADVICE}"
+        f"{where}: {what or DROP_REASONS[reason].meaning}{advice}; {_KTO_ADVICE if reason == 'kto_label_without_key' else _FIX_ADVICE}"
     )
 
 
@@ -212,7 +210,7 @@ class RowErrorPolicy:
 
     def __init__(self, context: StreamContext, on_broken: OnBroken | None, roles: Collection[str]) -> None:
         self._context, self._on_broken, self._roles = context, on_broken, roles
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def refuse(self, reason: str, file: str, row: int, messages: Iterable[Mapping[str, Any]] = ()) -> None:
         """Count a dropped row.
@@ -220,16 +218,16 @@ class RowErrorPolicy:
         Raises:
             BrokenRowError: If the row has a mistake, and this pass builds a cache that may not leave it out.
         """
-        place = f"{file}: row {row}"
+        where = f"{file}: row {row}"
         if stops_build(reason, self._on_broken) and self._context.building is not None:
             table = self._context.building.replace("/", ".")
-            raise broken_row(f"[{table}] {place}", reason, messages, self._roles)
+            raise broken_row(f"[{table}] {where}", reason, messages, self._roles)
         self._context.report.drop_row(reason, file, row)
-        if self._on_broken is not None and reason in _MISTAKES and reason not in self._told:
-            self._told.add(reason)
-            said = f"{place}: {DROP_REASONS[reason].meaning}; such rows are left out, and counted as {reason}"
-            self._context.report.hints.append(said)
-            self._context.log(said)
+        if self._on_broken is not None and reason in _MISTAKES and reason not in self._reported:
+            self._reported.add(reason)
+            hint = f"{where}: {DROP_REASONS[reason].meaning}; such rows are left out, and counted as {reason}"
+            self._context.report.hints.append(hint)
+            self._context.log(hint)
 
 
 def _unknown_role(messages: Iterable[Mapping[str, Any]], roles: Collection[str]) -> str | None:

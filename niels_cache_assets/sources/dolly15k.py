@@ -30,15 +30,15 @@ class Dolly15k(HubData, SftSource):
 
     def _conversations(self, context: StreamContext) -> Iterator[Conversation]:
         decoding = DecodingCounts(self, context)
-        held = {name: TextFieldCheck(name) for name in ("instruction", "response")}
+        checks = {name: TextFieldCheck(name) for name in ("instruction", "response")}
         for part in self.upstream_splits():
             context.report.split = part.split
             for values, file, row, damage in self.rows(part, context, self._columns, texts=_TEXTS):
                 replaced = decoding.count(file, damage)
-                for name, field in held.items():
-                    field.problem(values[name], file, row)
-                given = (values[name] for name in _TEXTS if isinstance(values[name], str))
-                if not decoding.admits(file, *given, replaced=replaced, row=row):
+                for name, check in checks.items():
+                    check.problem(values[name], file, row)
+                texts = (values[name] for name in _TEXTS if isinstance(values[name], str))
+                if not decoding.admits(file, *texts, replaced=replaced, row=row):
                     continue
                 instruction, response, extra, category = map(values.get, _COLUMNS)
                 user = instruction if instruction == "" else join_input(instruction, extra, "\n\ncontext:\n")
@@ -46,8 +46,8 @@ class Dolly15k(HubData, SftSource):
                     raise NielsCacheError(f"{file}: row {row}: category is {category!r:.40}; write a string, or null")
                 messages = instruction_messages(self.system_message, user, response)
                 yield Conversation(messages, f"{file}#{row}", file, row, category=category, split=part.split)
-        for field in held.values():
-            field.report_hint(context)
+        for check in checks.values():
+            check.report_hint(context)
 
     def _columns(self, fields: dict[str, bool]) -> list[str]:
         self.require_fields(_COLUMNS, fields)

@@ -71,7 +71,7 @@ def _entries_of(path: str) -> tuple[frozenset[str], Mapping[str, tuple[str, ...]
         stamp = None if "://" in path else (os.stat(path).st_mtime_ns, os.stat(path).st_size)
     except OSError as error:
         raise NielsCacheError(f"{path}: exclude cannot be read ({error.strerror}); correct its path, or write one id a line") from error
-    return _read(path, stamp)
+    return _read_entries(path, stamp)
 
 
 def exclude_identity(path: str | None) -> dict[str, str]:
@@ -103,16 +103,16 @@ def without_excluded(batches: Iterator[Documents], path: str | None, report: Sou
 
 def remove_excluded(batch: DocumentBatch, ids: Collection[str], report: SourceReport) -> DocumentBatch:
     """Return a batch without the documents that have one of these ids, which are counted in `dropped` and `facts` of the report."""
-    gone = np.fromiter((source_id in ids for source_id in batch.source_id), bool, len(batch))
-    if not gone.any():
+    is_excluded = np.fromiter((source_id in ids for source_id in batch.source_id), bool, len(batch))
+    if not is_excluded.any():
         return batch
     removed = dict(report.facts.get(EXCLUDED, {}))
-    for source_id in batch.source_id[gone]:
+    for source_id in batch.source_id[is_excluded]:
         removed[source_id] = removed.get(source_id, 0) + 1
-    (first,) = batch[gone][:1]
-    report.drop_row(EXCLUDED, first.file, first.row, count=int(gone.sum()))
+    (first,) = batch[is_excluded][:1]
+    report.drop_row(EXCLUDED, first.file, first.row, count=int(is_excluded.sum()))
     report.facts[EXCLUDED] = removed  # a new mapping, because earlier positions keep the old one
-    return batch[~gone]
+    return batch[~is_excluded]
 
 
 @lru_cache(maxsize=8)  # each of many parts needs the digest of the same list
@@ -121,7 +121,7 @@ def _digest(ids: frozenset[str]) -> str:
 
 
 @lru_cache(maxsize=8)
-def _read(path: str, stamp: tuple[int, int] | None) -> tuple[frozenset[str], Mapping[str, tuple[str, ...]]]:
+def _read_entries(path: str, stamp: tuple[int, int] | None) -> tuple[frozenset[str], Mapping[str, tuple[str, ...]]]:
     """Return all ids, and for each line the ids that it stands for."""
     file = SourceFile(path, os.path.basename(path))
     with file_errors(file), open_bytes(file) as stream:

@@ -66,20 +66,20 @@ class Gutenberg(HubData, PretrainSource):
                 if decoding.admits(file.name, text, replaced=decoding.count_marked(file.name, marked)):
                     yield from _book(Document(text, file.name, file.name), context)
 
-    def _hub_books(self, places: RowsPass, context: StreamContext) -> Iterator[Document]:
-        decoding, held = DecodingCounts(self, context), TextFieldCheck()
-        for part, start in places.parts(self.upstream_splits()):
+    def _hub_books(self, rows_pass: RowsPass, context: StreamContext) -> Iterator[Document]:
+        decoding, check = DecodingCounts(self, context), TextFieldCheck()
+        for part, start in rows_pass.parts(self.upstream_splits()):
             choose = lambda fields, part=part: [self.text_field_at(fields, part, context, key=None)]  # noqa: E731
             for values, file, row, damage in self.rows(part, context, choose, start=start, without=set()):
-                ((held.field, text),) = values.items()
-                places.file, places.row = file, row + 1
+                ((check.field, text),) = values.items()
+                rows_pass.file, rows_pass.row = file, row + 1
                 replaced = decoding.count(file, damage)
-                problem = held.problem(text, file, row)
+                problem = check.problem(text, file, row)
                 if problem and problem != "empty":  # `admits` may reject an empty text
                     context.report.drop_row(problem, file, row)
                 elif decoding.admits(file, text, replaced=replaced, row=row):
                     yield from _book(Document(text, f"{file}#{row}", file, row, split=part.split), context)
-        held.report_hint(context)
+        check.report_hint(context)
 
 
 def _book(whole: Document, context: StreamContext) -> Iterator[Document]:

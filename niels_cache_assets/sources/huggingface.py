@@ -55,7 +55,7 @@ class HubText(HasColumns, HubData, SourceWithParts):
     added: tuple[AddedHubFiles, ...] = Field((), strict=False, description=PretrainSource.model_fields["added"].description)
 
     @model_validator(mode="after")
-    def _may_grow(self) -> Self:
+    def _check_added(self) -> Self:
         if self.added and self.local_key:
             raise ValueError(f'added is for files of the hub here; read your {self.local_key} with source = "parquet" or "jsonl"')
         if self.added and self.parts == 1 and self.pinned_revision is None:
@@ -70,14 +70,14 @@ class HubText(HasColumns, HubData, SourceWithParts):
 
     def _list_added(self, group: int, revision: str | None) -> list[ListedFile]:
         revision = self.revision_of_files(group, revision)
-        every = hub_files(self, revision)
-        found = [file for file in every if self._group_of(file.name) == group]
+        files = hub_files(self, revision)
+        found = [file for file in files if self._group_of(file.name) == group]
         if not found:
             patterns = self.added[group - 1].files
             where = f"{self.dataset}: added: {', '.join(patterns)}"
-            if taken := next((file.name for file in every if _matches(file.name, patterns)), None):
+            if taken := next((file.name for file in files if _matches(file.name, patterns)), None):
                 raise NielsCacheError(f"{where}: an earlier table names these files already ({taken}); name each file in one table")
-            nearest_match = difflib.get_close_matches(patterns[0], _patterns_of(every), n=1, cutoff=0.3)
+            nearest_match = difflib.get_close_matches(patterns[0], _patterns_of(files), n=1, cutoff=0.3)
             hint = f"; the nearest files are {nearest_match[0]!r}" if nearest_match else ""
             raise NielsCacheError(f"{where} matches no file of this configuration at {revision}{hint}")
         return found
@@ -122,13 +122,13 @@ class HubText(HasColumns, HubData, SourceWithParts):
         return reader(source=reader.model_fields["source"].default, files=["*"], **{key: getattr(self, key) for key in keys})
 
     def documents(self, context: StreamContext) -> Iterator[DocumentBatch]:
-        places, held = RowsPass(context), TextFieldCheck()
+        rows_pass, check = RowsPass(context), TextFieldCheck()
         drop, decoding = context.report.drop_row, DecodingCounts(self, context)
         fields: dict[str, bool] = {}  # the fields of the current part
         where, id_field = self.condition, self.id_field or "id"
         without: set[str] = set()
 
-        for part, begin in places.parts(self.upstream_splits()):
+        for part, begin in rows_pass.parts(self.upstream_splits()):
 
             def choose(found: dict[str, bool], part: UpstreamSplit = part) -> list[str]:
                 fields.clear()
@@ -137,11 +137,11 @@ class HubText(HasColumns, HubData, SourceWithParts):
 
             stream = self.stream(part, context, choose, shuffle_buffer=self.shuffle_buffer, start=begin, without=without)
             for columns, files, rows, damaged in stream:
-                held.field = next(iter(columns))
-                values = columns[held.field]
+                check.field = next(iter(columns))
+                values = columns[check.field]
                 texts = texts_of(values, limit=self.max_document_bytes, judged=self.reads_files, damaged=damaged)
                 if len(texts.odd) < len(values):
-                    held.record_text()
+                    check.record_text()
                 kept = np.ones(len(values), dtype=bool)
                 if where is not None:
                     for index, row in enumerate(zip(*(columns[name] for name in where.columns), strict=True)):
@@ -152,7 +152,7 @@ class HubText(HasColumns, HubData, SourceWithParts):
                     if not kept[index]:
                         continue
                     replaced = decoding.count(files[index], damaged[index]) if index in damaged else 0
-                    if problem := held.problem(values[index], files[index], rows[index]):
+                    if problem := check.problem(values[index], files[index], rows[index]):
                         drop(
                             MISSING_FIELD_REASON if values[index] is None and files[index] in without else problem,
                             files[index],
@@ -165,7 +165,7 @@ class HubText(HasColumns, HubData, SourceWithParts):
                     texts,
                     files=files,
                     numbers=rows,
-                    ids=columns.get(id_field) if id_field != held.field else None,
+                    ids=columns.get(id_field) if id_field != check.field else None,
                     split=part.split,
                     kept=self._kept(columns, files, rows, kept.tolist()) if self.keep else None,
                 )
@@ -173,27 +173,27 @@ class HubText(HasColumns, HubData, SourceWithParts):
                 for start in range(0, len(batch), BATCH_DOCUMENTS):
                     context.report.position = None
                     if not self.shuffle_buffer and start + BATCH_DOCUMENTS >= len(batch):  # all of these rows are counted
-                        places.file, places.row = files[-1], rows[-1] + 1
-                        places.report_position()
+                        rows_pass.file, rows_pass.row = files[-1], rows[-1] + 1
+                        rows_pass.report_position()
                     yield batch[start : start + BATCH_DOCUMENTS]
-        held.report_hint(context, fields, key="text_field")
+        check.report_hint(context, fields, key="text_field")
 
     def _columns(self, fields: dict[str, bool], part: UpstreamSplit, context: StreamContext) -> list[str]:
         """Return the text field, the id field if the rows have one, and the columns of `where` and `keep`."""
         self.require_columns(fields, self.origin)
         text_field = self.text_field_at(fields, part, context)
         id_field = self.id_field or "id"
-        wanted = self.condition.columns if self.condition else ()
-        return list(dict.fromkeys([text_field, *([id_field] if id_field in fields else []), *wanted, *self.keep]))
+        condition_columns = self.condition.columns if self.condition else ()
+        return list(dict.fromkeys([text_field, *([id_field] if id_field in fields else []), *condition_columns, *self.keep]))
 
     def _kept(
-        self, columns: Mapping[str, Sequence[Any]], files: Sequence[str], rows: Sequence[int], stays: Sequence[bool]
+        self, columns: Mapping[str, Sequence[Any]], files: Sequence[str], rows: Sequence[int], is_kept: Sequence[bool]
     ) -> list[str | None]:
         """Return the values of the `keep` columns of each row as JSON, or None for a row that is dropped."""
         values = zip(*(columns[name] for name in self.keep), strict=True)
         return [
-            self.kept_of(dict(zip(self.keep, row, strict=True)), file, number) if stay else None
-            for row, file, number, stay in zip(values, files, rows, stays, strict=True)
+            self.kept_of(dict(zip(self.keep, row, strict=True)), file, number) if keep else None
+            for row, file, number, keep in zip(values, files, rows, is_kept, strict=True)
         ]
 
 

@@ -144,7 +144,7 @@ class MixtureMember:
         self._keys = count()
         self._started = False
         self._unsplit: int | None = None
-        self._in_parts: list[PartStream] | None = None
+        self._part_streams: list[PartStream] | None = None
         self.waiting: dict[int, Document] = {}
 
     # The library pickles and copies a generator. Neither operation may touch the objects in the context.
@@ -156,12 +156,12 @@ class MixtureMember:
 
     def __call__(self, member: int) -> Iterator[dict[str, int]]:
         # The library restarts a member that ends, even at the end of the mixture. Its dropped documents are counted only once.
-        report = SourceReport(within=f"{self._name}/")  # a separate report, because the place of a member is not a place of the mixture
+        report = SourceReport(within=f"{self._name}/")  # a separate report, because a position in a member is not a position in the mixture
         if not self._started:
-            mine = self._context.report
-            report.dropped, report.facts, report.hints = mine.dropped, mine.facts, mine.hints
+            own_report = self._context.report
+            report.dropped, report.facts, report.hints = own_report.dropped, own_report.facts, own_report.hints
         self._started = True
-        for document, reason in self._sorted(self.documents(report)):
+        for document, reason in self._with_reasons(self.documents(report)):
             if reason is not None:
                 report.drop_row(reason, document.file, document.row)
                 continue
@@ -192,7 +192,7 @@ class MixtureMember:
         seed = self._context.seed if self._context.held_out is None else self._context.held_out.seed
         return replace(self._context, seed=seed, revision=self._context.revisions[self._name], report=report, files=None, text_field=None)
 
-    def _sorted(self, documents: Iterator[Document]) -> Iterator[tuple[Document, str | None]]:
+    def _with_reasons(self, documents: Iterator[Document]) -> Iterator[tuple[Document, str | None]]:
         if self._context.held_out is not None:
             return self._context.held_out.sort(self._name, documents)
         return ((document, "member_val" if document.split == "val" else None) for document in documents)
@@ -202,9 +202,9 @@ class MixtureMember:
         context = self._own_context(report)
         # Rows keep the numbers that the parts give them, because these numbers determine val.
         if isinstance(self._source, SourceWithParts) and self._source.parts > 1:
-            if self._in_parts is None:
-                self._in_parts = streams_of_all_parts(self._source, revision=context.revision, seed=context.seed)
-            return chain.from_iterable(chain.from_iterable(stream.documents(context) for stream in self._in_parts))
+            if self._part_streams is None:
+                self._part_streams = streams_of_all_parts(self._source, revision=context.revision, seed=context.seed)
+            return chain.from_iterable(chain.from_iterable(stream.documents(context) for stream in self._part_streams))
         batches = self._source.kept_documents(context)
         if not self._source.seeded_val_frac:
             return chain.from_iterable(batches)

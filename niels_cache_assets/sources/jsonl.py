@@ -32,22 +32,22 @@ class Jsonl(HasKeepDamaged, RowFileSource):
         text_field = self.text_field_of(files)
         if text_field is None:
             return
-        held = rows.TextFieldCheck(text_field)
+        check = rows.TextFieldCheck(text_field)
         for name, row, values in rows.first_rows(self._rows(FilePass(files, context), context), *rows.SEARCH_LIMITS):
-            if held.problem(values.get(text_field), name, row) in (None, "empty"):
+            if check.problem(values.get(text_field), name, row) in (None, "empty"):
                 return
-        rows.require_text(held, _fields(self._first_rows(files)))
+        rows.require_text(check, _fields(self._first_rows(files)))
 
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
         found = self.files_of(context)
         text_field = self.text_field_at(found, context) or TEXT  # without rows there is no field, but files may be damaged
-        files, held = FilePass(found, context), rows.TextFieldCheck(text_field)
-        yield from rows.batched(self._documents(files, held, context), files)
-        if held.is_wrong:
-            held.report_hint(context, _fields(self._first_rows(found)), key="text_field")
+        files, check = FilePass(found, context), rows.TextFieldCheck(text_field)
+        yield from rows.batched(self._documents(files, check, context), files)
+        if check.is_wrong:
+            check.report_hint(context, _fields(self._first_rows(found)), key="text_field")
 
-    def _documents(self, files: FilePass, held: rows.TextFieldCheck, context: StreamContext) -> Iterator[Document]:
-        text_field, id_field, where, report = held.field, self.id_field or "id", self.condition, context.report
+    def _documents(self, files: FilePass, check: rows.TextFieldCheck, context: StreamContext) -> Iterator[Document]:
+        text_field, id_field, where, report = check.field, self.id_field or "id", self.condition, context.report
         decoding, text_of = DecodingCounts(self, context), lambda row: [row.get(text_field)]
         for name, row, values in self._rows(files, context, text_field):
             if where is not None and (problem := where.problem(values)):
@@ -56,12 +56,12 @@ class Jsonl(HasKeepDamaged, RowFileSource):
             text = values.get(text_field)
             if type(values) is not dict or not is_plain(text):
                 replaced = 0 if type(values) is dict else decoding.count_row(name, values, text_of)
-                if problem := held.problem(text, name, row):
+                if problem := check.problem(text, name, row):
                     report.drop_row(problem if text_field in values else MISSING_FIELD_REASON, name, row)
                     continue
                 if not decoding.admits(name, text, replaced=replaced, row=row):  # type: ignore[arg-type]
                     continue
-            held.record_text()
+            check.record_text()
             title = values.get("title")
             title = valid_unicode(title) if isinstance(title, str) else None
             source_id, kept = rows.row_id(values.get(id_field), name, row), self.kept_of(values, name, row)
@@ -74,12 +74,12 @@ class Jsonl(HasKeepDamaged, RowFileSource):
         head = self._first_rows(files) if pipe is None else []
         if not head:
             return self.text_field if pipe is not None else None
-        place, fields = head[0][0], _fields(head)
-        self.require_columns(fields, place)
+        name, fields = head[0][0], _fields(head)
+        self.require_columns(fields, name)
         if self.text_field is None:
-            return choose_text_field([values for _, _, values in head], place)
+            return choose_text_field([values for _, _, values in head], name)
         if not any(self.text_field in _fields(self._first_rows([file])) for file in files):
-            require_field(self.text_field, fields, place)
+            require_field(self.text_field, fields, name)
         return self.text_field
 
     def _first_rows(self, files: Sequence[SourceFile]) -> list[tuple[str, int, dict[str, Any]]]:
@@ -96,14 +96,14 @@ class Jsonl(HasKeepDamaged, RowFileSource):
         field.
         """
         on_damage = self.on_damage(context, files)
-        how: dict[str, Any] = {"encoding": self.encoding, "limit": self.max_document_bytes, "on_damage": on_damage}
+        settings: dict[str, Any] = {"encoding": self.encoding, "limit": self.max_document_bytes, "on_damage": on_damage}
         for file in files.files():
-            is_there, fields = text_field is None or files.position.row > 0, None
-            for row, values in rows.json_rows(file, files.position, **how):
-                if not is_there and not (is_there := text_field in values):
+            has_field, fields = text_field is None or files.position.row > 0, None
+            for row, values in rows.json_rows(file, files.position, **settings):
+                if not has_field and not (has_field := text_field in values):
                     fields = {**(fields or {}), **dict.fromkeys(values)} if fields is None or len(fields) < ROWS else fields
                 yield file.name, row, values
-            if fields is not None and not is_there:
+            if fields is not None and not has_field:
                 count_file_without(context.report, file.name, fields)
 
 

@@ -3,7 +3,7 @@
     {"role", "content"} or {"from", "value"} --> Message      with a chat template, with all its other keys
     {"from": "function_call", "value": "{...}"} --> Message with a tool call, for a chat template
     "[{...}]" or [{...}]                      --> tools
-    {"images": ["a.png"], ...}                --> the kind of a row that holds more than text
+    {"images": ["a.png"], ...}                --> the reason to drop a row that holds more than text
 
 A chat template receives the values as they are in the row, because it expects what `transformers` gives it. There are two exceptions. A
 content that is a list of texts becomes one text, and calls and tools that are JSON strings are decoded (`tool_arguments.py` decodes the
@@ -48,13 +48,13 @@ def template_messages(value: Any) -> list[Message] | str:
     messages = _read(value, roles=SHARED_ROLES, keep_other_keys=True)
     try:
         return next(
-            filter(None, map(_problem_of, _without_empty_system(value, keep_empty=True), cast(list[dict[str, Any]], messages))), messages
+            filter(None, map(_convert, _without_empty_system(value, keep_empty=True), cast(list[dict[str, Any]], messages))), messages
         )
     except _RepeatedKeyError:
         return "repeated_key_in_json"
 
 
-def _problem_of(given: Mapping[str, Any], message: dict[str, Any]) -> str | None:
+def _convert(given: Mapping[str, Any], message: dict[str, Any]) -> str | None:
     """Decode the calls of a message and join the parts of its content, in place.
 
     Returns:
@@ -278,9 +278,9 @@ def _find_weight_problem(messages: Iterable[Mapping[str, Any]]) -> tuple[str, st
         if WEIGHT_KEYS.isdisjoint(message):
             continue
         marks = _marks(message)
-        bad = next((key for key, mark in marks.items() if mark is None), None)
-        if bad is not None:
-            return "unusable_weight", f"message {number} has {bad} = {message[bad]!r:.40}; only 0, 1, true and false can be used"
+        unclear = next((key for key, mark in marks.items() if mark is None), None)
+        if unclear is not None:
+            return "unusable_weight", f"message {number} has {unclear} = {message[unclear]!r:.40}; only 0, 1, true and false can be used"
         given = ", ".join(f"{key} = {message[key]!r}" for key in marks)
         if len({*marks.values()}) > 1:
             return "contradictory_weights", f"message {number} has {given}, which contradict each other"

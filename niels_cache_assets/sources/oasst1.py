@@ -28,9 +28,22 @@ _OPTIONAL = ("lang", "deleted")
 
 
 class Node(NamedTuple):
-    """One message of a tree."""
+    """One message of a tree, with its values in the data, which may be of any type.
 
-    message_id: str  # the id in the data; rows may have none
+    Attributes:
+        message_id: The id. Rows may have none.
+        parent_id: The id of the message that it replies to, or None for the root.
+        tree_id: The id of the tree.
+        text: The text.
+        role: `prompter` or `assistant`.
+        lang: The language.
+        deleted: Whether it was deleted upstream.
+        file: The file.
+        row: The number of the row in the file.
+        replaced: The number of characters in its text that replace undecodable bytes.
+    """
+
+    message_id: str
     parent_id: str | None
     tree_id: str
     text: str | None
@@ -39,7 +52,7 @@ class Node(NamedTuple):
     deleted: bool | None
     file: str
     row: int
-    replaced: int = 0  # characters in its text that replace undecodable bytes
+    replaced: int = 0
 
 
 class Oasst1(HubData, SftSource):
@@ -60,19 +73,19 @@ class Oasst1(HubData, SftSource):
 
     def _conversations(self, context: StreamContext) -> Iterator[Conversation]:
         context.report.facts["trees"] = 0
-        decoding, held = DecodingCounts(self, context), TextFieldCheck()
+        decoding, check = DecodingCounts(self, context), TextFieldCheck()
         report = context.report
         for part in self.upstream_splits():
             report.split = part.split
             for nodes in self._trees(part, context, decoding):
                 report.facts["trees"] += 1
-                yield from threads(self._kept(nodes, report, decoding, held), self.max_messages, report, part.split)
-        held.report_hint(context)
+                yield from threads(self._kept(nodes, report, decoding, check), self.max_messages, report, part.split)
+        check.report_hint(context)
 
-    def _kept(self, nodes: list[Node], report: SourceReport, decoding: DecodingCounts, held: TextFieldCheck) -> list[Node]:
+    def _kept(self, nodes: list[Node], report: SourceReport, decoding: DecodingCounts, check: TextFieldCheck) -> list[Node]:
         kept = []
         for node in nodes:
-            held.problem(node.text, node.file, node.row)
+            check.problem(node.text, node.file, node.row)
             if node.deleted:
                 report.drop_row("deleted", node.file, node.row)
             elif self.languages and node.lang is not None and node.lang not in self.languages:
@@ -99,9 +112,9 @@ class Oasst1(HubData, SftSource):
         grouped: dict[str, list[Node]] = {}
         for values, name, row, damage in self.rows(part, context, self._columns, texts=("text",)):
             replaced = decoding.count(name, damage)
-            given: list[Any] = [values.get(field) for field in (*_NEEDED, *_OPTIONAL)]
-            if all(value is None or isinstance(value, str) for value in given[1:3]):
-                grouped.setdefault(given[2], []).append(Node._make([*given, name, row, replaced]))
+            fields: list[Any] = [values.get(field) for field in (*_NEEDED, *_OPTIONAL)]
+            if all(value is None or isinstance(value, str) for value in fields[1:3]):
+                grouped.setdefault(fields[2], []).append(Node._make([*fields, name, row, replaced]))
             else:
                 context.report.drop_row("malformed_message", name, row)
         yield from grouped.values()
@@ -166,12 +179,12 @@ def threads(nodes: Iterable[Node], max_messages: int, report: SourceReport, spli
             seen.add(node.message_id)
             children.setdefault(node.parent_id, []).append(node)
             total += 1
-    reached = 0
+    visited = 0
     written: set[str] = set()
     stack: list[tuple[Node, tuple[Node, ...]]] = [(root, ()) for root in reversed(children.get(None, []))]
     while stack:
         node, path = stack.pop()
-        reached += 1
+        visited += 1
         if node.text is not None and not isinstance(node.text, str):
             report.drop_row("non_string_content", node.file, node.row)
         elif node.text is None or not node.text.strip():
@@ -182,9 +195,9 @@ def threads(nodes: Iterable[Node], max_messages: int, report: SourceReport, spli
         stack.extend((reply, path) for reply in reversed(replies))
         if not replies:
             yield from _thread(path, node, written, report, split)
-    if total > reached:  # the parent of these is missing or was left out, or they form a cycle
-        lost = [each for parent, each in children.items() if parent is not None and parent not in seen] or [*children.values()]
-        report.drop_row("without_parent", lost[0][0].file, lost[0][0].row, count=total - reached)
+    if total > visited:  # the parent of these is missing or was left out, or they form a cycle
+        orphans = [each for parent, each in children.items() if parent is not None and parent not in seen] or [*children.values()]
+        report.drop_row("without_parent", orphans[0][0].file, orphans[0][0].row, count=total - visited)
 
 
 def _thread(path: tuple[Node, ...], leaf: Node, written: set[str], report: SourceReport, split: Split | None) -> Iterator[Conversation]:

@@ -65,12 +65,12 @@ def continue_prompt(prompt: Any, side: Any, read: Read, *, extra: Any = None) ->
         return before
     text = before[0]["content"] if before and isinstance(prompt, str) else None
     if isinstance(side, str):
-        return _of_text(before, text, side)
+        return _messages_of_text(before, text, side)
     messages = _read(side, read)
     if before is None or isinstance(messages, str):
         return messages
-    said = messages[len(system_messages(messages)) : -1]
-    if text is not None and said and said[0]["role"] == "user" and any(_are_same(before, [message]) for message in said):
+    turns = messages[len(system_messages(messages)) : -1]
+    if text is not None and turns and turns[0]["role"] == "user" and any(_are_same(before, [message]) for message in turns):
         return messages  # a whole conversation, in which the text of the prompt is any question
     return _joined(before, messages)
 
@@ -80,20 +80,20 @@ def complete_prompt(prompt: Any, completion: Any, read: Read, *, extra: Any = No
 
     As in trl, replies inside the prompt are not trained on.
     """
-    made = continue_prompt(prompt, completion, read, extra=extra)
+    messages = continue_prompt(prompt, completion, read, extra=extra)
     before = _prompt_messages(prompt, None, read) if isinstance(prompt, list) else None
-    if isinstance(made, str) or not isinstance(before, list):
-        return made
-    return masked_before(made, len(system_messages(made)) + len(before) - len(system_messages(before)))
+    if isinstance(messages, str) or not isinstance(before, list):
+        return messages
+    return masked_before(messages, len(system_messages(messages)) + len(before) - len(system_messages(before)))
 
 
 def _prompt_messages(prompt: Any, extra: Any, read: Read) -> list[Message] | str | None:
     """Return the messages of a prompt with further input, None if there is no prompt, or the reason why it cannot be used."""
-    adds = extra is not None and (not isinstance(extra, str) or bool(extra.strip()))
+    has_extra = extra is not None and (not isinstance(extra, str) or bool(extra.strip()))
     if prompt is None:
-        return "no_place_for_input" if adds else None
+        return "no_place_for_input" if has_extra else None
     messages = [Message(role="user", content=prompt)] if isinstance(prompt, str) else _read(prompt, read)
-    if isinstance(messages, str) or not adds:
+    if isinstance(messages, str) or not has_extra:
         return messages
     if not messages or messages[-1]["role"] != "user":
         return "no_place_for_input"
@@ -105,17 +105,17 @@ def _prompt_messages(prompt: Any, extra: Any, read: Read) -> list[Message] | str
 def _joined(prompt: list[Message], side: list[Message]) -> list[Message] | str:
     """Return the messages of a prompt and a side, system messages first, or the reason why they differ (see `continue_prompt`)."""
     of_prompt, of_side = (system_messages(messages) for messages in (prompt, side))
-    asked, said = prompt[len(of_prompt) :], side[len(of_side) :]
+    prompt_turns, side_turns = prompt[len(of_prompt) :], side[len(of_side) :]
     if of_prompt and of_side and not _are_same(of_prompt, of_side):
         return "differs_from_prompt"
-    if not _are_same(asked, said[: len(asked)]):
-        repeats = any(_are_same(asked[-count:], said[:count]) for count in range(1, len(asked)))
-        begins_alike = bool(said) and _are_same(asked[:1], said[:1])
-        asks_again = bool(said) and said[0]["role"] == "user" and asked[-1]["role"] not in ("assistant", "tool")
+    if not _are_same(prompt_turns, side_turns[: len(prompt_turns)]):
+        repeats = any(_are_same(prompt_turns[-count:], side_turns[:count]) for count in range(1, len(prompt_turns)))
+        begins_alike = bool(side_turns) and _are_same(prompt_turns[:1], side_turns[:1])
+        asks_again = bool(side_turns) and side_turns[0]["role"] == "user" and prompt_turns[-1]["role"] not in ("assistant", "tool")
         if repeats or begins_alike or asks_again:
             return "differs_from_prompt"
-        said = [*asked, *said]
-    return [*(of_side or of_prompt), *said]
+        side_turns = [*prompt_turns, *side_turns]
+    return [*(of_side or of_prompt), *side_turns]
 
 
 def system_messages(messages: list[Message]) -> list[Message]:
@@ -124,7 +124,7 @@ def system_messages(messages: list[Message]) -> list[Message]:
     return messages[: next(others, len(messages))]
 
 
-def _of_text(before: list[Message] | None, prompt: str | None, side: str) -> list[Message] | str:
+def _messages_of_text(before: list[Message] | None, prompt: str | None, side: str) -> list[Message] | str:
     """Return the messages of a side that is text, or the reason why there are none.
 
     Args:
@@ -206,8 +206,8 @@ def _are_same(some: Messages, others: Messages) -> bool:
 
 def _as_json(messages: Messages) -> str:
     calls = [convert_arguments(message, json_value).get("tool_calls") or None for message in messages]
-    said = [[each["role"], _squeezed(each.get("content") or ""), made] for each, made in zip(messages, calls, strict=True)]
-    return json.dumps(said, sort_keys=True, default=str)
+    parts = [[each["role"], _squeezed(each.get("content") or ""), call] for each, call in zip(messages, calls, strict=True)]
+    return json.dumps(parts, sort_keys=True, default=str)
 
 
 def _squeezed(text: Any) -> Any:

@@ -48,25 +48,25 @@ class Parquet(RowFileSource):
         text_field = self.text_field_at(found, context)
         if text_field is None:
             return
-        files, held = FilePass(found, context), rows.TextFieldCheck(text_field)
+        files, check = FilePass(found, context), rows.TextFieldCheck(text_field)
 
         def left_out(rows: int, first: int) -> None:
             context.report.drop_row(DROPPED, found[files.number].name, first, count=rows)
 
         collector = Collector(files, left_out=None if self.condition is None else left_out)
         for file in files.files():
-            yield from self._file_documents(file, files, held, collector, context)
+            yield from self._file_documents(file, files, check, collector, context)
         yield from collector.flush()
-        if held.is_wrong:
+        if check.is_wrong:
             fields, kind = self._columns(found, text_field)
-            held.report_hint(context, fields, key="text_field", kind=kind)
+            check.report_hint(context, fields, key="text_field", kind=kind)
 
     def check_input(self, siblings: Mapping[str, PretrainSource]) -> None:
         found = self.readable_files()
         text_field = self.text_field_of(found)
         if text_field is None:
             return
-        held = rows.TextFieldCheck(text_field)
+        check = rows.TextFieldCheck(text_field)
         for file in found if "://" not in found[0].url else found[:1]:  # the columns stand in the footer, so this reads little
             with open_parquet(file) as parquet:
                 column = parquet.columns.get(text_field)
@@ -74,10 +74,10 @@ class Parquet(RowFileSource):
                     self.condition.require_types(parquet.columns, file.name)
                 self.require_columns(parquet.columns, file.name)
             if column is not None:
-                held.problem("" if is_text_type(column) else column, file.name, 0)
-        if held.is_wrong:
+                check.problem("" if is_text_type(column) else column, file.name, 0)
+        if check.is_wrong:
             fields, kind = self._columns(found, text_field)
-            rows.require_text(held, fields, kind=kind)
+            rows.require_text(check, fields, kind=kind)
 
     def text_field_of(self, files: Sequence[SourceFile]) -> str | None:
         for file in files:
@@ -105,9 +105,9 @@ class Parquet(RowFileSource):
         return {}, None
 
     def _file_documents(
-        self, file: SourceFile, files: FilePass, held: rows.TextFieldCheck, collector: Collector, context: StreamContext
+        self, file: SourceFile, files: FilePass, check: rows.TextFieldCheck, collector: Collector, context: StreamContext
     ) -> Iterator[DocumentBatch]:
-        text_field, id_field, where, position = held.field, self.id_field or "id", self.condition, files.position
+        text_field, id_field, where, position = check.field, self.id_field or "id", self.condition, files.position
         name, limit, drop = file.name, self.max_document_bytes, context.report.drop_row
         decoding = DecodingCounts(self, context)
         with open_parquet(file) as parquet:
@@ -125,7 +125,7 @@ class Parquet(RowFileSource):
             origin = {text_field, *([id_field] if has_id else []), *(["title"] if has_title else [])}
             columns = {*origin, *(where.columns if where else ()), *self.keep}
             tables = parquet.batches(
-                sorted(columns), most_rows=rows.PARQUET_ROWS, start=position.row, wanted=where.may_match if where else None
+                sorted(columns), most_rows=rows.PARQUET_ROWS, start=position.row, group_filter=where.may_match if where else None
             )
             names = repeat_string(name, max(MAX_ROWS, rows.PARQUET_ROWS))
             checked = partial(self._checked, name, names, text_field, id_field if has_id else None, has_title)
@@ -134,7 +134,7 @@ class Parquet(RowFileSource):
                 def is_document(index: int, batch=batch, values=values, damaged=damaged) -> bool:  # type: ignore[no-untyped-def]
                     text, row = values[index], int(batch.row[index])
                     replaced = decoding.count_marked(name, damaged.get(index))
-                    if problem := held.problem(text, name, row):
+                    if problem := check.problem(text, name, row):
                         drop(problem, name, row)
                         return False
                     if len(text) > limit:
@@ -142,7 +142,7 @@ class Parquet(RowFileSource):
                     return decoding.admits(name, text, replaced=replaced, row=row)
 
                 if len(odd) < len(batch):
-                    held.record_text()
+                    check.record_text()
                 yield from collector.add(batch, odd=odd, is_document=is_document)
             if where is not None:
                 collector.advance_to(parquet.rows)

@@ -136,8 +136,8 @@ def _outline(page: dict[str, Any], *, where: str, limit: int) -> tuple[str, int]
             if characters > limit:
                 refuse_length(where, limit)
             lines.append(f"{indent}- " + text.replace("\n", f"\n{indent}  "))
-        blocks, others = _blocks(block)
-        malformed += others
+        blocks, malformed_children = _blocks(block)
+        malformed += malformed_children
         stack.extend((level + 1, child) for child in reversed(blocks))
     return "\n".join(lines), malformed
 

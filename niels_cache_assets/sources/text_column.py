@@ -53,7 +53,7 @@ _FORMS = {
     "languages": r"[a-z]{2,3}(?:[-_][a-z]{2,4})?",
     "ids": r"[!-~]{1,128}|(?=[!-~]*\d)(?=[!-~]*[a-z])[a-z0-9+/=_-]+",  # a word of ASCII without blanks; encoded bytes of any length
 }
-_OF_VALUES = {kind: re.compile(form, re.IGNORECASE) for kind, form in _FORMS.items()}
+_VALUE_FORMS = {kind: re.compile(form, re.IGNORECASE) for kind, form in _FORMS.items()}
 _MAX_LABELS = 8  # a column holds labels if each value occurs at least this often on average,
 _MIN_LABELS = 16  # in at least this many rows,
 _LABEL_CHARACTERS = 64  # with at most this many characters
@@ -78,7 +78,7 @@ def kind_of_value(value: str) -> str | None:
         with suppress(ValueError, RecursionError):
             json.loads(value)
             return "JSON"
-    forms = _OF_VALUES.items()
+    forms = _VALUE_FORMS.items()
     return next((kind for kind, form in forms if form.fullmatch(value) and (kind != "paths" or len(value) <= _MAX_PATH)), None)
 
 
@@ -129,14 +129,14 @@ class Column:
         if isinstance(value, str):
             value = next((each for each in self.values if isinstance(each, str) and each.strip()), value)
             kind = [] if self.kind in (None, "no text") else [self.kind]
-            held = ", ".join([*([repr(value if len(value) <= _SAMPLE else f"{value[:_SAMPLE]}…")] if with_sample else []), *kind])
+            content = ", ".join([*([repr(value if len(value) <= _SAMPLE else f"{value[:_SAMPLE]}…")] if with_sample else []), *kind])
         elif isinstance(value, Mapping):
-            held = f"an object with {', '.join(map(str, [*value][:_MAX_SHOWN])) or 'nothing'}"
+            content = f"an object with {', '.join(map(str, [*value][:_MAX_SHOWN])) or 'nothing'}"
         elif isinstance(value, list):
-            held = "a list"
+            content = "a list"
         else:
-            held = f"{value!r:.{_SAMPLE}}" if with_sample else "no string"
-        return f"{self.name} ({held})" if held else self.name
+            content = f"{value!r:.{_SAMPLE}}" if with_sample else "no string"
+        return f"{self.name} ({content})" if content else self.name
 
 
 def _inner(value: Any, path: str) -> Iterator[tuple[str, int]]:
@@ -145,11 +145,11 @@ def _inner(value: Any, path: str) -> Iterator[tuple[str, int]]:
         items: list[tuple[str, Any, str | None]] = [(f"{path}[]", inner, None) for inner in value]
     else:
         items = [(f"{path}.{name}", inner, kind_of_name(name)) for name, inner in value.items()] if isinstance(value, Mapping) else []
-    for place, inner, kind in items:
+    for inner_path, inner, kind in items:
         if not isinstance(inner, str):
-            yield from _inner(inner, place)
+            yield from _inner(inner, inner_path)
         elif isinstance(value, list) or (kind is None and kind_of_value(inner) is None):
-            yield place, len(inner)
+            yield inner_path, len(inner)
 
 
 def find_text_column(names: Iterable[str]) -> str | None:
@@ -234,7 +234,7 @@ def _describe_ambiguity(columns: Sequence[Column], candidates: Sequence[Column],
         with_samples: Whether to show values.
     """
     if len(candidates) > 1:
-        why = f"and several fields may hold the text: {_listed(candidates, with_samples)}"
+        why = f"and several fields may hold the text: {_format_columns(candidates, with_samples)}"
     elif candidates and candidates[0].is_mixed:
         why = f"and most values of {candidates[0].name!r} are not text"
     elif candidates:
@@ -242,7 +242,7 @@ def _describe_ambiguity(columns: Sequence[Column], candidates: Sequence[Column],
     else:
         why = "and no field is certain to hold text"
     others = [column for column in columns if len(candidates) < 2 or column not in candidates]
-    return f"{why} ({'other ' if len(candidates) > 1 else ''}fields: {_listed(others, with_samples)})" if others else why
+    return f"{why} ({'other ' if len(candidates) > 1 else ''}fields: {_format_columns(others, with_samples)})" if others else why
 
 
 def _advice(columns: Sequence[Column], candidates: Sequence[Column], largest: str | None, key: str | None) -> str:
@@ -269,7 +269,7 @@ def _advice(columns: Sequence[Column], candidates: Sequence[Column], largest: st
     return "; or ".join(advice) or "add a field `text` with strings"
 
 
-def _listed(columns: Sequence[Column], with_samples: bool) -> str:
+def _format_columns(columns: Sequence[Column], with_samples: bool) -> str:
     more = f", and {len(columns) - _MAX_SHOWN} more" if len(columns) > _MAX_SHOWN else ""
     return ", ".join(column.shown(with_sample=with_samples) for column in columns[:_MAX_SHOWN]) + more
 
@@ -357,14 +357,14 @@ def reading_warning(meta: Mapping[str, Any]) -> str | None:
         meta: The meta.json of the build.
     """
     found = meta.get("facts", {}).get(FILES_WITHOUT_FACT)
-    told = []
+    problems = []
     if found is not None:
         field = meta.get("source", {}).get(TEXT_FIELD_FACT, TEXT)
         many, name = found["files"] > 1, found["first"]
         of = f"{found['files']:,} files have" if many else f"{name} has"
-        told.append(
+        problems.append(
             f"{of} no field {field!r} in any row, so nothing of {'them' if many else 'it'} is in the data set "
             f"({f'the first is {name}, with ' if many else ''}fields: {found['fields'] or 'none'}); "
             f"rename the field, or make a data set of {'these files' if many else 'this file'}"
         )
-    return "; ".join([*told, *filter(None, [decoding_warning(meta)])]) or None
+    return "; ".join([*problems, *filter(None, [decoding_warning(meta)])]) or None

@@ -52,7 +52,9 @@ def json_text(arguments: Any) -> str:
 
 
 def detect_argument_form(render: TryRender) -> Callable[[Any], Any]:
-    """Return the form of arguments that a template expects: `json_text`, or `json_value`, also if it writes no arguments.
+    """Return the form of arguments that a template expects: `json_text` or `json_value`.
+
+    It is `json_value` for a template that writes no arguments.
 
     Args:
         render: Returns the text of messages and tools, or None if the template cannot render them.
@@ -68,8 +70,8 @@ def _probes(arguments: Any) -> Iterator[tuple[Messages, list[Any] | None]]:
     """Yield conversations with one call. Templates differ in what its content may be, and some need the tools."""
     call = {"id": "probe0001", "type": "function", "function": {"name": "probe", "arguments": arguments}}
     for content in ("", None):
-        asks = {"role": "assistant", "content": content, "tool_calls": [call]}
+        request = {"role": "assistant", "content": content, "tool_calls": [call]}
         answer = {"role": "tool", "tool_call_id": "probe0001", "name": "probe", "content": "{}"}
-        messages: Messages = [{"role": "user", "content": "q"}, asks, answer, {"role": "assistant", "content": "a"}]
+        messages: Messages = [{"role": "user", "content": "q"}, request, answer, {"role": "assistant", "content": "a"}]
         for most, tools in ((4, None), (4, [_TOOL]), (2, None)):
             yield messages[:most], tools

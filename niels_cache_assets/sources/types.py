@@ -3,7 +3,7 @@
 A source class is both the schema of a table in niels_cache.toml and the code that reads the data. A new source is therefore one module and
 one line in `sources/__init__.py`.
 
-This module opens no data file. Splitting, tokenizing and writing belong to other packages.
+This module opens no data file. Splitting, tokenizing and writing belong to other subpackages.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class MemberPlan(Protocol):
 class HeldOutFilter(Protocol):
     """The val documents of the members of a mixture.
 
-    `streaming.held_out` finds these documents before the mixture is read.
+    `corpus/held_out.py` finds these documents before the mixture is read.
     """
 
     @property
@@ -177,8 +177,8 @@ class StreamContext:
         report: Counts and facts, filled while the stream is read.
         log: Receives log lines.
         siblings: All pretrain tables by name, for mixtures.
-        start: A place that an earlier pass over the same revision reported, where this pass begins. `report` then already holds the counts
-            up to that place. None starts at the beginning.
+        start: A position that an earlier pass over the same revision reported, where this pass begins. `report` then already holds the
+            counts up to that position. None starts at the beginning.
         revisions: The revisions of the siblings by name, filled by the first pass of a build, because a branch may move between two passes.
         held_out: The val documents of the siblings. If it is None, as for the training sample of a tokenizer, val documents are read like
             all others.

@@ -69,8 +69,8 @@ class Wikipedia(HasKeepDamaged, HubData, PretrainSource):
             splits = [part.split for part, found in parts for _ in found]
             yield from batched(self._dumps(files, splits, context), files)
         else:
-            places = RowsPass(context)
-            yield from batched(self._hub(places, context), places)
+            rows_pass = RowsPass(context)
+            yield from batched(self._hub(rows_pass, context), rows_pass)
 
     def convert(self, documents: list[Document]) -> tuple[list[Document], DropReport, list[tuple[str, Document]]]:
         """Convert the wikitext of a dump's articles to text.
@@ -145,19 +145,19 @@ class Wikipedia(HasKeepDamaged, HubData, PretrainSource):
                 source_id = row_id(page.id or None, file.name, page.row)
                 yield Document(page.text or "", source_id, file.name, page.row, page.title)
 
-    def _hub(self, places: RowsPass, context: StreamContext) -> Iterator[Document]:
-        decoding, held = DecodingCounts(self, context), TextFieldCheck()
+    def _hub(self, rows_pass: RowsPass, context: StreamContext) -> Iterator[Document]:
+        decoding, check = DecodingCounts(self, context), TextFieldCheck()
         choose = lambda fields: [name for name in _COLUMNS if name in fields]  # noqa: E731
-        for part, start in places.parts(self.upstream_splits()):
+        for part, start in rows_pass.parts(self.upstream_splits()):
             for values, file, row, damage in self.rows(part, context, choose, start=start):
-                places.file, places.row = file, row + 1
+                rows_pass.file, rows_pass.row = file, row + 1
                 decoding.count(file, damage)
-                if problem := held.problem(values.get("text"), file, row):
+                if problem := check.problem(values.get("text"), file, row):
                     context.report.drop_row(problem, file, row)
                 else:
                     source_id = row_id(values.get("id"), file, row)
                     yield Document(values["text"], source_id, file, row, _title(values.get("title")), part.split)
-        held.report_hint(context)
+        check.report_hint(context)
 
 
 def _find_dump_files(groups: tuple[tuple[str, ...], ...], names: set[str]) -> Sequence[SourceFile]:

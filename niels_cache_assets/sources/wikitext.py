@@ -37,22 +37,22 @@ class Wikitext(HubData, PretrainSource):
     val_split: str | None = "validation"
 
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
-        places, held = RowsPass(context), TextFieldCheck()
-        for part, start in places.parts(self.upstream_splits()):
-            rows = self._rows(part, context, start, held)
+        rows_pass, check = RowsPass(context), TextFieldCheck()
+        for part, start in rows_pass.parts(self.upstream_splits()):
+            rows = self._rows(part, context, start, check)
             decoding = DecodingCounts(self, context)
-            found = articles(rows, context.report, places, limit=self.max_document_bytes, decoding=decoding)
-            for batch in batched(found, places):
+            found = articles(rows, context.report, rows_pass, limit=self.max_document_bytes, decoding=decoding)
+            for batch in batched(found, rows_pass):
                 yield [document._replace(split=part.split) for document in batch]
-        held.report_hint(context)
+        check.report_hint(context)
 
     def _rows(
-        self, part: UpstreamSplit, context: StreamContext, start: tuple[str, int] | None, held: TextFieldCheck
+        self, part: UpstreamSplit, context: StreamContext, start: tuple[str, int] | None, check: TextFieldCheck
     ) -> Iterator[WikitextRow]:
         choose = lambda fields: [self.text_field_at(fields, part, context, key=None)]  # noqa: E731
         for values, file, row, damage in self.rows(part, context, choose, keep_linebreaks=True, start=start, without=set()):
-            ((held.field, text),) = values.items()
-            held.problem(text, file, row)
+            ((check.field, text),) = values.items()
+            check.problem(text, file, row)
             yield WikitextRow(text, file, row, damage)
 
 
@@ -63,7 +63,7 @@ def heading_title(text: str) -> str | None:
 
 
 def articles(
-    rows: Iterable[WikitextRow], report: SourceReport, places: RowsPass, *, limit: int, decoding: DecodingCounts
+    rows: Iterable[WikitextRow], report: SourceReport, rows_pass: RowsPass, *, limit: int, decoding: DecodingCounts
 ) -> Iterator[Document]:
     """Join rows into articles at level-1 headings between blank rows.
 
@@ -74,7 +74,7 @@ def articles(
     Args:
         rows: The rows of one split.
         report: Counts rows that are not text.
-        places: The pass that reports places; a pass can resume at the heading after an article.
+        rows_pass: The pass that reports positions; a pass can resume at the heading after an article.
         limit: The maximum number of characters of an article; a longer one is an error.
         decoding: Counts replaced bytes, and rejects articles that are not text.
     """
@@ -83,9 +83,9 @@ def articles(
     start = previous = WikitextRow("", "", 0)
     title: str | None = None
 
-    def finished(file: str, row: int) -> Iterator[Document]:
+    def article(file: str, row: int) -> Iterator[Document]:
         """Yield the article of the collected parts, if it is text. The next article begins at this row."""
-        places.file, places.row = file, row
+        rows_pass.file, rows_pass.row = file, row
         text = "".join(parts)
         if decoding.admits(start.file, text, replaced=replaced, row=start.row):
             yield Document(text, f"{start.file}#{start.row}", start.file, start.row, title)
@@ -99,7 +99,7 @@ def articles(
         new_title = heading_title(row.text) if stands_alone else None
         if new_title is not None or not parts:
             if "".join(parts).strip():
-                yield from finished(row.file, row.row)
+                yield from article(row.file, row.row)
                 parts, characters, replaced = [], 0, 0
             start, title = row, new_title
         parts.append(row.text)
@@ -109,7 +109,7 @@ def articles(
             refuse_length(f"{start.file}: the article at row {start.row}", limit)
         previous = row
     if "".join(parts).strip():
-        yield from finished(previous.file, previous.row + 1)
+        yield from article(previous.file, previous.row + 1)
 
 
 def _ends_block(neighbour: WikitextRow, row: WikitextRow) -> bool:

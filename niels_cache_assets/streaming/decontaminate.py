@@ -129,29 +129,29 @@ def references_identity(source: "PretrainSource", *, seed: int) -> dict[str, Any
 
 
 @contextmanager
-def open_references(wanted: ReferenceTexts, *, folder: Path) -> Iterator[Screen]:
+def open_references(references: ReferenceTexts, *, folder: Path) -> Iterator[Screen]:
     """Yield the texts that stay out of train, as a sealed set.
 
     Args:
-        wanted: The texts, and how they are compared.
+        references: The texts, and how they are compared.
         folder: A folder for temporary files, which are unlinked at once.
     """
     from niels_cache_assets.dedup.text_set import NGramLimits, TextSet
 
-    places = list[ReferenceOrigin]()
-    with TextSet(near=wanted.threshold, ngrams=NGramLimits(wanted.share, wanted.run), folder=folder) as texts:
-        for chunk in in_lists(wanted.texts()):
+    origins = list[ReferenceOrigin]()
+    with TextSet(near=references.threshold, ngrams=NGramLimits(references.share, references.run), folder=folder) as texts:
+        for chunk in in_lists(references.texts()):
             texts.add([text for _, text in chunk])
-            places += [place for place, _ in chunk]
+            origins += [origin for origin, _ in chunk]
         texts.seal()
-        yield Screen(texts=texts, reasons=REASONS_OF_REFERENCES, origins=places)
+        yield Screen(texts=texts, reasons=REASONS_OF_REFERENCES, origins=origins)
 
 
 @contextmanager
 def open_guard(
     kind: Decontaminate, threshold: float, folder: Path, *, val_is_full: Callable[[], bool], references: ReferenceTexts | None = None
 ) -> "Iterator[TrainGuard | None]":
-    """Yield a TrainGuard, or None if `kind` is "off" and there are no `references`. Nothing is imported for None.
+    """Yield a TrainGuard, or None if `kind` is "off" and there are no `references`. For None, no code that compares texts is imported.
 
     Args:
         kind: The value of `decontaminate`.
@@ -169,14 +169,14 @@ def open_guard(
     if kind == "off" and references is None:
         yield None
         return
-    with ExitStack() as opened:
+    with ExitStack() as stack:
         val, others = None, None
         if kind != "off":
             from niels_cache_assets.dedup.text_set import TextSet
 
-            val = opened.enter_context(TextSet(near=threshold if kind == "near" else None, folder=folder))
+            val = stack.enter_context(TextSet(near=threshold if kind == "near" else None, folder=folder))
         if references is not None:
-            others = opened.enter_context(open_references(references, folder=folder))
+            others = stack.enter_context(open_references(references, folder=folder))
         yield TrainGuard(val, val_is_full, others)
 
 
@@ -265,6 +265,6 @@ class TrainGuard:
                 drops.drop(reason, describe_origin(document))
                 if screen.origins:
                     origin = {"source_id": document.source_id, "file": document.file, "row": document.row}
-                    place = screen.origins[match.ordinal]._asdict()
-                    overlaps.append({**origin, "reason": reason, "because": place, "value": match.similarity})
+                    because = screen.origins[match.ordinal]._asdict()
+                    overlaps.append({**origin, "reason": reason, "because": because, "value": match.similarity})
         return replace(batch.keep(kept), drops=drops, screened=True, overlaps=tuple(overlaps))

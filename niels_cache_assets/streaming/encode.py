@@ -245,14 +245,14 @@ def _encode_chunks(
     empty = None if append_eot or lengths.all() else lengths == 0
     keep = np.ones(len(documents), dtype=bool)
     for reason, found in ((INVALID_UNICODE, encoded.invalid), (COLLISION, special), (EMPTY, empty)):
-        if found is not None and len(gone := np.flatnonzero(found & keep)):
-            (example,) = documents[gone[:1]]
-            of_val = int(np.count_nonzero(documents.split[gone] == SPLITS.index("val")))
-            drops.drop(reason, describe_origin(example), count=len(gone), of_val=of_val)
+        if found is not None and len(dropped := np.flatnonzero(found & keep)):
+            (example,) = documents[dropped[:1]]
+            of_val = int(np.count_nonzero(documents.split[dropped] == SPLITS.index("val")))
+            drops.drop(reason, describe_origin(example), count=len(dropped), of_val=of_val)
             keep &= ~found
     if not keep.all():
         documents, ids, lengths, hashes = documents[keep], ids[np.repeat(keep, lengths)], lengths[keep], hashes[keep]
-    tokens, lengths = _framed(ids, lengths, dtype, bos=tokenizer.bos, eot=tokenizer.eot if append_eot else None)
+    tokens, lengths = _add_bos_and_eot(ids, lengths, dtype, bos=tokenizer.bos, eot=tokenizer.eot if append_eot else None)
     return EncodedDocuments(documents, tokens, lengths, hashes, drops, chunks)
 
 
@@ -288,21 +288,23 @@ def name_unencodable_item(
         raise
 
 
-def _framed(ids: np.ndarray, lengths: np.ndarray, dtype: np.dtype, *, bos: int | None, eot: int | None) -> tuple[np.ndarray, np.ndarray]:
+def _add_bos_and_eot(
+    ids: np.ndarray, lengths: np.ndarray, dtype: np.dtype, *, bos: int | None, eot: int | None
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the ids as `dtype`, with `bos` before and `eot` after the ids of each text (None: without), and the new lengths."""
     if bos is None and eot is None:
         return ids.astype(dtype), lengths
     added = (bos is not None) + (eot is not None)
-    framed = lengths + added
-    ends = np.cumsum(framed)
+    new_lengths = lengths + added
+    ends = np.cumsum(new_lengths)
     tokens = np.empty(len(ids) + added * len(lengths), dtype)
     is_text = np.ones(len(tokens), dtype=bool)
-    for token, places in ((bos, ends - framed), (eot, ends - 1)):
+    for token, positions in ((bos, ends - new_lengths), (eot, ends - 1)):
         if token is not None:
-            is_text[places] = False
-            tokens[places] = token
+            is_text[positions] = False
+            tokens[positions] = token
     tokens[is_text] = ids
-    return tokens, framed
+    return tokens, new_lengths
 
 
 def has_lone_surrogate(text: str) -> bool:

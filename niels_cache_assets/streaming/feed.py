@@ -1,9 +1,10 @@
 """The batches of a source in order, and the points from which a build can resume this stream in the middle.
 
-Between two batches, a source reports its place (SourceReport.place). A Feed then stores a Mark: this place, the number of items before it,
-and the counts so far. The rest of the stream can be opened from a Mark. If a source reports no place, there are no Marks: its stream is
-opened at the beginning, and the items that are done are skipped. A build reads items before it encodes and writes them; with more threads,
-it reads further ahead. Therefore each chunk has its own Position. Cost: one small object per batch. This module writes nothing.
+Between two batches, a source reports its position (SourceReport.position). A Feed then stores a ResumePoint: this position, the number of
+items before it, and the counts so far. The rest of the stream can be opened from a ResumePoint. If a source reports no position, there are
+no ResumePoints: its stream is opened at the beginning, and the items that are done are skipped. A build reads items before it encodes and
+writes them; with more threads, it reads further ahead. Therefore each chunk has its own StreamPosition. Cost: one small object per batch.
+This module writes nothing.
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ class Feed(Generic[Batch]):
 
     @classmethod
     def of(cls, items: Iterable[Any], report: SourceReport) -> Feed[list[Any]]:
-        """Return a feed of an iterable of items. This feed has no Marks, and the caller fills `report`."""
-        return _Plain(items, report)
+        """Return a feed of an iterable of items. This feed has no ResumePoints, and the caller fills `report`."""
+        return _IterableFeed(items, report)
 
     def count(self, known: int | None = None) -> bool:
         """Count the documents if a split by share needs their number, and return whether they were counted now.
@@ -82,8 +83,8 @@ class Feed(Generic[Batch]):
         return known is None
 
     def open(self, mark: ResumePoint | None = None) -> Iterator[Batch]:
-        """Yield all batches, or only the batches after a Mark of an earlier stream."""
-        context = replace(self._context, start=mark.place if mark else None)
+        """Yield all batches, or only the batches after a ResumePoint of an earlier stream."""
+        context = replace(self._context, start=mark.position if mark else None)
         self.report.position, self.report.share, self.mark, self._share_read = None, None, mark, None
         for counter, counted in ((self.report.dropped, mark and mark.dropped), (self.report.facts, mark and mark.facts)):
             counter.clear()
@@ -100,7 +101,7 @@ class Feed(Generic[Batch]):
                 self.mark = ResumePoint(
                     items=items,
                     unsplit=splitter.position if splitter else 0,
-                    place=self.report.position,
+                    position=self.report.position,
                     dropped=dict(self.report.dropped),
                     facts=dict(self.report.facts),
                 )
@@ -113,7 +114,7 @@ class Feed(Generic[Batch]):
         return feed.open()
 
     def positioned(self, chunks: Iterable[Chunk], *, first: int = 0) -> Iterator[tuple[Chunk, StreamPosition]]:
-        """Yield each chunk of the opened stream with its Position.
+        """Yield each chunk of the opened stream with its StreamPosition.
 
         Args:
             chunks: The chunks.
@@ -137,7 +138,7 @@ class Feed(Generic[Batch]):
         return FractionSplitter(count=self.expected, val_frac=self._share.val_frac, seed=self._share.seed, position=position)
 
 
-class _Plain(Feed[list[Any]]):
+class _IterableFeed(Feed[list[Any]]):
     def __init__(self, items: Iterable[Any], report: SourceReport) -> None:
         super().__init__(lambda context: iter(()), StreamContext(seed=0, report=report))
         self._items = items

@@ -70,28 +70,28 @@ class ObjectBuffer:
     """A buffer with a Python string for each text."""
 
     def __init__(self, documents: DocumentBatch) -> None:
-        held = documents.with_objects()
-        self._held = held[np.arange(len(held))]  # a copy, because `exchange` writes into its columns
+        objects = documents.with_objects()
+        self._documents = objects[np.arange(len(objects))]  # a copy, because `exchange` writes into its columns
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._documents)
 
     def with_objects(self) -> Buffer:
         return self
 
     def documents(self, slots: Ints) -> DocumentBatch:
-        return self._held[slots]
+        return self._documents[slots]
 
     def exchange(self, incoming: DocumentBatch, slots: Ints) -> DocumentBatch:
         incoming = incoming.with_objects()
         stays, before, after = _moves(slots)
-        if self._held.kept is not None or incoming.kept is not None:
-            incoming, self._held = _with_kept(incoming), _with_kept(self._held)
-        leaving = self._held[slots]
-        for name in _COLUMNS if self._held.kept is None else (*_COLUMNS, "kept"):
+        if self._documents.kept is not None or incoming.kept is not None:
+            incoming, self._documents = _with_kept(incoming), _with_kept(self._documents)
+        leaving = self._documents[slots]
+        for name in _COLUMNS if self._documents.kept is None else (*_COLUMNS, "kept"):
             column, new = getattr(leaving, name), getattr(incoming, name)
             column[after] = new[before]
-            getattr(self._held, name)[slots[stays]] = new[stays]
+            getattr(self._documents, name)[slots[stays]] = new[stays]
         return leaving
 
 
@@ -243,7 +243,7 @@ class _ArrivedDocuments:
         self._numbers: list[Array] = [np.empty(rows, np.int64), np.empty(rows, np.int8), np.empty(rows, np.int64), np.empty(rows, np.int64)]
         self._names = names.arrow()  # of all files, in the order of their arrival
         self._added = self._names  # the names of the batch that came last
-        self._base = 0  # their place in `names`
+        self._base = 0  # the index of their first one in `_names`
         self.count = 0
 
     @classmethod
@@ -266,9 +266,9 @@ class _ArrivedDocuments:
 
         The documents are copied in pieces, so that their texts are in memory only twice: in these columns and in the new ones.
         """
-        places, file = np.unique(self._numbers[-1][numbers], return_inverse=True)
+        used, file = np.unique(self._numbers[-1][numbers], return_inverse=True)
         arrivals = type(self)(
-            Strings(self._names, places),
+            Strings(self._names, used),
             self._memory,
             rows=2 * len(numbers) + _ROOM_ROWS + len(incoming.row),
             text_bytes=2 * self.text_bytes(numbers) + _ROOM_BYTES + _bytes(incoming.text),
@@ -276,9 +276,9 @@ class _ArrivedDocuments:
         )
         for start in range(0, len(numbers), _COPIED_TOGETHER):
             piece = slice(start, start + _COPIED_TOGETHER)
-            held = _as_columns(replace(self.documents(numbers[piece]), file=Strings(arrivals._names, file[piece])))
-            assert held is not None
-            arrivals.append(held)
+            columns = _as_columns(replace(self.documents(numbers[piece]), file=Strings(arrivals._names, file[piece])))
+            assert columns is not None
+            arrivals.append(columns)
         return arrivals
 
     def text_bytes(self, numbers: Ints) -> int:

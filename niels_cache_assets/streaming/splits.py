@@ -34,6 +34,8 @@ class SplitPart:
         tokens: (tokens,) of the cache's dtype, one document after the other.
         lengths: (n,) int64, the number of tokens of each document.
         hashes: (n,) int64, the hashes of the whole texts.
+        characters: The length of all texts.
+        cut: The position of the document that a budget cut, or None. A budget is exceeded only once, so a split has at most one.
         kept: (n,) object array of str or None. None instead of the array if no document has kept values.
     """
 
@@ -44,7 +46,7 @@ class SplitPart:
     lengths: np.ndarray
     hashes: np.ndarray
     characters: int
-    cut: int | None  # position of the cut document; a budget is exceeded once, so a split has at most one
+    cut: int | None
     kept: np.ndarray | None = None
 
 
@@ -179,7 +181,7 @@ def encoded_head(documents: Iterable[DocumentBatch], encode: Encode, splitter: B
     Args:
         documents: The stream of documents.
         encode: Encodes a stream of documents in order.
-        splitter: The splitter. The caller places each batch with it before it asks for more.
+        splitter: The splitter. The caller assigns each batch with it before it requests the next one.
     """
     head = _LimitedStream(documents)
     budget, tokens = splitter.remaining["val"], 0

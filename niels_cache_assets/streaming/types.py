@@ -17,6 +17,7 @@ class EncodedDocuments:
     """Encoded documents, with all their tokens in one array.
 
     Attributes:
+        documents: The documents.
         tokens: (tokens,) of the cache's dtype, one document after the other. Each document ends with EOT if EOT was requested.
         lengths: (n,) int64, the number of tokens of each document, including EOT.
         hashes: (n,) int64, the hashes of the whole texts (base/strings.py).
@@ -55,14 +56,14 @@ class ResumePoint:
     Attributes:
         items: The number of items before this point.
         unsplit: The number of these items that have no split of their own.
-        place: The point in the form that the source understands.
+        position: The point in the form that the source understands.
         dropped: The counts of the source's report at this point.
         facts: The facts of the source's report at this point.
     """
 
     items: int
     unsplit: int
-    place: SourcePosition
+    position: SourcePosition
     dropped: dict[str, int]
     facts: dict[str, Any]
 
@@ -72,7 +73,7 @@ class StreamPosition(NamedTuple):
 
     Attributes:
         items: The number of items so far.
-        mark: The latest Mark. None if there is no Mark yet.
+        mark: The latest ResumePoint. None if there is none yet.
         dropped: The counts of the source's report at that moment.
         facts: The facts of the source's report at that moment.
         share: The share of the source that was read, 0 to 1. None if unknown.

@@ -159,7 +159,7 @@ def test_no_row_that_stays_is_in_a_row_group_that_is_not_read(where: str, size: 
     pq.write_table(pa.Table.from_pylist(values, schema=SCHEMA), written, row_group_size=size)
     parquet = ParquetTable(pa.BufferReader(written.getvalue()), "a")  # type: ignore[arg-type]
     every = [first + row for first, batch in parquet.batches(most_rows=3) for row in condition.mask(batch, "a").nonzero()[0]]
-    fewer = parquet.batches(most_rows=3, wanted=condition.may_match)
+    fewer = parquet.batches(most_rows=3, group_filter=condition.may_match)
     assert [first + row for first, batch in fewer for row in condition.mask(batch, "a").nonzero()[0]] == every
 
 

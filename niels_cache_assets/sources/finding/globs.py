@@ -74,8 +74,8 @@ class _Folders:
 
 def _has_below(paths: Sequence[str], folder: str) -> bool:
     start = os.path.join(folder, "")
-    place = bisect_left(paths, start)
-    return place < len(paths) and paths[place].startswith(start)
+    index = bisect_left(paths, start)
+    return index < len(paths) and paths[index].startswith(start)
 
 
 def _refuse_folder(folder: str, error: OSError) -> NoReturn:

@@ -206,15 +206,15 @@ class HubData(DecodesText):
     def _first_rows(self, part: UpstreamSplit, context: StreamContext) -> tuple[list[dict[str, Any]], str]:
         """Return the first rows of the first file of a part, and the name of this file."""
         found: list[dict[str, Any]] = []
-        named = self.origin
+        name = self.origin
         with closing(self.stream(part, replace(context, report=SourceReport()), list)) as batches:
             for columns, files, _, _ in batches:
-                named = named if found else files[0]
-                count = next((index for index, file in enumerate(files) if file != named), len(files))
+                name = name if found else files[0]
+                count = next((index for index, file in enumerate(files) if file != name), len(files))
                 found += [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)][:count]
                 if count < len(files) or len(found) >= ROWS:
                     break
-        return found[:ROWS], named
+        return found[:ROWS], name
 
     def stream(
         self,
@@ -319,12 +319,12 @@ def hub_files(data: HubData, revision: str | None) -> list[ListedFile]:
         for part in data.upstream_splits():
             names = sorted({hub_tables.file_name(url, {}) for url in _split(splits, part, data)})
             for first in range(0, len(names), _NAMES_PER_REQUEST):
-                asked = names[first : first + _NAMES_PER_REQUEST]
-                entries = HfApi().get_paths_info(data.dataset, asked, revision=revision, repo_type="dataset")
+                requested = names[first : first + _NAMES_PER_REQUEST]
+                entries = HfApi().get_paths_info(data.dataset, requested, revision=revision, repo_type="dataset")
                 by_name = {entry.path: entry for entry in entries if isinstance(entry, RepoFile)}
-                if lost := [name for name in asked if name not in by_name]:
+                if lost := [name for name in requested if name not in by_name]:
                     raise NielsCacheError(f"{data.dataset}: the hub lists {lost[0]}, but has no such file at {revision}; try again later")
-                for entry in (by_name[name] for name in asked):
+                for entry in (by_name[name] for name in requested):
                     found.append(ListedFile(entry.path, entry.size, entry.lfs.sha256 if entry.lfs else entry.blob_id, part.split))
     return found
 

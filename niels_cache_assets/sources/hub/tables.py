@@ -68,17 +68,17 @@ class FilesWithoutText:
     def watched(self, file: str, tables: Iterator[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
         """Yield the tables of a file. If the file ends without the text field, count it in the report."""
         fields: dict[str, None] = {}
-        self.fields, is_there, rows = None, False, 0
+        self.fields, has_column, rows = None, False, 0
         for key, table in tables:
-            is_there = is_there or self.fields is None or self.column in self.fields
+            has_column = has_column or self.fields is None or self.column in self.fields
             rows += len(table)
-            if is_there:
+            if has_column:
                 self.names.discard(file)
             else:
                 self.names.add(file)
                 fields |= dict.fromkeys(self.fields or ())
             yield key, table
-        if rows and not is_there:
+        if rows and not has_column:
             count_file_without(self._report, file, fields)
 
 
@@ -195,9 +195,8 @@ def values_of(column: Any, encoding: str, damaged: dict[int, str], *, recoded: b
         column: The Arrow column.
         encoding: See `column_values`.
         damaged: See `column_values`.
-        recoded: Whether the bytes come from `patch_json_encoding`. Such bytes are UTF-8, and may already hold marks (characters in place of
-        damaged
-            bytes).
+        recoded: Whether the bytes come from `patch_json_encoding`. Such bytes are UTF-8, and may already hold marks (characters in place
+            of damaged bytes).
     """
     import pyarrow as pa
 
@@ -230,7 +229,7 @@ def patch_mixed_types(builder: Any, without: FilesWithoutText) -> None:
 
     cast = builder._cast_table
 
-    def decoding(table: Any, json_field_paths: Any = ()) -> Any:
+    def decode_and_cast(table: Any, json_field_paths: Any = ()) -> Any:
         for name in {path[0] for path in json_field_paths if len(path) == 1} & set(table.column_names):
             if not isinstance((builder.info.features or {}).get(name), Json):
                 values = [_decoded(value) for value in table[name].to_pylist()]
@@ -243,7 +242,7 @@ def patch_mixed_types(builder: Any, without: FilesWithoutText) -> None:
             table = table.select([name for name in table.column_names if name in builder.info.features])
         return cast(table, json_field_paths=json_field_paths)
 
-    builder._cast_table = decoding
+    builder._cast_table = decode_and_cast
 
 
 def text_tables(local_names: dict[str, str], encoding: str, *, keep_linebreaks: bool) -> Callable[..., Iterator[tuple[Any, Any]]]:
@@ -302,17 +301,17 @@ def patch_json_encoding(builder: Any, local_names: dict[str, str], encoding: str
     """
     from datasets.packaged_modules.json import json as loader
 
-    def opened(path: str, mode: str = "r", **_: Any) -> IO[Any]:
+    def open_decoded(path: str, mode: str = "r", **_: Any) -> IO[Any]:
         url = path.rsplit("::", 1)[-1]
         stream = open_bytes(SourceFile(url, local_names.get(url, url)))
-        named = encoding_of(stream, encoding)
-        if named != UTF8:
-            stream = io.BufferedReader(IteratorStream(_recoded(stream, named), stream))
+        file_encoding = encoding_of(stream, encoding)
+        if file_encoding != UTF8:
+            stream = io.BufferedReader(IteratorStream(_recoded(stream, file_encoding), stream))
         return stream if mode == "rb" else io.TextIOWrapper(stream, encoding=UTF8, errors="replace")
 
     function = type(builder)._generate_tables
     reader = FunctionType(
-        function.__code__, {**vars(loader), "open": opened}, function.__name__, function.__defaults__, function.__closure__
+        function.__code__, {**vars(loader), "open": open_decoded}, function.__name__, function.__defaults__, function.__closure__
     )
     builder._generate_tables = MethodType(reader, builder)
 

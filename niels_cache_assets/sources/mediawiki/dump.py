@@ -31,8 +31,8 @@ _MAX_MARKUP_BYTES = 1 << 20  # maximum size of one tag or comment, because expat
 _MAX_NAME = 1000  # maximum characters of an element's name, with its namespace
 _NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\udc01-\udcff\ufffe\uffff]")  # characters that XML cannot represent, and marks
 _NOT_XML_TO_TAG = re.compile(f"{_NOT_XML.pattern}[^<]*")
-_KEPT = {"page/title": "title", "page/ns": "namespace", "page/id": "id", "revision/model": "model", "revision/text": "text"}
-_OF_SITE = frozenset(("siteinfo/dbname", "siteinfo/base", "namespaces/namespace"))
+_PAGE_ELEMENTS = {"page/title": "title", "page/ns": "namespace", "page/id": "id", "revision/model": "model", "revision/text": "text"}
+_SITE_ELEMENTS = frozenset(("siteinfo/dbname", "siteinfo/base", "namespaces/namespace"))
 _MAX_NAMESPACES = 1000
 _LANGUAGE = "http://www.w3.org/XML/1998/namespace lang"  # an attribute of <mediawiki>
 
@@ -113,7 +113,7 @@ class _Handler:
         self.replaced: deque[_Replaced] = deque()  # replaced characters after the last page, in order
         self._row = row
         self.site: Site | None = None  # the wiki that the dump describes, known from the first page on
-        self._language, self._of_site = "", {"dbname": "", "base": ""}
+        self._language, self._site_values = "", {"dbname": "", "base": ""}
         self._namespaces: list[tuple[int, str]] = []
         self._number = ""  # number of the namespace that is being read
 
@@ -126,7 +126,7 @@ class _Handler:
         parent = self._path[-1] if self._path else ""
         self._path.append(name)
         if name == "page":
-            self.site = self.site or self._found_site()
+            self.site = self.site or self._described_site()
             self._values, self._redirect = {}, False
             self._start = self.parser.CurrentByteIndex
         elif parent == "page" and name == "redirect":
@@ -137,8 +137,8 @@ class _Handler:
             self._language = attributes.get(_LANGUAGE, "")
         elif name == "namespace":
             self._number = attributes.get("key", "")
-        place = f"{parent}/{name}"
-        self._parts = [] if (place in _KEPT and "deleted" not in attributes) or place in _OF_SITE else None
+        element = f"{parent}/{name}"
+        self._parts = [] if (element in _PAGE_ELEMENTS and "deleted" not in attributes) or element in _SITE_ELEMENTS else None
         if name == "text":
             self._text = (self.parser.CurrentByteIndex,) * 2
         self._collected = 0
@@ -184,16 +184,16 @@ class _Handler:
             self._values = {}
         self.ended = not self._path
 
-    def _keep(self, place: str, text: str) -> None:
-        if place in _KEPT:
-            self._values[_KEPT[place]] = text
-        elif place != "namespaces/namespace":
-            self._of_site[place.partition("/")[2]] = text
+    def _keep(self, element: str, text: str) -> None:
+        if element in _PAGE_ELEMENTS:
+            self._values[_PAGE_ELEMENTS[element]] = text
+        elif element != "namespaces/namespace":
+            self._site_values[element.partition("/")[2]] = text
         elif re.fullmatch(r"-?\d{1,9}", self._number) and len(self._namespaces) < _MAX_NAMESPACES:
             self._namespaces.append((int(self._number), text))
 
-    def _found_site(self) -> Site:
-        language = language_of(self._language, self._of_site["dbname"], self._of_site["base"])
+    def _described_site(self) -> Site:
+        language = language_of(self._language, self._site_values["dbname"], self._site_values["base"])
         return Site(language, tuple(self._namespaces)) if language or self._namespaces else NO_SITE
 
     def _replaced_in_page(self) -> list[_Replaced]:
@@ -236,35 +236,35 @@ def read_pages(
     position = position or FilePosition()
     damaged: list[DamagedFileError] = []
 
-    def remember(error: DamagedFileError) -> None:
+    def record_damage(error: DamagedFileError) -> None:
         damaged.append(error)
         on_damage(error)  # type: ignore[misc]
 
-    with file_errors(file), open_bytes(file, remember if on_damage else None) as stream:
+    with file_errors(file), open_bytes(file, record_damage if on_damage else None) as stream:
         encoding, kind = encoding_of(stream, encoding), describe_content(first_bytes(stream), "XML")
         header = _seek(stream, position)
         handler = _Handler(file.name, limit, position.offset_row)
         parser = handler.parser
-        given, offset = len(header.encode()), position.offset  # bytes that expat received, and the offset in the file where they end
+        received, offset = len(header.encode()), position.offset  # bytes that expat received, and the offset in the file where they end
         _parse(parser, header, file.name)  # expat reports an error in the header again with the next piece
         for text, begin, end, replaced in _decoded(stream, offset, encoding):
-            handler.replaced.extend(each._replace(at=given + each.at) for each in replaced)
+            handler.replaced.extend(each._replace(at=received + each.at) for each in replaced)
             problem = _parse(parser, text, file.name)
             size = len(text.encode())
             # U+FFFD is never shorter than the bytes that it replaces. So if both sizes are equal, no byte has moved (only in UTF-8).
-            yield from _given(handler, position, after=given, offset=begin if encoding == UTF8 and size == end - begin else None)
-            given, offset = given + size, end
+            yield from _pages_from(handler, position, after=received, offset=begin if encoding == UTF8 and size == end - begin else None)
+            received, offset = received + size, end
             if problem:
                 break
-            if given - parser.CurrentByteIndex > _MAX_MARKUP_BYTES:
-                where = f"{file.name}: the tag or comment near byte {_place(parser, given, offset)}"
+            if received - parser.CurrentByteIndex > _MAX_MARKUP_BYTES:
+                where = f"{file.name}: the tag or comment near byte {_parser_offset(parser, received, offset)}"
                 raise NielsCacheError(f"{where}: is longer than {_MAX_MARKUP_BYTES >> 20} MiB, longer than in any dump; remove it")
         else:
             problem = _parse(parser, "", file.name, last=True)  # the end of a block may still be in expat
-            yield from _given(handler, position, after=given, offset=None)
+            yield from _pages_from(handler, position, after=received, offset=None)
             problem = problem if handler.ended else "the dump ends before </mediawiki>"
         if problem and not damaged:
-            where = f"near byte {_place(parser, given, offset)}"
+            where = f"near byte {_parser_offset(parser, received, offset)}"
             error = DamagedFileError(
                 f"{file.name}: not a complete MediaWiki dump ({where}: {problem}); replace it, or set keep_damaged = true{kind}"
             )
@@ -303,7 +303,7 @@ def _seek(stream: IO[bytes], position: FilePosition) -> str:
     return _NOT_XML.sub("\ufffd", header.decode("utf-8-sig", errors="replace"))  # only positions in UTF-8 files have an offset
 
 
-def _given(handler: _Handler, position: FilePosition, *, after: int, offset: int | None) -> Iterator[Page]:
+def _pages_from(handler: _Handler, position: FilePosition, *, after: int, offset: int | None) -> Iterator[Page]:
     """Yield the collected pages from the position on, and move the position.
 
     Args:
@@ -322,9 +322,9 @@ def _given(handler: _Handler, position: FilePosition, *, after: int, offset: int
     handler.starts.clear()
 
 
-def _place(parser: expat.XMLParserType, given: int, offset: int) -> int:
+def _parser_offset(parser: expat.XMLParserType, received: int, offset: int) -> int:
     """Return the offset in the file that expat has reached, in bytes."""
-    return max(offset - given + parser.CurrentByteIndex, 0)
+    return max(offset - received + parser.CurrentByteIndex, 0)
 
 
 def _parse(parser: expat.XMLParserType, text: str, name: str, *, last: bool = False) -> str:
@@ -359,14 +359,14 @@ def _decoded(stream: IO[bytes], offset: int, encoding: str) -> Iterator[tuple[st
         if is_first and encoding == UTF8 and block.startswith(codecs.BOM_UTF8):
             begin = len(codecs.BOM_UTF8)
         end = read - len(decoder.getstate()[0])
-        text, replaced = _readable(text.removeprefix("\ufeff") if is_first else text)
+        text, replaced = _replace_invalid(text.removeprefix("\ufeff") if is_first else text)
         yield text, begin, end, replaced
         begin = end
-    text, replaced = _readable(decoder.decode(b"", final=True))
+    text, replaced = _replace_invalid(decoder.decode(b"", final=True))
     yield text, begin, read, replaced
 
 
-def _readable(text: str) -> tuple[str, list[_Replaced]]:
+def _replace_invalid(text: str) -> tuple[str, list[_Replaced]]:
     """Return a marked text with U+FFFD for marks and for characters that XML cannot represent, and the replaced characters.
 
     `at` counts bytes from the start of the text. Elements begin and end at "<", so all replaced characters between two "<" are one entry,

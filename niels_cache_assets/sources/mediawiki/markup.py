@@ -48,16 +48,16 @@ _POWER = re.compile(
 
 # Characters that stand for what the scan has found. The scan first removes these characters from the page.
 _RAW = re.compile("\x02(\\d+)\x02")  # text that is not wikitext, by its index
-_GONE = "\x03"  # a template or reference was here; brackets and blanks around this place may be superfluous
+_REMOVED = "\x03"  # a template or reference was here; brackets and blanks around it may be superfluous
 _ROWS = "\x04"  # a table or template that never closes began here; the following lines may be its rows
 _LINK, _LINK_END = "\x05", "\x06"
 _LITERALS = (("[", "\x07"), ("{", "\x08"))  # hidden from the parser, which would read [ and { as marks
 _LESS = "\x0e"
-_BACK = (
+_RESTORED = (
     *((hidden, mark) for mark, hidden in _LITERALS),
     (_LESS, "<"),
     (EQUALS, "="),
-    *((mark, "") for mark in (_GONE, _ROWS, _LINK, _LINK_END)),
+    *((mark, "") for mark in (_REMOVED, _ROWS, _LINK, _LINK_END)),
 )
 _PRIVATE = re.compile("[\x00\x02-\x08\x0e-\x11\x1e]")
 
@@ -197,7 +197,7 @@ def _without_extensions(text: str, raw: list[str]) -> str:
         name = (opening[1] or "").lower()
         hidden = bool(name) and name not in FORMULAS and name not in LITERAL_TAGS
         if name and opening[2].endswith("/"):
-            parts.append(_GONE if hidden else "")
+            parts.append(_REMOVED if hidden else "")
             continue
         closing = rf"</{name}(?!\w)" if name else "-->"  # `</references>` does not close `<ref>`
         end = None if closing in missing else re.compile(closing).search(lowered, position)
@@ -208,7 +208,7 @@ def _without_extensions(text: str, raw: list[str]) -> str:
         after = text.find(">", end.end(), end.end() + 100) if name else -1
         position = after + 1 if after >= 0 else end.end()
         if hidden:
-            parts.append(_GONE)
+            parts.append(_REMOVED)
         elif name:
             if name in FORMULAS:  # in LaTeX this is the same formula, and the next step does not mistake it for a template
                 content = "$" + content.strip().replace("{{", "{ {").replace("}}", "} }") + "$"
@@ -257,15 +257,15 @@ def _closed_markup(text: str, site: Site) -> str:
             else:
                 left = len(mark)
                 while left >= 2 and (index := close("{{")) is not None:
-                    left -= _take_template(out, index, min(left, len(out[index])), stack)
+                    left -= _replace_template(out, index, min(left, len(out[index])), stack)
         elif group == "link":
             if mark == "[[":
                 open_mark("[[", mark)
             elif stack and stack[-1][0] == "[" and (text.startswith("]", position) or all(kind != "[[" for kind, _ in stack)):
-                _take_address(out, stack.pop()[1])  # the label of the address ends with the first bracket
+                _replace_address(out, stack.pop()[1])  # the label of the address ends with the first bracket
                 position -= 1
             elif (index := close("[[")) is not None:
-                _take_link(out, index, site)
+                _finish_link(out, index, site)
         elif group == "table":
             kind = "<table" if "<" in mark else "{|"
             if mark.startswith("</") or mark.endswith("}"):
@@ -277,7 +277,7 @@ def _closed_markup(text: str, site: Site) -> str:
             open_mark("[", "[")
         elif group == "end":
             if stack and stack[-1][0] == "[":
-                _take_address(out, stack.pop()[1])
+                _replace_address(out, stack.pop()[1])
             else:
                 out.append("]")
         elif group == "line":
@@ -323,7 +323,7 @@ def _next_mark(text: str, position: int) -> tuple[int, str, str] | None:
     return None
 
 
-def _take_template(out: list[str], index: int, closing: int, stack: list[tuple[str, int]]) -> int:
+def _replace_template(out: list[str], index: int, closing: int, stack: list[tuple[str, int]]) -> int:
     """Replace the template that begins at `index` by its text, or remove the parameter that begins there.
 
     Returns:
@@ -340,28 +340,28 @@ def _take_template(out: list[str], index: int, closing: int, stack: list[tuple[s
         out.append(rest)
     before = next((part for part in out[:-4:-1] if part), "")
     text = template_text(content, before) if used == 2 else None
-    out.append(_GONE if text is None else text)
+    out.append(_REMOVED if text is None else text)
     return used
 
 
-def _take_link(out: list[str], index: int, site: Site) -> None:
+def _finish_link(out: list[str], index: int, site: Site) -> None:
     """Put the link that begins at `index` on one line, or remove it if it shows no text."""
     content = "".join(out[index + 1 :])
     del out[index:]
     namespace = prefix_of(content)
     if namespace in site.hidden or (namespace in site.media and "|" not in content):
-        out.append(_GONE)
+        out.append(_REMOVED)
         return
     out.append(_LINK + content.replace("\n", " ") + _LINK_END)
 
 
-def _take_address(out: list[str], index: int) -> None:
+def _replace_address(out: list[str], index: int) -> None:
     """Replace the address in brackets that begins at `index` by its label."""
     content = "".join(out[index + 1 :])
     del out[index:]
     address = _ADDRESS.match(content)
     label = content[address.end() if address else 0 :].strip()
-    out.append(label or _GONE)
+    out.append(label or _REMOVED)
 
 
 def _line_text(line: str) -> str:
@@ -383,16 +383,16 @@ def _line_text(line: str) -> str:
         line = nodes_text(line.replace(_LINK, "[[").replace(_LINK_END, "]]")) if shown is None else shown
         line = _DOUBLE_MARK.sub("", line)  # such marks remain if the parser rejects a link, and after a cut through a link
     line = _BLANKS.sub(" ", line)
-    if _GONE in line:
+    if _REMOVED in line:
         if "(" in line:
-            line = _EMPTIED_START.sub("(", _EMPTIED_BRACKETS.sub(_GONE, line))
+            line = _EMPTIED_START.sub("(", _EMPTIED_BRACKETS.sub(_REMOVED, line))
         if ")" in line:
-            line = _EMPTIED_END.sub(lambda match: "" if _GONE in match[0] else match[0], line)
+            line = _EMPTIED_END.sub(lambda match: "" if _REMOVED in match[0] else match[0], line)
         line = _DOUBLED.sub("", line)
-        if f" {_GONE}" in line:
-            line = _SPACE_BEFORE.sub(lambda match: match[1] if f" {_GONE}" in match[0] else match[0], line)
-        line = _BLANKS.sub(" ", line.replace(_GONE, ""))
-    line = _replaced(line, _BACK).strip()
+        if f" {_REMOVED}" in line:
+            line = _SPACE_BEFORE.sub(lambda match: match[1] if f" {_REMOVED}" in match[0] else match[0], line)
+        line = _BLANKS.sub(" ", line.replace(_REMOVED, ""))
+    line = _replaced(line, _RESTORED).strip()
     return prefix + line if line.strip(" -*•·,.;:|") else ""
 
 
@@ -404,11 +404,11 @@ def _replaced(line: str, pairs: tuple[tuple[str, str], ...]) -> str:
 
 def _only_languages(line: str) -> bool:
     """Return whether the line holds only links to the same article in different languages."""
-    links = line.replace(_GONE, "").rstrip()
+    links = line.replace(_REMOVED, "").rstrip()
     return bool(_LANGUAGE_LINKS.fullmatch(links)) and all(code in LANGUAGES for code in _LANGUAGE_CODE.findall(links))
 
 
-# A link with a plain target and label, between the marks of `markup`, or a named entity. The parser alone knows what else may be in a link.
+# A link with a plain target and label, between the marks of the scan, or a named entity. The parser alone knows what else may be in a link.
 _PLAIN = re.compile("\x05([^\x00-\x1f\\[\\]{}<>|&:/]+)(?:\\|([^\x00-\x1f\\[\\]{}<>|&/]*))?\x06|&([A-Za-z][A-Za-z0-9]{0,30});")
 _OTHER_MARKS = re.compile("[\x05\x06]|&#")
 _BLOCK_MARKS = ("*", "#", ":", ";", "=", "-")  # at the start of a line, these may begin a list, a heading or a rule
@@ -426,15 +426,15 @@ def simple_text(line: str) -> str | None:
     The parser gives the same text in twenty times the time.
 
     Args:
-        line: The line, with the characters that `markup` puts into the text for the ends of links.
+        line: The line, with the marks that the scan puts at the ends of links.
     """
     if len(line) > _PIECE or line.startswith(_BLOCK_MARKS):
         return None
-    shown = _PLAIN.sub(_of_plain, line)
+    shown = _PLAIN.sub(_plain_text, line)
     return None if _OTHER_MARKS.search(shown) else shown
 
 
-def _of_plain(found: re.Match[str]) -> str:
+def _plain_text(found: re.Match[str]) -> str:
     target, label, entity = found.groups()
     if entity is not None:
         code_point = name2codepoint.get(entity)

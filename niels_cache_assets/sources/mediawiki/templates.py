@@ -99,7 +99,7 @@ def _split(call: str) -> Iterator[str]:
     yield call[start:]
 
 
-def _given(arguments: Arguments, *keys: str) -> str:
+def _first_given(arguments: Arguments, *keys: str) -> str:
     """Return the first of these arguments that is present and not empty."""
     return next((arguments[key] for key in keys if arguments.get(key)), "")
 
@@ -113,7 +113,7 @@ def _in_order(arguments: Arguments) -> list[str]:
 
 
 def _argument(*keys: str) -> Callable[[Arguments], str]:
-    return lambda arguments: _given(arguments, *keys)
+    return lambda arguments: _first_given(arguments, *keys)
 
 
 def _joined(between: str) -> Callable[[Arguments], str]:
@@ -121,12 +121,12 @@ def _joined(between: str) -> Callable[[Arguments], str]:
 
 
 def _currency(sign: str) -> Callable[[Arguments], str]:
-    return lambda arguments: (sign + _given(arguments, "1")).strip()
+    return lambda arguments: (sign + _first_given(arguments, "1")).strip()
 
 
 def _around(start: str, end: str) -> Callable[[Arguments], str]:
     def put(arguments: Arguments) -> str:
-        text = _given(arguments, "1")
+        text = _first_given(arguments, "1")
         return start + text + end if text.strip("\x03 ") else ""
 
     return put
@@ -134,7 +134,7 @@ def _around(start: str, end: str) -> Callable[[Arguments], str]:
 
 def _form(form: str) -> Callable[[Arguments], str]:
     """Return a function that puts the first two arguments at `{0}` and `{1}`. Without the first argument, there is no text."""
-    return lambda arguments: form.format(arguments["1"], _given(arguments, "2")) if arguments.get("1") else ""
+    return lambda arguments: form.format(arguments["1"], _first_given(arguments, "2")) if arguments.get("1") else ""
 
 
 def _quotation(arguments: Arguments, places: tuple[str, str]) -> str:
@@ -144,10 +144,10 @@ def _quotation(arguments: Arguments, places: tuple[str, str]) -> str:
         arguments: The arguments of the call.
         places: The positions of the author and the work among the arguments.
     """
-    text = _given(arguments, "1", "text", "quote", "content")
-    by = [_given(arguments, *keys) for keys in ((places[0], "author", "by", "sign", "cite"), (places[1], "title", "source"))]
-    said = ", ".join(value for value in by if value)
-    return f"\n\n{text}\n\n" + (f"— {said}\n\n" if said else "") if text else "\n\n"
+    text = _first_given(arguments, "1", "text", "quote", "content")
+    values = [_first_given(arguments, *keys) for keys in ((places[0], "author", "by", "sign", "cite"), (places[1], "title", "source"))]
+    attribution = ", ".join(value for value in values if value)
+    return f"\n\n{text}\n\n" + (f"— {attribution}\n\n" if attribution else "") if text else "\n\n"
 
 
 def _convert(arguments: Arguments) -> str:
@@ -155,14 +155,14 @@ def _convert(arguments: Arguments) -> str:
     values = _in_order(arguments)
     if not values:
         return ""
-    text, place = values[0], 1
-    while place + 1 < len(values) and values[place] in _BETWEEN:
-        text += _BETWEEN[values[place]] + values[place + 1]
-        place += 2
-    if place < len(values):
-        text += " " + _UNITS.get(values[place], values[place])
-    if place + 2 < len(values) and _NUMBER.fullmatch(values[place + 1]) and values[place + 2][:1].isalpha():
-        text += f" {values[place + 1]} {_UNITS.get(values[place + 2], values[place + 2])}"
+    text, index = values[0], 1
+    while index + 1 < len(values) and values[index] in _BETWEEN:
+        text += _BETWEEN[values[index]] + values[index + 1]
+        index += 2
+    if index < len(values):
+        text += " " + _UNITS.get(values[index], values[index])
+    if index + 2 < len(values) and _NUMBER.fullmatch(values[index + 1]) and values[index + 2][:1].isalpha():
+        text += f" {values[index + 1]} {_UNITS.get(values[index + 2], values[index + 2])}"
     return text
 
 
@@ -171,14 +171,14 @@ def _val(arguments: Arguments) -> str:
     values = _in_order(arguments)
     if not values:
         return ""
-    text = _given(arguments, "p") + values[0]
+    text = _first_given(arguments, "p") + values[0]
     for uncertainty in values[1:3]:
         if uncertainty:
             text += uncertainty if uncertainty[0] in "(+-−" else f"±{uncertainty}"
-    power, unit, per = _given(arguments, "e"), _given(arguments, "u", "ul"), _given(arguments, "up", "upl")
+    power, unit, per = _first_given(arguments, "e"), _first_given(arguments, "u", "ul"), _first_given(arguments, "up", "upl")
     text += f"×10^{power}" if power else ""
     text += f" {unit}" if unit else ""
-    return text + (f"/{per}" if per else "") + _given(arguments, "s")
+    return text + (f"/{per}" if per else "") + _first_given(arguments, "s")
 
 
 def _fraction(arguments: Arguments) -> str:
@@ -210,7 +210,7 @@ def _nihongo(first: str, *inside: str) -> Callable[[Arguments], str]:
     """Return a function that makes `first (inside, inside)`. A missing argument is left out."""
 
     def put(arguments: Arguments) -> str:
-        main, *others = [value for key in (first, *inside) if (value := _given(arguments, key))] or [""]
+        main, *others = [value for key in (first, *inside) if (value := _first_given(arguments, key))] or [""]
         return f"{main} ({', '.join(others)})" if others else main
 
     return put
@@ -236,14 +236,14 @@ def _circa(arguments: Arguments) -> str:
 
 
 def _root(arguments: Arguments) -> str:
-    text, index = _given(arguments, "1"), _given(arguments, "2")
+    text, index = _first_given(arguments, "1"), _first_given(arguments, "2")
     if not text:
         return ""
     return index + "√" + (text if re.fullmatch(r"[\w.,'π]*", text) else f"({text})")
 
 
 def _ordinal(arguments: Arguments) -> str:
-    number = _given(arguments, "1")
+    number = _first_given(arguments, "1")
     ending = "th" if number[-2:-1] == "1" else {"1": "st", "2": "nd", "3": "rd"}.get(number[-1:], "th")
     return number + ending if number[-1:].isdecimal() else number
 
@@ -275,16 +275,16 @@ def _list(arguments: Arguments) -> str:
 
 
 def _note(arguments: Arguments) -> str:
-    return {"flat": "♭", "sharp": "♯", "natural": "♮"}.get(_given(arguments, "1").lower(), "")
+    return {"flat": "♭", "sharp": "♯", "natural": "♮"}.get(_first_given(arguments, "1").lower(), "")
 
 
-def _named(table: dict[_Value, str]) -> dict[str, _Value]:
+def _by_name(table: dict[_Value, str]) -> dict[str, _Value]:
     """Return the values of a table by name. The table has the names of each value, separated by commas."""
     return {name: value for value, names in table.items() for name in names.split(", ")}
 
 
 _QUOTE = "&#39;"  # a quotation mark as an entity, because two quotation marks together would be markup
-_SIGNS = _named(
+_SIGNS = _by_name(
     {
         "&#124;": "!",
         "=": "=",
@@ -319,7 +319,7 @@ _SIGNS = _named(
 )
 _FUNCTIONS = frozenset(("formatnum", "lc", "uc", "lcfirst", "ucfirst"))
 # The positions of author and work among the arguments without a name.
-_QUOTATIONS = _named(
+_QUOTATIONS = _by_name(
     {
         ("2", "3"): "quote, quotation, blockquote, block quote, bquote, quoted text, poemquote, poem quote, poem",
         ("4", "5"): "cquote, centered pull quote, bq",
@@ -353,7 +353,7 @@ _CURRENCIES = {
 _AFTER_NUMBERS = frozenset(("frac", "sfrac", "fraction", "tfrac"))
 _RAISED = frozenset(("sup",))
 
-_TEXTS: dict[str, Callable[[Arguments], str]] = _named(
+_TEXTS: dict[str, Callable[[Arguments], str]] = _by_name(
     {
         _argument("1"): "nowrap, nobr, nobold, nobreak, small, smaller, smalldiv, big, bigger, large, larger, smallcaps, sc, sc2, abbr"
         ", tooltip, em, strong, bold, italic, i, b, iast, unicode, overline, overbar, overarc, vec, polytonic, hebrew, grc, unihan, proper"
@@ -393,7 +393,7 @@ _TEXTS: dict[str, Callable[[Arguments], str]] = _named(
         lambda arguments: " ".join(_in_order(arguments)[:2]): "sortname, sort name",
         _height: "height",
         _note: "music",
-        lambda arguments: f"{_given(arguments, '1')} {_given(arguments, '2')}".strip(): "ship",
+        lambda arguments: f"{_first_given(arguments, '1')} {_first_given(arguments, '2')}".strip(): "ship",
         _around("", "′"): "prime",
         _around("", "″"): "pprime",
         _around("&#124;", "&#124;"): "abs, mabs",

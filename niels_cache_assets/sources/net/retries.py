@@ -78,11 +78,11 @@ class _RetryPolicy:
         if threading.current_thread() is not threading.main_thread() or are_signals_read():
             yield
             return
-        self.signals, told = socket.socketpair()
+        self.signals, writer = socket.socketpair()
         self.signals.setblocking(False)
-        told.setblocking(False)
-        with self.signals, told:
-            before = signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
+        writer.setblocking(False)
+        with self.signals, writer:
+            before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
             if before != -1:  # set by other code
                 signal.set_wakeup_fd(before)
                 self.signals = None
@@ -94,7 +94,7 @@ class _RetryPolicy:
                 self.signals = None
 
     def _is_interruptible(self) -> bool:
-        """Return whether an interrupt need not wait for this thread: it is the main thread, or a non-main thread set the patience."""
+        """Return whether an interrupt need not wait for this thread: it is the main thread, or another thread set the retry time."""
         return threading.current_thread() is threading.main_thread() or self._thread is not threading.main_thread()
 
 

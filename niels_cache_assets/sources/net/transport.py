@@ -201,7 +201,7 @@ class _Body(httpx.SyncByteStream):
     def __init__(self, transport: RetryTransport, request: httpx.Request, response: httpx.Response, tries: RequestRetries) -> None:
         self._transport, self._request, self._response, self._tries = transport, request, response, tries
         self._first = response
-        self._given = 0
+        self._delivered = 0
         self._chunks = self._all()
         self._head: list[bytes] = []
         self._restartable = True
@@ -237,33 +237,33 @@ class _Body(httpx.SyncByteStream):
                     passed_over = min(skip, len(chunk))
                     skip -= passed_over
                     if passed_over < len(chunk):
-                        self._given += len(chunk) - passed_over
-                        if size is not None and self._given > size:
+                        self._delivered += len(chunk) - passed_over
+                        if size is not None and self._delivered > size:
                             raise BrokenResponseError(f"the answer holds more than the {size} bytes of the file", spoilt=True)
                         yield chunk[passed_over:]
-                if size is not None and self._given < size:
-                    raise BrokenResponseError(f"the answer ends after {self._given} of {size} bytes")
+                if size is not None and self._delivered < size:
+                    raise BrokenResponseError(f"the answer ends after {self._delivered} of {size} bytes")
                 return
             except BrokenResponseError as error:
                 self._response.close()
-                if self._given == size:
+                if self._delivered == size:
                     return  # the last bytes came late, and there is no rest to request
                 ranges = self._first.status_code == 206 or self._first.headers.get("Accept-Ranges") == "bytes"
-                hindrance = self._resume_problem(error)
-                if self._restartable and (hindrance or not ranges):
+                problem = self._resume_problem(error)
+                if self._restartable and (problem or not ranges):
                     raise
-                if hindrance:
+                if problem:
                     raise SourceUnavailableError(
-                        f"{without_credentials(str(self._request.url))}: {error} in the middle, and {hindrance}"
+                        f"{without_credentials(str(self._request.url))}: {error} in the middle, and {problem}"
                     ) from error
-                if self._given - counted >= STALL_BYTES:  # bytes that are read again do not count as progress
-                    counted = self._given
+                if self._delivered - counted >= STALL_BYTES:  # bytes that are read again do not count as progress
+                    counted = self._delivered
                     self._tries.reset()
                 self._tries.wait_after_failure(str(error))
             self._response = self._transport._answer(self._rest(), self._tries)
             if self._response.status_code not in (200, 206):
                 raise httpx.ReadError(f"HTTP {self._response.status_code} in the middle of the file")
-            skip = self._given if self._response.status_code == 200 else 0
+            skip = self._delivered if self._response.status_code == 200 else 0
 
     def _resume_problem(self, error: BrokenResponseError) -> str:
         """Return why the rest of the body cannot be requested, or an empty string."""
@@ -275,7 +275,7 @@ class _Body(httpx.SyncByteStream):
 
     def _rest(self) -> httpx.Request:
         first, last = range_of(self._request) or (0, None)
-        headers = {**_without_range(self._request), "Range": f"bytes={first + self._given}-{'' if last is None else last}"}
+        headers = {**_without_range(self._request), "Range": f"bytes={first + self._delivered}-{'' if last is None else last}"}
         extensions = {"validator": validator_of(self._first), **self._request.extensions}
         if "linked" in extensions:
             del extensions["validator"]  # each server of a store may have its own tags; the address itself identifies the content
@@ -381,14 +381,14 @@ def range_of(request: httpx.Request) -> tuple[int, int | None] | None:
 
     None if there is no such header, or if it has a form other than bytes=FIRST-[LAST].
     """
-    asked = re.fullmatch(r"bytes=(\d+)-(\d*)", request.headers.get("Range", ""))
-    return (int(asked[1]), int(asked[2]) if asked[2] else None) if asked else None
+    requested = re.fullmatch(r"bytes=(\d+)-(\d*)", request.headers.get("Range", ""))
+    return (int(requested[1]), int(requested[2]) if requested[2] else None) if requested else None
 
 
 def part_of(response: httpx.Response) -> tuple[int, int] | None:
     """Return the first and last byte in the Content-Range of a partial answer, or None if there is no valid Content-Range."""
-    given = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
-    return (int(given[1]), int(given[2])) if given else None
+    found = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
+    return (int(found[1]), int(found[2])) if found else None
 
 
 def check_part(request: httpx.Request, response: httpx.Response, *, allow_whole: bool) -> None:
@@ -402,15 +402,15 @@ def check_part(request: httpx.Request, response: httpx.Response, *, allow_whole:
     Raises:
         BrokenResponseError: If the answer holds wrong bytes.
     """
-    asked = range_of(request)
-    if response.status_code == 206 and asked is not None:
+    requested = range_of(request)
+    if response.status_code == 206 and requested is not None:
         first, last = part_of(response) or (-1, -1)
         length = response.headers.get("Content-Length", str(last - first + 1))
-        if first != asked[0] or asked[1] not in (None, last) or length != str(last - first + 1):
+        if first != requested[0] or requested[1] not in (None, last) or length != str(last - first + 1):
             raise BrokenResponseError("the answer holds other bytes than requested")
     elif response.status_code == 206 and "Range" not in request.headers:
         raise BrokenResponseError("the answer holds a part of the file, but the request was for the whole")
-    elif response.status_code == 200 and "Range" in request.headers and asked != (0, None) and not allow_whole:
+    elif response.status_code == 200 and "Range" in request.headers and requested != (0, None) and not allow_whole:
         raise BrokenResponseError("the answer holds the whole file instead of the requested bytes")
 
 
@@ -429,7 +429,7 @@ def check_content(request: httpx.Request, response: httpx.Response, content: byt
         intact = hashlib.sha256(content).hexdigest() == linked.tag
     elif "X-Repo-Commit" in response.headers and re.fullmatch("[0-9a-f]{40}", tag or "") and len(content) == size:
         intact = hashlib.sha1(b"blob %d\0" % size + content).hexdigest() == tag
-    elif _is_of_an_api(request, response) and "Content-Encoding" not in response.headers:
+    elif _is_api_json(request, response) and "Content-Encoding" not in response.headers:
         intact = _is_json(content)
     else:
         intact = True
@@ -437,7 +437,7 @@ def check_content(request: httpx.Request, response: httpx.Response, content: byt
         raise BrokenResponseError("the content is damaged")
 
 
-def _is_of_an_api(request: httpx.Request, response: httpx.Response) -> bool:
+def _is_api_json(request: httpx.Request, response: httpx.Response) -> bool:
     """Return whether this is a whole JSON answer of an API, and not the content of a file."""
     media_type = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
     of_a_file = bool({"validator", "linked"} & set(request.extensions)) or commit_of(request.url.path) is not None
@@ -501,11 +501,11 @@ class HttpFiles(AbstractFileSystem):
             FileNotFoundError: If there is no such file.
             NielsCacheError: If access is refused, or the file changes with each answer.
         """
-        answers = [_probed(path)]
+        answers = [_probe(path)]
         while answers.count(answers[-1]) < 2:
             if len(answers) > CHANGED_TRIES:
                 raise NielsCacheError(f"{without_credentials(path)}: the server gives another version in each answer; download the file")
-            answers.append(_probed(path))
+            answers.append(_probe(path))
         return answers[-1]
 
     def _open(self, path: str, mode: str = "rb", block_size: int | None = None, **settings: Any) -> Any:
@@ -516,7 +516,7 @@ class HttpFiles(AbstractFileSystem):
         return _HttpFile(self, path, mode, block_size or "default", size=info["size"], validator=validator)
 
 
-def _probed(path: str) -> dict[str, Any]:
+def _probe(path: str) -> dict[str, Any]:
     """Return the size and version of the file at `path`, and whether the server supports ranges, from the headers of one answer."""
     with _client(os.getpid()).stream("GET", path, headers={"Range": "bytes=0-0"}, extensions={"headers_only": True}) as answer:
         if answer.status_code == 416 and answer.headers.get("Content-Range", "bytes */0") == "bytes */0":  # an empty file

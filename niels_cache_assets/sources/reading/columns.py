@@ -88,9 +88,9 @@ def texts_of_column(
     maybe |= (first <= ord(" ")) | (first >= _FIRST_NOT_ASCII)  # the first character of a blank text
     if judged and len(content) and not content.min():
         maybe[:] = True
-    rows_to_look_at = np.flatnonzero(maybe)
-    looked_at = texts_of(strings[rows_to_look_at].tolist(), limit=limit, judged=judged, damaged=()).odd if len(rows_to_look_at) else ()
-    return strings, Texts(strings, characters, rows_to_look_at[list(looked_at)].tolist()), {}
+    candidates = np.flatnonzero(maybe)
+    odd = texts_of(strings[candidates].tolist(), limit=limit, judged=judged, damaged=()).odd if len(candidates) else ()
+    return strings, Texts(strings, characters, candidates[list(odd)].tolist()), {}
 
 
 def valid_strings(column: pa.Array) -> Strings | Objects | None:
@@ -189,24 +189,24 @@ def _ids_of(values: Sequence[Any] | None, files: Strings | Objects, numbers: Seq
     return object_array(map(rows.row_id, [None] * count if values is None else values, files, numbers), count)
 
 
-def require_columns(key: str, names: Iterable[str], columns: Iterable[str], place: str) -> None:
+def require_columns(key: str, names: Iterable[str], columns: Iterable[str], where: str) -> None:
     """Check that the columns that a configuration key names exist.
 
     Args:
         key: The configuration key.
         names: The columns that it names.
         columns: The existing columns.
-        place: The name of the file, for the error.
+        where: The name of the file, for the error.
 
     Raises:
         NielsCacheError: If a column is missing. The message suggests the nearest column.
     """
-    there = list(columns)
+    existing = list(columns)
     for name in names:
-        if name not in there:
-            close = difflib.get_close_matches(name, there, n=1)
-            meant = f"did you mean {close[0]!r}? " if close else ""
-            raise NielsCacheError(f"{place}: {key}: no column {name!r}; {meant}The columns are: {', '.join(there[:20]) or 'none'}")
+        if name not in existing:
+            close = difflib.get_close_matches(name, existing, n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise NielsCacheError(f"{where}: {key}: no column {name!r}; {hint}The columns are: {', '.join(existing[:20]) or 'none'}")
 
 
 def is_plain(text: Any) -> bool:
@@ -219,8 +219,8 @@ class Collector:
 
     Args:
         files: The pass over the files.
-        left_out: Called before the place moves past rows that the batches of a file skip, with their number and the number of the first row
-            that may be one of them.
+        left_out: Called before the position moves past rows that the batches of a file skip, with their number and the number of the first
+            row that may be one of them.
     """
 
     def __init__(self, files: FilePass, *, left_out: Callable[[int, int], None] | None = None) -> None:
@@ -231,7 +231,7 @@ class Collector:
     def add(self, batch: DocumentBatch, *, odd: Sequence[int], is_document: Callable[[int], bool]) -> Iterator[DocumentBatch]:
         """Add the rows of a batch, and yield each batch of documents that is full.
 
-        Immediately before each yield, the place after the yielded documents is reported.
+        Immediately before each yield, the position after the yielded documents is reported.
 
         Args:
             batch: The rows, in the order of their file.

@@ -98,15 +98,15 @@ class DecodesText(Source):
 
     @field_validator("encoding")
     @classmethod
-    def _of_text(cls, value: str) -> str:
+    def _require_text_encoding(cls, value: str) -> str:
         """Return Python's canonical name of a text encoding.
 
         Raises:
             ValueError: If there is no such text encoding. The message suggests the nearest name.
         """
-        if not _makes_text(value):
+        if not _is_text_encoding(value):
             names = {name.replace("_", "-") for name in (*aliases, *aliases.values())}
-            choices = sorted({UTF8, "latin-1", *filter(_makes_text, names)})
+            choices = sorted({UTF8, "latin-1", *filter(_is_text_encoding, names)})
             near = difflib.get_close_matches(value.lower().replace("_", "-"), choices, n=1)
             raise ValueError(f"is not a text encoding of Python; did you mean {near[0] if near else UTF8!r}?")
         codec = codecs.lookup(value).name
@@ -116,7 +116,7 @@ class DecodesText(Source):
         return files_digest(self.input_files())
 
 
-def _makes_text(name: str) -> bool:
+def _is_text_encoding(name: str) -> bool:
     """Return whether a codec decodes bytes to text, with marks and block by block. The codecs rot13 and base64 do not."""
     try:
         encoding = encoding_at(b"", codecs.lookup(name).name)
@@ -382,7 +382,7 @@ class DecodingCounts:
 
     def __init__(self, source: DecodesText, context: StreamContext) -> None:
         self.encoding = source.encoding
-        self._share, self._of_files = source.max_replaced_share, source.reads_files
+        self._share, self._reads_files = source.max_replaced_share, source.reads_files
         self._report = context.report
 
     def count(self, file: str, damage: Damage) -> int:
@@ -419,7 +419,7 @@ class DecodingCounts:
             replaced: The number of characters in these texts that stand for replaced bytes.
             row: The row, or None if the file is one document.
         """
-        if not self._of_files:
+        if not self._reads_files:
             return True
         if (not replaced or replaced <= self._share * sum(map(len, texts))) and not any("\0" in text for text in texts):
             return True
@@ -450,12 +450,12 @@ def decoding_warning(meta: Mapping[str, Any]) -> str | None:
     """
     facts, source = meta.get("facts", {}), meta.get("source", {})
     encoding = "of their encoding" if source.get("kind") == "interleave" else source.get("encoding", UTF8)
-    told = []
+    problems = []
     if REPLACED in facts:
-        told.append(f"{facts[REPLACED]['bytes']:,} bytes are not {encoding} and became U+FFFD ({_most_damaged(facts[REPLACED])})")
+        problems.append(f"{facts[REPLACED]['bytes']:,} bytes are not {encoding} and became U+FFFD ({_most_damaged(facts[REPLACED])})")
     if NOT_TEXT in facts:
-        told.append(f"documents dropped as not_text: {facts[NOT_TEXT]['documents']:,} ({_most_damaged(facts[NOT_TEXT])})")
-    return f"{'; '.join(told)}; {_SET_ENCODING}, or remove them" if told else None
+        problems.append(f"documents dropped as not_text: {facts[NOT_TEXT]['documents']:,} ({_most_damaged(facts[NOT_TEXT])})")
+    return f"{'; '.join(problems)}; {_SET_ENCODING}, or remove them" if problems else None
 
 
 def _most_damaged(counted: dict[str, Any]) -> str:

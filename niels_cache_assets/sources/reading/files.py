@@ -69,7 +69,7 @@ def find_files(patterns: Sequence[str], endings: tuple[str, ...] = ()) -> list[S
         NielsCacheError: If a glob has no match, a folder has no such file, or local files and URLs are mixed.
     """
     found = find_matches(patterns, endings)
-    return _named(found.unique_files(find_same_files(found.local)))
+    return _as_source_files(found.unique_files(find_same_files(found.local)))
 
 
 def find_splits(groups: Sequence[Sequence[str]]) -> list[list[SourceFile]]:
@@ -89,18 +89,18 @@ def find_splits(groups: Sequence[Sequence[str]]) -> list[list[SourceFile]]:
         matches = [find_matches(patterns, ()) for patterns in groups]
         links = find_same_files(chain.from_iterable(each.local for each in matches))
         root = posixpath.commonpath([each.root for each in matches])
-        once = [each.unique_files(links)._replace(root=root) for each in matches]
+        unique = [each.unique_files(links)._replace(root=root) for each in matches]
         taken: dict[str, str] = {}
-        for path in chain.from_iterable(each.urls for each in once):
-            if taken.setdefault(links.first.get(path, path), path) != path or sum(path in each.urls for each in once) > 1:
+        for path in chain.from_iterable(each.urls for each in unique):
+            if taken.setdefault(links.first.get(path, path), path) != path or sum(path in each.urls for each in unique) > 1:
                 raise NielsCacheError(
                     f"{without_credentials(path)}: files and val_files both match it, so it would be in train and in val; let them differ"
                 )
-        named = [_named(each) for each in once]
+        named = [_as_source_files(each) for each in unique]
     names = [file.name for files in named for file in files]
     if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise NielsCacheError(f"files and val_files: both have a file named {twice!r}; put all files in one place, in folders of their own")
+        name = next(name for name in names if names.count(name) > 1)
+        raise NielsCacheError(f"files and val_files: both have a file named {name!r}; put all files in one place, in folders of their own")
     return named
 
 
@@ -132,8 +132,8 @@ def find_groups(patterns: Sequence[str], added: Sequence[Sequence[str]], endings
     if not rest and first.urls:
         raise NielsCacheError(f"added: the tables take all files of {without_credentials(patterns[0])!r}; leave some, or remove a table")
     named = [
-        _named(first._replace(urls=rest)),
-        *(_named(each._replace(root=posixpath.commonpath([first.root, each.root]))) for each in groups),
+        _as_source_files(first._replace(urls=rest)),
+        *(_as_source_files(each._replace(root=posixpath.commonpath([first.root, each.root]))) for each in groups),
     ]
     names: set[str] = set()
     for file in chain.from_iterable(named):
@@ -188,13 +188,13 @@ def find_matches(patterns: Sequence[str], endings: tuple[str, ...]) -> GlobMatch
     for pattern in patterns:
         path_pattern, matches, repeated = _remote_matches(pattern) if "://" in pattern else _local_matches(pattern, endings)
         if not matches:
-            mend = advice_for_missing(pattern)
+            advice = advice_for_missing(pattern)
             raise NielsCacheError(
-                f"files: {without_credentials(pattern)!r} matches no file; {mend} (relative paths start at the configuration file)"
+                f"files: {without_credentials(pattern)!r} matches no file; {advice} (relative paths start at the configuration file)"
             )
-        twice = next((path for path, url in matches.items() if found.get(path, url) != url), None)
-        if twice is not None:  # addresses with different queries
-            raise NielsCacheError(f"files: two addresses name the same path {twice!r}; make a data set of each")
+        repeated_path = next((path for path, url in matches.items() if found.get(path, url) != url), None)
+        if repeated_path is not None:  # addresses with different queries
+            raise NielsCacheError(f"files: two addresses name the same path {repeated_path!r}; make a data set of each")
         found.update(matches)
         again.update(repeated)
         roots.append(posixpath.dirname(path_pattern) if path_pattern in matches else _fixed_folder(path_pattern))
@@ -206,7 +206,7 @@ def _refuse_mixed(patterns: Sequence[str]) -> None:
         raise NielsCacheError("files: local files and URLs, or different kinds of URLs, cannot be mixed; make a data set of each")
 
 
-def _named(matches: GlobMatches) -> list[SourceFile]:
+def _as_source_files(matches: GlobMatches) -> list[SourceFile]:
     below = f"{matches.root.rstrip('/')}/"
 
     def name(path: str, url: str) -> str:
@@ -371,7 +371,7 @@ def open_bytes(file: SourceFile, on_damage: OnDamage | None = None) -> IO[bytes]
         NielsCacheError: If the file must not be read as text (`base/first_bytes.py`), or its compression is not that of its suffix.
     """
     compression = compression_of(file.name)  # called before opening, so that the message names the unknown compression
-    stream = _opened(file)
+    stream = _open_raw(file)
     try:
         refuse_content(first_bytes(stream), file.name, compression)
         if compression is not None:
@@ -383,7 +383,7 @@ def open_bytes(file: SourceFile, on_damage: OnDamage | None = None) -> IO[bytes]
     return stream
 
 
-def _opened(file: SourceFile) -> IO[bytes]:
+def _open_raw(file: SourceFile) -> IO[bytes]:
     if not file.is_remote:
         return open(file.url, "rb")
     filesystem, path = _filesystem(file.url)
@@ -395,7 +395,7 @@ def open_seekable(file: SourceFile) -> IO[bytes]:
 
     Call this inside `file_errors(file)`.
     """
-    return decompressed(_opened(file), file.name)
+    return decompressed(_open_raw(file), file.name)
 
 
 def first_bytes(stream: IO[bytes]) -> bytes:

@@ -80,19 +80,19 @@ class HasColumns(HasWhere, HasKeep):
     text_field: str | None = Field(None, description=TEXT_FIELD_HELP)
     id_field: str | None = Field(None, description="Field with the source id; by default `id` if it exists, otherwise file#row")
 
-    def require_columns(self, columns: Iterable[str], place: str) -> None:
+    def require_columns(self, columns: Iterable[str], where: str) -> None:
         """Check that the columns of `where`, `keep` and `id_field` exist.
 
         Args:
             columns: The columns of a file.
-            place: The name of the file, for the error.
+            where: The name of the file, for the error.
 
         Raises:
             NielsCacheError: If a column is missing.
         """
         names = {"where": self.condition.columns if self.condition else (), "keep": self.keep, "id_field": filter(None, [self.id_field])}
-        for key, wanted in names.items():
-            require_columns(key, wanted, columns, place)
+        for key, key_columns in names.items():
+            require_columns(key, key_columns, columns, where)
 
 
 def kept_columns(source: Source, tables: Mapping[str, PretrainSource]) -> tuple[str, ...]:

@@ -37,12 +37,12 @@ _ENOUGH_ROWS = 64  # with more rows decoded together, the cost per row hardly fa
 _AHEAD_BYTES = 4 << 20  # after a larger batch, nothing is decoded ahead
 _BATCHES_AHEAD = 4
 _JOINED_BYTES = 1 << 20
-_LOOKED_AT = 16  # rows that are searched for a dictionary, because a row without a value does not show it
+_MAX_SEARCHED_ROWS = 16  # rows that are searched for a dictionary, because a row without a value does not show it
 _BYTES = ("BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
 _REPEATING = "DELTA_BYTE_ARRAY"  # an encoding in which a value repeats the beginning of the value before it
 
 
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 
 
 class NumberedRows(NamedTuple):
@@ -113,13 +113,13 @@ def prefetch_batches(batches: Iterator[Any]) -> Generator[Any]:
                 waiting.append(executor.submit(decode))
 
 
-def map_ahead(batches: Iterator[NumberedRows], make: Callable[[NumberedRows], Made]) -> Generator[Made]:
-    """Yield what `make` returns for each of the batches, as `prefetch_batches` does.
+def map_ahead(batches: Iterator[NumberedRows], function: Callable[[NumberedRows], Result]) -> Generator[Result]:
+    """Yield what `function` returns for each of the batches, as `prefetch_batches` does.
 
-    One thread decodes, and another thread calls `make`. A single thread for both would limit a build that encodes fast.
+    One thread decodes, and another thread calls `function`. A single thread for both would limit a build that encodes fast.
     """
     with closing(prefetch_batches(batches)) as decoded:
-        yield from prefetch_batches(map(make, decoded))
+        yield from prefetch_batches(map(function, decoded))
 
 
 def join_batches(batches: Iterable[tuple[int, pa.RecordBatch]], *, most_rows: int, of: int) -> Iterator[NumberedRows]:
@@ -204,7 +204,7 @@ class ParquetTable:
         most_rows: int,
         start: int = 0,
         by_bytes: bool = True,
-        wanted: Callable[[Any], bool] | None = None,
+        group_filter: Callable[[Any], bool] | None = None,
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yield (number of the first row, rows) in batches.
 
@@ -216,7 +216,7 @@ class ParquetTable:
             start: The number of the first row to yield.
             by_bytes: Whether to yield fewer rows at a time if rows are long. If False, all batches of a row group except the last have
                 `most_rows` rows.
-            wanted: Returns whether to read a row group, from its `pyarrow.parquet.RowGroupMetaData`. None reads all row groups.
+            group_filter: Returns whether to read a row group, from its `pyarrow.parquet.RowGroupMetaData`. None reads all row groups.
 
         Raises:
             NielsCacheError: If the file has two columns with the same requested name.
@@ -225,19 +225,19 @@ class ParquetTable:
         if repeated := [".".join(path) for path in self._repeated if path[0] in chosen]:
             names = " and ".join(map(repr, repeated))
             raise NielsCacheError(f"{self._name}: has more than one column named {names}; rename them, or keep only one")
-        first, together = 0, 1  # start with one row, in case the sizes in the file are wrong
+        first, rows_at_once = 0, 1  # start with one row, in case the sizes in the file are wrong
         for group in range(self._parquet.num_row_groups):
-            described = self._parquet.metadata.row_group(group)
-            end = first + described.num_rows
-            if end > start and (wanted is None or wanted(described)):
+            metadata = self._parquet.metadata.row_group(group)
+            end = first + metadata.num_rows
+            if end > start and (group_filter is None or group_filter(metadata)):
                 most = self._rows_together(group, chosen, most_rows) if by_bytes else most_rows
-                together = min(together, most) if by_bytes else most
+                rows_at_once = min(rows_at_once, most) if by_bytes else most
                 row = first
-                for batch in self._parquet.iter_batches(together, row_groups=[group], columns=chosen, use_threads=False):
+                for batch in self._parquet.iter_batches(rows_at_once, row_groups=[group], columns=chosen, use_threads=False):
                     decoded = _decoded(batch)
                     if by_bytes:
-                        together = max(1, min(2 * together, most, BATCH_BYTES * len(decoded) // max(decoded.nbytes, 1)))
-                        self._parquet.reader.set_batch_size(together)  # applies to the next batches
+                        rows_at_once = max(1, min(2 * rows_at_once, most, BATCH_BYTES * len(decoded) // max(decoded.nbytes, 1)))
+                        self._parquet.reader.set_batch_size(rows_at_once)  # applies to the next batches
                     begin, row = max(row, start), row + len(decoded)
                     if begin < row:
                         yield begin, decoded.slice(len(decoded) - (row - begin))
@@ -282,7 +282,7 @@ class ParquetTable:
         """
         encoded = self._open(metadata=self._parquet.metadata, read_dictionary=paths)
         longest: dict[str, int] = {}
-        for batch in islice(encoded.iter_batches(1, row_groups=[group], columns=paths), _LOOKED_AT):
+        for batch in islice(encoded.iter_batches(1, row_groups=[group], columns=paths), _MAX_SEARCHED_ROWS):
             for column, name in zip(batch.columns, batch.schema.names, strict=True):
                 longest.update((path, length) for path, length in _dictionaries(column, name) if length)
             if len(longest) == len(paths):

@@ -49,7 +49,7 @@ class PartStream:
     only: Split | None = None
 
     def documents(self, context: StreamContext) -> Iterator[DocumentBatch]:
-        """Yield the documents in batches, from the place where `context` begins.
+        """Yield the documents in batches, from the position at which `context` begins.
 
         Raises:
             NielsCacheError: If a file cannot be read.
@@ -59,12 +59,12 @@ class PartStream:
         skip = self.skip if context.start is None else 0
         for number in range(start["group"], len(groups)):
             split, files = groups[number]
-            place = start["place"] if number == start["group"] else None
+            position = start["place"] if number == start["group"] else None
             report.split = split
-            inner = replace(context, files=files, text_field=self.text_field, start=place)
+            inner = replace(context, files=files, text_field=self.text_field, start=position)
             for each in self.reader.documents(inner):
-                batch, place = DocumentBatch.of(each), report.position
-                report.position = None  # the reader need not report a place for the next batch
+                batch, position = DocumentBatch.of(each), report.position
+                report.position = None  # the reader need not report a position for the next batch
                 batch = self._with_split(batch, split)
                 if self.only is not None:
                     batch = batch[batch.split == SPLITS.index(self.only)]
@@ -75,7 +75,7 @@ class PartStream:
                 batch = batch[left_out:] if left_out else batch
                 if not len(batch):
                     continue
-                report.position = None if place is None else {"group": number, "place": place}
+                report.position = None if position is None else {"group": number, "place": position}
                 yield batch
                 report.position = None
 
@@ -136,9 +136,9 @@ def streams_of_all_parts(source: SourceWithParts, *, revision: str | None, seed:
         groups = [(group.listed, group.revision, group.text_field) for group in source.plan.groups(revision)]
     else:
         numbers = range(1 + len(source.added))
-        now = [(source.list_files(revision, group=number), source.revision_of_files(number, revision)) for number in numbers]
-        field = planned_text_field(source, *now[0])
-        groups = [(tuple(files), own, field) for files, own in now]
+        listed = [(source.list_files(revision, group=number), source.revision_of_files(number, revision)) for number in numbers]
+        field = planned_text_field(source, *listed[0])
+        groups = [(tuple(files), own, field) for files, own in listed]
     return [part_stream(source, files, revision=own, text_field=text_field, seed=seed) for files, own, text_field in groups]
 
 

@@ -1,12 +1,12 @@
-"""Places in a source, and passes that begin at a place.
+"""Positions in a source, and passes that begin at a position.
 
 `FilePass`, with the `FilePosition` of a reader, is for files, and `RowsPass` for rows of the hub. A reader moves its position past a row
 before it yields the row, so after each yield of a source, the position is the start of the next row.
 
-Files before a place are not opened. In an uncompressed file, the reader seeks to the place. In other files, it reads the earlier rows again
-without parsing them. A row costs two numbers.
+Files before a position are not opened. In an uncompressed file, the reader seeks to the position. In other files, it reads the earlier
+rows again without parsing them. A row costs two numbers.
 
-Readers define what a row is; builders choose which places to keep.
+Readers define what a row is; builders choose which positions to keep.
 """
 
 from __future__ import annotations
@@ -112,13 +112,13 @@ class FilePass:
     Attributes:
         number: The index of the current file.
         position: The position in the current file.
-        state: JSON values that the source needs to resume at a place.
+        state: JSON values that the source needs to resume at a position.
     """
 
     def __init__(self, files: Sequence[SourceFile], context: StreamContext, *, one_item_each: bool = False) -> None:
         self._files = files
         self._one_item_each = one_item_each
-        self._gave: set[str] = set()
+        self._used: set[str] = set()
         self._drops: dict[str, bool] = {}  # see SourceReport.drops_of_files
         context.report.drops_of_files = None if one_item_each else self._drops
         self._report = context.report
@@ -129,17 +129,17 @@ class FilePass:
         self._ends = [*accumulate(self._sizes if any(self._sizes) else [1] * len(files), initial=0)]
         if context.start is None:
             return
-        place = context.start
-        self.number = place["number"]
+        start = context.start
+        self.number = start["number"]
         named = [file.name for file in self._files[self.number : self.number + 1]]
-        if named != ([] if place["file"] is None else [place["file"]]):
-            raise NielsCacheError(f"{place['file']}: is no longer in its place among the files of this build; build again with --force")
-        self.position = FilePosition(place["row"], place["offset"], place["offset_row"])
-        self.state = dict(place["state"])
-        if place["gave"]:
-            self._gave.add(self.name)
-        if place["drops_are_asked"] is not None:
-            self._drops[self.name] = place["drops_are_asked"]
+        if named != ([] if start["file"] is None else [start["file"]]):
+            raise NielsCacheError(f"{start['file']}: is no longer in its place among the files of this build; build again with --force")
+        self.position = FilePosition(start["row"], start["offset"], start["offset_row"])
+        self.state = dict(start["state"])
+        if start["gave"]:
+            self._used.add(self.name)
+        if start["drops_are_asked"] is not None:
+            self._drops[self.name] = start["drops_are_asked"]
 
     @property
     def name(self) -> str:
@@ -150,9 +150,9 @@ class FilePass:
         while self.number < len(self._files):
             yield self._files[self.number]
             if not self._one_item_each:
-                if self.name not in self._gave and not self._drops.get(self.name, False):
+                if self.name not in self._used and not self._drops.get(self.name, False):
                     self._report.note_file_without_items(self.name)
-                self._gave.discard(self.name)
+                self._used.discard(self.name)
                 self._drops.pop(self.name, None)
             self.number += 1
             self.position = FilePosition()
@@ -160,7 +160,7 @@ class FilePass:
     def mark_used(self) -> None:
         """Remember that the current file yielded a document."""
         if not self._one_item_each:
-            self._gave.add(self.name)
+            self._used.add(self.name)
 
     def _share(self) -> float | None:
         """Return the share of the bytes that was read, or of the files if these are remote, because their sizes are not requested."""
@@ -178,15 +178,15 @@ class FilePass:
         Call this immediately before a batch is yielded.
         """
         self._report.share = self._share()
-        at, name = self.position, self.name if self.number < len(self._files) else ""
+        position, name = self.position, self.name if self.number < len(self._files) else ""
         self._report.position = {
             "file": name or None,
             "number": self.number,
-            "row": at.row,
-            "offset": at.offset,
-            "offset_row": at.offset_row,
+            "row": position.row,
+            "offset": position.offset,
+            "offset_row": position.offset_row,
             "state": dict(self.state),
-            "gave": name in self._gave,
+            "gave": name in self._used,
             "drops_are_asked": self._drops.get(name),
         }
 

@@ -102,8 +102,8 @@ def revision_of_val(source: PretrainSource, siblings: Mapping[str, PretrainSourc
 
     Remote files of a data set in parts are listed only once, so the revision of its plan is used. Errors of `revision` are passed on.
     """
-    settled = None if source.plan is None else source.plan.frozen_revision()
-    return source.revision(siblings) if settled is None else settled
+    frozen = None if source.plan is None else source.plan.frozen_revision()
+    return source.revision(siblings) if frozen is None else frozen
 
 
 def revision_with_references(source: Source, own: str | None, siblings: Mapping[str, PretrainSource]) -> str | None:

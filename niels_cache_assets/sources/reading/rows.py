@@ -51,38 +51,38 @@ SEARCH_LIMITS = 10_000, 1 << 25  # rows and characters without a field after whi
 
 
 def batched(
-    items: Iterable[Item], places: FilePass | RowsPass | None = None, *, length: Callable[[Any], int] = lambda document: len(document.text)
+    items: Iterable[Item], source_pass: FilePass | RowsPass | None = None, *, length: Callable[[Any], int] = lambda item: len(item.text)
 ) -> Iterator[list[Item]]:
     """Group documents into batches of up to 256, or about a million characters, so that large documents do not accumulate.
 
     Args:
         items: The documents.
-        places: The pass that reads them. Before each batch is yielded, it reports where the next batch begins.
+        source_pass: The pass that reads them. Before each batch is yielded, it reports where the next batch begins.
         length: Returns the length of an item. The default is for documents.
     """
     batch: list[Item] = []
     characters = 0
-    is_of_files = isinstance(places, FilePass)
+    reads_files = isinstance(source_pass, FilePass)
     for item in items:
         batch.append(item)
         characters += length(item)
-        if is_of_files:
-            places.mark_used()  # type: ignore[union-attr]
+        if reads_files:
+            source_pass.mark_used()  # type: ignore[union-attr]
         if len(batch) >= BATCH_DOCUMENTS or characters >= BATCH_CHARACTERS:
-            if places is not None:
-                places.report_position()
+            if source_pass is not None:
+                source_pass.report_position()
             yield batch
             batch, characters = [], 0
     if batch:
-        if places is not None:
-            places.report_position()
+        if source_pass is not None:
+            source_pass.report_position()
         yield batch
 
 
 def first_rows(stream: Iterator[Row], count: int, characters: int = 1 << 24) -> Iterator[Row]:
     """Yield the first rows of a stream.
 
-    PROOF has the limits after which a field that no row had counts as missing.
+    After SEARCH_LIMITS, a field that no row had counts as missing.
 
     Args:
         stream: Tuples whose last element holds the values of a row.
@@ -126,26 +126,26 @@ class TextFieldCheck:
 
     def __init__(self, field: str = "text") -> None:
         self.field = field
-        self._is_there = False
+        self._has_text = False
         self._other: tuple[str, int, str] | None = None
 
     def problem(self, text: Any, file: str, row: int) -> str | None:
         """Return the `text_problem` of the field's value in a row, and remember whether the value is text."""
         found = text_problem(text)
         if found is None or found == "empty":
-            self._is_there = True
+            self._has_text = True
         elif found == "non_string_text" and self._other is None:
             self._other = (file, row, kind_of(text))
         return found
 
     def record_text(self) -> None:
         """Remember that some row has text."""
-        self._is_there = True
+        self._has_text = True
 
     @property
     def is_wrong(self) -> bool:
         """Whether no row had text in the field, but some row had another value."""
-        return not self._is_there and self._other is not None
+        return not self._has_text and self._other is not None
 
     def report_hint(
         self, context: StreamContext, fields: Mapping[str, bool] | None = None, *, key: str | None = None, kind: str | None = None
@@ -225,11 +225,11 @@ def json_rows(
     """
     damage: list[DamagedFileError] = []
 
-    def remember(error: DamagedFileError) -> None:
+    def record_damage(error: DamagedFileError) -> None:
         damage.append(error)
         on_damage(error)  # type: ignore[misc]
 
-    with file_errors(file), open_bytes(file, remember if on_damage else None) as stream:
+    with file_errors(file), open_bytes(file, record_damage if on_damage else None) as stream:
         head, has_rows = first_bytes(stream), False
         for index, line, marked in read_lines(stream, position or FilePosition(), file.name, limit, encoding):
             if not line.strip(_BLANKS):

@@ -1,7 +1,7 @@
 """The key `where`: a condition on the columns of rows, such as `int_score >= 3 and language_score > 0.9`.
 
 The grammar is a small part of Python's: `and`, `or`, `not`, comparisons, `in`, `is None`, columns and constants. Python's parser reads the
-text, and nothing in it is ever called. A condition is a tree of `_Several`, `_Not`, `_IsNull` and `_Comparison`, and everything else is
+text, and nothing in it is ever called. A condition is a tree of `_BoolOp`, `_Not`, `_IsNull` and `_Comparison`, and everything else is
 expressed with these: `a in [1, 2]` is `a == 1 or a == 2`, and a column of booleans is compared with True. Each node evaluates a row, the
 columns of a batch, and the limits of a row group.
 
@@ -38,7 +38,7 @@ WRONG_TYPE = "where_wrong_type"  # the drop reason of rows whose value has anoth
 
 _GRAMMAR = "use columns, constants, and, or, not, ==, !=, <, <=, >, >=, in, is None"
 _RANGE = 2**63  # Arrow's integers are below this
-_LONGEST = 20_000  # characters of a condition
+_MAX_CHARACTERS = 20_000  # characters of a condition
 
 Compare = Callable[[Any, Any], bool]
 _COMPARE: dict[type[ast.cmpop], Compare] = {
@@ -96,8 +96,8 @@ class RowCondition:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        if len(text) > _LONGEST:
-            raise ValueError(f"where has {len(text):,} characters; write at most {_LONGEST:,}")
+        if len(text) > _MAX_CHARACTERS:
+            raise ValueError(f"where has {len(text):,} characters; write at most {_MAX_CHARACTERS:,}")
         try:
             self._node = _node_of(ast.parse(text.strip(), mode="eval").body)
             self._paths = {column.path for column in _columns_in(self._node)}
@@ -110,21 +110,21 @@ class RowCondition:
             raise ValueError("where names no column; compare a column with a value, such as score >= 3")
         self.columns = sorted({path[0] for path in self._paths})
 
-    def require_types(self, schema: Mapping[str, pa.DataType], place: str) -> None:
+    def require_types(self, schema: Mapping[str, pa.DataType], file: str) -> None:
         """Check that the columns exist and that their types can be compared in this way.
 
         Args:
             schema: The type of each column.
-            place: The name of the file, for the error.
+            file: The name of the file, for the error.
 
         Raises:
             NielsCacheError: If a column is missing or has the wrong type.
         """
         import pyarrow as pa
 
-        require_columns("where", self.columns, schema, place)
+        require_columns("where", self.columns, schema, file)
         names = self.columns
-        self.mask(pa.RecordBatch.from_arrays([pa.array([], schema[name]) for name in names], names=names), place)
+        self.mask(pa.RecordBatch.from_arrays([pa.array([], schema[name]) for name in names], names=names), file)
 
     def problem(self, values: Mapping[str, Any]) -> str | None:
         """Return the drop reason for a row, or None if the row is kept. A column that the row lacks is null."""
@@ -133,12 +133,12 @@ class RowCondition:
         except _WrongType:
             return WRONG_TYPE
 
-    def mask(self, batch: pa.RecordBatch, place: str) -> Bools:
+    def mask(self, batch: pa.RecordBatch, file: str) -> Bools:
         """Return whether each row of a batch is kept, (rows,) bool.
 
         Args:
             batch: The rows.
-            place: The name of the file, for the error.
+            file: The name of the file, for the error.
 
         Raises:
             NielsCacheError: If a column has the wrong type.
@@ -147,11 +147,11 @@ class RowCondition:
         import pyarrow.compute as compute
 
         try:
-            stays = compute.fill_null(self._node.of_batch(batch), False)
+            mask = compute.fill_null(self._node.of_batch(batch), False)
         except (pa.ArrowException, _WrongType) as error:
             types = ", ".join(f"{name} is {batch.schema.field(name).type}" for name in self.columns)
-            raise NielsCacheError(f"{place}: where cannot compare these types ({types}); correct where = {self.text!r}") from error
-        return np.asarray(stays.to_numpy(zero_copy_only=False), dtype=bool)
+            raise NielsCacheError(f"{file}: where cannot compare these types ({types}); correct where = {self.text!r}") from error
+        return np.asarray(mask.to_numpy(zero_copy_only=False), dtype=bool)
 
     def may_match(self, group: Any) -> bool:
         """Return False if the statistics of a row group show that no row matches.
@@ -234,7 +234,7 @@ Limits = Mapping[_Column, tuple[Any, Any]]
 """The minimum and maximum of columns. Limits do not cover NaN, so they decide only comparisons that are false for NaN."""
 
 
-class _Several(NamedTuple):
+class _BoolOp(NamedTuple):
     """Conditions joined by `or`, or by `and`."""
 
     nodes: Sequence[Any]
@@ -372,13 +372,13 @@ def _node_of(tree: ast.expr) -> Any:
         ValueError: If the node is not in the grammar.
     """
     if isinstance(tree, ast.BoolOp):
-        return _Several([_node_of(each) for each in tree.values], isinstance(tree.op, ast.Or))
+        return _BoolOp([_node_of(each) for each in tree.values], isinstance(tree.op, ast.Or))
     if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.Not):
         return _Not(_node_of(tree.operand))
     if isinstance(tree, ast.Compare):
         sides = [tree.left, *tree.comparators]  # `a < b < c` has two comparisons
         nodes = [_comparison_of(*each) for each in zip(sides[:-1], tree.ops, sides[1:], strict=True)]
-        return nodes[0] if len(nodes) == 1 else _Several(nodes, is_or=False)
+        return nodes[0] if len(nodes) == 1 else _BoolOp(nodes, is_or=False)
     column = _operand_of(tree)
     if not isinstance(column, _Column):
         raise ValueError(f"where: {ast.unparse(tree)} is neither true nor false by a column; compare it with a column")
@@ -399,7 +399,7 @@ def _comparison_of(left: ast.expr, kind: ast.cmpop, right: ast.expr) -> Any:
             raise ValueError("where: `in` takes constants only, not columns")
         if not isinstance(one, _Column):
             raise ValueError(f"where: {ast.unparse(left)}: `in` needs a column on its left")
-        node = _Several([_Comparison(one, operator.eq, each) for each in choices], is_or=True)
+        node = _BoolOp([_Comparison(one, operator.eq, each) for each in choices], is_or=True)
     else:
         return _Comparison(one, _COMPARE[type(kind)], _operand_of(right))
     return _Not(node) if isinstance(kind, ast.IsNot | ast.NotIn) else node
