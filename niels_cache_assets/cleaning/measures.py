@@ -110,6 +110,7 @@ class RuleLimit(NamedTuple):
         return max(-STEPS, min(STEPS, found))
 
     def is_dropped(self, step: int) -> bool:
+        """Return whether the rule drops the documents of a step."""
         return step > 0 if self.side == "above" else step < 0
 
 
@@ -235,6 +236,7 @@ class MeasureHistograms:
         return [row for _, _, row in self._samples[key][side]]
 
     def state(self) -> dict[str, Any]:
+        """Return the measures as JSON-able values."""
         return {
             "first": FIRST,
             "every": EVERY,
@@ -253,6 +255,7 @@ class MeasureHistograms:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """Return the measures of a `state`."""
         rules = state["rules"]
         found = cls({key: RuleLimit(rule["limit"], rule["step"], rule["side"]) for key, rule in rules.items()})
         found.measured, found.documents = state["measured"], state["documents"]

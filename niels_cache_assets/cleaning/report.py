@@ -149,6 +149,7 @@ class CleaningReport:
         return _in_order(self._examples, [*known, *others])
 
     def state(self) -> dict[str, Any]:
+        """Return the report as JSON-able values, for a journal."""
         counts = {"documents": self.documents, "kept": self.kept, "dropped": dict(self.dropped), "languages": dict(self.languages)}
         masked = {"masked": dict(self.masked), "masked_documents": self.masked_documents, "mask_examples": self._mask_examples}
         return {
@@ -162,6 +163,7 @@ class CleaningReport:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """Return the report of a `state`."""
         measures = MeasureHistograms.from_state(state["measures"]) if "measures" in state else None
         report = cls(state["seed"], state["first"], measures=measures)
         report.documents, report.kept = state["documents"], state["kept"]

@@ -88,6 +88,7 @@ class Buckets:
         return np.memmap(self.hashes / DIGESTS, dtype=np.uint8, mode="r").reshape(-1, DIGEST_BYTES)
 
     def windows(self) -> Iterator["DocumentWindow"]:
+        """Yield the windows, in the order of the documents."""
         size = _window_size(self.documents)
         for number, start in enumerate(range(0, self.documents, size)):
             yield DocumentWindow(self, number, start, min(start + size, self.documents))

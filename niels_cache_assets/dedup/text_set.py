@@ -152,6 +152,7 @@ class TextSet:
         self._spool.close()
 
     def add(self, texts: Sequence[str]) -> None:
+        """Add texts. After `seal`, nothing is added."""
         self._add(texts, self._signer.shingle(texts), range(len(texts)))
 
     def add_new(self, texts: Sequence[str]) -> list[int]:
@@ -186,6 +187,7 @@ class TextSet:
         self.sealed = True
 
     def find(self, texts: Sequence[str]) -> list[TextMatch | None]:
+        """Return the match of each text, or None. Call `seal` first."""
         matches: list[TextMatch | None] = [None] * len(texts)
         suspects = self._suspects(texts) if self._sizes else []
         if suspects:
