@@ -30,7 +30,7 @@ Span = tuple[int, int]
 
 _EXCERPT = 60  # characters of a text that a message shows
 _MAX_NAMED = 5  # maximum number of special tokens that one message names
-IN_ORDER = ("eot", *(role for role in ROLE_KEYS if role != "eot"), BOS)
+ROLE_ORDER = ("eot", *(role for role in ROLE_KEYS if role != "eot"), BOS)
 _EOT_NAMES = ("<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "</s>", "<eos>", "<EOT>", "<|im_end|>", "[EOS]")
 
 
@@ -282,7 +282,7 @@ def find_special_ids(
         NielsCacheError: If the model lacks a token, or if two roles have the same id.
     """
     ids: dict[str, int] = {}
-    for role in IN_ORDER:
+    for role in ROLE_ORDER:
         if role not in special_tokens:
             continue
         found = id_of(special_tokens[role])

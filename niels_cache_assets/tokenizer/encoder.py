@@ -77,6 +77,7 @@ class EngineUse:
 
     @staticmethod
     def notes(uses: Sequence[EngineUse]) -> dict[str, Any]:
+        """Return uses as notes for a journal."""
         return {"engines": [asdict(use) for use in uses]} if uses else {}
 
     def describe(self) -> str:
@@ -282,6 +283,7 @@ class BuildEncoder:
         return uses
 
     def notes(self) -> dict[str, Any]:
+        """Return the uses as notes for the journal."""
         return EngineUse.notes(self.uses)
 
 

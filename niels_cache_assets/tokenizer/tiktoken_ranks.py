@@ -27,7 +27,7 @@ import numpy as np
 from niels_cache_assets.base.defaults import ENCODINGS, SPECIAL_TOKENS
 from niels_cache_assets.base.first_bytes import HEAD_BYTES, describe_content
 from niels_cache_assets.tokenizer.base import (
-    IN_ORDER,
+    ROLE_ORDER,
     Span,
     TextTokenizer,
     find_special_ids,
@@ -312,7 +312,7 @@ def _new_ids(special_tokens: Mapping[str, str], known: Mapping[str, int], ranks:
         raise missing_eot_error(known, where)
     ids: dict[str, int] = {}
     free = max(max(ranks.values()), *known.values(), 0) + 1
-    for role in IN_ORDER:
+    for role in ROLE_ORDER:
         token = special_tokens.get(role)
         if token is None:
             continue

@@ -77,6 +77,7 @@ class WordTable(NamedTuple):
 
     @classmethod
     def empty(cls) -> WordTable:
+        """Return a table without words."""
         rows, pool = np.zeros((_TABLE_ROWS, 5), np.int64), np.zeros(_POOL, np.int32)
         return cls(rows, rows.view(np.float64), pool, pool.view(np.float32), pool.view(np.uint8), np.zeros(2, np.int64))
 
