@@ -35,7 +35,7 @@ _RUN_SETTINGS = ("epochs", "on_exhausted", "drop_last", "fields", "mask_cross_do
 
 @dataclass(frozen=True, kw_only=True)
 class SFT:
-    """How TokenLoader reads SFT data sets.
+    """Settings of TokenLoader for SFT data sets.
 
     For preference pairs, `loss_on` and `overflow` apply to each side, and a pair always stays whole.
 

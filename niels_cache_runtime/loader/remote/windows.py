@@ -173,15 +173,15 @@ class CopiedWindows(PretrainWindows):
         last = self._stream_ends.searchsorted(starts + self.T, side="right")
         stops = np.minimum((first // self.block_shards + 1) * self.block_shards, len(self._paths))
         whole = {shard for a, b, stop in np.stack([first, last + 1, stops], axis=1).tolist() for shard in range(a, min(b, stop))}
-        held, lengths = self._slots.held, self._slots.shard_lengths
+        readable, lengths = self._slots.readable, self._slots.shard_lengths
         crossing = last >= stops
 
         def missing() -> list[str]:
-            short = crossing & (held[last] < starts + self.T + 1 - self._stream_starts[last])
+            short = crossing & (readable[last] < starts + self.T + 1 - self._stream_starts[last])
             # A window over several short shards: its last shard may be held while one before it is not.
-            gaps = [bool((held[a:b] < lengths[a:b]).any()) for a, b in zip(stops.tolist(), last.tolist(), strict=True)]
+            gaps = [bool((readable[a:b] < lengths[a:b]).any()) for a, b in zip(stops.tolist(), last.tolist(), strict=True)]
             blocks = np.unique(first[short | (crossing & np.array(gaps))] // self.block_shards).tolist()
-            return [*(self._paths[shard] for shard in sorted(whole) if held[shard] < lengths[shard]), *map(self._tail_of, blocks)]
+            return [*(self._paths[shard] for shard in sorted(whole) if readable[shard] < lengths[shard]), *map(self._tail_of, blocks)]
 
         if not missing():
             return
@@ -192,8 +192,8 @@ class CopiedWindows(PretrainWindows):
             pass
         self._refill()
         if (
-            any(held[shard] < lengths[shard] for shard in whole)
-            or (crossing & (held[last] <= starts + self.T - self._stream_starts[last])).any()
+            any(readable[shard] < lengths[shard] for shard in whole)
+            or (crossing & (readable[last] <= starts + self.T - self._stream_starts[last])).any()
         ):
             raise NielsCacheError(f"{self.folder}: a shard is not in its slot; report this as a bug")  # reading it would end the process
 
@@ -212,7 +212,7 @@ class CopiedWindows(PretrainWindows):
         if is_tail(path):
             content = self._tails.pop(path)
             for shard, _ in self._pieces(path, content):
-                if self._slots.held[shard] < self._slots.shard_lengths[shard]:
+                if self._slots.readable[shard] < self._slots.shard_lengths[shard]:
                     self._slots.clear(shard)
         else:
             self._slots.clear(_shard_number(path))
@@ -228,15 +228,15 @@ class CopiedWindows(PretrainWindows):
     def _refill(self) -> None:
         """Put the tails into slots that do not hold their shards, and find the shards whose windows can be read."""
         self.is_ready, self._complete = False, np.zeros(len(self._paths), dtype=np.bool_)  # also if the rest fails
-        held, lengths, complete = self._slots.held, self._slots.shard_lengths, self._complete
+        readable, lengths, complete = self._slots.readable, self._slots.shard_lengths, self._complete
         for path, content in self._tails.items():
             for shard, piece in self._pieces(path, content):
-                if held[shard] * self._slots.dtype.itemsize < len(piece):
+                if readable[shard] * self._slots.dtype.itemsize < len(piece):
                     self._slots.fill(shard, piece)
-        reach = np.zeros(len(held) + 1, dtype=np.int64)  # the tokens from the start of a shard on that can be read
-        for shard in np.flatnonzero(held)[::-1].tolist():
-            is_whole = held[shard] == lengths[shard]
-            reach[shard] = held[shard] + (reach[shard + 1] if is_whole else 0)
+        reach = np.zeros(len(readable) + 1, dtype=np.int64)  # the tokens from the start of a shard on that can be read
+        for shard in np.flatnonzero(readable)[::-1].tolist():
+            is_whole = readable[shard] == lengths[shard]
+            reach[shard] = readable[shard] + (reach[shard + 1] if is_whole else 0)
             complete[shard] = is_whole and reach[shard + 1] >= self._needs[shard]
         self.is_ready = self._has_visits()
 
