@@ -100,22 +100,22 @@ class CacheSplit:
     def __init__(self, dataset: "CacheDataset", split: Split) -> None:
         self.dataset, self.split = dataset, split
         self.folder = str(Path(dataset.folder) / split)
-        self._place: SplitLocation | None = None  # of the split at an address
+        self._location: SplitLocation | None = None  # of the split at an address
         self._remote = None if dataset.remote is None else dataset.remote.remote
         if dataset.remote is not None:
-            self._place = replace(dataset.remote, given=f"{dataset.remote.given}/{split}")
-            self.folder = self._place.given
+            self._location = replace(dataset.remote, given=f"{dataset.remote.given}/{split}")
+            self.folder = self._location.given
         meta = dataset.meta
-        of_examples = (tokens_name(split), idx_name(split), targets_name(split), target_ends_name(split))
-        prefixes = (f"{split}/", f"{split}_doc_ends.npy", *of_examples)
+        example_files = (tokens_name(split), idx_name(split), targets_name(split), target_ends_name(split))
+        prefixes = (f"{split}/", f"{split}_doc_ends.npy", *example_files)
         if is_foreign(meta):
             found = find_files(Path(dataset.folder)).sizes
         else:
             found = {name: entry["bytes"] for name, entry in listed_files(meta, dataset.folder).items()}
         sizes = {name: size for name, size in found.items() if name.startswith(prefixes)}
         self.bytes = sum(sizes.values())
-        in_files = [size // token_dtype_of(meta).itemsize for name, size in sizes.items() if name.endswith(".bin")]
-        self.tokens = int(meta.get(f"{split}_tokens", sum(in_files) if is_foreign(meta) else 0))
+        token_counts = [size // token_dtype_of(meta).itemsize for name, size in sizes.items() if name.endswith(".bin")]
+        self.tokens = int(meta.get(f"{split}_tokens", sum(token_counts) if is_foreign(meta) else 0))
         self.rows = self._known_rows(meta)
 
     def _known_rows(self, meta: Meta) -> int | None:
@@ -181,7 +181,7 @@ class CacheSplit:
 
     @cached_property
     def stream(self) -> TokenStream:
-        """The mapped tokens, and the place of every row. It takes 8 bytes of memory per row.
+        """The mapped tokens, and the offsets of every row. It takes 8 bytes of memory per row.
 
         A split at an address is fetched whole first.
 
@@ -190,8 +190,8 @@ class CacheSplit:
                 cache.
         """
         folder = self.folder
-        if self._place is not None:
-            folder, self._copy = self._place.whole(self.split)
+        if self._location is not None:
+            folder, self._copy = self._location.whole(self.split)
         if self.dataset.family == "sft":
             meta, tokens, starts, _ = open_examples(*self._pair(folder), pairs=has_pairs(self.dataset.meta))
             check_same_build(self.folder, opened=self.dataset.meta, reopened=meta)
@@ -402,16 +402,16 @@ def open_cache(root: str | Path = "cache", *, remote: Copy | None = None) -> Cac
     Raises:
         NielsCacheError: If the folder holds no cache, or if nothing is published at the address.
     """
-    place = SplitLocation.of(root, remote)
-    if place.remote is not None:
-        opened, place = place.opened()
-        return Cache(opened, remote=place)
+    location = SplitLocation.of(root, remote)
+    if location.remote is not None:
+        opened, location = location.opened()
+        return Cache(opened, remote=location)
     folder = Path(os.path.expanduser(root))
     if not any(os.path.isdir(folder / family) for family in FAMILIES):
         found = describe(folder)
         advice = f"type open_cache({str(found.roots[0])!r})" if found.roots and found.kind != "root" else _HOW_TO_BUILD
-        said = "has neither pretrain/ nor sft/ in it" if found.kind == "root" else found.clause
-        raise NielsCacheError(f"{root}: {said}; {advice}")
+        clause = "has neither pretrain/ nor sft/ in it" if found.kind == "root" else found.clause
+        raise NielsCacheError(f"{root}: {clause}; {advice}")
     return Cache(str(folder))
 
 

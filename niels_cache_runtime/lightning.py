@@ -49,10 +49,10 @@ class LightningTokens(L.Callback):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Check that the loader has the rank and world_size of this process."""
         self.batches.is_counted = True
-        given, wanted = (self.batches.tokens.rank, self.batches.tokens.world_size), (trainer.global_rank, trainer.world_size)
-        if given != wanted:
+        given, expected = (self.batches.tokens.rank, self.batches.tokens.world_size), (trainer.global_rank, trainer.world_size)
+        if given != expected:
             raise NielsCacheError(
-                f"TokenLoader has rank={given[0]}, world_size={given[1]}, the trainer rank={wanted[0]}, world_size={wanted[1]}; "
+                f"TokenLoader has rank={given[0]}, world_size={given[1]}, the trainer rank={expected[0]}, world_size={expected[1]}; "
                 f"make the loader with rank=trainer.global_rank, world_size=trainer.world_size"
             )
 
@@ -99,8 +99,8 @@ class TrainingBatches:
             raise TypeError("passes of a blend may differ in length")
         tokens = copy.copy(self.tokens)
         tokens.load_state_dict(self._anchor.state_dict(steps=self.trained))
-        begins = tokens.begin_pass()
-        return len(tokens) + (0 if begins else self.trained_of_pass)
+        is_new_pass = tokens.begin_pass()
+        return len(tokens) + (0 if is_new_pass else self.trained_of_pass)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the loader's state after the last trained batch, and the number of batches trained in this pass, as JSON-able values."""

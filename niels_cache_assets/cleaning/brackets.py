@@ -39,7 +39,7 @@ def find_marks(text: str, opening: str, closing: str, start: int = 0) -> Iterato
             opened = text.find(opening, end) if 0 <= opened < end else opened
 
 
-def match_pairs(text: str, marks: Iterable[Mark], bound: int, wanted: re.Pattern[str] | None = None) -> Iterator[Span]:
+def match_pairs(text: str, marks: Iterable[Mark], bound: int, beginning: re.Pattern[str] | None = None) -> Iterator[Span]:
     """Yield every pair of an opening mark and its closing mark, inner pairs before outer pairs.
 
     A closing mark closes the last opened mark only if both names are equal.
@@ -48,18 +48,18 @@ def match_pairs(text: str, marks: Iterable[Mark], bound: int, wanted: re.Pattern
         text: The text.
         marks: Its marks in order.
         bound: Maximum number of characters that a pair may enclose.
-        wanted: Pattern that must match at the start of a pair; by default any pair is yielded.
+        beginning: Pattern that must match at the start of a pair; by default any pair is yielded.
     """
     opened: deque[tuple[int, str, int]] = deque(maxlen=DEEPEST)  # (start, name, characters removed before)
-    taken_out = 0
-    for place, end, opens, name in marks:
+    removed = 0
+    for position, end, opens, name in marks:
         if opens:
-            opened.append((place, name, taken_out))
+            opened.append((position, name, removed))
         elif opened and opened[-1][1] == name:
             start, _, before = opened.pop()
             length = end - start
-            if length - (taken_out - before) <= bound and (wanted is None or wanted.match(text, start)):
-                taken_out = before + length
+            if length - (removed - before) <= bound and (beginning is None or beginning.match(text, start)):
+                removed = before + length
                 yield start, end
 
 
@@ -90,11 +90,11 @@ def templates(text: str, bound: int, name: re.Pattern[str]) -> Iterator[Span]:
         name: Pattern that must match after the opening braces.
     """
     opened: deque[tuple[int, int, int, bool]] = deque(maxlen=DEEPEST)  # (start, braces, characters removed before, a name follows)
-    taken_out = 0
-    for place, stop, opens, _ in _runs_of_braces(text):
-        end, braces = place, stop - place
+    removed = 0
+    for position, stop, opens, _ in _runs_of_braces(text):
+        end, braces = position, stop - position
         if opens:
-            opened.append((end, braces, taken_out, name.match(text, stop) is not None))
+            opened.append((end, braces, removed, name.match(text, stop) is not None))
             continue
         while braces >= 2 and opened:
             start, available, before, is_named = opened.pop()
@@ -103,8 +103,8 @@ def templates(text: str, bound: int, name: re.Pattern[str]) -> Iterator[Span]:
             if available - used >= 2:
                 opened.append((start, available - used, before, True))
             start += available - used
-            if is_named and end - start - (taken_out - before) <= bound:
-                taken_out = before + end - start
+            if is_named and end - start - (removed - before) <= bound:
+                removed = before + end - start
                 yield start, end
 
 
@@ -125,11 +125,11 @@ def remove_spans(text: str, spans: Iterable[Span]) -> str:
     if not starts:
         return text
     kept = StringIO()
-    place = 0
+    position = 0
     for start, end in zip(starts, ends, strict=True):
-        kept.write(text[place:start])
-        place = end
-    kept.write(text[place:])
+        kept.write(text[position:start])
+        position = end
+    kept.write(text[position:])
     return kept.getvalue()
 
 
@@ -139,12 +139,12 @@ def substitute(text: str, pattern: re.Pattern[str], replacement: Callable[[re.Ma
     `sub` keeps every piece of the text until the end, and each piece takes fifty bytes more.
     """
     kept = StringIO()
-    place = 0
+    position = 0
     for found in pattern.finditer(text):
-        kept.write(text[place : found.start()])
+        kept.write(text[position : found.start()])
         kept.write(replacement(found))
-        place = found.end()
-    if not place:
+        position = found.end()
+    if not position:
         return text
-    kept.write(text[place:])
+    kept.write(text[position:])
     return kept.getvalue()

@@ -11,11 +11,11 @@ from collections.abc import Set
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.cleaning.filters import BULLETS, FILTERS, DocumentFacts, RejectedDocument
 from niels_cache_assets.cleaning.masks import mask, mask_examples
-from niels_cache_assets.cleaning.measures import measure
+from niels_cache_assets.cleaning.measures import UNKNOWN_LANGUAGE, measure
 from niels_cache_assets.cleaning.normalizers import MARKUP_NORMALIZERS, normalize, replace_unreadable
 from niels_cache_assets.cleaning.passes import WORTH_IT, is_available
 from niels_cache_assets.cleaning.quick_checks import passing_filters
-from niels_cache_assets.cleaning.report import UNKNOWN_LANGUAGE, CleaningReport
+from niels_cache_assets.cleaning.report import CleaningReport
 from niels_cache_assets.cleaning.settings import CleaningSettings
 
 
@@ -25,7 +25,7 @@ class Cleaner:
     Args:
         settings: Settings in [cleaning].
         plain_text: Whether documents are plain text already, so that markup is not removed; by default no.
-        compiled: Whether to use compiled loops, which give equal results; by default they are used after the first WORTH_IT characters.
+        compiled: Whether to use compiled loops, which give equal results; by default, after the first WORTH_IT characters.
     """
 
     def __init__(self, settings: CleaningSettings, *, plain_text: bool = False, compiled: bool | None = None) -> None:
@@ -49,7 +49,7 @@ class Cleaner:
         title = None if document.title is None else replace_unreadable(document.title)
         source_id, file = replace_unreadable(document.source_id), replace_unreadable(document.file)
         text = normalize(document.text, self._skip, compiled=compiled)
-        masked, places = mask(text, self.settings.mask) if self.settings.mask else (text, [])
+        masked, spans = mask(text, self.settings.mask) if self.settings.mask else (text, [])
         if title is not None and self.settings.mask:
             title, _ = mask(title, self.settings.mask)
         facts = DocumentFacts(document._replace(text=masked, title=title, source_id=source_id, file=file), self.settings)
@@ -59,16 +59,15 @@ class Cleaner:
             if report.measures is not None:
                 weight, bits = report.measured_weight()
                 if weight:
-                    whole = DocumentFacts(
-                        facts.document, self.settings
-                    )  # because the language selects the stop words only if it has already been identified
-                    report.measures.add(measure(whole, self._skip), whole, weight=weight, bits=bits)
+                    # New facts, because the language selects the stop words only if it has already been identified.
+                    unfiltered = DocumentFacts(facts.document, self.settings)
+                    report.measures.add(measure(unfiltered, self._skip), unfiltered, weight=weight, bits=bits)
             language = None
             if facts.identified_language is not None:
                 language = facts.identified_language.code or UNKNOWN_LANGUAGE
             report.add(result, language)
-            if places and isinstance(result, Document):
-                report.add_masked(Counter(place.kind for place in places), mask_examples(text, places))
+            if spans and isinstance(result, Document):
+                report.add_masked(Counter(span.kind for span in spans), mask_examples(text, spans))
         return result
 
     def _apply_filters(self, facts: DocumentFacts, skip: Set[str]) -> Document | RejectedDocument:

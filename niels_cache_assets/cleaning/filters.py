@@ -115,12 +115,12 @@ def disambiguation(facts: DocumentFacts) -> Rejection | None:
     The phrase, which may also be "can stand for:", must end a line near the beginning. A bullet, a line of fewer than 80 characters, or the
     end of the text must follow this line.
     """
-    titled = (facts.document.title or "").strip().lower().endswith("(disambiguation)")
+    has_title = (facts.document.title or "").strip().lower().endswith("(disambiguation)")
     start = facts.text[:_DISAMBIGUATION_CHARACTERS]
-    says_so = (" refer" in start or " stand" in start) and any(
+    introduces_list = (" refer" in start or " stand" in start) and any(
         _is_followed_by_list(facts.text, found.end()) for found in _MAY_REFER_TO.finditer(start)
     )
-    return Rejection() if titled or says_so else None
+    return Rejection() if has_title or introduces_list else None
 
 
 def too_short(facts: DocumentFacts) -> Rejection | None:
@@ -142,8 +142,8 @@ def low_alpha_ratio(facts: DocumentFacts) -> Rejection | None:
     """Reject a text in which too few words contain a letter. In a script without spaces, punctuation separates words."""
     if not facts.is_unspaced:
         # Words with an ASCII letter are quick to count. Usually they are enough to pass.
-        at_least = len(facts.text.encode("ascii", "replace").translate(_LETTERS_AND_BLANKS, _NEITHER).split())
-        if not facts.words or at_least / len(facts.words) >= facts.settings.min_alpha_word_share:
+        with_ascii_letter = len(facts.text.encode("ascii", "replace").translate(_LETTERS_AND_BLANKS, _NEITHER).split())
+        if not facts.words or with_ascii_letter / len(facts.words) >= facts.settings.min_alpha_word_share:
             return None
     return _below(alpha_share(facts), facts.settings.min_alpha_word_share)
 
@@ -176,12 +176,12 @@ def repetitive(facts: DocumentFacts) -> Rejection | None:
     Further rules of Gopher apply if their limits are set: the share of characters in the most frequent 2-, 3- and 4-gram, and the share of
     repeated lines and repeated paragraphs.
     """
-    found = _above(pair_share(facts, above=facts.settings.max_bigram_share), facts.settings.max_bigram_share)
+    rejection = _above(pair_share(facts, above=facts.settings.max_bigram_share), facts.settings.max_bigram_share)
     for key, share in REPEATED.items():
         limit = getattr(facts.settings, key)
-        if not found and limit is not None:
-            found = _above(share(facts), limit)
-    return found
+        if not rejection and limit is not None:
+            rejection = _above(share(facts), limit)
+    return rejection
 
 
 def language_error(facts: DocumentFacts) -> Rejection | None:
@@ -215,9 +215,9 @@ _JUDGES: tuple[Filter, ...] = (
 FILTERS: tuple[tuple[str, Filter], ...] = tuple(zip(REASONS, _JUDGES, strict=True))  # (name, filter)
 
 
-def _is_followed_by_list(text: str, place: int) -> bool:
+def _is_followed_by_list(text: str, position: int) -> bool:
     """Return whether the next non-empty line begins with a bullet, or is too short for a paragraph."""
-    line = text[place : place + 2 * _PARAGRAPH_CHARACTERS].lstrip().partition("\n")[0]
+    line = text[position : position + 2 * _PARAGRAPH_CHARACTERS].lstrip().partition("\n")[0]
     return line.startswith(BULLETS) or len(line) < _PARAGRAPH_CHARACTERS
 
 
@@ -253,8 +253,8 @@ def symbols_per_word(facts: DocumentFacts) -> float | None:
 
 def stop_words_found(facts: DocumentFacts) -> float | None:
     """Return the number of distinct stop words, or None for a language without a list of them."""
-    asked = facts.identified_language
-    codes = (asked.code,) if asked is not None and asked.code in facts.settings.languages else facts.settings.languages
+    identified = facts.identified_language
+    codes = (identified.code,) if identified is not None and identified.code in facts.settings.languages else facts.settings.languages
     if any(code not in STOP_WORDS for code in codes):
         return None
     return float(max(stop_words_in(facts.text, facts.lower_words, code) for code in codes if code is not None))

@@ -1,8 +1,8 @@
-"""The compiled loops of `passes` and `proofs`, each one pass over the UTF-8 bytes of a text. Import this only if numba is installed.
+"""The compiled loops of `passes` and `quick_checks`, each one pass over the UTF-8 bytes of a text. Import this only if numba is installed.
 
 `scan` says which marks of a table occur. `measure` counts words, lines and symbols. Tables have SIZE values: one for each code point below
 LIMIT, one (at PICTURE) for pictures, and one (at LIMIT) for all other code points. The loops take 1 to 3 ns per byte and release the GIL.
-numba stores the compiled code beside the module (see `dedup.signatures.compiled`).
+numba caches the compiled code on disk (see `dedup.signatures.compile_kernel`).
 """
 
 import numpy as np

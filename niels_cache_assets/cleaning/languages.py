@@ -1,4 +1,4 @@
-"""The language of a text, and the stop words of the languages that the tests cover.
+"""The language of a text, and the stop words of some languages.
 
 The package `langdetect-rs` identifies the language, as Nakatani Shuyo's language-detection of 2010 does: with a naive Bayes classifier of
 character n-grams, whose model of 54 languages is in the package. Its random walk has a fixed seed here. docs/benchmarks.md compares it with
@@ -95,8 +95,8 @@ def language_of(text: str, *, characters: int, wanted: Collection[str]) -> Langu
     first = identify_language(text[:characters])
     if first.code in wanted or len(text) <= characters:
         return first
-    answers = [identify_language(piece) for piece in (_more(text, _MORE * characters), _middle(text, characters))]
-    return next((answer for answer in answers if answer.code in wanted), next((a for a in (first, *answers) if a.code), UNKNOWN))
+    results = [identify_language(piece) for piece in (_more(text, _MORE * characters), _middle(text, characters))]
+    return next((result for result in results if result.code in wanted), next((a for a in (first, *results) if a.code), UNKNOWN))
 
 
 def stop_words_in(text: str, lower_words: Collection[str], code: str) -> int:

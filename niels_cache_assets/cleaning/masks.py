@@ -29,7 +29,7 @@ _IPV4 = re.compile(rf"(?<![\w.])(?<![\w.]-){_FOUR}(?:-{_FOUR})*(?!\w|\.\d)")  # 
 _ONE_IPV4 = re.compile(_FOUR)
 _IPV6 = re.compile(r"(?<![\w:.])[23][0-9A-Fa-f]{3}:[0-9A-Fa-f:]{2,34}(?![\w:])")  # 2000::/3 is all that is assigned
 _VERSION = re.compile(r"(?i)\b(?:version|release|firmware|build|section|chapter)\s?$")
-_NOBODYS = [
+_RESERVED_NETWORKS = [
     IPv4Network(network)
     for network in (
         "0.0.0.0/8",
@@ -48,7 +48,7 @@ _NOBODYS = [
         "240.0.0.0/4",
     )
 ]
-_NOBODYS_6 = [IPv6Network(network) for network in ("2001:db8::/32", "2001:2::/48", "3fff::/20")]
+_RESERVED_NETWORKS_6 = [IPv6Network(network) for network in ("2001:db8::/32", "2001:2::/48", "3fff::/20")]
 
 _PHONE_FORMS = (
     r"(?<![\w+])\+\d{1,3}(?:[ .\u2010-\u2013-]?(?:\(\d{1,5}\)|\d{1,5})){2,7}(?!\w)",  # +49 (0)30 1234-567
@@ -104,7 +104,7 @@ def mask(text: str, kinds: Sequence[str]) -> tuple[str, list[MaskedSpan]]:
 
     Args:
         text: The text.
-        kinds: Names in config.tables.MASKS.
+        kinds: Names in `settings.MASKS`.
     """
     masked, spans = text, list[MaskedSpan]()
     while found := _find(masked, kinds):
@@ -138,7 +138,7 @@ def _merge(spans: Sequence[MaskedSpan], found: Sequence[MaskedSpan]) -> list[Mas
     """
     merged: list[MaskedSpan] = []
     waiting = deque(spans)
-    shift = 0  # what to add to a position in the masked text, before the first waiting place
+    shift = 0  # what to add to a position in the masked text, before the first waiting span
     for kind, start, end in found:
         while waiting and waiting[0].end - shift + _growth(waiting[0]) <= start:
             shift -= _growth(waiting[0])
@@ -188,17 +188,17 @@ def _addresses(text: str) -> Iterator[Span]:
             continue
         for one in _ONE_IPV4.finditer(text, *found.span()):
             numbers = [int(each) for each in one.group().split(".")]
-            if max(numbers) < 256 and not any(IPv4Address(bytes(numbers)) in network for network in _NOBODYS):
+            if max(numbers) < 256 and not any(IPv4Address(bytes(numbers)) in network for network in _RESERVED_NETWORKS):
                 yield one.span()
     if "::" in text or text.count(":") >= 7:
         for found in _IPV6.finditer(text):
-            written = found.group().rstrip(":") if not found.group().endswith("::") else found.group()
+            literal = found.group().rstrip(":") if not found.group().endswith("::") else found.group()
             try:
-                address6 = IPv6Address(written)
+                address6 = IPv6Address(literal)
             except ValueError:
                 continue
-            if not any(address6 in network for network in _NOBODYS_6):
-                yield found.start(), found.start() + len(written)
+            if not any(address6 in network for network in _RESERVED_NETWORKS_6):
+                yield found.start(), found.start() + len(literal)
 
 
 def _phones(text: str) -> Iterator[Span]:

@@ -1,12 +1,12 @@
 """Measures of the filters: a histogram for each rule, of documents that pass and documents that do not, and documents near its limit.
 
-A rule is a limit of [cleaning], such as `min_words`. A filter stops at the first reason, and quick proofs replace most measures. So here a
+A rule is a limit of [cleaning], such as `min_words`. A filter stops at the first reason, and quick checks replace most measures. So here a
 sample of the documents is measured in full: the first FIRST documents, and one in EVERY after them, which a seeded hash of the position in
 the input chooses. Each of these counts for EVERY documents. The result depends on no process and on no chunk, and reports of consecutive
 chunks merge. Measuring a document in full costs about 0.1 ms per kilobyte, so a large input takes a few percent longer.
 
 A histogram has 81 steps around the limit, and two counts for each step: documents that no other rule drops, and all others. So the sums on
-one side of the limit are the documents that a new limit would win or lose. The memory is that of 20 excerpts on each side of each limit.
+one side of the limit are the documents that a new limit would keep or drop. The memory is that of 20 excerpts on each side of each limit.
 """
 
 import math
@@ -110,6 +110,7 @@ class RuleLimit(NamedTuple):
         return max(-STEPS, min(STEPS, found))
 
     def is_dropped(self, step: int) -> bool:
+        """Return whether the rule drops the documents of a step."""
         return step > 0 if self.side == "above" else step < 0
 
 
@@ -125,12 +126,12 @@ def weight_of(ordinal: int, bits: int) -> int:
 
 def limits_of(settings: CleaningSettings) -> dict[str, RuleLimit]:
     """Return the limits that are switched on, by the key of the rule."""
-    found = {}
+    limits = {}
     for rule in RULES:
         limit = getattr(settings, rule.key)
         if limit is not None and rule.reason not in settings.skip:
-            found[rule.key] = RuleLimit(float(limit), _step(rule, float(limit)), rule.side)
-    return found
+            limits[rule.key] = RuleLimit(float(limit), _step(rule, float(limit)), rule.side)
+    return limits
 
 
 def measure(facts: DocumentFacts, skip: Set[str]) -> DocumentMeasures:
@@ -151,8 +152,8 @@ def measure(facts: DocumentFacts, skip: Set[str]) -> DocumentMeasures:
     found = {rule.key: rule.measure(facts) for rule in rules}
     pair = filters.most_frequent_pair(facts) if "repetitive" not in skip else None
     others += drop(LAST_REASONS)
-    asked = facts.identified_language
-    language = None if asked is None else asked.code or UNKNOWN_LANGUAGE
+    identified = facts.identified_language
+    language = None if identified is None else identified.code or UNKNOWN_LANGUAGE
     return DocumentMeasures({key: value for key, value in found.items() if value is not None}, others, language, pair)
 
 
@@ -200,9 +201,9 @@ class MeasureHistograms:
     def _add_sample(self, key: str, step: int, found: DocumentMeasures, facts: DocumentFacts, bits: int) -> None:
         limit = self.limits[key]
         is_above = limit.is_dropped(step) == (limit.side == "above")
-        held = self._samples[key]["above" if is_above else "below"]
+        samples = self._samples[key]["above" if is_above else "below"]
         distance = abs(step) if limit.is_dropped(step) else abs(step) + 1
-        if distance > NEAR or (len(held) == SAMPLES and (distance, bits) >= held[-1][:2]):
+        if distance > NEAR or (len(samples) == SAMPLES and (distance, bits) >= samples[-1][:2]):
             return
         document = facts.document
         row = {
@@ -213,8 +214,8 @@ class MeasureHistograms:
             "row": document.row,
             "excerpt": document.text[:EXCERPT_CHARACTERS],
         }
-        held.append((distance, bits, row | ({"pair": found.pair} if key == "max_bigram_share" else {})))
-        _shorten(held)
+        samples.append((distance, bits, row | ({"pair": found.pair} if key == "max_bigram_share" else {})))
+        _shorten(samples)
 
     def merge(self, later: Self) -> None:
         """Add the measures of a chunk or a part that comes later and has the same limits."""
@@ -224,8 +225,8 @@ class MeasureHistograms:
         self.documents += later.documents
         self.languages += later.languages
         for key in self.limits:
-            for what, counts in later.steps[key].items():
-                self.steps[key][what] += counts
+            for group, counts in later.steps[key].items():
+                self.steps[key][group] += counts
             for side, samples in later._samples[key].items():
                 self._samples[key][side] += samples
                 _shorten(self._samples[key][side])
@@ -235,6 +236,7 @@ class MeasureHistograms:
         return [row for _, _, row in self._samples[key][side]]
 
     def state(self) -> dict[str, Any]:
+        """Return the measures as JSON-able values."""
         return {
             "first": FIRST,
             "every": EVERY,
@@ -244,7 +246,7 @@ class MeasureHistograms:
             "rules": {
                 key: {
                     **limit._asdict(),
-                    **{what: {str(step): counts[step] for step in sorted(counts)} for what, counts in self.steps[key].items()},
+                    **{group: {str(step): counts[step] for step in sorted(counts)} for group, counts in self.steps[key].items()},
                     "samples": self._samples[key],
                 }
                 for key, limit in self.limits.items()
@@ -253,13 +255,14 @@ class MeasureHistograms:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """Return the measures of a `state`."""
         rules = state["rules"]
         found = cls({key: RuleLimit(rule["limit"], rule["step"], rule["side"]) for key, rule in rules.items()})
         found.measured, found.documents = state["measured"], state["documents"]
         found.languages = Counter(state["languages"])
         for key, rule in rules.items():
-            for what in ("alone", "anyway"):
-                found.steps[key][what] = Counter({int(step): count for step, count in rule[what].items()})
+            for group in ("alone", "anyway"):
+                found.steps[key][group] = Counter({int(step): count for step, count in rule[group].items()})
             for side, samples in rule["samples"].items():
                 found._samples[key][side] = [(distance, bits, row) for distance, bits, row in samples]
         return found

@@ -20,13 +20,9 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import lru_cache
 from html.entities import html5
-from typing import TYPE_CHECKING
 
 from niels_cache_assets.cleaning.brackets import Mark, find_marks, match_pairs, remove_spans, substitute, templates
 from niels_cache_assets.cleaning.settings import NORMALIZERS as NAMES
-
-if TYPE_CHECKING:
-    pass
 from niels_cache_runtime.format.layout import Uints
 
 # Maximum characters that a pair of marks removes. The longest in 63 Wikipedia articles have 1,500, 6,500, 13,900, 1,700 and 2,100.
@@ -165,14 +161,14 @@ def unmark_headings(text: str) -> str:
 
     Lines that consist only of `=` are kept.
     """
-    kept, place = [], 0
+    kept, position = [], 0
     start = 0 if text.startswith("=") else _line_with_equals_sign(text, 0)
     while start is not None:
         if found := _HEADING.match(text, start):
-            kept += [text[place:start], _heading_text(found)]
-            place = found.end()
+            kept += [text[position:start], _heading_text(found)]
+            position = found.end()
         start = _line_with_equals_sign(text, start)
-    return "".join((*kept, text[place:])) if kept else text
+    return "".join((*kept, text[position:])) if kept else text
 
 
 def collapse_blanks(text: str) -> str:
@@ -234,18 +230,18 @@ def normalize(text: str, skip: Collection[str] = (), *, compiled: bool = False) 
                 text = normalizer(text)
         return text
 
-    made = one_round(text)
-    if made == text or not any(mark in made for mark in _MARKUP):
-        return made
+    normalized = one_round(text)
+    if normalized == text or not any(mark in normalized for mark in _MARKUP):
+        return normalized
     return _repeat_until_stable_within(
-        made, one_round, re.compile("|".join(mark for name, mark in _MARKS.items() if name not in skip) or "(?!)")
+        normalized, one_round, re.compile("|".join(mark for name, mark in _MARKS.items() if name not in skip) or "(?!)")
     )
 
 
 # The bits of characters for `_bits_in`. The table has one more bit, for characters that `replace_unreadable` replaces.
 _BITS = {character: 1 << bit for bit, character in enumerate((*_MARKUP, *(newline[0] for newline in _NEWLINES[1:]), *_BLANKS))}
 _UNREADABLE_BIT = len(_BITS)
-_RUNS = 7 << 61  # the bits of runs of blanks and newlines (see kernels.look)
+_RUNS = 7 << 61  # the bits of runs of blanks and newlines (see kernels.scan)
 _UNEVEN = sum(bit for character, bit in _BITS.items() if character not in _MARKUP) | _RUNS
 _NEEDS = {
     "unreadable": 1 << _UNREADABLE_BIT,
@@ -264,7 +260,7 @@ def _bits_in(text: str) -> int:
 
 
 @lru_cache(maxsize=1)
-def _table() -> "Uints":
+def _table() -> Uints:
     from niels_cache_assets.cleaning.passes import table_of
 
     unreadable = "".join(filter(_UNREADABLE.match, map(chr, range(0x10000))))
@@ -281,7 +277,7 @@ def _repeat_until_stable(text: str, name: str, mark: str, step: Normalizer) -> s
 def _repeat_until_stable_within(text: str, step: Callable[[str], str], marks: re.Pattern[str], *, needed: str = "") -> str:
     """Return the text after repeating a step until the text no longer changes, at most a fixed number of times.
 
-    Only a text that was made for this purpose changes more than PASSES times. For such a text, blanks replace the marks in the region that
+    Only a text crafted for this purpose changes more than PASSES times. For such a text, blanks replace the marks in the region that
     still changes. If the text changes even then, blanks replace all marks. Without marks no markup begins, and the blanks keep the text on
     both sides apart, so two more steps are enough.
 
@@ -307,9 +303,9 @@ def _repeat_until_stable_within(text: str, step: Callable[[str], str], marks: re
 def _changed_range(before: str, after: str) -> tuple[int, int]:
     """Return (start, end) of the part of `before` that differs from `after`, without the common beginning and the common end."""
     shared = min(len(before), len(after))
-    start = bisect_left(range(shared), True, key=lambda place: before[: place + 1] != after[: place + 1])
-    behind = bisect_left(range(shared - start), True, key=lambda place: before[-place - 1 :] != after[-place - 1 :])
-    return max(0, start - _MARGIN), len(before) - behind
+    start = bisect_left(range(shared), True, key=lambda length: before[: length + 1] != after[: length + 1])
+    shared_end = bisect_left(range(shared - start), True, key=lambda length: before[-length - 1 :] != after[-length - 1 :])
+    return max(0, start - _MARGIN), len(before) - shared_end
 
 
 def _decode_entity(found: re.Match[str]) -> str:
@@ -373,14 +369,14 @@ def _without_tags(text: str) -> str:
     if "</" in text:
         text = remove_spans(text, match_pairs(text, _unprose_tags(text), LONGEST_ELEMENT))
         text = _POWER.sub(r"^\1", text)
-    stays = _unmatched(text)
+    unmatched = _unmatched(text)
 
-    def in_place_of(found: re.Match[str]) -> str:
-        if stays and stays[found.start()]:
+    def replacement(found: re.Match[str]) -> str:
+        if unmatched and unmatched[found.start()]:
             return found.group()
         return "" if found["inline"] else "\n" if found["breaking"] else " "
 
-    return substitute(text, _TAG, in_place_of)
+    return substitute(text, _TAG, replacement)
 
 
 def _unmatched(text: str) -> bytearray | None:
@@ -388,17 +384,17 @@ def _unmatched(text: str) -> bytearray | None:
 
     The result is None if the text has no tags to check.
     """
-    stays = None
+    unmatched = None
     opened: dict[str, array[int]] = defaultdict(lambda: array("q"))
     for found in _BARE_TAG.finditer(text):
-        stays = stays or bytearray(len(text))
-        of_its_name = opened[found[2].lower()]
+        unmatched = unmatched or bytearray(len(text))
+        open_tags = opened[found[2].lower()]
         if not found[1]:
-            of_its_name.append(found.start())
-            stays[found.start()] = True
-        elif of_its_name:
-            stays[of_its_name.pop()] = False
-    return stays
+            open_tags.append(found.start())
+            unmatched[found.start()] = True
+        elif open_tags:
+            unmatched[open_tags.pop()] = False
+    return unmatched
 
 
 def _label(found: re.Match[str]) -> str:

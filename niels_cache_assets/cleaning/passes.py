@@ -1,4 +1,4 @@
-"""Compiled passes over a text, for the quick proofs of `normalizers` and `proofs` that a step changes nothing.
+"""Compiled passes over a text, which prove that a step of `normalizers` changes nothing, or that a text passes a filter (`quick_checks`).
 
 A pass reads the UTF-8 bytes of a text once (`kernels`), in 1 to 3 ms per megabyte. numba takes about a second to start, so `Cleaner` uses
 the passes only after its first WORTH_IT characters, and only if numba is installed.

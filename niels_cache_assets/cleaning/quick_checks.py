@@ -65,9 +65,9 @@ def passing_filters(text: str, settings: CleaningSettings, bullets: tuple[str, .
         proven.add("bad_mean_word_len")
     if found.symbols / found.words <= settings.max_symbols_per_word:
         proven.add("high_symbol_ratio")
-    further = (settings.max_top_2gram_characters, settings.max_top_3gram_characters, settings.max_top_4gram_characters)
+    ngrams = (settings.max_top_2gram_characters, settings.max_top_3gram_characters, settings.max_top_4gram_characters)
     repeated = (settings.max_duplicate_lines, settings.max_duplicate_paragraphs)
-    if all(limit is None for limit in (*further, *repeated)) and (
+    if all(limit is None for limit in (*ngrams, *repeated)) and (
         found.words == 1 or found.most / (found.words - 1) <= settings.max_bigram_share
     ):
         proven.add("repetitive")

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Self
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.base.reasons import DropCounts, require_known
 from niels_cache_assets.cleaning.filters import REASONS
-from niels_cache_assets.cleaning.measures import UNKNOWN_LANGUAGE as UNKNOWN_LANGUAGE
 from niels_cache_assets.cleaning.measures import MeasureHistograms, weight_of
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ EXAMPLES = 50
 MASK_EXAMPLES = 10  # of each kind
 EXCERPT_CHARACTERS = 500
 
-_Example = tuple[int, int, dict[str, Any]]  # (negative hash, negative place in the input, row); the largest hash is on top of a heap
+_Example = tuple[int, int, dict[str, Any]]  # (negative hash, negative position in the input, row); the largest hash is on top of a heap
 _Heaps = dict[str, list[_Example]]
 
 
@@ -96,16 +95,16 @@ class CleaningReport:
         ordinal = self._first + place
         _keep(self._examples, dropped.reason, (-_keyed_hash(self.seed, ordinal), -ordinal, _row(dropped)), most=EXAMPLES)
 
-    def add_masked(self, places: Counter[str], examples: Sequence[dict[str, str]]) -> None:
+    def add_masked(self, matches: Counter[str], examples: Sequence[dict[str, str]]) -> None:
         """Count the matches of masks in the document that was added last and is kept.
 
         Args:
-            places: Number of matches by kind.
+            matches: Number of matches by kind.
             examples: One example for each kind.
         """
         ordinal = self._first + self.documents - 1
         self.masked_documents += 1
-        self.masked += places
+        self.masked += matches
         key = -_keyed_hash(self.seed, ordinal)
         for each in examples:
             _keep(self._mask_examples, each["kind"], (key, -ordinal, each), most=MASK_EXAMPLES)
@@ -126,10 +125,13 @@ class CleaningReport:
         self.masked_documents += later.masked_documents
         if self.measures is not None and later.measures is not None:
             self.measures.merge(later.measures)
-        for mine, added, most in ((self._examples, later._examples, EXAMPLES), (self._mask_examples, later._mask_examples, MASK_EXAMPLES)):
-            for name, heap in added.items():
+        for heaps, others, most in (
+            (self._examples, later._examples, EXAMPLES),
+            (self._mask_examples, later._mask_examples, MASK_EXAMPLES),
+        ):
+            for name, heap in others.items():
                 for example in heap:
-                    _keep(mine, name, example, most=most)
+                    _keep(heaps, name, example, most=most)
 
     def join(self, later: Self) -> None:
         """Add the report of a part that comes later, whose documents were numbered from its own beginning."""
@@ -147,6 +149,7 @@ class CleaningReport:
         return _in_order(self._examples, [*known, *others])
 
     def state(self) -> dict[str, Any]:
+        """Return the report as JSON-able values, for a journal."""
         counts = {"documents": self.documents, "kept": self.kept, "dropped": dict(self.dropped), "languages": dict(self.languages)}
         masked = {"masked": dict(self.masked), "masked_documents": self.masked_documents, "mask_examples": self._mask_examples}
         return {
@@ -160,6 +163,7 @@ class CleaningReport:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """Return the report of a `state`."""
         measures = MeasureHistograms.from_state(state["measures"]) if "measures" in state else None
         report = cls(state["seed"], state["first"], measures=measures)
         report.documents, report.kept = state["documents"], state["kept"]

@@ -21,8 +21,7 @@ It keeps what distinguishes numbers, formulas and code, and drops what differs b
 8. Signs (all other P*, Sm, Sc, Sk except `_`) are kept. A sign begins a word, and no blank follows it: `x=y+z` and `x = y + z` are
    `x =y +z`. So a shingle covers as much text as one of prose.
 9. A character of a script without blanks (base/scripts.py) is a word of its own: blanks are put around it, but none after a sign. So a
-shingle
-   of such a text is a run of characters.
+   shingle of such a text is a run of characters.
 10. All other code points are letters of words: `_`, digits, combining marks, other symbols, emoji.
 
 So these are equal: `5! = 120` and `5 = 120`, `6'` and `6"`, `x="a"` and `x=a`, `foo(1, 2)` and `foo(1 2)`, `1--2` and `1-2`. These are not

@@ -7,7 +7,7 @@ ASCII letters and blanks take one table lookup and no branch. For most ASCII pun
 everything else, the loop looks for the visible characters before and after it.
 
 Positions are unsigned integers. For signed integers, numba would check for negative positions, which count from the end. All functions
-release the GIL. `signatures.compiled` describes when the functions are compiled, and the cost.
+release the GIL. `signatures.compile_kernel` describes when the functions are compiled, and the cost.
 """
 
 import numpy as np

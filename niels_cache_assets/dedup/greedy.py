@@ -26,7 +26,7 @@ from niels_cache_runtime.format.layout import Array, Bools, Bytes, Ints, Uint32s
 MEMBERS_COMPARED = 64  # `verify` compares at most this many members of a bucket
 _SAME, _UNKNOWN = np.float32(1), np.float32(np.nan)  # similarities
 _MAX_DOCUMENTS_OF_32_BITS = np.iinfo(np.uint32).max  # this number itself means that there is no document
-_Columns = tuple[Array, Array, Array, Array]  # the columns of Dropped, for some of the documents
+_Columns = tuple[Array, Array, Array, Array]  # the columns of DropDecisions, for some of the documents
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,8 +107,8 @@ def drop_later(buckets: Buckets, *, verify: SimilarityCondition | None) -> DropD
             digests = buckets.digests()  # a map for each window, so that pages of earlier windows take no memory
             found += _drop(window, digests, dtype, similarity, verify.threshold if verify is not None else 0.0)
     nothing = (np.empty(0, dtype), np.empty(0, dtype), np.empty(0, np.bool_), np.empty(0, np.float32))
-    ordinals, because, exact, similar = (np.concatenate(columns) for columns in zip(nothing, *found, strict=True))
-    return DropDecisions(documents=buckets.documents, ordinals=ordinals, kept_copies=because, exact=exact, similarity=similar)
+    ordinals, kept_copies, exact, similar = (np.concatenate(columns) for columns in zip(nothing, *found, strict=True))
+    return DropDecisions(documents=buckets.documents, ordinals=ordinals, kept_copies=kept_copies, exact=exact, similarity=similar)
 
 
 class _Members:
@@ -144,34 +144,34 @@ def _next_to_compare(
     block: Uint32s,
     digests: Bytes,
     column: int,
-    stays: bool,
+    is_kept: bool,
     compares: bool,
     limit: int,
     room: Ints,
     filled: Bytes,
     documents: Array,
-    because: Array,
+    kept_copies: Array,
     exact: Bools,
     measured: NDArray[np.float32],
     candidates: Array,
 ) -> tuple[int, int]:
     """Run the pass from a column to the next document that must be compared.
 
-    Documents with the digest of a kept one are written to `because`, `exact` and `measured`. The loops are plain, because numba compiles
-    them.
+    A document with the digest of a kept one is written to `kept_copies`, `exact` and `measured`. The loops are plain, because numba
+    compiles them.
 
     Args:
         start: Ordinal of the first column.
         block: Bucket numbers, (bands + 1, columns).
         digests: Digests of all documents.
         column: Where the pass begins.
-        stays: Whether the document of this column was compared and is kept.
+        is_kept: Whether the document of this column was compared and is kept.
         compares: Whether candidates must be compared. If not, the first of them is the reason to drop a document.
         limit: See _Members.
         room: See _Members.
         filled: See _Members.
         documents: See _Members.
-        because: Receives the kept document for which a document is dropped, (columns,).
+        kept_copies: Receives the kept document for which a document is dropped, (columns,).
         exact: Receives whether the digests are equal, (columns,).
         measured: Receives the similarity, (columns,).
         candidates: Receives the kept documents in the buckets of the document to compare, ascending.
@@ -180,8 +180,8 @@ def _next_to_compare(
         The column of the document to compare, or the number of columns at the end of the block, and the number of candidates.
     """
     while column < block.shape[1]:
-        goes = False
-        if not stays:
+        is_dropped = False
+        if not is_kept:
             bucket = block[0, column]
             for index in range(filled[bucket]):
                 twin = documents[room[bucket] + index]
@@ -189,8 +189,8 @@ def _next_to_compare(
                 for byte in range(digests.shape[1]):
                     same = same and digests[twin, byte] == digests[start + column, byte]
                 if same:
-                    because[column], exact[column], measured[column] = twin, True, _SAME
-                    goes = True
+                    kept_copies[column], exact[column], measured[column] = twin, True, _SAME
+                    is_dropped = True
                     break
             count = 0
             for band in range(1, block.shape[0]):
@@ -198,7 +198,7 @@ def _next_to_compare(
                 for index in range(filled[bucket]):
                     candidates[count] = documents[room[bucket] + index]
                     count += 1
-            if count > 0 and not goes:
+            if count > 0 and not is_dropped:
                 if compares:
                     candidates[:count].sort()
                     different = 1
@@ -207,15 +207,15 @@ def _next_to_compare(
                             candidates[different] = candidates[index]
                             different += 1
                     return column, different
-                because[column] = candidates[:count].min()
-                goes = True
-        if not goes:
+                kept_copies[column] = candidates[:count].min()
+                is_dropped = True
+        if not is_dropped:
             for band in range(block.shape[0]):
                 bucket = block[band, column]
                 if bucket != 0 and filled[bucket] < limit:
                     documents[room[bucket] + filled[bucket]] = start + column
                     filled[bucket] += 1
-        stays = False
+        is_kept = False
         column += 1
     return column, 0
 
@@ -245,23 +245,23 @@ def _drop(
     found = []
     for start, block in window.blocks():
         count = block.shape[1]
-        because, exact, measured = np.full(count, none, dtype=dtype), np.zeros(count, dtype=np.bool_), np.full(count, _UNKNOWN)
+        kept_copies, exact, measured = np.full(count, none, dtype=dtype), np.zeros(count, dtype=np.bool_), np.full(count, _UNKNOWN)
         candidates = np.empty(block.shape[0] * members.limit, dtype=dtype)
         kept = (members.limit, members.room, members.filled, members.documents)
-        state = (similarity is not None, *kept, because, exact, measured, candidates)
+        state = (similarity is not None, *kept, kept_copies, exact, measured, candidates)
         column, compared = compile_kernel(_next_to_compare)(start, block, digests, 0, False, *state)
         if similarity is not None:
             representatives = _representatives(np.arange(start, start + count, dtype=dtype), block[0], digests, first_of)
             while column < count:
                 for earlier in candidates[:compared].tolist():
-                    alike = similarity(earlier, int(representatives[column]))
-                    if alike >= threshold:
-                        because[column], measured[column] = earlier, alike
+                    measured_similarity = similarity(earlier, int(representatives[column]))
+                    if measured_similarity >= threshold:
+                        kept_copies[column], measured[column] = earlier, measured_similarity
                         break
-                matched = because[column] != none
+                matched = kept_copies[column] != none
                 column, compared = compile_kernel(_next_to_compare)(start, block, digests, column + matched, not matched, *state)
-        gone = np.flatnonzero(because != none)
-        found.append((gone.astype(dtype) + dtype.type(start), because[gone], exact[gone], measured[gone]))
+        dropped = np.flatnonzero(kept_copies != none)
+        found.append((dropped.astype(dtype) + dtype.type(start), kept_copies[dropped], exact[dropped], measured[dropped]))
     window.carry_over(members.all)
     return found
 

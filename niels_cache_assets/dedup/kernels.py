@@ -5,7 +5,7 @@ text, so the next text begins at end + 1. PADDING more blanks follow the last te
 defines the values. If you change a value here, change it in tests/helpers/plain_signatures.py too, and raise SIGNATURE_VERSION.
 
 Positions are unsigned integers. For signed integers, numba would check for negative positions, which count from the end. All functions
-release the GIL. `signatures.compiled` describes when the functions are compiled, and the cost.
+release the GIL. `signatures.compile_kernel` describes when the functions are compiled, and the cost.
 """
 
 import numpy as np

@@ -7,9 +7,8 @@ Each band is cut by hash into ranges, so that any number of documents can be sea
    A row has the document, the bucket, and the next document of the bucket. The number of a bucket is its first document, with 64 bits.
    So numbers need no agreement between ranges, and no number of documents is too large.
 3. greedy.py visits the documents in windows (`DocumentWindow`). A window knows only its own buckets. Of each bucket it receives the
-documents that
-   earlier windows have kept, and it passes them on to the window of the next document (time-forward processing: Chiang et al.,
-   External-Memory Graph Algorithms, SODA 1995).
+   documents that earlier windows have kept, and it passes them on to the window of the next document (time-forward processing: Chiang
+   et al., External-Memory Graph Algorithms, SODA 1995).
 
 Memory: a job takes at most 50 bytes for each document of its range, and a copy of a text is in the range of its first copy. A window takes
 at most about 100 bytes for each of its documents and bands, and usually a tenth of that, because most documents share no hash. A window has
@@ -89,6 +88,7 @@ class Buckets:
         return np.memmap(self.hashes / DIGESTS, dtype=np.uint8, mode="r").reshape(-1, DIGEST_BYTES)
 
     def windows(self) -> Iterator["DocumentWindow"]:
+        """Yield the windows, in the order of the documents."""
         size = _window_size(self.documents)
         for number, start in enumerate(range(0, self.documents, size)):
             yield DocumentWindow(self, number, start, min(start + size, self.documents))
@@ -118,8 +118,8 @@ class DocumentWindow:
         """Return the key of the bucket, the index in the window, and the next document of each row, (n,) uint64."""
         keys, places, following = [], [], []
         for band in range(self._bands):
-            for each, folder in enumerate(links):
-                documents, buckets, then = _read_rows(folder / links_name(band, each), self._number)
+            for number, folder in enumerate(links):
+                documents, buckets, then = _read_rows(folder / links_name(band, number), self._number)
                 keys.append(buckets * _U64(self._bands) + _U64(band))
                 places.append(documents - _U64(self._start))
                 following.append(then)
@@ -193,7 +193,7 @@ def find_buckets(
         rows: Number of slots in a band.
         scratch: An existing folder for files.
         done: Newest progress that an earlier run recorded, or None. If it is given, the signatures are not read again.
-        record: Called after each step with the progress of the run (see Record).
+        record: Called after each step with the progress of the run (see RecordProgress).
 
     Raises:
         NielsCacheError: If bands and rows do not fit the signatures.
@@ -234,9 +234,9 @@ def write_hashes(
         The number of documents.
     """
     for band in range(bands + 1):
-        for each in range(ranges):
-            (folder / hashes_name(band, each)).write_bytes(b"")
-            wrote(hashes_name(band, each), b"")
+        for number in range(ranges):
+            (folder / hashes_name(band, number)).write_bytes(b"")
+            wrote(hashes_name(band, number), b"")
     wrote(DIGESTS, b"")
     documents = 0
     with open(folder / DIGESTS, "wb") as digests_file:
@@ -261,14 +261,14 @@ def _append(folder: Path, band: int, ranges: int, ordinals: Uints, hashes: Uints
     order = np.argsort(numbers, kind="stable")
     pairs = np.stack([ordinals[order], hashes[order]], axis=1)
     ends = np.searchsorted(numbers[order], np.arange(1, ranges + 1, dtype=_U64)).tolist()
-    for each, (begin, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
+    for number, (begin, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
         if end > begin:
-            with open(folder / hashes_name(band, each), "ab") as file:
+            with open(folder / hashes_name(band, number), "ab") as file:
                 file.write(pairs[begin:end].data)
-            wrote(hashes_name(band, each), pairs[begin:end].data)
+            wrote(hashes_name(band, number), pairs[begin:end].data)
 
 
-def link_range(hashes: Path, links: Path, band: int, each: int, *, documents: int) -> None:
+def link_range(hashes: Path, links: Path, band: int, number: int, *, documents: int) -> None:
     """Write the rows of one range of one band, sorted by document. A job for a range does this for each band.
 
     The file has numbers of 64 bits: how many windows and rows there are, the end of the rows of each window, and three columns with the
@@ -278,10 +278,10 @@ def link_range(hashes: Path, links: Path, band: int, each: int, *, documents: in
         hashes: Folder of `write_hashes`.
         links: Folder of the rows.
         band: Number of the band.
-        each: Number of the range.
+        number: Number of the range.
         documents: Number of all documents.
     """
-    pairs = np.fromfile(hashes / hashes_name(band, each), dtype=_U64).reshape(-1, 2)
+    pairs = np.fromfile(hashes / hashes_name(band, number), dtype=_U64).reshape(-1, 2)
     values, ordinals = pairs[:, 1].copy(), pairs[:, 0].copy()
     del pairs
     order = np.argsort(values, kind="stable")  # stable, so the documents of a hash stay in order
@@ -302,7 +302,7 @@ def link_range(hashes: Path, links: Path, band: int, each: int, *, documents: in
     order = np.argsort(ordinals)
     size = _window_size(documents)
     windows = np.arange(size, documents + size, size, dtype=_U64)  # the end of each window
-    with open(links / links_name(band, each), "wb") as file:
+    with open(links / links_name(band, number), "wb") as file:
         ordinals = ordinals[order]
         file.write(np.array([len(windows), len(order), *np.searchsorted(ordinals, windows)], dtype=_U64).data)
         file.write(ordinals.data)
@@ -328,14 +328,14 @@ def _window_size(documents: int) -> int:
     return max(MIN_WINDOW, -(-documents // MAX_WINDOWS))
 
 
-def hashes_name(band: int, each: int) -> str:
+def hashes_name(band: int, number: int) -> str:
     """Return the name of the file with the hashes of a band in a range."""
-    return f"hashes_{band}_{each}"
+    return f"hashes_{band}_{number}"
 
 
-def links_name(band: int, each: int) -> str:
+def links_name(band: int, number: int) -> str:
     """Return the name of the file with the rows of a band in a range."""
-    return f"links_{band}_{each}"
+    return f"links_{band}_{number}"
 
 
 def _carried_over_name(window: int) -> str:

@@ -129,10 +129,10 @@ class Signer:
 
         One blank follows each text, and PADDING more blanks follow the last text.
         """
-        seen = [decode_entities(text) if "&" in text else text for text in texts]
-        canonical, ends, to_compose = _canonicalized(seen)
+        decoded = [decode_entities(text) if "&" in text else text for text in texts]
+        canonical, ends, to_compose = _canonicalized(decoded)
         if to_compose.any():  # in few groups
-            canonical, ends, _ = _canonicalized([compose(text) if to_compose[index] else text for index, text in enumerate(seen)])
+            canonical, ends, _ = _canonicalized([compose(text) if to_compose[index] else text for index, text in enumerate(decoded)])
         return canonical, ends
 
     def _shingles(self, canonical: Bytes, ends: Ints) -> tuple[Uints, Ints]:

@@ -5,7 +5,7 @@ Usually it reads only a third of a text.
     with TextSet(near=0.8, folder=folder) as known:
         known.add(texts)
         known.seal()
-        known.find(others)  ->  for each text a Match, or None
+        known.find(others)  ->  for each text a TextMatch, or None
 
 First texts are added, then the set is sealed, then any number of threads may call `find`. A text T matches a text V of the set in one of
 three ways, and the first one counts:
@@ -152,6 +152,7 @@ class TextSet:
         self._spool.close()
 
     def add(self, texts: Sequence[str]) -> None:
+        """Add texts. After `seal`, nothing is added."""
         self._add(texts, self._signer.shingle(texts), range(len(texts)))
 
     def add_new(self, texts: Sequence[str]) -> list[int]:
@@ -186,13 +187,14 @@ class TextSet:
         self.sealed = True
 
     def find(self, texts: Sequence[str]) -> list[TextMatch | None]:
+        """Return the match of each text, or None. Call `seal` first."""
         matches: list[TextMatch | None] = [None] * len(texts)
         suspects = self._suspects(texts) if self._sizes else []
         if suspects:
             shingles = self._signer.shingle([texts[index] for index in suspects])
             missing = self._missing_by_text(shingles).tolist()
             for position, (index, count) in enumerate(zip(suspects, _counts(shingles), strict=True)):
-                if missing[position] <= self._may_miss(count):
+                if missing[position] <= self._max_missing(count):
                     matches[index] = self._compare(shingles, position)
         if self._limits is not None and self._ngram_counts.any():
             rest = [index for index, match in enumerate(matches) if match is None]
@@ -242,17 +244,17 @@ class TextSet:
         """
         heads = [self._head(text) for text in texts]
         suspects = [index for index, head in enumerate(heads) if head is None]
-        looked_at = [index for index, head in enumerate(heads) if head is not None]
-        if not looked_at:
+        checked = [index for index, head in enumerate(heads) if head is not None]
+        if not checked:
             return suspects
-        shown = [head for head in heads if head is not None]
-        shingles = self._signer.shingle(shown)
+        starts = [head for head in heads if head is not None]
+        shingles = self._signer.shingle(starts)
         missing_by_text = self._missing_by_text(shingles).tolist()
-        for index, head, count, missing in zip(looked_at, shown, _counts(shingles), missing_by_text, strict=True):
+        for index, head, count, missing in zip(checked, starts, _counts(shingles), missing_by_text, strict=True):
             most = count + (max_words(texts[index][len(head) :]) if self._near else 0)
             # The last word of the start may continue in the text, as in `- b`, so the whole text may lack the last shingle of the start. A
             # start with fewer words than a shingle has only this one.
-            if count < 2 or missing <= self._may_miss(most) + 1:
+            if count < 2 or missing <= self._max_missing(most) + 1:
                 suspects.append(index)
         return sorted(suspects)
 
@@ -284,15 +286,15 @@ class TextSet:
         bits = self._members[slots >> np.uint64(3)] >> (slots & np.uint64(7)).astype(np.uint8)
         return (bits & np.uint8(1)).astype(bool)
 
-    def _may_miss(self, size: int) -> int:
+    def _max_missing(self, size: int) -> int:
         return size - math.ceil(self._threshold * size - _ROUNDING)
 
     def _prefix_length(self, size: int) -> int:
-        return min(size, self._may_miss(size) + 1)
+        return min(size, self._max_missing(size) + 1)
 
     def _compare(self, shingles: Shingles, position: int) -> TextMatch | None:
         hashes = shingles.of(position)
-        if len(hashes) - int(np.count_nonzero(self._is_member(hashes))) > self._may_miss(len(hashes)):
+        if len(hashes) - int(np.count_nonzero(self._is_member(hashes))) > self._max_missing(len(hashes)):
             return None
         ordinal = self._first.get(shingles.digests[position].tobytes())
         if ordinal is not None:

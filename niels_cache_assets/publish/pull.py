@@ -196,7 +196,7 @@ def _begin(folder: Path, meta: Meta) -> None:
 def _refuse_foreign_files(folder: Path, written: Collection[str]) -> None:
     """Raise NielsCacheError for a file of another program in the staging directory, because it would become part of the cache."""
     found = find_files(folder)
-    if others := sorted({*found.sizes, *found.irregular, *found.unreadable, *found.empty} - {*written}):
+    if others := sorted({*found.sizes, *found.irregular, *found.skipped, *found.empty} - {*written}):
         raise NielsCacheError(f"{folder / others[0]}: is not of this pull; remove {folder}, and pull again")
 
 

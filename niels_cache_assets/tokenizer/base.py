@@ -30,8 +30,8 @@ Span = tuple[int, int]
 
 _EXCERPT = 60  # characters of a text that a message shows
 _MAX_NAMED = 5  # maximum number of special tokens that one message names
-IN_ORDER = ("eot", *(role for role in ROLE_KEYS if role != "eot"), BOS)
-_ENDS = ("<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "</s>", "<eos>", "<EOT>", "<|im_end|>", "[EOS]")  # names of models
+ROLE_ORDER = ("eot", *(role for role in ROLE_KEYS if role != "eot"), BOS)
+_EOT_NAMES = ("<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "</s>", "<eos>", "<EOT>", "<|im_end|>", "[EOS]")
 
 
 class TextTokenizer(ABC):
@@ -45,7 +45,7 @@ class TextTokenizer(ABC):
 
     Attributes:
         kind: "sentencepiece", "tokenizer.json" or "tiktoken".
-        engine: "auto" if builders may encode with a fast engine that was proven to give the same ids (the default), otherwise "reference".
+        engine: "auto" (the default) if builders may encode with a fast engine that was proven to give the same ids, otherwise "reference".
         proofs: Path of the file with the results of these proofs, beside the tokenizer of a cache root, or None.
         model_path: Path of the file.
         special_tokens: String of each special token, by role.
@@ -221,8 +221,8 @@ class TextTokenizer(ABC):
 
     def _unencodable(self, text: str, error: Exception) -> NielsCacheError:
         """Return the error for a text that the library of this kind cannot encode."""
-        said, shown = (str(error).splitlines() or [type(error).__name__])[0], f"{text[:_EXCERPT]!r} ({len(text):,} characters)"
-        return NielsCacheError(f"{self.model_path}: its library cannot encode a text: {said:.200}; drop or cut it: {shown}")
+        reason, excerpt = (str(error).splitlines() or [type(error).__name__])[0], f"{text[:_EXCERPT]!r} ({len(text):,} characters)"
+        return NielsCacheError(f"{self.model_path}: its library cannot encode a text: {reason:.200}; drop or cut it: {excerpt}")
 
     def _require_known(self, ids: Sequence[int] | np.ndarray) -> list[int]:
         known = [int(token) for token in ids]
@@ -282,7 +282,7 @@ def find_special_ids(
         NielsCacheError: If the model lacks a token, or if two roles have the same id.
     """
     ids: dict[str, int] = {}
-    for role in IN_ORDER:
+    for role in ROLE_ORDER:
         if role not in special_tokens:
             continue
         found = id_of(special_tokens[role])
@@ -298,7 +298,7 @@ def find_special_ids(
 
 def guess_eot(candidates: Collection[str]) -> str | None:
     """Return the token that probably ends a document, judged by its name, or None."""
-    return next((token for token in _ENDS if token in candidates), None)
+    return next((token for token in _EOT_NAMES if token in candidates), None)
 
 
 def missing_token_error(role: str, token: str, candidates: Collection[str], where: str) -> NielsCacheError:
@@ -316,7 +316,7 @@ def missing_eot_error(candidates: Collection[str], where: str) -> NielsCacheErro
 
 
 def _named(candidates: Collection[str]) -> str:
-    first = [*sorted(candidates, key=lambda token: token not in _ENDS)][:_MAX_NAMED]
+    first = [*sorted(candidates, key=lambda token: token not in _EOT_NAMES)][:_MAX_NAMED]
     return ", ".join(first) + (", ..." if len(candidates) > len(first) else "") if first else "none"
 
 

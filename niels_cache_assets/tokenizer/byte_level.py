@@ -53,10 +53,10 @@ def train_byte_level(spec: dict[str, Any]) -> None:
     )
     with panics_as_errors():
         tokenizer.train_from_iterator(sample_lines(spec["sample"]), trainer=trainer)
-    made = tokenizer.get_vocab_size()
-    wanted = f"vocab_size = {spec['vocab_size']}"
-    if made > spec["vocab_size"]:
-        raise NielsCacheError(f"{wanted} is below the {made} pieces of bytes and special tokens; raise it (--vocab-size)")
-    if made < spec["vocab_size"]:
-        raise NielsCacheError(f"the sample is too small for {wanted}: it gives {made} pieces; lower it (--vocab-size) or add text")
+    size = tokenizer.get_vocab_size()
+    setting = f"vocab_size = {spec['vocab_size']}"
+    if size > spec["vocab_size"]:
+        raise NielsCacheError(f"{setting} is below the {size} pieces of bytes and special tokens; raise it (--vocab-size)")
+    if size < spec["vocab_size"]:
+        raise NielsCacheError(f"the sample is too small for {setting}: it gives {size} pieces; lower it (--vocab-size) or add text")
     Path(spec["model"]).write_text(tokenizer.to_str(pretty=True), encoding="utf-8", newline="\n")

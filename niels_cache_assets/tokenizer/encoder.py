@@ -77,15 +77,16 @@ class EngineUse:
 
     @staticmethod
     def notes(uses: Sequence[EngineUse]) -> dict[str, Any]:
+        """Return uses as notes for a journal."""
         return {"engines": [asdict(use) for use in uses]} if uses else {}
 
     def describe(self) -> str:
         """Return the use in words."""
-        who = f"{self.name} {self.version}"
+        library = f"{self.name} {self.version}"
         if self.is_reference:
-            return f"{who} (the reference)"
+            return f"{library} (the reference)"
         share = self.checked / self.texts if self.texts else 1
-        return f"{who}, {share:.2%} of the texts checked with the reference"
+        return f"{library}, {share:.2%} of the texts checked with the reference"
 
 
 class EngineMismatchError(NielsCacheError):
@@ -116,12 +117,12 @@ def resume_problem(notes: Mapping[str, Any] | None, tokenizer: Any) -> str | Non
         notes: Notes in the journal of the unfinished build.
         tokenizer: The tokenizer of this build.
     """
-    wrong = [
+    unproven = [
         f"{use.name} {use.version}"
         for use in EngineUse.recorded(notes)
         if not use.is_reference and use.checked < use.texts and not may_encode(tokenizer, use.name, use.version)
     ]
-    return f"not every text that {', '.join(wrong)} encoded was compared with the reference" if wrong else None
+    return f"not every text that {', '.join(unproven)} encoded was compared with the reference" if unproven else None
 
 
 class BuildEncoder:
@@ -136,12 +137,12 @@ class BuildEncoder:
         self._view, self._tokenizer = view, tokenizer
         self._reference: str | None = reference_of(tokenizer)
         self._engine: Engine | None = None
-        self._before: Sequence[EngineUse] = ()
-        self._use: EngineUse | None = None  # of the engine
-        self._own: EngineUse | None = None  # of the reference, without the texts that it only checked
+        self._earlier_uses: Sequence[EngineUse] = ()
+        self._engine_use: EngineUse | None = None  # of the engine
+        self._reference_use: EngineUse | None = None  # of the reference, without the texts that it only checked
         self._lock = threading.Lock()
-        self._waits = False  # whether an engine is loaded later
-        self._worth = 0  # characters after which it is loaded
+        self._is_engine_pending = False  # whether the engine is not loaded yet, but will be
+        self._load_after = 0  # after how many characters it is loaded
         self._characters = 0  # of the texts that came before it was loaded
         self._compares_next = False  # whether the next batch of the engine is compared in full
         self._has_failed = False
@@ -156,35 +157,35 @@ class BuildEncoder:
         """
         if self._reference is None:
             return
-        self._before, self._log = before, log
-        self._own = EngineUse(name=self._reference, version=metadata.version(self._reference), is_reference=True)
+        self._earlier_uses, self._log = before, log
+        self._reference_use = EngineUse(name=self._reference, version=metadata.version(self._reference), is_reference=True)
         if self._tokenizer.engine != "auto":
             return
-        self._waits = True
+        self._is_engine_pending = True
         if isinstance(self._tokenizer, SentencePieceTokenizer) and not is_engine_loaded(self._tokenizer):
-            self._worth = ENGINE_LOAD_CHARACTERS
+            self._load_after = ENGINE_LOAD_CHARACTERS
 
-    def _use_engine(self) -> None:
+    def _load_engine(self) -> None:
         engine = proven_engine(self._tokenizer, self._log)
         if engine is not None:
-            self._use = EngineUse(name=engine.name, version=engine.version)
+            self._engine_use = EngineUse(name=engine.name, version=engine.version)
             self._engine = engine
 
-    def _wait(self, size: int) -> None:
+    def _load_if_due(self, size: int) -> None:
         """Count the characters that arrive while an engine is not loaded, and load it after enough of them.
 
         At the beginning of a build, other threads wait for the engine. Later, they encode with the reference meanwhile.
         """
         with self._lock:
             self._characters += size
-            if not self._waits or self._characters < self._worth:
+            if not self._is_engine_pending or self._characters < self._load_after:
                 return
-            if not self._worth:
-                self._use_engine()
-            self._waits = False
-        if self._worth:
+            if not self._load_after:
+                self._load_engine()
+            self._is_engine_pending = False
+        if self._load_after:
             self._compares_next = True
-            self._use_engine()
+            self._load_engine()
 
     def encode_flat(self, texts: Sequence[str] | Strings, batch: int | None) -> tuple[np.ndarray, np.ndarray]:
         """Return the ids of all texts back to back, and the number of ids of each text, int64.
@@ -199,13 +200,13 @@ class BuildEncoder:
         """
         found, sizes = None, _sizes(texts)
         if sizes.max(initial=0) <= MAX_ENGINE_CHARACTERS:
-            if self._waits:
-                self._wait(int(sizes.sum()))
+            if self._is_engine_pending:
+                self._load_if_due(int(sizes.sum()))
             if self._engine is not None and not (batch is None and self._compares_next):  # it would not be compared
                 found = self._with_engine(self._engine, texts)
         if found is None:
             with self._lock:
-                self._own = _add_texts(self._own, len(texts), checked=len(texts))
+                self._reference_use = _add_texts(self._reference_use, len(texts), checked=len(texts))
             return self._view.encode_flat(_python_strings(texts))
         chosen = _texts_to_compare(batch, int(sizes.sum()))
         if self._compares_next and batch is not None:
@@ -213,7 +214,7 @@ class BuildEncoder:
         compared = _python_strings(texts[chosen])
         checked = self._compare(compared, found, chosen) if compared else 0
         with self._lock:
-            self._use = _add_texts(self._use, len(texts), checked=checked)
+            self._engine_use = _add_texts(self._engine_use, len(texts), checked=checked)
         return found
 
     def _compare(self, texts: Sequence[str], found: tuple[np.ndarray, np.ndarray], chosen: slice) -> int:
@@ -233,19 +234,19 @@ class BuildEncoder:
         except NielsCacheError:
             if len(texts) == 1:
                 return 0
-            places = range(len(lengths))[chosen]
-            return sum(self._compare([text], found, slice(place, place + 1)) for text, place in zip(texts, places, strict=True))
+            positions = range(len(lengths))[chosen]
+            return sum(self._compare([text], found, slice(position, position + 1)) for text, position in zip(texts, positions, strict=True))
         is_chosen = np.zeros(len(lengths), dtype=bool)
         is_chosen[chosen] = True
         some = ids[np.repeat(is_chosen, lengths)], lengths[chosen]
         difference = compare_encoded(texts, expected, some).first
         if difference is not None:
             assert self._engine is not None
-            found_by = EngineMismatchError(
+            mismatch = EngineMismatchError(
                 f"{self._engine.name} {self._engine.version}", describe_reference(self._tokenizer), difference.text
             )
             reject_engine(self._tokenizer, self._engine)
-            raise found_by
+            raise mismatch
         return len(texts)
 
     def _with_engine(self, engine: Engine, texts: Sequence[str] | Strings) -> tuple[np.ndarray, np.ndarray] | None:
@@ -254,14 +255,14 @@ class BuildEncoder:
             ids, lengths = engine.encode_flat(texts)
             if len(lengths) == len(texts) and lengths.sum() == len(ids):
                 return ids, lengths
-            why = "it gave another number of texts or ids"
+            reason = "it gave another number of texts or ids"
         except Exception as error:
-            why = type(error).__name__  # its message may quote the text
+            reason = type(error).__name__  # its message may quote the text
         with self._lock:
             is_first, self._has_failed = not self._has_failed, True
         if is_first:  # log it once per build
             model = self._tokenizer.model_path
-            self._log(f"{model}: {engine.name} {engine.version} failed ({why}); {self._reference} encodes each batch for which it fails")
+            self._log(f"{model}: {engine.name} {engine.version} failed ({reason}); {self._reference} encodes each batch for which it fails")
         return None
 
     @property
@@ -272,7 +273,7 @@ class BuildEncoder:
         that no engine has encoded.
         """
         added: dict[tuple[str, str], EngineUse] = {}
-        for use in (*self._before, self._use, self._own):
+        for use in (*self._earlier_uses, self._engine_use, self._reference_use):
             if use is not None and use.texts:
                 first = added.get((use.name, use.version), replace(use, texts=0, checked=0))
                 added[use.name, use.version] = replace(use, texts=first.texts + use.texts, checked=first.checked + use.checked)
@@ -282,6 +283,7 @@ class BuildEncoder:
         return uses
 
     def notes(self) -> dict[str, Any]:
+        """Return the uses as notes for the journal."""
         return EngineUse.notes(self.uses)
 
 

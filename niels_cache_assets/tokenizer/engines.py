@@ -74,13 +74,13 @@ class Fastokens:
     Args:
         tokenizer: The loaded object of the library.
         version: Version of the library.
-        prepared: Returns the texts as the library gets them; by default unchanged.
+        prepare: Returns the texts as the library gets them; by default unchanged.
     """
 
     name = "fastokens"
 
-    def __init__(self, tokenizer: Any, version: str, prepared: Callable[[Iterable[str]], list[str]] = list) -> None:
-        self._tokenizer, self.version, self._prepared = tokenizer, version, prepared
+    def __init__(self, tokenizer: Any, version: str, prepare: Callable[[Iterable[str]], list[str]] = list) -> None:
+        self._tokenizer, self.version, self._prepare = tokenizer, version, prepare
 
     @classmethod
     def load(cls, tokenizer: TextTokenizer) -> Fastokens | None:
@@ -117,7 +117,7 @@ class Fastokens:
 
     def encode_flat(self, texts: Sequence[str] | Strings) -> tuple[np.ndarray, np.ndarray]:
         with panics_as_errors():
-            ids, offsets = self._tokenizer.encode_batch_flat(self._prepared(texts), add_special_tokens=False, split_special_tokens=True)
+            ids, offsets = self._tokenizer.encode_batch_flat(self._prepare(texts), add_special_tokens=False, split_special_tokens=True)
         return np.frombuffer(ids, np.uint32), np.diff(np.frombuffer(offsets, np.uint64)).astype(np.int64)
 
 
@@ -163,7 +163,7 @@ def may_encode(tokenizer: Any, name: str, version: str) -> bool:
 
 def prove(tokenizer: TextTokenizer, engine: Engine) -> EngineProof:
     """Compare an engine with its reference on the fixed set of difficult texts (see proof.difficult_texts), which takes some seconds."""
-    return compare(difficult_texts(**_of_model(tokenizer)), reference=tokenizer.encode_flat, engine=engine.encode_flat)
+    return compare(difficult_texts(**_model_tokens(tokenizer)), reference=tokenizer.encode_flat, engine=engine.encode_flat)
 
 
 def proven_engine(tokenizer: TextTokenizer, log: Callable[[str], None]) -> Engine | None:
@@ -201,14 +201,14 @@ def _first_proven(tokenizer: TextTokenizer, log: Callable[[str], None]) -> Engin
     engines = engines_for(tokenizer)
     loaded = [engine for load in engines.values() if (engine := load(tokenizer)) is not None]
     for engine in loaded:
-        who = f"{engine.name} {engine.version}"
-        why = _result(tokenizer, who)
-        if why is None:
-            why = _rejection_reason(tokenizer, prove(tokenizer, engine))
-            _record(tokenizer, who, why)
-        if not why:
+        name_and_version = f"{engine.name} {engine.version}"
+        rejection = _result(tokenizer, name_and_version)
+        if rejection is None:
+            rejection = _rejection_reason(tokenizer, prove(tokenizer, engine))
+            _record(tokenizer, name_and_version, rejection)
+        if not rejection:
             return engine
-        log(f"{tokenizer.model_path}: {who} is not used: {why}")
+        log(f"{tokenizer.model_path}: {name_and_version} is not used: {rejection}")
     if engines is ENGINES and engines and not loaded and not any(map(installed_version, engines)):
         log(f"encoding with {reference_of(tokenizer)}; pip install 'niels-cache[fast]' adds an engine that is much faster")
     return None
@@ -235,11 +235,11 @@ def _result(tokenizer: TextTokenizer, engine: str) -> str | None:
     return max((result for result in results if result is not None), default=None)  # any failure sorts after ""
 
 
-def _record(tokenizer: TextTokenizer, engine: str, why: str) -> None:
-    _RESULTS[*_key(tokenizer), engine] = why
+def _record(tokenizer: TextTokenizer, engine: str, rejection: str) -> None:
+    _RESULTS[*_key(tokenizer), engine] = rejection
     if tokenizer.proofs is None:
         return
-    content = {**_versions(tokenizer), "engines": {**_recorded(tokenizer), engine: why}}
+    content = {**_versions(tokenizer), "engines": {**_recorded(tokenizer), engine: rejection}}
     with suppress(OSError):  # a read-only folder: each process proves the engine again
         write_atomically(tokenizer.proofs, json.dumps(content).encode(), spare=f"{secrets.token_hex(4)}.new")
 
@@ -247,11 +247,11 @@ def _record(tokenizer: TextTokenizer, engine: str, why: str) -> None:
 def _recorded(tokenizer: TextTokenizer) -> dict[str, str]:
     """Return the results beside the tokenizer by name and version of the engine, without those for another model or reference."""
     try:
-        said = json.loads(tokenizer.proofs.read_bytes()) if tokenizer.proofs is not None else {}
-        engines = said.pop("engines")
+        recorded = json.loads(tokenizer.proofs.read_bytes()) if tokenizer.proofs is not None else {}
+        engines = recorded.pop("engines")
     except (OSError, ValueError, RecursionError, AttributeError, KeyError):
         return {}
-    return engines if said == _versions(tokenizer) and isinstance(engines, dict) else {}
+    return engines if recorded == _versions(tokenizer) and isinstance(engines, dict) else {}
 
 
 def _versions(tokenizer: TextTokenizer) -> dict[str, str | None]:
@@ -274,36 +274,36 @@ def gpt2_tokenizer_json(ranks: Mapping[bytes, int]) -> str:
 
     A rank file lists no merges, so they are computed from the ranks. The merge of a piece joins the two parts that are left when its bytes
     are merged with lower ranks only. No merge makes a piece that has fewer or more than two such parts; as in tiktoken, it stands only for
-    a whole word. Takes a second for 50,000 ranks.
+    a whole word. This takes a second for 50,000 ranks.
     """
     characters = {byte: character for character, byte in byte_characters().items()}
 
-    def spelled(piece: bytes) -> str:
+    def spell(piece: bytes) -> str:
         return "".join(characters[byte] for byte in piece)
 
     merges = []
     for piece, rank in sorted(ranks.items(), key=lambda item: item[1]):
-        parts = _merged(piece, ranks, below=rank)
+        parts = _merge_below(piece, ranks, below=rank)
         if len(parts) == 2:
-            merges.append([spelled(part) for part in parts])
-    model = {"type": "BPE", "ignore_merges": True, "vocab": {spelled(piece): rank for piece, rank in ranks.items()}, "merges": merges}
+            merges.append([spell(part) for part in parts])
+    model = {"type": "BPE", "ignore_merges": True, "vocab": {spell(piece): rank for piece, rank in ranks.items()}, "merges": merges}
     words = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     return json.dumps({"version": "1.0", "added_tokens": [], "pre_tokenizer": words, "model": model})
 
 
-def _merged(piece: bytes, ranks: Mapping[bytes, int], *, below: int) -> list[bytes]:
-    parts = [piece[place : place + 1] for place in range(len(piece))]
+def _merge_below(piece: bytes, ranks: Mapping[bytes, int], *, below: int) -> list[bytes]:
+    parts = [piece[index : index + 1] for index in range(len(piece))]
     while len(parts) > 1:
         joined = [ranks.get(one + other, below) for one, other in pairwise(parts)]
         least = min(joined)
         if least >= below:
             break
-        place = joined.index(least)
-        parts[place : place + 2] = [parts[place] + parts[place + 1]]
+        index = joined.index(least)
+        parts[index : index + 2] = [parts[index] + parts[index + 1]]
     return parts
 
 
-def _of_model(tokenizer: TextTokenizer) -> dict[str, list[str]]:
+def _model_tokens(tokenizer: TextTokenizer) -> dict[str, list[str]]:
     """Return the added tokens and the pieces of a model, for difficult_texts."""
     added = list(tokenizer.special_tokens.values())
     if isinstance(tokenizer, HuggingFaceTokenizer):

@@ -72,7 +72,7 @@ def measure_texts(beginnings: Mapping[str, Sequence[str]], tokenizer: TextTokeni
         ratio = _rounded(characters_per_token(sum(map(len, texts)), tokens))
         if ratio is not None:
             ratios[name] = ratio
-        words.update(word for text in texts for word in _WORD.findall(text) if _is_a_word(word))
+        words.update(word for text in texts for word in _WORD.findall(text) if _is_word(word))
     return {"characters_per_token": ratios, "longest_words": sorted(words, key=lambda word: (-len(word), word))[:LONGEST_WORDS]}
 
 
@@ -80,9 +80,9 @@ def _rounded(ratio: float | None) -> float | None:
     return None if ratio is None else round(ratio, 3)
 
 
-def _is_a_word(found: str) -> bool:
+def _is_word(run: str) -> bool:
     """Return whether a match looks like a word: not CamelCase, and not a long run of letters."""
-    return 1 < len(found) <= _LONGEST and found[1:].islower() and max(found) <= _LAST_LETTER
+    return 1 < len(run) <= _LONGEST and run[1:].islower() and max(run) <= _LAST_LETTER
 
 
 def characters_per_token_by_source(root: Path, meta: Meta) -> dict[str, float]:
@@ -91,7 +91,7 @@ def characters_per_token_by_source(root: Path, meta: Meta) -> dict[str, float]:
     For a source that the tokenizer was trained on, its training texts are measured. For any other source, its pretrain cache is measured,
     if it was built with this tokenizer.
     """
-    found: dict[str, float] = dict(meta.get("trained_on", {}).get("characters_per_token", {}))
+    ratios: dict[str, float] = dict(meta.get("trained_on", {}).get("characters_per_token", {}))
     for name in built_names(root / "pretrain"):
         try:
             folder = dataset_dir(root, "pretrain", name)
@@ -100,5 +100,5 @@ def characters_per_token_by_source(root: Path, meta: Meta) -> dict[str, float]:
             continue
         ratio = cache_characters_per_token(built) if built.get("tokenizer_sha256") == meta["sha256"] and not is_foreign(built) else None
         if ratio is not None:
-            found.setdefault(name, ratio)
-    return found
+            ratios.setdefault(name, ratio)
+    return ratios

@@ -28,24 +28,24 @@ def nfc_with_spans(text: str, spans: Sequence[tuple[int, int]]) -> tuple[str, li
     normalized = nfc(text)
     if normalized is text or normalized == text:
         return normalized, list(spans)
-    bounds = {place: _cuts_around(text, place) for span in spans for place in span}
+    bounds = {position: _cuts_around(text, position) for span in spans for position in span}
     cuts = sorted({0, len(text), *(cut for pair in bounds.values() for cut in pair)})
-    places, length = {0: 0}, 0
+    positions, length = {0: 0}, 0
     for start, end in pairwise(cuts):
         length += len(nfc(text[start:end]))
-        places[end] = length
-    return normalized, [(places[bounds[start][0]], max(places[bounds[start][0]], places[bounds[end][1]])) for start, end in spans]
+        positions[end] = length
+    return normalized, [(positions[bounds[start][0]], max(positions[bounds[start][0]], positions[bounds[end][1]])) for start, end in spans]
 
 
-def _cuts_around(text: str, place: int) -> tuple[int, int]:
-    """Return the nearest positions up to and from `place` on where a cut does not change the result; both may be `place` itself."""
-    before = after = place
+def _cuts_around(text: str, position: int) -> tuple[int, int]:
+    """Return the nearest positions before and after `position` where a cut does not change the result; both may be `position` itself."""
+    before = after = position
     while 0 < before < len(text) and not _starts_cluster(text[before]):
         before -= 1
     while 0 < after < len(text) and not _starts_cluster(text[after]):
         after += 1
-    if before < place and nfc(text[before:after]) == nfc(text[before:place]) + nfc(text[place:after]):
-        return place, place
+    if before < position and nfc(text[before:after]) == nfc(text[before:position]) + nfc(text[position:after]):
+        return position, position
     return before, after
 
 

@@ -76,8 +76,8 @@ class Difference:
             decode: The tokenizer's method that decodes ids.
             characters: Maximum number of characters on each side.
         """
-        place = min(len(decode(self.expected[: self.first])), len(self.text))
-        start, end = max(0, place - characters), place + characters
+        position = min(len(decode(self.expected[: self.first])), len(self.text))
+        start, end = max(0, position - characters), position + characters
         return f"{'... ' if start else ''}{self.text[start:end]!r}{' ...' if end < len(self.text) else ''}"
 
 
@@ -116,8 +116,8 @@ def compare(texts: Iterable[str], *, reference: EncodeFlat, engine: EncodeFlat) 
         reference: Encodes texts with the reference.
         engine: Encodes texts with the engine.
     """
-    proof, left = EngineProof(texts=0), iter(texts)
-    while batch := list(islice(left, TEXTS_PER_COMPARISON)):
+    proof, remaining = EngineProof(texts=0), iter(texts)
+    while batch := list(islice(remaining, TEXTS_PER_COMPARISON)):
         try:
             proof += compare_encoded(batch, reference(batch), engine(batch))
         except Exception:

@@ -77,8 +77,8 @@ class SentencePieceTokenizer(TextTokenizer):
     @cached_property
     def library_processor(self) -> sentencepiece.SentencePieceProcessor:
         """Model object of the library `sentencepiece`."""
-        processor, loaded = load_model(self.model_path)
-        self._require_same(loaded)
+        processor, sha256 = load_model(self.model_path)
+        self._require_same(sha256)
         return processor
 
     @property
@@ -101,9 +101,9 @@ class SentencePieceTokenizer(TextTokenizer):
             raise NielsCacheError("the text has a lone surrogate, which UTF-8 cannot encode; replace or drop it") from error
         found = []
         for each, own in zip(encoded, spans, strict=True):
-            places = np.array(each["offsets"], dtype=np.int64).reshape(-1, 2)
-            begins = places[:, 0]
-            ends = np.maximum(places[:, 1], begins + 1)  # only the last of several bytes of a character has a place of its own
+            offsets = np.array(each["offsets"], dtype=np.int64).reshape(-1, 2)
+            begins = offsets[:, 0]
+            ends = np.maximum(offsets[:, 1], begins + 1)  # only the last of several bytes of a character has an offset of its own
             found.append((np.array(each["ids"], dtype=np.int32), token_spans(begins, ends, own)))
         return found
 

@@ -27,7 +27,7 @@ import numpy as np
 from niels_cache_assets.base.defaults import ENCODINGS, SPECIAL_TOKENS
 from niels_cache_assets.base.first_bytes import HEAD_BYTES, describe_content
 from niels_cache_assets.tokenizer.base import (
-    IN_ORDER,
+    ROLE_ORDER,
     Span,
     TextTokenizer,
     find_special_ids,
@@ -68,7 +68,7 @@ _AFTER_RANKS = {  # special tokens of encodings that tiktoken does not have, and
     "qwen": {"<|endoftext|>": 0, "<|im_start|>": 1, "<|im_end|>": 2, **{f"<|extra_{number}|>": 3 + number for number in range(205)}},
     "llama3": {"<|begin_of_text|>": 0, "<|end_of_text|>": 1, "<|start_header_id|>": 6, "<|end_header_id|>": 7, "<|eot_id|>": 9},
 }
-_OWN_WORDS = {"qwen": _QWEN_WORDS, "llama3": _LLAMA3_WORDS}
+_WORD_PATTERNS = {"qwen": _QWEN_WORDS, "llama3": _LLAMA3_WORDS}
 
 
 class Encoding(NamedTuple):
@@ -85,20 +85,20 @@ def known_encoding(name: str, ranks: Mapping[bytes, int], where: str) -> Encodin
         NielsCacheError: If the installed tiktoken does not have this encoding, or if the ranks are not of this encoding.
     """
     if len(ranks) != _RANKS[name]:
-        wanted = f"{name} has {_RANKS[name]:,} ranks, and the file {len(ranks):,}"
-        raise NielsCacheError(f"{where}: {wanted}; give the encoding of this file or its pattern, or copy the file again")
-    if name in _OWN_WORDS:
-        return Encoding(_OWN_WORDS[name], {token: len(ranks) + place for token, place in _AFTER_RANKS[name].items()})
+        problem = f"{name} has {_RANKS[name]:,} ranks, and the file {len(ranks):,}"
+        raise NielsCacheError(f"{where}: {problem}; give the encoding of this file or its pattern, or copy the file again")
+    if name in _WORD_PATTERNS:
+        return Encoding(_WORD_PATTERNS[name], {token: len(ranks) + offset for token, offset in _AFTER_RANKS[name].items()})
     spec = find_spec("tiktoken_ext.openai_public")
     if spec is None or spec.loader is None:
         raise NielsCacheError(f"{where}: needs the package tiktoken, which cannot be imported; pip install tiktoken")
     encodings: Any = module_from_spec(spec)  # a copy of the module, whose two functions that download are replaced
     spec.loader.exec_module(encodings)
     encodings.load_tiktoken_bpe = encodings.data_gym_to_mergeable_bpe_ranks = lambda *_, **__: dict(ranks)
-    made = getattr(encodings, "ENCODING_CONSTRUCTORS", {}).get(name)
-    if made is None:
+    constructor = getattr(encodings, "ENCODING_CONSTRUCTORS", {}).get(name)
+    if constructor is None:
         raise NielsCacheError(f"{where}: the installed tiktoken has no encoding {name!r}; update tiktoken, or give pattern")
-    arguments = made()
+    arguments = constructor()
     return Encoding(arguments["pat_str"], arguments["special_tokens"])
 
 
@@ -231,7 +231,7 @@ class TiktokenTokenizer(TextTokenizer):
             text, own = nfc_with_spans(given, own_of_given) if self.normalize else (given, own_of_given)
             ids = self._encode(text, with_special=True)
             ends = np.cumsum([len(piece) for piece in self.library_encoding.decode_tokens_bytes(ids)], dtype=np.int64)
-            found.append((np.array(ids, dtype=np.uint32), token_spans(np.append(0, ends[:-1]), ends, _in_bytes(text, own))))
+            found.append((np.array(ids, dtype=np.uint32), token_spans(np.append(0, ends[:-1]), ends, _byte_spans(text, own))))
         return found
 
     def _encode(self, text: str, *, with_special: bool = False) -> list[int]:
@@ -284,13 +284,13 @@ class TiktokenTokenizer(TextTokenizer):
         (folder / _NAME).write_text(self.description, encoding="utf-8", newline="\n")
 
 
-def _in_bytes(text: str, spans: Sequence[Span]) -> Sequence[Span]:
+def _byte_spans(text: str, spans: Sequence[Span]) -> Sequence[Span]:
     """Return spans of characters as spans of bytes of the text in UTF-8."""
     if text.isascii():
         return spans
-    places = sorted({place for span in spans for place in span})
-    lengths = (len(text[start:end].encode()) for start, end in pairwise([0, *places]))
-    before = dict(zip(places, accumulate(lengths), strict=True))
+    positions = sorted({position for span in spans for position in span})
+    lengths = (len(text[start:end].encode()) for start, end in pairwise([0, *positions]))
+    before = dict(zip(positions, accumulate(lengths), strict=True))
     return [(before[start], before[end]) for start, end in spans]
 
 
@@ -312,7 +312,7 @@ def _new_ids(special_tokens: Mapping[str, str], known: Mapping[str, int], ranks:
         raise missing_eot_error(known, where)
     ids: dict[str, int] = {}
     free = max(max(ranks.values()), *known.values(), 0) + 1
-    for role in IN_ORDER:
+    for role in ROLE_ORDER:
         token = special_tokens.get(role)
         if token is None:
             continue

@@ -91,7 +91,7 @@ class HuggingFaceTokenizer(TextTokenizer):
     """
 
     kind = "tokenizer.json"
-    _loaded = ("library_tokenizer", "_pieces", "_is_byte_level", "_rendered_tokenizer", "_written_specials")
+    _loaded = ("library_tokenizer", "_pieces", "_is_byte_level", "_rendered_tokenizer", "_specials_pattern")
 
     def __init__(self, model_path: str | Path, *, special_tokens: Mapping[str, str] = SPECIAL_TOKENS) -> None:
         self._given = str(model_path)
@@ -174,16 +174,16 @@ class HuggingFaceTokenizer(TextTokenizer):
 
     def yields_special(self, texts: Sequence[str]) -> list[bool]:
         """Return for each text whether `encode_rendered` gives it a special id. Only texts that may do so are encoded."""
-        if self._written_specials is None:
+        if self._specials_pattern is None:
             return super().yields_special(texts)
-        result = [self._written_specials.search(text) is not None for text in texts]
+        result = [self._specials_pattern.search(text) is not None for text in texts]
         likely = [number for number, found in enumerate(result) if found]
         for number, is_special in zip(likely, super().yields_special([texts[number] for number in likely]), strict=True):
             result[number] = is_special
         return result
 
     @cached_property
-    def _written_specials(self) -> re.Pattern[str] | None:
+    def _specials_pattern(self) -> re.Pattern[str] | None:
         """Pattern of the strings of special tokens, or None if a normalizer may also make them of other text."""
         added = self.library_tokenizer.get_added_tokens_decoder()
         reserved = [added[token] for token in self.reserved_ids() if token in added]
@@ -244,9 +244,9 @@ class HuggingFaceTokenizer(TextTokenizer):
 
 def _tokens_of_spans(encoded: tokenizers.Encoding, spans: Sequence[Span]) -> np.ndarray:
     """Return the span of tokens for each span of characters, (m, 2) int64, ignoring characters at its ends that have no token."""
-    places = np.fromiter(chain.from_iterable(encoded.offsets), np.int64, 2 * len(encoded)).reshape(-1, 2)
-    tokens = np.flatnonzero(places[:, 0] < places[:, 1])
-    begins, ends = places[tokens].T
+    offsets = np.fromiter(chain.from_iterable(encoded.offsets), np.int64, 2 * len(encoded)).reshape(-1, 2)
+    tokens = np.flatnonzero(offsets[:, 0] < offsets[:, 1])
+    begins, ends = offsets[tokens].T
     bounds = np.array(spans, dtype=np.int64)
     first = np.searchsorted(ends, bounds[:, 0], side="right")
     last = np.searchsorted(begins, bounds[:, 1], side="left") - 1  # the last token of the last character
@@ -295,7 +295,7 @@ def load_tokenizer_json(path: str | Path) -> LoadedTokenizerJson:
         with panics_as_errors():
             tokenizer = tokenizers.Tokenizer.from_str(content.decode())
     except Exception as error:  # `tokenizers` raises bare exceptions
-        raise NielsCacheError(f"{path}: {_why_not(error)}") from error
+        raise NielsCacheError(f"{path}: {_load_problem(error)}") from error
     _require_ids_of_file(tokenizer, described, path)
     _require_bytes(described, path)
     tokenizer.encode_special_tokens = True  # the strings of special tokens are encoded as text
@@ -314,25 +314,25 @@ def _unknown_token(tokenizer: tokenizers.Tokenizer, model: Mapping[str, Any]) ->
 
 
 def _parsed(content: bytes, path: str | Path) -> dict[str, Any]:
-    not_one = f"{path}: not a tokenizer.json; give the file that `tokenizers` or transformers saved"
+    problem = f"{path}: not a tokenizer.json; give the file that `tokenizers` or transformers saved"
     try:
         described = json.loads(content)
     except (ValueError, RecursionError) as error:
         kind = first_bytes.describe_content(content[: first_bytes.HEAD_BYTES], "JSON")
-        raise NielsCacheError(f"{not_one} (it is not JSON{kind})") from error
+        raise NielsCacheError(f"{problem} (it is not JSON{kind})") from error
     if not isinstance(described, dict) or not isinstance(described.get("model"), dict):
-        raise NielsCacheError(f"{not_one} (it has no model)")
+        raise NielsCacheError(f"{problem} (it has no model)")
     return described
 
 
-def _why_not(error: Exception) -> str:
+def _load_problem(error: Exception) -> str:
     """Return a clause about an error of `tokenizers`, which names the part of the file only by the names of its Rust types."""
-    said = _first_line(error)
+    message = _first_line(error)
     for part in ("Model", "PreTokenizer", "Normalizer", "PostProcessor", "Decoder"):
-        if f"{part}Untagged" in said or f"{part}Wrapper" in said:
+        if f"{part}Untagged" in message or f"{part}Wrapper" in message:
             named = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in part).strip("_")
-            return f"its {named} has an unknown component or a damaged setting; update tokenizers, or copy the file again ({said})"
-    return f"a damaged tokenizer.json: {said}; copy the file again"
+            return f"its {named} has an unknown component or a damaged setting; update tokenizers, or copy the file again ({message})"
+    return f"a damaged tokenizer.json: {message}; copy the file again"
 
 
 def _first_line(error: BaseException) -> str:
@@ -348,11 +348,11 @@ def _require_ids_of_file(tokenizer: tokenizers.Tokenizer, described: dict[str, A
         NielsCacheError: If an id differs.
     """
     for each in described.get("added_tokens") or ():
-        content, wanted = each["content"], each["id"]
+        content, expected = each["content"], each["id"]
         found = tokenizer.token_to_id(content)
-        if found != wanted:
+        if found != expected:
             raise NielsCacheError(
-                f"{path}: the added token {content!r} has id {wanted}, beyond the vocabulary, and `tokenizers` would make it {found}; "
+                f"{path}: the added token {content!r} has id {expected}, beyond the vocabulary, and `tokenizers` would make it {found}; "
                 "correct added_tokens, or copy the file again"
             )
 

@@ -94,10 +94,10 @@ def _run_child(spec: dict[str, Any]) -> None:
         os.close(read_end)
         os.close(write_end)
     if child.returncode != 0:
-        raise NielsCacheError(f"tokenizer training failed: {_training_advice(errors, spec)}")
+        raise NielsCacheError(f"tokenizer training failed: {_explain_failure(errors, spec)}")
 
 
-def _training_advice(errors: str, spec: dict[str, Any]) -> str:
+def _explain_failure(errors: str, spec: dict[str, Any]) -> str:
     """Return the last line of the library's error, without the position in SentencePiece's code, and advice."""
     last = errors.strip().splitlines()[-1].split("] ")[-1] if errors.strip() else "the child process was killed"
     last = last.rpartition(f"{NielsCacheError.__name__}: ")[2]

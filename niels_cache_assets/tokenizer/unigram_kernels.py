@@ -50,10 +50,10 @@ def _search(  # type: ignore[no-untyped-def]
         begin: Where the word begins in `source`.
         length: Bytes of the word.
         total: float32, the sum before the word.
-        nodes: See unigram_words.Pieces.
-        scores: See unigram_words.Pieces.
-        byte_ids: See `bytes` in unigram_words.Pieces.
-        unknown: See unigram_words.Pieces.
+        nodes: See unigram_words.VocabularyTrie.
+        scores: See unigram_words.VocabularyTrie.
+        byte_ids: See `bytes` in unigram_words.VocabularyTrie.
+        unknown: See unigram_words.VocabularyTrie.
         sums: Array with room for a word, as are all that follow.
         seconds: Sums of the second best segmentations.
         starts: Where the best piece that ends at a position begins.
@@ -143,16 +143,16 @@ def encode(  # type: ignore[no-untyped-def]
         source: (bytes,) uint8, the texts, with a blank before each text.
         ends: (texts,) int64, the end of each text in `source`.
         is_line_feed_alone: Whether no piece has a line feed beside other characters.
-        nodes: See unigram_words.Pieces.
-        scores: See unigram_words.Pieces.
-        byte_ids: See `bytes` in unigram_words.Pieces.
-        unknown: See unigram_words.Pieces.
-        rows: See unigram_words.Table.
-        leads: See unigram_words.Table.
-        pool: See unigram_words.Table.
-        pool_scores: See unigram_words.Table.
-        pool_bytes: See unigram_words.Table.
-        filled: See unigram_words.Table.
+        nodes: See unigram_words.VocabularyTrie.
+        scores: See unigram_words.VocabularyTrie.
+        byte_ids: See `bytes` in unigram_words.VocabularyTrie.
+        unknown: See unigram_words.VocabularyTrie.
+        rows: See unigram_words.WordTable.
+        leads: See unigram_words.WordTable.
+        pool: See unigram_words.WordTable.
+        pool_scores: See unigram_words.WordTable.
+        pool_bytes: See unigram_words.WordTable.
+        filled: See unigram_words.WordTable.
         ids: (bytes,) int32, receives the ids.
         lengths: (texts,) int64, receives the number of ids of each text, -1 for a text that must be encoded whole.
     """

@@ -34,7 +34,7 @@ _UNIGRAM = 1
 _UNKNOWN_PENALTY = np.float32(10)
 _ROOT = -2  # in the row of the root, instead of an edge
 _FACTOR = 0x9E3779B97F4A7C15  # of the hash of an edge: see unigram_kernels
-_NOT_HERE = (_BLANK, "\0")  # SentencePiece takes the first for a blank
+_UNSUPPORTED = (_BLANK, "\0")  # SentencePiece takes the first for a blank
 
 
 class VocabularyTrie(NamedTuple):
@@ -77,6 +77,7 @@ class WordTable(NamedTuple):
 
     @classmethod
     def empty(cls) -> WordTable:
+        """Return a table without words."""
         rows, pool = np.zeros((_TABLE_ROWS, 5), np.int64), np.zeros(_POOL, np.int32)
         return cls(rows, rows.view(np.float64), pool, pool.view(np.float32), pool.view(np.uint8), np.zeros(2, np.int64))
 
@@ -117,15 +118,15 @@ class UnigramWords:
     def encode_flat(self, texts: Sequence[str] | Strings) -> tuple[np.ndarray, np.ndarray]:
         if isinstance(texts, Strings):
             content, ends = _with_blanks(texts)
-            if not _has_any(content):
+            if not _has_unsupported(content):
                 return self._with_whole_texts(texts, *self._encoded(content, ends))
             texts = texts.tolist()
         joined = " ".join(["", *texts])
         whole: list[int] = []
-        if any(each in joined for each in _NOT_HERE):
-            whole = [number for number, text in enumerate(texts) if any(each in text for each in _NOT_HERE)]
-            left_out = set(whole)
-            joined = " ".join(["", *("" if number in left_out else text for number, text in enumerate(texts))])
+        if any(each in joined for each in _UNSUPPORTED):
+            whole = [number for number, text in enumerate(texts) if any(each in text for each in _UNSUPPORTED)]
+            whole_numbers = set(whole)
+            joined = " ".join(["", *("" if number in whole_numbers else text for number, text in enumerate(texts))])
         encoded = joined.encode()
         sizes = map(len, texts) if len(encoded) == len(joined) else (len(text.encode()) for text in texts)
         lengths = np.fromiter(sizes, np.int64, len(texts))
@@ -157,9 +158,9 @@ class UnigramWords:
             return ids, lengths
         whole = [texts[number] for number in np.flatnonzero(is_whole).tolist()]
         others, lengths[is_whole] = concatenate_ids(self._processor.encode_as_numpy(whole, num_threads=1))
-        of_whole = np.repeat(is_whole, lengths)
-        every = np.empty(len(of_whole), np.int32)
-        every[of_whole], every[~of_whole] = others, ids
+        is_from_whole = np.repeat(is_whole, lengths)
+        every = np.empty(len(is_from_whole), np.int32)
+        every[is_from_whole], every[~is_from_whole] = others, ids
         return every, lengths
 
 
@@ -173,13 +174,13 @@ def _with_blanks(texts: Strings) -> tuple[np.ndarray, np.ndarray]:
     return content, offsets[1:]
 
 
-def _has_any(content: np.ndarray) -> bool:
+def _has_unsupported(content: np.ndarray) -> bool:
     if not len(content):
         return False
     first, middle, last = _BLANK.encode()
-    places = np.flatnonzero(content == middle)
-    follows = content[np.minimum(places + 1, len(content) - 1)] == last
-    return not content.min() or bool(((content[places - 1] == first) & follows).any())
+    positions = np.flatnonzero(content == middle)
+    follows = content[np.minimum(positions + 1, len(content) - 1)] == last
+    return not content.min() or bool(((content[positions - 1] == first) & follows).any())
 
 
 def _parsed(content: bytes) -> list[tuple[str, float, int]] | None:
@@ -207,27 +208,27 @@ def _parsed(content: bytes) -> list[tuple[str, float, int]] | None:
 
 def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
     """Yield (number, value) of each field of a Protocol Buffers message; a value is an int or bytes."""
-    place = 0
+    position = 0
 
     def number() -> int:
-        nonlocal place
+        nonlocal position
         value = shift = 0
         while True:
-            byte = message[place]
-            place += 1
+            byte = message[position]
+            position += 1
             value |= (byte & 0x7F) << shift
             shift += 7
             if byte < 0x80:
                 return value
 
-    while place < len(message):
+    while position < len(message):
         key = number()
         if key & 7 == 0:
             yield key >> 3, number()
             continue
         size = {1: 8, 5: 4}.get(key & 7) or number()
-        yield key >> 3, message[place : place + size]
-        place += size
+        yield key >> 3, message[position : position + size]
+        position += size
 
 
 def _pieces_of(parsed: list[tuple[str, float, int]]) -> tuple[VocabularyTrie, bool] | None:
@@ -252,17 +253,17 @@ def _pieces_of(parsed: list[tuple[str, float, int]]) -> tuple[VocabularyTrie, bo
 
 
 def _trie(ids: dict[bytes, int]) -> np.ndarray:
-    """Return `nodes` of Pieces, given the id of each piece."""
+    """Return `nodes` of VocabularyTrie, given the id of each piece."""
     prefixes = sorted({string[:end] for string in ids for end in range(1, len(string) + 1)}, key=lambda prefix: (len(prefix), prefix))
     size = 1 << (2 * len(prefixes)).bit_length()
     edges, ends = [-1] * size, [-1] * size
     edges[-1] = _ROOT  # not free, because an edge may be stored after it
-    place_of = {b"": size - 1}
+    node_of = {b"": size - 1}
     for prefix in prefixes:
-        edge = place_of[prefix[:-1]] << 8 | prefix[-1]
-        place = (edge * _FACTOR & (1 << 64) - 1) >> 40 & size - 1
-        while edges[place] != -1:
-            place = place + 1 & size - 1
-        edges[place], place_of[prefix] = edge, place
-        ends[place] = ids.get(prefix, -1)
+        edge = node_of[prefix[:-1]] << 8 | prefix[-1]
+        node = (edge * _FACTOR & (1 << 64) - 1) >> 40 & size - 1
+        while edges[node] != -1:
+            node = node + 1 & size - 1
+        edges[node], node_of[prefix] = edge, node
+        ends[node] = ids.get(prefix, -1)
     return np.array([edges, ends], np.int32).T.copy()

@@ -5,9 +5,9 @@ indexed read), for any number of shards. Opening costs a few system calls per sh
 cache. The size of a full shard is a multiple of the page size, so full shards lie back to back. After a shard of any other size, zeros fill
 the rest of the page.
 
-`SlotTokens` maps its shards one by one, each at its own place (slot) in the range. So a window has the same place whether or not its shard
-is mapped. A slot holds nothing, or the first tokens of its shard, or the whole shard. Reading tokens that are not held would end the
-process, so callers look at `held` first. Reserving costs no memory. Mapping a shard costs a few system calls. A forked child has the same
+`SlotTokens` maps its shards one by one, each at its own position (slot) in the range. So a window has the same position whether or not its
+shard is mapped. A slot holds nothing, or the first tokens of its shard, or the whole shard. Reading any other tokens would end the
+process, so callers check `readable` first. Reserving costs no memory. Mapping a shard costs a few system calls. A forked child has the same
 slots until `clear_all`.
 
 This module samples nothing and does not need torch. Maps are never pickled: their owner opens the files again.
@@ -104,7 +104,7 @@ def _require_maps(paths: Sequence[str | Path], count: int, *, was_refused: bool 
 
     The open files are counted only if this set is large, or if the kernel has refused a map (`was_refused`): then other sets are open.
     """
-    most = _most_maps()
+    most = _max_maps()
     if most is None or (count <= most // 2 and not was_refused):
         return
     with open("/proc/self/maps", "rb") as maps:
@@ -116,7 +116,7 @@ def _require_maps(paths: Sequence[str | Path], count: int, *, was_refused: bool 
         )
 
 
-def _most_maps() -> int | None:
+def _max_maps() -> int | None:
     """Return how many files a process may map, or None if it is not known. Only Linux reports the number."""
     try:
         return int(Path("/proc/sys/vm/max_map_count").read_text(encoding="ascii"))
@@ -195,8 +195,10 @@ def reserve_range(sizes: Sequence[int]) -> "ctypes.Array[Any] | None":
     map_pages, unmap_pages = _libc_mmap()
     base = map_pages(None, total, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
     if base is None or base == _MAP_FAILED:
-        why = os.strerror(ctypes.get_errno())
-        raise NielsCacheError(f"cannot reserve {total:,} bytes of addresses for shards: {why}; raise the limit of this process (ulimit -v)")
+        reason = os.strerror(ctypes.get_errno())
+        raise NielsCacheError(
+            f"cannot reserve {total:,} bytes of addresses for shards: {reason}; raise the limit of this process (ulimit -v)"
+        )
     buffer = (ctypes.c_ubyte * total).from_address(base)
     # Not at interpreter exit: views may still exist after the finalizers, and the system unmaps the pages anyway.
     weakref.finalize(buffer, unmap_pages, base, total).atexit = False
@@ -351,14 +353,14 @@ def _check_increasing(path: str | Path, offsets: Offsets) -> None:
 
 
 class SlotTokens(MappedTokens):
-    """Slots for shards, all of them empty. The attributes are those of MappedTokens, and `held`.
+    """Slots for shards, all of them empty. The attributes are those of MappedTokens, and `readable`.
 
     Args:
         sizes: The bytes of each shard.
         dtype: The dtype of the tokens, uint16 or uint32.
 
     Attributes:
-        held: (shards,) int64, the number of tokens at the start of each shard that can be read now.
+        readable: (shards,) int64, the number of tokens at the start of each shard that can be read now.
 
     Raises:
         NielsCacheError: If the system cannot reserve the range.
@@ -369,7 +371,7 @@ class SlotTokens(MappedTokens):
         buffer = reserve_range(sizes)
         self._base, self._sizes = 0 if buffer is None else ctypes.addressof(buffer), list(sizes)
         self._set_range(buffer, sizes)
-        self.held: Ints = np.zeros(len(sizes), dtype=np.int64)
+        self.readable: Ints = np.zeros(len(sizes), dtype=np.int64)
 
     def map(self, shard: int, path: Path, *, open_file: Callable[[Path], int] = open_regular) -> None:
         """Map a whole shard from its file.
@@ -389,7 +391,7 @@ class SlotTokens(MappedTokens):
                 self._check(map_at(self._address(shard), size, descriptor), path)
             finally:
                 os.close(descriptor)
-        self.held[shard] = self.shard_lengths[shard]
+        self.readable[shard] = self.shard_lengths[shard]
 
     def fill(self, shard: int, content: bytes) -> None:
         """Put the first bytes of a shard into its slot, in memory.
@@ -399,17 +401,17 @@ class SlotTokens(MappedTokens):
         """
         self._check(map_at(self._address(shard), len(content), None), f"the start of shard {shard}")
         ctypes.memmove(self._address(shard), content, len(content))
-        self.held[shard] = len(content) // self.dtype.itemsize
+        self.readable[shard] = len(content) // self.dtype.itemsize
 
     def clear(self, shard: int) -> None:
         """Empty a slot."""
-        if self.held[shard]:
-            self.held[shard] = 0
+        if self.readable[shard]:
+            self.readable[shard] = 0
             self._check(map_at(self._address(shard), self._sizes[shard], None, is_readable=False), f"shard {shard}")
 
     def clear_all(self) -> None:
         """Empty all slots."""
-        for shard in np.flatnonzero(self.held).tolist():
+        for shard in np.flatnonzero(self.readable).tolist():
             self.clear(shard)
 
     def _address(self, shard: int) -> int:
@@ -418,5 +420,5 @@ class SlotTokens(MappedTokens):
     @staticmethod
     def _check(is_mapped: bool, what: object) -> None:
         if not is_mapped:
-            why = os.strerror(ctypes.get_errno())
-            raise NielsCacheError(f"{what}: cannot be mapped: {why}; raise vm.max_map_count, or give Blocks() fewer shards")
+            reason = os.strerror(ctypes.get_errno())
+            raise NielsCacheError(f"{what}: cannot be mapped: {reason}; raise vm.max_map_count, or give Blocks() fewer shards")

@@ -223,11 +223,11 @@ def current_tokenizer_sha256(folder: str | Path) -> str | None:
 
 def tokenizer_problem(meta: Meta, current: str | None) -> str | None:
     """Return one clause if the data set was built with a tokenizer that is not `current`, otherwise None."""
-    used = meta.get("tokenizer_sha256")
-    if used is None or current is None or used == current:
+    built_with = meta.get("tokenizer_sha256")
+    if built_with is None or current is None or built_with == current:
         return None
-    holds = f"built with tokenizer {short_sha256(used)}, but the cache now holds {short_sha256(current)}"
-    return f"{holds}; rebuild this data set or restore its tokenizer"
+    problem = f"built with tokenizer {short_sha256(built_with)}, but the cache now holds {short_sha256(current)}"
+    return f"{problem}; rebuild this data set or restore its tokenizer"
 
 
 def short_sha256(sha256: object) -> str:
@@ -274,8 +274,8 @@ def check_sizes(folder: str | Path, listed: Mapping[str, Mapping[str, Any]], fou
         raise NielsCacheError(f"{Path(folder) / path}: missing, though meta.json lists it; rebuild this data set")
     for path in sorted(found.keys() - listed.keys()):
         raise NielsCacheError(f"{Path(folder) / path}: not listed in meta.json; remove it or rebuild this data set")
-    if leaves := link_problem(folder, sorted(found)):
-        raise NielsCacheError(f"{Path(folder) / leaves[0]}: {leaves[1]}")
+    if outside := link_problem(folder, sorted(found)):
+        raise NielsCacheError(f"{Path(folder) / outside[0]}: {outside[1]}")
     for path, size in sorted(found.items()):
         if size != listed[path]["bytes"]:
             raise NielsCacheError(

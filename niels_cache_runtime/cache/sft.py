@@ -77,8 +77,8 @@ def example_target_mask(tokens: Array, starts: Ints, asst_id: int, eot_id: int, 
         begins_inside[resumed[~changes[resumed]]] = True
     changes[starts] = True
     # Between two changes, either all tokens are inside a span or no token is. There are few such runs; one pass fills them.
-    places = np.flatnonzero(changes)
-    inside = np.repeat(begins_inside[places], np.diff(places, append=len(tokens)))
+    changed = np.flatnonzero(changes)
+    inside = np.repeat(begins_inside[changed], np.diff(changed, append=len(tokens)))
     mask = np.zeros(len(tokens), dtype=np.bool_)
     mask[1:] = inside[:-1]  # shifted by one, so that the closing EOT still counts
     mask &= ~opens
@@ -124,8 +124,8 @@ def _open_files(tokens_path: str, idx_path: str, verify: Verify, pairs: bool) ->
     folder = Path(tokens_path).parent
     meta = open_meta(folder, verify=verify)
     if has_pairs(meta) != pairs:
-        held, reader = ("no preference pairs", "SFTExampleDataset") if pairs else ("preference pairs", "PreferenceDataset")
-        raise NielsCacheError(f"{folder}: holds {held}; read it with TokenLoader or {reader}")
+        contents, reader = ("no preference pairs", "SFTExampleDataset") if pairs else ("preference pairs", "PreferenceDataset")
+        raise NielsCacheError(f"{folder}: holds {contents}; read it with TokenLoader or {reader}")
     with_spans = _split_with_spans(meta, Path(tokens_path))
     tokens = MappedTokens([tokens_path], dtype=token_dtype_of(meta)).shards[0]
     if meta is not None and not is_foreign(meta):
@@ -170,15 +170,15 @@ def resolve_id(role: Literal["eot", "asst"], given: int | None, *, meta: Meta | 
     """
     dtype = token_dtype_of(meta)
     given = None if given is None else check_token_id(f"{role}_id", given, dtype=dtype)
-    where, known = _recorded_id(role, meta, Path(tokens_path).parent)
+    where, recorded = _recorded_id(role, meta, Path(tokens_path).parent)
     if given is None:
-        if known is None:
+        if recorded is None:
             meaning = "the id of the assistant sentinel" if role == "asst" else "the id that ends a message"
             places = "neither meta.json beside them nor tokenizer/meta.json near them gives it"
             raise NielsCacheError(f"{tokens_path}: the {role} id is unknown, because {places}; pass {role}_id=, {meaning}")
-        return check_token_id(f"{where}: {role}", known, dtype=dtype)
-    if known not in (None, given):
-        raise NielsCacheError(f"{where}: its {role} id is {known}, not {role}_id={given}; use the ids of the cache's tokenizer")
+        return check_token_id(f"{where}: {role}", recorded, dtype=dtype)
+    if recorded not in (None, given):
+        raise NielsCacheError(f"{where}: its {role} id is {recorded}, not {role}_id={given}; use the ids of the cache's tokenizer")
     return given
 
 

@@ -30,7 +30,7 @@ from pathlib import Path
 
 from niels_cache_runtime.errors import NielsCacheError
 
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+_NO_LOCK_SUPPORT = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 _RETRY_SECONDS = 0.5  # a new owner may not have written its name yet, and `lock_owner` takes the lock for an instant
 _POLL_SECONDS = 0.02
 _COMMAND_WIDTH = 80
@@ -82,7 +82,7 @@ class LockOwner:
 
     @classmethod
     def current(cls, doing: str | None = None) -> LockOwner:
-        """Return a Writer for this process.
+        """Return the LockOwner for this process.
 
         Args:
             doing: A text that replaces the command line.
@@ -174,7 +174,7 @@ def try_lock(descriptor: int, target: Path, kind: int) -> bool:
     except BlockingIOError:
         return False
     except OSError as error:
-        if error.errno not in _NO_LOCKS:
+        if error.errno not in _NO_LOCK_SUPPORT:
             raise
         raise LockRefusedError(
             f"{target.parent}: its file system supports no locks ({error.strerror}), so two processes could write at once; "
@@ -190,23 +190,23 @@ def _acquire(target: Path, retry_seconds: float, wait: Callable[[LockOwner], Non
     deadline = time.monotonic() + retry_seconds
     while True:
         descriptor = _open(path)
-        writer: LockOwner | None = None
+        owner: LockOwner | None = None
         try:
             if try_lock(descriptor, target, fcntl.LOCK_EX):
                 if is_same_file(path, descriptor):
-                    held, descriptor = descriptor, -1
-                    return held
+                    acquired, descriptor = descriptor, -1
+                    return acquired
             else:
-                writer = _owner(descriptor)
+                owner = _owner(descriptor)
         finally:
             if descriptor >= 0:
                 os.close(descriptor)
         if time.monotonic() <= deadline:
             time.sleep(_POLL_SECONDS)
         elif wait is None:
-            raise BusyError(target, writer or UNKNOWN)
+            raise BusyError(target, owner or UNKNOWN)
         else:
-            wait(writer or UNKNOWN)
+            wait(owner or UNKNOWN)
 
 
 def _open(path: Path) -> int:
@@ -232,14 +232,14 @@ def is_same_file(path: Path, descriptor: int) -> bool:
 def _owner(descriptor: int) -> LockOwner | None:
     """Return the owner that the file of a held lock names, or None if it names no owner, or certainly names a previous owner."""
     try:
-        said = json.loads(os.pread(descriptor, 4096, 0))
-        writer = LockOwner(pid=said["pid"], host=said["host"], since=said["since"], command=said["command"])
+        record = json.loads(os.pread(descriptor, 4096, 0))
+        owner = LockOwner(pid=record["pid"], host=record["host"], since=record["since"], command=record["command"])
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
-    named = all(isinstance(text, str) and text.isprintable() for text in (writer.host, writer.since, writer.command))
-    if not named or type(writer.pid) is not int or writer.pid <= 0:
+    is_readable = all(isinstance(text, str) and text.isprintable() for text in (owner.host, owner.since, owner.command))
+    if not is_readable or type(owner.pid) is not int or owner.pid <= 0:
         return None
-    return writer if writer.host != os.uname().nodename or _is_alive(writer.pid) else None
+    return owner if owner.host != os.uname().nodename or _is_alive(owner.pid) else None
 
 
 def _is_alive(pid: int) -> bool:

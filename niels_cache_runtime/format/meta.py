@@ -73,10 +73,10 @@ def check_foreign(meta: dict[str, Any], path: object) -> dict[str, Any]:
         raise ForeignMetaError(f"{path}: {error}") from error
     ids = meta.get("special_token_ids")
     counts = _COUNTS[foreign_family(meta)]
-    lacking = [key for key in (*_NEEDED, *counts) if key not in meta]
-    lacking += ["special_token_ids.eot"] if isinstance(ids, dict) and "eot" not in ids else []
-    if lacking:
-        raise ForeignMetaError(f"{path}: another program wrote it, and it has no {', '.join(lacking)}; add that, or remove the file")
+    missing = [key for key in (*_NEEDED, *counts) if key not in meta]
+    missing += ["special_token_ids.eot"] if isinstance(ids, dict) and "eot" not in ids else []
+    if missing:
+        raise ForeignMetaError(f"{path}: another program wrote it, and it has no {', '.join(missing)}; add that, or remove the file")
     numbers = {"vocab_size": meta["vocab_size"], **{key: meta[key] for key in counts}}
     numbers |= {"special_token_ids.eot": ids["eot"] if isinstance(ids, dict) else ids}
     for key, value in numbers.items():
@@ -92,9 +92,9 @@ def check_foreign(meta: dict[str, Any], path: object) -> dict[str, Any]:
 
 def warn_unverifiable(path: str) -> None:
     """Warn that the cache with this meta.json cannot be verified. A process warns only once about each cache."""
-    known = os.path.abspath(path)
-    if known not in _warned:
-        _warned.add(known)
+    absolute = os.path.abspath(path)
+    if absolute not in _warned:
+        _warned.add(absolute)
         warnings.warn(f"{path}: {UNVERIFIABLE}", stacklevel=3)
 
 
@@ -331,8 +331,8 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """
     found = dict(pairs)
     if len(found) < len(pairs):
-        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise ValueError(f"an object has the key {ascii(twice)[:_SHOWN_KEY]} twice")
+        repeated = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise ValueError(f"an object has the key {ascii(repeated)[:_SHOWN_KEY]} twice")
     return found
 
 
@@ -358,15 +358,15 @@ def location_problem(meta: Meta, *, family: str, name: str) -> str | None:
     kind = meta.get("kind")
     if str(kind).partition("/")[0] != family:
         return f"kind is {kind!r:.80}, but it lies in {family}/"
-    own = meta.get("dataset_name")
-    if own is not None and own != name:
+    recorded = meta.get("dataset_name")
+    if recorded is not None and recorded != name:
         advice = "rename or remove the folder, or rebuild this data set with --force"
-        return f"dataset_name is {own!r:.80}, but its folder is called {name!r}; {advice}"
+        return f"dataset_name is {recorded!r:.80}, but its folder is called {name!r}; {advice}"
     if str(kind).startswith(_INDEX) and {"index_version", "parameters"} <= meta.keys():
-        hashed = index_name(str(kind).removeprefix(_INDEX), version=meta["index_version"], parameters=meta["parameters"])
-        if hashed != name:
+        index = index_name(str(kind).removeprefix(_INDEX), version=meta["index_version"], parameters=meta["parameters"])
+        if index != name:
             return (
-                f"is the index {hashed}, but its folder is called {name!r}; rename or remove the folder, because no program reads it there"
+                f"is the index {index}, but its folder is called {name!r}; rename or remove the folder, because no program reads it there"
             )
     return None
 

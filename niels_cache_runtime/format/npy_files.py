@@ -131,16 +131,16 @@ def _parse(text: str, *, offset: int) -> NpyHeader | None:
     text = text.strip(" \n")
     if not (text.startswith("{") and text.endswith("}")):
         return None
-    found: dict[str, re.Match[str]] = {}
-    place, end = 1, len(text) - 1
-    while entry := _ENTRY.match(text, place, end):
-        if entry["key"] in found:
+    entries: dict[str, re.Match[str]] = {}
+    position, end = 1, len(text) - 1
+    while entry := _ENTRY.match(text, position, end):
+        if entry["key"] in entries:
             return None
-        found[entry["key"]], place = entry, entry.end()
-    if text[place:end].strip(" ") or len(found) != 3:
+        entries[entry["key"]], position = entry, entry.end()
+    if text[position:end].strip(" ") or len(entries) != 3:
         return None
-    descr = found["descr"]["dtype"] or found["descr"]["fields"]
-    order, shape = found["fortran_order"]["order"], found["shape"]["shape"]
+    descr = entries["descr"]["dtype"] or entries["descr"]["fields"]
+    order, shape = entries["fortran_order"]["order"], entries["shape"]["shape"]
     if descr is None or order is None or shape is None:
         return None
     extents = tuple(int(extent) for extent in re.findall(r"\d+", shape))

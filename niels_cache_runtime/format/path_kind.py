@@ -16,8 +16,8 @@ NO_CACHE = "holds no cache (no tokenizer/, pretrain/NAME/ or sft/NAME/)"
 
 PathKind = Literal["root", "dataset", "family", "inside", "above", "file", "missing", "nothing"]
 
-_NAMED = (*FAMILIES, "corpus", "index")  # folders of named data sets
-_ONE = ("tokenizer", "duplicates")
+_NAMED = (*FAMILIES, "corpus", "index")  # folders that contain named folders
+_UNNAMED = ("tokenizer", "duplicates")  # folders that exist once in a cache root
 _MAX_NAMED = 3
 
 
@@ -87,7 +87,7 @@ def _above(path: Path, levels: int) -> Path:
 
 def _root_of(dataset: Path) -> list[Path]:
     folder = dataset.absolute()
-    if folder.name in _ONE:
+    if folder.name in _UNNAMED:
         return [_above(dataset, 1)]
     return [_above(dataset, 2)] if folder.parent.name in _NAMED else []
 
@@ -102,4 +102,4 @@ def _describe_dataset(dataset: Path) -> str:
     name = dataset.absolute().name
     if kind in FAMILIES:
         return f"the {'SFT' if kind == 'sft' else kind} data set {name}"
-    return f"the {kind}" if kind in _ONE else f"the {kind} {name}" if kind == "corpus" else f"the folder {name} with a {META_NAME}"
+    return f"the {kind}" if kind in _UNNAMED else f"the {kind} {name}" if kind == "corpus" else f"the folder {name} with a {META_NAME}"

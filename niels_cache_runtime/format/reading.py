@@ -32,13 +32,13 @@ class FolderListing(NamedTuple):
     Attributes:
         sizes: The bytes of every regular file.
         irregular: One clause about each entry that is neither a regular file nor a folder, or cannot be read.
-        unreadable: Entries that were skipped because their name has a leading dot.
+        skipped: Entries that were skipped because their name has a leading dot.
         empty: Folders without any entry.
     """
 
     sizes: dict[str, int]
     irregular: dict[str, str]
-    unreadable: list[str]
+    skipped: list[str]
     empty: list[str]
 
 
@@ -48,35 +48,35 @@ def find_files(folder: Path) -> FolderListing:
     An entry with a leading dot belongs to a file manager or to a running build. Such an entry is skipped, with everything in it.
     """
     sizes: dict[str, int] = {}
-    strange: dict[str, str] = {}
-    unread: list[str] = []
+    irregular: dict[str, str] = {}
+    skipped: list[str] = []
     empty: list[str] = []
 
-    def unlisted(error: OSError) -> None:
-        strange[Path(error.filename).relative_to(folder).as_posix()] = f"cannot be listed: {error.strerror or error}"
+    def record_error(error: OSError) -> None:
+        irregular[Path(error.filename).relative_to(folder).as_posix()] = f"cannot be listed: {error.strerror or error}"
 
-    for below, folders, names in os.walk(folder, onerror=unlisted):
+    for below, folders, names in os.walk(folder, onerror=record_error):
         if not folders and not names:
             empty.append(Path(below).relative_to(folder).as_posix())
         for name in [*names, *folders]:
             path = Path(below, name)
             relative = path.relative_to(folder).as_posix()
             if name.startswith("."):
-                unread.append(relative)
+                skipped.append(relative)
                 continue
             try:
                 found = path.lstat()
             except OSError as error:
-                strange[relative] = f"cannot be read: {error.strerror or error}"
+                irregular[relative] = f"cannot be read: {error.strerror or error}"
                 continue
             if stat.S_ISREG(found.st_mode):
                 sizes[relative] = found.st_size
             elif stat.S_ISLNK(found.st_mode):
-                strange[relative] = "is a link, which is not followed; put the file itself there"
+                irregular[relative] = "is a link, which is not followed; put the file itself there"
             elif not stat.S_ISDIR(found.st_mode):
-                strange[relative] = "is not a regular file"
+                irregular[relative] = "is not a regular file"
         folders[:] = [name for name in folders if not name.startswith(".")]
-    return FolderListing(dict(sorted(sizes.items())), dict(sorted(strange.items())), sorted(unread), sorted(empty))
+    return FolderListing(dict(sorted(sizes.items())), dict(sorted(irregular.items())), sorted(skipped), sorted(empty))
 
 
 def hash_files(
@@ -107,13 +107,13 @@ def hash_files(
     def read(path: Path) -> str | NielsCacheError:
         if not hasattr(buffers, "block"):
             buffers.block = memoryview(mmap.mmap(-1, BLOCK_BYTES))  # page-aligned memory: the system copies into it twice as fast
-        block, look, digest = buffers.block, files[path], hashlib.sha256()
+        block, consume, digest = buffers.block, files[path], hashlib.sha256()
         try:
             with FileIO(open_regular(path)) as file:
                 while not stopped.is_set() and (count := _fill(file, block)):
                     digest.update(block[:count])
-                    if look is not None:
-                        look(block[:count])
+                    if consume is not None:
+                        consume(block[:count])
                     if on_bytes is not None:
                         with lock:
                             on_bytes(count)

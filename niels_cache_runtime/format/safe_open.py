@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 from niels_cache_runtime.errors import NielsCacheError
 
 # Without O_NONBLOCK, opening a pipe would wait for a writer. The flag has no effect on a regular file.
-_AT_ONCE = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+_NO_WAIT = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
 _NEW = ".new"  # the end of the name of a file that replaces another one
@@ -63,18 +63,18 @@ def link_problem(folder: str | Path, names: Iterable[str]) -> tuple[str, str] | 
         names: Relative names that `name_problem` has accepted.
     """
     folder = Path(folder)
-    looked_at: dict[str, bool] = {}
+    is_outside: dict[str, bool] = {}
     for name in names:
         parts = name.split("/")
         for part in ("/".join(parts[: count + 1]) for count in range(len(parts))):
-            if part not in looked_at:
-                looked_at[part] = _leaves(folder, part)
-            if looked_at[part]:
+            if part not in is_outside:
+                is_outside[part] = _leads_outside(folder, part)
+            if is_outside[part]:
                 return name, f"is a link out of {folder}, which is not followed; put the file itself there"
     return None
 
 
-def _leaves(folder: Path, name: str) -> bool:
+def _leads_outside(folder: Path, name: str) -> bool:
     try:
         if not stat.S_ISLNK(os.lstat(os.path.join(folder, name)).st_mode):  # a join of paths as objects takes longer than the look
             return False
@@ -90,7 +90,7 @@ def open_regular(path: str | Path) -> int:
         OSError: In the same cases as `os.open`.
         NielsCacheError: For a pipe or a device.
     """
-    descriptor = os.open(path, os.O_RDONLY | _AT_ONCE)
+    descriptor = os.open(path, os.O_RDONLY | _NO_WAIT)
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
@@ -228,7 +228,7 @@ class OwnedFolder:
     @staticmethod
     def _open(folder: int, name: str, flags: int, path: Path, *, is_folder: bool = False) -> int:
         try:
-            return os.open(name, flags | _NO_LINK | _AT_ONCE, dir_fd=folder)
+            return os.open(name, flags | _NO_LINK | _NO_WAIT, dir_fd=folder)
         except OSError as error:
             with suppress(OSError):
                 if stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):

@@ -1,9 +1,10 @@
 """TokenLoader and its parts: the order of samples, and how a sample becomes a row of a batch.
 
-    order, blocks, blend, mixture: position -> samples      windows, packing: a sample -> tokens      batch: tokens -> tensors
+    order, blocks, blend, run_order: position -> samples      windows, packing: a sample -> tokens      batch: tokens -> tensors
     settings, state, steps: the settings of a run, its saved state, its position      trace, report: origins of tokens, a planned run
 
-The modules of this folder import `cache` and `format`. TokenLoader is imported at its first use, so `blend` can be imported without torch.
+The modules of this folder import `cache`, `format` and `remote`. TokenLoader is imported at its first use, so `blend` can be imported
+without torch.
 """
 
 import importlib

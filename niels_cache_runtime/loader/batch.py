@@ -77,15 +77,15 @@ class BatchMaker:
     """A maker of batches: it reads samples from sources and puts their tokens onto a device."""
 
     def __init__(
-        self, sources: Sequence[SampleSource], *, T: int, device: torch.device, wanted: Sequence[str], mask_cross_document_targets: bool
+        self, sources: Sequence[SampleSource], *, T: int, device: torch.device, fields: Sequence[str], mask_cross_document_targets: bool
     ) -> None:
         self._sources = sources
         self._T = T
         self._device = device
         self._packs = any(source.packs for source in sources)
-        self._wanted = frozenset(wanted) | ({"document_ids", "position_ids", "cu_seqlens"} if self._packs else set())
+        self._fields = frozenset(fields) | ({"document_ids", "position_ids", "cu_seqlens"} if self._packs else set())
         self._mask_cross = mask_cross_document_targets
-        self._boundaries = mask_cross_document_targets or bool(self._wanted - {"dataset_ids"})
+        self._boundaries = mask_cross_document_targets or bool(self._fields - {"dataset_ids"})
         self._pairs = InputTargetMaker(device)
 
     def check_boundaries(self) -> None:
@@ -109,12 +109,12 @@ class BatchMaker:
         rows = self._read(located)
         n = len(located)
         x, y = self._pairs.pairs(rows.tokens)
-        extra: dict[str, Any] = {}
-        if "dataset_ids" in self._wanted:
-            extra["dataset_ids"] = self._send(located.sources.copy())
+        optional: dict[str, Any] = {}
+        if "dataset_ids" in self._fields:
+            optional["dataset_ids"] = self._send(located.sources.copy())
         boundaries = rows.boundaries
         if boundaries is not None:
-            extra |= self._document_fields(boundaries, n)
+            optional |= self._document_fields(boundaries, n)
         targets = rows.targets
         if self._mask_cross and boundaries is not None:
             within = ~cross_document_targets(boundaries, rows=n, T=self._T)
@@ -123,24 +123,24 @@ class BatchMaker:
             targets = np.ones((n, self._T), dtype=np.bool_)
         if targets is not None:
             if self._device.type == "cpu":  # numpy on the calling thread: see cache/gather.py
-                extra["y_masked"] = torch.from_numpy(np.where(targets, y.numpy(), IGNORE_INDEX))
+                optional["y_masked"] = torch.from_numpy(np.where(targets, y.numpy(), IGNORE_INDEX))
             else:
-                extra["y_masked"] = torch.where(self._send(targets), y, IGNORE_INDEX)
-        return Batch(x=x, y=y, **extra)
+                optional["y_masked"] = torch.where(self._send(targets), y, IGNORE_INDEX)
+        return Batch(x=x, y=y, **optional)
 
     def _document_fields(self, boundaries: DocumentStarts, n: int) -> dict[str, Any]:
-        made: dict[str, Any] = {}
-        if not self._wanted & {"document_ids", "position_ids", "cu_seqlens"}:
-            return made
+        tensors: dict[str, Any] = {}
+        if not self._fields & {"document_ids", "position_ids", "cu_seqlens"}:
+            return tensors
         cu = cu_seqlens(boundaries, rows=n, T=self._T)
-        if "document_ids" in self._wanted:
-            made["document_ids"] = self._send(document_ids(cu, rows=n, T=self._T))
-        if "position_ids" in self._wanted:
-            made["position_ids"] = self._send(position_ids(cu, rows=n, T=self._T))
-        if "cu_seqlens" in self._wanted:
-            made["cu_seqlens"] = self._send(cu)
-            made["max_seqlen"] = max_seqlen(cu)
-        return made
+        if "document_ids" in self._fields:
+            tensors["document_ids"] = self._send(document_ids(cu, rows=n, T=self._T))
+        if "position_ids" in self._fields:
+            tensors["position_ids"] = self._send(position_ids(cu, rows=n, T=self._T))
+        if "cu_seqlens" in self._fields:
+            tensors["cu_seqlens"] = self._send(cu)
+            tensors["max_seqlen"] = max_seqlen(cu)
+        return tensors
 
     def _send(self, array: Array) -> torch.Tensor:
         return to_device(array, self._device)
@@ -154,12 +154,12 @@ class BatchMaker:
         targets = np.ones((n, self._T), dtype=np.bool_) if self._packs else None
         continues = np.zeros(n, dtype=np.bool_)
         starts: list[tuple[Ints, Ints]] = []
-        read = [
+        parts = [
             self._sources[source].read(located.numbers[places], epoch=epoch, boundaries=self._boundaries)
             for source, epoch, places in groups
         ]
-        tokens = np.empty((n, self._T + 1), dtype=np.result_type(TOKEN_DTYPE, *(rows.tokens.dtype for rows in read)))
-        for (_, _, places), rows in zip(groups, read, strict=True):
+        tokens = np.empty((n, self._T + 1), dtype=np.result_type(TOKEN_DTYPE, *(rows.tokens.dtype for rows in parts)))
+        for (_, _, places), rows in zip(groups, parts, strict=True):
             tokens[places] = rows.tokens
             if targets is not None and rows.targets is not None:
                 targets[places] = rows.targets

@@ -233,7 +233,7 @@ def _whole_schedule(names: list[str], schedule: Schedule) -> tuple[tuple[int, tu
     if firsts[0] != 0:
         raise NielsCacheError(f"schedule: the first segment starts at sample {schedule[0][0]!r}; it must start at 0")
     checked: list[tuple[int, tuple[int, ...]]] = []
-    ever = set()
+    used = set()
     for first, (given, weights) in zip(firsts, schedule, strict=True):
         if first is None or (checked and first <= checked[-1][0]) or first >= _MAX_SAMPLES:
             raise NielsCacheError(
@@ -244,11 +244,11 @@ def _whole_schedule(names: list[str], schedule: Schedule) -> tuple[tuple[int, tu
         fractions = [_fraction(where, name, weights[name], zero=len(schedule) > 1) for name in names]
         if not any(fractions):
             raise NielsCacheError(f"{where}: all are 0; give at least one source a positive weight")
-        ever |= {name for name, fraction in zip(names, fractions, strict=True) if fraction}
+        used |= {name for name, fraction in zip(names, fractions, strict=True) if fraction}
         checked.append((first, _whole_weights(fractions)))
-    never = [name for name in names if name not in ever]
-    if never:
-        raise NielsCacheError(f"weights of {', '.join(never)}: 0 in every segment; leave out a source without a positive weight")
+    unused = [name for name in names if name not in used]
+    if unused:
+        raise NielsCacheError(f"weights of {', '.join(unused)}: 0 in every segment; leave out a source without a positive weight")
     return tuple(checked)
 
 
@@ -296,16 +296,16 @@ def _largest_remainder(shares: Sequence[int], *, total: int) -> list[int]:
     result = [0] * len(shares)
     divided = {index for index, share in enumerate(shares) if share}
     while True:
-        places, of = total - sum(result), sum(shares[index] for index in divided)
-        below = {index for index in divided if shares[index] * places < of}
+        left, total_shares = total - sum(result), sum(shares[index] for index in divided)
+        below = {index for index in divided if shares[index] * left < total_shares}
         if not below:
             break
         for index in below:
             result[index] = 1
         divided -= below
     for index in divided:
-        result[index] = shares[index] * places // of
-    by_remainder = sorted(divided, key=lambda index: (-(shares[index] * places % of), index))
+        result[index] = shares[index] * left // total_shares
+    by_remainder = sorted(divided, key=lambda index: (-(shares[index] * left % total_shares), index))
     for index in by_remainder[: total - sum(result)]:
         result[index] += 1
     return result

@@ -30,8 +30,8 @@ Consequences:
 * Lane c mod G does not depend on the epoch. With M machines, M a divisor of G, machine m takes the samples with c mod M = m, and these are
   all samples of the lanes m, m+M, m+2M, ... and no others.
 
-`block_visits` tells when a machine needs a block. Code that keeps only a part of a cache on the machine asks there what to fetch next. An
-epoch costs one pass over its blocks. `blend` mixes sources so that the number of a sample in the run and c have the same lane.
+`block_visits` computes when a machine needs a block. Code that keeps only a part of a cache on the machine uses it to decide what to fetch
+next. An epoch costs one pass over its blocks. `blend` mixes sources so that the number of a sample in the run and c have the same lane.
 
 Ranks count machine by machine, as torchrun counts them: machine m has the ranks m * R .. (m+1) * R - 1, where R is the number of ranks per
 machine. `resolve_machines` finds their number, and `steps` divides the samples.
@@ -297,8 +297,8 @@ def _visits_of_epoch(order: BlockOrder, epoch: int, *, machine: int, machines: i
         start = order.start(epoch) + (lane - row.first_lane) % lanes
         firsts, lasts = (start + lanes * number for number in numbers)
         for block, first, last in zip(row.blocks[slots].tolist(), firsts.tolist(), lasts.tolist(), strict=True):
-            known = found.get(block, (first, last))
-            found[block] = min(first, known[0]), max(last, known[1])
+            earlier = found.get(block, (first, last))
+            found[block] = min(first, earlier[0]), max(last, earlier[1])
     return sorted(_SampleVisit(first, last, epoch, block) for block, (first, last) in found.items())
 
 
@@ -317,7 +317,7 @@ def resolve_machines(given: int | None, *, lanes: int, world_size: int, environm
     Raises:
         NielsCacheError: For any other number. The message names the allowed ones.
     """
-    machines = _machines_of_torchrun(world_size, environment) if given is None else given
+    machines = _torchrun_machines(world_size, environment) if given is None else given
     origin = " (from torchrun)" if given is None and machines > 1 else ""
     allowed = [count for count in range(1, math.gcd(lanes, world_size) + 1) if lanes % count == 0 == world_size % count]
     if machines not in allowed:
@@ -329,7 +329,7 @@ def resolve_machines(given: int | None, *, lanes: int, world_size: int, environm
     return machines
 
 
-def _machines_of_torchrun(world_size: int, environment: Mapping[str, str]) -> int:
+def _torchrun_machines(world_size: int, environment: Mapping[str, str]) -> int:
     """Return the number of machines that torchrun set: 1 without torchrun and for a single rank.
 
     Raises:
@@ -342,10 +342,10 @@ def _machines_of_torchrun(world_size: int, environment: Mapping[str, str]) -> in
         everywhere, here, groups = (int(environment[name]) if name in environment else None for name in names)
     except ValueError:
         everywhere = here = groups = 0
-    told = ", ".join(f"{name}={environment[name]}" for name in names if name in environment)
+    variables = ", ".join(f"{name}={environment[name]}" for name in names if name in environment)
     if not here or everywhere not in (None, world_size) or groups not in (None, world_size // here) or world_size % here:
         raise NielsCacheError(
-            f"world_size={world_size}: {told} in the environment do not give equally many ranks on each machine; "
+            f"world_size={world_size}: {variables} in the environment do not give equally many ranks on each machine; "
             f"give Blocks(machines=n) (machines=1: each machine reads all lanes)"
         )
     return world_size // here

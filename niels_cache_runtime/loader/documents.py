@@ -1,7 +1,7 @@
 """Document boundaries of a batch, and the arrays that models take (ids, positions, cumulative lengths, attention masks).
 
-    doc_ends --find_boundaries--> Boundaries --cu_seqlens--> cu --document_ids, position_ids, max_seqlen--> arrays of a batch
-                                            `--cross_document_targets--> targets to exclude from the loss
+    doc_ends --find_boundaries--> DocumentStarts --cu_seqlens--> cu --document_ids, position_ids, max_seqlen--> arrays of a batch
+                                                `--cross_document_targets--> targets to exclude from the loss
     document_ids --document_mask, flex_block_mask--> attention inside documents only
 
 No token is read: boundaries come from the offsets that a cache stores, not from a scan for end-of-text tokens. The arrays are numpy arrays,

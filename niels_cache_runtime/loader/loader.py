@@ -1,6 +1,6 @@
 """The loader for training: deterministic order, blends, exact and elastic resume, documents, packing.
 
-    step --Steps--> global samples of this rank --Mixture--> (source, epoch, number) each --BatchMaker--> Batch
+    step --Steps--> global samples of this rank --RunOrder--> (source, epoch, number) each --BatchMaker--> Batch
 
 Everything before the last arrow is computed from the position in the run. So a saved state is a few integers, and resuming costs the same
 at any step. A batch costs one gather (one indexed numpy read) for each source that it has rows of.
@@ -165,7 +165,7 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
         check_one_tokenizer(self.names, self._sources)
         pairs = have_pairs(self.names, self._sources, packing=settings.sft.packing)
         self._settings = settings = replace(settings, pairs=pairs)
-        self._mixture = RunOrder(
+        self._run_order = RunOrder(
             self.names,
             [source.samples for source in self._sources],
             schedule=row_weights(self.names, self._sources, settings),
@@ -301,14 +301,14 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
         allowed = (allow_changed,) if isinstance(allow_changed, str) else tuple(allow_changed)
         for name in allowed:
             check_choice("allow_changed", name, self.names)
-        mixture = self._mixture.grown({})
-        phases = resumed_phases(state, self.names, self._sources, mixture.blend.counts(position.samples).tolist(), grown=grown)
+        run_order = self._run_order.grown({})
+        phases = resumed_phases(state, self.names, self._sources, run_order.blend.counts(position.samples).tolist(), grown=grown)
         check_sources(state, self._source_states(), allow_changed={*allowed, *phases})
         check_order(state, self.names)
-        check_weights(state, self.names, self._sources, mixture, self._settings, allow_changed=bool(allowed))
+        check_weights(state, self.names, self._sources, run_order, self._settings, allow_changed=bool(allowed))
         worker, here = state.get("worker"), get_worker_info()
         check_worker(state, position, here=None if here is None else (here.id, here.num_workers), **self._sizes)
-        self._mixture = mixture.grown(phases)
+        self._run_order = run_order.grown(phases)
         position = position.resized(**self._sizes)
         end = self._steps.end(position)
         if end is not None and end < position.samples:  # `epochs` or a source's length has changed: a new pass begins here
@@ -343,7 +343,7 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
         samples = self._steps.find(self.position, number, rank=rank)
         if not len(samples):
             raise NielsCacheError(f"step={number}: the last batch of a pass, with no row for rank {rank}")
-        located = self._mixture.locate(samples)
+        located = self._run_order.locate(samples)
         found = trace_samples(self.names, self._sources, step=number, samples=samples, located=located, side=side)
         return found if row is None and column is None else found.token(row or 0, column or 0)
 
@@ -361,7 +361,7 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
         """
         first = self.samples
         last = first + check_positive("steps", steps) * self.B * self.world_size
-        return make_report(self.names, self._sources, self._mixture, first=first, last=last, settings=self._settings)
+        return make_report(self.names, self._sources, self._run_order, first=first, last=last, settings=self._settings)
 
     def block_visits(self) -> Iterator[BlockVisit]:
         """Yield the blocks that this rank's machine reads from the loader's position on, in the order in which it first needs them.
@@ -376,7 +376,7 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
 
     def _visits_of(self, names: Collection[str]) -> Iterator[BlockVisit]:
         machines = self._settings.machines
-        return self._mixture.visits(names, self.samples, machine=self.rank // (self.world_size // machines), machines=machines)
+        return self._run_order.visits(names, self.samples, machine=self.rank // (self.world_size // machines), machines=machines)
 
     def as_dataset(self, samples: int | None = None) -> SampleDataset:
         """Return a map-style Dataset of single rows: item k is sample k of this run, counted from 0 over all ranks.
@@ -391,8 +391,8 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
         Raises:
             NielsCacheError: If `samples` is not a positive whole number.
         """
-        length = self._mixture.end_of_pass(0, epochs=1)[0] if samples is None else check_positive("samples", samples)
-        return SampleDataset(make_maker(self._sources, self._settings, torch.device("cpu")), self._mixture, length)
+        length = self._run_order.end_of_pass(0, epochs=1)[0] if samples is None else check_positive("samples", samples)
+        return SampleDataset(make_maker(self._sources, self._settings, torch.device("cpu")), self._run_order, length)
 
     def _iterate(self, iteration: int) -> Iterator[Batch]:
         self._check_newest(iteration)
@@ -427,15 +427,15 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
 
     def _batches(self, position: Position, *, worker: int = 0, workers: int = 1, done: int = 0) -> Iterator[Batch]:
         share = {"worker": worker, "workers": workers, "done": done}
-        plan = plan_batches(self._mixture, self._steps, position, **share)
+        plan = plan_batches(self._run_order, self._steps, position, **share)
         named, end = dict(zip(self.names, self._sources, strict=True)), self._steps.end(position)
         return batches_of(plan, self._maker.make, named, self._settings, self._visits_of, end=end, first=position.samples, **share)
 
     @property
     def _steps(self) -> Steps:
-        """The steps of this rank, of the mixture that the loader has now."""
-        mixture, epochs = self._mixture, self._settings.epochs
-        end = (lambda start: mixture.end_of_pass(start, epochs=epochs)[0]) if epochs else None
+        """The steps of this rank, in the present order of the run."""
+        run_order, epochs = self._run_order, self._settings.epochs
+        end = (lambda start: run_order.end_of_pass(start, epochs=epochs)[0]) if epochs else None
         return Steps(**self._sizes, rank=self.rank, drop_last=self._settings.drop_last, end_of_pass=end)
 
     def _end_pass(self) -> None:
@@ -444,14 +444,15 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
 
     def _raise_if_exhausted(self) -> None:
         if self._settings.on_exhausted == "raise":
-            end, name = self._mixture.end_of_pass(self._start.pass_start, epochs=self._settings.epochs or 1)
+            end, name = self._run_order.end_of_pass(self._start.pass_start, epochs=self._settings.epochs or 1)
             raise NielsCacheError(
                 f"{name}: read {self._settings.epochs} times, exhausted at sample {end} of the run (on_exhausted='raise')"
             )
 
     def _source_states(self) -> dict[str, State]:
         return {
-            name: state_of_source(source) | self._mixture.described(name) for name, source in zip(self.names, self._sources, strict=True)
+            name: state_of_source(source) | self._run_order.state_entry(name)
+            for name, source in zip(self.names, self._sources, strict=True)
         }
 
     def __getstate__(self) -> dict[str, Any]:

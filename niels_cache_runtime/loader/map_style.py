@@ -31,8 +31,8 @@ class SampleDataset(Dataset[Sample]):
         TypeError: From `dataset[k]`, for an index that is not a whole number.
     """
 
-    def __init__(self, maker: BatchMaker, mixture: RunOrder, length: int) -> None:
-        self._maker, self._mixture, self._length = maker, mixture, length
+    def __init__(self, maker: BatchMaker, run_order: RunOrder, length: int) -> None:
+        self._maker, self._run_order, self._length = maker, run_order, length
 
     def __len__(self) -> int:
         return self._length
@@ -45,7 +45,7 @@ class SampleDataset(Dataset[Sample]):
         if not indices:
             return []
         samples = np.array([check_index(index, self._length, what="sample", from_end=True) for index in indices], dtype=np.int64)
-        batch = self._maker.make(self._mixture.locate(samples))
+        batch = self._maker.make(self._run_order.locate(samples))
         if isinstance(batch, PreferenceBatch):
             pairs = zip(_rows(batch.chosen, len(indices)), _rows(batch.rejected, len(indices)), strict=True)
             return [{"chosen": chosen, "rejected": rejected} for chosen, rejected in pairs]

@@ -49,14 +49,14 @@ def prefetched_batches(batches: Iterator[Batch], *, device: torch.device, ahead:
     if device.type != "cuda":
         yield from prefetched(batches, ahead=ahead)
         return
-    aside = torch.cuda.Stream(device)
+    side_stream = torch.cuda.Stream(device)
 
-    def made_aside() -> Iterator[tuple[Batch, torch.cuda.Event]]:
-        with torch.cuda.stream(aside):
+    def on_side_stream() -> Iterator[tuple[Batch, torch.cuda.Event]]:
+        with torch.cuda.stream(side_stream):
             for batch in batches:
-                yield batch, aside.record_event()
+                yield batch, side_stream.record_event()
 
-    for batch, ready in prefetched(made_aside(), ahead=ahead):
+    for batch, ready in prefetched(on_side_stream(), ahead=ahead):
         stream = torch.cuda.current_stream(device)
         stream.wait_event(ready)
         for tensor in batch.tensors():

@@ -75,23 +75,23 @@ class MixtureReport:
 
 
 def make_report(
-    names: Sequence[str], sources: Sequence[SampleSource], mixture: RunOrder, *, first: int, last: int, settings: LoaderSettings
+    names: Sequence[str], sources: Sequence[SampleSource], run_order: RunOrder, *, first: int, last: int, settings: LoaderSettings
 ) -> MixtureReport:
     """Return the report of the samples `first` to `last` - 1 of a run."""
-    before, after = mixture.blend.counts(first).tolist(), mixture.blend.counts(last).tolist()
+    before, after = run_order.blend.counts(first).tolist(), run_order.blend.counts(last).tolist()
     taken = [end - begin for begin, end in zip(before, after, strict=True)]
     tokens = [count * source.tokens // source.samples for count, source in zip(taken, sources, strict=True)]
     by_examples = settings.sft.weigh_by == "examples"
-    held = [
+    amounts = [
         Fraction(count * ((source.examples or 0) if by_examples else source.tokens), source.samples)
         for count, source in zip(taken, sources, strict=True)
     ]
-    configured = _configured_shares(names, settings, held=held, first=first, last=last)
+    configured = _configured_shares(names, settings, amounts=amounts, first=first, last=last)
     shares = [
         SourceShare(
             name=name,
             configured=configured[name],
-            actual=float(amount / sum(held)),
+            actual=float(amount / sum(amounts)),
             samples=count,
             tokens=token_count,
             samples_per_epoch=source.samples,
@@ -100,14 +100,14 @@ def make_report(
             details=source.report() if isinstance(source, PackedExamples) else None,
         )
         for name, source, count, token_count, amount, read in zip(
-            names, sources, taken, tokens, held, mixture.epochs_read(last), strict=True
+            names, sources, taken, tokens, amounts, run_order.epochs_read(last), strict=True
         )
     ]
     return MixtureReport(first=first, last=last, weigh_by=settings.sft.weigh_by, sources=tuple(shares))
 
 
 def _configured_shares(
-    names: Sequence[str], settings: LoaderSettings, *, held: Sequence[Fraction], first: int, last: int
+    names: Sequence[str], settings: LoaderSettings, *, amounts: Sequence[Fraction], first: int, last: int
 ) -> dict[str, float]:
     """Return the shares that the weights request. Each segment of the schedule counts by its part of the samples `first` to `last` - 1."""
     shares = dict.fromkeys(names, 0.0)

@@ -115,7 +115,7 @@ class RunOrder:
         changed._set_epochs(phases)
         return changed
 
-    def described(self, name: str) -> dict[str, list[list[int]]]:
+    def state_entry(self, name: str) -> dict[str, list[list[int]]]:
         """Return the entry `phases` in the state of a source that has grown; empty for other sources."""
         return {"phases": [list(phase) for phase in self.phases[name]]} if name in self.phases else {}
 
@@ -175,8 +175,8 @@ class RunOrder:
         """
         ends = []
         for source, (name, taken) in enumerate(zip(self.names, self.blend.counts(start).tolist(), strict=True)):
-            begun = int(self._epochs[source].at(np.array([taken], dtype=np.int64))[0][0])
-            position = self.blend.position(source, self._epochs[source].start((begun // epochs + 1) * epochs))
+            epoch = int(self._epochs[source].at(np.array([taken], dtype=np.int64))[0][0])
+            position = self.blend.position(source, self._epochs[source].start((epoch // epochs + 1) * epochs))
             if position is not None:
                 ends.append((position, name))
         if not ends:
@@ -187,7 +187,9 @@ class RunOrder:
         return end, name
 
 
-def plan_batches(mixture: RunOrder, steps: Steps, position: Position, *, worker: int, workers: int, done: int) -> Iterator[SampleLocations]:
+def plan_batches(
+    run_order: RunOrder, steps: Steps, position: Position, *, worker: int, workers: int, done: int
+) -> Iterator[SampleLocations]:
     """Yield the places of the batches that one worker of a DataLoader makes from `position` to the end of the pass.
 
     Count the batches after `position` from 0. Worker number `worker` makes every `workers`-th batch, beginning with batch number `worker`.
@@ -195,16 +197,16 @@ def plan_batches(mixture: RunOrder, steps: Steps, position: Position, *, worker:
     """
     full, last = steps.full(position), steps.last(position)
     rows = steps.B * steps.world_size
-    planned = _PLANNED_SAMPLES * min(mixture.lanes // steps.machines, _MAX_LANES)  # each lane is in another block, and costs a call
+    planned = _PLANNED_SAMPLES * min(run_order.lanes // steps.machines, _MAX_LANES)  # each lane is in another block, and costs a call
     own = samples_of_rank(position.samples, rows, rank=steps.rank, world_size=steps.world_size, machines=steps.machines)
     index, block = worker + done * workers, 1
     while full is None or index < full:
         count = block if full is None else min(block, -(-(full - index) // workers))
         batches = index + workers * np.arange(count)
-        located = mixture.locate((batches[:, None] * rows + own).ravel())
+        located = run_order.locate((batches[:, None] * rows + own).ravel())
         for first in range(0, len(located), steps.B):
             yield located.part(first, first + steps.B)
         index += workers * count
         block = max(1, min(2 * block, planned // steps.B))
     if index == full and last is not None:
-        yield mixture.locate(last)
+        yield run_order.locate(last)

@@ -26,16 +26,16 @@ from niels_cache_runtime.loader.source import SampleSource
 from niels_cache_runtime.loader.windows import PretrainWindows
 from niels_cache_runtime.remote.store import is_address
 
-_PARTS = 1 << 16
+_WEIGHT_PARTS = 1 << 16
 _MAX_WEIGHT = 10**100  # so small that all later products fit into a float
-_OF_SFT = {"loss_on": get_args(LossOn), "overflow": get_args(Overflow), "weigh_by": ("tokens", "examples")}
-_OF_SAMPLES = ("T", "seed", "shuffle", "stride")
-_OF_RUN = ("epochs", "on_exhausted", "drop_last", "fields", "mask_cross_document_targets")
+_SFT_SETTINGS = {"loss_on": get_args(LossOn), "overflow": get_args(Overflow), "weigh_by": ("tokens", "examples")}
+_SAMPLE_SETTINGS = ("T", "seed", "shuffle", "stride")
+_RUN_SETTINGS = ("epochs", "on_exhausted", "drop_last", "fields", "mask_cross_document_targets")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SFT:
-    """How TokenLoader reads SFT data sets.
+    """Settings of TokenLoader for SFT data sets.
 
     For preference pairs, `loss_on` and `overflow` apply to each side, and a pair always stays whole.
 
@@ -56,7 +56,7 @@ class SFT:
     weigh_by: Literal["tokens", "examples"] = "tokens"
 
     def __post_init__(self) -> None:
-        for name, choices in _OF_SFT.items():
+        for name, choices in _SFT_SETTINGS.items():
             check_choice(name, getattr(self, name), choices)
         object.__setattr__(self, "packing", _check_bool("packing", self.packing))
 
@@ -136,10 +136,10 @@ class LoaderSettings:
             given[name] = _check_bool(name, given[name])
         if given["B"] * given["T"] >= 1 << 31:
             raise NielsCacheError(f"B={given['B']}, T={given['T']}: a batch of 2**31 tokens or more; use a smaller B")
-        wanted = given["fields"]
-        if not isinstance(wanted, Collection):
-            raise NielsCacheError(f"fields={wanted!r:.40}: must be names among {', '.join(FIELDS)}")
-        given["fields"] = (wanted,) if isinstance(wanted, str) else tuple(wanted)
+        fields = given["fields"]
+        if not isinstance(fields, Collection):
+            raise NielsCacheError(f"fields={fields!r:.40}: must be names among {', '.join(FIELDS)}")
+        given["fields"] = (fields,) if isinstance(fields, str) else tuple(fields)
         for field in given["fields"]:
             check_choice("fields", field, FIELDS)
         check_choice("on_exhausted", given["on_exhausted"], ("stop", "raise"))
@@ -167,7 +167,7 @@ class LoaderSettings:
 
         A run can resume only with the same values of these settings.
         """
-        found = {name: getattr(self, name) for name in _OF_SAMPLES} | {name: getattr(self.sft, name) for name in _OF_SFT}
+        found = {name: getattr(self, name) for name in _SAMPLE_SETTINGS} | {name: getattr(self.sft, name) for name in _SFT_SETTINGS}
         of_order = {"order": "split"} if self.order is None else _entries_of(self.order)
         return found | of_order | ({"kind": "preference", "packing": self.sft.packing} if self.pairs else {})
 
@@ -177,7 +177,7 @@ class LoaderSettings:
         The order is included only if it is in blocks, and the kind only for preference pairs.
         """
         of_samples = {name: value for name, value in self.sample_settings().items() if (name, value) != ("order", "split")}
-        return of_samples | {name: getattr(self, name) for name in _OF_RUN} | {"fields": list(self.fields)}
+        return of_samples | {name: getattr(self, name) for name in _RUN_SETTINGS} | {"fields": list(self.fields)}
 
 
 def saved_arguments(settings: Mapping[str, Any], *, machines: int | None) -> dict[str, Any]:
@@ -191,7 +191,7 @@ def saved_arguments(settings: Mapping[str, Any], *, machines: int | None) -> dic
         NielsCacheError: For missing or unknown keys, and for a value that no loader has saved.
     """
     of_blocks, of_pairs = _entries_of(Blocks()) if "order" in settings else {}, ("kind", "packing") if "kind" in settings else ()
-    expected = {*_OF_SAMPLES, *_OF_SFT, *_OF_RUN, *of_blocks, *of_pairs}
+    expected = {*_SAMPLE_SETTINGS, *_SFT_SETTINGS, *_RUN_SETTINGS, *of_blocks, *of_pairs}
     if set(settings) != expected:
         other = sorted(set(settings) ^ expected)[0]
         raise NielsCacheError(f"state: its settings have {'an unknown' if other in settings else 'no'} {other!r:.40}; it was cut or edited")
@@ -200,10 +200,10 @@ def saved_arguments(settings: Mapping[str, Any], *, machines: int | None) -> dic
             raise NielsCacheError(f"state: its settings have {name}={settings[name]!r:.40}; it was edited")
     if (settings["epochs"] is None) != (settings["on_exhausted"] == "restart"):
         raise NielsCacheError(f"state: epochs={settings['epochs']!r:.40} and {settings['on_exhausted']!r:.40} contradict; it was edited")
-    given = {name: settings[name] for name in (*_OF_SAMPLES, *_OF_RUN)}
+    given = {name: settings[name] for name in (*_SAMPLE_SETTINGS, *_RUN_SETTINGS)}
     if given["on_exhausted"] == "restart":
         del given["on_exhausted"]
-    given["sft"] = SFT(**{name: settings[name] for name in (*_OF_SFT, "packing") if name in settings})
+    given["sft"] = SFT(**{name: settings[name] for name in (*_SFT_SETTINGS, "packing") if name in settings})
     if of_blocks:
         given["order"] = Blocks(shards=settings["block_shards"], lanes=settings["lanes"], machines=machines)
     return given
@@ -240,8 +240,8 @@ def _refuse_fraction(B: Any, world_size: Any) -> None:
         raise NielsCacheError(f"B={B!r}: must be a whole number, not a float; write B={int(B)}")
     rows = B * (as_int(world_size) or 1)
     if round(rows) > 0 and abs(rows - round(rows)) < 1e-6 * rows:
-        cannot = f"world_size={world_size} ranks cannot share {round(rows)} rows evenly; B is the rows of each"
-        raise NielsCacheError(f"B={B!r}: {cannot}: write B={int(B)} or B={int(B) + 1}")
+        problem = f"world_size={world_size} ranks cannot share {round(rows)} rows evenly; B is the rows of each"
+        raise NielsCacheError(f"B={B!r}: {problem}: write B={int(B)} or B={int(B) + 1}")
 
 
 def name_sources(sources: str | Mapping[str, str], split: Split) -> dict[str, str]:
@@ -311,15 +311,15 @@ def check_shares(shares: Mapping[str, float]) -> dict[str, float]:
     Raises:
         NielsCacheError: For an invalid or too large weight.
     """
-    numbers: dict[str, float] = {}
+    weights: dict[str, float] = {}
     for name, weight in shares.items():
         whole = as_int(weight)
         if whole is None and (isinstance(weight, bool | str) or not hasattr(weight, "__float__") or not math.isfinite(weight)):
             raise NielsCacheError(f"weights: {name} has {weight!r}; a weight must be a positive number")
         if abs(weight) > _MAX_WEIGHT:
             raise NielsCacheError(f"weights: {name} has {weight!r:.40}; only their ratios matter; give smaller numbers")
-        numbers[str(name)] = float(weight) if whole is None else whole
-    return numbers
+        weights[str(name)] = float(weight) if whole is None else whole
+    return weights
 
 
 def open_source(folder: str, settings: LoaderSettings, *, verify: Verify = "size") -> SampleSource:
@@ -362,11 +362,13 @@ def check_one_tokenizer(names: Sequence[str], sources: Sequence[SampleSource]) -
 
     A source whose meta.json does not name its tokenizer is accepted.
     """
-    said = {name: (source.meta or {}).get("tokenizer_sha256") for name, source in zip(names, sources, strict=True)}
-    used = {sha256: name for name, sha256 in said.items() if isinstance(sha256, str)}
+    recorded = {name: (source.meta or {}).get("tokenizer_sha256") for name, source in zip(names, sources, strict=True)}
+    used = {sha256: name for name, sha256 in recorded.items() if isinstance(sha256, str)}
     if len(used) > 1:
-        told = " and ".join(f"{name} with {short_sha256(sha256)}" for sha256, name in used.items())
-        raise NielsCacheError(f"sources: built with different tokenizers, so ids differ in meaning: {told}; build them with one tokenizer")
+        listed = " and ".join(f"{name} with {short_sha256(sha256)}" for sha256, name in used.items())
+        raise NielsCacheError(
+            f"sources: built with different tokenizers, so ids differ in meaning: {listed}; build them with one tokenizer"
+        )
 
 
 def row_weights(names: Sequence[str], sources: Sequence[SampleSource], settings: LoaderSettings) -> list[tuple[int, dict[str, float]]]:
@@ -379,10 +381,10 @@ def row_weights(names: Sequence[str], sources: Sequence[SampleSource], settings:
     """
     contents = {}
     for name, source in zip(names, sources, strict=True):
-        held = source.tokens if settings.sft.weigh_by == "tokens" else source.examples
-        if held is None:
+        content = source.tokens if settings.sft.weigh_by == "tokens" else source.examples
+        if content is None:
             raise NielsCacheError(f"weigh_by='examples': {name} has documents, not SFT examples; use weigh_by='tokens'")
-        contents[name] = Fraction(held, source.samples)
+        contents[name] = Fraction(content, source.samples)
     return [(first, _shares_of_rows(shares, contents)) for first, shares in settings.weights]
 
 
@@ -402,4 +404,4 @@ def _shares_of_rows(shares: dict[str, float], contents: Mapping[str, Fraction]) 
     of_rows = {name: weight / contents.get(name, Fraction(1)) for name, weight in shares.items()}
     total = sum(of_rows.values())
     # Each share becomes a whole number of 2**16 parts, at least 1. Averages are not more precise, and the blend's period stays short.
-    return {name: max(1, round(_PARTS * share / total)) if share > 0 else share for name, share in of_rows.items()}
+    return {name: max(1, round(_WEIGHT_PARTS * share / total)) if share > 0 else share for name, share in of_rows.items()}

@@ -1,7 +1,7 @@
 """The sources that a loader mixes. A source has numbered samples; each is a row of T+1 tokens with its boundaries and targets.
 
-    sample number, epoch  --Source.read-->  Rows: tokens, document boundaries, targets
-                          --Source.origins-->  Origins: file, offset and document of every token
+    sample number, epoch  --SampleSource.read-->  SampleRows: tokens, document boundaries, targets
+                          --SampleSource.origins-->  TokenOrigins: file, offset and document of every token
 
 A pretrain split gives windows of its stream (`windows`). An SFT split gives rows of packed examples (`packing`). The loader chooses the
 samples and their order.

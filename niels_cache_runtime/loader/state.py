@@ -46,9 +46,9 @@ def _has_form(value: Any, form: Any) -> bool:
 
 
 def _is_source(source: Mapping[str, Any]) -> bool:
-    told = (source.get("folder"), source.get("fingerprint"), source.get("samples"))
+    recorded = (source.get("folder"), source.get("fingerprint"), source.get("samples"))
     phases = source.get("phases", [(0, 1)])
-    return _has_form(told, (str, str, int)) and _has_form(phases, [(int, int)]) and Epochs.is_valid(phases)
+    return _has_form(recorded, (str, str, int)) and _has_form(phases, [(int, int)]) and Epochs.is_valid(phases)
 
 
 def make_state(position: Position, *, settings: State, weights: Weights, sources: Mapping[str, State]) -> State:
@@ -87,13 +87,13 @@ def check_values(state: Any) -> None:
 
     The message names the key. A value that acts as one whole number of 64 bits, such as a tensor of one element, is accepted.
     """
-    left: list[tuple[str, Any]] = [("state", state)]
-    while left:
-        key, value = left.pop()
+    pending: list[tuple[str, Any]] = [("state", state)]
+    while pending:
+        key, value = pending.pop()
         if isinstance(value, Mapping):
-            left += [(f"{key}[{name!r:.40}]", inner) for name, inner in value.items()]
+            pending += [(f"{key}[{name!r:.40}]", inner) for name, inner in value.items()]
         elif isinstance(value, list | tuple):
-            left += [(f"{key}[{number}]", inner) for number, inner in enumerate(value)]
+            pending += [(f"{key}[{number}]", inner) for number, inner in enumerate(value)]
         elif not (value is None or isinstance(value, str | bool | float)):
             number = as_int(value)
             if number is None or number.bit_length() > 64:
@@ -107,8 +107,8 @@ def check_form(state: Any) -> None:
     if not isinstance(state, Mapping) or state.get("format") != FORMAT:
         found = f"a dict with {', '.join(map(str, sorted(state, key=str)))[:80]}" if isinstance(state, Mapping) else type(state).__name__
         raise NielsCacheError(f"state: not the state of a TokenLoader (found {found}); give the result of loader.state_dict()")
-    known = state.get("version") == VERSION
-    if known:
+    is_known = state.get("version") == VERSION
+    if is_known:
         missing = [key for key in (*_FORMS, "batches") if not state.get(key)]
         if missing:
             raise NielsCacheError(f"state: cannot be read, it has no {', '.join(missing)}; it was cut or edited")
@@ -123,8 +123,8 @@ def check_form(state: Any) -> None:
         if wrong:
             raise NielsCacheError(f"state: cannot be read, its {wrong[0]} are {state[wrong[0]]!r:.80}; it was edited")
         in_blocks = state["settings"].get("order", "split") == "blocks"
-        known = not in_blocks or state.get("block_order_version") == BLOCK_ORDER_VERSION
-    if not known or state.get("order_version") != ORDER_VERSION:
+        is_known = not in_blocks or state.get("block_order_version") == BLOCK_ORDER_VERSION
+    if not is_known or state.get("order_version") != ORDER_VERSION:
         of_blocks = f", block order {state['block_order_version']}" if "block_order_version" in state else ""
         raise NielsCacheError(
             f"state: version {state.get('version')}, order {state.get('order_version')}{of_blocks}; this niels_cache_runtime reads version "
@@ -232,7 +232,13 @@ def check_order(state: State, names: Sequence[str]) -> None:
 
 
 def check_weights(
-    state: State, names: Sequence[str], sources: Sequence[SampleSource], mixture: RunOrder, settings: LoaderSettings, *, allow_changed: bool
+    state: State,
+    names: Sequence[str],
+    sources: Sequence[SampleSource],
+    run_order: RunOrder,
+    settings: LoaderSettings,
+    *,
+    allow_changed: bool,
 ) -> None:
     """Raise NielsCacheError unless the loader takes the same samples as the state, up to the state's position.
 
@@ -240,7 +246,7 @@ def check_weights(
         state: The saved state.
         names: The names of the sources.
         sources: The open sources.
-        mixture: The order of the loader's run.
+        run_order: The order of the loader's run.
         settings: The loader's settings.
         allow_changed: Whether a source may have changed. The shares of an old cache cannot be computed any more, so the weights must then
             be the same numbers.
@@ -257,18 +263,18 @@ def check_weights(
     elif saved != settings.weights and len(names) > 1:
         known = {name: source for name, source in zip(names, sources, strict=True) if name in state["sources"]}
         weights = row_weights(tuple(known), list(known.values()), replace(settings, weights=saved))
-        before = RunOrder(tuple(known), [source.samples for source in known.values()], schedule=weights, seed=0, shuffle=False)
-        if _past_weights(mixture, samples) != _past_weights(before, samples):
+        saved_order = RunOrder(tuple(known), [source.samples for source in known.values()], schedule=weights, seed=0, shuffle=False)
+        if _past_weights(run_order, samples) != _past_weights(saved_order, samples):
             raise NielsCacheError(
                 f"weights: the state was saved at sample {samples} under {[*map(tuple, state['weights'])]}, and other weights would change "
                 f'the past; to change the weights from here on, give weights=[*state["weights"], ({samples}, {{...}})]'
             )
 
 
-def _past_weights(mixture: RunOrder, samples: int) -> list[tuple[int, dict[str, int]]]:
+def _past_weights(run_order: RunOrder, samples: int) -> list[tuple[int, dict[str, int]]]:
     """Return the whole weights above 0 of the first `samples` samples."""
-    segments = [(first, shares) for first, shares in mixture.blend.weights if first < max(samples, 1)]
-    return [(first, {name: share for name, share in zip(mixture.names, shares, strict=True) if share}) for first, shares in segments]
+    segments = [(first, shares) for first, shares in run_order.blend.weights if first < max(samples, 1)]
+    return [(first, {name: share for name, share in zip(run_order.names, shares, strict=True) if share}) for first, shares in segments]
 
 
 def check_worker(state: State, position: Position, *, here: tuple[int, int] | None, B: int, world_size: int, machines: int) -> None:
@@ -298,10 +304,10 @@ def check_worker(state: State, position: Position, *, here: tuple[int, int] | No
     sizes = position.batches[-1]
     if sizes[2:] != (B, world_size, machines):
         raise NielsCacheError(
-            f"{_shown_sizes(B, world_size, machines)}: a state from workers of a DataLoader resumes only with its own "
-            f"{_shown_sizes(*sizes[2:])}; for others, save loader.state_dict(steps=batches taken) in the main process"
+            f"{_format_sizes(B, world_size, machines)}: a state from workers of a DataLoader resumes only with its own "
+            f"{_format_sizes(*sizes[2:])}; for others, save loader.state_dict(steps=batches taken) in the main process"
         )
 
 
-def _shown_sizes(B: int, world_size: int, machines: int) -> str:
+def _format_sizes(B: int, world_size: int, machines: int) -> str:
     return f"B={B}, world_size={world_size}" + (f", machines={machines}" if machines > 1 else "")

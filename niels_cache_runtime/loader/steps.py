@@ -4,7 +4,7 @@ The global batch size is G = B * world_size. Step s takes G consecutive samples,
 equal, a step has the same samples for any world_size. The position is counted in samples, so it stays valid when B or world_size change. A
 pass reads `epochs` epochs of the sources and may end within a step. The last batch of such a pass is smaller, or dropped.
 
-With M machines, machine m takes the samples k with k mod M = m, and its ranks divide these in the same way (`blocks` tells why).
+With M machines, machine m takes the samples k with k mod M = m, and its ranks divide these in the same way (`blocks` explains why).
 """
 
 from collections.abc import Callable
@@ -129,12 +129,12 @@ class Steps:
 
     def next_pass(self, position: Position) -> Position:
         """Return the position at the start of the next pass."""
-        moved = self.after_last(position)
-        moved = replace(moved, pass_start=moved.samples)
-        last = moved.batches[-1]
-        if moved.samples - last.samples == (moved.step - last.step) * last.B * last.world_size:
-            return moved
-        return replace(moved, batches=(*moved.batches, BatchSizes(moved.step, moved.samples, self.B, self.world_size, self.machines)))
+        after = self.after_last(position)
+        after = replace(after, pass_start=after.samples)
+        last = after.batches[-1]
+        if after.samples - last.samples == (after.step - last.step) * last.B * last.world_size:
+            return after
+        return replace(after, batches=(*after.batches, BatchSizes(after.step, after.samples, self.B, self.world_size, self.machines)))
 
     def advance(self, position: Position, steps: int) -> Position:
         """Return the position after `steps` more batches of this rank, across any number of passes.

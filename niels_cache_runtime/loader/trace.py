@@ -129,12 +129,12 @@ def trace_samples(
         located: Their places.
         side: The side of preference pairs; see `preference.rows.side_of`.
     """
-    read_from = [side_of(source, side) for source in sources]
+    sides = [side_of(source, side) for source in sources]
     found: list[tuple[Ints, dict[str, Array]]] = []
     for source, epoch, places in located.groups():
         numbers = located.numbers[places]
-        tokens = read_from[source].read(numbers, epoch=epoch, boundaries=False).tokens
-        found.append((places, {"tokens": tokens, **vars(read_from[source].origins(numbers, epoch=epoch))}))
+        tokens = sides[source].read(numbers, epoch=epoch, boundaries=False).tokens
+        found.append((places, {"tokens": tokens, **vars(sides[source].origins(numbers, epoch=epoch))}))
     order = np.argsort(np.concatenate([places for places, _ in found]))
     arrays = {name: np.concatenate([own[name] for _, own in found])[order] for name in found[0][1]}
     return BatchTrace(

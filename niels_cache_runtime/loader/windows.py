@@ -30,12 +30,12 @@ _PROBE_BYTES = 4096
 
 
 class PretrainWindows:
-    """A `source.Source` of windows of T+1 tokens from one split, such as `cache/pretrain/NAME/train`. They are the same in every epoch.
+    """A `source.SampleSource` of windows of T+1 tokens from one split, such as `cache/pretrain/NAME/train`.
 
-    At the end of the stream, up to `stride` - 1 tokens after the last whole window are not read. The ends of documents come from
-    `../NAME_doc_ends.npy`, where NAME is the name of the folder. Without that file, boundaries cannot be requested, and origins have no
-    document. The object can be pickled: a copy opens the files again, and raises an error if they belong to another build. All files are of
-    one build, even if a rebuild replaces the data set while its files are being opened.
+    The windows are the same in every epoch. At the end of the stream, up to `stride` - 1 tokens after the last whole window are not read.
+    The ends of documents come from `../NAME_doc_ends.npy`, where NAME is the name of the folder. Without that file, boundaries cannot be
+    requested, and origins have no document. The object can be pickled: a copy opens the files again, and raises an error if they belong to
+    another build. All files are of one build, even if a rebuild replaces the data set while its files are being opened.
 
     Args:
         folder: The folder of `shard_00000.bin`, `shard_00001.bin`, ... (headerless little-endian uint16 or uint32). If its parent folder
@@ -107,9 +107,9 @@ class PretrainWindows:
         """
         if self.meta is not None and not is_foreign(self.meta):
             return content_sha256(listed_of_split(self.meta, self.path, doc_ends=True))
-        known = hashlib.sha256()
+        digest = hashlib.sha256()
         if self._dtype != TOKEN_DTYPE:
-            known.update(f"{self._dtype}\n".encode())
+            digest.update(f"{self._dtype}\n".encode())
         names = [os.path.basename(path) for path in self.files]
         arrays: list[Array] = [*self._shards]
         if self.doc_ends is not None:
@@ -117,10 +117,10 @@ class PretrainWindows:
             arrays.append(self.doc_ends)
         for name, array in zip(names, arrays, strict=True):  # hash the open files, not files that may have replaced them
             probed = _PROBE_BYTES // array.itemsize
-            known.update(f"{name} {array.nbytes}\n".encode())
-            known.update(array[:probed].tobytes())
-            known.update(array[-probed:].tobytes())
-        return known.hexdigest()
+            digest.update(f"{name} {array.nbytes}\n".encode())
+            digest.update(array[:probed].tobytes())
+            digest.update(array[-probed:].tobytes())
+        return digest.hexdigest()
 
     def read(self, numbers: Ints, *, epoch: int, boundaries: bool) -> SampleRows:
         """Return samples. They do not depend on `epoch`.
@@ -141,26 +141,26 @@ class PretrainWindows:
 
     def origins(self, numbers: Ints, *, epoch: int) -> TokenOrigins:
         """Return shard, offset and document of every token of the samples `numbers` (n,). Documents are -1 without a doc_ends file."""
-        places = self._starts(numbers)[:, None] + np.arange(self.T + 1)
-        files = self._stream_ends.searchsorted(places, side="right")
-        unknown = np.full_like(places, -1)
+        positions = self._starts(numbers)[:, None] + np.arange(self.T + 1)
+        files = self._stream_ends.searchsorted(positions, side="right")
+        unknown = np.full_like(positions, -1)
         documents, document_offsets = unknown, unknown
         if self.doc_ends is not None:
             ends = self.doc_ends.view(IDX_DTYPE)  # if the ends were uint64, a search for int64 places would convert both to float64
-            documents = ends.searchsorted(places, side="right")
-            document_offsets = places - np.where(documents > 0, ends[documents - 1], 0)
+            documents = ends.searchsorted(positions, side="right")
+            document_offsets = positions - np.where(documents > 0, ends[documents - 1], 0)
         return TokenOrigins(
-            files=files, offsets=places - self._stream_starts[files], documents=documents, document_offsets=document_offsets
+            files=files, offsets=positions - self._stream_starts[files], documents=documents, document_offsets=document_offsets
         )
 
     def blocks(self, files: int) -> SourceBlocks:
         """Return the blocks of `files` shards each; the last block may have fewer. A window belongs to the block of its first token."""
         first_files = np.append(np.arange(0, len(self.files), files), len(self.files))
-        begins = np.append(self._stream_starts, self._stream_ends[-1])[first_files]
-        samples = np.minimum(-(-begins // self.stride), self.samples)
+        starts = np.append(self._stream_starts, self._stream_ends[-1])[first_files]
+        samples = np.minimum(-(-starts // self.stride), self.samples)
         samples[-1] = self.samples
         ends_of_windows = (samples[1:] - 1) * self.stride + self.T + 1
-        tails = np.where(np.diff(samples) > 0, np.maximum(ends_of_windows - begins[1:], 0), 0)
+        tails = np.where(np.diff(samples) > 0, np.maximum(ends_of_windows - starts[1:], 0), 0)
         return SourceBlocks(samples=samples, files=first_files, tails=tails)
 
     def _starts(self, numbers: Ints) -> Ints:

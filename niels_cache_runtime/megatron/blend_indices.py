@@ -37,12 +37,12 @@ def normalize_weights(weights: Sequence[float]) -> list[float]:
     Raises:
         NielsCacheError: If there are no weights, or if one is not above 0 or is too small compared with the sum.
     """
-    given = _checked(weights)
+    checked = _checked(weights)
     with np.errstate(over="ignore"):
-        total = np.sum(given)
+        total = np.sum(checked)
     if not np.isfinite(total):
         raise NielsCacheError(f"weights {list(weights)[:5]}: add up to more than a 64-bit float holds; give smaller ones")
-    shares = given / total
+    shares = checked / total
     if not shares.all():
         wrong = int(np.argmin(shares))
         raise NielsCacheError(f"weight {wrong} is {weights[wrong]}: too small beside a sum of {total:g} for a 64-bit float; leave it out")
@@ -88,13 +88,13 @@ def build_exhaustive_blending_indices(
     # Up to the first sample that a data set does not have, the result is the same as without exhaustion.
     first = _first_excess(dataset_index, sample_index, sizes)
     if first < total:
-        spent = np.bincount(dataset_index[:first], minlength=len(sizes)).astype(np.float64)
-        left = np.flatnonzero(spent < sizes)
+        used = np.bincount(dataset_index[:first], minlength=len(sizes)).astype(np.float64)
+        left = np.flatnonzero(used < sizes)
         for sample in range(first, total):
-            chosen = left[np.argmax(weights[left] * max(float(sample), 1.0) - spent[left])]
-            dataset_index[sample], sample_index[sample] = chosen, spent[chosen]
-            spent[chosen] += 1
-            if spent[chosen] == sizes[chosen]:
+            chosen = left[np.argmax(weights[left] * max(float(sample), 1.0) - used[left])]
+            dataset_index[sample], sample_index[sample] = chosen, used[chosen]
+            used[chosen] += 1
+            if used[chosen] == sizes[chosen]:
                 left = left[left != chosen]
     return dataset_index, sample_index
 
@@ -110,12 +110,12 @@ def _first_excess(dataset_index: Array, sample_index: Ints, sizes: Ints) -> int:
 
 
 def _checked(weights: Sequence[float]) -> Floats:
-    known = np.array(weights, dtype=np.float64)
-    wrong = ~(np.isfinite(known) & (known > 0))
-    if not len(known) or wrong.any():
-        which = f"weight {int(np.argmax(wrong))} is {weights[int(np.argmax(wrong))]}" if len(known) else "weights: none given"
+    numbers = np.array(weights, dtype=np.float64)
+    wrong = ~(np.isfinite(numbers) & (numbers > 0))
+    if not len(numbers) or wrong.any():
+        which = f"weight {int(np.argmax(wrong))} is {weights[int(np.argmax(wrong))]}" if len(numbers) else "weights: none given"
         raise NielsCacheError(f"{which}: each must be a number above 0; leave out data sets without a positive weight")
-    return known
+    return numbers
 
 
 def _build(weights: Floats, size: int, *, allocate: Allocate, progress: OnArrayProgress | None) -> tuple[Array, Ints]:

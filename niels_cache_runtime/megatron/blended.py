@@ -176,7 +176,7 @@ def open_blend(
             `mid_level_dataset_surplus`.
         index_cache: Where indices are stored. By default they are built in memory.
         progress: Called with (name of the array, done, total) while indices are built.
-        remote: The local copy, for addresses (see `CacheSplit`). All splits share it, so all of them must fit.
+        remote: The local copy, for addresses (see `MegatronCacheSplit`). All splits share it, so all of them must fit.
         **settings: More keyword arguments for every `MegatronGPTDataset`.
 
     Returns:
@@ -218,17 +218,17 @@ def open_blend(
         num_samples = check_whole("num_samples", num_samples, most=MAX_COUNT)
     if len(prefixes) == 1 and shares is None:
         return dataset(prefixes[0], num_samples)
-    built_of: list[int | None] = [None] * len(prefixes)
+    counts: list[int | None] = [None] * len(prefixes)
     taken: list[int] = []
     if shares is not None and num_samples is not None:
         taken = [math.ceil(num_samples * share) for share in shares]
-        built_of = [math.ceil(math.ceil(num_samples * share) * (1 + surplus)) for share in shares]
-    datasets = [dataset(prefix, samples) for prefix, samples in zip(prefixes, built_of, strict=True)]
+        counts = [math.ceil(math.ceil(num_samples * share) * (1 + surplus)) for share in shares]
+    datasets = [dataset(prefix, samples) for prefix, samples in zip(prefixes, counts, strict=True)]
     if shares is not None:
         return MegatronBlendedDataset(datasets, shares, sum(taken), index_cache=index_cache, progress=progress)
     lengths = [len(found) for found in datasets]
-    most = None if num_samples is None else min(num_samples, sum(lengths))
-    return MegatronBlendedDataset(datasets, lengths, most, index_cache=index_cache, progress=progress)
+    size = None if num_samples is None else min(num_samples, sum(lengths))
+    return MegatronBlendedDataset(datasets, lengths, size, index_cache=index_cache, progress=progress)
 
 
 def prebuild_blend(

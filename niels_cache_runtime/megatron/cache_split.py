@@ -68,8 +68,8 @@ class MegatronCacheSplit:
     dtype: np.dtype = TOKEN_DTYPE  # each object sets the dtype of its own split
 
     def __init__(self, folder: str | Path, *, remote: Copy | None = None) -> None:
-        self._place = SplitLocation.of(folder, remote)
-        self.folder, self._copy = self._place.whole()
+        self._location = SplitLocation.of(folder, remote)
+        self.folder, self._copy = self._location.whole()
         self._open()
 
     def _open(self) -> None:
@@ -80,8 +80,8 @@ class MegatronCacheSplit:
         self._mapped, self._ends = split.tokens, ends
         self.dtype = DTYPE_OF_CACHE[split.tokens.dtype]
         # Our own meta.json has the sha256 of every file. Without it, only the files can be compared.
-        vouched = split.meta is not None and not is_foreign(split.meta)
-        self._build = {"meta_sha256": build_id(split.meta)} if vouched else file_identities([os.stat(shard) for shard in split.shards])
+        has_hashes = split.meta is not None and not is_foreign(split.meta)
+        self._build = {"meta_sha256": build_id(split.meta)} if has_hashes else file_identities([os.stat(shard) for shard in split.shards])
         self.sequence_lengths: Int32s = np.empty(len(ends), dtype=LENGTHS_DTYPE)
         done = 0
         for block in sequence_lengths(self.folder, ends):
@@ -128,7 +128,7 @@ class MegatronCacheSplit:
         return b"".join(piece.tobytes() for piece in slice_pieces(shards, place, place + PROBE_BYTES))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"folder": self._place.given, "remote": self._place.remote, "fingerprint": self.fingerprint, "build": self._build}
+        return {"folder": self._location.given, "remote": self._location.remote, "fingerprint": self.fingerprint, "build": self._build}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["folder"], remote=state["remote"])  # type: ignore[misc]

@@ -96,7 +96,7 @@ class MegatronGPTDataset(IndexedSamples):
     int64. Tokens and labels may share memory, and all samples share position_ids; a collated batch is a copy.
 
     Args:
-        indexed: The sequences, an IndexedDataset or a CacheSplit.
+        indexed: The sequences, an IndexedDataset or a MegatronCacheSplit.
         indices: The numbers of the sequences to use, for example from `split_ranges`. By default all sequences.
         num_samples: The least number of samples, over as many epochs as needed. None and 0 mean one epoch.
         sequence_length: The number of tokens in a sample.

@@ -60,8 +60,8 @@ def as_indices(arrays: Mapping[str, Array], where: str | Path) -> GPTIndices:
     """
     shapes = {name: (array.dtype.kind + str(array.dtype.itemsize), array.ndim) for name, array in sorted(arrays.items())}
     document, sample, shuffle = (shapes.get(f"{name}_index") for name in ("document", "sample", "shuffle"))
-    of_forms = document == ("i4", 1) and sample in (("i4", 2), ("i8", 2)) and shuffle in (("u4", 1), ("i8", 1)) and len(shapes) == 3
-    if not of_forms or arrays["sample_index"].shape != (len(arrays["shuffle_index"]) + 1, 2):
+    has_forms = document == ("i4", 1) and sample in (("i4", 2), ("i8", 2)) and shuffle in (("u4", 1), ("i8", 1)) and len(shapes) == 3
+    if not has_forms or arrays["sample_index"].shape != (len(arrays["shuffle_index"]) + 1, 2):
         raise NielsCacheError(f"{where}: its arrays are not those of a GPT index; remove it to build it again")
     return GPTIndices(**arrays)
 
@@ -206,7 +206,7 @@ def build_gpt_indices(
         NielsCacheError: If a setting is out of range, or if there is no token to read.
     """
     known_seed = check_seed(seed)
-    tell = progress or (lambda name, done, total: None)
+    report = progress or (lambda name, done, total: None)
     plan = plan_epochs(
         tokens_of(sequence_lengths, documents),
         num_samples=num_samples,
@@ -215,7 +215,7 @@ def build_gpt_indices(
         drop_last=drop_last,
     )
     random_state = np.random.RandomState(known_seed)
-    document_index = _build_document_index(documents, plan, random_state, allocate=allocate, progress=tell)
+    document_index = _build_document_index(documents, plan, random_state, allocate=allocate, progress=report)
     sample_index = build_sample_index(
         sequence_lengths,
         document_index,
@@ -223,9 +223,9 @@ def build_gpt_indices(
         sequence_length=sequence_length,
         add_extra_token=add_extra_token,
         allocate=allocate,
-        progress=tell,
+        progress=report,
     )
-    shuffle_index = _build_shuffle_index(plan, random_state, allocate=allocate, progress=tell)
+    shuffle_index = _build_shuffle_index(plan, random_state, allocate=allocate, progress=report)
     return GPTIndices(document_index=document_index, sample_index=sample_index, shuffle_index=shuffle_index)
 
 

@@ -91,7 +91,7 @@ class IndexCache:
             NielsCacheError: If another process builds the index for longer than `wait_seconds`.
         """
         directory = self.directory(kind, parameters)
-        arrays = _finished(directory)
+        arrays = _open_finished(directory)
         return self._build(directory, kind, parameters, build) if arrays is None else arrays
 
     def _build(self, directory: Path, kind: str, parameters: Mapping[str, Any], build: Callable[[Allocate], object]) -> Arrays:
@@ -100,7 +100,7 @@ class IndexCache:
             self._clear_abandoned()
             with hold_lock(directory, retry_seconds=0.0, wait=self._wait_for(directory)):
                 os.listdir(self.folder)  # a network file system may have cached, before the wait, that the folder is missing
-                arrays = _finished(directory)
+                arrays = _open_finished(directory)
                 if arrays is not None:
                     return arrays
                 partial = partial_path(directory)
@@ -109,16 +109,16 @@ class IndexCache:
                 try:
                     build(_files_in(partial))
                     write_meta(str(partial / META_NAME), _describe_files(partial, f"index/{kind}", parameters))
-                    if _finished(partial) is None:
+                    if _open_finished(partial) is None:
                         raise NielsCacheError(f"{partial}: the new index cannot be read; is the disk damaged?")
                     _exchange(partial, directory)
                 finally:
                     remove(partial)
         except LockRefusedError as error:
-            raise _not_locked(directory, error) from error.refusal
+            raise _lock_error(directory, error) from error.refusal
         except OSError as error:
-            raise _not_written(directory, error) from error
-        arrays = _finished(directory)
+            raise _write_error(directory, error) from error
+        arrays = _open_finished(directory)
         if arrays is None:
             raise NielsCacheError(f"{directory}: the index vanished as soon as it was built; is another program clearing {self.folder}?")
         return arrays
@@ -128,41 +128,41 @@ class IndexCache:
 
         The user chooses the folder of the cache, so other programs may have folders with similar names in it. These are not removed.
         """
-        for left in [path for path in self.folder.iterdir() if _ABANDONED_NAME.fullmatch(path.name) and path.is_dir()]:
-            with suppress(BusyError, LockRefusedError), hold_lock(left.with_name(left.stem.removeprefix(".")), retry_seconds=0.0):
-                remove(left)
+        for abandoned in [path for path in self.folder.iterdir() if _ABANDONED_NAME.fullmatch(path.name) and path.is_dir()]:
+            with suppress(BusyError, LockRefusedError), hold_lock(abandoned.with_name(abandoned.stem.removeprefix(".")), retry_seconds=0.0):
+                remove(abandoned)
 
     def _wait_for(self, directory: Path) -> Callable[[LockOwner], None]:
         """Return a function to call repeatedly while another process builds this index."""
-        began, told = time.monotonic(), False
+        began, is_reported = time.monotonic(), False
 
-        def wait(writer: LockOwner) -> None:
-            nonlocal told
+        def wait(owner: LockOwner) -> None:
+            nonlocal is_reported
             waited = time.monotonic() - began
-            builder = "another process" if writer == UNKNOWN else f"process {writer.pid} on {writer.host}"
+            builder = "another process" if owner == UNKNOWN else f"process {owner.pid} on {owner.host}"
             if waited > self.wait_seconds:
                 raise NielsCacheError(
                     f"{directory}: {builder} has been building this index for more than {self.wait_seconds:.0f} s; "
                     "wait longer (wait_seconds), or build it ahead"
                 )
-            if waited > _QUIET_SECONDS and not told:
+            if waited > _QUIET_SECONDS and not is_reported:
                 self._notify(f"waiting for {builder}, which builds the index {directory} (at most {self.wait_seconds:.0f} s)")
-                told = True
+                is_reported = True
             time.sleep(_POLL_SECONDS)
 
         return wait
 
 
-def _not_locked(directory: Path, error: LockRefusedError) -> NotWrittenError:
+def _lock_error(directory: Path, error: LockRefusedError) -> NotWrittenError:
     if not error.no_locks:
-        return _not_written(directory, error.refusal)
+        return _write_error(directory, error.refusal)
     return NotWrittenError(
         f"{directory.parent}: its file system supports no locks ({error.refusal.strerror}), so nothing can be built there; "
         "build the index ahead elsewhere and copy it"
     )
 
 
-def _not_written(directory: Path, error: OSError) -> NotWrittenError:
+def _write_error(directory: Path, error: OSError) -> NotWrittenError:
     return NotWrittenError(
         f"{error.filename or directory}: {error.strerror or error}: the index cannot be written; "
         "choose another folder, or build it ahead on another machine"
@@ -180,19 +180,19 @@ def open_arrays(directory: str | Path) -> Arrays:
     Raises:
         NielsCacheError: If the index is missing or incomplete.
     """
-    arrays = _finished(Path(directory))
+    arrays = _open_finished(Path(directory))
     if arrays is None:
         raise NielsCacheError(f"{directory}: no finished index here; open the data set again to build it")
     return arrays
 
 
-def _finished(directory: Path) -> Arrays | None:
+def _open_finished(directory: Path) -> Arrays | None:
     """Return the arrays of an index if its name matches its parameters and all files have the listed sizes, otherwise None."""
     try:
         meta = check_form(read_meta(str(directory / META_NAME)), directory / META_NAME)
         files = listed_files(meta, directory)
-        named = index_hash(str(meta.get("kind")).removeprefix("index/"), meta.get("parameters", {}))
-        if directory.name not in (named, f".{named}.partial") or not all(_ARRAY_NAME.fullmatch(name) for name in files):
+        expected_name = index_hash(str(meta.get("kind")).removeprefix("index/"), meta.get("parameters", {}))
+        if directory.name not in (expected_name, f".{expected_name}.partial") or not all(_ARRAY_NAME.fullmatch(name) for name in files):
             return None
         if link_problem(directory, files) or any((directory / name).stat().st_size != entry["bytes"] for name, entry in files.items()):
             return None
@@ -211,7 +211,7 @@ def _exchange(partial: Path, directory: Path) -> None:
 
     Two processes may build one index if the lock does not work on their file system.
     """
-    if _finished(directory) is not None:
+    if _open_finished(directory) is not None:
         return
     damaged = directory.parent / f".{directory.name}{_DAMAGED}"
     remove(damaged)

@@ -248,11 +248,11 @@ def fingerprint_of(header: bytes | memoryview, sections: Iterable[bytes | memory
         sections: The sections of the .idx after the header, without the pointers.
         tokens: The `digest_of_blocks` of the .bin.
     """
-    known = hashlib.sha256(header)
+    digest = hashlib.sha256(header)
     for section in sections:
-        known.update(section)
-    known.update(tokens)
-    return known.hexdigest()
+        digest.update(section)
+    digest.update(tokens)
+    return digest.hexdigest()
 
 
 def digest_of_blocks(size: int, read: Callable[[int], bytes]) -> bytes:
@@ -262,16 +262,16 @@ def digest_of_blocks(size: int, read: Callable[[int], bytes]) -> bytes:
         size: The size in bytes.
         read: A function that returns the PROBE_BYTES bytes at an offset.
     """
-    known = hashlib.sha256(f"{size}\n".encode())
+    digest = hashlib.sha256(f"{size}\n".encode())
     last = max(size - PROBE_BYTES, 0)
-    for place in sorted({last * number // (_PROBES - 1) for number in range(_PROBES)}):
-        known.update(read(place))
-    return known.digest()
+    for offset in sorted({last * number // (_PROBES - 1) for number in range(_PROBES)}):
+        digest.update(read(offset))
+    return digest.digest()
 
 
 def _probe(array: Array) -> bytes:
     content = array.view(np.uint8)
-    return digest_of_blocks(len(content), lambda place: content[place : place + PROBE_BYTES].tobytes())
+    return digest_of_blocks(len(content), lambda offset: content[offset : offset + PROBE_BYTES].tobytes())
 
 
 def _read_header(path: str, index: memoryview) -> tuple[np.dtype, int, int]:

@@ -233,14 +233,17 @@ class IndexedPart:
 
     @property
     def documents(self) -> int:
+        """Number of documents."""
         return self.end_document - self.first_document
 
     @property
     def bin_bytes(self) -> int:
+        """Size of the .bin file in bytes."""
         return (self.end_token - self.first_token) * self.dtype.itemsize
 
     @property
     def idx_bytes(self) -> int:
+        """Size of the .idx file in bytes."""
         per_document = LENGTHS_DTYPE.itemsize + POINTERS_DTYPE.itemsize + DOCUMENTS_DTYPE.itemsize
         return HEADER.size + DOCUMENTS_DTYPE.itemsize + per_document * self.documents
 
@@ -301,7 +304,7 @@ def write_indexed(
     total, done = sum(part.bin_bytes for part in parts), 0
     for part in parts:
         with _new_files(part.prefix) as (bin_path, idx_path):
-            if not _linked(split, part, bin_path, link):
+            if not _link_shard(split, part, bin_path, link):
                 with open(bin_path, "wb") as file:
                     for copied in _copy_tokens(split, part, file):
                         if progress is not None:
@@ -360,7 +363,7 @@ def _copy_tokens(split: OpenedSplit, part: IndexedPart, file: IO[bytes]) -> Iter
             yield file.tell()
 
 
-def _linked(split: OpenedSplit, part: IndexedPart, target: str, link: Link) -> bool:
+def _link_shard(split: OpenedSplit, part: IndexedPart, target: str, link: Link) -> bool:
     """Link `target` to the part's shard if the part is exactly one shard. Return whether it was linked."""
     shard_begin = 0
     for path, length in zip(split.shards, split.tokens.shard_lengths.tolist(), strict=True):

@@ -80,8 +80,8 @@ class CopiedBuild:
 
     def shards(self, split: str) -> list[RemoteFile]:
         """Return the shards of a pretrain split, in stream order."""
-        listed = {file.path: file for file in self.published.data if file.path.startswith(f"{split}/")}
-        return [listed[f"{split}/{shard_name(index)}"] for index in range(len(listed))]
+        shards = {file.path: file for file in self.published.data if file.path.startswith(f"{split}/")}
+        return [shards[f"{split}/{shard_name(index)}"] for index in range(len(shards))]
 
     def split_files(self, split: Split) -> list[str]:
         """Return the files of a split, relative to the data set, with the document ends of a pretrain split."""
@@ -108,6 +108,7 @@ class CopiedBuild:
         return [path for path in known if path in paths or path.startswith(folders)]
 
     def has_doc_ends(self, split: str) -> bool:
+        """Return whether a split has a file of document ends."""
         return doc_ends_name(split) in self.published.meta["files"]
 
 
@@ -134,14 +135,14 @@ def recorded_build(state: LedgerState, build: str, files: OwnedFolder, *, addres
         NielsCacheError: If the meta.json of the build is missing or damaged.
     """
     record = parse_record(state.builds[build]["record"].encode(), f"{files.root}: the record of {address}")
-    place = f"{BUILDS}/{build}/{META_NAME}"
+    path = f"{BUILDS}/{build}/{META_NAME}"
     try:
-        content = files.read(place)
+        content = files.read(path)
     except OSError as error:
         raise NielsCacheError(
-            f"{files.root / place}: cannot be read: {error.strerror or error}; run again, or remove {files.root} if that fails too"
+            f"{files.root / path}: cannot be read: {error.strerror or error}; run again, or remove {files.root} if that fails too"
         ) from error
-    return CopiedBuild(address, record, published_of(record, content, str(files.root / place)))
+    return CopiedBuild(address, record, published_of(record, content, str(files.root / path)))
 
 
 def write_meta_file(ledger: Ledger, state: LedgerState, name: str, content: bytes, *, limit: int) -> None:
@@ -158,14 +159,14 @@ def write_meta_file(ledger: Ledger, state: LedgerState, name: str, content: byte
         NielsCacheError: If the file does not fit below the limit, or if there is a different file that the copy has not written.
         NotWrittenError: If the file cannot be written.
     """
-    gone, target, sha256 = (
+    evicted, target, sha256 = (
         choose_evictions(state, len(content), limit, path=name),
         ledger.folder / name,
         hashlib.sha256(content).hexdigest(),
     )
-    if gone is None:
+    if evicted is None:
         raise NielsCacheError(f"{ledger.folder}: limit={limit:,} is too small for {name} ({len(content):,} bytes); raise it")
-    for path in gone:
+    for path in evicted:
         ledger.remove(state, path)
     if name not in state.entries and ledger.files.exists(name) and ledger.files.sha256(name) != sha256:  # a killed process may leave it
         raise NielsCacheError(f"{target}: is there, but this copy has not downloaded it; choose another dir")

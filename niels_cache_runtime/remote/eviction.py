@@ -27,26 +27,26 @@ _SOONEST = -1
 
 
 class TakeoverTimeout:
-    """How long a reader waits for the slower readers of its run (rule 5)."""
+    """The time for which a reader waits for slower readers of its run (rule 5)."""
 
     def __init__(self) -> None:
-        self._stood: dict[str, int] = {}  # where the other readers of the run were when waiting was over
+        self._last_positions: dict[str, int] = {}  # of the other readers of the run, when waiting was over
 
     def is_over(self, state: LedgerState, reader: Reader, waited: float) -> bool:
         """Return whether a reader that has waited this many seconds may remove files that slower readers of its run need."""
         slower = {name: each for name, each in state.readers.items() if each.position < reader.position}
         others = {name: each.position for name, each in slower.items() if each.run == reader.run != ""}
         if waited > TAKEOVER_SECONDS:
-            self._stood = others
-        return waited > (_NEXT_TAKEOVER_SECONDS if self._stood.items() & others.items() else TAKEOVER_SECONDS)
+            self._last_positions = others
+        return waited > (_NEXT_TAKEOVER_SECONDS if self._last_positions.items() & others.items() else TAKEOVER_SECONDS)
 
 
 def first_demands(reader: Reader) -> dict[str, FileDemand]:
     """Return, for each file that the reader needs, the first part of the run that needs it."""
     found: dict[str, FileDemand] = {}
-    for want in reader.wants:
-        for path in want.paths():
-            found.setdefault(path, want)
+    for demand in reader.wants:
+        for path in demand.paths():
+            found.setdefault(path, demand)
     return found
 
 
@@ -154,13 +154,13 @@ def _candidates(state: LedgerState, path: str | None, *, is_strict: bool = True)
         """Return the number of samples until a file is needed, or None if it must stay."""
         found = []
         for reader_name, reader in state.readers.items():
-            want = needs[reader_name].get(name)
-            if want is None:
+            demand = needs[reader_name].get(name)
+            if demand is None:
                 continue
-            is_later = want.first > own[reader.run] if reader.run in own else want.first > reader.position
+            is_later = demand.first > own[reader.run] if reader.run in own else demand.first > reader.position
             if not is_later and not (is_starved and reader_name not in waiting):
                 return None
-            found.append(want.first - reader.position)
+            found.append(demand.first - reader.position)
         return min(found, default=0)
 
     later = [(away, name) for name in free if name in soon - waited and (away := distance(name)) is not None]

@@ -105,9 +105,9 @@ def _spawn(folder: Path, group: str) -> int:
     package = str(Path(__file__).parents[2])
     paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
     command = [sys.executable, "-P", "-m", "niels_cache_runtime.remote.fetcher", str(folder), group]
-    nothing = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0), (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
+    null_files = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0), (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    return os.posix_spawn(sys.executable, command, environment, file_actions=nothing, setsid=True)
+    return os.posix_spawn(sys.executable, command, environment, file_actions=null_files, setsid=True)
 
 
 def tail_of(path: str) -> tuple[str, int, int]:
@@ -132,9 +132,9 @@ def overlapping_tails(state: LedgerState, build: CopiedBuild, path: str) -> Iter
         _, shard, size = tail_of(tail)
         begin = 0
         while begin < size:
-            place = build.path_in_copy(f"{split}/{shard_name(shard)}")
-            end = min(size, begin + build.files[place].size)
-            if place == path and begin < end:
+            path_of_shard = build.path_in_copy(f"{split}/{shard_name(shard)}")
+            end = min(size, begin + build.files[path_of_shard].size)
+            if path_of_shard == path and begin < end:
                 yield tail, begin, end
             begin, shard = end, shard + 1
 
@@ -205,12 +205,12 @@ class Fetcher:
                 presence.end()
 
     def _loop(self, submit: Callable[[str, bool], object]) -> None:
-        seen, looked, left = -1, 0.0, time.monotonic()
+        seen_wake, passed_at, had_readers_at = -1, 0.0, time.monotonic()
         while True:
             woken, now = self._ledger.woken(), time.monotonic()
-            if woken != seen or self._finished.is_set() or now - looked > _PASS_SECONDS:
+            if woken != seen_wake or self._finished.is_set() or now - passed_at > _PASS_SECONDS:
                 self._finished.clear()
-                seen, looked = woken, now
+                seen_wake, passed_at = woken, now
                 with self._ledger.changing() as state:
                     if not self._is_current():
                         return
@@ -219,8 +219,8 @@ class Fetcher:
                 for path, is_reserved in chosen:
                     submit(path, is_reserved)
                 if mine:
-                    left = time.monotonic()
-                elif time.monotonic() - left > _LEAVE_SECONDS:
+                    had_readers_at = time.monotonic()
+                elif time.monotonic() - had_readers_at > _LEAVE_SECONDS:
                     return
             self._finished.wait(_POLL_SECONDS)
 
@@ -259,15 +259,15 @@ class Fetcher:
             except NielsCacheError as error:
                 state.failed[failure_key(self._group, path)] = str(error)
                 continue
-            gone = choose_evictions(state, size, limit, path=None if waiting is None else path)
-            if gone is None:
+            evicted = choose_evictions(state, size, limit, path=None if waiting is None else path)
+            if evicted is None:
                 if waiting is None:
                     break
                 refused.setdefault(waiting.run, waiting.position)
                 stuck = unreleasable_bytes(state) if stuck is None else stuck
                 self._fail_if_never_fits(state, path, size, limit, stuck=stuck, since=before.get(path))
                 continue
-            self._remove(state, gone)
+            self._remove(state, evicted)
             state.entries[path] = LedgerEntry(size, sha256, owner=self._group)
             self._active.add(path)
             chosen.append((path, True))
@@ -308,10 +308,10 @@ class Fetcher:
             if now - self._hopeless[path] < (_SMALLER_SECONDS if is_others else _HOPELESS_SECONDS):
                 return
             self._hopeless.clear()  # when this reader ends, there may be room for the others
-        why, mend = ("the disk is full below the limit", "make room") if is_disk else ("the limit is too small", "raise it")
+        reason, advice = ("the disk is full below the limit", "make room") if is_disk else ("the limit is too small", "raise it")
         state.failed[failure_key(self._group, path)] = (
-            f"{self._ledger.folder}: {why}: {path} needs {size:,} bytes more, and other files that stay mapped have {stuck:,} of "
-            f"{limit:,} bytes; {mend}, or give each job a copy of its own"
+            f"{self._ledger.folder}: {reason}: {path} needs {size:,} bytes more, and other files that stay mapped have {stuck:,} of "
+            f"{limit:,} bytes; {advice}, or give each job a copy of its own"
         )
 
     def _expected(self, state: LedgerState, path: str) -> tuple[int, str]:
@@ -450,7 +450,7 @@ class Fetcher:
             The number of bytes that were downloaded. They are more than were missing if some were wrong.
         """
         try:
-            return complete_download(part, self._store(build), file, tally=_NoCounter())
+            return complete_download(part, self._store(build), file, tally=_UncountedBytes())
         except WrongContentError:
             with self._ledger.changing() as state:
                 invalidate_tails(state, [tail for tail, *_ in overlapping_tails(state, build, build.path_in_copy(file.path))])
@@ -492,7 +492,7 @@ class Fetcher:
         return found.content
 
 
-class _NoCounter:
+class _UncountedBytes:
     def add(self, count: int) -> None: ...
 
     def wait(self, seconds: float) -> None:

@@ -8,7 +8,7 @@
 
 Each reader and each fetcher holds a lock on its file. The kernel releases this lock when the process ends, however it ends, so no entry can
 outlive its process. Nothing here compares clocks: `used` counts uses. Reading the ledger takes about a millisecond per thousand files.
-`room` chooses the files to remove, and `fetcher` downloads. `Reader` and `FileDemand` describe what a reader needs.
+`eviction` chooses the files to remove, and `fetcher` downloads. `Reader` and `FileDemand` describe what a reader needs.
 
 After a power failure, a file may have lost its content although its size is right. The manifest therefore also records the boot of the
 machine. After another boot, all files are `unchecked`: a reader uses one only after the fetcher has hashed it again. If a reader of the
@@ -120,7 +120,7 @@ class Reader:
 
     def pinned(self) -> set[str]:
         """Return the files that this process has mapped, but for no part of its run. It holds them until it ends."""
-        return set() if self.aside else {*self.maps}.difference(*(want.paths() for want in self.wants))
+        return set() if self.aside else {*self.maps}.difference(*(demand.paths() for demand in self.wants))
 
     def mapped(self, paths: set[str]) -> set[str]:
         """Return the files that this process may have mapped.
@@ -141,9 +141,9 @@ def next_files(readers: list[Reader]) -> Iterator[tuple[str, Reader | None]]:
         for path in reader.demand:
             waiting.setdefault(path, reader)
     yield from waiting.items()
-    wants = [(want.first - reader.position, want) for reader in readers for want in reader.wants if want.now]
-    for _, want in sorted(dict.fromkeys(wants)):
-        for path in sorted(want.paths(), key=is_tail, reverse=True):  # a tail is small, and no batch should wait only for a tail
+    demands = [(demand.first - reader.position, demand) for reader in readers for demand in reader.wants if demand.now]
+    for _, demand in sorted(dict.fromkeys(demands)):
+        for path in sorted(demand.paths(), key=is_tail, reverse=True):  # a tail is small, and no batch should wait only for a tail
             yield path, None
 
 
@@ -154,7 +154,7 @@ _TABLES = ("counts", "addresses", "builds", "failed", "etags")
 _COUNTS = ("files", "bytes", "tails", "tail_bytes", "again", "removed")
 
 
-class _OfThread(threading.local):
+class _DeferredCalls(threading.local):
     """The calls that wait until this thread releases the lock of a ledger.
 
     Attributes:
@@ -164,7 +164,7 @@ class _OfThread(threading.local):
     later: list[Callable[[], None]] | None = None
 
 
-_thread = _OfThread()
+_deferred = _DeferredCalls()
 
 
 def call_unlocked(call: Callable[[], None]) -> None:
@@ -173,10 +173,10 @@ def call_unlocked(call: Callable[[], None]) -> None:
     Code that the garbage collector may run needs this. The collector can run at any time, also on a thread that holds the lock, and the
     call would then wait for this lock forever.
     """
-    if _thread.later is None:
+    if _deferred.later is None:
         call()
     else:
-        _thread.later.append(call)
+        _deferred.later.append(call)
 
 
 @dataclass
@@ -241,7 +241,7 @@ class LedgerState:
 
     def add_build(self, build: str, address: str, record: str) -> None:
         """Record the build of an address, and forget builds whose meta.json is no longer in the copy."""
-        self.builds = {each: said for each, said in self.builds.items() if f"{BUILDS}/{each}/{META_NAME}" in self.entries}
+        self.builds = {each: entry for each, entry in self.builds.items() if f"{BUILDS}/{each}/{META_NAME}" in self.entries}
         self.builds[build] = {"address": address, "record": record}
         self.addresses = {each: known for each, known in self.addresses.items() if known in self.builds} | {address: build}
 
@@ -280,8 +280,8 @@ def _needs_check(path: str) -> bool:
 def _reader_of(content: bytes) -> Reader:
     """Return the recorded reader. If a full disk has truncated the record, the reader may have mapped any file."""
     try:
-        said = json.loads(content)
-        return Reader(**{**said, "wants": [FileDemand(*want) for want in said["wants"]]})
+        record = json.loads(content)
+        return Reader(**{**record, "wants": [FileDemand(*demand) for demand in record["wants"]]})
     except (ValueError, TypeError, KeyError):
         return Reader(pid=0, limit=sys.maxsize, group="", holds_all=True, boot=boot())
 
@@ -305,6 +305,7 @@ class Ledger:
                 self.files.make_folder(name)
 
     def exists(self) -> bool:
+        """Return whether the folder is a local copy."""
         return (self.folder / "readers").is_dir()
 
     @contextmanager
@@ -315,7 +316,7 @@ class Ledger:
             NielsCacheError: If the manifest cannot be read.
             NotWrittenError: If a file cannot be written.
         """
-        before, _thread.later = _thread.later, []
+        before, _deferred.later = _deferred.later, []
         try:
             with self._locked():
                 state, content = self._load()
@@ -324,7 +325,7 @@ class Ledger:
                 finally:
                     self._save(state, content)
         finally:
-            later, _thread.later = _thread.later, before
+            later, _deferred.later = _deferred.later, before
             for call in later:
                 call_unlocked(call)
 
@@ -382,23 +383,23 @@ class Ledger:
 
     def _load(self) -> tuple[LedgerState, str]:
         content = ""
-        said: dict[str, Any] = {"version": VERSION, "boot": boot(), "tick": 0, "entries": {}, **{name: {} for name in _TABLES}}
-        said["counts"] = dict.fromkeys(_COUNTS, 0)
+        manifest: dict[str, Any] = {"version": VERSION, "boot": boot(), "tick": 0, "entries": {}, **{name: {} for name in _TABLES}}
+        manifest["counts"] = dict.fromkeys(_COUNTS, 0)
         try:
             with suppress(FileNotFoundError):
                 content = self.files.read(_MANIFEST).decode()
-                said = json.loads(content)
-            if said["version"] != VERSION:
-                raise NielsCacheError(f"{self._manifest}: is of version {said['version']}, not {VERSION}; choose another dir")
+                manifest = json.loads(content)
+            if manifest["version"] != VERSION:
+                raise NielsCacheError(f"{self._manifest}: is of version {manifest['version']}, not {VERSION}; choose another dir")
             readers, overhead = self._readers()
             state = LedgerState(
-                entries={path: LedgerEntry(*values) for path, values in said["entries"].items()},
-                tick=int(said["tick"]),
+                entries={path: LedgerEntry(*values) for path, values in manifest["entries"].items()},
+                tick=int(manifest["tick"]),
                 readers=readers,
                 overhead=overhead + 2 * len(content),
-                unchecked=set(said.get("unchecked", ())),
-                boot=said.get("boot", ""),
-                **{name: dict(said[name]) for name in _TABLES},
+                unchecked=set(manifest.get("unchecked", ())),
+                boot=manifest.get("boot", ""),
+                **{name: dict(manifest[name]) for name in _TABLES},
             )
         except NielsCacheError:
             raise
@@ -407,7 +408,7 @@ class Ledger:
                 f"{self._manifest}: cannot be read ({type(error).__name__}); remove {self.folder}, and start again"
             ) from error
         groups = {reader.group for reader in readers.values()}
-        state.failed = {key: why for key, why in state.failed.items() if key.partition("/")[0] in groups}
+        state.failed = {key: reason for key, reason in state.failed.items() if key.partition("/")[0] in groups}
         if state.boot != boot() and all(reader.boot != state.boot for reader in readers.values()):
             state.unchecked, state.boot = {*filter(_needs_check, state.entries)}, boot()
         owners = {entry.owner for entry in state.entries.values() if entry.owner}
@@ -440,7 +441,7 @@ class Ledger:
         state.unchecked.discard(path)
 
     def _save(self, state: LedgerState, before: str) -> None:
-        said = {
+        manifest = {
             "version": VERSION,
             "boot": state.boot,
             "tick": state.tick,
@@ -448,8 +449,8 @@ class Ledger:
             "entries": {path: [entry.size, entry.sha256, entry.owner, entry.used] for path, entry in state.entries.items()},
         }
         if state.unchecked:
-            said["unchecked"] = sorted(state.unchecked)
-        content = json.dumps(said, separators=(",", ":"))
+            manifest["unchecked"] = sorted(state.unchecked)
+        content = json.dumps(manifest, separators=(",", ":"))
         if content != before:
             with self.writing():
                 self.files.write(_MANIFEST, content.encode())
@@ -476,9 +477,9 @@ class ProcessFile:
 
     def write(self, reader: Reader) -> None:
         """Record what a reader needs. The caller holds the ledger's lock."""
-        said = {name: value for name, value in vars(reader).items() if value or name == "wants"}  # its bytes count towards the limit
-        said["boot"] = boot()
-        content = json.dumps(said, separators=(",", ":")).encode()
+        record = {name: value for name, value in vars(reader).items() if value or name == "wants"}  # its bytes count towards the limit
+        record["boot"] = boot()
+        content = json.dumps(record, separators=(",", ":")).encode()
         try:
             if os.pwrite(self.descriptor, content, 0) < len(content):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -509,16 +510,16 @@ class ProcessFile:
             self.forget()
 
 
-def end_presences(ledger: Ledger, presences: list[ProcessFile]) -> None:
-    """End these presences, with the ledger's lock if the folder still exists. Empty the list."""
+def end_presences(ledger: Ledger, process_files: list[ProcessFile]) -> None:
+    """Remove these process files, with the ledger's lock if the folder still exists. Empty the list."""
     try:
         with ledger.changing():
-            _end_all(presences)
+            _end_all(process_files)
     except (NielsCacheError, OSError):
-        _end_all(presences)
+        _end_all(process_files)
 
 
-def _end_all(presences: list[ProcessFile]) -> None:
-    for each in presences:
+def _end_all(process_files: list[ProcessFile]) -> None:
+    for each in process_files:
         each.end()
-    presences.clear()
+    process_files.clear()

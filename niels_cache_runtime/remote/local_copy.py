@@ -1,11 +1,11 @@
 """A bounded copy of published caches on a local disk, which all processes of a machine may share.
 
-    with a bucket:     LocalCopy.open --record, meta.json--> CopiedBuild    LocalCopy.take --demand--> fetcher --> files
-    without a bucket:  LocalCopy.open reads what the copy knows             LocalCopy.take finds all files there
+    with a bucket:     LocalCopy.open --record, meta.json--> CopiedBuild    LocalCopy.acquire --demand--> fetcher --> files
+    without a bucket:  LocalCopy.open reads what the copy knows             LocalCopy.acquire finds all files there
 
 A process that needs files takes them, and waits until they are there. A taken file stays until the process gives it back or ends. `ledger`
-records this on disk, `room` chooses what to remove, and `fetcher` downloads. Opening a build costs two requests, or one if the copy already
-has its meta.json.
+records this on disk, `eviction` chooses what to remove, and `fetcher` downloads. Opening a build costs two requests, or one if the copy
+already has its meta.json.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _PAUSES = (0.001, 0.005)  # seconds between two checks of the manifest's time: t
 _LOOK_SECONDS = 0.5  # the longest time between two looks at the ledger
 GIVE_UP_SECONDS = 1800.0  # without any change of the copy
 
-_LOOK_AGAIN_SECONDS = 1.0  # between two looks whether this process is in the way of another one (rule 4 of `room`)
+_LOOK_AGAIN_SECONDS = 1.0  # between two looks whether this process is in the way of another one (rule 4 of `eviction`)
 
 _copies: weakref.WeakSet[LocalCopy] = weakref.WeakSet()
 
@@ -71,7 +71,7 @@ class MapOwner(Protocol):
         """Unmap everything, and return these files."""
 
     def forget(self) -> None:
-        """Unmap everything, and read without a feed from now on. The copy is not told."""
+        """Unmap everything, and read without a feed from now on. The copy is not notified."""
 
 
 class LocalCopy:
@@ -100,12 +100,12 @@ class LocalCopy:
         self._ledger.make()
         self.files = self._ledger.files
         self._lock = threading.RLock()
-        self._is_watched = False  # whether a thread gives way
+        self._is_watched = False  # whether a thread calls `_yield_space`
         self.reading, self.is_fed = threading.RLock(), False
-        self._held: set[str] = set()
+        self._pinned: set[str] = set()
         self._taken: Counter[str] = Counter()  # how many owners in this process have a file
-        self._patience, self._owners, self._gave_way = TakeoverTimeout(), weakref.WeakSet[MapOwner](), False
-        self._keep(None, 0)
+        self._takeover, self._owners, self._gave_way = TakeoverTimeout(), weakref.WeakSet[MapOwner](), False
+        self._set_again(None, 0)
         self._presence: list[ProcessFile] = []  # holds one if this process has used this object
         self._addresses: dict[str, str] = {}  # the addresses of the builds that this object has opened
         self._reader = self._new_reader()
@@ -156,11 +156,11 @@ class LocalCopy:
         return (self.folder / build.path_in_copy(META_NAME)).parent
 
     def _fetch(self, build: CopiedBuild, names: Iterable[str]) -> None:
-        wanted = [*names, META_NAME, *([f"{TOKENIZER}{META_NAME}"] if build.published.tokenizer else [])]
-        places = list(dict.fromkeys(map(build.path_in_copy, wanted)))
+        names_with_meta = [*names, META_NAME, *([f"{TOKENIZER}{META_NAME}"] if build.published.tokenizer else [])]
+        paths = list(dict.fromkeys(map(build.path_in_copy, names_with_meta)))
         self._addresses[build.id] = build.address
-        self.require(sum(build.files[place].size for place in places), build.address, files=places)
-        self.pin(places)
+        self.require(sum(build.files[path].size for path in paths), build.address, files=paths)
+        self.pin(paths)
 
     def require(self, needed: int, what: str, *, files: Collection[str]) -> None:
         """Raise an error if `needed` bytes can never fit below the limit, next to the files that readers hold until they end.
@@ -176,13 +176,13 @@ class LocalCopy:
         with self._lock, self._ledger.changing() as state:
             self._register(state)
             limit = min(self.limit, state.limit() or self.limit)
-            needed, held = needed + state.overhead, pinned_bytes(state, files)
-        if needed + held > limit:
-            raise too_small_error(what, needed, held, self.folder, limit, is_own=limit == self.limit)
+            needed, pinned = needed + state.overhead, pinned_bytes(state, files)
+        if needed + pinned > limit:
+            raise too_small_error(what, needed, pinned, self.folder, limit, is_own=limit == self.limit)
 
     def pin(self, paths: Iterable[str]) -> None:
         """Download files, and keep them until `close`. Paths are relative to the copy."""
-        self.acquire(list(paths), self._held.add, mine=self._held)
+        self.acquire(list(paths), self._pinned.add, mine=self._pinned)
 
     def acquire(
         self, paths: Sequence[str], use: Callable[[str], None], *, mine: Set[str], also: Iterable[str] = (), is_fed: bool | None = None
@@ -203,24 +203,24 @@ class LocalCopy:
             RemoteError: If a file cannot be downloaded.
             NielsCacheError: If there is no room for it.
         """
-        began = changed = time.monotonic()
-        looked, seen, pause, free_at = began - _LOOK_SECONDS, (-1, -1), _PAUSES[0], began
+        began_at = changed_at = time.monotonic()
+        looked_at, seen_change, pause, free_at = began_at - _LOOK_SECONDS, (-1, -1), _PAUSES[0], began_at
         also, missing, is_asked = list(also), list(paths), False
         while True:
-            now = self._ledger.changed()
-            changed = changed if now == seen else time.monotonic()
-            if now != seen or time.monotonic() - looked >= _LOOK_SECONDS:
-                looked, seen = time.monotonic(), now
+            change = self._ledger.changed()
+            changed_at = changed_at if change == seen_change else time.monotonic()
+            if change != seen_change or time.monotonic() - looked_at >= _LOOK_SECONDS:
+                looked_at, seen_change = time.monotonic(), change
                 with self._lock, self._ledger.changing() as state:
                     if not is_asked:  # a failure of an earlier request says nothing about this one
                         for path in paths:
                             state.failed.pop(failure_key(self._reader.group, path), None)
-                    is_asked, self._reader.aside, waited = True, is_fed is False, looked - began
-                    has_mapped = len(self._taken) > len(self._held)
-                    gives_way = is_fed and blocks_slower(state, self._reader) and not self._patience.is_over(state, self._reader, waited)
+                    is_asked, self._reader.aside, waited = True, is_fed is False, looked_at - began_at
+                    has_mapped = len(self._taken) > len(self._pinned)
+                    gives_way = is_fed and blocks_slower(state, self._reader) and not self._takeover.is_over(state, self._reader, waited)
                     if not gives_way:
-                        free_at, self._gave_way = looked, False
-                    gives_way = gives_way and (self._gave_way or looked - free_at > _LOOK_SECONDS)
+                        free_at, self._gave_way = looked_at, False
+                    gives_way = gives_way and (self._gave_way or looked_at - free_at > _LOOK_SECONDS)
                     if has_mapped or not gives_way:
                         missing = self._take_ready(state, paths, use, also, mine, waited=waited)
                         if not missing:
@@ -236,7 +236,7 @@ class LocalCopy:
                 self._ledger.wake()
                 if not is_served:
                     start_fetcher(self._ledger, self._reader.group)
-            if time.monotonic() - changed > GIVE_UP_SECONDS:
+            if time.monotonic() - changed_at > GIVE_UP_SECONDS:
                 with self._lock, self._ledger.changing() as state:
                     self._register(state)
                     self._clear_demand()
@@ -260,7 +260,7 @@ class LocalCopy:
             elif index < len(paths):
                 missing.append(path)
         failed = next((key for path in missing if (key := failure_key(reader.group, path)) in state.failed), None)
-        reader.starved = bool(missing) and self._patience.is_over(state, reader, waited)
+        reader.starved = bool(missing) and self._takeover.is_over(state, reader, waited)
         reader.demand = [] if failed else missing
         self._write()
         if failed:
@@ -316,10 +316,10 @@ class LocalCopy:
                 self._release_paths(owner.leave())
             self._write()
             self._shrink(state)
-            is_idle = all(state.is_ready(path) for want in wants if want.now for path in want.paths())
+            is_idle = all(state.is_ready(path) for demand in wants if demand.now for path in demand.paths())
             is_served = is_idle or self._ledger.is_alive("fetchers", self._reader.group)
             woken = self._ledger.woken()  # under the lock, so that every later change is seen
-            self._keep(again, woken)
+            self._set_again(again, woken)
             if again and not self._is_watched:
                 threading.Thread(target=_watch, args=[weakref.WeakMethod(self._yield_space)], name="local copy", daemon=True).start()
                 self._is_watched = True
@@ -328,7 +328,7 @@ class LocalCopy:
         if not is_served:
             start_fetcher(self._ledger, self._reader.group)
 
-    def _keep(self, again: Callable[[], None] | None, woken: int) -> None:
+    def _set_again(self, again: Callable[[], None] | None, woken: int) -> None:
         """Set the method that gives shards back, or None, and the value of `Ledger.woken` at the most recent record or look."""
         self._again, self._woken = again and weakref.WeakMethod(again), woken
 
@@ -383,9 +383,9 @@ class LocalCopy:
         with self._lock:
             end_presences(self._ledger, self._presence)
             self._taken.clear()
-            self._held.clear()
+            self._pinned.clear()
             self._reader = self._new_reader()
-            self._keep(None, 0)
+            self._set_again(None, 0)
 
     def _open(self, address: str) -> CopiedBuild:
         with self._lock, self._ledger.changing() as state:
@@ -407,26 +407,26 @@ class LocalCopy:
         """Read the record and the meta.json at an address, and write the meta.json into the copy."""
         store = open_store(address, is_hasty=is_hasty)
         record, _ = read_record(store)
-        place = f"builds/{record.content_sha256}/{record.family}/{record.name}/{META_NAME}"
+        path = f"builds/{record.content_sha256}/{record.family}/{record.name}/{META_NAME}"
         with self._lock, self._ledger.changing() as state:
-            content = self.files.read(place) if self._is_whole(state, place) else b""
+            content = self.files.read(path) if self._is_whole(state, path) else b""
         if not (is_there := hashlib.sha256(content).hexdigest() == record.beside[META_NAME]["sha256"]):
             content = read_meta_of(store, record)
         build = CopiedBuild(address, record, published_of(record, content, store.name_of(META_NAME)))
         with self._lock, self._ledger.changing() as state:
             state.add_build(build.id, address, record.content().decode())
-            if not is_there or not self._is_whole(state, place):
-                write_meta_file(self._ledger, state, place, content, limit=state.limit() or self.limit)
+            if not is_there or not self._is_whole(state, path):
+                write_meta_file(self._ledger, state, path, content, limit=state.limit() or self.limit)
             self._pin_meta(state, build)
         return build
 
     def _pin_meta(self, state: LedgerState, build: CopiedBuild) -> None:
         """Hold the meta.json of a build before another process can remove it, and use its address to download the files of the build."""
         self._addresses[build.id] = build.address
-        self._take_ready(state, [build.path_in_copy(META_NAME)], self._held.add, [], self._held, waited=0.0)
+        self._take_ready(state, [build.path_in_copy(META_NAME)], self._pinned.add, [], self._pinned, waited=0.0)
 
     def _new_reader(self) -> Reader:
-        return Reader(os.getpid(), self.limit, group_of_environment(), maps=sorted(self._held), addresses=self._addresses)
+        return Reader(os.getpid(), self.limit, group_of_environment(), maps=sorted(self._pinned), addresses=self._addresses)
 
     def _release_paths(self, paths: Iterable[str]) -> None:
         self._taken -= Counter(paths)  # this drops the files that no owner has any more
@@ -459,9 +459,9 @@ class LocalCopy:
         self._lock, self.reading = threading.RLock(), threading.RLock()  # another thread of the parent may have held them
         for owner in self._owners:
             owner.forget()
-        self._taken = Counter(self._held)
+        self._taken = Counter(self._pinned)
         self._reader = self._new_reader()
-        self._keep(None, 0)
+        self._set_again(None, 0)
         self._is_watched = False
 
 

@@ -59,15 +59,15 @@ def contents(folder: str | os.PathLike[str]) -> CopyContents:
     with _ledger(folder).changing() as state:
         mapped = state.mapped()
         found = []
-        for build, said in state.builds.items():
+        for build, record in state.builds.items():
             content, family, name = build.split("/")
-            own = [path for path in state.entries if _is_of(path, build)]
+            own = [path for path in state.entries if _belongs_to(path, build)]
             if own:
                 found.append(
                     CopiedBuildFiles(
                         family=family,
                         name=name,
-                        address=said["address"],
+                        address=record["address"],
                         content_sha256=content,
                         files=len(own),
                         bytes=sum(state.entries[path].size for path in own),
@@ -106,21 +106,21 @@ def check(folder: str | os.PathLike[str]) -> list[str]:
     """
     ledger = _ledger(folder)
     with ledger.changing() as state:
-        wanted = {path: entry.sha256 for path, entry in state.entries.items() if not entry.owner}
-    found = []
-    for path, sha256 in sorted(wanted.items()):
-        is_right = ledger.files.sha256(path) == sha256
+        expected = {path: entry.sha256 for path, entry in state.entries.items() if not entry.owner}
+    damaged = []
+    for path, sha256 in sorted(expected.items()):
+        is_intact = ledger.files.sha256(path) == sha256
         with ledger.changing() as state:
             entry = state.entries.get(path)
             if entry is None or entry.owner or entry.sha256 != sha256:
                 continue  # it was removed or replaced in the meantime
-            if is_right:
+            if is_intact:
                 state.unchecked.discard(path)
                 continue
-            found.append(path)
+            damaged.append(path)
             if path not in state.mapped():
                 ledger.remove(state, path)
-    return found
+    return damaged
 
 
 def _ledger(folder: str | os.PathLike[str]) -> Ledger:
@@ -130,7 +130,7 @@ def _ledger(folder: str | os.PathLike[str]) -> Ledger:
     return ledger
 
 
-def _is_of(path: str, build: str) -> bool:
+def _belongs_to(path: str, build: str) -> bool:
     """Return whether a file belongs to a build. The tokenizer's folder is next to that of the family."""
     content = build.partition("/")[0]
     return path.startswith((f"{BUILDS}/{build}/", f"{TAILS}/{build}/", f"{BUILDS}/{content}/tokenizer/"))

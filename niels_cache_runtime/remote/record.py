@@ -131,8 +131,8 @@ def parse_record(content: bytes, name: str) -> Record:
     try:
         return _parsed(content)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        said = str(error) if isinstance(error, NielsCacheError) else "is not the record of a published cache"
-        raise NielsCacheError(f"{name}: {said}; give another address") from error
+        problem = str(error) if isinstance(error, NielsCacheError) else "is not the record of a published cache"
+        raise NielsCacheError(f"{name}: {problem}; give another address") from error
 
 
 def _file(record: Record, path: str, entry: Mapping[str, Any], *, is_covered: bool) -> RemoteFile:
@@ -141,27 +141,34 @@ def _file(record: Record, path: str, entry: Mapping[str, Any], *, is_covered: bo
 
 
 def _parsed(content: bytes) -> Record:
-    said = json.loads(content)
-    if said["kind"] != KIND or type(said["schema_version"]) is not int:
+    record = json.loads(content)
+    if record["kind"] != KIND or type(record["schema_version"]) is not int:
         raise NielsCacheError("is not the record of a published cache")
-    if said["schema_version"] > RECORD_VERSION:
-        raise NielsCacheError(f"schema_version {said['schema_version']} is newer than {RECORD_VERSION}; upgrade niels-cache")
-    own = said["record_sha256"]
-    if sha256_text(canonical_json({**said, "record_sha256": ""})) != own:
+    if record["schema_version"] > RECORD_VERSION:
+        raise NielsCacheError(f"schema_version {record['schema_version']} is newer than {RECORD_VERSION}; upgrade niels-cache")
+    own = record["record_sha256"]
+    if sha256_text(canonical_json({**record, "record_sha256": ""})) != own:
         raise NielsCacheError("does not match its record_sha256 (edited by hand?)")
-    hashes = [said["content_sha256"], said["meta_sha256"], *said["previous"], *(entry["sha256"] for entry in said["beside"].values())]
+    hashes = [
+        record["content_sha256"],
+        record["meta_sha256"],
+        *record["previous"],
+        *(entry["sha256"] for entry in record["beside"].values()),
+    ]
     if (
-        said["family"] not in FAMILIES
+        record["family"] not in FAMILIES
         or not all(map(_SHA256.fullmatch, hashes))
-        or any(map(name_problem, said["beside"]))
-        or not _NAME.fullmatch(said["name"])
-        or ".." in said["name"]
-        or META_NAME not in said["beside"]
-        or not all(path.startswith(TOKENIZER) and is_tokenizer_file(path[len(TOKENIZER) :]) for path in said["beside"].keys() - {META_NAME})
-        or not all(is_count(entry["bytes"]) for entry in said["beside"].values())
+        or any(map(name_problem, record["beside"]))
+        or not _NAME.fullmatch(record["name"])
+        or ".." in record["name"]
+        or META_NAME not in record["beside"]
+        or not all(
+            path.startswith(TOKENIZER) and is_tokenizer_file(path[len(TOKENIZER) :]) for path in record["beside"].keys() - {META_NAME}
+        )
+        or not all(is_count(entry["bytes"]) for entry in record["beside"].values())
     ):
         raise NielsCacheError("has a value that no record has")
-    return Record(**{field.name: said[field.name] for field in fields(Record)} | {"previous": tuple(said["previous"])})
+    return Record(**{field.name: record[field.name] for field in fields(Record)} | {"previous": tuple(record["previous"])})
 
 
 _SPLIT_FOLDERS = tuple(f"{split}/" for split in SPLITS)

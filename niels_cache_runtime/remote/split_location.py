@@ -171,7 +171,7 @@ def whole_pair(tokens_path: str, idx_path: str, remote: Copy | None) -> tuple[st
     address, _, name = tokens_path.rpartition("/")
     split = next((split for split in SPLITS if name == tokens_name(split)), None)
     if split is None or idx_path != f"{address}/{idx_name(split)}":
-        wanted = f"ADDRESS/{tokens_name(SPLITS[0])} and ADDRESS/{idx_name(SPLITS[0])}"
-        raise NielsCacheError(f"{tokens_path} and {idx_path}: are not the two files of a split; give {wanted}")
+        expected = f"ADDRESS/{tokens_name(SPLITS[0])} and ADDRESS/{idx_name(SPLITS[0])}"
+        raise NielsCacheError(f"{tokens_path} and {idx_path}: are not the two files of a split; give {expected}")
     folder, copy = SplitLocation.of(f"{address}/{split}", remote).whole()
     return str(Path(folder).parent / tokens_name(split)), str(Path(folder).parent / idx_name(split)), copy

@@ -38,7 +38,7 @@ _HASH_KEY = "sha256"
 _RETRIES, _HASTY_RETRIES = 8, 3
 _PROBE = "conditional-put.txt"
 _PROBE_CONTENT = b"A push tries here whether the store supports conditional PUT.\n"
-_NEVER = {"e_tag": '"00000000000000000000000000000000"', "version": "1"}  # a state that no object has
+_IMPOSSIBLE_STATE = {"e_tag": '"00000000000000000000000000000000"', "version": "1"}  # a state that no object has
 _State = Literal["e_tag", "version"]
 _Refusals = tuple[type[Exception], ...]
 _process: int | None = None  # the process that uses obstore; its threads do not survive a fork
@@ -160,16 +160,16 @@ def check_address(text: str) -> str:
             address is not quoted.
     """
     scheme, _, rest = text.partition("://")
-    place, _, prefix = rest.rstrip("/").partition("/")
-    if "@" in place or "?" in text or "#" in text:
+    bucket, _, prefix = rest.rstrip("/").partition("/")
+    if "@" in bucket or "?" in text or "#" in text:
         raise NielsCacheError(
             "the address holds a user name, a password or a query; give SCHEME://BUCKET/PREFIX, and set credentials in the environment"
         )
     if scheme not in SCHEMES:
         raise NielsCacheError(f"{text!r:.200}: is no address of a store; it begins with {', '.join(f'{each}://' for each in SCHEMES)}")
-    if scheme == "file" and place:
+    if scheme == "file" and bucket:
         raise NielsCacheError(f"{text}: is not an absolute path; give file:///PATH")
-    if scheme != "file" and not place:
+    if scheme != "file" and not bucket:
         raise NielsCacheError(f"{text}: has no bucket; give {scheme}://BUCKET/PREFIX")
     if not prefix:
         raise NielsCacheError(f"{text}: has no prefix; give {scheme}://BUCKET/PREFIX, so that the bucket can hold more than one cache")
@@ -348,8 +348,8 @@ class Store:
             RemoteError: If the store refuses or ignores the conditions.
         """
         ignores_create = self._is_written("create") and self._is_written("create")
-        if ignores_create or self._is_written({self._state: _NEVER[self._state]}):
-            raise self._no_conditions()
+        if ignores_create or self._is_written({self._state: _IMPOSSIBLE_STATE[self._state]}):
+            raise self._conditional_put_error()
 
     def _is_written(self, mode: Any) -> bool:
         for seconds in (0.2, 1.0, 5.0, None):  # obstore does not repeat a PUT with conditions
@@ -361,13 +361,13 @@ class Store:
                 return False
             except RemoteError as error:
                 if error.code in ("NotImplemented", "501", "InvalidArgument", "InvalidRequest"):
-                    raise self._no_conditions() from None
+                    raise self._conditional_put_error() from None
                 if seconds is None or not error.is_transient:
                     raise
                 time.sleep(seconds)
         raise AssertionError("the last try returns or raises")
 
-    def _no_conditions(self) -> RemoteError:
+    def _conditional_put_error(self) -> RemoteError:
         return RemoteError(
             f"{self.address}: this bucket does not support conditional PUT (If-None-Match and If-Match), so two pushes could mix; "
             "choose a bucket that supports it"
@@ -448,10 +448,10 @@ def _as_remote_errors(name: str, refusals: _Refusals) -> Iterator[None]:
         with panics_as_errors():
             yield
     except refusals as error:
-        raise _refusal(name, error) from None
+        raise _remote_error(name, error) from None
 
 
-def _refusal(name: str, error: Exception) -> RemoteError:
+def _remote_error(name: str, error: Exception) -> RemoteError:
     """Return the error to raise. Only the code and known words are taken from obstore's text, which may contain credentials."""
     kind, text = type(error).__name__, str(error)
     code = next(iter(re.findall(r"<Code>(\w{1,64})</Code>", text)), "") or next(iter(re.findall(r"status code: (\d{3})\b", text)), "")
@@ -461,5 +461,5 @@ def _refusal(name: str, error: Exception) -> RemoteError:
     if missing:
         return MissingError(f"{name}: there is no such object; check the address", code=code)
     known = _MESSAGES.get(code) or _BY_CLASS.get(kind)
-    said = known or next((said for words, said in _MESSAGES_BY_TEXT if words in text), "the store refused, or the connection broke")
-    return RemoteError(f"{name}: {said}{f' ({code})' if code else ''}", code=code, is_transient=known is None)
+    reason = known or next((reason for words, reason in _MESSAGES_BY_TEXT if words in text), "the store refused, or the connection broke")
+    return RemoteError(f"{name}: {reason}{f' ({code})' if code else ''}", code=code, is_transient=known is None)

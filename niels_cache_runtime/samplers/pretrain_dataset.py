@@ -62,8 +62,8 @@ class PretrainTokenStreamDataset:
     def __init__(self, shards_dir: str, *, T: int, device: str, verify: Verify = "size", remote: Copy | None = None) -> None:
         self.T = T = check_positive("T", T)
         self.device = resolve_device(device)
-        self._place = SplitLocation.of(shards_dir, remote)
-        self.shards_dir, self._copy = self._place.whole()
+        self._location = SplitLocation.of(shards_dir, remote)
+        self.shards_dir, self._copy = self._location.whole()
         split = open_split(self.shards_dir, verify=verify)
         self.meta, mapped = split.meta, split.tokens
         longest = int(mapped.shard_lengths.max(initial=0))
@@ -101,7 +101,7 @@ class PretrainTokenStreamDataset:
         return windows + self._shard_offsets[self._window_ends.searchsorted(windows, side="right")]
 
     def __getstate__(self) -> dict[str, Any]:
-        settings = {"shards_dir": self._place.given, "T": self.T, "device": str(self.device), "remote": self._place.remote}
+        settings = {"shards_dir": self._location.given, "T": self.T, "device": str(self.device), "remote": self._location.remote}
         return {"settings": settings, "meta": self.meta}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

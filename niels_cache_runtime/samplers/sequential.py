@@ -109,8 +109,8 @@ class DatasetLoader:
         self.num_processes = check_positive("num_processes", num_processes)
         self.process_rank = check_whole("process_rank", process_rank, most=self.num_processes - 1)
         self.device = resolve_device(device)
-        self._place = SplitLocation.of(dataset_dir, remote)
-        self.dataset_dir, self._copy = self._place.whole()
+        self._location = SplitLocation.of(dataset_dir, remote)
+        self.dataset_dir, self._copy = self._location.whole()
         self.meta, self._content, self._files = self._open(verify)
         self.files = {file.path.name: file.length for file in self._files}
 
@@ -268,8 +268,8 @@ class DatasetLoader:
         return read
 
     def __getstate__(self) -> dict[str, Any]:
-        settings = (self.batch, self.seq_len, self.process_rank, self.num_processes, self._place.given, str(self.device))
-        return {"settings": settings, "remote": self._place.remote, "meta": self.meta, "state": self.state_dict()}
+        settings = (self.batch, self.seq_len, self.process_rank, self.num_processes, self._location.given, str(self.device))
+        return {"settings": settings, "remote": self._location.remote, "meta": self.meta, "state": self.state_dict()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(*state["settings"], remote=state["remote"])  # type: ignore[misc]

@@ -154,7 +154,7 @@ class PreferenceDataset:
         self._pairs = PackedPairs(local, T=T, seed=0, loss_on=loss_on, overflow=overflow, pack=False, shuffle=False, verify=verify)
         self.T, self.folder, self.meta = self._pairs.T, folder, self._pairs.meta
         self.device = resolve_device(device)
-        self._maker = PreferenceMaker([self._pairs], T=self.T, device=self.device, wanted=(), mask_cross_document_targets=False)
+        self._maker = PreferenceMaker([self._pairs], T=self.T, device=self.device, fields=(), mask_cross_document_targets=False)
 
     def __len__(self) -> int:
         return self._pairs.samples

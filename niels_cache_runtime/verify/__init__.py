@@ -32,8 +32,8 @@ from niels_cache_runtime.verify.folder import Finding, FindingKind, VerifiedFold
 
 __all__ = ["Finding", "FindingKind", "find_folders", "notes", "verify_cache", "verify_dataset", "verify_folders"]
 
-_ONE = ("tokenizer", "duplicates")
-_MANY = ("pretrain", "sft", "corpus", "index")
+_UNNAMED = ("tokenizer", "duplicates")
+_NAMED = ("pretrain", "sft", "corpus", "index")
 HAVE_PARTS = ("pretrain", "corpus")
 _REPORTS = "reports"
 _LEFT_BY_BUILDERS = {
@@ -72,16 +72,16 @@ def find_folders(root: str | Path, *, names: Sequence[str] | None = None) -> lis
     if not found:
         raise _no_root(root, "build one first, or check the path")
     for name in names or ():
-        if not any(_is_called(name, folder) for folder in found):
+        if not any(_has_name(name, folder) for folder in found):
             known = ", ".join(folder.relative_to(root).as_posix() for folder in found)
             raise NielsCacheError(f"{root}: holds no {name}; it has {known}")
-    return [folder for folder in found if not names or any(_is_called(name, folder) for name in names)]
+    return [folder for folder in found if not names or any(_has_name(name, folder) for name in names)]
 
 
 def _no_root(path: Path, advice: str) -> NielsCacheError:
     found = describe(path)
-    said = NO_CACHE if found.kind == "root" else found.clause  # it looks like a root, but its folders are links to nowhere
-    return NielsCacheError(f"{path}: {said}; {found.root_advice if found.kind != 'root' and found.roots else advice}")
+    clause = NO_CACHE if found.kind == "root" else found.clause  # it looks like a root, but its folders are links to nowhere
+    return NielsCacheError(f"{path}: {clause}; {found.root_advice if found.kind != 'root' and found.roots else advice}")
 
 
 def stray_findings(root: str | Path) -> Iterator[Finding]:
@@ -100,33 +100,33 @@ def notes(root: str | Path, folders: Sequence[VerifiedFolder] = (), *, beside: b
         beside: Whether to note data sets behind links in the root, and entries of the root that are not verified.
     """
     root = Path(root)
-    said = [line for folder in folders for line in folder.notes()]
+    lines = [line for folder in folders for line in folder.notes()]
     if (root / META_NAME).exists():
-        return said + [escaped(line) for folder in folders for line in _name_notes(folder)]
-    return said + [escaped(line) for line in _root_notes(root)] if beside else said
+        return lines + [escaped(line) for folder in folders for line in _name_notes(folder)]
+    return lines + [escaped(line) for line in _root_notes(root)] if beside else lines
 
 
 def _name_notes(folder: VerifiedFolder) -> Iterator[str]:
     """Yield a line if the user gave the path of a folder, and the folder does not have the name of its data set. This is allowed."""
-    named = (folder.meta or {}).get("dataset_name")
-    if named not in (None, folder.path.absolute().name):
-        yield f"{folder.path}: is the data set {named!r:.80}, by its meta.json"
+    recorded = (folder.meta or {}).get("dataset_name")
+    if recorded not in (None, folder.path.absolute().name):
+        yield f"{folder.path}: is the data set {recorded!r:.80}, by its meta.json"
 
 
 def _root_notes(root: Path) -> Iterator[str]:
     for path, problem in _dataset_folders(root):
         if problem is None and path.is_symlink():
             yield f"{path}: is a link; its target {os.path.realpath(path)} is verified"
-    for path in (*_hidden(root), *(path for name in _MANY for path in _hidden(root / name))):
-        is_left = _LEFT_BY_BUILDERS.get(_kind(path))
-        if is_left is not None and (path.is_symlink() or not is_left(path)):
+    for path in (*_hidden(root), *(path for name in _NAMED for path in _hidden(root / name))):
+        is_expected = _LEFT_BY_BUILDERS.get(_kind(path))
+        if is_expected is not None and (path.is_symlink() or not is_expected(path)):
             yield f"{path}: is not an entry that a build leaves under this name, and not verified; remove it"
-        elif is_left is None and path.parent != root and path not in [parts_root(root, family) for family in HAVE_PARTS]:
+        elif is_expected is None and path.parent != root and path not in [parts_root(root, family) for family in HAVE_PARTS]:
             yield f"{path}: not part of the cache, and not verified"
     if (root / _REPORTS).is_dir():
         yield f"{root / _REPORTS}: not verified; reports are made from the other folders, and you can make them again"
     hidden = [path for path in _hidden(root) if _kind(path) not in _LEFT_BY_BUILDERS]
-    others = [path for path in _entries(root) if path.name not in (*_ONE, *_MANY, _REPORTS)]
+    others = [path for path in _entries(root) if path.name not in (*_UNNAMED, *_NAMED, _REPORTS)]
     if hidden or others:
         yield f"{root}: not part of the cache, and not verified: {', '.join(path.name for path in (*hidden, *others))}"
 
@@ -138,9 +138,9 @@ def _kind(path: Path) -> str:
 
 def _dataset_folders(root: Path) -> Iterator[tuple[Path, str | None]]:
     """Yield every folder of data sets and every entry in it, each with its problem or None."""
-    for name in _ONE:
+    for name in _UNNAMED:
         yield root / name, _stray_problem(root / name)
-    for name in _MANY:
+    for name in _NAMED:
         yield root / name, _listing_problem(root / name) if os.path.isdir(root / name) else _stray_problem(root / name)
         yield from ((path, _stray_problem(path)) for path in _entries(root / name))
 
@@ -182,7 +182,7 @@ def _listing_problem(path: Path) -> str | None:
     return None
 
 
-def _is_called(name: str, folder: Path) -> bool:
+def _has_name(name: str, folder: Path) -> bool:
     return name in (folder.name, f"{folder.parent.name}/{folder.name}")
 
 
@@ -309,16 +309,16 @@ def _verify(
         if progress is not None:
             progress(done, total)
 
-    looks: dict[Path, BlockConsumer | None] = {}
+    consumers: dict[Path, BlockConsumer | None] = {}
     sizes: dict[Path, int] = {}
     if not quick:
         for folder in folders:
-            looks |= folder.plan()
+            consumers |= folder.plan()
             sizes |= {folder.path / path: size for path, size in folder.found.items()}
-    same = _hard_links_read(looks)
-    looks = {path: look for path, look in looks.items() if path not in same}
-    total = sum(sizes[path] for path in looks)
-    hashes = hash_files(looks, sizes=sizes, threads=threads, on_bytes=on_bytes)
+    same = _find_hard_links(consumers)
+    consumers = {path: consumer for path, consumer in consumers.items() if path not in same}
+    total = sum(sizes[path] for path in consumers)
+    hashes = hash_files(consumers, sizes=sizes, threads=threads, on_bytes=on_bytes)
     hashes |= {path: hashes[other] for path, other in same.items()}
     findings = []
     for folder in folders:
@@ -333,18 +333,18 @@ def _verify(
     return findings
 
 
-def _hard_links_read(looks: Mapping[Path, BlockConsumer | None]) -> dict[Path, Path]:
-    """Return the files without a `BlockConsumer` that are hard links to another file of `looks`, and for each of them that other file.
+def _find_hard_links(consumers: Mapping[Path, BlockConsumer | None]) -> dict[Path, Path]:
+    """Return the files without a `BlockConsumer` that are hard links to another file of `consumers`, and for each of them that other file.
 
     The shards of a part are linked into the data set that was joined from it, and are read only there.
     """
     read: dict[tuple[int, int], Path] = {}
     same: dict[Path, Path] = {}
-    for path in sorted(looks, key=lambda path: looks[path] is None):
+    for path in sorted(consumers, key=lambda path: consumers[path] is None):
         with suppress(OSError):  # reading the file reports the error
             found = path.lstat()
             if found.st_nlink > 1:
                 first = read.setdefault((found.st_dev, found.st_ino), path)
-                if first != path and looks[path] is None:
+                if first != path and consumers[path] is None:
                     same[path] = first
     return same

@@ -31,7 +31,7 @@ FindingKind = Literal["content", "files", "tokenizer", "recorded"]
 _Item = TypeVar("_Item")
 Hashes = Mapping[Path, str | NielsCacheError]
 
-_PARTS: dict[str, Callable[[Meta, Path, Mapping[str, int]], Iterator[SplitCheck]]] = {"pretrain": pretrain_checks, "sft": sft_checks}
+_CHECKS: dict[str, Callable[[Meta, Path, Mapping[str, int]], Iterator[SplitCheck]]] = {"pretrain": pretrain_checks, "sft": sft_checks}
 _MAX_NAMED = 8  # the most names of entries beside a data set that one note has
 _FILES_ALONE = ("corpus", "duplicates", "index")  # for these kinds, only names, sizes and hashes of files are verified
 
@@ -84,16 +84,16 @@ class VerifiedFolder:
         self.path = path if path.parts else path.absolute()  # errors begin with the folder's path; for "." they would not
         self._build = read_build(path)
         found = find_files(path)
-        self.found, strange = found.sizes, found.irregular
+        self.found, irregular = found.sizes, found.irregular
         self.found.pop(META_NAME, None)
-        self._unread, self._empty = found.unreadable, found.empty
-        self._damage: list[Problem] = [*strange.items()]
+        self._skipped, self._empty = found.skipped, found.empty
+        self._damage: list[Problem] = [*irregular.items()]
         self._listed: FileEntries = {}
-        self._parts: list[SplitCheck] = []
-        self._stopped: dict[SplitCheck | None, Problem] = {}  # the key None stands for the making of the parts
+        self._checks: list[SplitCheck] = []
+        self._stopped: dict[SplitCheck | None, Problem] = {}  # by check; the key None stands for making the checks
         self.meta: Meta | None = None
         self.is_unverifiable = False
-        if META_NAME in strange:
+        if META_NAME in irregular:
             return
         try:
             meta = load_meta(str(path / META_NAME))
@@ -127,16 +127,15 @@ class VerifiedFolder:
 
     def notes(self) -> list[str]:
         """Return at most two lines: one says that nothing can be verified, the other names harmless entries that were not read."""
-        said = [escaped(f"{self.path}: unverifiable: {UNVERIFIABLE}")] if self.is_unverifiable else []
-        places = (
-            SPLITS if self.meta is None or self.is_unverifiable or self.meta.get("kind") == "pretrain" else ()
-        )  # an empty split has an empty folder
-        beside = sorted([*self._unread, *(f"{path}/ (empty)" for path in self._empty if path not in (*places, "."))])
+        lines = [escaped(f"{self.path}: unverifiable: {UNVERIFIABLE}")] if self.is_unverifiable else []
+        has_folders = self.meta is None or self.is_unverifiable or self.meta.get("kind") == "pretrain"
+        split_folders = SPLITS if has_folders else ()  # an empty split has an empty folder
+        beside = sorted([*self._skipped, *(f"{path}/ (empty)" for path in self._empty if path not in (*split_folders, "."))])
         if not beside:
-            return said
+            return lines
         more = f" and {len(beside) - _MAX_NAMED} more" if len(beside) > _MAX_NAMED else ""
         named = ", ".join(beside[:_MAX_NAMED])
-        return [*said, escaped(f"{self.path}: not part of the data set, and not verified: {named}{more}; remove what you do not need")]
+        return [*lines, escaped(f"{self.path}: not part of the data set, and not verified: {named}{more}; remove what you do not need")]
 
     def was_rebuilt(self) -> bool:
         """Return whether the folder was replaced by another build after it was listed.
@@ -152,14 +151,14 @@ class VerifiedFolder:
             return {self.path / path: None for path in listed}
         if self.meta.get("built") is False:
             return {}
-        make_parts = foreign_checks if self.is_unverifiable else _PARTS.get(str(self.meta.get("kind")))
+        make_checks = foreign_checks if self.is_unverifiable else _CHECKS.get(str(self.meta.get("kind")))
         if _is_in_parts_root(self.path):  # a part of a data set: its content is checked in the data set
-            make_parts = None
-        if make_parts is not None:
-            for part in self._guarded(None, make_parts(self.meta, self.path, listed)):
-                self._parts.append(part)
-        looks = {path: self._guard_consumer(part, look) for part in self._parts for path, look in part.consumers.items()}
-        return {self.path / path: looks.get(path) for path in (looks if self.is_unverifiable else listed)}
+            make_checks = None
+        if make_checks is not None:
+            for check in self._guarded(None, make_checks(self.meta, self.path, listed)):
+                self._checks.append(check)
+        consumers = {path: self._guard_consumer(check, consumer) for check in self._checks for path, consumer in check.consumers.items()}
+        return {self.path / path: consumers.get(path) for path in (consumers if self.is_unverifiable else listed)}
 
     def findings(self, hashes: Hashes | None) -> Iterator[Finding]:
         """Yield all findings.
@@ -183,8 +182,8 @@ class VerifiedFolder:
     def _file_problems(self, hashes: Hashes | None) -> Iterator[Problem]:
         """Yield differences between the files on disk and the files that meta.json lists, by name, size and hash."""
         if self.is_unverifiable:
-            unread = [sha256 for sha256 in (hashes or {}).values() if isinstance(sha256, NielsCacheError)]
-            yield from (problem_of_error(error, self.path) for error in unread if str(error).startswith(f"{self.path}/"))
+            errors = [sha256 for sha256 in (hashes or {}).values() if isinstance(sha256, NielsCacheError)]
+            yield from (problem_of_error(error, self.path) for error in errors if str(error).startswith(f"{self.path}/"))
             return
         for path in sorted(self._listed.keys() - self.found.keys() - dict(self._damage).keys()):
             yield path, "missing, though meta.json lists it"
@@ -212,18 +211,18 @@ class VerifiedFolder:
             if content_sha256(self._listed) != meta.get("content_sha256"):
                 yield META_NAME, "content_sha256 does not follow from `files`"
         elif str(kind).partition("/")[0] not in _FILES_ALONE:
-            yield META_NAME, f"kind is {kind!r}, expected tokenizer, {', '.join([*_PARTS, *_FILES_ALONE])}"
+            yield META_NAME, f"kind is {kind!r}, expected tokenizer, {', '.join([*_CHECKS, *_FILES_ALONE])}"
         if None in self._stopped:
             yield self._stopped[None]
-        named = None in self._stopped
-        for part in self._parts:
-            problems = [*self._guarded(part, part.problems())] if part not in self._stopped else []
-            if part in self._stopped:
-                problems.append(self._stopped[part])
-            shown = [problem for problem in problems if problem[0] in damaged or not part.inputs & damaged]
-            named |= any(path == META_NAME for path, _ in shown)
+        names_meta = None in self._stopped
+        for check in self._checks:
+            problems = [*self._guarded(check, check.problems())] if check not in self._stopped else []
+            if check in self._stopped:
+                problems.append(self._stopped[check])
+            shown = [problem for problem in problems if problem[0] in damaged or not check.inputs & damaged]
+            names_meta |= any(path == META_NAME for path, _ in shown)
             yield from shown
-        if (problem := form_problem(meta)) and not named:
+        if (problem := form_problem(meta)) and not names_meta:
             yield META_NAME, problem
 
     def _model_problems(self, meta: Meta) -> Iterator[Problem]:
@@ -239,27 +238,27 @@ class VerifiedFolder:
         if problem:
             yield META_NAME, problem
 
-    def _guard_consumer(self, part: SplitCheck, look: BlockConsumer) -> BlockConsumer:
-        """Return a wrapper of `look` that does nothing after an exception has stopped the check of this part of the folder."""
+    def _guard_consumer(self, check: SplitCheck, consumer: BlockConsumer) -> BlockConsumer:
+        """Return a wrapper of a consumer that does nothing after an exception has stopped its check."""
 
-        def watched(block: memoryview) -> None:
-            if part not in self._stopped:
+        def guarded(block: memoryview) -> None:
+            if check not in self._stopped:
                 try:
-                    look(block)
+                    consumer(block)
                 except Exception as error:
-                    self._stopped[part] = self._problem(error)
+                    self._stopped[check] = self._problem(error)
 
-        return watched
+        return guarded
 
-    def _guarded(self, part: SplitCheck | None, items: Iterable[_Item]) -> Iterator[_Item]:
-        """Yield the items until an exception ends them. The exception becomes a problem of the checked part.
+    def _guarded(self, check: SplitCheck | None, items: Iterable[_Item]) -> Iterator[_Item]:
+        """Yield the items until an exception ends them. The exception becomes a problem of the check.
 
         Any exception is accepted here, because numpy raises many different ones for a broken file.
         """
         try:
             yield from items
         except Exception as error:
-            self._stopped[part] = self._problem(error)
+            self._stopped[check] = self._problem(error)
 
     def _problem(self, error: Exception) -> Problem:
         if isinstance(error, NielsCacheError):

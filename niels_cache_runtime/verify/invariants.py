@@ -1,13 +1,13 @@
 """The rules inside a built data set, checked while its files are read once.
 
-    meta, folder --> parts --> looks: called with the blocks of their files, of several at once --> problems: (path, clause)
+    meta, folder --> checks --> consumers: get the blocks of their files, of several at once --> problems: (path, clause)
 
-A part is a split, or meta.json alone. A look is a function that gets the blocks of one file in order. If another program wrote meta.json,
-only those keys are checked that are about tokens: counts, ids below the vocabulary size, and offsets that fit the tokens.
+A check covers a split, or meta.json alone. A consumer is a function that gets the blocks of one file in order. If another program wrote
+meta.json, only those keys are checked that are about tokens: counts, ids below the vocabulary size, and offsets that fit the tokens.
 
-A look searches each block for special ids and for ids outside the vocabulary. This takes two passes over a block that was just hashed. The
-other checks are arithmetic on the places of these ids. Memory does not grow with the files, and nothing is mapped. An error that stops a
-part is one more problem of this part.
+A consumer searches each block for special ids and for ids outside the vocabulary. This takes two passes over a block that was just hashed.
+The other checks are arithmetic on the places of these ids. Memory does not grow with the files, and nothing is mapped. An error that stops
+a check is one more problem of this check.
 
 A data set that was joined from parts has them in `parts` of its meta.json, in order. The shards of a split are those of the first part,
 then those of the second, and so on. Only the last shard of each part may be short.
@@ -93,10 +93,10 @@ class SplitParts:
             return
         token_ends, document_ends = self._ends("tokens"), self._ends("documents")
         for number, (entry, stop) in enumerate(zip(self._parts, shard_ends, strict=True)):
-            size, wanted = sum(sizes[path] for path in paths[first:stop]), _count(entry, "tokens", self._split) * token_bytes
-            if size != wanted:
+            size, expected = sum(sizes[path] for path in paths[first:stop]), _count(entry, "tokens", self._split) * token_bytes
+            if size != expected:
                 where = paths[stop - 1] if stop > first else META_NAME
-                yield where, f"the shards of {entry['name']} have {size} bytes, but parts says {wanted}"
+                yield where, f"the shards of {entry['name']} have {size} bytes, but parts says {expected}"
             elif ends is not None and document_ends[number] and int(ends[document_ends[number] - 1]) != token_ends[number]:
                 yield ends_path, f"no document ends at the end of {entry['name']}"
             first = stop
@@ -117,7 +117,7 @@ ROLES = ("sys", "usr", "asst")
 
 
 class SplitCheck(Protocol):
-    """A part of a data set that is checked: a split, or meta.json alone.
+    """A check of a split, or of meta.json alone.
 
     Attributes:
         inputs: The relative paths of the files that its problems depend on.
@@ -132,7 +132,7 @@ class SplitCheck(Protocol):
 
 
 def pretrain_checks(meta: Meta, folder: Path, sizes: Mapping[str, int]) -> Iterator[SplitCheck]:
-    """Yield the parts of a pretrain data set. They check shard sizes, totals, ids and documents of both splits.
+    """Yield the checks of a pretrain data set, for shard sizes, totals, ids and documents of both splits.
 
     Args:
         meta: The meta.json.
@@ -165,7 +165,7 @@ def _vocab_size_and_eot(meta: Meta, dtype: np.dtype) -> tuple[int, int | None]:
 
 
 class MetaCheck:
-    """The part that checks meta.json alone. It reads no other file."""
+    """A check of meta.json alone, which reads no other file."""
 
     def __init__(self, problems: Callable[[], Iterator[Problem]]) -> None:
         self.inputs: frozenset[str] = frozenset()
@@ -413,7 +413,7 @@ def read_offsets(
 
 
 def foreign_checks(meta: Meta, folder: Path, sizes: Mapping[str, int]) -> Iterator[SplitCheck]:
-    """Yield the parts of both splits, if another program wrote meta.json.
+    """Yield the checks of both splits, if another program wrote meta.json.
 
     Args:
         meta: The meta.json.
@@ -449,10 +449,10 @@ class _ForeignSplit:
         self.consumers: dict[str, BlockConsumer] = {name: self._consumer(name) for name in self._files}
 
     def _consumer(self, name: str) -> BlockConsumer:
-        def look(block: memoryview) -> None:
+        def consume(block: memoryview) -> None:
             self._largest[name] = max(self._largest[name], int(tokens_of(block, self._dtype).max(initial=0)))
 
-        return look
+        return consume
 
     def size_problems(self) -> Iterator[Problem]:
         """Yield the problems that can be found from sizes alone."""
@@ -461,9 +461,8 @@ class _ForeignSplit:
                 yield name, problem
         if f"{self._split}_tokens" in self._meta:
             yield from total_problems(self._meta, f"{self._split}_tokens", self._tokens)
-        if self._missing and len(self._missing) == len(
-            self._needed
-        ):  # an empty split may lack both files, in the same way as an empty pretrain split has no shards
+        # An empty SFT split may lack both files, as an empty pretrain split has no shards.
+        if self._missing and len(self._missing) == len(self._needed):
             yield from total_problems(self._meta, f"{self._split}_examples", 0)
         else:
             yield from ((name, "missing, or not a regular file; an SFT split needs it") for name in self._missing)
@@ -485,7 +484,7 @@ class _ForeignSplit:
 
 
 def sft_checks(meta: Meta, folder: Path, sizes: Mapping[str, int]) -> Iterator[SplitCheck]:
-    """Yield the parts that check meta.json and both splits of an SFT data set.
+    """Yield the checks of meta.json and of both splits of an SFT data set.
 
     Args:
         meta: The meta.json.
@@ -498,7 +497,7 @@ def sft_checks(meta: Meta, folder: Path, sizes: Mapping[str, int]) -> Iterator[S
     dtype = token_dtype_of(meta)
     roles = [] if "template" in meta else [special_id(meta, role) for role in ROLES]
     ids = SpecialIds(number(meta, "vocab_size"), special_id(meta, "eot"), roles)
-    yield MetaCheck(lambda: _meta_problems(meta, ids.vocab_size, dtype))
+    yield MetaCheck(lambda: _sft_meta_problems(meta, ids.vocab_size, dtype))
     for split in SPLITS:
         yield _SftSplit(meta, folder, split, sizes, ids=ids, dtype=dtype)
 
@@ -515,12 +514,12 @@ class _SftSplit:
             folder, idx_path, "example_starts", meta, sizes, token_count=self._token_count, needed=True
         )
         self._messages = _Messages(ids, self._starts if ids.roles else None, token_count=self._token_count, dtype=dtype)
-        self._of_spans = (targets_name(split), target_ends_name(split)) if has_spans(meta) else ()
-        self.inputs = frozenset({self._path, idx_path, *self._of_spans})
+        self._span_files = (targets_name(split), target_ends_name(split)) if has_spans(meta) else ()
+        self.inputs = frozenset({self._path, idx_path, *self._span_files})
         self.consumers: dict[str, BlockConsumer] = {self._path: self._messages.add_block} if self._path in sizes else {}
 
     def problems(self) -> Iterator[Problem]:
-        for name in (self._path, *self._of_spans):
+        for name in (self._path, *self._span_files):
             if name not in self._meta["files"]:
                 yield META_NAME, f"lists no {name}"
         if problem := size_problem(self._size, self._dtype):
@@ -537,16 +536,16 @@ class _SftSplit:
             yield self._path, found
         if f"{self._split}_tokens" in self._meta:
             yield from total_problems(self._meta, f"{self._split}_tokens", self._token_count)
-        if self._starts is not None and self._of_spans and all(name in self._sizes for name in self._of_spans):
+        if self._starts is not None and self._span_files and all(name in self._sizes for name in self._span_files):
             spans = check_target_files(self._folder, self._split, self._starts, token_count=self._token_count)
             if self._meta["targets"].get(self._split) != spans:
                 yield META_NAME, f"targets.{self._split} is {self._meta['targets'].get(self._split)}, but the files hold {spans}"
 
 
-def _meta_problems(meta: Meta, vocab_size: int, dtype: np.dtype) -> Iterator[Problem]:
+def _sft_meta_problems(meta: Meta, vocab_size: int, dtype: np.dtype) -> Iterator[Problem]:
     yield from meta_problems(meta, vocab_size, dtype)
-    named = meta["template"].get("sha256") if isinstance(meta.get("template"), dict) else None
-    if named != meta["files"].get(CHAT_TEMPLATE_NAME, {}).get("sha256"):
+    recorded = meta["template"].get("sha256") if isinstance(meta.get("template"), dict) else None
+    if recorded != meta["files"].get(CHAT_TEMPLATE_NAME, {}).get("sha256"):
         yield META_NAME, f"the sha256 of its template is not that of {CHAT_TEMPLATE_NAME} in `files`"
     if has_pairs(meta) and meta["sides"] != [*SIDES]:
         yield META_NAME, f"sides is {meta['sides']!r:.80}, expected {', '.join(SIDES)}"

@@ -45,9 +45,9 @@ class NpyRows:
         except OSError as error:
             raise self._unreadable(error) from error
         if header.dtype != dtype or len(header.shape) != 1 + self._row.ndim or header.shape[1:] != self._row.shape or header.fortran_order:
-            wanted = "one dimension" if width is None else f"rows of {width}"
+            expected = "one dimension" if width is None else f"rows of {width}"
             found = header.dtype or header.descr
-            raise NielsCacheError(f"{path}: holds {found} of shape {header.shape}, expected {wanted} of {dtype}; rebuild this data set")
+            raise NielsCacheError(f"{path}: holds {found} of shape {header.shape}, expected {expected} of {dtype}; rebuild this data set")
         self._count, self._begin = header.shape[0], header.offset
 
     def __len__(self) -> int:
@@ -88,8 +88,8 @@ class OffsetFile(NpyRows):
         dtype, check = _KINDS[kind]
         super().__init__(path, dtype)
         check(path, self, token_count=token_count)
-        every = [self[first : first + 1] for first in range(0, len(self), _STEP)]
-        self._sparse = np.concatenate([np.array([], dtype=dtype), *every])
+        sparse = [self[first : first + 1] for first in range(0, len(self), _STEP)]
+        self._sparse = np.concatenate([np.array([], dtype=dtype), *sparse])
 
     def within(self, begin: int, count: int) -> tuple[int, Ints]:
         """Return the offsets in [begin, begin + count), relative to `begin`, and before them the index of the first of these offsets.

@@ -81,7 +81,7 @@ def summary(rows: Sequence[Result], findings: Sequence[Finding], *, quick: bool)
     compared = [row for row in rows if row.outcome != "unverifiable"]
     files, size = sum(row.files for row in compared), sum(row.bytes for row in compared)
     done = "names and sizes agree" if quick else "no findings"
-    said = _format_count(len(findings), "finding") if findings else done
+    text = _format_count(len(findings), "finding") if findings else done
     if others := len(rows) - len(compared):
-        said += f"; {others:,} unverifiable"
-    return f"{_format_count(len(compared), 'folder')}, {_format_count(files, 'file')}, {in_bytes(size)}: {said}"
+        text += f"; {others:,} unverifiable"
+    return f"{_format_count(len(compared), 'folder')}, {_format_count(files, 'file')}, {in_bytes(size)}: {text}"

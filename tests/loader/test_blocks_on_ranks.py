@@ -279,7 +279,7 @@ def test_torchrun_gives_the_machines(notes: str, monkeypatch: pytest.MonkeyPatch
 def test_workers_divide_the_batches_of_a_rank(notes: str) -> None:
     loader = opened(notes, lanes=4, machines=2, world_size=4, rank=3, epochs=1)
     alone = rows(opened_again(loader))
-    plans = [iter(plan_batches(loader._mixture, loader._steps, loader.position, worker=worker, workers=3, done=0)) for worker in range(3)]
+    plans = [iter(plan_batches(loader._run_order, loader._steps, loader.position, worker=worker, workers=3, done=0)) for worker in range(3)]
     together = [number for step in range(len(loader)) for number in next(plans[step % 3]).numbers.tolist()]
     assert [number * T for number in together] == alone
     assert len(alone) == 25

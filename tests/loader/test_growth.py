@@ -52,7 +52,7 @@ def saved(loader: TokenLoader) -> dict[str, Any]:
 
 def numbers(loader: TokenLoader, first: int, last: int) -> list[tuple[int, int]]:
     """The epoch and the window of each of these samples of the run."""
-    located = loader._mixture.locate(np.arange(first, last))
+    located = loader._run_order.locate(np.arange(first, last))
     return [*zip(located.epochs.tolist(), located.numbers.tolist(), strict=True)]
 
 
@@ -174,7 +174,7 @@ def test_a_blend_grows_source_by_source(caches: Grown) -> None:
     taken(old, 6)
     new = TokenLoader({"a": caches["newest"], "b": caches["one"]}, **SETTINGS, weights=blend)
     new.load_state_dict(saved(old), grown=True)
-    left = old.samples_per_epoch["a"] - int(old._mixture.blend.counts(old.samples)[0])
+    left = old.samples_per_epoch["a"] - int(old._run_order.blend.counts(old.samples)[0])
     for ours, theirs in zip(taken(new, left // 3), taken(old, left // 3), strict=True):
         assert torch.equal(ours, theirs)
     state = saved(new)

@@ -475,7 +475,7 @@ def test_a_batch_that_is_encoded_again_is_not_the_first_of_an_engine(
 ) -> None:
     install(equal)
     encoder = encoder_of(tokenizer)
-    monkeypatch.setattr(encoder, "_worth", 1)  # an engine that is loaded later, as for SentencePiece
+    monkeypatch.setattr(encoder, "_load_after", 1)  # an engine that is loaded later, as for SentencePiece
     encoder.encode_flat(["a first text"], None)
     assert Engine.asked == 0
     encoder.encode_flat(["a text"], 5)

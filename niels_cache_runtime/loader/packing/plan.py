@@ -9,7 +9,7 @@ is the smallest possible number of rows, this method needs at most 11/9 * m + 4 
 
 Examples of the same length are placed together, and rows with the same content are counted, not listed. So the Python loop runs at most
 once per example. On real data, the loop runs much less often, because there are far more examples than different lengths. Each round of the
-loop finds a row with one lookup in a bitset of the room that rows have left. `kept` cuts the long examples.
+loop finds a row with one lookup in a bitset of the room that rows have left. `truncation` cuts the long examples.
 """
 
 import hashlib

@@ -91,11 +91,12 @@ class _Segments:
 
 
 class PackedExamples:
-    """A `source.Source` of rows of T+1 tokens. A row holds several whole examples of one SFT split; each example is in one row per epoch.
+    """A `source.SampleSource` of rows of T+1 tokens, each of which holds several whole examples of one SFT split.
 
-    Examples without a target in the kept part are in no row. `report()` and one warning give the number of such examples. Rows have the
-    same shapes in every epoch, so `samples` does not change. The object can be pickled: a copy maps the files again, and raises an error if
-    they belong to another build. All files are of one build, even if a rebuild replaces the data set while its files are being opened.
+    Each example is in one row per epoch. Examples without a target in the kept part are in no row. `report()` and one warning give the
+    number of such examples. Rows have the same shapes in every epoch, so `samples` does not change. The object can be pickled: a copy maps
+    the files again, and raises an error if they belong to another build. All files are of one build, even if a rebuild replaces the data
+    set while its files are being opened.
 
     Args:
         folder: The data set's folder followed by the split. `cache/sft/NAME/train` stands for the files `train_tokens.bin` and
@@ -153,8 +154,8 @@ class PackedExamples:
         if not os.path.exists(self.files[0]):
             raise NielsCacheError(f"{self.files[0]}: no such tokens file; {_hint(split)}")
         opened = self._open(verify)
-        starts, where, every = opened.starts, self.files[0], loss_on == "all"
-        self.eot_id, self.asst_id = resolve_target_ids(eot_id, asst_id, opened=opened, tokens_path=where, all_count=every)
+        starts, all_count = opened.starts, loss_on == "all"
+        self.eot_id, self.asst_id = resolve_target_ids(eot_id, asst_id, opened=opened, tokens_path=tokens_path, all_count=all_count)
         if not len(starts):
             raise NielsCacheError(f"{folder}: this split is empty (0 examples); nothing can be packed")
         self.fingerprint = self._find_fingerprint(starts)

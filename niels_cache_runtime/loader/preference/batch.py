@@ -139,7 +139,7 @@ def make_maker(sources: Sequence[SampleSource], settings: LoaderSettings, device
     """Return the maker of the batches of a loader. For preference pairs, it is a PreferenceMaker, which has the same methods."""
     cls = cast(type[BatchMaker], PreferenceMaker) if settings.pairs else BatchMaker
     masks = settings.mask_cross_document_targets
-    return cls(sources, T=settings.T, device=device, wanted=settings.fields, mask_cross_document_targets=masks)
+    return cls(sources, T=settings.T, device=device, fields=settings.fields, mask_cross_document_targets=masks)
 
 
 def _mask(batch: Batch) -> torch.Tensor:

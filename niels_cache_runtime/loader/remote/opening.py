@@ -4,9 +4,9 @@
     a pretrain split     CopiedWindows, with order=Blocks(); RangeWindows, with Copy(fetch="windows")
     an SFT split         fetched whole into the local copy, and then read as a folder
 
-For a loader that reads in blocks, `BlockFeed` tells the local copy which blocks the process needs now and next, as the run moves on:
+For a loader that reads in blocks, `BlockFeed` records in the local copy which blocks the process needs now and next, as the run moves on:
 
-    position of the run --block_visits--> visits in use, visits to come --LocalCopy.need--> the record of the copy
+    position of the run --block_visits--> visits in use, visits to come --LocalCopy.declare_needs--> the record of the copy
 
 A visit is in use if a sample of the next batch, of any rank, is in it. All processes of a machine have the same visits in the same order.
 So the copy can keep what the slowest process needs. A batch costs a few comparisons, and something new only when a visit begins or ends.
@@ -38,7 +38,7 @@ from niels_cache_runtime.remote.local_copy import LocalCopy
 from niels_cache_runtime.remote.split_location import Copy, check_remote
 from niels_cache_runtime.remote.store import is_address
 
-_MAX_VISITS = 64  # the most that the copy is told ahead of time
+_MAX_VISITS = 64  # the most that are recorded ahead of time
 _NEVER = 2**62
 
 
@@ -121,7 +121,7 @@ class BlockFeed:
                 self._unmap_until_next(max(0, self._end - 1))
 
     def stop(self) -> None:
-        """Tell the copy that this process needs nothing any more. The garbage collector may call this."""
+        """Record in the copy that this process needs nothing any more. The garbage collector may call this."""
         if not self._is_exiting():  # when Python ends, other modules may be gone, and the kernel frees everything
             call_unlocked(self._stop)
 
@@ -141,17 +141,17 @@ class BlockFeed:
         """Map nothing until the next batch, and need its blocks later."""
         self._leave(position, [self._sources[visit.source].demand_of(visit, now=False) for visit in (*self._current, *self._coming)])
 
-    def _leave(self, position: int, wants: list[FileDemand], *, run: str | None = None) -> None:
+    def _leave(self, position: int, demands: list[FileDemand], *, run: str | None = None) -> None:
         for source in self._all:
             source.use_visits(None, feed=None)
-        self._copy.declare_needs(self._run if run is None else run, position, wants, owners=self._all)
+        self._copy.declare_needs(self._run if run is None else run, position, demands, owners=self._all)
 
     def _read_early(self, located: SampleLocations, end: int) -> None:
         """Read those of the samples at `located` whose visits are over at sample `end`."""
-        over = [visit for visit in self._current if visit.end <= end]
+        finished = [visit for visit in self._current if visit.end <= end]
         for number, epoch, places in located.groups():
             name = self._names[number]
-            if blocks := [visit.block for visit in over if (visit.source, visit.epoch) == (name, epoch)]:
+            if blocks := [visit.block for visit in finished if (visit.source, visit.epoch) == (name, epoch)]:
                 self._sources[name].read_early(located.numbers[places], blocks)
 
     def _move(self, first: int) -> int:
@@ -168,10 +168,10 @@ class BlockFeed:
         self._move_at = min(first_end, next_move)
         for name, source in self._sources.items():
             source.use_visits([visit for visit in self._current if visit.source == name], feed=self._key)
-        wants = [self._sources[visit.source].demand_of(visit, now=True) for visit in self._current]
-        for place, visit in enumerate(self._coming):
-            wants.append(self._sources[visit.source].demand_of(visit, now=place < self._ahead and visit.first < self._end))
-        self._copy.declare_needs(self._run, first, wants, owners=self._all, again=self._renew)
+        demands = [self._sources[visit.source].demand_of(visit, now=True) for visit in self._current]
+        for number, visit in enumerate(self._coming):
+            demands.append(self._sources[visit.source].demand_of(visit, now=number < self._ahead and visit.first < self._end))
+        self._copy.declare_needs(self._run, first, demands, owners=self._all, again=self._renew)
         return reached
 
     def _renew(self) -> None:
@@ -339,8 +339,8 @@ def batches_of(
     copied = {name: source for name, source in named.items() if isinstance(source, CopiedWindows)}
     if not copied:
         return map(make, plan)
-    said: dict[str, Any] = {"settings": settings.sample_settings(), "weights": settings.weights, "machines": settings.machines}
-    run = sha256_text(canonical_json({**said, "sources": {name: source.fingerprint for name, source in named.items()}}))
+    identity: dict[str, Any] = {"settings": settings.sample_settings(), "weights": settings.weights, "machines": settings.machines}
+    run = sha256_text(canonical_json({**identity, "sources": {name: source.fingerprint for name, source in named.items()}}))
     rows = settings.B * settings.world_size
     own = {"first": first + (worker + done * workers) * rows, "rows": rows, "step": workers * rows}
     ahead = _BLOCKS_AHEAD * len(copied) * settings.lanes // settings.machines

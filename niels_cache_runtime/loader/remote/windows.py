@@ -1,6 +1,6 @@
 """Windows of a pretrain split whose shards come and go in a local copy.
 
-    numbers --places--> shards that the windows need --LocalCopy.take--> slots (`SlotTokens`) --gather--> tokens
+    numbers --places--> shards that the windows need --LocalCopy.acquire--> slots (`SlotTokens`) --gather--> tokens
 
 `BlockFeed` says which blocks are in use: their shards are mapped together, and leave their slots when no sample needs them any more. If all
 of them are in their slots, a batch of the feed costs the same as with a folder. Before that, each batch looks for its shards, and waits for
@@ -37,7 +37,7 @@ from niels_cache_runtime.remote.store import RemoteError, Store, open_store
 
 
 class CopiedWindows(PretrainWindows):
-    """A `source.Source` of windows from one split of a published build, for the order in blocks.
+    """A `source.SampleSource` of windows from one split of a published build, for the order in blocks.
 
     The object can be pickled: a copy reads the same build.
 
@@ -67,12 +67,12 @@ class CopiedWindows(PretrainWindows):
         self.path = str(copy.folder / build.path_in_copy(split))
         files = build.shards(split)
         self._sizes = np.array([file.size for file in files], dtype=np.int64)
-        self._places = [build.path_in_copy(file.path) for file in files]
+        self._paths = [build.path_in_copy(file.path) for file in files]
         self._slots = SlotTokens(self._sizes.tolist(), dtype=token_dtype_of(build.published.meta))
         self._use(
             OpenedSplit(
                 meta=build.published.meta,
-                shards=[str(copy.folder / place) for place in self._places],
+                shards=[str(copy.folder / path) for path in self._paths],
                 tokens=self._slots,
                 doc_ends=self._open_doc_ends(split),
             )
@@ -88,15 +88,15 @@ class CopiedWindows(PretrainWindows):
     def _open_doc_ends(self, split: Split) -> Uints | None:
         if not self.build.has_doc_ends(split):
             return None
-        place = self.build.path_in_copy(doc_ends_name(split))
-        self.copy.pin([place])
+        path = self.build.path_in_copy(doc_ends_name(split))
+        self.copy.pin([path])
         total = int(self._slots.shard_lengths.sum())
-        return map_doc_ends(self.copy.folder / place, token_count=total, is_joined="parts" in self.build.published.meta)
+        return map_doc_ends(self.copy.folder / path, token_count=total, is_joined="parts" in self.build.published.meta)
 
     def forget(self) -> None:
         """Empty all slots, in this process only."""
         self._slots.clear_all()
-        self._complete = np.zeros(len(self._places), dtype=np.bool_)  # whether every window that begins in a shard can be read
+        self._complete = np.zeros(len(self._paths), dtype=np.bool_)  # whether every window that begins in a shard can be read
         self._tails: dict[str, bytes] = {}
         self._in_use: set[str] = set()
         self._visits: tuple[BlockVisit, ...] | None = None
@@ -121,7 +121,7 @@ class CopiedWindows(PretrainWindows):
         return int((sums + self._tail_bytes).max())
 
     def use_visits(self, visits: Sequence[BlockVisit] | None, *, feed: object | None) -> None:
-        """Read these visits from here on. With None, read without a feed. Call `leave` next, through `LocalCopy.need`."""
+        """Read these visits from here on. With None, read without a feed. Call `leave` next, through `LocalCopy.declare_needs`."""
         self._visits, self.feed = None if visits is None else tuple(visits), feed
         self.is_ready = self._has_visits()
 
@@ -134,13 +134,13 @@ class CopiedWindows(PretrainWindows):
         """Unmap everything, and return what was mapped. The caller holds `copy.reading`."""
         return self._leave([*self._in_use])
 
-    def _leave(self, gone: list[str]) -> list[str]:
+    def _leave(self, paths: list[str]) -> list[str]:
         try:
-            for path in gone:
+            for path in paths:
                 self._unmap(path)
         finally:
             self._refill()
-        return gone
+        return paths
 
     def read_early(self, numbers: Ints, blocks: Sequence[int]) -> None:
         """Read those of the samples `numbers` that are in these blocks, and keep them in `early`.
@@ -164,58 +164,58 @@ class CopiedWindows(PretrainWindows):
 
     def _read_slots(self, starts: Ints) -> Tokens:
         if not (self.is_ready and self.copy.is_fed) and not self._complete[self._stream_ends.searchsorted(starts, side="right")].all():
-            self._get(starts)
+            self._load_slots(starts)
         return PretrainWindows._read_tokens(self, starts)  # super() would cost a percent of a batch
 
-    def _get(self, starts: Ints) -> None:
+    def _load_slots(self, starts: Ints) -> None:
         """Let the slots hold everything that the windows at `starts` need."""
         first = self._stream_ends.searchsorted(starts, side="right")
         last = self._stream_ends.searchsorted(starts + self.T, side="right")
-        stops = np.minimum((first // self.block_shards + 1) * self.block_shards, len(self._places))
+        stops = np.minimum((first // self.block_shards + 1) * self.block_shards, len(self._paths))
         whole = {shard for a, b, stop in np.stack([first, last + 1, stops], axis=1).tolist() for shard in range(a, min(b, stop))}
-        held, lengths = self._slots.held, self._slots.shard_lengths
+        readable, lengths = self._slots.readable, self._slots.shard_lengths
         crossing = last >= stops
 
         def missing() -> list[str]:
-            short = crossing & (held[last] < starts + self.T + 1 - self._stream_starts[last])
+            short = crossing & (readable[last] < starts + self.T + 1 - self._stream_starts[last])
             # A window over several short shards: its last shard may be held while one before it is not.
-            gaps = [bool((held[a:b] < lengths[a:b]).any()) for a, b in zip(stops.tolist(), last.tolist(), strict=True)]
+            gaps = [bool((readable[a:b] < lengths[a:b]).any()) for a, b in zip(stops.tolist(), last.tolist(), strict=True)]
             blocks = np.unique(first[short | (crossing & np.array(gaps))] // self.block_shards).tolist()
-            return [*(self._places[shard] for shard in sorted(whole) if held[shard] < lengths[shard]), *map(self._tail_of, blocks)]
+            return [*(self._paths[shard] for shard in sorted(whole) if readable[shard] < lengths[shard]), *map(self._tail_of, blocks)]
 
         if not missing():
             return
         also = [path for visit in self._visits or () for path in self.demand_of(visit, now=True).paths()]
         tails = map(self._tail_of, np.unique(first[crossing] // self.block_shards).tolist())
-        self._release(self._in_use - {*also, *tails, *(self._places[shard] for shard in whole)})  # of a read beside the batches
+        self._release(self._in_use - {*also, *tails, *(self._paths[shard] for shard in whole)})  # of a read beside the batches
         while (paths := missing()) and not self.copy.acquire(paths, self._map, mine=self._in_use, also=also, is_fed=self.copy.is_fed):
             pass
         self._refill()
         if (
-            any(held[shard] < lengths[shard] for shard in whole)
-            or (crossing & (held[last] <= starts + self.T - self._stream_starts[last])).any()
+            any(readable[shard] < lengths[shard] for shard in whole)
+            or (crossing & (readable[last] <= starts + self.T - self._stream_starts[last])).any()
         ):
             raise NielsCacheError(f"{self.folder}: a shard is not in its slot; report this as a bug")  # reading it would end the process
 
     def _tail_of(self, block: int) -> str:
-        stop = min((block + 1) * self.block_shards, len(self._places))
+        stop = min((block + 1) * self.block_shards, len(self._paths))
         return tail_path(self.build.id, self.split, stop, self._tail_bytes[block])
 
     def _map(self, path: str) -> None:
         if is_tail(path):
             self._tails[path] = self.copy.files.read(path)
         else:
-            self._slots.map(_number(path), self.copy.folder / path, open_file=lambda _: self.copy.files.open(path))
+            self._slots.map(_shard_number(path), self.copy.folder / path, open_file=lambda _: self.copy.files.open(path))
         self._in_use.add(path)
 
     def _unmap(self, path: str) -> None:
         if is_tail(path):
             content = self._tails.pop(path)
             for shard, _ in self._pieces(path, content):
-                if self._slots.held[shard] < self._slots.shard_lengths[shard]:
+                if self._slots.readable[shard] < self._slots.shard_lengths[shard]:
                     self._slots.clear(shard)
         else:
-            self._slots.clear(_number(path))
+            self._slots.clear(_shard_number(path))
         self._in_use.discard(path)
 
     def _release(self, paths: set[str]) -> None:
@@ -227,16 +227,16 @@ class CopiedWindows(PretrainWindows):
 
     def _refill(self) -> None:
         """Put the tails into slots that do not hold their shards, and find the shards whose windows can be read."""
-        self.is_ready, self._complete = False, np.zeros(len(self._places), dtype=np.bool_)  # also if the rest fails
-        held, lengths, complete = self._slots.held, self._slots.shard_lengths, self._complete
+        self.is_ready, self._complete = False, np.zeros(len(self._paths), dtype=np.bool_)  # also if the rest fails
+        readable, lengths, complete = self._slots.readable, self._slots.shard_lengths, self._complete
         for path, content in self._tails.items():
             for shard, piece in self._pieces(path, content):
-                if held[shard] * self._slots.dtype.itemsize < len(piece):
+                if readable[shard] * self._slots.dtype.itemsize < len(piece):
                     self._slots.fill(shard, piece)
-        reach = np.zeros(len(held) + 1, dtype=np.int64)  # the tokens from the start of a shard on that can be read
-        for shard in np.flatnonzero(held)[::-1].tolist():
-            is_whole = held[shard] == lengths[shard]
-            reach[shard] = held[shard] + (reach[shard + 1] if is_whole else 0)
+        reach = np.zeros(len(readable) + 1, dtype=np.int64)  # the tokens from the start of a shard on that can be read
+        for shard in np.flatnonzero(readable)[::-1].tolist():
+            is_whole = readable[shard] == lengths[shard]
+            reach[shard] = readable[shard] + (reach[shard + 1] if is_whole else 0)
             complete[shard] = is_whole and reach[shard + 1] >= self._needs[shard]
         self.is_ready = self._has_visits()
 
@@ -247,13 +247,13 @@ class CopiedWindows(PretrainWindows):
 
     def _pieces(self, path: str, content: bytes) -> list[tuple[int, bytes]]:
         """Return the shards that a tail covers, and its bytes in each of them."""
-        shard, found = int(os.path.basename(path).split("-")[0]), []
+        shard, pieces = int(os.path.basename(path).split("-")[0]), []
         while content:
             size = int(self._sizes[shard])
             if size:
-                found.append((shard, content[:size]))
+                pieces.append((shard, content[:size]))
             content, shard = content[size:], shard + 1
-        return found
+        return pieces
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("folder", "copy", "build", "split", "T", "stride", "block_shards")}
@@ -262,7 +262,7 @@ class CopiedWindows(PretrainWindows):
         self.__init__(**state)  # type: ignore[misc]
 
 
-def _number(path: str) -> int:
+def _shard_number(path: str) -> int:
     return int(os.path.basename(path).removeprefix("shard_").removesuffix(".bin"))
 
 
@@ -270,7 +270,7 @@ _AT_ONCE = 8
 
 
 class RangeWindows(PretrainWindows):
-    """A `source.Source` of windows that are requested one by one. The object can be pickled.
+    """A `source.SampleSource` of windows that are requested one by one. The object can be pickled.
 
     Args:
         folder: The address, for messages.
