@@ -139,7 +139,7 @@ def test_clean_says_the_same_from_many_processes(
 ) -> None:
     write_jsonl(own_folder / "notes.jsonl", TEXTS * 8)
     alone = printed(capsys, "clean", "notes.jsonl", "-n", "50")
-    monkeypatch.setattr(clean, "_WORTH_PROCESSES", 0)
+    monkeypatch.setattr(clean, "_MIN_BYTES_FOR_PROCESSES", 0)
     monkeypatch.setattr(clean, "available_threads", lambda: 2)
     assert printed(capsys, "clean", "notes.jsonl", "-n", "50") == alone
 

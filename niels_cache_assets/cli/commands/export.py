@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from niels_cache_assets.exchange.formats import ExportSettings
     from niels_cache_assets.exchange.writing import ExportPlan
 
-
 TEXT = "text"
 
 
@@ -115,14 +114,14 @@ def run(arguments: argparse.Namespace) -> int:
         return _export_text(arguments)
     settings = _settings(arguments)
     registry, root = open_registry(arguments)
-    place = find_cache(registry, root, arguments.name, kinds=("pretrain",))
-    plan = plan_export(place.name, place.directory, settings)
+    cache = find_cache(registry, root, arguments.name, kinds=("pretrain",))
+    plan = plan_export(cache.name, cache.directory, settings)
     _refuse_inside_caches(plan.folder, root)
     if not arguments.dry_run:
         if not arguments.force:
             plan.require_free()
         try:
-            with stop_on_signals(), transfer_progress(f"exporting {place.name}") as progress:
+            with stop_on_signals(), transfer_progress(f"exporting {cache.name}") as progress:
                 write_export(plan, force=arguments.force, progress=progress)
         except NielsCacheError as error:
             print_error(f"error: {error}")
@@ -188,8 +187,8 @@ def _settings(arguments: argparse.Namespace) -> ExportSettings:
     splits = tuple(split_choice(arguments.split))
     if not splits:
         raise_invalid("--split", "no split", arguments.split, (*SPLITS, "all"))
-    usual: Link = "reflink" if format == "megatron" else "copy"
-    link: Link = usual if arguments.link is None else require_choice("--link", "no such way", arguments.link, get_args(Link))
+    default: Link = "reflink" if format == "megatron" else "copy"
+    link: Link = default if arguments.link is None else require_choice("--link", "no such way", arguments.link, get_args(Link))
     for option, given in (("--key", arguments.key), ("--link", arguments.link)):
         if given is not None and format != "megatron":
             raise NielsCacheError(f"{WHERE}: {option}: only megatron takes it; leave it out for {format}")

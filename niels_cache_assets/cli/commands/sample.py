@@ -96,8 +96,8 @@ def run(arguments: argparse.Namespace) -> None:
                 copy.fetch_build(build, split)
             _print_sample(arguments, directory, kind, split, seed=seed, fetch=lambda paths: copy.fetch_of(build, paths))
     else:
-        place = find_cache(*open_registry(arguments), arguments.name, kinds=FAMILIES)
-        _print_sample(arguments, place.directory, "pretrain" if place.kind == "pretrain" else "sft", split, seed=seed)
+        cache = find_cache(*open_registry(arguments), arguments.name, kinds=FAMILIES)
+        _print_sample(arguments, cache.directory, "pretrain" if cache.kind == "pretrain" else "sft", split, seed=seed)
 
 
 def _print_sample(
