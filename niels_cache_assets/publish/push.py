@@ -201,11 +201,11 @@ def check_files(build: LocalBuild, *, progress: OnBytesDone | None = None) -> No
     """
     tally = Tally(sum(file.size for file in build.files), progress)
 
-    def look(file: RemoteFile) -> None:
+    def check_file(file: RemoteFile) -> None:
         with _checked_file(build, file, tally):
             tally.add(file.size)
 
-    at_once(look, build.files, tally=tally)
+    at_once(check_file, build.files, tally=tally)
 
 
 def _local_build(directory: Path) -> LocalBuild:
