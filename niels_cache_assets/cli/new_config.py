@@ -189,7 +189,7 @@ def _default_name(kind: DetectedKind, *, alone: bool) -> str:
 def _own_table(proposal: Proposal, name: str, arguments: argparse.Namespace, hints: str) -> str:
     kind, keys = proposal.kind, dict(proposal.kind.keys)
     paths = [_path(path, arguments) for path in proposal.paths]
-    form = form_of(keys)
+    form = describe_fields(keys)
     lines = [
         f"[{kind.family}.{name}]{f'  # {form}' if form else ''}",
         f"source = {as_toml(kind.source)}",
@@ -201,7 +201,7 @@ def _own_table(proposal: Proposal, name: str, arguments: argparse.Namespace, hin
     return "\n".join(lines)
 
 
-def form_of(keys: Mapping[str, Any]) -> str:
+def describe_fields(keys: Mapping[str, Any]) -> str:
     """Return a note on the fields that a table reads, such as `text in 'body'`, empty if the table sets no key for a field."""
     return next((words.format(**keys) for key, words in _FORMS.items() if key in keys), "")
 

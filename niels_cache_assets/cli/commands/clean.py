@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from niels_cache_assets.base.parallel import map_in_processes
 from niels_cache_assets.base.reasons import DROP_REASONS, explain, reasons_of
 from niels_cache_assets.base.wording import format_count, format_share
-from niels_cache_assets.cli.command import PRETRAIN, WHERE, Command, integer_of_at_least, raise_invalid
+from niels_cache_assets.cli.command import PRETRAIN, WHERE, Command, integer_at_least, raise_invalid
 from niels_cache_assets.cli.console import diagnostics, excerpt, new_table, output, print_facts, title_of
 from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.cli.overrides import parse_value
@@ -52,11 +52,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "-n",
         metavar="N",
         dest="count",
-        type=integer_of_at_least(0),
+        type=integer_at_least(0),
         help="examples to print for each reason (default: 3 with --dropped or --reason)",
     )
     parser.add_argument("--reason", metavar="REASON", help="only print examples of this reason")
-    parser.add_argument("--limit", metavar="N", type=integer_of_at_least(1), help="only read the first N documents")
+    parser.add_argument("--limit", metavar="N", type=integer_at_least(1), help="only read the first N documents")
     parser.add_argument(
         "--text-field", metavar="FIELD", help="text field of .jsonl and .parquet files (default: text, else the only possible field)"
     )
@@ -243,10 +243,12 @@ def _select_examples(rows: Iterable[Example], arguments: argparse.Namespace) -> 
     examples: dict[str, list[Example]] = {}
     for row in rows:
         examples.setdefault(row["reason"], []).append(row)
-    return [row for reason in sorted(examples) if arguments.reason in (None, reason) for row in spread(examples[reason], arguments.count)]
+    return [
+        row for reason in sorted(examples) if arguments.reason in (None, reason) for row in evenly_spaced(examples[reason], arguments.count)
+    ]
 
 
-def spread(rows: Sequence[Example], count: int) -> list[Example]:
+def evenly_spaced(rows: Sequence[Example], count: int) -> list[Example]:
     """Return `count` evenly spaced rows, always the same ones."""
     count = min(count, len(rows))
     return [rows[index * len(rows) // count] for index in range(count)]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.base.wording import UNKNOWN, format_count
-from niels_cache_assets.cli.command import Command, integer_of_at_least
+from niels_cache_assets.cli.command import Command, integer_at_least
 from niels_cache_assets.cli.console import DIFFERENCE_STYLE, new_table, output, print_facts
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_runtime.errors import NielsCacheError
@@ -43,7 +43,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "-n",
         metavar="N",
         dest="count",
-        type=integer_of_at_least(0),
+        type=integer_at_least(0),
         default=SHOWN,
         help=f"documents to list of each kind (default: {SHOWN})",
     )

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.base.wording import format_count, format_share
-from niels_cache_assets.cli.command import PRETRAIN, SEED_HELP, Command, draw_seed, integer_of_at_least, require_choice, whole_number
+from niels_cache_assets.cli.command import PRETRAIN, SEED_HELP, Command, draw_seed, integer_at_least, require_choice, whole_number
 from niels_cache_assets.cli.console import DIFFERENCE_STYLE, ELLIPSIS, new_table, output, print_facts, title_of
 from niels_cache_assets.corpus.layout import DUPLICATES, duplicates_dir, duplicates_file
 
@@ -41,9 +41,7 @@ MarkedPart = tuple[bool, list[str]]  # (whether the other text lacks these words
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that only this command has."""
     parser.add_argument("name", metavar="NAME", nargs="?", help="a deduplicated data set (default: the counts of all of them)")
-    parser.add_argument(
-        "-n", metavar="N", dest="count", type=integer_of_at_least(1), default=3, help="number of pairs to show (default: 3)"
-    )
+    parser.add_argument("-n", metavar="N", dest="count", type=integer_at_least(1), default=3, help="number of pairs to show (default: 3)")
     parser.add_argument("--kind", metavar="KIND", help="exact or near duplicates (default: near, if there are any)")
     parser.add_argument("--closest-call", action="store_true", help="show the least similar pairs instead of random ones")
     parser.add_argument("--seed", metavar="N", type=whole_number, help=SEED_HELP)

@@ -177,14 +177,14 @@ def _print_text(arguments: argparse.Namespace, export: TextExport, manifest: dic
 
 
 def _settings(arguments: argparse.Namespace) -> ExportSettings:
-    from niels_cache_assets.exchange.formats import FORMATS, ExportSettings, split_choice
+    from niels_cache_assets.exchange.formats import FORMATS, ExportSettings, parse_splits
     from niels_cache_assets.exchange.megatron import Link
     from niels_cache_runtime.format.layout import SPLITS
 
     format = require_choice("", "export has no format", arguments.format, (*FORMATS, TEXT))
     if arguments.file_type is not None:
         raise NielsCacheError(f"{WHERE}: --file-type: only text takes it; leave it out for {format}")
-    splits = tuple(split_choice(arguments.split))
+    splits = tuple(parse_splits(arguments.split))
     if not splits:
         raise_invalid("--split", "no split", arguments.split, (*SPLITS, "all"))
     default: Link = "reflink" if format == "megatron" else "copy"

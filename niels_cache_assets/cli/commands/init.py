@@ -165,13 +165,13 @@ def _entry(name: str) -> dict[str, Any]:
 
 def _describe_source(source: Source) -> str:
     """Return a line about the data that was found, such as `parquet: data/**/*.parquet, text in 'body'`."""
-    from niels_cache_assets.cli.new_config import form_of
+    from niels_cache_assets.cli.new_config import describe_fields
 
     where = getattr(source, "files", None) or getattr(source, "path", None) or getattr(source, "dataset", None)
     if where is None:
         return source.source
     paths = [os.path.relpath(path) if os.path.isabs(path) else path for path in (where if isinstance(where, list) else [where])]
-    form = form_of(source.model_dump(exclude_unset=True))
+    form = describe_fields(source.model_dump(exclude_unset=True))
     return f"{source.source}: {', '.join([*paths, form] if form else paths)}"
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from niels_cache_assets.base.wording import file_size, format_count, format_list
-from niels_cache_assets.cli.command import PRETRAIN, WHERE, Command, integer_of_at_least
+from niels_cache_assets.cli.command import PRETRAIN, WHERE, Command, integer_at_least
 from niels_cache_assets.cli.console import PROGRAM, diagnostics, output, print_facts
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -32,7 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "number",
         metavar="NUMBER",
         nargs="?",
-        type=integer_of_at_least(0),
+        type=integer_at_least(0),
         help=f"the part, from 0 (default: the number in {' or '.join(NUMBER_VARIABLES)})",
     )
     what = parser.add_mutually_exclusive_group()
@@ -47,7 +47,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--train-tokens", type=int, metavar="N", help="with --add: a token budget for the new files (default: all their tokens)"
     )
     parser.add_argument("--no-wait", action="store_true", help="exit with 75 instead of waiting if another process is building this part")
-    parser.add_argument("--threads", metavar="N", type=integer_of_at_least(1), help="number of encoding threads; does not affect the bytes")
+    parser.add_argument("--threads", metavar="N", type=integer_at_least(1), help="number of encoding threads; does not affect the bytes")
     parser.add_argument("--launch", type=_launch, help=argparse.SUPPRESS)  # a program that starts this command stops it by this name
     parser.add_argument("--no-notify", action="store_true", help="send no [notify] messages")
 

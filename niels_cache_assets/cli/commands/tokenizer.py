@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.base.wording import SHORT_SHA256
-from niels_cache_assets.cli.command import WHERE, Command, integer_of_at_least, require_choice
+from niels_cache_assets.cli.command import WHERE, Command, integer_at_least, require_choice
 from niels_cache_assets.cli.console import new_table, output, print_facts, print_json
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_runtime.errors import NielsCacheError
@@ -59,7 +59,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--characters",
         metavar="N",
-        type=integer_of_at_least(1),
+        type=integer_at_least(1),
         help=f"characters to use from the start of each source (default: {CHARACTERS:_} for compare, all for prove)",
     )
 
