@@ -185,6 +185,6 @@ def _eot_note(format: _Format, split: ExportSplit) -> str:
     return f"EOT ({split.eot}) {format.eot}"
 
 
-def split_choice(choice: str) -> Sequence[Split]:
+def parse_splits(choice: str) -> Sequence[Split]:
     """Return the splits that `train`, `val` or `all` names, or an empty tuple for any other word."""
     return SPLITS if choice == "all" else tuple(split for split in SPLITS if split == choice)

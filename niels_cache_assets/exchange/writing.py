@@ -179,7 +179,7 @@ def _write_file(path: Path, blocks: Iterable[bytes], on_bytes: OnBytes) -> None:
         os.fsync(file.fileno())
 
 
-def unit_of(*files: tuple[PlannedFile, Callable[[], Iterable[bytes]]]) -> Unit:
+def make_unit(*files: tuple[PlannedFile, Callable[[], Iterable[bytes]]]) -> Unit:
     """Return a unit of files.
 
     Args:
@@ -196,7 +196,7 @@ def unit_of(*files: tuple[PlannedFile, Callable[[], Iterable[bytes]]]) -> Unit:
 def list_unit(list_name: str, units: Iterable[Unit]) -> Unit:
     """Return a unit with one file: the list of the files of `units`."""
     content = encode_file_list([file.name for unit in units for file in unit.files])
-    return unit_of((PlannedFile(name=list_name, bytes=len(content)), lambda: [content]))
+    return make_unit((PlannedFile(name=list_name, bytes=len(content)), lambda: [content]))
 
 
 @contextmanager
