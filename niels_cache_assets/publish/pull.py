@@ -27,7 +27,7 @@ from niels_cache_assets.disk.build_lock import lock_target
 from niels_cache_assets.disk.journal import JOURNAL_NAME, partial_directory, write_atomically
 from niels_cache_assets.disk.space import SpaceNeed, name_path, require_free_space
 from niels_cache_assets.disk.staging import finished_meta, staged
-from niels_cache_assets.publish.transfer import OnBytesDone, Tally, at_once
+from niels_cache_assets.publish.transfer import OnBytesDone, Tally, run_in_threads
 from niels_cache_runtime.cache.opening import short_sha256
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import remove
@@ -218,7 +218,7 @@ class _Fetch:
 
     def all(self, own: OwnedFolder, names: Mapping[RemoteFile, str]) -> None:
         """Download files below the folder of `own`, unless they exist. A file with its final name is complete and on disk."""
-        at_once(lambda file: self._one(file, own, names[file]), names, tally=self._tally)
+        run_in_threads(lambda file: self._one(file, own, names[file]), names, tally=self._tally)
 
     def _one(self, file: RemoteFile, own: OwnedFolder, name: str) -> None:
         size = own.size(name)
