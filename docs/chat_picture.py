@@ -65,7 +65,7 @@ def line(panel: Axes, y: float, found: RenderedChat, *, colour: str = COLOURS[0]
 
 
 def chat_spans() -> Figure:
-    """One conversation in three forms, with the spans that are learned."""
+    """Draw one conversation in three forms, with the spans of targets."""
     figure, (panel,) = figure_of(11.5, 2.6)
     bare(panel, x=(-1, WIDTH), y=(-0.7, 5.4))
     for row, (name, template) in enumerate(templates()):
@@ -80,7 +80,7 @@ ANSWERS = {"chosen": "Four.", "rejected": "About five."}
 
 
 def pair_spans() -> Figure:
-    """Both sides of a preference pair, with the spans that are learned: those after the prompt."""
+    """Draw both sides of a preference pair, with the spans of targets: those after the prompt."""
     figure, (panel,) = figure_of(11.5, 1.9)
     bare(panel, x=(-1, WIDTH + 8), y=(-0.7, 3.4))
     bare(panel, x=(-1, WIDTH + 8), y=(-0.7, 3.4))

@@ -68,7 +68,7 @@ def normalizer_table() -> str:
 
 
 def rule_table() -> str:
-    """The filters in order. A filter without an origin is a KeyError: every rule has one."""
+    """Return the table of filters in order. Every filter needs an origin; one without raises KeyError."""
     defaults = CleaningSettings().model_dump(mode="json")
     rows = []
     for reason, judge in FILTERS:
@@ -99,7 +99,7 @@ def curve_table() -> str:
 
 
 def page(text: str) -> str:
-    """The page with its tables made again."""
+    """Return the page with its tables generated again."""
     for name, made in (
         ("normalizers", f"\n{normalizer_table()}\n"),
         ("rules", f"\n{rule_table()}\n"),

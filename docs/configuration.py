@@ -99,7 +99,7 @@ def shown_default(model: type[BaseModel], name: str) -> str:
 
 
 def description(model: type[BaseModel], name: str) -> str:
-    """Of the nearest class that describes the key: a subclass may change the default alone."""
+    """Return the description in the nearest class that has one, because a subclass may change only the default."""
     described = (base.model_fields[name].description for base in model.__mro__ if name in getattr(base, "model_fields", {}))
     return next((text for text in described if text), "")
 

@@ -22,7 +22,8 @@ For a prepared data set, `niels-cache clean --dropped NAME` also prints examples
 
 A reason is *requested* if a setting asks for the drop, such as a filter or a search for duplicates.
 All other reasons mean that the data differ from what the settings expect.
-A build warns about such a reason if it drops more than 1% of the items, and names the first dropped item.
+A build warns about such a reason if it drops more than 1% of the items, or if all such reasons together drop more than 5%.
+The warning names the first dropped item.
 
 No other reason can be written: counting a drop under an unknown reason raises `ValueError`.
 This also holds for the `SourceReport` that you pass to `build_pretrain_cache` or `build_sft_cache`.

@@ -36,7 +36,7 @@ def shards_of(tokens: int) -> list[int]:
 
 
 def parts() -> Figure:
-    """Files, the runs of files that the plan gives to the parts, the parts with the val at their heads, and the sealed cache."""
+    """Draw the files, the files of each part in the plan, the parts with their val first, and the sealed cache."""
     files = [ListedFile(f"{number:02d}", size, "", None) for number, size in enumerate(SIZES)]
     plan = plan_parts(files, PARTS, train_tokens=None, val_tokens=VAL_TOKENS)
     total = sum(SIZES)

@@ -70,7 +70,7 @@ def take(shown: Locator, name: str) -> None:
 
 
 def graph(person: Person, name: str) -> None:
-    """All groups that are open, nothing around them."""
+    """Take a picture of all open groups, without anything around them."""
     person.page.wait_for_timeout(2_000)  # the layout moves into place
     groups = person.page.locator("foreignObject.group")
     boxes = groups.evaluate_all("groups => groups.map(group => group.getBoundingClientRect().toJSON())")
@@ -86,14 +86,14 @@ def niels_cache(project: Project, home: Path, *words: str) -> None:
 
 
 def asset_graph(person: Person) -> None:
-    """A map: its groups. Opened it takes several screens."""
+    """Take a picture of the map of groups, because the open graph takes several screens."""
     person.page.set_viewport_size({"width": 1800, "height": 900})
     person.open_groups()
     graph(person, "asset_graph")
 
 
 def web_ui(person: Person) -> None:
-    """The whole window, for README, with its menu folded."""
+    """Take a picture of the whole window with a folded menu, for README."""
     person.open_graph('group:"pretrain" or key:"tokenizer"')
     person.press("Hide navigation")
     person.page.set_viewport_size({"width": 1240, "height": 590})
@@ -126,7 +126,7 @@ def launchpad(person: Person) -> None:
 
 
 def in_sync(person: Person) -> None:
-    """After a change of the file."""
+    """Take a picture of the page after a change of the file."""
     with open(person.ui.project.folder / "niels_cache.toml", "a", encoding="utf-8") as config:
         config.write(CHANGED)
     person.reload_definitions()
@@ -136,7 +136,7 @@ def in_sync(person: Person) -> None:
 
 
 def report(person: Person) -> None:
-    """The page that `niels-cache report` has written."""
+    """Take a picture of the page that `niels-cache report` has written."""
     person.page.set_viewport_size({"width": 1280, "height": 1300})
     person.page.goto((person.ui.project.folder / "report.html").as_uri())
     save(person.page.screenshot(), "report")
@@ -153,7 +153,7 @@ PICTURES: tuple[Callable[[Person], None], ...] = (
 
 
 def main(names: list[str]) -> None:
-    """Make all pictures, or only those of the UI with these names."""
+    """Take all pictures, or only those of the UI with these names."""
     if not names:
         runtime_pictures.main(IMAGES)
         chat_picture.main(IMAGES)

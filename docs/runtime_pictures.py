@@ -47,7 +47,7 @@ def cell(panel: Axes, x: float, y: float, colour: object, label: object = "", *,
 
 
 def windows(panel: Axes, y: float, numbers: Sequence[int], *, of: int, start: int = 0) -> None:
-    """A row of cells, one for each window, coloured by its place in the stream."""
+    """Draw a row of cells, one for each window, coloured by its position in the stream."""
     for index, number in enumerate(numbers):
         cell(panel, start + index, y, colormaps["viridis"](0.05 + 0.8 * number / of), number)
 
@@ -62,7 +62,7 @@ def title(panel: Axes, y: float, label: str) -> None:
 
 
 def order() -> Figure:
-    """24 windows: where they are, when two epochs read them, and which rank does."""
+    """Draw 24 windows: where they are, when two epochs read them, and which rank does."""
     n, per_step = 24, 8
     figure, (panel,) = figure_of(9.5, 2.9)
     bare(panel, x=(-5.2, n), y=(-4.75, 0.45))
@@ -85,7 +85,7 @@ def order() -> Figure:
 
 
 def blocks() -> Figure:
-    """25 windows in seven blocks: the row of an epoch, its two lanes, and what each of two machines reads at each step."""
+    """Draw 25 windows in seven blocks: the row of an epoch, its two lanes, and what each of two machines reads at each step."""
     starts = np.array([0, 4, 8, 12, 16, 19, 23, 25])
     n, lanes, per_step = int(starts[-1]), 2, 4
     made = BlockOrder(starts, seed=1, lanes=lanes)
@@ -125,7 +125,7 @@ def blocks() -> Figure:
 
 
 def blend() -> Figure:
-    """The sources of the first samples, and how far counts are from exact shares: the blend's and those of draws."""
+    """Draw the sources of the first samples, and how far the counts of the blend and of random draws are from exact shares."""
     shown, counted = 30, 300
     figure, (strip, panel) = figure_of(9.5, 4.4, rows=(1, 2.8))
     made = Blend(NAMES, [(0, dict(zip(NAMES, WEIGHTS, strict=True)))])
@@ -152,13 +152,13 @@ def blend() -> Figure:
 
 
 def deviations(sources: NDArray[np.int64]) -> NDArray[np.float64]:
-    """(samples,) -> (samples, sources): the count of every source after each sample, less its share."""
+    """Return the count of every source after each sample, less its share: (samples, sources) for sources (samples,)."""
     taken = np.cumsum(sources[:, None] == np.arange(len(WEIGHTS)), axis=0)
     return taken - np.arange(1, len(sources) + 1)[:, None] * np.array(WEIGHTS)
 
 
 def resume() -> Figure:
-    """One run straight through, and one that is stopped twice and resumes with different numbers of ranks and batch sizes."""
+    """Draw one run straight through, and one that is stopped twice and resumes with different numbers of ranks and batch sizes."""
     n, T = 32, 4
     figure, (panel,) = figure_of(11, 4.5)
     bare(panel, x=(-5.2, n + 0.1), y=(-6.7, 0.45))
@@ -197,7 +197,7 @@ def resume() -> Figure:
 
 
 def packing() -> Figure:
-    """Examples one to a row, the same packed, and what attention sees in the first packed row."""
+    """Draw examples one to a row, the same packed, and what attention sees in the first packed row."""
     capacity, examples = 512, 24
     lengths = torch.randn(examples, generator=torch.Generator().manual_seed(3)).mul(0.7).add(4.9).exp().long().clamp(20, capacity).numpy()
     plan = place_examples(shape_rows(lengths, capacity=capacity), lengths, seed=0, epoch=0)

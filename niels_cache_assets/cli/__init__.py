@@ -8,7 +8,7 @@
     context.py      the configuration, cache root and caches that a command starts from
     overrides.py    --seed and --set of build-all as registry overrides
     completion.py   the answer to TAB
-    detection.py  which kind of data is in the user's files
+    detection.py    which kind of data is in the user's files
     new_config.py   the text of a first niels_cache.toml
     worker.py       the work of `part`
 
@@ -32,7 +32,7 @@ from niels_cache_assets.cli.parser import import_command, parse_arguments
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_OF_THE_DISK = (*_FULL, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM, errno.ESTALE, errno.ELOOP, errno.ENAMETOOLONG)
+_DISK_ERRORS = (*_FULL, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM, errno.ESTALE, errno.ELOOP, errno.ENAMETOOLONG)
 COMPLETION_VARIABLE = "_ARGCOMPLETE"  # the shell sets this variable to request completions
 
 
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: After --help and --version.
     """
-    loudness: Verbosity = "normal"
+    verbosity: Verbosity = "normal"
     _open_closed_streams()
     try:
         _require_posix()
@@ -54,11 +54,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
         if arguments is None:
             return WRONG_USE
-        loudness = "quiet" if arguments.quiet else "verbose" if arguments.verbose else "normal"
-        with set_verbosity(loudness):
+        verbosity = "quiet" if arguments.quiet else "verbose" if arguments.verbose else "normal"
+        with set_verbosity(verbosity):
             return _run(arguments)
     except NielsCacheError as error:
-        if loudness == "verbose":
+        if verbosity == "verbose":
             traceback.print_exc()
         for line in getattr(error, "lines", [f"error: {error}"]):  # one line for each finding
             print_error(line)
@@ -75,12 +75,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         redirect_to_null(sys.stdout)
         return BROKEN_PIPE
     except Exception as error:
-        refusal = _refusal(error)
-        if loudness == "verbose" or refusal is None:
+        message = _disk_error_message(error)
+        if verbosity == "verbose" or message is None:
             with ignore_output_errors(sys.stderr):
                 traceback.print_exc()
-        if refusal is not None:
-            print_error(f"error: {refusal}; finished caches are unchanged")
+        if message is not None:
+            print_error(f"error: {message}; finished caches are unchanged")
             return FAILED
         print_error("error: this is a bug in niels-cache; finished caches are unchanged. Please report the lines above")
         return BUG
@@ -97,12 +97,12 @@ def _run(arguments: argparse.Namespace) -> int:
     return DONE if code is None else code
 
 
-def _refusal(error: Exception) -> str | None:
+def _disk_error_message(error: Exception) -> str | None:
     """Return the message for an error of the disk, or None for another error.
 
     On a full disk, the rest of an output is sent to /dev/null.
     """
-    if not isinstance(error, OSError) or error.errno not in _OF_THE_DISK:
+    if not isinstance(error, OSError) or error.errno not in _DISK_ERRORS:
         return None
     if error.filename is None and error.errno not in _FULL:  # such as an error of TLS, whose number means something else
         return None

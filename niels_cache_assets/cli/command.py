@@ -133,7 +133,7 @@ def whole_number(text: str) -> int:
     return number
 
 
-def integer_of_at_least(least: int) -> Callable[[str], int]:
+def integer_at_least(least: int) -> Callable[[str], int]:
     """Return a `type` for argparse: a whole number of `least` or more."""
 
     def number(text: str) -> int:

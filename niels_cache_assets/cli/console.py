@@ -27,7 +27,7 @@ ELLIPSIS = "…"
 
 Verbosity = Literal["quiet", "normal", "verbose"]
 
-_verbosity: ContextVar[Verbosity] = ContextVar("loudness", default="normal")
+_verbosity: ContextVar[Verbosity] = ContextVar("verbosity", default="normal")
 _SHRUNK_WIDTH = 6
 _PIPE_WIDTH = 240  # for a file or pipe, which has no width; tables are only as wide as their content
 
@@ -129,9 +129,7 @@ def _console(*, stderr: bool, quiet: bool) -> Console:
 
     class LineConsole(Console):
         def print(self, *objects: Any, **options: Any) -> None:
-            is_text = all(
-                isinstance(each, str | Text) for each in objects
-            )  # a line may be longer than the terminal is wide; a table is not
+            is_text = all(isinstance(each, str | Text) for each in objects)  # a line may be wider than the terminal; a table is not
             options.setdefault("soft_wrap", is_text)
             super().print(*objects, **options)
 
@@ -149,17 +147,17 @@ def new_table(*columns: str, right: frozenset[str] = frozenset(), shrinking: Col
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
     for column in columns:
-        gives_way = column in shrinking
+        shrinks = column in shrinking
         justify: Literal["left", "right"] = "right" if column in right else "left"
-        overflow: Literal["fold", "ellipsis"] = "fold" if gives_way else "ellipsis"
-        table.add_column(column, justify=justify, no_wrap=not gives_way, overflow=overflow, min_width=_SHRUNK_WIDTH if gives_way else None)
+        overflow: Literal["fold", "ellipsis"] = "fold" if shrinks else "ellipsis"
+        table.add_column(column, justify=justify, no_wrap=not shrinks, overflow=overflow, min_width=_SHRUNK_WIDTH if shrinks else None)
     return table
 
 
 def title_of(title: str | None, file: str, row: int) -> str:
     """Return `Title (articles.jsonl, row 12)`, or only the file and row if the document has no title."""
-    place = f"{file}, row {row:,}"
-    return f"{title} ({place})" if title else place
+    location = f"{file}, row {row:,}"
+    return f"{title} ({location})" if title else location
 
 
 def excerpt(text: str, characters: int) -> str:

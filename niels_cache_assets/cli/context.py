@@ -22,7 +22,7 @@ Kind = Literal["tokenizer", "pretrain", "sft"]
 
 TOKENIZER = "tokenizer"
 
-_WORDS: dict[Kind, str] = {"tokenizer": "the tokenizer", "pretrain": "a pretrain data set", "sft": "an SFT data set"}
+_KIND_NAMES: dict[Kind, str] = {"tokenizer": "the tokenizer", "pretrain": "a pretrain data set", "sft": "an SFT data set"}
 
 
 class CacheLocation(NamedTuple):
@@ -44,12 +44,12 @@ def open_registry(arguments: argparse.Namespace) -> tuple[Registry, Path]:
     """Return the configuration and the cache root."""
     registry = load_registry(profile=arguments.profile, config=arguments.config)
     root = cache_root(registry, arguments.cache_dir)
-    _refuse_inside(root)
+    _require_usable_root(root)
     print_if_verbose(f"settings: {registry.settings_origin}; caches in {root.absolute()}")
     return registry, root
 
 
-def _refuse_inside(root: Path) -> None:
+def _require_usable_root(root: Path) -> None:
     """Check that the cache root is neither a file nor inside a cache, so that no build writes into a finished cache.
 
     Raises:
@@ -106,16 +106,16 @@ def find_caches(registry: Registry, root: Path) -> dict[str, CacheLocation]:
 
     They are the tokenizer, every configured data set in order, then further data sets that are built below `root`.
     """
-    places = [CacheLocation("tokenizer", TOKENIZER, tokenizer_dir(root))]
-    places += [CacheLocation(family, name, dataset_dir(root, family, name)) for family in FAMILIES for name in registry.datasets(family)]
+    locations = [CacheLocation("tokenizer", TOKENIZER, tokenizer_dir(root))]
+    locations += [CacheLocation(family, name, dataset_dir(root, family, name)) for family in FAMILIES for name in registry.datasets(family)]
     others = [CacheLocation(family, name, dataset_dir(root, family, name)) for family in FAMILIES for name in built_names(root / family)]
     found: dict[str, CacheLocation] = {}
-    for place in (*places, *others):
-        found.setdefault(place.name, place)
+    for location in (*locations, *others):
+        found.setdefault(location.name, location)
     return found
 
 
-def find_cache(registry: Registry, root: Path, name: str, *, kinds: tuple[Kind, ...] = tuple(_WORDS)) -> CacheLocation:
+def find_cache(registry: Registry, root: Path, name: str, *, kinds: tuple[Kind, ...] = tuple(_KIND_NAMES)) -> CacheLocation:
     """Return the cache with this name, which must exist.
 
     Args:
@@ -128,18 +128,18 @@ def find_cache(registry: Registry, root: Path, name: str, *, kinds: tuple[Kind, 
         NielsCacheError: If the name is unknown (the message suggests the nearest name), if the cache has a different kind, if it is not
             built (the message gives the command that builds it), or if its folder contains a different data set.
     """
-    places = find_caches(registry, root)
-    if name not in places:
+    locations = find_caches(registry, root)
+    if name not in locations:
         refuse_path(name)
-        registry.refuse_data_set(str(root), "no data set", name, [place.name for place in places.values() if place.kind in kinds])
-    if places[name].kind not in kinds:
-        raise NielsCacheError(f"{name}: is {_WORDS[places[name].kind]}; choose {' or '.join(_WORDS[kind] for kind in kinds)}")
-    if not places[name].exists:
+        registry.refuse_data_set(str(root), "no data set", name, [each.name for each in locations.values() if each.kind in kinds])
+    if locations[name].kind not in kinds:
+        raise NielsCacheError(f"{name}: is {_KIND_NAMES[locations[name].kind]}; choose {' or '.join(_KIND_NAMES[kind] for kind in kinds)}")
+    if not locations[name].exists:
         reason = registry.unconfigured().get(name)
         advice = f"it needs {reason}" if reason else f"build it: {PROGRAM} build-all --only {name}"
         if name in registry.switched_off():
-            advice = f"it is switched off: set enabled = true in [{places[name].kind}.{name}], then {advice}"
-        raise NielsCacheError(f"{places[name].directory}: not built yet; {advice}")
-    if places[name].kind != "tokenizer":
-        check_location(places[name].meta(), places[name].directory)
-    return places[name]
+            advice = f"it is switched off: set enabled = true in [{locations[name].kind}.{name}], then {advice}"
+        raise NielsCacheError(f"{locations[name].directory}: not built yet; {advice}")
+    if locations[name].kind != "tokenizer":
+        check_location(locations[name].meta(), locations[name].directory)
+    return locations[name]

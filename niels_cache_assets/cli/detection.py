@@ -34,7 +34,7 @@ KINDS = {
 }
 _ENDINGS = f"{', '.join(KINDS)}, with or without {', '.join(COMPRESSIONS)}"
 _DUMP_PART = re.compile(r"(?<=\.xml)-p[\d*]+p[\d*]+$")  # the name of a part of a dump ends in .xml-p1p41242.bz2; -p*p* means all parts
-_LOOKED_AT = 5  # number of files of a pattern that are looked at, spread over all its files
+_MAX_SAMPLED = 5  # number of files of a pattern that are read, spread over all its files
 _MAX_JSON = 64 << 20  # size in bytes of the largest .json file that is read as a whole
 
 
@@ -72,9 +72,9 @@ def recognize(paths: Sequence[str], *, text_field: str | None = None) -> list[Pr
     found: dict[DetectedKind | tuple[DetectedKind, str], Proposal] = {}
     for given in paths:
         path = os.path.expanduser(given)
-        for kind, places in _kinds_of(path, text_field).items():
-            key = kind if kind.path_key == "files" else (kind, path)  # a table with `path` has only one place
-            found.setdefault(key, Proposal(kind)).paths += places
+        for kind, kind_paths in _kinds_of(path, text_field).items():
+            key = kind if kind.path_key == "files" else (kind, path)  # a table with `path` has only one path
+            found.setdefault(key, Proposal(kind)).paths += kind_paths
     return list(found.values())
 
 
@@ -106,7 +106,7 @@ def _sorted_by_kind(patterns: dict[str, list[str]], text_field: str | None) -> d
     """
     kinds: dict[DetectedKind, list[str]] = {}
     for pattern, files in patterns.items():
-        step = -(-len(files) // _LOOKED_AT)
+        step = -(-len(files) // _MAX_SAMPLED)
         seen = {file: _kind_inside(file, text_field) for file in files[::step]}
         if len({*seen.values()} - {None}) != 1:
             seen = {file: seen.get(file) or _kind_inside(file, text_field) for file in files}
@@ -140,11 +140,8 @@ def _kind_inside(path: str, text_field: str | None) -> DetectedKind | None:
     if named in ("text", "wikipedia"):
         if named == "wikipedia":
             Wikipedia.model_validate({"source": "wikipedia", "files": [glob.escape(path)]}).check_input({})
-        with (
-            file_errors(SourceFile(path, path)),
-            open_bytes(SourceFile(path, path), lambda damage: None),
-        ):  # raises an error for what is never text
-            pass
+        with file_errors(SourceFile(path, path)), open_bytes(SourceFile(path, path), lambda damage: None):
+            pass  # only to raise an error for what is never text
         return DetectedKind("pretrain", named)
     if path.lower().endswith(".json") and _is_roam_export(path):
         return DetectedKind("pretrain", "roam")
@@ -152,7 +149,7 @@ def _kind_inside(path: str, text_field: str | None) -> DetectedKind | None:
     if not rows:
         return None
     try:
-        chats = None if text_field is not None else _chats(rows)
+        chats = None if text_field is not None else _chat_kind(rows)
     except UnclearColumnsError as error:
         raise UnclearColumnsError(f"{path}: {error}") from error
     if chats is not None:
@@ -191,7 +188,7 @@ def _is_roam_export(path: str) -> bool:
     return is_export(pages) and any(isinstance(page, dict) and isinstance(page.get("children"), list) for page in pages)
 
 
-def _chats(rows: Sequence[dict[str, Any]]) -> DetectedKind | None:
+def _chat_kind(rows: Sequence[dict[str, Any]]) -> DetectedKind | None:
     """Return the kind of source that makes conversations of these rows, or None if they contain no conversations."""
     if are_trees(rows):
         return DetectedKind("sft", "oasst1")
@@ -199,15 +196,15 @@ def _chats(rows: Sequence[dict[str, Any]]) -> DetectedKind | None:
     return None if keys is None else DetectedKind("sft", "chat_jsonl", tuple(keys.items()))
 
 
-def _text_field(path: str, rows: Sequence[dict[str, Any]], wanted: str | None) -> str:
+def _text_field(path: str, rows: Sequence[dict[str, Any]], given: str | None) -> str:
     """Return the field of the text, by the rule of builds.
 
     Raises:
         NielsCacheError: If the rows do not show it.
     """
-    if wanted is not None:
-        require_field(wanted, (name for row in rows for name in row), path, key="--text-field")
-        return wanted
+    if given is not None:
+        require_field(given, (name for row in rows for name in row), path, key="--text-field")
+        return given
     try:
         return choose_text_field(rows, path, key="--text-field")
     except NielsCacheError as error:

@@ -40,13 +40,13 @@ _FORMS = {
 }
 
 
-def render(wishes: argparse.Namespace) -> str:
+def render(arguments: argparse.Namespace) -> str:
     """Return the text of the file that the arguments of `init` request.
 
     Raises:
         NielsCacheError: If a file is missing, or contains neither text nor conversations.
     """
-    return "\n\n".join(_sections(wishes)) + "\n"
+    return "\n\n".join(_sections(arguments)) + "\n"
 
 
 def catalog_table(name: str) -> str:
@@ -65,33 +65,35 @@ def _table_text(family: Family, name: str, table: Mapping[str, Any]) -> str:
     model = (PRETRAIN_SOURCES if family == "pretrain" else SFT_SOURCES)[table["source"]]
     lines = [f"[{family}.{name}]  # {ABOUT[name].what}", *(f"{key} = {as_toml(value)}" for key, value in table.items())]
     for key in _BUDGETS:
-        usual = model.model_fields[key].default if key in model.model_fields else None
-        if usual is not None:
-            lines.append(f"# {key} = {usual:_}  # {'less for a first try' if key == 'train_tokens' else 'kept for val'}")
+        default = model.model_fields[key].default if key in model.model_fields else None
+        if default is not None:
+            lines.append(f"# {key} = {default:_}  # {'less for a first try' if key == 'train_tokens' else 'kept for val'}")
     return "\n".join(lines)
 
 
-def _sections(wishes: argparse.Namespace) -> Iterator[str]:
+def _sections(arguments: argparse.Namespace) -> Iterator[str]:
     yield "# What niels-cache builds here. Every key is explained in docs/configuration.md; paths are relative to this file."
-    if wishes.profile:
-        yield f"profile = {as_toml(wishes.profile)}  # its data sets are built, and this file adds to them"
-    shipped = load_registry(profile=wishes.profile, config=os.devnull)
-    usual = os.path.relpath(shipped.build.cache_dir, os.path.dirname(os.devnull)) if wishes.profile else BuildSettings().cache_dir
-    cache_dir = f"# cache_dir = {as_toml(usual)}" if wishes.cache_dir is None else f"cache_dir = {as_toml(_path(wishes.cache_dir, wishes))}"
+    if arguments.profile:
+        yield f"profile = {as_toml(arguments.profile)}  # its data sets are built, and this file adds to them"
+    shipped = load_registry(profile=arguments.profile, config=os.devnull)
+    default_dir = os.path.relpath(shipped.build.cache_dir, os.path.dirname(os.devnull)) if arguments.profile else BuildSettings().cache_dir
+    cache_dir = f"# cache_dir = {as_toml(default_dir)}"
+    if arguments.cache_dir is not None:
+        cache_dir = f"cache_dir = {as_toml(_path(arguments.cache_dir, arguments))}"
     yield f"""\
 [build]
 {cache_dir}  # root of all caches
 # seed = {shipped.build.seed}  # of shuffles and splits; the same seed makes the same bytes"""
-    proposals = recognize(wishes.data, text_field=wishes.text_field)
-    yield _tokenizer(wishes, shipped.tokenizer.vocab_size if wishes.profile else TokenizerSettings().vocab_size, proposals)
+    proposals = recognize(arguments.data, text_field=arguments.text_field)
+    yield _tokenizer(arguments, shipped.tokenizer.vocab_size if arguments.profile else TokenizerSettings().vocab_size, proposals)
     taken = {name for family in FAMILIES for name in shipped.datasets(family)}
-    for name in dict.fromkeys(wishes.catalog):
+    for name in dict.fromkeys(arguments.catalog):
         if name == "roam":
             raise NielsCacheError("--from roam: does not say which folder holds your notes; give it to init: niels-cache init PATH")
         yield catalog_table(name)
         taken.add(name)
-    yield from _own_tables(wishes, proposals, taken)
-    if wishes.profile:
+    yield from _own_tables(arguments, proposals, taken)
+    if arguments.profile:
         yield """\
 # A data set of your own is a table with a name of your choice (niels-cache init PATH looks into your files and writes it):
 #
@@ -104,22 +106,22 @@ def _sections(wishes: argparse.Namespace) -> Iterator[str]:
 # files = ["chats.jsonl"]"""
 
 
-def _tokenizer(wishes: argparse.Namespace, usual: int, proposals: Sequence[Proposal]) -> str:
-    if wishes.tokenizer is not None:
-        if not Path(wishes.tokenizer).expanduser().exists():
-            raise NielsCacheError(f"{wishes.tokenizer}: does not exist; correct --tokenizer")
-        model = _path(wishes.tokenizer, wishes)
-        return f"[tokenizer]\nmodel = {as_toml(model)}  # used unchanged, instead of training one{_end_of_text(wishes.tokenizer)}"
-    said = f"# vocab_size = {usual:_}" if wishes.vocab_size is None else f"vocab_size = {wishes.vocab_size:_}"
+def _tokenizer(arguments: argparse.Namespace, default: int, proposals: Sequence[Proposal]) -> str:
+    if arguments.tokenizer is not None:
+        if not Path(arguments.tokenizer).expanduser().exists():
+            raise NielsCacheError(f"{arguments.tokenizer}: does not exist; correct --tokenizer")
+        model = _path(arguments.tokenizer, arguments)
+        return f"[tokenizer]\nmodel = {as_toml(model)}  # used unchanged, instead of training one{_end_of_text(arguments.tokenizer)}"
+    setting = f"# vocab_size = {default:_}" if arguments.vocab_size is None else f"vocab_size = {arguments.vocab_size:_}"
     why = "pieces in all; up to 65_536, a token takes two bytes, otherwise four"
-    elsewhere = wishes.profile or wishes.catalog or wishes.hub
+    elsewhere = arguments.profile or arguments.catalog or arguments.hub
     text_bytes = None if elsewhere else _text_bytes(proposals)
-    if wishes.vocab_size is None and text_bytes is not None and text_bytes < usual * _BYTES_PER_PIECE:
+    if arguments.vocab_size is None and text_bytes is not None and text_bytes < default * _BYTES_PER_PIECE:
         fitting = max(text_bytes // _BYTES_PER_PIECE // 100 * 100, _MIN_PIECES)
-        said, why = f"vocab_size = {fitting:_}", f"pieces in all: for {file_size(text_bytes)} of text; with more of it, {usual:_}"
+        setting, why = f"vocab_size = {fitting:_}", f"pieces in all: for {file_size(text_bytes)} of text; with more of it, {default:_}"
     return f"""\
 [tokenizer]
-{said}  # {why}
+{setting}  # {why}
 # model = "my.model"  # a model to use instead of training one: SentencePiece, tokenizer.json, tiktoken ranks"""
 
 
@@ -129,8 +131,8 @@ def _end_of_text(model: str) -> str:
     eot = guess_eot(tokenizer.special_names())
     if tokenizer.token_id(defaults.SPECIAL_TOKENS["eot"]) is not None or eot is None:
         return ""
-    said = "" if _has_template(model) else "; SFT data also needs sys, usr, asst"
-    return f"\nspecial_tokens = {{ eot = {as_toml(eot)} }}  # follows each document: check its name{said}"
+    note = "" if _has_template(model) else "; SFT data also needs sys, usr, asst"
+    return f"\nspecial_tokens = {{ eot = {as_toml(eot)} }}  # follows each document: check its name{note}"
 
 
 def _has_template(model: str) -> bool:
@@ -151,19 +153,19 @@ def _text_bytes(proposals: Sequence[Proposal]) -> int | None:
     return sum(os.path.getsize(file) * (1 if file.endswith(_PLAIN) else _COMPRESSION) for file in files)
 
 
-def _own_tables(wishes: argparse.Namespace, proposals: Sequence[Proposal], taken: set[str]) -> Iterator[str]:
+def _own_tables(arguments: argparse.Namespace, proposals: Sequence[Proposal], taken: set[str]) -> Iterator[str]:
     hints = f"""\
 # val_frac = {defaults.VAL_FRAC:g}  # share of the documents that goes to val
 # prepare = ["clean", "dedup"]  # filter and deduplicate first (docs/cleaning.md)"""
     texts = [proposal for proposal in proposals if proposal.kind.family == "pretrain"]
     for proposal in chain(texts, (proposal for proposal in proposals if proposal.kind.family == "sft")):
-        wanted = _wanted_name(proposal.kind, alone=len(texts) == 1)
-        yield _own_table(proposal, _name(wanted, taken), wishes, hints)
-    for dataset in wishes.hub:
+        default = _default_name(proposal.kind, alone=len(texts) == 1)
+        yield _own_table(proposal, _unique_name(default, taken), arguments, hints)
+    for dataset in arguments.hub:
         owner_name, _, config = dataset.partition(":")
         if not re.fullmatch(r"[\w.-]+/[\w.-]+", owner_name):
             raise NielsCacheError(f"--hub {dataset}: is not the name of a hub data set; write OWNER/NAME or OWNER/NAME:CONFIG")
-        name = _name(re.sub(r"[^A-Za-z0-9_]+", "_", owner_name.rpartition("/")[2]).lower(), taken)
+        name = _unique_name(re.sub(r"[^A-Za-z0-9_]+", "_", owner_name.rpartition("/")[2]).lower(), taken)
         chosen = f"config = {as_toml(config)}" if config else '# config = "en"  # if the data set has several'
         yield f"""\
 [pretrain.{name}]
@@ -176,7 +178,7 @@ val_tokens = 100_000
 # pinned_revision = "main"  # a commit, to always read the same text"""
 
 
-def _wanted_name(kind: DetectedKind, *, alone: bool) -> str:
+def _default_name(kind: DetectedKind, *, alone: bool) -> str:
     if kind.family == "sft":
         return "chats"
     if kind.source in ("markdown_folder", "roam"):
@@ -184,35 +186,35 @@ def _wanted_name(kind: DetectedKind, *, alone: bool) -> str:
     return "my_text" if alone else f"my_{kind.source}"
 
 
-def _own_table(proposal: Proposal, name: str, wishes: argparse.Namespace, hints: str) -> str:
+def _own_table(proposal: Proposal, name: str, arguments: argparse.Namespace, hints: str) -> str:
     kind, keys = proposal.kind, dict(proposal.kind.keys)
-    places = [_path(path, wishes) for path in proposal.paths]
-    form = form_of(keys)
+    paths = [_path(path, arguments) for path in proposal.paths]
+    form = describe_fields(keys)
     lines = [
         f"[{kind.family}.{name}]{f'  # {form}' if form else ''}",
         f"source = {as_toml(kind.source)}",
-        f"{kind.path_key} = {as_toml(places if kind.path_key == 'files' else places[0])}",
+        f"{kind.path_key} = {as_toml(paths if kind.path_key == 'files' else paths[0])}",
         *(f"{key} = {as_toml(value)}" for key, value in keys.items()),
-        *(_TEMPLATE if kind.family == "sft" and wishes.tokenizer is not None and _has_template(wishes.tokenizer) else ()),
+        *(_TEMPLATE if kind.family == "sft" and arguments.tokenizer is not None and _has_template(arguments.tokenizer) else ()),
         hints if kind.family == "pretrain" else f"# val_frac = {defaults.VAL_FRAC:g}  # share of the conversations that goes to val",
     ]
     return "\n".join(lines)
 
 
-def form_of(keys: Mapping[str, Any]) -> str:
+def describe_fields(keys: Mapping[str, Any]) -> str:
     """Return a note on the fields that a table reads, such as `text in 'body'`, empty if the table sets no key for a field."""
     return next((words.format(**keys) for key, words in _FORMS.items() if key in keys), "")
 
 
-def _name(wanted: str, taken: set[str]) -> str:
-    base = wanted if is_valid_name(wanted) else "my_data"
+def _unique_name(default: str, taken: set[str]) -> str:
+    base = default if is_valid_name(default) else "my_data"
     name = next(name for name in (base, *(f"{base}_{number}" for number in range(2, 1000))) if name not in taken)
     taken.add(name)
     return name
 
 
-def _path(path: str, wishes: argparse.Namespace) -> str:
+def _path(path: str, arguments: argparse.Namespace) -> str:
     """Return the path as the configuration file must write it."""
     if "://" in path or path.startswith("~") or os.path.isabs(path):
         return path
-    return os.path.relpath(path, Path(wishes.out).parent)
+    return os.path.relpath(path, Path(arguments.out).parent)

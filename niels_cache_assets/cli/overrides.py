@@ -25,7 +25,7 @@ from niels_cache_runtime.errors import NielsCacheError
 if TYPE_CHECKING:
     from niels_cache_assets.project.registry import Registry
 
-_OF_NEW_TABLES = ("source", "weights")  # the required key of a data set, or of a blend
+_REQUIRED_KEYS = ("source", "weights")  # the required key of a data set, or of a blend
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ def _parse_settings(settings: Iterable[str], registry: Registry) -> list[tuple[t
             now = parsed.get(target, getattr(table, key, None))
             parsed_value = {**(now if isinstance(now, Mapping) else {}), ".".join(inner): parsed_value}
         parsed[target] = parsed_value
-    new = {target[:2] for target in parsed if target[-1] in _OF_NEW_TABLES}  # the key that creates a new table
+    new = {target[:2] for target in parsed if target[-1] in _REQUIRED_KEYS}  # the key that creates a new table
     for target in parsed:
         known = {"pretrain": registry.pretrain, "sft": registry.sft, "blend": registry.blend}.get(target[0])
         if known is not None and target[1] not in known and target[:2] not in new:

@@ -152,7 +152,7 @@ def _raise_option_before_command(
     """Refuse an option before the command, which belongs after the command or is misspelt.
 
     Raises:
-        NielsCacheError: If there is one.
+        NielsCacheError: Always.
     """
     option = argv[0].partition("=")[0]
     name = next((word for word in argv if word in commands), None)
@@ -209,9 +209,9 @@ def _add_common_options(parser: argparse.ArgumentParser, command: Command) -> No
     output = parser.add_argument_group("output")
     if command.has_json:
         output.add_argument("--json", action="store_true", help="print JSON for use by programs")
-    loudness = output.add_mutually_exclusive_group()
-    loudness.add_argument("-q", "--quiet", action="store_true", help="print only results, warnings and errors")
-    loudness.add_argument(
+    verbosity = output.add_mutually_exclusive_group()
+    verbosity.add_argument("-q", "--quiet", action="store_true", help="print only results, warnings and errors")
+    verbosity.add_argument(
         "-v", "--verbose", action="store_true", help="also print the settings in use, time and memory, and a traceback for errors"
     )
 

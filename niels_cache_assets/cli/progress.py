@@ -97,8 +97,8 @@ class BarListener(LaunchListener):
         self._tasks[name] = (self.bars.add_task(name, total=None, detail="working"), SpeedMeter())
 
     def progressed(self, name: str, progress: BuildProgress) -> None:
-        task, pace = self._tasks[name]
-        detail = describe(progress, pace.estimate(progress, monotonic()), with_share=False)  # the bar shows the share
+        task, meter = self._tasks[name]
+        detail = describe(progress, meter.estimate(progress, monotonic()), with_share=False)  # the bar shows the share
         if progress.share is None:
             self.bars.update(task, detail=detail)
         else:
@@ -131,17 +131,17 @@ class LineListener(LaunchListener):
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._paces: dict[str, SpeedMeter] = {}
+        self._meters: dict[str, SpeedMeter] = {}
         self._throttles: dict[str, Throttle] = {}
 
     def started(self, name: str, family: str) -> None:
-        self._paces[name] = SpeedMeter()
+        self._meters[name] = SpeedMeter()
         self._throttles[name] = Throttle(monotonic())
         self._print(name, "started")
 
     def progressed(self, name: str, progress: BuildProgress) -> None:
         now = monotonic()
-        estimate = self._paces[name].estimate(progress, now)
+        estimate = self._meters[name].estimate(progress, now)
         if self._throttles[name].is_due(now):
             self._print(name, describe(progress, estimate, with_share=True))
 

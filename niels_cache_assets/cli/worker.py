@@ -45,14 +45,16 @@ class JsonLines:
     """The output of one build: JSON lines on stdout, and the same for people through a listener.
 
     Args:
-        notify: Whether to send `[notify]` messages; by default yes.
+        notify: Whether to send `[notify]` messages.
 
     Attributes:
+        notify: Whether to send `[notify]` messages.
         key: Name of the artifact.
+        listener: The listener, or None before the build starts.
     """
 
-    def __init__(self, *, notify: bool = True) -> None:
-        self.tells = notify
+    def __init__(self, *, notify: bool) -> None:
+        self.notify = notify
         self.key: str | None = None
         self.listener: LaunchListener | None = None
         self._last = -_SECONDS
@@ -121,13 +123,13 @@ class JsonLines:
                 getattr(self.listener, method)(self.key or "", value)
 
 
-def build_and_report(chosen: Callable[[JsonLines], Artifact], *, wait: bool, notify: bool = True) -> int:
+def build_and_report(choose: Callable[[JsonLines], Artifact], *, wait: bool, notify: bool) -> int:
     """Build an artifact, and return the exit code.
 
     Args:
-        chosen: Returns the artifact.
+        choose: Returns the artifact, after the artifacts that it needs first are built.
         wait: Whether to wait while another process builds it.
-        notify: Whether to send `[notify]` messages; by default yes.
+        notify: Whether to send `[notify]` messages.
 
     Raises:
         NielsCacheError: If the use or a setting is wrong, or an input is missing.
@@ -141,9 +143,9 @@ def build_and_report(chosen: Callable[[JsonLines], Artifact], *, wait: bool, not
     lines = JsonLines(notify=notify)
     try:
         with stop_on_signals(), build_listener(diagnostics()) as lines.listener:
-            artifact = chosen(lines)
+            artifact = choose(lines)
             lines.started(artifact.key)
-            lines.finished(_built(artifact, lines, wait=wait, progress=lines.progress))
+            lines.finished(_build(artifact, lines, wait=wait, progress=lines.progress))
     except (BusyError, LeaseLostError, StopRequested, BuildFailedError) as error:
         print_error(str(error) if isinstance(error, StopRequested) else f"error: {error}")
         return lines.failed(
@@ -159,7 +161,7 @@ def build_and_report(chosen: Callable[[JsonLines], Artifact], *, wait: bool, not
     return DONE
 
 
-def _built(artifact: Artifact, lines: JsonLines, *, wait: bool, progress: Callable[[Any], None] | None = None) -> Outcome:
+def _build(artifact: Artifact, lines: JsonLines, *, wait: bool, progress: Callable[[Any], None] | None) -> Outcome:
     """Build an artifact. If another process takes it over and `wait` is set, wait for that process."""
     from niels_cache_assets.artifacts.materialize import materialize
     from niels_cache_assets.parts.lease import LeaseLostError, StopRequested
@@ -168,19 +170,19 @@ def _built(artifact: Artifact, lines: JsonLines, *, wait: bool, progress: Callab
     if artifact.is_shared:
         artifact = replace(artifact, on_stop_requested=lambda: os.kill(os.getpid(), signal.SIGTERM))
     try:
-        return materialize(artifact, wait=wait, on_progress=progress, log=lines.log, notify=lines.tells)
+        return materialize(artifact, wait=wait, on_progress=progress, log=lines.log, notify=lines.notify)
     except (BusyError, LeaseLostError, StopRequested):
         raise
     except NielsCacheError as error:
         raise BuildFailedError(str(error)) from error
 
 
-def _make_first(artifact: Artifact, lines: JsonLines, *, progress: Callable[[Any], None] | None = None) -> None:
+def _build_input(artifact: Artifact, lines: JsonLines, *, progress: Callable[[Any], None] | None = None) -> None:
     lines.started(artifact.key)
-    _built(artifact, lines, wait=True, progress=progress)
+    _build(artifact, lines, wait=True, progress=progress)
 
 
-def ready_dataset(found: Graph, name: str, lines: JsonLines) -> SealedDataset:
+def ready_dataset(artifacts: Graph, name: str, lines: JsonLines) -> SealedDataset:
     """Return the cache of a data set in parts whose tokenizer and plan exist. Make them if they are missing.
 
     With `prepare`, the corpus takes the place of the plan, and must exist.
@@ -191,28 +193,28 @@ def ready_dataset(found: Graph, name: str, lines: JsonLines) -> SealedDataset:
     """
     from niels_cache_assets.artifacts.input_problems import require_inputs
 
-    registry = found.registry
+    registry = artifacts.registry
     _require_switched_on(registry, name)
     source = registry.pretrain[name]
     if source.corpus_parts > 1 and not source.is_in_parts:
-        told = "has prepare, so its corpus is in parts, and not its cache; add --corpus, or set tokens_in_parts"
-        raise NielsCacheError(f"{registry.origin}: {name} {told}")
-    sealed = found.sealed(name)
+        problem = "has prepare, so its corpus is in parts, and not its cache; add --corpus, or set tokens_in_parts"
+        raise NielsCacheError(f"{registry.origin}: {name} {problem}")
+    sealed = artifacts.sealed(name)
     sealed.unavailable()
-    tokenizer, plan = found.tokenizer(), sealed.parts_plan
+    tokenizer, plan = artifacts.tokenizer(), sealed.parts_plan
     if tokenizer.finished() is None:
         if tokenizer.inputs():
             first = f"{PROGRAM} build-all --only tokenizer"
             raise NielsCacheError(f"{tokenizer.directory}: the tokenizer is trained on prepared texts; make it first: {first}")
         if not tokenizer.is_imported:
             require_inputs(registry, [*registry.partition_keys("pretrain"), *registry.partition_keys("sft")])
-        _make_first(tokenizer, lines)
+        _build_input(tokenizer, lines)
     _require_current(tokenizer)
     if source.prepare:
         sealed.revision()  # raises if the corpus or its drop list is not current
         return sealed
     if plan.finished() is None:
-        _make_first(plan, lines)
+        _build_input(plan, lines)
     plan.read()
     return sealed
 
@@ -232,29 +234,29 @@ def _require_current(tokenizer: Tokenizer) -> None:
         )
 
 
-def ready_corpus(found: Graph, name: str, lines: JsonLines) -> JoinedCorpus:
+def ready_corpus(artifacts: Graph, name: str, lines: JsonLines) -> JoinedCorpus:
     """Return the corpus of a data set in parts whose plan exists. Make the plan if it is missing.
 
     Raises:
         NielsCacheError: As `ready_dataset` does.
         BuildFailedError: As `ready_dataset` does.
     """
-    _require_switched_on(found.registry, name)
-    found.corpus(name).unavailable()
-    corpus = found.joined_corpus(name)
+    _require_switched_on(artifacts.registry, name)
+    artifacts.corpus(name).unavailable()
+    corpus = artifacts.joined_corpus(name)
     if "tokenizer" in corpus.inputs():
-        _require_current(found.tokenizer())
+        _require_current(artifacts.tokenizer())
     if corpus.parts_plan.finished() is None:
-        _make_first(corpus.parts_plan, lines)
+        _build_input(corpus.parts_plan, lines)
     corpus.parts_plan.read()
     return corpus
 
 
-def ready_search(found: Graph, name: str, lines: JsonLines) -> Duplicates:
+def ready_search(artifacts: Graph, name: str, lines: JsonLines) -> Duplicates:
     """Return the search for duplicates, whose hashes exist unless its drop lists are current. Make the hashes if they are missing.
 
     Args:
-        found: The graph of artifacts.
+        artifacts: The graph of artifacts.
         name: A data set that is searched.
         lines: Output of the build.
 
@@ -262,18 +264,18 @@ def ready_search(found: Graph, name: str, lines: JsonLines) -> Duplicates:
         NielsCacheError: If the data set has no current corpus, or if the search is not in ranges.
         BuildFailedError: If the hashes cannot be made.
     """
-    _require_switched_on(found.registry, name)
-    origin, duplicates = found.registry.origin, found.duplicates()
-    if name not in found.registry.prepared("dedup"):
+    _require_switched_on(artifacts.registry, name)
+    origin, duplicates = artifacts.registry.origin, artifacts.duplicates()
+    if name not in artifacts.registry.prepared("dedup"):
         raise NielsCacheError(f'{origin}: {name} is not searched for duplicates; add "dedup" to prepare in [pretrain.{name}]')
     if name in duplicates.required.missing:
         raise NielsCacheError(duplicates.required.missing[name])
     if duplicates.ranges == 1:
         raise NielsCacheError(f"{origin}: the search for duplicates is not in ranges; set ranges in [dedup]")
-    if not found.is_done(HASHES):
+    if not artifacts.is_done(HASHES):
         if (warning := duplicates.warning()) is not None:
             lines.log(f"WARNING: {warning}")
-        _make_first(duplicates.hashes(), lines, progress=lines.progress)
+        _build_input(duplicates.hashes(), lines, progress=lines.progress)
     return duplicates
 
 
@@ -301,12 +303,12 @@ def _require_switched_on(registry: Registry, name: str) -> None:
         raise NielsCacheError(f"{registry.origin}: {name} is switched off; set enabled = true in [pretrain.{name}]")
 
 
-def ready_seal(found: Graph, name: str, lines: JsonLines) -> Artifact:
+def ready_seal(artifacts: Graph, name: str, lines: JsonLines) -> Artifact:
     """Return the cache or the corpus whose finished parts are joined next. If both are in parts, the corpus is joined first."""
-    if name not in found.registry.corpora_in_parts():
-        return ready_dataset(found, name, lines)
-    corpus = ready_corpus(found, name, lines)
-    if name in found.registry.in_parts() and found.is_done(corpus.part(0).key):
-        return ready_dataset(found, name, lines)
+    if name not in artifacts.registry.corpora_in_parts():
+        return ready_dataset(artifacts, name, lines)
+    corpus = ready_corpus(artifacts, name, lines)
+    if name in artifacts.registry.in_parts() and artifacts.is_done(corpus.part(0).key):
+        return ready_dataset(artifacts, name, lines)
     corpus.require_parts()
     return corpus

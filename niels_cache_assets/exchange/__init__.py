@@ -5,6 +5,7 @@
     replacing.py  the renaming, and the files of an older export
     splits.py     a split of a cache, read from front to back
     megatron.py   nanogpt.py   llmc.py   datatrove.py   olmo.py   npy.py      one format each
+    corpus_text.py        the documents of a corpus as text
     megatron_import.py    Megatron-LM's tokens as a pretrain cache
     hf.py                 a cache as a `datasets.Dataset`
 

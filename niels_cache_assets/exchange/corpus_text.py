@@ -37,12 +37,12 @@ COLUMNS = {"id": "string", "text": "string", "title": "string", "file": "string"
 
 _STATE = "state.json"
 _LEVEL = 3  # of zstd
-_EXACT = 2**53  # up to this, a double holds each whole number
-_WIDE = 2**63
+_MAX_EXACT_INT = 2**53  # up to this, a double holds each whole number
+_MAX_INT64 = 2**63
 
 Kind = Literal["any", "bool", "int64", "double", "string", "json"]
 Kinds = dict[str, Kind]
-"""The kind of each kept column. "json": values of several kinds, lists, objects or large numbers, as JSON text. "any": not asked."""
+"""The kind of each kept column. "json": values of several kinds, lists, objects or large numbers, as JSON text. "any": not needed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ class TextExport:
 
     def existing(self) -> list[Path]:
         """Return the files of an older export that this one would replace, and other files with the same names."""
-        names = {*self.names(), self.manifest.name, *self._listed()}
+        names = {*self.names(), self.manifest.name, *self._listed_names()}
         return sorted(self.folder / name for name in names if os.path.lexists(self.folder / name))
 
     def write(self, *, force: bool = False, progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
@@ -95,7 +95,7 @@ class TextExport:
         """
         with self._staged() as stage:
             files, old = self._state(stage)
-            done = [*takewhile(lambda entry: _is_whole(stage, entry) or (old and self._is_moved(entry)), files)]
+            done = [*takewhile(lambda entry: _is_complete(stage, entry) or (old and self._is_moved(entry)), files)]
             if not force and (existing := [path for path in self.existing() if path.name not in old]):
                 raise NielsCacheError(f"{existing[0]}: is there already; choose another place, or replace it with --force")
             if not done:
@@ -109,7 +109,7 @@ class TextExport:
                     f"{self.prepared.directory}: has {total:,} documents, but its report says {self.prepared.kept:,}; prepare it again"
                 )
             manifest = {**self.identity, "documents": total, "bytes": sum(entry["bytes"] for entry in done), "files": done}
-            old = [*dict.fromkeys((self.manifest.name, *self._listed(), *old))]
+            old = [*dict.fromkeys((self.manifest.name, *self._listed_names(), *old))]
             self._record(stage, done, placing=old)
             self._move_files(stage, manifest, done, old)
         return manifest
@@ -165,7 +165,7 @@ class TextExport:
     def _sources(self) -> list[Path]:
         return document_files(self.prepared.directory, self.prepared.meta)
 
-    def _listed(self) -> list[str]:
+    def _listed_names(self) -> list[str]:
         """Return the names of files in the manifest of an older export."""
         try:
             files = json.loads(self.manifest.read_bytes())["files"]
@@ -188,7 +188,7 @@ class TextExport:
             return [], []
 
     def _is_moved(self, entry: dict[str, Any]) -> bool:
-        return _is_whole(self.folder, entry) and sha256_file(self.folder / entry["name"]) == entry["sha256"]
+        return _is_complete(self.folder, entry) and sha256_file(self.folder / entry["name"]) == entry["sha256"]
 
     def _record(self, stage: Path, done: Sequence[dict[str, Any]], *, placing: Sequence[str] = ()) -> None:
         """Write the state.
@@ -259,7 +259,7 @@ def kinds_of_kept(files: Iterable[Path], keep: Sequence[str]) -> Kinds:
                     for name, value in kept_values(text).items():
                         if value is not None:
                             found[name].add(_kind_of(value))
-    return {name: _common(kinds) for name, kinds in found.items()}
+    return {name: _common_kind(kinds) for name, kinds in found.items()}
 
 
 def column_type(kind: Kind) -> str:
@@ -276,11 +276,11 @@ def _kind_of(value: Any) -> str:
     if isinstance(value, bool):
         return "bool"
     if isinstance(value, int):
-        return "int64" if abs(value) <= _EXACT else "wide" if abs(value) < _WIDE else "json"
+        return "int64" if abs(value) <= _MAX_EXACT_INT else "wide" if abs(value) < _MAX_INT64 else "json"
     return "double" if isinstance(value, float) else "string" if isinstance(value, str) else "json"
 
 
-def _common(kinds: set[str]) -> Kind:
+def _common_kind(kinds: set[str]) -> Kind:
     if not kinds:
         return "string"
     if kinds <= {"int64", "wide"}:
@@ -304,7 +304,7 @@ def _write_json(path: Path, value: Any) -> None:
     write_atomically(path, f"{json.dumps(value, indent=1, ensure_ascii=False)}\n".encode())
 
 
-def _is_whole(stage: Path, entry: dict[str, Any]) -> bool:
+def _is_complete(stage: Path, entry: dict[str, Any]) -> bool:
     path = stage / entry["name"]
     return path.is_file() and path.stat().st_size == entry["bytes"]
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from niels_cache_assets.exchange.splits import ExportSplit
-from niels_cache_assets.exchange.writing import PlannedFile, Unit, unit_of
+from niels_cache_assets.exchange.writing import PlannedFile, Unit, make_unit
 from niels_cache_runtime.cache.opening import cut_documents
 
 MAX_BYTES = 200 * 1000**3  # datatrove writes at most 100 billion tokens to a file: this many bytes of uint16
@@ -50,7 +50,7 @@ def _unit(split: ExportSplit, name: str, first_document: int, end_document: int,
         for start in range(first_document, end_document, _ENTRIES):
             yield (split.doc_ends[start : min(start + _ENTRIES, end_document)] - np.uint64(first)).astype(INDEX_DTYPE).tobytes()
 
-    return unit_of(
+    return make_unit(
         (PlannedFile(name=name, bytes=tokens * size, tokens=tokens, documents=documents), lambda: split.blocks(first, end)),
         (PlannedFile(name=f"{name}.index", bytes=documents * INDEX_DTYPE.itemsize), index),
         (PlannedFile(name=f"{name}.metadata", bytes=len(metadata)), lambda: [metadata]),

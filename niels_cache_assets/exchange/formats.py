@@ -36,15 +36,15 @@ class ExportSettings:
     link: megatron.Link = "copy"
 
 
-def _listed(name: str, split: Split, settings: ExportSettings) -> ExportTarget:
+def _default_target(name: str, split: Split, settings: ExportSettings) -> ExportTarget:
     return ExportTarget(list_name=f"{name}_{split}.{settings.format}.files")
 
 
-def _of_data_set(name: str, settings: ExportSettings) -> tuple[Path, str]:
+def _default_label(name: str, settings: ExportSettings) -> tuple[Path, str]:
     return settings.out, f"{name}.{settings.format}"
 
 
-def _nothing(splits: Sequence[ExportSplit], settings: ExportSettings) -> tuple[list[str], list[str]]:
+def _no_notes(splits: Sequence[ExportSplit], settings: ExportSettings) -> tuple[list[str], list[str]]:
     return [], []
 
 
@@ -56,8 +56,8 @@ class _Format:
         units: Returns the files of a split, each with at most this many bytes of tokens.
         max_bytes: The default of this maximum, in bytes. A format without a default has one file for each split.
         max_tokens: The default of this maximum, in tokens.
-        target: Returns where a split goes. This depends only on the settings, so an older export is replaced even if the split is empty
-        now.
+        target: Returns where a split goes. This depends only on the settings, so an older export is replaced even if the split is
+            empty now.
         label: Returns the folder of the files, and what distinguishes exports to this folder.
         notes_and_lines: Returns notes for the user, and lines of code for the other project.
         eot: Where EOT is.
@@ -66,9 +66,9 @@ class _Format:
     units: Callable[[ExportSplit, int, ExportSettings], list[Unit]]
     max_bytes: int = 0
     max_tokens: int = 0
-    target: Callable[[str, Split, ExportSettings], ExportTarget] = _listed
-    label: Callable[[str, ExportSettings], tuple[Path, str]] = _of_data_set
-    notes_and_lines: Callable[[Sequence[ExportSplit], ExportSettings], tuple[list[str], list[str]]] = _nothing
+    target: Callable[[str, Split, ExportSettings], ExportTarget] = _default_target
+    label: Callable[[str, ExportSettings], tuple[Path, str]] = _default_label
+    notes_and_lines: Callable[[Sequence[ExportSplit], ExportSettings], tuple[list[str], list[str]]] = _no_notes
     eot: str = "is after each document, as in the cache"
 
 
@@ -138,7 +138,7 @@ def plan_export(name: str, directory: Path, settings: ExportSettings) -> ExportP
         files = format.units(split, max_bytes, settings)
         list_name = format.target(name, split.split, settings).list_name
         units += files if list_name is None else [*files, list_unit(list_name, files)]
-    is_empty = [f"{split.split} is empty, so no file is written for it" for split in opened if not split.tokens]
+    empty_notes = [f"{split.split} is empty, so no file is written for it" for split in opened if not split.tokens]
     notes, lines = format.notes_and_lines(splits, settings)
     folder, label = format.label(name, settings)
     plan = ExportPlan(
@@ -146,8 +146,8 @@ def plan_export(name: str, directory: Path, settings: ExportSettings) -> ExportP
         label=label,
         splits=tuple(splits),
         units=tuple(units),
-        places=tuple(format.target(name, split.split, settings) for split in opened),
-        notes=(_eot_note(format, splits[0]), *is_empty, *notes),
+        targets=tuple(format.target(name, split.split, settings) for split in opened),
+        notes=(_eot_note(format, splits[0]), *empty_notes, *notes),
         lines=tuple(lines),
     )
     is_stale = settings.format == "megatron" and plan.existing()
@@ -185,6 +185,6 @@ def _eot_note(format: _Format, split: ExportSplit) -> str:
     return f"EOT ({split.eot}) {format.eot}"
 
 
-def split_choice(choice: str) -> Sequence[Split]:
+def parse_splits(choice: str) -> Sequence[Split]:
     """Return the splits that `train`, `val` or `all` names, or an empty tuple for any other word."""
     return SPLITS if choice == "all" else tuple(split for split in SPLITS if split == choice)

@@ -82,9 +82,9 @@ def to_hf_dataset(name: str, *, split: str = "train", T: int | None = None, cach
     found = _find(cache, name)
     opened = found.train if split == "train" else found.val
     root = str(Path(cache.root).absolute())
-    place = _TableOrigin(root=root, family=found.family, name=found.name, split=opened.split, T=T, build=build_id(found.meta))
-    table = _CacheTable(_arrow(opened, T), place)
-    known = [_FORM, _content_of(found), found.meta.get("tokenizer_sha256"), found.family, split, T]
+    origin = _TableOrigin(root=root, family=found.family, name=found.name, split=opened.split, T=T, build=build_id(found.meta))
+    table = _CacheTable(_arrow_table(opened, T), origin)
+    known = [_FORM, _content_identity(found), found.meta.get("tokenizer_sha256"), found.family, split, T]
     fingerprint = sha256_text(" ".join(map(str, known)))[:16]
     dataset = Dataset(table, split=NamedSplit(split), fingerprint=fingerprint)
     if found.family == "pretrain":
@@ -97,7 +97,7 @@ def to_hf_dataset(name: str, *, split: str = "train", T: int | None = None, cach
     return dataset.with_transform(_WithLabels(**ids, T=T))
 
 
-def _content_of(found: CacheDataset) -> str:
+def _content_identity(found: CacheDataset) -> str:
     """Return the identity of the content, for `datasets`.
 
     This is the hash of the content. If another program made the cache without a hash, it is the sizes and modification times of the files.
@@ -113,24 +113,24 @@ def _find(cache: Cache, name: str) -> CacheDataset:
     family, _, own_name = name.partition("/")
     if family in families and own_name:
         return families[family][own_name]
-    holding = [family for family, datasets in families.items() if name in datasets]
-    if len(holding) > 1:
-        raise NielsCacheError(f"{cache.root}: {name!r} is in both families; write {' or '.join(f'{family}/{name}' for family in holding)}")
-    if not holding:
+    matches = [family for family, datasets in families.items() if name in datasets]
+    if len(matches) > 1:
+        raise NielsCacheError(f"{cache.root}: {name!r} is in both families; write {' or '.join(f'{family}/{name}' for family in matches)}")
+    if not matches:
         raise_unknown_choice(cache.root, "no data set", name, [name for datasets in families.values() for name in datasets])
-    return families[holding[0]][name]
+    return families[matches[0]][name]
 
 
-def _arrow(split: CacheSplit, T: int | None) -> pa.Table:
+def _arrow_table(split: CacheSplit, T: int | None) -> pa.Table:
     stream = split.stream
-    of_token = pa.from_numpy_dtype(token_dtype_of(split.dataset.meta).newbyteorder("="))
+    token_type = pa.from_numpy_dtype(token_dtype_of(split.dataset.meta).newbyteorder("="))
     if split.dataset.family == "sft" or T is None:
         chunks = [pa.LargeListArray.from_arrays(pa.array(offsets), _values(tokens)) for tokens, offsets in _pieces(stream, stream.offsets)]
         if has_pairs(split.dataset.meta):
-            ids = chunks[0] if chunks else pa.array([], pa.large_list(of_token))  # all tokens are in one file
+            ids = chunks[0] if chunks else pa.array([], pa.large_list(token_type))  # all tokens are in one file
             columns = {"input_ids": ids, _LABELS: _spans_of(split)}
             return pa.table({name: pa.FixedSizeListArray.from_arrays(sides, len(SIDES)) for name, sides in columns.items()})
-        ids = pa.chunked_array(chunks, type=pa.large_list(of_token))
+        ids = pa.chunked_array(chunks, type=pa.large_list(token_type))
         return pa.table({"input_ids": ids, **({_LABELS: _spans_of(split)} if has_spans(split.dataset.meta) else {})})
     total = int(stream.offsets[-1])
     if total < T:
@@ -139,7 +139,7 @@ def _arrow(split: CacheSplit, T: int | None) -> pa.Table:
     chunks = [
         pa.FixedSizeListArray.from_arrays(_values(tokens[offsets[0] : offsets[-1]]), T) for tokens, offsets in _pieces(stream, windows)
     ]
-    column = pa.chunked_array(chunks, type=pa.list_(of_token, T))
+    column = pa.chunked_array(chunks, type=pa.list_(token_type, T))
     return pa.table({"input_ids": column, "labels": column})
 
 
@@ -168,11 +168,11 @@ def _pieces(stream: TokenStream, offsets: Ints) -> Iterator[tuple[Tokens, Ints]]
             yield stream.pieces[index], offsets[row : stop + 1] - begin
             row = stop
             continue
-        parts, wanted, place = [], int(offsets[row + 1] - offsets[row]), int(offsets[row]) - begin
-        while wanted:
-            part = stream.pieces[index][place : place + wanted]
+        parts, missing, offset = [], int(offsets[row + 1] - offsets[row]), int(offsets[row]) - begin
+        while missing:
+            part = stream.pieces[index][offset : offset + missing]
             parts.append(part)
-            wanted, index, place = wanted - len(part), index + 1, 0
+            missing, index, offset = missing - len(part), index + 1, 0
         tokens = np.concatenate(parts)
         yield tokens, np.array([0, len(tokens)])
         row += 1
@@ -202,22 +202,22 @@ class _CacheTable(InMemoryTable):
     A part that `datasets` cuts from it is an ordinary table.
     """
 
-    def __init__(self, table: pa.Table, place: _TableOrigin) -> None:
+    def __init__(self, table: pa.Table, origin: _TableOrigin) -> None:
         super().__init__(table)
-        self.place = place
+        self.origin = origin
 
     def replace_schema_metadata(self, *args: Any, **kwargs: Any) -> "_CacheTable":  # `datasets` calls this method to add its features
-        return _CacheTable(self.table.replace_schema_metadata(*args, **kwargs), self.place)
+        return _CacheTable(self.table.replace_schema_metadata(*args, **kwargs), self.origin)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"place": self.place, "metadata": self.table.schema.metadata}
+        return {"place": self.origin, "metadata": self.table.schema.metadata}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        place: _TableOrigin = state["place"]
-        dataset = CacheDataset(place.root, place.family, place.name)
-        check_same_build_id(dataset.folder, opened=place.build, reopened=build_id(dataset.meta))
-        table = _arrow(dataset.train if place.split == "train" else dataset.val, place.T)
-        self.__init__(table.replace_schema_metadata(state["metadata"]), place)  # type: ignore[misc]
+        origin: _TableOrigin = state["place"]
+        dataset = CacheDataset(origin.root, origin.family, origin.name)
+        check_same_build_id(dataset.folder, opened=origin.build, reopened=build_id(dataset.meta))
+        table = _arrow_table(dataset.train if origin.split == "train" else dataset.val, origin.T)
+        self.__init__(table.replace_schema_metadata(state["metadata"]), origin)  # type: ignore[misc]
 
 
 class _WithLabels:
@@ -248,18 +248,18 @@ class _WithSpans:
     def __call__(self, batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
         if _LABELS not in batch:
             return {**batch, "input_ids": [row[: self.T] for row in batch["input_ids"]]} if "input_ids" in batch else batch
-        if not all(isinstance(places, dict) for places in batch[_LABELS]):  # `map` has replaced them
+        if not all(isinstance(spans, dict) for spans in batch[_LABELS]):  # `map` has replaced them
             return batch
         if "input_ids" not in batch:
             raise NielsCacheError("labels are made from whole rows; read a row with its 'input_ids', such as dataset[0]['labels']")
         rows, labels = [], []
-        for row, places in zip(batch["input_ids"], batch[_LABELS], strict=True):
+        for row, spans in zip(batch["input_ids"], batch[_LABELS], strict=True):
             tokens = np.asarray(row, dtype=np.int64)
-            made = np.full(len(tokens), IGNORE_INDEX)
-            for begin, end in np.asarray(places[_BOUNDS], dtype=np.int64).reshape(-1, 2) - places[_FIRST_TOKEN]:
-                made[begin:end] = tokens[begin:end]
+            targets = np.full(len(tokens), IGNORE_INDEX)
+            for begin, end in np.asarray(spans[_BOUNDS], dtype=np.int64).reshape(-1, 2) - spans[_FIRST_TOKEN]:
+                targets[begin:end] = tokens[begin:end]
             rows.append(tokens[: self.T].tolist())
-            labels.append(made[: self.T].tolist())
+            labels.append(targets[: self.T].tolist())
         return {**batch, "input_ids": rows, _LABELS: labels}
 
 
@@ -270,9 +270,9 @@ class _WithPairs:
         self._of_side = _WithSpans(T=T)
 
     def __call__(self, batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        held = {name: batch[name] for name in ("input_ids", _LABELS) if name in batch}
-        made = {name: values for name, values in batch.items() if name not in held}
+        pairs = {name: batch[name] for name in ("input_ids", _LABELS) if name in batch}
+        result = {name: values for name, values in batch.items() if name not in pairs}
         for number, side in enumerate(SIDES):
-            found = self._of_side({name: [sides[number] for sides in values] for name, values in held.items()})
-            made |= {f"{side}_{name}": values for name, values in found.items()}
-        return made
+            found = self._of_side({name: [sides[number] for sides in values] for name, values in pairs.items()})
+            result |= {f"{side}_{name}": values for name, values in found.items()}
+        return result

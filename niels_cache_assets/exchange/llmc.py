@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from niels_cache_assets.exchange.splits import ExportSplit, even_cuts
-from niels_cache_assets.exchange.writing import PlannedFile, Unit, unit_of
+from niels_cache_assets.exchange.writing import PlannedFile, Unit, make_unit
 from niels_cache_runtime.errors import NielsCacheError
 
 HEADERS = {2: (20240520, 1), 4: (20240801, 7)}  # magic and version, by the bytes of a token
@@ -44,4 +44,4 @@ def _unit(split: ExportSplit, name: str, first: int, end: int) -> Unit:
         yield header.tobytes()
         yield from split.blocks(first, end) if split.eot is None else split.blocks_with_eot_before(first, end)
 
-    return unit_of((PlannedFile(name=name, bytes=HEADER_BYTES + (end - first) * size, tokens=end - first), blocks))
+    return make_unit((PlannedFile(name=name, bytes=HEADER_BYTES + (end - first) * size, tokens=end - first), blocks))

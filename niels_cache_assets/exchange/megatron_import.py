@@ -180,7 +180,7 @@ class _Counts:
     tokens: int = 0
     documents: int = 0
     empty: int = 0
-    joined: int = 0  # number of documents that have several sequences
+    joined: int = 0
     without_eot: int = 0
     eot_inside: int = 0
     last: int | None = None
@@ -194,14 +194,14 @@ def _open(prefix: str | Path) -> IndexedDataset:
 
 
 def _dtype_name(
-    opened: Mapping[Split, IndexedDataset], vocabulary: Vocabulary, wanted: str | None, total: int, progress: OnImportProgress | None
+    opened: Mapping[Split, IndexedDataset], vocabulary: Vocabulary, token_dtype: str | None, total: int, progress: OnImportProgress | None
 ) -> str:
     """Return the name of the dtype of the new cache's tokens. Tokens are read only if nothing else decides it."""
     if vocabulary.vocab_size is not None:
-        return choose_token_dtype(vocabulary.vocab_size, wanted)
-    least = choose_token_dtype((vocabulary.eot or 0) + 1, wanted)
+        return choose_token_dtype(vocabulary.vocab_size, token_dtype)
+    least = choose_token_dtype((vocabulary.eot or 0) + 1, token_dtype)
     narrow = max_vocab_size(TOKEN_DTYPE) - 1
-    if wanted is not None or TOKEN_DTYPES[least] != TOKEN_DTYPE:
+    if token_dtype is not None or TOKEN_DTYPES[least] != TOKEN_DTYPE:
         return least
     done = 0
     for indexed in opened.values():
@@ -290,10 +290,10 @@ def _documents(indexed: IndexedDataset | None) -> Iterator[tuple[Ints, Ints, Int
     pointers, tokens = indexed.sequence_pointers, len(indexed.tokens)
     for first in range(0, len(indices) - 1, _DOCUMENTS):
         block = indices[first : first + _DOCUMENTS + 1]
-        places = np.full(len(block), tokens, dtype=np.int64)  # after the last sequence
+        bounds = np.full(len(block), tokens, dtype=np.int64)  # after the last sequence
         inside = block < len(indexed)
-        places[inside] = pointers[block[inside]] // itemsize
-        yield places[:-1], places[1:], np.diff(block)
+        bounds[inside] = pointers[block[inside]] // itemsize
+        yield bounds[:-1], bounds[1:], np.diff(block)
 
 
 def _as_tokens(tokens: Array, indexed: IndexedDataset, vocabulary: Vocabulary, position: int, *, dtype: np.dtype) -> Tokens:

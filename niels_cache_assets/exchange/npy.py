@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from niels_cache_assets.exchange.splits import ExportSplit, even_cuts
-from niels_cache_assets.exchange.writing import PlannedFile, Unit, unit_of
+from niels_cache_assets.exchange.writing import PlannedFile, Unit, make_unit
 
 SHARD_TOKENS = 100_000_000
 READERS_NOTE = (
@@ -33,7 +33,7 @@ def _unit(split: ExportSplit, name: str, first: int, end: int) -> Unit:
         yield header
         yield from split.blocks(first, end)
 
-    return unit_of((PlannedFile(name=name, bytes=len(header) + (end - first) * split.dtype.itemsize, tokens=end - first), blocks))
+    return make_unit((PlannedFile(name=name, bytes=len(header) + (end - first) * split.dtype.itemsize, tokens=end - first), blocks))
 
 
 def _header(tokens: int, dtype: np.dtype) -> bytes:

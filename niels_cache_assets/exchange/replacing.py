@@ -131,7 +131,7 @@ def swap_files(folder: Path, stage: Path, *, older: Sequence[str], names: Sequen
     """
     moved: list[str] = []
     placed: list[str] = []
-    made: list[Path] = []
+    created: list[Path] = []
     with delay_signals():
         try:
             _record_moved_files(stage, names)
@@ -143,7 +143,7 @@ def swap_files(folder: Path, stage: Path, *, older: Sequence[str], names: Sequen
                 below = (folder / name).parent
                 if not below.is_dir():
                     below.mkdir()
-                    made.append(below)
+                    created.append(below)
                 os.rename(stage / NEW / name, folder / name)
                 placed.append(name)
             for below in {(folder / name).parent for name in (*names, *older)}:
@@ -157,7 +157,7 @@ def swap_files(folder: Path, stage: Path, *, older: Sequence[str], names: Sequen
             except OSError as second:
                 message = f"{folder}: {second.strerror}, so the older export could not be put back after {error}; it is in {stage / OLD}"
                 raise NielsCacheError(f"{message}: move it from there by hand") from error
-            for below in reversed(made):
+            for below in reversed(created):
                 with suppress(OSError):  # the folder is not empty
                     below.rmdir()
             shutil.rmtree(stage / OLD, ignore_errors=True)

@@ -1,7 +1,7 @@
 """An export on disk: planned files are written into a staging directory, and renamed when all files are complete.
 
 The staging directory is locked, so two exports to one folder do not mix. It is removed at the end, even after an error. If an export was
-killed, the next export to the same folder removes its files from both directories. The formats define the files, and `placing` renames
+killed, the next export to the same folder removes its files from both directories. The formats define the files, and replacing.py renames
 them.
 """
 
@@ -61,7 +61,7 @@ class ExportPlan:
         label: What distinguishes exports to the same folder.
         splits: The splits with tokens.
         units: The files to write.
-        places: The file names of each requested split, including empty ones.
+        targets: The file names of each requested split, including empty ones.
         notes: Facts about the result, for the user.
         lines: Python code to paste into the other project.
     """
@@ -70,7 +70,7 @@ class ExportPlan:
     label: str
     splits: tuple[ExportSplit, ...]
     units: tuple[Unit, ...]
-    places: tuple[ExportTarget, ...]
+    targets: tuple[ExportTarget, ...]
     notes: tuple[str, ...]
     lines: tuple[str, ...] = ()
 
@@ -89,7 +89,7 @@ class ExportPlan:
 
     @property
     def _lists(self) -> set[str | None]:
-        return {place.list_name for place in self.places}
+        return {place.list_name for place in self.targets}
 
     def older(self) -> list[str]:
         """Return the names of an older export's files, and of files that are in the way.
@@ -97,7 +97,7 @@ class ExportPlan:
         Raises:
             NielsCacheError: If a folder is in the way.
         """
-        names = [name for place in self.places for name in place.older(self.folder)]
+        names = [name for place in self.targets for name in place.older(self.folder)]
         names += [file.name for file in self.files if os.path.lexists(self.folder / file.name)]
         for name in names:
             if (self.folder / name).is_dir():
@@ -179,7 +179,7 @@ def _write_file(path: Path, blocks: Iterable[bytes], on_bytes: OnBytes) -> None:
         os.fsync(file.fileno())
 
 
-def unit_of(*files: tuple[PlannedFile, Callable[[], Iterable[bytes]]]) -> Unit:
+def make_unit(*files: tuple[PlannedFile, Callable[[], Iterable[bytes]]]) -> Unit:
     """Return a unit of files.
 
     Args:
@@ -196,7 +196,7 @@ def unit_of(*files: tuple[PlannedFile, Callable[[], Iterable[bytes]]]) -> Unit:
 def list_unit(list_name: str, units: Iterable[Unit]) -> Unit:
     """Return a unit with one file: the list of the files of `units`."""
     content = encode_file_list([file.name for unit in units for file in unit.files])
-    return unit_of((PlannedFile(name=list_name, bytes=len(content)), lambda: [content]))
+    return make_unit((PlannedFile(name=list_name, bytes=len(content)), lambda: [content]))
 
 
 @contextmanager

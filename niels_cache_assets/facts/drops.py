@@ -49,7 +49,7 @@ def summarize_drops(meta: Meta, *, already_reported: Mapping[str, int] | None = 
     noun, facts = _NOUNS.get(meta["kind"], "document"), meta.get("facts") or {}
     dropped: dict[str, int] = {reason: count for reason, count in meta["dropped"].items() if count}
     of_val: Mapping[str, int] = facts.get(DROPPED_OF_VAL, {})
-    places: Mapping[str, str] = facts.get(FIRST_DROPPED, {})
+    first_examples: Mapping[str, str] = facts.get(FIRST_DROPPED, {})
     unasked = {reason: count - (already_reported or {}).get(reason, 0) for reason, count in dropped.items() if not is_asked(reason)}
     given = {"val": kept["val"] + sum(of_val.values()), "train": kept["train"] + sum(dropped.values()) - sum(of_val.values())}
     by_split = {
@@ -58,7 +58,7 @@ def summarize_drops(meta: Meta, *, already_reported: Mapping[str, int] | None = 
     }
     if not of_val:  # the splits of the dropped items are not known
         given, by_split = {"all": sum(kept.values()) + sum(dropped.values())}, {"all": unasked}
-    warnings = [line for split, counts in by_split.items() for line in _warnings(counts, given[split], split, noun, places)]
+    warnings = [line for split, counts in by_split.items() for line in _warnings(counts, given[split], split, noun, first_examples)]
     return DropSummary(
         requested=_requested_line(dropped, meta, sum(kept.values()), noun), warnings=(*warnings, *_files_without_items_line(facts, noun))
     )
@@ -75,39 +75,41 @@ def _kept(meta: Meta) -> dict[str, int] | None:
 
 
 def _requested_line(dropped: Mapping[str, int], meta: Meta, kept: int, noun: str) -> str | None:
-    asked = sorted(((reason, count) for reason, count in dropped.items() if is_asked(reason)), key=lambda item: (-item[1], item[0]))
+    requested = sorted(((reason, count) for reason, count in dropped.items() if is_asked(reason)), key=lambda item: (-item[1], item[0]))
     cut = sum((meta.get("cut") or {}).values())
     parts = []
-    if asked:
-        total, given = sum(count for _, count in asked), kept + sum(dropped.values())
-        parts.append(f"{total:,} of {format_count(given, noun)} ({format_list([f'{label(reason)} {count:,}' for reason, count in asked])})")
+    if requested:
+        total, given = sum(count for _, count in requested), kept + sum(dropped.values())
+        parts.append(
+            f"{total:,} of {format_count(given, noun)} ({format_list([f'{label(reason)} {count:,}' for reason, count in requested])})"
+        )
     if cut:
         parts.append(f"{format_count(cut, noun)} cut by token budgets")
     return f"left out as the settings ask: {'; '.join(parts)}" if parts else None
 
 
-def _warnings(counts: Mapping[str, int], given: int, split: str, noun: str, places: Mapping[str, str]) -> list[str]:
+def _warnings(counts: Mapping[str, int], given: int, split: str, noun: str, first_examples: Mapping[str, str]) -> list[str]:
     """Return a line for each reason that takes too much of a split, and one line for all others if all together take too much."""
     ordered = sorted(((reason, count) for reason, count in counts.items() if count > 0), key=lambda item: (-item[1], item[0]))
     of = f"of {'' if split == 'all' else f'{split}: '}{format_count(given, noun)}"
-    many = [(reason, count) for reason, count in ordered if count > MAX_OF_ONE_REASON * given]
-    lines = [_line(reason, count, given, split, noun, places) for reason, count in many]
-    few = ordered[len(many) :]
-    if few and sum(counts.values()) > MAX_OF_ALL_REASONS * given:
-        said = [f"{label(reason)} {count:,}{_example_clause(places, reason)}" for reason, count in few]
+    frequent = [(reason, count) for reason, count in ordered if count > MAX_OF_ONE_REASON * given]
+    lines = [_line(reason, count, given, split, noun, first_examples) for reason, count in frequent]
+    rare = ordered[len(frequent) :]
+    if rare and sum(counts.values()) > MAX_OF_ALL_REASONS * given:
+        clauses = [f"{label(reason)} {count:,}{_example_clause(first_examples, reason)}" for reason, count in rare]
         lines.append(
-            f"left out, {of}, for {'other ' if many else ''}reasons of less than {MAX_OF_ONE_REASON:.0%} each: {format_list(said)}"
+            f"left out, {of}, for {'other ' if frequent else ''}reasons of less than {MAX_OF_ONE_REASON:.0%} each: {format_list(clauses)}"
         )
     return lines
 
 
-def _line(reason: str, count: int, given: int, split: str, noun: str, places: Mapping[str, str]) -> str:
+def _line(reason: str, count: int, given: int, split: str, noun: str, first_examples: Mapping[str, str]) -> str:
     share = f"{count:,} of {format_count(given, noun)}{'' if split == 'all' else f' of {split}'} ({format_share(count, given)})"
-    return "; ".join(filter(None, [f"left out {share} as {label(reason)}{_example_clause(places, reason)}", explain(reason)]))
+    return "; ".join(filter(None, [f"left out {share} as {label(reason)}{_example_clause(first_examples, reason)}", explain(reason)]))
 
 
-def _example_clause(places: Mapping[str, str], reason: str) -> str:
-    return f", first in {places[reason]}" if reason in places else ""
+def _example_clause(first_examples: Mapping[str, str], reason: str) -> str:
+    return f", first in {first_examples[reason]}" if reason in first_examples else ""
 
 
 def _files_without_items_line(facts: Mapping[str, Any], noun: str) -> list[str]:

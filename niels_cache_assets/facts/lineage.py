@@ -46,28 +46,28 @@ def read_lineage(path: str | Path, ordinals: Iterable[int]) -> dict[int, Lineage
     """
     import pyarrow
 
-    wanted = np.unique(np.fromiter(ordinals, dtype=np.int64))
+    requested = np.unique(np.fromiter(ordinals, dtype=np.int64))
     found: dict[int, Lineage] = {}
     path, rows = Path(path), 0
     try:
         for table_file in lineage_files(path):
             path = table_file.path  # for the messages
             with table_file.open() as parquet:
-                there = parquet.schema_arrow.names
-                missing = [name for name in Lineage._fields if name not in there and name not in Lineage._field_defaults]
+                columns_in_file = parquet.schema_arrow.names
+                missing = [name for name in Lineage._fields if name not in columns_in_file and name not in Lineage._field_defaults]
                 if missing:
                     raise NielsCacheError(f"{path}: has no column {missing[0]!r}; rebuild this data set")
-                columns = [name for name in Lineage._fields if name in there]
-                for _, table in rows_of(parquet, wanted, columns, first=rows):
+                columns = [name for name in Lineage._fields if name in columns_in_file]
+                for _, table in rows_of(parquet, requested, columns, first=rows):
                     lineages = (Lineage(**{**row, "ordinal": row["ordinal"] + rows}) for row in table.to_pylist())
                     found.update((lineage.ordinal, lineage) for lineage in lineages)
                 rows += parquet.metadata.num_rows
-        if len(wanted) and not 0 <= wanted[0] <= wanted[-1] < rows:
-            strange = wanted[0] if wanted[0] < 0 else wanted[-1]
-            raise NielsCacheError(f"{path}: has {rows:,} rows, so there is no ordinal {strange:,}; rebuild this data set")
+        if len(requested) and not 0 <= requested[0] <= requested[-1] < rows:
+            outside = requested[0] if requested[0] < 0 else requested[-1]
+            raise NielsCacheError(f"{path}: has {rows:,} rows, so there is no ordinal {outside:,}; rebuild this data set")
     except (OSError, pyarrow.ArrowException) as error:
         raise NielsCacheError(f"{path}: not a readable parquet file (cut short?): {error}; rebuild this data set") from error
-    if found.keys() != set(wanted.tolist()):
+    if found.keys() != set(requested.tolist()):
         raise NielsCacheError(f"{path}: its ordinals do not match its rows; rebuild this data set")
     return found
 

@@ -114,7 +114,7 @@ def all_mixtures(registry: Registry, *, root: Path) -> list[MixturePlan]:
         ignored = f"Computed from whole train splits; `split` and `part` ({blend.split}, {blend.part}) are ignored."
         note = "" if blend.split == ALL_TRAIN else ignored
         plan = _Plan(name, blend.num_samples, blend.sequence_length, note)
-        mixtures.append(_mixed(plan, {} if left_out else opened, left_out, blend.weights, registry))
+        mixtures.append(_mixture(plan, {} if left_out else opened, left_out, blend.weights, registry))
     return mixtures
 
 
@@ -125,7 +125,7 @@ def _by_size(registry: Registry, *, root: Path) -> MixturePlan:
     weights = {name: split.samples for name, split in opened.items()}
     samples = settings.steps * settings.batch_size if settings.steps else sum(weights.values())
     note = "By size, because no [blend.NAME] is configured: the weight of a data set is its number of samples."
-    return _mixed(_Plan(ALL, samples, settings.sequence_length, note), opened, left_out, weights, registry)
+    return _mixture(_Plan(ALL, samples, settings.sequence_length, note), opened, left_out, weights, registry)
 
 
 class _Plan(NamedTuple):
@@ -166,7 +166,7 @@ def _open(names: Iterable[str], *, root: Path, sequence_length: int) -> tuple[di
     return opened, left_out
 
 
-def _mixed(
+def _mixture(
     plan: _Plan, opened: Mapping[str, _Split], left_out: Mapping[str, str], weights: Mapping[str, float], registry: Registry
 ) -> MixturePlan:
     from niels_cache_runtime.loader.blend import Blend
@@ -174,22 +174,22 @@ def _mixed(
     settings, sources = registry.reports, list[PlannedSource]()
     if opened:
         blend = Blend([*opened], [(0, weights)])
-        taken = blend.counts(plan.samples).tolist()
-        weighed, held = sum(weights.values()), sum(split.tokens for split in opened.values())
+        read = blend.counts(plan.samples).tolist()
+        total_weight, total_tokens = sum(weights.values()), sum(split.tokens for split in opened.values())
         for index, (member, split) in enumerate(opened.items()):
             most = math.floor(settings.max_epochs * split.samples)
-            position = blend.position(index, most) if taken[index] > most else None
+            position = blend.position(index, most) if read[index] > most else None
             sources.append(
                 PlannedSource(
                     name=member,
                     weight=weights[member],
-                    configured=weights[member] / weighed,
+                    configured=weights[member] / total_weight,
                     tokens=split.tokens,
-                    available=split.tokens / held,
-                    samples=taken[index],
-                    tokens_read=taken[index] * plan.sequence_length,
-                    actual=taken[index] / plan.samples,
-                    epochs=taken[index] / split.samples,
+                    available=split.tokens / total_tokens,
+                    samples=read[index],
+                    tokens_read=read[index] * plan.sequence_length,
+                    actual=read[index] / plan.samples,
+                    epochs=read[index] / split.samples,
                     repeats_from=None if position is None else position // settings.batch_size,
                 )
             )

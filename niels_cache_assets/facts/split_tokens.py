@@ -75,9 +75,7 @@ class SplitTokens:
     def number_at(self, position: int) -> int:
         """Return the number of the document or example that contains this token."""
         ends: Any = self.ends
-        return int(
-            np.searchsorted(ends, np.array(position, dtype=ends.dtype), side="right")
-        )  # if the dtype is the same, the ends are not copied
+        return int(np.searchsorted(ends, np.array(position, dtype=ends.dtype), side="right"))  # with the same dtype, nothing is copied
 
     def bounds(self, number: int) -> tuple[int, int]:
         """Return the start and the end of a document or example, in tokens."""

@@ -33,11 +33,11 @@ def loader_code(quoted_split: str, family: Family, *, T: int, B: int, pairs: boo
         read = "chosen, rejected = batch.chosen, batch.rejected\nchosen.x, chosen.y_masked, rejected.x, rejected.y_masked"
     masked = "" if family == "pretrain" else "\n# targets are -100 except in the assistant's answers"
     settings = f"T={T}, B={B}, seed=0"
-    whole = f"loader = TokenLoader({quoted_split}, {settings})"
-    split_up = f"loader = TokenLoader(\n    {quoted_split},\n    {settings},\n)"
+    one_line = f"loader = TokenLoader({quoted_split}, {settings})"
+    several_lines = f"loader = TokenLoader(\n    {quoted_split},\n    {settings},\n)"
     return f"""\
 from niels_cache_runtime import TokenLoader
 
-{whole if len(whole) <= _COLUMNS else split_up}
+{one_line if len(one_line) <= _COLUMNS else several_lines}
 batch = next(iter(loader))
 {read}  # ({B}, {T}) int64 each{masked}"""

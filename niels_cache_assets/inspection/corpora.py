@@ -111,9 +111,9 @@ def rows_at(paths: Sequence[Path], positions: Iterable[int], columns: Sequence[s
     Raises:
         NielsCacheError: If a row is missing.
     """
-    wanted = np.unique(np.fromiter(positions, dtype=np.int64))
+    requested = np.unique(np.fromiter(positions, dtype=np.int64))
     found: dict[int, dict[str, Any]] = {}
-    for inside, rows in document_rows(paths, wanted, columns):
+    for inside, rows in document_rows(paths, requested, columns):
         found.update(zip(inside.tolist(), rows.to_pylist(), strict=True))
     return found
 
@@ -171,8 +171,8 @@ def sample_corpus(registry: Registry, name: str, *, root: Path, count: int, seed
     if count < 1:
         raise NielsCacheError(f"a sample needs at least 1 document, not {count}")
     prepared = open_prepared(registry, name, root=root, minus_duplicates=minus_duplicates)
-    stay = np.flatnonzero(~prepared.is_dropped)
-    chosen = stay[seeded_choice(len(stay), count, seed)]
+    remaining = np.flatnonzero(~prepared.is_dropped)
+    chosen = remaining[seeded_choice(len(remaining), count, seed)]
     characters = prepared.meta["characters"]["after"] - (sum(prepared.drops["characters"].values()) if prepared.drops else 0)
     return CorpusSample(
         documents=list(zip(chosen.tolist(), prepared.select(chosen), strict=True)),

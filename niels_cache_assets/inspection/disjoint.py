@@ -108,28 +108,28 @@ def splits_disjoint(
     meta = read_meta(str(folder / META_NAME))
     if meta.get("kind") != "pretrain":
         raise NielsCacheError(f"{folder}: kind is {meta.get('kind')!r}; only a pretrain cache has documents in train and val to compare")
-    made_with, given = meta.get("tokenizer_sha256"), getattr(tokenizer, "model_sha256", None)
-    if made_with and given and made_with != given:
-        raise NielsCacheError(f"{folder}: was made with another tokenizer ({made_with[:12]} ..., not {given[:12]} ...); build it again")
+    built_with, given = meta.get("tokenizer_sha256"), getattr(tokenizer, "model_sha256", None)
+    if built_with and given and built_with != given:
+        raise NielsCacheError(f"{folder}: was made with another tokenizer ({built_with[:12]} ..., not {given[:12]} ...); build it again")
     train, val = (_Documents(folder, split, meta, tokenizer) for split in ("train", "val"))
     counts: Counter[Kind] = Counter()
     found: list[tuple[int, TextMatch]] = []
-    decided = _kinds_checked_by_build(meta, threshold)
+    checked_kinds = _kinds_checked_by_build(meta, threshold)
 
     def counts_as_overlap(ordinal: int, match: TextMatch) -> bool:
-        return match.kind not in decided or (ordinal not in train.cut and match.ordinal not in val.cut)
+        return match.kind not in checked_kinds or (ordinal not in train.cut and match.ordinal not in val.cut)
 
     with TextSet(near=threshold, folder=None) as known:
         for chunk in val.chunks():
             known.add(val.texts(chunk))
         known.seal()
 
-        def ask(chunk: range) -> tuple[range, list[TextMatch | None]]:
+        def find_matches(chunk: range) -> tuple[range, list[TextMatch | None]]:
             return chunk, known.find(train.texts(chunk))
 
         chunks = train.chunks() if len(val) else iter(())
-        with closing(map_in_order(ask, chunks, threads=threads or available_threads(), size_of=train.characters)) as answers:
-            for chunk, matches in answers:
+        with closing(map_in_order(find_matches, chunks, threads=threads or available_threads(), size_of=train.characters)) as results:
+            for chunk, matches in results:
                 hits = [
                     (ordinal, match)
                     for ordinal, match in zip(chunk, matches, strict=True)
@@ -137,15 +137,15 @@ def splits_disjoint(
                 ]
                 counts.update(match.kind for _, match in hits)
                 found += hits[: max_pairs - len(found)]
-    train_places = train.origins([ordinal for ordinal, _ in found])
-    val_places = val.origins([match.ordinal for _, match in found])
+    train_origins = train.origins([ordinal for ordinal, _ in found])
+    val_origins = val.origins([match.ordinal for _, match in found])
     return SplitOverlap(
         train_documents=len(train),
         val_documents=len(val),
         exact=counts["exact"],
         near=counts["near"],
         pairs=tuple(
-            OverlappingPair(kind=match.kind, similarity=match.similarity, train=train_places[ordinal], val=val_places[match.ordinal])
+            OverlappingPair(kind=match.kind, similarity=match.similarity, train=train_origins[ordinal], val=val_origins[match.ordinal])
             for ordinal, match in found
         ),
     )

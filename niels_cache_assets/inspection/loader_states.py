@@ -63,9 +63,9 @@ def _read_checkpoint(path: Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # a damaged file may raise anything
-        stranger = re.search(r"GLOBAL (\w+(?:\.\w+)+)", str(error))
-        if stranger:
-            reason = f"contains objects ({stranger[1]}) that cannot be read without running code of the file"
+        foreign_class = re.search(r"GLOBAL (\w+(?:\.\w+)+)", str(error))
+        if foreign_class:
+            reason = f"contains objects ({foreign_class[1]}) that cannot be read without running code of the file"
         else:
             reason = "not a readable torch checkpoint (cut short?)"
         raise NielsCacheError(f"{path}: {reason}; {_ADVICE}") from error

@@ -118,10 +118,10 @@ class TracedCache:
 
     def _read_lineage(self, file: str, documents: Ints) -> dict[int, Lineage]:
         path = self._split.parent / file
-        lost = [table.path for table in lineage_files(path) if not table.path.exists()]
-        if not lost:
+        missing = [table.path for table in lineage_files(path) if not table.path.exists()]
+        if not missing:
             return read_lineage(path, documents[documents != UNKNOWN].tolist())
-        self.notes.append(f"{self.name}: source ids are unknown, because there is no {lost[0]}")
+        self.notes.append(f"{self.name}: source ids are unknown, because there is no {missing[0]}")
         return {}
 
     def _open_tokenizer(self) -> TextTokenizer | None:

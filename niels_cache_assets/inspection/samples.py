@@ -207,7 +207,7 @@ def notable(directory: Path, family: Family, split: Split, *, length: int, token
 def examples(
     directory: Path, split: Split, *, count: int, length: int, generator: torch.Generator, tokenizer: TextTokenizer | None
 ) -> Iterator[DisplayedSample]:
-    """Yield different random examples. Long examples are cut for display."""
+    """Yield distinct random examples. Long examples are cut for display."""
     import torch
 
     meta, tokens, noun = _open(directory, "sft", split)

@@ -24,7 +24,7 @@ from niels_cache_assets.project.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Ints, Split, documents_name
 
-_PLACE = ("source_id", "file", "row")
+_ORIGIN = ("source_id", "file", "row")
 
 
 class DocumentOrigin(NamedTuple):
@@ -110,9 +110,9 @@ def advice_against(registry: Registry, name: str, others: Sequence[str]) -> str 
     """Return what keeps documents out of the train of `name` that are in the val of other data sets, or None if no key does."""
     source = registry.pretrain[name]
     known = [other for other in others if other in registry.pretrain]
-    can_be_named = [other for other in known if not getattr(registry.pretrain[other], "members", None)]
-    if can_be_named and not source.is_in_parts:  # decontaminate_against takes neither parts nor mixtures
-        return f"decontaminate_against = {json.dumps(can_be_named)} keeps them out"
+    allowed = [other for other in known if not getattr(registry.pretrain[other], "members", None)]
+    if allowed and not source.is_in_parts:  # decontaminate_against takes neither parts nor mixtures
+        return f"decontaminate_against = {json.dumps(allowed)} keeps them out"
     return '"dedup" in `prepare` of both data sets keeps them out' if source.prepare else None
 
 
@@ -153,5 +153,5 @@ def _origin(path: Path, group: int, row: int) -> DocumentOrigin:
     import pyarrow.parquet
 
     with pyarrow.parquet.ParquetFile(path, pre_buffer=False) as parquet:
-        (found,) = parquet.read_row_group(group, columns=list(_PLACE)).slice(row, 1).to_pylist()
+        (found,) = parquet.read_row_group(group, columns=list(_ORIGIN)).slice(row, 1).to_pylist()
     return DocumentOrigin(**found)

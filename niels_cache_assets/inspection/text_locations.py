@@ -1,8 +1,8 @@
 """Where text of documents is stored, for a takedown: what to look at after documents have left a data set.
 
-Below the cache directory, each folder of a build is one place, even an unfinished one. Tokens count as text, because they decode to it. Of
-the pages of reports, only those of `report NAME` contain any. Dagster's home and its logs have names, ids, positions and counts. Files are
-listed and never opened.
+Below the cache directory, each folder of a build is one location, even if the build is unfinished. Tokens count as text, because they
+decode to it. Of the pages of reports, only those of `report NAME` contain any. Dagster's home and its logs have names, ids, positions and
+counts. Files are listed and never opened.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FOLDERS = {"/reports/tune/": "excerpts of documents", ".partial": "an unfinishe
 
 @dataclass(frozen=True, kw_only=True)
 class TextLocation:
-    """A place where text is stored.
+    """A location where text is stored.
 
     Attributes:
         where: A folder, a pattern of files, or an address.
@@ -48,7 +48,7 @@ class TextLocation:
 
 
 def text_locations(registry: Registry, root: Path) -> Iterator[TextLocation]:
-    """Yield every place that this configuration and this cache directory know."""
+    """Yield every location that this configuration and this cache directory know."""
     yield from _in_caches(root.absolute())
     for family in FAMILIES:
         for name in registry.partition_keys(family):

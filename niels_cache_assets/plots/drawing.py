@@ -164,8 +164,8 @@ def as_svg(picture: Picture, of: str = "") -> Markup:
         of: What the picture is of, for its alternative text; by default nothing.
     """
     height, marks = _layout(picture)
-    said = f"{of}. {picture.alternative}" if of else picture.alternative
-    start = Markup('<svg class="plot" viewBox="0 0 {} {:.0f}" role="img" aria-label="{}">').format(WIDTH, height, said)
+    label = f"{of}. {picture.alternative}" if of else picture.alternative
+    start = Markup('<svg class="plot" viewBox="0 0 {} {:.0f}" role="img" aria-label="{}">').format(WIDTH, height, label)
     return Markup("\n").join([start, *(_FORMS[type(mark)].format(*mark) for mark in marks), Markup("</svg>")])
 
 
@@ -250,37 +250,37 @@ def _draw_columns(panel: Panel, left: float, right: float, bottom: float, unit: 
     for each in steps:
         y = bottom - height(each)
         marks += [LineMark(left, y, right, y, "grid"), TextMark(left - 5, y + 4, short_number(each), "end")]
-    for _, place, value, tone, said in _values(panel):
-        marks.append(BoxMark(left + place * unit + 0.4, bottom - height(value), max(unit - 0.8, 0.5), height(value), tone, said))
+    for _, index, value, tone, tooltip in _values(panel):
+        marks.append(BoxMark(left + index * unit + 0.4, bottom - height(value), max(unit - 0.8, 0.5), height(value), tone, tooltip))
 
 
 def _draw_bars(panel: Panel, left: float, right: float, top: float, row: float, marks: list[Mark]) -> float:
     """Append the marks of bars with the names of their rows, and return the length of the value 1."""
-    places = [panel.limit[0]] if panel.limit else []
-    unit = (right - left - _LABELS) / (max([*(value for each in panel.series for value in each.values), *places], default=0) or 1)
+    limits = [panel.limit[0]] if panel.limit else []
+    unit = (right - left - _LABELS) / (max([*(value for each in panel.series for value in each.values), *limits], default=0) or 1)
     thick = min((row - 8) / len(panel.series), 2 * _BAR)
     top += (row - thick * len(panel.series)) / 2
-    for place, name in enumerate(panel.names):
-        marks.append(TextMark(left - 6, top + place * row + thick * len(panel.series) / 2 + 4, _short_name(name), "end", "ink"))
-    for number, place, value, tone, said in _values(panel):
-        marks.append(BoxMark(left, top + place * row + number * thick, value * unit, thick - 1, tone, said))
+    for index, name in enumerate(panel.names):
+        marks.append(TextMark(left - 6, top + index * row + thick * len(panel.series) / 2 + 4, _short_name(name), "end", "ink"))
+    for number, index, value, tone, tooltip in _values(panel):
+        marks.append(BoxMark(left, top + index * row + number * thick, value * unit, thick - 1, tone, tooltip))
     last = len(panel.series) - 1
-    for place, text in enumerate(panel.labels):
-        end = left + panel.series[last].values[place] * unit
-        marks.append(TextMark(end + 5, top + place * row + (last + 0.5) * thick + 4, text, tone="ink"))
+    for index, text in enumerate(panel.labels):
+        end = left + panel.series[last].values[index] * unit
+        marks.append(TextMark(end + 5, top + index * row + (last + 0.5) * thick + 4, text, tone="ink"))
     return unit
 
 
 def _values(panel: Panel) -> Iterator[tuple[int, int, float, str, str]]:
     """Yield (number of the series, number of the column or bar, value, tone, tooltip) for each value above zero."""
     for number, series in enumerate(panel.series):
-        for place, value in enumerate(series.values):
+        for index, value in enumerate(series.values):
             if value:
-                tone = series.tones if isinstance(series.tones, str) else series.tones[place]
-                name = f"{panel.names[place]}: " if panel.names else ""
+                tone = series.tones if isinstance(series.tones, str) else series.tones[index]
+                name = f"{panel.names[index]}: " if panel.names else ""
                 yield (
                     number,
-                    place,
+                    index,
                     value,
                     tone,
                     f"{name}{f'{value:,}' if isinstance(value, int) else f'{value:,.4g}'} {series.meaning}".rstrip(),

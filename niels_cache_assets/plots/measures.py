@@ -157,7 +157,7 @@ def measure_cache(directory: Path, family: Family, meta: Meta) -> CacheMeasures:
 
 
 _NO_STARTS = np.empty(0, dtype=np.int64)
-Block = tuple[Tokens, Ints, int, int]  # tokens, starts of examples in them, the first example, and its place in the split
+Block = tuple[Tokens, Ints, int, int]  # tokens, starts of examples in them, the first example, and its position in the split
 
 
 def _with_counts(counts: Ints, tokens: Tokens, *, may_grow: bool) -> Ints:

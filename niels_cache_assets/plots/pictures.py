@@ -84,8 +84,8 @@ def _frequency(measures: CacheMeasures) -> Picture:
         is_logarithmic=True,
         empty_text="there are no tokens",
     )
-    said = "How often the piece of each rank is used, on logarithmic axes, on which Zipf's law is a straight line"
-    return Picture(title="token frequency", alternative=said, panels=[panel])
+    alternative = "How often the piece of each rank is used, on logarithmic axes, on which Zipf's law is a straight line"
+    return Picture(title="token frequency", alternative=alternative, panels=[panel])
 
 
 def _conversations(conversations: ConversationMeasures, measures: CacheMeasures) -> Picture:
@@ -114,11 +114,11 @@ def _conversations(conversations: ConversationMeasures, measures: CacheMeasures)
         limit=(share * SHARE_BINS, f"{format_share(share)} of all tokens"),
         across=f"tokens of the {measures.noun.removesuffix('s')} that are targets",
     )
-    said = "Histograms of its examples by turns and by the share of their tokens that are targets"
-    return Picture(title="conversations", alternative=said, panels=[by_turns, by_share])
+    alternative = "Histograms of its examples by turns and by the share of their tokens that are targets"
+    return Picture(title="conversations", alternative=alternative, panels=[by_turns, by_share])
 
 
-def _reasons(title: str, reasons: Sequence[tuple[str, int, str]], given: int, noun: str) -> Picture:
+def _reasons(title: str, reasons: Sequence[tuple[str, int, str]], total: int, noun: str) -> Picture:
     """Return a bar for each (reason, count, stage) with its share of the `given` items. Reasons after the first MAX_REASONS share one."""
     shown = [(label(reason), count, _STAGE_TONES[stage]) for reason, count, stage in reasons[:MAX_REASONS]]
     if rest := reasons[MAX_REASONS:]:
@@ -126,10 +126,10 @@ def _reasons(title: str, reasons: Sequence[tuple[str, int, str]], given: int, no
     stages = {stage for *_, stage in reasons}
     panel = Panel(
         kind="bars",
-        title=f"dropped, by reason (of {given:,} {noun})",
+        title=f"dropped, by reason (of {total:,} {noun})",
         series=[Series([count for _, count, _ in shown], [tone for *_, tone in shown], noun)],
         names=[reason for reason, *_ in shown],
-        labels=[f"{count:,} ({format_share(count / given)})" for _, count, _ in shown],
+        labels=[f"{count:,} ({format_share(count / total)})" for _, count, _ in shown],
         legend={tone: stage for stage, tone in _STAGE_TONES.items() if stage in stages} if len(stages) > 1 else {},
         empty_text="nothing was dropped",
     )
@@ -247,8 +247,8 @@ def mixture_picture(mixture: MixturePlan) -> Picture:
         labels=[f"{value:,.2f}" for value in epochs],
         limit=(mixture.max_epochs, f"max_epochs {mixture.max_epochs:g}") if has_limit else None,
     )
-    said = f"{mixture.name}. Bars: shares of each data set, and how often each is read; the table has the figures."
-    return Picture(title="shares and epochs", alternative=said, panels=[shares, times], shares=(3, 2))
+    alternative = f"{mixture.name}. Bars: shares of each data set, and how often each is read; the table has the figures."
+    return Picture(title="shares and epochs", alternative=alternative, panels=[shares, times], shares=(3, 2))
 
 
 def format_measure(value: float, form: str = "number") -> str:
@@ -310,5 +310,5 @@ def _by_similarity(rows: Sequence[tuple[float, int, str]], threshold: float, tit
         limit=((threshold - first) / (1 - first) * len(rows), f"threshold {threshold:g}"),
         is_logarithmic=True,
     )
-    said = f"Histogram: {title}; {format_count(sum(row[1] for row in rows), 'document')}, with the threshold {threshold}"
-    return Picture(title=title, alternative=said, panels=[panel])
+    alternative = f"Histogram: {title}; {format_count(sum(row[1] for row in rows), 'document')}, with the threshold {threshold}"
+    return Picture(title=title, alternative=alternative, panels=[panel])

@@ -83,8 +83,7 @@ def add_table(path: Path, name: str, entry: Mapping[str, Any], *, keys: Mapping[
 
     Raises:
         TableNotWrittenError: If the file cannot be written, if it has several hard links, or if the result would change anything else. The
-        file is
-            then unchanged.
+            file is then unchanged.
     """
     real = Path(os.path.realpath(path))
     before = read_tables(real, "make it readable")
@@ -105,15 +104,15 @@ def add_table(path: Path, name: str, entry: Mapping[str, Any], *, keys: Mapping[
 
 def _manual_edit(path: Path, before: Tables, name: str, entry: Mapping[str, Any], keys: Mapping[str, Any]) -> tuple[str, str]:
     """Return the new lines as TOML, and a clause that tells the user to write them."""
-    place = f"pretrain.{toml_key(name)}"
+    label = f"pretrain.{toml_key(name)}"
     lines = [f"{key} = {as_toml(value)}" for key, value in keys.items()]
     if not _has_inline_tables(path, name):
-        table = [f"[[{place}.added]]", *(f"{key} = {as_toml(value)}" for key, value in entry.items())]
-        own = [f"# in [{place}]:", *lines, ""] if lines else []
-        return "\n".join([*own, *table]), f"write [[{place}.added]] into it yourself, as stdout shows"
+        table = [f"[[{label}.added]]", *(f"{key} = {as_toml(value)}" for key, value in entry.items())]
+        own = [f"# in [{label}]:", *lines, ""] if lines else []
+        return "\n".join([*own, *table]), f"write [[{label}.added]] into it yourself, as stdout shows"
     every = [*before["pretrain"][name]["added"], entry]
-    told = "\n".join([f"# in [{place}]:", *lines, f"added = {typed_toml(every)}"])
-    return told, f"replace added in [{place}] yourself, as stdout shows, or write each of its tables as [[{place}.added]]"
+    text = "\n".join([f"# in [{label}]:", *lines, f"added = {typed_toml(every)}"])
+    return text, f"replace added in [{label}] yourself, as stdout shows, or write each of its tables as [[{label}.added]]"
 
 
 def _has_inline_tables(path: Path, name: str) -> bool:

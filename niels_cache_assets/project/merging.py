@@ -21,7 +21,6 @@ _SECTIONS = ("build", "tokenizer", "cleaning", "dedup", *FAMILIES, "blend", "rep
 EXCLUSIVE_KEYS = frozenset({"files", "path"})  # each source kind has one of these two keys, and accepts both names
 _NAMED = (*FAMILIES, "blend")  # in these sections, the user chooses the names of the tables
 
-
 Tables = dict[str, Any]
 
 
@@ -97,8 +96,8 @@ def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> Tables:
 
     `files` and `path` both name where the data is. So if the new table has one of these keys, the old table loses both.
     """
-    gone = EXCLUSIVE_KEYS - new.keys() if new.keys() & EXCLUSIVE_KEYS else set()
-    return {**{key: value for key, value in old.items() if key not in gone}, **new}
+    dropped = EXCLUSIVE_KEYS - new.keys() if new.keys() & EXCLUSIVE_KEYS else set()
+    return {**{key: value for key, value in old.items() if key not in dropped}, **new}
 
 
 def absolute_paths(tables: Tables) -> Tables:

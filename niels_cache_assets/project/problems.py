@@ -33,7 +33,6 @@ _BOUNDS = {  # by pydantic's error type
 }
 _YES = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
-
 FormatSetting = Callable[[str, str], str]
 
 
@@ -96,11 +95,11 @@ def explain_problems(
     """
     problems = error.errors()
     problems = [each for each in problems if each["type"] == "extra_forbidden"] or problems
-    told: dict[str, str] = {}  # for a union, pydantic reports an error for each type of the union
+    clauses: dict[str, str] = {}  # for a union, pydantic reports an error for each type of the union
     for each in problems:
         path = _path(each, model)
-        told.setdefault(".".join(map(str, path)), _explain(each, path, model, table, spell))
-    return list(told.values())
+        clauses.setdefault(".".join(map(str, path)), _explain(each, path, model, table, spell))
+    return list(clauses.values())
 
 
 def _path(problem: ErrorDetails, model: type[BaseModel]) -> tuple[int | str, ...]:
@@ -131,18 +130,18 @@ def _explain(
         return f": {message}"
     is_secret = not field.repr  # `repr=False` marks a value that may be a secret: it is not shown, and not guessed
     value = table.get(str(path[0]), problem["input"])
-    shown = f" {key}" if is_secret else f" {key} = {_shown(problem['input'])}"
+    shown = f" {key}" if is_secret else f" {key} = {_format_value(problem['input'])}"
     if problem["type"] == "value_error":
         return f"{shown}: {message}"
-    wanted = _wanted(problem, _inner(field.annotation, path[1:]), field) or message
-    meant = None if is_secret else _guess_value(path, value, problem["input"], field, model)
-    if meant is not None:
-        return f"{shown}: {wanted}; write {spell(str(path[0]), meant)}"
+    requirement = _requirement(problem, _inner(field.annotation, path[1:]), field) or message
+    guess = None if is_secret else _guess_value(path, value, problem["input"], field, model)
+    if guess is not None:
+        return f"{shown}: {requirement}; write {spell(str(path[0]), guess)}"
     example = _example(field, model)
-    return f"{shown}: {wanted}" + (f"; write, for example, {spell(str(path[0]), example)}" if example else "")
+    return f"{shown}: {requirement}" + (f"; write, for example, {spell(str(path[0]), example)}" if example else "")
 
 
-def _wanted(problem: ErrorDetails, annotation: Any, field: FieldInfo) -> str | None:
+def _requirement(problem: ErrorDetails, annotation: Any, field: FieldInfo) -> str | None:
     """Return a text such as `must be a list of texts`, or None for a kind of error that no field of ours has."""
     kind, context = problem["type"], problem.get("ctx", {})
     if kind in _BOUNDS:
@@ -154,17 +153,17 @@ def _wanted(problem: ErrorDetails, annotation: Any, field: FieldInfo) -> str | N
         return "must be a finite number"
     if kind == "int_from_float" or kind.rpartition("_")[2] in ("type", "parsing", "size", "error") or kind == "none_required":
         plain = isinstance(problem["input"], str) and {*_members(annotation)} <= {int, float, bool}
-        return f"must be {_described(annotation)}{', without quotation marks' if plain else ''}"
+        return f"must be {_describe_type(annotation)}{', without quotation marks' if plain else ''}"
     return None
 
 
-def _described(annotation: Any) -> str:
+def _describe_type(annotation: Any) -> str:
     """Return the name of one value of this type, such as `a whole number`."""
-    said = [_described_one(member) for member in _members(annotation)]
-    return " or ".join(dict.fromkeys(said)) or "left out"
+    names = [_describe_one_type(member) for member in _members(annotation)]
+    return " or ".join(dict.fromkeys(names)) or "left out"
 
 
-def _described_one(annotation: Any) -> str:
+def _describe_one_type(annotation: Any) -> str:
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return _either(arguments)
@@ -200,10 +199,10 @@ def _either(choices: Sequence[object]) -> str:
 def _range(annotation: Any, field: FieldInfo) -> str:
     """Return all bounds of the value in one phrase: `at least 0 and less than 1`."""
     metadata = [*_metadata(annotation), *_metadata(field.annotation), *field.metadata]
-    said = []
+    bounds = []
     for kind, name, words in _BOUNDS.values():
-        said += [words.format(_number(getattr(each, name))) for each in metadata if isinstance(each, kind)]
-    return " and ".join(dict.fromkeys(said))
+        bounds += [words.format(_number(getattr(each, name))) for each in metadata if isinstance(each, kind)]
+    return " and ".join(dict.fromkeys(bounds))
 
 
 def _number(value: Any) -> str:
@@ -239,10 +238,10 @@ def _inner(annotation: Any, path: Sequence[int | str]) -> Any:
 
 def _guess_value(path: Sequence[int | str], value: Any, given: Any, field: FieldInfo, model: type[BaseModel]) -> str | None:
     """Return the value that the user probably meant for the key, as TOML, or None if no guess is possible."""
-    takes = _acceptance_test(field, model)
+    accepts = _acceptance_test(field, model)
     for candidate in (*_other_types(given), *_allowed_near(given, _inner(field.annotation, path[1:]))):
         replaced = _replaced(value, path[1:], candidate)
-        if takes(replaced):
+        if accepts(replaced):
             typed = typed_toml(replaced)
             return typed if len(typed) <= _LONGEST_VALUE else None
     return None
@@ -292,20 +291,20 @@ def _replaced(value: Any, path: Sequence[int | str], candidate: Any) -> Any:
 def _acceptance_test(field: FieldInfo, model: type[BaseModel]) -> Callable[[Any], bool]:
     adapter: TypeAdapter[Any] = TypeAdapter(field.rebuild_annotation(), config={"strict": bool(model.model_config.get("strict"))})
 
-    def takes(value: Any) -> bool:
+    def accepts(value: Any) -> bool:
         try:
             adapter.validate_python(value)
         except (ValidationError, ValueError, TypeError):
             return False
         return True
 
-    return takes
+    return accepts
 
 
 def _example(field: FieldInfo, model: type[BaseModel]) -> str | None:
     """Return the default, the example of the field, or the first of a few values that the field accepts."""
     default = None if field.is_required() else field.get_default(call_default_factory=True)
-    takes = _acceptance_test(field, model)
+    accepts = _acceptance_test(field, model)
     metadata = [*_metadata(field.annotation), *field.metadata]
     least = [each.ge for each in metadata if isinstance(each, annotated_types.Ge)]
     items = [get_args(member)[0] for member in _members(field.annotation) if get_args(member)]
@@ -314,7 +313,7 @@ def _example(field: FieldInfo, model: type[BaseModel]) -> str | None:
         default = list(default) or None
     found = (default, *(field.examples or ()), *choices, True, *least)
     for value in (*found, *_EXAMPLES):
-        if value is not None and takes(value):
+        if value is not None and accepts(value):
             return typed_toml(value)
     return None
 
@@ -323,6 +322,6 @@ def _choices(annotation: Any) -> list[Any]:
     return [choice for member in _members(annotation) if get_origin(member) is Literal for choice in get_args(member)]
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     text = str(value) if isinstance(value, int) and not isinstance(value, bool) else typed_toml(value)  # without underscores in numbers
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."

@@ -81,8 +81,8 @@ class _Origin:
         If `key` is empty, the message is about several keys of the table.
         """
         keys = EXCLUSIVE_KEYS if key in EXCLUSIVE_KEYS else (key,)
-        for said, option in self.options.items():
-            if said in (label, *(f"{label}.{each}" for each in keys)) or (not key and said.startswith(f"{label}.")):
+        for name, option in self.options.items():
+            if name in (label, *(f"{label}.{each}" for each in keys)) or (not key and name.startswith(f"{label}.")):
                 return option
         return self.where
 
@@ -140,8 +140,8 @@ class Registry:
         """Message if `is_fallback` is set: there is no configuration file, so the default profile is used."""
         names = ", ".join(name for family in FAMILIES for name in self.partition_keys(family))
         above = _file_above()
-        mend = f"use the one above with --config {above}, or write one" if above else "write a file of your own"
-        return f"there is no {CONFIG_NAME} in {Path.cwd()}, so the default profile is used ({names}); {mend}: niels-cache init"
+        remedy = f"use the one above with --config {above}, or write one" if above else "write a file of your own"
+        return f"there is no {CONFIG_NAME} in {Path.cwd()}, so the default profile is used ({names}); {remedy}: niels-cache init"
 
     @property
     def elsewhere(self) -> str:
@@ -300,21 +300,21 @@ def load_registry(
     remedy = f"correct {'--config' if config else CONFIG_VARIABLE}" if named else "make it readable, or name another file with --config"
     user = read_tables(Path(file), remedy) if file else {}
     named_profile = chosen if chosen else user.get("profile")
-    wanted = None if file and named_profile is None else str(named_profile or FALLBACK_PROFILE)
+    profile_name = None if file and named_profile is None else str(named_profile or FALLBACK_PROFILE)
     user.pop("profile", None)
-    if wanted is not None and wanted not in PROFILES:
-        raise_unknown_choice("--profile" if profile else PROFILE_VARIABLE if chosen else str(file), "no profile", wanted, PROFILES)
+    if profile_name is not None and profile_name not in PROFILES:
+        raise_unknown_choice("--profile" if profile else PROFILE_VARIABLE if chosen else str(file), "no profile", profile_name, PROFILES)
     base_dir = str(Path(file).parent) if file else "."
-    origin = _Origin(where=file or f"profile {wanted}", base_dir=base_dir, options=options or {})
-    shipped = profile_tables(wanted or FALLBACK_PROFILE)
-    if wanted is None:
+    origin = _Origin(where=file or f"profile {profile_name}", base_dir=base_dir, options=options or {})
+    shipped = profile_tables(profile_name or FALLBACK_PROFILE)
+    if profile_name is None:
         shipped = {section: table for section, table in shipped.items() if section not in FAMILIES}  # keeps [build] with cache_dir
     advice: list[str] = []
     configured = merge_tables(shipped, add_catalog_keys(user, shipped, origin.where, advice), origin.where)
-    said = absolute_paths(dict(overrides or {}))
-    tables = merge_tables(configured, said, "command line")
-    registry = _typed(tables, origin, profile=wanted, is_fallback=not file and named_profile is None, advice=tuple(advice))
-    return replace(registry, overrides=said)
+    resolved = absolute_paths(dict(overrides or {}))
+    tables = merge_tables(configured, resolved, "command line")
+    registry = _build_registry(tables, origin, profile=profile_name, is_fallback=not file and named_profile is None, advice=tuple(advice))
+    return replace(registry, overrides=resolved)
 
 
 def apply_run_settings(table: Model, settings: Mapping[str, Any]) -> Model:
@@ -344,7 +344,7 @@ def _file_above() -> str | None:
     return next((shlex.quote(str(path)) for path in found), None)
 
 
-def _typed(tables: Tables, origin: _Origin, *, profile: str | None, is_fallback: bool, advice: tuple[str, ...]) -> Registry:
+def _build_registry(tables: Tables, origin: _Origin, *, profile: str | None, is_fallback: bool, advice: tuple[str, ...]) -> Registry:
     where = origin.where
     typed: dict[str, dict[str, Any]] = {"pretrain": {}, "sft": {}}
     for family in FAMILIES:
@@ -460,6 +460,6 @@ def _explain(error: ValidationError, model: type[BaseModel], table: Mapping[str,
         return f"{option} {value}"
 
     problems = explain_problems(error, model, table, spell=spell)
-    told = problems[:_MAX_PROBLEMS]
-    more = f" (and {len(problems) - len(told)} more)" if len(problems) > len(told) else ""
-    return f"{where}: [{label}]{';'.join(told)}{more}"
+    shown = problems[:_MAX_PROBLEMS]
+    more = f" (and {len(problems) - len(shown)} more)" if len(problems) > len(shown) else ""
+    return f"{where}: [{label}]{';'.join(shown)}{more}"

@@ -73,25 +73,25 @@ class ClusterSettings(Table):
 
     @field_validator("hosts")
     @classmethod
-    def _are_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for name in value:
             if not _HOST_NAME.fullmatch(name):
                 raise ValueError(f"{name!r} is not the name of a machine; write letters, digits, _ - . : @")
         return value
 
     @model_validator(mode="after")
-    def _hosts_fit_the_command(self) -> Self:
+    def _check_command(self) -> Self:
         if self.command and not self.command[0]:
             raise ValueError("command begins with an empty word; begin it with a program, or write command = []")
-        takes = any(HOST in word for word in self.command)
-        if takes and not self.hosts:
+        takes_host = any(HOST in word for word in self.command)
+        if takes_host and not self.hosts:
             raise ValueError(f'command has {HOST}, but hosts is empty; add hosts = ["NAME", ...]')
-        if self.hosts and not takes:
+        if self.hosts and not takes_host:
             raise ValueError(f'hosts is set, but command has no {HOST}; write command = ["ssh", "{HOST}"], for example')
         return self
 
     @model_validator(mode="after")
-    def _leases_are_renewed_in_time(self) -> Self:
+    def _check_lease(self) -> Self:
         if self.lease_seconds < _MIN_RENEWALS * self.renew_seconds:
             raise ValueError(f"lease_seconds is less than {_MIN_RENEWALS} times renew_seconds, so a short pause would end a lease")
         return self
@@ -115,7 +115,7 @@ class PublishSettings(Table):
 
     @field_validator("address")
     @classmethod
-    def _is_an_address(cls, value: str | None) -> str | None:
+    def _check_address(cls, value: str | None) -> str | None:
         return None if value is None else check_address(value)
 
     def address_of(self, family: Family, name: str) -> str:

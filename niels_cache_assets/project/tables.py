@@ -61,14 +61,14 @@ class BlendSettings(Table):
 
     @field_validator("weights")
     @classmethod
-    def _finite(cls, value: dict[str, float]) -> dict[str, float]:
+    def _check_weights(cls, value: dict[str, float]) -> dict[str, float]:
         if not sum(value.values()) < float("inf"):
             raise ValueError("the weights add up to infinity")
         return value
 
     @field_validator("split")
     @classmethod
-    def _a_split(cls, value: str) -> str:
+    def _check_split(cls, value: str) -> str:
         """Check the form of a split, as `split_ranges` of the runtime does, which would load torch."""
         parts = value.split(",")
         if len(parts) > 3 or not all(_SHARE.fullmatch(part) for part in parts) or not any(map(float, parts)):
@@ -100,7 +100,7 @@ class DagsterSettings(Table):
 
     @field_validator("owners")
     @classmethod
-    def _people_or_teams(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_owners(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for owner in value:
             if not _OWNER.fullmatch(owner):
                 raise ValueError(f"{owner!r} is neither an address nor a team; write it as 'ada@example.org' or 'team:data'")
@@ -108,7 +108,7 @@ class DagsterSettings(Table):
 
     @field_validator("tags")
     @classmethod
-    def _short_words(cls, value: dict[str, str]) -> dict[str, str]:
+    def _check_tags(cls, value: dict[str, str]) -> dict[str, str]:
         for key, text in value.items():
             if not _TAG.fullmatch(key) or not (text == "" or _TAG.fullmatch(text)):
                 raise ValueError(f"{key!r} = {text!r}: a tag has at most 63 letters, digits, _ - .")

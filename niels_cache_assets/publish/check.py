@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from niels_cache_assets.publish.transfer import OnBytesDone, Tally, at_once
+from niels_cache_assets.publish.transfer import OnBytesDone, Tally, run_in_threads
 from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.remote.download import stream_with_retries
 from niels_cache_runtime.remote.record import PublishedBuild, RemoteFile, read_published
@@ -65,7 +65,7 @@ def check(address: str, *, download: bool = False, progress: OnBytesDone | None 
     problems: dict[RemoteFile, str] = {}
     tally = Tally(sum(file.size for file in published.files), progress)
 
-    def look(file: RemoteFile) -> None:
+    def check_file(file: RemoteFile) -> None:
         problem = _problem(store, file, sizes.get(file.key))
         if problem is None and download:
             problem = content_problem(store, file, tally)
@@ -74,7 +74,7 @@ def check(address: str, *, download: bool = False, progress: OnBytesDone | None 
         if problem is not None:
             problems[file] = problem
 
-    at_once(look, published.files, tally=tally)
+    run_in_threads(check_file, published.files, tally=tally)
     findings = [RemoteFinding(object=store.name_of(file.key), problem=problems[file]) for file in published.files if file in problems]
     return RemoteCheckResult(published=published, findings=findings, is_proven=download)
 

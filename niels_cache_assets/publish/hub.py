@@ -36,7 +36,7 @@ CARD_NAME = "README.md"
 _ADDRESS = re.compile(r"hf://datasets/([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)/?")
 _KEPT = (".gitattributes",)
 _PIECE_BYTES = 8 << 20
-_SAID = {
+_STATUS_MESSAGES = {
     401: "the hub does not accept the token; check HF_TOKEN",
     403: "access is denied; check the rights of HF_TOKEN",
     409: "another commit came first; look at it, and push again",
@@ -75,23 +75,23 @@ def push_to_hub(
     with _as_remote_errors(address):
         api.create_repo(repository, repo_type="dataset", private=True, exist_ok=True)
         head = api.dataset_info(repository)
-        there = {each.rfilename for each in head.siblings or ()}
+        remote_paths = {each.rfilename for each in head.siblings or ()}
         source = _Repository(repository, str(head.sha))
-        found = _record_in(source, address) if RECORD_NAME in there else None
+        found = _record_in(source, address) if RECORD_NAME in remote_paths else None
     require_replaceable(build, found, address, replace_other=replace_other)
-    if found is None and (foreign := sorted(there - set(_KEPT))):
+    if found is None and (foreign := sorted(remote_paths - set(_KEPT))):
         raise NielsCacheError(f"{address}: holds {foreign[0]!r}, which no push wrote; push to an empty or a new repository")
     paths = {file.path for file in build.files}
-    if build.record.is_same_build(found) and paths <= there:
+    if build.record.is_same_build(found) and paths <= remote_paths:
         return PushResult(record=build.record, state="already there", files=len(paths), sent=0, sent_bytes=0)
     card = data_card(address, build.record.family, build.record.name, build.meta, license=license)
     written = {RECORD_NAME: build.record.content(), CARD_NAME: card.encode()}
-    older = _paths_of_build(source, address) if found is not None and META_NAME in there else set()
+    older = _paths_of_build(source, address) if found is not None and META_NAME in remote_paths else set()
     added = _additions(build)
     operations: list[CommitOperationAdd | CommitOperationCopy | CommitOperationDelete] = [
         *added,
         *(CommitOperationAdd(path_in_repo=path, path_or_fileobj=content) for path, content in written.items()),
-        *(CommitOperationDelete(path_in_repo=path) for path in sorted(there & older - paths)),
+        *(CommitOperationDelete(path_in_repo=path) for path in sorted(remote_paths & older - paths)),
     ]
     message = f"Publish {build.record.family}/{build.record.name}, build {build.record.content_sha256[:12]}"
     with _as_remote_errors(address):
@@ -203,8 +203,8 @@ def _as_remote_errors(name: str) -> Iterator[None]:
         raise MissingError(f"{name}: there is no such file; check the address") from None
     except HfHubHTTPError as error:
         status = error.response.status_code if error.response is not None else 0
-        said = _SAID.get(status, "the hub refused, or the connection broke")
-        raise RemoteError(f"{name}: {said} ({status})", code=str(status), is_transient=status not in _SAID) from None
+        message = _STATUS_MESSAGES.get(status, "the hub refused, or the connection broke")
+        raise RemoteError(f"{name}: {message} ({status})", code=str(status), is_transient=status not in _STATUS_MESSAGES) from None
     except (httpx.HTTPError, OSError, ValueError):  # httpx, and what the library raises for an upload that failed
         raise RemoteError(f"{name}: the hub cannot be reached, or refused an upload; try again", is_transient=True) from None
 
@@ -241,13 +241,13 @@ def data_card(address: str, family: Family, name: str, meta: Meta, *, license: s
         "sha256 of the tokenizer": meta.get("tokenizer_sha256"),
         "sha256 of the content": meta.get("content_sha256"),
     }
-    held = "batch.x, batch.y" if family == "pretrain" else "batch.x, batch.y_masked"
+    fields = "batch.x, batch.y" if family == "pretrain" else "batch.x, batch.y_masked"
     if has_pairs(meta):
-        held = "batch.chosen.x, batch.rejected.x"
-    stated = "" if license is None else f"license: {json.dumps(license)}\n"  # a value in JSON is valid YAML
+        fields = "batch.chosen.x, batch.rejected.x"
+    license_line = "" if license is None else f"license: {json.dumps(license)}\n"  # a value in JSON is valid YAML
     return f"""\
 ---
-{stated}viewer: false
+{license_line}viewer: false
 tags:
 - niels-cache
 ---
@@ -278,7 +278,7 @@ niels-cache pull {address} --out cache
 from niels_cache_runtime import TokenLoader
 
 loader = TokenLoader("cache/{family}/{name}/train", T=1024, B=16, seed=0)
-batch = next(iter(loader))  # {held}: (16, 1024)
+batch = next(iter(loader))  # {fields}: (16, 1024)
 ```
 """
 

@@ -27,7 +27,7 @@ from niels_cache_assets.disk.build_lock import lock_target
 from niels_cache_assets.disk.journal import JOURNAL_NAME, partial_directory, write_atomically
 from niels_cache_assets.disk.space import SpaceNeed, name_path, require_free_space
 from niels_cache_assets.disk.staging import finished_meta, staged
-from niels_cache_assets.publish.transfer import OnBytesDone, Tally, at_once
+from niels_cache_assets.publish.transfer import OnBytesDone, Tally, run_in_threads
 from niels_cache_runtime.cache.opening import short_sha256
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import remove
@@ -123,7 +123,7 @@ def fetch_published(
     _refuse_unfinished_build(target)
     require_free_space(target, SpaceNeed(bytes=tally.total, reason="the published files", certain=True), log=lambda line: None)
     with lock_target(target), staged(target, resumable=True) as folder:
-        _begin(folder, meta)
+        _start_journal(folder, meta)
         own = OwnedFolder(folder.parent)
         for each in SPLITS if published.family == "pretrain" else ():
             own.make_folder(f"{folder.name}/{each}")
@@ -143,15 +143,15 @@ def _fetch_tokenizer(published: PublishedBuild, out: Path, fetch: _Fetch) -> Non
     folder, files = tokenizer_dir(out), published.tokenizer
     if not files:
         return
-    wanted = published.meta["tokenizer_sha256"]
+    expected = published.meta["tokenizer_sha256"]
 
     def is_there() -> bool:
         if not (folder / META_NAME).exists():
             return False
         found = load_meta(str(folder / META_NAME)).get("sha256")
-        if found != wanted:
+        if found != expected:
             raise NielsCacheError(
-                f"{folder}: holds tokenizer {short_sha256(found)}, but this cache has {short_sha256(wanted)}; choose another --out"
+                f"{folder}: holds tokenizer {short_sha256(found)}, but this cache has {short_sha256(expected)}; choose another --out"
             )
         fetch.skip(files)
         return True
@@ -163,30 +163,30 @@ def _fetch_tokenizer(published: PublishedBuild, out: Path, fetch: _Fetch) -> Non
             return
         with staged(folder) as partial:
             fetch.all(OwnedFolder(partial.parent), {file: f"{partial.name}/{file.path.removeprefix(TOKENIZER)}" for file in files})
-            if load_meta(str(partial / META_NAME)).get("sha256") != wanted:
+            if load_meta(str(partial / META_NAME)).get("sha256") != expected:
                 raise NielsCacheError(f"{folder}: the published tokenizer is not the one of the cache; push the cache again")
 
 
 def _refuse_unfinished_build(target: Path) -> None:
     """Raise NielsCacheError if the staging directory contains an unfinished build, because a pull would remove it."""
     journal = partial_directory(target) / JOURNAL_NAME
-    if journal.exists() and _pulled_before(journal) is None:
+    if journal.exists() and _read_pull_journal(journal) is None:
         raise NielsCacheError(f"{journal.parent}: holds an unfinished build; finish it, or remove it, or choose another --out")
 
 
-def _pulled_before(journal: Path) -> str | None:
+def _read_pull_journal(journal: Path) -> str | None:
     """Return the hash of the files that an unfinished pull downloads, or None for the journal of a build."""
     try:
-        said = json.loads(read_regular(journal, most_bytes=_MAX_JOURNAL_BYTES))
-        return said["pulled"] if isinstance(said["pulled"], str) else None
+        entry = json.loads(read_regular(journal, most_bytes=_MAX_JOURNAL_BYTES))
+        return entry["pulled"] if isinstance(entry["pulled"], str) else None
     except (NielsCacheError, OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
 
 
-def _begin(folder: Path, meta: Meta) -> None:
+def _start_journal(folder: Path, meta: Meta) -> None:
     """Keep the files of an unfinished pull of the same files. Remove all others, and write the journal."""
     journal, own = folder / JOURNAL_NAME, sha256_text(canonical_json(meta["files"]))
-    if journal.exists() and _pulled_before(journal) == own:
+    if journal.exists() and _read_pull_journal(journal) == own:
         return
     for path in folder.iterdir():
         remove(path)
@@ -218,7 +218,7 @@ class _Fetch:
 
     def all(self, own: OwnedFolder, names: Mapping[RemoteFile, str]) -> None:
         """Download files below the folder of `own`, unless they exist. A file with its final name is complete and on disk."""
-        at_once(lambda file: self._one(file, own, names[file]), names, tally=self._tally)
+        run_in_threads(lambda file: self._one(file, own, names[file]), names, tally=self._tally)
 
     def _one(self, file: RemoteFile, own: OwnedFolder, name: str) -> None:
         size = own.size(name)

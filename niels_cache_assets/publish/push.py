@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 from niels_cache_assets.publish.check import content_problem
-from niels_cache_assets.publish.transfer import OnBytesDone, Tally, at_once
+from niels_cache_assets.publish.transfer import OnBytesDone, Tally, run_in_threads
 from niels_cache_runtime.cache.opening import (
     check_sizes,
     current_tokenizer_sha256,
@@ -201,11 +201,11 @@ def check_files(build: LocalBuild, *, progress: OnBytesDone | None = None) -> No
     """
     tally = Tally(sum(file.size for file in build.files), progress)
 
-    def look(file: RemoteFile) -> None:
+    def check_file(file: RemoteFile) -> None:
         with _checked_file(build, file, tally):
             tally.add(file.size)
 
-    at_once(look, build.files, tally=tally)
+    run_in_threads(check_file, build.files, tally=tally)
 
 
 def _local_build(directory: Path) -> LocalBuild:
@@ -293,7 +293,7 @@ def _send_missing(build: LocalBuild, store: Store, *, tally: Tally, compared: Co
             sent.add(file)
         tally.add(file.size)
 
-    at_once(send, build.files, tally=tally)
+    run_in_threads(send, build.files, tally=tally)
     return sent
 
 

@@ -38,7 +38,7 @@ class Tally:
             raise TransferAborted
 
 
-def at_once(work: Callable[[Item], None], items: Iterable[Item], *, tally: Tally) -> None:
+def run_in_threads(work: Callable[[Item], None], items: Iterable[Item], *, tally: Tally) -> None:
     """Call `work` for each item, on several threads, in order. The first error is raised after all threads have ended."""
     with ThreadPoolExecutor(max_workers=THREADS) as pool:
         try:

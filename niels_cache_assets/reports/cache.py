@@ -192,7 +192,7 @@ class CacheReport:
 
     @property
     def outcomes(self) -> Counter[str]:
-        """Number of checks of each outcome, of every wanted folder and of all data sets of a family."""
+        """Number of checks of each outcome, of every expected folder and of all data sets of a family."""
         every = [*(self.recorded(item).checks for item in self.items), self.history.checks]
         return Counter(check.outcome for checks in every for check in checks)
 
@@ -213,10 +213,10 @@ class CacheReport:
             texts = [*mixture.warnings, *(f"{name}: {reason}" for name, reason in mixture.left_out.items() if not mixture.sources)]
             found += [Notice(name=mixture.name, text=text) for text in texts]
         for each in self.shared.found:
-            said = f"{format_count(each.documents, 'document')} of train equal one in the val of {each.val}"
-            mend = f"; {self.remedies[each.train]}" if each.train in self.remedies else ""
+            sentence = f"{format_count(each.documents, 'document')} of train equal one in the val of {each.val}"
+            remedy = f"; {self.remedies[each.train]}" if each.train in self.remedies else ""
             first = f"the first is {each.first.file}:{each.first.row} ({each.first.source_id})"
-            found.append(Notice(name=each.train, text=f"{said}, {first}{mend}"))
+            found.append(Notice(name=each.train, text=f"{sentence}, {first}{remedy}"))
         return found
 
     @cached_property
@@ -236,9 +236,8 @@ class CacheReport:
             f"{label(check.name)}: {check.said or check.outcome}" for check in recorded.checks if check.outcome in ("failed", "warning")
         ]
         short = budget_shortfall(item.meta) if item.is_expected else None
-        texts += (
-            [short] if short is not None and all(check.said != short for check in recorded.checks) else []
-        )  # no check reports this if the cache is older than the check
+        if short is not None and all(check.said != short for check in recorded.checks):  # the cache may be older than the check
+            texts.append(short)
         newest = recorded.newest_revision
         if item.revision is not None and newest not in (None, item.revision) and not has_corpus:
             texts.append(f"built from revision {item.revision}; upstream was last observed at {newest}")
@@ -296,7 +295,7 @@ def cache_report(registry: Registry, items: Sequence[CacheItem], *, root: Path, 
     others: dict[str, list[str]] = {}
     for each in shared.found:
         others.setdefault(each.train, []).append(each.val)
-    told = {name: advice_against(registry, name, named) for name, named in others.items() if name in registry.pretrain}
+    remedies = {name: advice_against(registry, name, named) for name, named in others.items() if name in registry.pretrain}
     return CacheReport(
         root=root.absolute(),
         settings=registry.settings_origin,
@@ -304,7 +303,7 @@ def cache_report(registry: Registry, items: Sequence[CacheItem], *, root: Path, 
         mixtures=mixtures,
         history=history,
         shared=shared,
-        remedies={name: advice for name, advice in told.items() if advice is not None},
+        remedies={name: advice for name, advice in remedies.items() if advice is not None},
     )
 
 
@@ -318,6 +317,6 @@ def _item(state: CacheState) -> CacheItem:
         if not is_foreign(meta):
             listed_files(meta, state.directory)
     except NielsCacheError as error:
-        is_said_whole = state.condition in ("complete", "stale")
-        return CacheItem(state=replace(state, state="unreadable", advice=str(error)) if is_said_whole else state, meta={})
+        is_readable = state.condition in ("complete", "stale")
+        return CacheItem(state=replace(state, state="unreadable", advice=str(error)) if is_readable else state, meta={})
     return CacheItem(state=state, meta=meta)

@@ -30,8 +30,8 @@ def draw_report(registry: Registry, report: CacheReport, *, progress: Callable[[
             try:
                 found[item.state.directory] = _pictures(registry, item, report.root)
             except (NielsCacheError, OSError, LookupError, TypeError, ValueError) as error:  # a malformed meta.json raises the last three
-                said = f"meta.json has no {error}" if isinstance(error, KeyError) else error
-                found[item.state.directory] = f"its plots cannot be drawn: {said}"
+                reason = f"meta.json has no {error}" if isinstance(error, KeyError) else error
+                found[item.state.directory] = f"its plots cannot be drawn: {reason}"
     return found
 
 

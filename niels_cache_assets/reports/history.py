@@ -45,7 +45,7 @@ class FolderHistory:
 
     @property
     def passed(self) -> str:
-        """Number of passed checks and of all checks, such as `4 of_folder 4`."""
+        """Number of passed checks and of all checks, such as `4 of 4`."""
         passed = sum(check.outcome == "passed" for check in self.checks)
         return f"{passed} of {len(self.checks)}" if self.checks else UNKNOWN
 

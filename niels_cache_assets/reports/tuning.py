@@ -7,9 +7,9 @@ The search for duplicates stores the pairs that it found, and no pair below its 
 in a band, so that pairs of lower similarity meet, too. A document counts with its most similar earlier document, in the order of the search
 (see artifacts/duplicates.py). Exact duplicates are left out, because no threshold changes them.
 
-Up to MOST documents are compared. Of a larger data set, a seeded sample of that size counts for all documents. The signatures of all data
-sets that come before are read once, in blocks. The memory is about 1.2 kB for each compared document, and 6 bytes for every document of the
-data sets.
+Up to MAX_COMPARED documents are compared. Of a larger data set, a seeded sample of that size counts for all documents. The signatures of
+all data sets that come before are read once, in blocks. The memory is about 1.2 kB for each compared document, and 6 bytes for every
+document of the data sets.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ EXCERPT_CHARACTERS = 700
 MAX_COMPARED = 100_000
 BELOW = 0.25  # pairs are searched down to the threshold minus this
 BINS = 100
-_MEMBERS = 8  # compared documents that a document meets in one bucket of a band
+_MAX_BUCKET_PARTNERS = 8  # compared documents that a document meets in one bucket of a band
 _PAIRS_AT_ONCE = 1 << 16
 _CHANGED_STEPS = 10  # on each side of a limit
 _MIN_SHOWN = 0.3  # similarity
@@ -180,20 +180,20 @@ def _duplicates(registry: Registry, name: str, corpus: Meta, *, root: Path) -> d
     ordinals = dropped["ordinal"].to_numpy()
     is_dropped[ordinals] = True
     is_exact[ordinals[dropped["kind"].to_numpy(zero_copy_only=False) == "exact"]] = True
-    places = np.flatnonzero(~is_exact[own.order])  # in the order of the search
-    documents = len(places)
+    positions = np.flatnonzero(~is_exact[own.order])  # in the order of the search
+    documents = len(positions)
     if documents > MAX_COMPARED:
-        places = np.sort(places[TorchRandom(seed).permutation(documents)[:MAX_COMPARED]])
-    ordinals = own.order[places]
+        positions = np.sort(positions[TorchRandom(seed).permutation(documents)[:MAX_COMPARED]])
+    ordinals = own.order[positions]
     with own.slots() as rows:
         by_ordinal = np.argsort(ordinals)
-        slots = np.empty((len(places), rows.width), dtype=np.uint32)
+        slots = np.empty((len(positions), rows.width), dtype=np.uint32)
         slots[by_ordinal] = rows[ordinals[by_ordinal]]
     threshold = registry.dedup.threshold
     least = max(_MIN_SHOWN, threshold - BELOW)
     before = sum(len(each.order) for each in inputs.all[:number])
-    best, because = _most_similar(inputs, number, slots, places + before, least)
-    scaled = np.bincount(np.minimum((best * BINS).astype(np.int64), BINS - 1), minlength=BINS) * (documents / max(len(places), 1))
+    best, because = _most_similar(inputs, number, slots, positions + before, least)
+    scaled = np.bincount(np.minimum((best * BINS).astype(np.int64), BINS - 1), minlength=BINS) * (documents / max(len(positions), 1))
     counts = np.rint(scaled).astype(np.int64).tolist()
     lost, first = np.cumsum(counts[::-1])[::-1].tolist(), int(_MIN_SHOWN * BINS)
     above, below = _nearest(best, threshold, PAIRS)
@@ -212,7 +212,7 @@ def _duplicates(registry: Registry, name: str, corpus: Meta, *, root: Path) -> d
         "exact": meta["datasets"][name]["exact"],
         "near": meta["datasets"][name]["near"],
         "documents": documents,
-        "compared": len(places),
+        "compared": len(positions),
         "least": round(least, 3),
         "histogram": [{"from": bin / BINS, "to": (bin + 1) / BINS, "documents": counts[bin]} for bin in range(first, BINS)],
         "dissimilar": sum(counts[:first]),
@@ -288,7 +288,7 @@ def _pairs_sharing_band(keys: Uints, sorted_hashes: Uints, order: Uint32s, first
         low = np.searchsorted(sorted_hashes[:, band], keys[:, band], side="left")
         size = np.searchsorted(sorted_hashes[:, band], keys[:, band], side="right") - low
         size[keys[:, band] == NO_BUCKET] = 0
-        for step in range(_MEMBERS):
+        for step in range(_MAX_BUCKET_PARTNERS):
             own = np.flatnonzero(size > step)
             if not len(own):
                 break

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from niels_cache_assets.cli import main
 from niels_cache_assets.cli.commands import clean
-from niels_cache_assets.cli.commands.clean import spread
+from niels_cache_assets.cli.commands.clean import evenly_spaced
 from niels_cache_assets.cli.commands.duplicates import mark_differences
 from niels_cache_assets.cli.console import excerpt
 from niels_cache_assets.project.registry import Registry, load_registry
@@ -139,7 +139,7 @@ def test_clean_says_the_same_from_many_processes(
 ) -> None:
     write_jsonl(own_folder / "notes.jsonl", TEXTS * 8)
     alone = printed(capsys, "clean", "notes.jsonl", "-n", "50")
-    monkeypatch.setattr(clean, "_WORTH_PROCESSES", 0)
+    monkeypatch.setattr(clean, "_MIN_BYTES_FOR_PROCESSES", 0)
     monkeypatch.setattr(clean, "available_threads", lambda: 2)
     assert printed(capsys, "clean", "notes.jsonl", "-n", "50") == alone
 
@@ -190,8 +190,8 @@ def test_what_was_dropped_has_counts_and_examples_of_every_reason(corpora: dict[
     assert sorted(re.findall(r"list (\d) to number 0$", one, flags=re.MULTILINE)) == ["0", "1", "2", "3", "4"]
     assert "--- too_short" not in one
     rows = [{"row": index} for index in range(50)]
-    assert [row["row"] for row in spread(rows, 5)] == [0, 10, 20, 30, 40], "over all that was kept of them"
-    assert (spread(rows, 99), spread([], 3), spread(rows, 0)) == (rows, [], [])
+    assert [row["row"] for row in evenly_spaced(rows, 5)] == [0, 10, 20, 30, 40], "over all that was kept of them"
+    assert (evenly_spaced(rows, 99), evenly_spaced([], 3), evenly_spaced(rows, 0)) == (rows, [], [])
 
 
 # sample --stage corpus

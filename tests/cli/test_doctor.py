@@ -53,7 +53,7 @@ def test_packages_are_held_against_what_is_required(monkeypatch: pytest.MonkeyPa
     assert found.state == "problem"
     assert "numpy>=999 (" in found.found
     assert "no-such-package (missing)" in found.found
-    assert "'numpy>=999' 'no-such-package'" in found.mend
+    assert "'numpy>=999' 'no-such-package'" in found.fix
     assert "pytest" not in found.found
 
 

@@ -381,7 +381,7 @@ def test_what_is_planted_where_a_pull_writes_is_refused(caches: Caches, tmp_path
     (victim := outside / "precious").write_bytes(b"precious")
     cut = tmp_path / "root/pretrain/.letters.partial"
     cut.mkdir(parents=True)
-    pull_module._begin(cut, json.loads((caches.letters / META_NAME).read_text(encoding="utf-8")))
+    pull_module._start_journal(cut, json.loads((caches.letters / META_NAME).read_text(encoding="utf-8")))
     if not place:
         shutil.rmtree(cut)
     (planted := cut / place).parent.mkdir(exist_ok=True)

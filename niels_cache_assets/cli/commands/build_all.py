@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 _STYLES = {"built": "green", "cache_hit": "green", "disabled": "dim", "skipped": "yellow", "failed": "bold red"}
 _STEP_STYLES = {"build": "cyan", "cache_hit": "green", "disabled": "dim", "skip": "yellow", "fail": "bold red"}
-_NUMBERS: dict[str, tuple[str, Callable[[Any], str]]] = {  # by field of an estimate: the head of its column, and the form of its values
+# By field of an estimate: the heading of its column, and the format of its values.
+_ESTIMATES: dict[str, tuple[str, Callable[[Any], str]]] = {
     "bytes_to_read": ("to read", file_size),
     "tokens": ("tokens", "{:,}".format),
     "disk_bytes": ("disk", file_size),
@@ -98,8 +99,8 @@ def run(arguments: argparse.Namespace) -> int:
     from niels_cache_assets.project.registry import cache_root, load_registry
 
     configured, _ = open_registry(arguments)
-    said = collect_overrides(arguments, configured)
-    registry = load_registry(profile=arguments.profile, config=arguments.config, overrides=said.tables, options=said.options)
+    overrides = collect_overrides(arguments, configured)
+    registry = load_registry(profile=arguments.profile, config=arguments.config, overrides=overrides.tables, options=overrides.options)
     root = cache_root(registry, arguments.cache_dir)
     _check_names(registry, arguments.only)
     _require_tokenizer_of_all(registry, root, arguments)
@@ -143,20 +144,20 @@ def _print_dry_run(steps: Sequence[Step], free: int) -> None:
     """Print the table with the sums, then where the estimates come from, then what would fail."""
     from rich.text import Text
 
-    heads = [head for head, _ in _NUMBERS.values()]
-    table = new_table("step", "action", "why", *heads, right=frozenset(heads), shrinking=["why"])
+    headings = [heading for heading, _ in _ESTIMATES.values()]
+    table = new_table("step", "action", "why", *headings, right=frozenset(headings), shrinking=["why"])
     notes: dict[str, list[str]] = {}
     for step in steps:
-        values = [(getattr(step.estimate, field, None), form) for field, (_, form) in _NUMBERS.items()]
-        cells = [UNKNOWN if value in (None, 0) else form(value) for value, form in values]
+        values = [(getattr(step.estimate, field, None), format_value) for field, (_, format_value) in _ESTIMATES.items()]
+        cells = [UNKNOWN if value in (None, 0) else format_value(value) for value, format_value in values]
         why = UNKNOWN if step.action == "fail" else step.why  # a failure has a line of its own
         table.add_row(step.name, Text(step.action.replace("_", " "), style=_STEP_STYLES[step.action]), why, *cells)
         if step.estimate is not None:
             notes.setdefault(step.estimate.basis, []).append(step.name)
     if notes:
         table.add_section()
-        sums = zip(_sums(steps).values(), _NUMBERS.values(), strict=True)
-        table.add_row("in all", "", "", *(_sum(known, unknown, form) for (known, unknown), (_, form) in sums))
+        sums = zip(_sums(steps).values(), _ESTIMATES.values(), strict=True)
+        table.add_row("in all", "", "", *(_sum(known, unknown, format_value) for (known, unknown), (_, format_value) in sums))
     console = output()
     console.print(table)
     console.print()
@@ -170,16 +171,16 @@ def _print_dry_run(steps: Sequence[Step], free: int) -> None:
     console.print(f"{built}; {file_size(free)} are free; nothing was built or written")
 
 
-def _sum(known: Any, unknown: int, form: Callable[[Any], str]) -> str:
+def _sum(known: Any, unknown: int, format_value: Callable[[Any], str]) -> str:
     if unknown and not known:
         return UNKNOWN
-    return f"at least {form(known)}" if unknown else form(known)
+    return f"at least {format_value(known)}" if unknown else format_value(known)
 
 
 def _sums(steps: Sequence[Step]) -> dict[str, tuple[Any, int]]:
     """Return for each number the sum of the known estimates, and how many estimates are unknown."""
     found = [step.estimate for step in steps if step.estimate is not None]
-    values = {field: [getattr(estimate, field) for estimate in found] for field in _NUMBERS}
+    values = {field: [getattr(estimate, field) for estimate in found] for field in _ESTIMATES}
     return {field: (sum(value for value in each if value is not None), each.count(None)) for field, each in values.items()}
 
 
@@ -215,10 +216,10 @@ def _require_tokenizer_of_all(registry: Registry, root: Path, arguments: argpars
     others = [name for name in tokenizer.users() if name not in arguments.only] if tokenizer.is_stale() else []
     if not others:
         return
-    said = f"{tokenizer.directory}: [tokenizer] has changed, and another tokenizer makes these caches stale: {format_list(others)}"
+    problem = f"{tokenizer.directory}: [tokenizer] has changed, and another tokenizer makes these caches stale: {format_list(others)}"
     if not arguments.force and TOKENIZER not in arguments.only:
-        raise NielsCacheError(f"{WHERE}: --only: {said}; undo the change, leave out --only to build them all again, or add --force")
-    diagnostics().print(f"WARNING: {said}")
+        raise NielsCacheError(f"{WHERE}: --only: {problem}; undo the change, leave out --only to build them all again, or add --force")
+    diagnostics().print(f"WARNING: {problem}")
 
 
 def _require_writable(root: Path) -> None:
@@ -268,11 +269,11 @@ def _print_results(console: Console, results: Sequence[LaunchResult]) -> None:
     noted = [result for result in results if result.message]
     if noted:
         console.print()
-    alike: dict[tuple[str, str | None], list[str]] = {}
+    by_message: dict[tuple[str, str | None], list[str]] = {}
     for result in noted:
-        alike.setdefault((result.state, result.message), []).append(result.name)
-    for (said, message), names in alike.items():
-        console.print(Text(f"{format_list(names)} {said.replace('_', ' ')}", style=_STYLES[said]), end="")
+        by_message.setdefault((result.state, result.message), []).append(result.name)
+    for (outcome, message), names in by_message.items():
+        console.print(Text(f"{format_list(names)} {outcome.replace('_', ' ')}", style=_STYLES[outcome]), end="")
         console.print(f": {message}")
     _print_left_out(console, results)
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from niels_cache_assets.base.parallel import map_in_processes
 from niels_cache_assets.base.reasons import DROP_REASONS, explain, reasons_of
 from niels_cache_assets.base.wording import format_count, format_share
-from niels_cache_assets.cli.command import PRETRAIN, WHERE, Command, integer_of_at_least, raise_invalid
+from niels_cache_assets.cli.command import PRETRAIN, WHERE, Command, integer_at_least, raise_invalid
 from niels_cache_assets.cli.console import diagnostics, excerpt, new_table, output, print_facts, title_of
 from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.cli.overrides import parse_value
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from niels_cache_assets.sources.types import PretrainSource
 
 EXAMPLES = 3  # examples to print of each reason for --dropped and --reason
-_WORTH_PROCESSES = 8_000_000  # bytes of input; a smaller input is faster without processes
+_MIN_BYTES_FOR_PROCESSES = 8_000_000  # bytes of input; a smaller input is faster without processes
 
 Example = Mapping[str, Any]  # a row of corpus.layout.REJECTED
 
@@ -52,11 +52,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "-n",
         metavar="N",
         dest="count",
-        type=integer_of_at_least(0),
+        type=integer_at_least(0),
         help="examples to print for each reason (default: 3 with --dropped or --reason)",
     )
     parser.add_argument("--reason", metavar="REASON", help="only print examples of this reason")
-    parser.add_argument("--limit", metavar="N", type=integer_of_at_least(1), help="only read the first N documents")
+    parser.add_argument("--limit", metavar="N", type=integer_at_least(1), help="only read the first N documents")
     parser.add_argument(
         "--text-field", metavar="FIELD", help="text field of .jsonl and .parquet files (default: text, else the only possible field)"
     )
@@ -117,7 +117,7 @@ def _show_dropped(arguments: argparse.Namespace, registry: Registry, root: Path)
     directory, meta = find_corpus(registry, root, name)
     dropped = Counter[str](meta["dropped"])
     with open_documents(directory / REJECTED_NAME) as parquet:
-        examples = _chosen_examples(parquet.read(columns=list(REJECTED)).to_pylist(), arguments)
+        examples = _select_examples(parquet.read(columns=list(REJECTED)).to_pylist(), arguments)
     given, kept, by_source = source_documents(meta), meta["documents"]["kept"], Counter[str](meta["dropped_by_source"])
     if print_facts(arguments, {"name": name, "read": given, "kept": kept, "dropped": dropped, "examples": examples}):
         return DONE
@@ -125,8 +125,8 @@ def _show_dropped(arguments: argparse.Namespace, registry: Registry, root: Path)
     _print_reasons(console, f"{name}: ", kept=kept, by_cleaning=dropped - by_source, by_source=by_source)
     _print_examples(console, examples)
     if arguments.reason and dropped[arguments.reason] and not examples and arguments.count:
-        of_reading = "these documents were dropped while the source was read; no examples of them are saved"
-        console.print(f"{arguments.reason}: {format_count(dropped[arguments.reason], 'document')}; {of_reading}")
+        explanation = "these documents were dropped while the source was read; no examples of them are saved"
+        console.print(f"{arguments.reason}: {format_count(dropped[arguments.reason], 'document')}; {explanation}")
     return DONE
 
 
@@ -142,7 +142,7 @@ def _clean_files(arguments: argparse.Namespace, registry: Registry) -> int:
         task = bar.add_task("cleaning", total=None, detail="")
         for _ in _clean(sources, settings, limit=arguments.limit, seed=registry.build.seed, outcome=outcome):
             bar.update(task, detail=f"{outcome.before.documents:,} documents, {outcome.after.documents:,} kept")
-    examples = _chosen_examples(outcome.report.rows(), arguments)
+    examples = _select_examples(outcome.report.rows(), arguments)
     if not print_facts(arguments, {**outcome.meta(), "examples": examples}):
         _print_counts(output(), outcome)
         _print_examples(output(), examples)
@@ -183,7 +183,7 @@ def _clean(
         context = StreamContext(seed=seed)
         documents = chain.from_iterable(source.unconverted(context))
         chunks = chunks_of(documents if limit is None else islice(documents, limit - given))
-        processes = available_threads() if limit is None and _input_bytes(source) >= _WORTH_PROCESSES else 1
+        processes = available_threads() if limit is None and _input_bytes(source) >= _MIN_BYTES_FOR_PROCESSES else 1
         work = ChunkWork(source=source, seed=seed, cleaning=settings, num_perm=None, ngram=None)
         with closing(map_in_processes(work, chunks, processes=processes, doing="cleaning", size_of=attrgetter("characters"))) as results:
             for chunk in results:
@@ -232,22 +232,24 @@ def _print_reasons(console: Console, title: str, *, kept: int, by_cleaning: Mapp
     console.print(f"{title}{format_count(given, 'document')} read, {kept:,} kept", style="bold")
     table = new_table("", "documents", "share", "meaning", right=frozenset({"documents", "share"}), shrinking=["meaning"])
     table.add_row("kept", f"{kept:,}", format_share(kept, given), "", style="bold")
-    named = [(reason, note, count) for counts, note in ((by_cleaning, ""), (by_source, " (when read)")) for reason, count in counts.items()]
-    for reason, note, count in sorted(named, key=lambda row: (-row[2], row[0] + row[1])):
+    rows = [(reason, note, count) for counts, note in ((by_cleaning, ""), (by_source, " (when read)")) for reason, count in counts.items()]
+    for reason, note, count in sorted(rows, key=lambda row: (-row[2], row[0] + row[1])):
         table.add_row(reason + note, f"{count:,}", format_share(count, given), explain(reason))
     console.print(table)
 
 
-def _chosen_examples(rows: Iterable[Example], arguments: argparse.Namespace) -> list[Example]:
+def _select_examples(rows: Iterable[Example], arguments: argparse.Namespace) -> list[Example]:
     """Return `-n` examples of each reason, or only of `--reason`, ordered by reason."""
     examples: dict[str, list[Example]] = {}
     for row in rows:
         examples.setdefault(row["reason"], []).append(row)
-    return [row for reason in sorted(examples) if arguments.reason in (None, reason) for row in spread(examples[reason], arguments.count)]
+    return [
+        row for reason in sorted(examples) if arguments.reason in (None, reason) for row in evenly_spaced(examples[reason], arguments.count)
+    ]
 
 
-def spread(rows: Sequence[Example], count: int) -> list[Example]:
-    """Return `count` of the rows at equal distances. The choice is always the same."""
+def evenly_spaced(rows: Sequence[Example], count: int) -> list[Example]:
+    """Return `count` evenly spaced rows, always the same ones."""
     count = min(count, len(rows))
     return [rows[index * len(rows) // count] for index in range(count)]
 

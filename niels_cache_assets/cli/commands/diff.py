@@ -1,4 +1,4 @@
-"""The command `diff A B`, which prints the differences between two builds as tables. show/differences/ compares the builds."""
+"""The command `diff A B`, which prints the differences between two builds as tables. inspection/differences/ compares the builds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.base.wording import UNKNOWN, format_count
-from niels_cache_assets.cli.command import Command, integer_of_at_least
+from niels_cache_assets.cli.command import Command, integer_at_least
 from niels_cache_assets.cli.console import DIFFERENCE_STYLE, new_table, output, print_facts
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_runtime.errors import NielsCacheError
@@ -43,7 +43,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "-n",
         metavar="N",
         dest="count",
-        type=integer_of_at_least(0),
+        type=integer_at_least(0),
         default=SHOWN,
         help=f"documents to list of each kind (default: {SHOWN})",
     )
@@ -127,12 +127,12 @@ def _print_values(console: Console, title: str, values: Sequence[MetaDifference]
         return
     table = new_table(title, "A", "B", shrinking=["A", "B"])
     for each in values:
-        table.add_row(each.label, _shown(each.a), _shown(each.b))
+        table.add_row(each.label, _format_value(each.a), _format_value(each.b))
     console.print()
     console.print(table)
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if value is None:
         return UNKNOWN
     if isinstance(value, bool):
@@ -151,16 +151,16 @@ def _print_documents(console: Console, found: DocumentDifferences, noun: str) ->
         table.add_row(side.upper(), *(f"{found.rows[side][split]:,}" for split in SPLITS), f"{found.only[side]:,}")
     console.print(table)
     counts = {"a": found.only["a"], "b": found.only["b"], "moved": found.moved, "resized": found.resized}
-    for what, said in _KINDS.items():
-        if counts[what]:
-            console.print(f"  {format_count(counts[what], noun)} {said}:")
-            for listed in found.first[what]:
-                console.print(f"    {_lineage(listed, noun)}")
-            if counts[what] > len(found.first[what]):
-                console.print(f"    ... and {counts[what] - len(found.first[what]):,} more")
+    for kind, description in _KINDS.items():
+        if counts[kind]:
+            console.print(f"  {format_count(counts[kind], noun)} {description}:")
+            for listed in found.first[kind]:
+                console.print(f"    {_describe_document(listed, noun)}")
+            if counts[kind] > len(found.first[kind]):
+                console.print(f"    ... and {counts[kind] - len(found.first[kind]):,} more")
 
 
-def _lineage(listed: DifferingDocument, noun: str) -> str:
+def _describe_document(listed: DifferingDocument, noun: str) -> str:
     row = listed.lineage
     return f"{row.file} row {row.row:,}, id {row.source_id}: {listed.split} {noun} {row.ordinal:,}, {format_count(row.tokens, 'token')}"
 
@@ -171,28 +171,28 @@ def _print_tokens(
     from rich.text import Text
 
     console.print(f"\n  first token of {split} that differs: number {difference.position:,} (from 0)")
-    for side, place in (("a", difference.a), ("b", difference.b)):
-        if place is None:
+    for side, position in (("a", difference.a), ("b", difference.b)):
+        if position is None:
             console.print(f"    {side.upper()}: ends before it")
             continue
-        console.print(f"    {side.upper()}: {_describe_position(place, noun)}")
-        console.print(Text("       ").append_text(_around(place, tokenizers[side], is_terminal=console.is_terminal)))
+        console.print(f"    {side.upper()}: {_describe_position(position, noun)}")
+        console.print(Text("       ").append_text(_around(position, tokenizers[side], is_terminal=console.is_terminal)))
 
 
-def _describe_position(place: TokenPosition, noun: str) -> str:
-    row = place.lineage
+def _describe_position(position: TokenPosition, noun: str) -> str:
+    row = position.lineage
     source = f" ({row.file} row {row.row:,}, id {row.source_id})" if row else ""
-    inside = f"token {place.document_offset:,} of {place.document_tokens:,}"
-    return f"{place.file} at {place.offset:,}: {noun} {place.document:,}{source}, {inside}"
+    inside = f"token {position.document_offset:,} of {position.document_tokens:,}"
+    return f"{position.file} at {position.offset:,}: {noun} {position.document:,}{source}, {inside}"
 
 
-def _around(place: TokenPosition, tokenizer: TextTokenizer | None, *, is_terminal: bool) -> Text:
+def _around(position: TokenPosition, tokenizer: TextTokenizer | None, *, is_terminal: bool) -> Text:
     """Return the surrounding text with the token marked, or token ids if the tokenizer is not known."""
     from rich.text import Text
 
     from niels_cache_assets.tokenizer.decoding import as_text
 
-    parts = [place.before, [place.token], place.after]
+    parts = [position.before, [position.token], position.after]
     if tokenizer is None:
         before, token, after = (" ".join(map(str, part)) for part in parts)
         before, after = f"{before} ", f" {after}"
@@ -240,7 +240,7 @@ def _as_json(found: DatasetDifferences) -> dict[str, Any]:
 def _difference_json(difference: TokenDifference | None) -> dict[str, Any] | None:
     if difference is None:
         return None
-    places = {}
-    for side, place in (("a", difference.a), ("b", difference.b)):
-        places[side] = None if place is None else {**asdict(place), "lineage": place.lineage and place.lineage._asdict()}
-    return {"position": difference.position, **places}
+    positions = {}
+    for side, position in (("a", difference.a), ("b", difference.b)):
+        positions[side] = None if position is None else {**asdict(position), "lineage": position.lineage and position.lineage._asdict()}
+    return {"position": difference.position, **positions}

@@ -14,10 +14,10 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from niels_cache_assets.base.wording import UNKNOWN, file_size, format_count, format_list
 from niels_cache_assets.cli.command import HOME_VARIABLE, Command
@@ -30,9 +30,10 @@ if TYPE_CHECKING:
     from niels_cache_assets.artifacts.input_problems import InputProblem
     from niels_cache_assets.project.registry import Registry
 
+_JSON_KEYS = ("what", "state", "found", "mend")  # of the fields of a finding
 _STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
 MIN_PYTHON = (3, 11)
-LITTLE_SPACE = 5_000_000_000  # bytes; the default profile needs 1 GB for its caches, and room for the files that the hub's library keeps
+LOW_SPACE = 5_000_000_000  # bytes; the default profile needs 1 GB for its caches, and room for the files that the hub's library keeps
 DAGSTER_CONFIG = "dagster.yaml"
 _NETWORK = "check the network and its proxy (HTTPS_PROXY); to use a mirror, set HF_ENDPOINT"
 
@@ -67,9 +68,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.text:
         return _print_text_locations(arguments)
-    findings = list(_examine(arguments))
+    findings = list(_find_all(arguments))
     problems = sum(finding.state == "problem" for finding in findings)
-    if print_facts(arguments, {"findings": [asdict(finding) for finding in findings]}):
+    if print_facts(arguments, {"findings": [dict(zip(_JSON_KEYS, finding, strict=True)) for finding in findings]}):
         return FAILED if problems else DONE
     console = output()
     table = new_table("", "what", "found", shrinking=["found"])
@@ -77,12 +78,12 @@ def run(arguments: argparse.Namespace) -> int:
     for finding in findings:
         table.add_row(Text(finding.state, style=_STYLES[finding.state]), finding.what, finding.found)
     console.print(table)
-    mends = [finding for finding in findings if finding.mend]
-    if mends:
+    fixes = [finding for finding in findings if finding.fix]
+    if fixes:
         console.print()
-    for finding in mends:
+    for finding in fixes:
         console.print(Text(f"{finding.what}: ", style=_STYLES[finding.state]), end="")
-        console.print(finding.mend)
+        console.print(finding.fix)
     console.print(f"\n{format_count(problems, 'problem') if problems else 'no problems'}", style=_STYLES["problem" if problems else "ok"])
     return FAILED if problems else DONE
 
@@ -91,28 +92,27 @@ def _print_text_locations(arguments: argparse.Namespace) -> int:
     from niels_cache_assets.cli.context import open_registry
     from niels_cache_assets.inspection.text_locations import text_locations
 
-    places = [*text_locations(*open_registry(arguments))]
-    if print_facts(arguments, {"text": [asdict(place) for place in places]}):
+    locations = [*text_locations(*open_registry(arguments))]
+    if print_facts(arguments, {"text": [asdict(location) for location in locations]}):
         return DONE
     table = new_table("where", "what", "size", right=frozenset({"size"}), shrinking=["what"])
     table.columns[0].overflow = "fold"
-    for place in places:
-        table.add_row(place.where, place.what, UNKNOWN if place.bytes is None else file_size(place.bytes))
+    for location in locations:
+        table.add_row(location.where, location.what, UNKNOWN if location.bytes is None else file_size(location.bytes))
     output().print(table)
     return DONE
 
 
-@dataclass(frozen=True)
-class DoctorFinding:
-    """The result of one check. `mend` says what to do."""
+class DoctorFinding(NamedTuple):
+    """The result of one check. `fix` says what to do."""
 
     what: str
     state: Literal["ok", "note", "problem"]
     found: str
-    mend: str = ""
+    fix: str = ""
 
 
-def _examine(arguments: argparse.Namespace) -> Iterator[DoctorFinding]:
+def _find_all(arguments: argparse.Namespace) -> Iterator[DoctorFinding]:
     """Yield all findings, the most important first. If the configuration cannot be read, checks that depend on it are skipped."""
     from niels_cache_assets.project.registry import cache_root, load_registry
 
@@ -127,8 +127,8 @@ def _examine(arguments: argparse.Namespace) -> Iterator[DoctorFinding]:
     root = cache_root(registry, arguments.cache_dir)
     yield _configuration(registry)
     for line in registry.advice:
-        where, _, mend = line.rpartition("; ")
-        yield DoctorFinding("configuration", "note", where, mend)
+        where, _, fix = line.rpartition("; ")
+        yield DoctorFinding("configuration", "note", where, fix)
     if not registry.is_fallback:
         yield from _inputs(registry, offline=arguments.offline)
     yield from _cache_directory(root)
@@ -140,11 +140,11 @@ def _examine(arguments: argparse.Namespace) -> Iterator[DoctorFinding]:
 def _system() -> DoctorFinding:
     found = f"{platform.system()} {platform.machine()}, Python {platform.python_version()}, {format_count(os.cpu_count() or 1, 'core')}"
     if sys.version_info < MIN_PYTHON:
-        mend = f"create a new environment with Python {'.'.join(map(str, MIN_PYTHON))} or newer"
-        return DoctorFinding("system", "problem", found, mend)
+        fix = f"create a new environment with Python {'.'.join(map(str, MIN_PYTHON))} or newer"
+        return DoctorFinding("system", "problem", found, fix)
     if sys.platform != "linux":
-        mend = "niels-cache is tested on Linux; elsewhere a cache is missing for an instant when its rebuild takes its place"
-        return DoctorFinding("system", "note", found, mend)
+        fix = "niels-cache is tested on Linux; elsewhere a cache is missing for an instant when its rebuild takes its place"
+        return DoctorFinding("system", "note", found, fix)
     return DoctorFinding("system", "ok", found)
 
 
@@ -154,9 +154,9 @@ def _versions() -> DoctorFinding:
     try:
         requirements = [Requirement(line) for line in metadata.requires(PROGRAM) or ()]
     except metadata.PackageNotFoundError:
-        mend = "run pip install -e . in the clone, so that the requirements can be checked"
-        return DoctorFinding("packages", "note", "niels-cache is not installed: run from its sources", mend)
-    wrong, right = [], 0
+        fix = "run pip install -e . in the clone, so that the requirements can be checked"
+        return DoctorFinding("packages", "note", "niels-cache is not installed: run from its sources", fix)
+    wrong, satisfied = [], 0
     for requirement in requirements:
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
@@ -166,14 +166,14 @@ def _versions() -> DoctorFinding:
             wrong.append((requirement, "missing"))
             continue
         if requirement.specifier.contains(installed, prereleases=True):
-            right += 1
+            satisfied += 1
         else:
             wrong.append((requirement, installed))
     if wrong:
         found = ", ".join(f"{requirement} ({installed})" for requirement, installed in wrong)
-        mend = f"{sys.executable} -m pip install {' '.join(repr(str(requirement)) for requirement, _ in wrong)}"
-        return DoctorFinding("packages", "problem", found, mend)
-    return DoctorFinding("packages", "ok", f"{right} as required; dagster {metadata.version('dagster')}")
+        fix = f"{sys.executable} -m pip install {' '.join(repr(str(requirement)) for requirement, _ in wrong)}"
+        return DoctorFinding("packages", "problem", found, fix)
+    return DoctorFinding("packages", "ok", f"{satisfied} as required; dagster {metadata.version('dagster')}")
 
 
 def _configuration(registry: Registry) -> DoctorFinding:
@@ -181,14 +181,14 @@ def _configuration(registry: Registry) -> DoctorFinding:
 
     names = [name for family in FAMILIES for name in registry.partition_keys(family)]
     if registry.is_fallback:
-        what, _, mend = registry.without_file.rpartition("; ")
-        return DoctorFinding("configuration", "note", what, mend)
+        what, _, fix = registry.without_file.rpartition("; ")
+        return DoctorFinding("configuration", "note", what, fix)
     found = f"{registry.settings_origin}: {format_count(len(names), 'data set')} to build"
     if not names:
-        mend = (
+        fix = (
             f"add a data set to {registry.origin}: {PROGRAM} init --list shows those that ship with it, {PROGRAM} init inspects your files"
         )
-        return DoctorFinding("configuration", "problem", found, mend)
+        return DoctorFinding("configuration", "problem", found, fix)
     waiting = [f"{name} needs {reason}" for name, reason in registry.unconfigured().items()]
     return DoctorFinding("configuration", "ok", "; ".join([found, *waiting]))
 
@@ -230,31 +230,31 @@ def _cache_directory(root: Path) -> Iterator[DoctorFinding]:
     """
     from niels_cache_runtime.format.commit import can_exchange
 
-    folder = _existing(root)
+    folder = _nearest_folder(root)
     name = str(root.absolute())
     file = next((path for path in (root.absolute(), *root.absolute().parents) if path.exists()), folder)
     if not file.is_dir():
-        mend = "move it away, or choose another place with --cache-dir or [build] cache_dir"
-        yield DoctorFinding("cache directory", "problem", f"{file} is a file", mend)
+        fix = "move it away, or choose another place with --cache-dir or [build] cache_dir"
+        yield DoctorFinding("cache directory", "problem", f"{file} is a file", fix)
         return
     try:
         with tempfile.TemporaryDirectory(prefix=".niels_cache_doctor_", dir=folder) as probe:
             locks, exchanges = _has_locks(Path(probe)), can_exchange(Path(probe))
     except OSError as error:
-        mend = f"change its permissions, or choose another place with --cache-dir or [build] cache_dir ({error.strerror})"
-        yield DoctorFinding("cache directory", "problem", f"{name}: {folder} cannot be written", mend)
+        fix = f"change its permissions, or choose another place with --cache-dir or [build] cache_dir ({error.strerror})"
+        yield DoctorFinding("cache directory", "problem", f"{name}: {folder} cannot be written", fix)
         return
     yield DoctorFinding("cache directory", "ok", name if folder == root.absolute() else f"{name}, which a build will create")
     if not locks:
-        mend = "use a local disk for the cache directory, or mount this one with locks: without them, two builds may write at once"
-        yield DoctorFinding("locks", "problem", "its file system has no file locks", mend)
+        fix = "use a local disk for the cache directory, or mount this one with locks: without them, two builds may write at once"
+        yield DoctorFinding("locks", "problem", "its file system has no file locks", fix)
     if not exchanges:
-        mend = "no action is needed; but a cache is missing for an instant when its rebuild takes its place"
-        yield DoctorFinding("exchange", "note", "its file system cannot exchange two directories in one step", mend)
+        fix = "no action is needed; but a cache is missing for an instant when its rebuild takes its place"
+        yield DoctorFinding("exchange", "note", "its file system cannot exchange two directories in one step", fix)
     free = shutil.disk_usage(folder).free
-    little = free < LITTLE_SPACE
-    mend = "free some space, or choose another disk with --cache-dir; `hf cache ls` lists the files that the hub keeps" if little else ""
-    yield DoctorFinding("disk", "note" if little else "ok", f"{file_size(free)} free", mend)
+    is_low = free < LOW_SPACE
+    fix = "free some space, or choose another disk with --cache-dir; `hf cache ls` lists the files that the hub keeps" if is_low else ""
+    yield DoctorFinding("disk", "note" if is_low else "ok", f"{file_size(free)} free", fix)
 
 
 def _has_locks(folder: Path) -> bool:
@@ -269,18 +269,18 @@ def _dagster_home() -> DoctorFinding:
     given = os.environ.get(HOME_VARIABLE)
     home = Path(given or ".dagster").expanduser()
     found = f"{home.absolute()}" if given else f"{home.absolute()} ({HOME_VARIABLE} is not set)"
-    folder = _existing(home)
+    folder = _nearest_folder(home)
     if (home.exists() and not home.is_dir()) or not os.access(folder, os.W_OK | os.X_OK):
-        mend = f"this folder is not writable; choose another: export {HOME_VARIABLE}=$HOME/.dagster"
-        return DoctorFinding(HOME_VARIABLE, "problem", found, mend)
+        fix = f"this folder is not writable; choose another: export {HOME_VARIABLE}=$HOME/.dagster"
+        return DoctorFinding(HOME_VARIABLE, "problem", found, fix)
     if given and not Path(given).is_absolute():
-        mend = f"make the path absolute, because other programs of Dagster refuse a relative one: export {HOME_VARIABLE}={home.absolute()}"
-        return DoctorFinding(HOME_VARIABLE, "problem", given, mend)
+        fix = f"make the path absolute, because other programs of Dagster refuse a relative one: export {HOME_VARIABLE}={home.absolute()}"
+        return DoctorFinding(HOME_VARIABLE, "problem", given, fix)
     if (home / DAGSTER_CONFIG).exists() and not os.access(home / DAGSTER_CONFIG, os.R_OK):
         return DoctorFinding(HOME_VARIABLE, "problem", f"{home / DAGSTER_CONFIG} cannot be read", "change its permissions")
     if not given:
-        mend = f"each working folder has a separate history; to share one: export {HOME_VARIABLE}=$HOME/.dagster"
-        return DoctorFinding(HOME_VARIABLE, "note", found, mend)
+        fix = f"each working folder has a separate history; to share one: export {HOME_VARIABLE}=$HOME/.dagster"
+        return DoctorFinding(HOME_VARIABLE, "note", found, fix)
     return DoctorFinding(HOME_VARIABLE, "ok", found)
 
 
@@ -292,20 +292,20 @@ def _hub(registry: Registry) -> Iterator[DoctorFinding]:
     problems = [_input_finding("hub", problem) for problem in hub_problems(registry)]
     yield from problems
     sources = {**registry.pretrain, **registry.sft}.values()
-    asked = {source.dataset for source in sources if isinstance(source, HubData) and source.enabled and not source.local_key}
-    if not asked:
+    datasets = {source.dataset for source in sources if isinstance(source, HubData) and source.enabled and not source.local_key}
+    if not datasets:
         yield DoctorFinding("hub", "ok", "no configured data set comes from the hub")
     elif not problems:
         from huggingface_hub import get_token
 
-        yield DoctorFinding("hub", "ok", f"{format_list(sorted(asked))} can be read, {'with' if get_token() else 'without'} a token")
+        yield DoctorFinding("hub", "ok", f"{format_list(sorted(datasets))} can be read, {'with' if get_token() else 'without'} a token")
 
 
 def _input_finding(what: str, problem: InputProblem) -> DoctorFinding:
-    found, _, mend = (str(problem), "", _NETWORK) if problem.is_unreachable else str(problem).rpartition("; ")
-    return DoctorFinding(what, "problem", found or mend, mend)
+    found, _, fix = (str(problem), "", _NETWORK) if problem.is_unreachable else str(problem).rpartition("; ")
+    return DoctorFinding(what, "problem", found or fix, fix)
 
 
-def _existing(path: Path) -> Path:
+def _nearest_folder(path: Path) -> Path:
     path = path.absolute()
     return next(folder for folder in (path, *path.parents) if folder.is_dir())

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.base.wording import format_count, format_share
-from niels_cache_assets.cli.command import PRETRAIN, SEED_HELP, Command, draw_seed, integer_of_at_least, require_choice, whole_number
+from niels_cache_assets.cli.command import PRETRAIN, SEED_HELP, Command, draw_seed, integer_at_least, require_choice, whole_number
 from niels_cache_assets.cli.console import DIFFERENCE_STYLE, ELLIPSIS, new_table, output, print_facts, title_of
 from niels_cache_assets.corpus.layout import DUPLICATES, duplicates_dir, duplicates_file
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 KINDS = ("near", "exact")
 CHARACTERS = 600  # to print of each text; finding the words that differ takes quadratic time
 CONTEXT_WORDS = 12  # common words before the first difference
-_LOOKED_THROUGH = 100_000  # characters that are searched for the first difference
+_MAX_SEARCHED = 100_000  # characters that are searched for the first difference
 
 Pair = Mapping[str, Any]  # a row of corpus.layout.DUPLICATES
 MarkedPart = tuple[bool, list[str]]  # (whether the other text lacks these words, the words)
@@ -41,9 +41,7 @@ MarkedPart = tuple[bool, list[str]]  # (whether the other text lacks these words
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that only this command has."""
     parser.add_argument("name", metavar="NAME", nargs="?", help="a deduplicated data set (default: the counts of all of them)")
-    parser.add_argument(
-        "-n", metavar="N", dest="count", type=integer_of_at_least(1), default=3, help="number of pairs to show (default: 3)"
-    )
+    parser.add_argument("-n", metavar="N", dest="count", type=integer_at_least(1), default=3, help="number of pairs to show (default: 3)")
     parser.add_argument("--kind", metavar="KIND", help="exact or near duplicates (default: near, if there are any)")
     parser.add_argument("--closest-call", action="store_true", help="show the least similar pairs instead of random ones")
     parser.add_argument("--seed", metavar="N", type=whole_number, help=SEED_HELP)
@@ -107,9 +105,9 @@ def _print_counts(console: Console, meta: Meta) -> None:
     table = new_table("data set", *numbers, "", right=frozenset({*numbers, ""}))
     for name in meta["order"]:
         counts = meta["datasets"][name]
-        stay = counts["documents"] - counts["exact"] - counts["near"]
-        cells = (counts["documents"], counts["exact"], counts["near"], stay)
-        table.add_row(name, *(f"{number:,}" for number in cells), format_share(stay, counts["documents"]))
+        kept = counts["documents"] - counts["exact"] - counts["near"]
+        cells = (counts["documents"], counts["exact"], counts["near"], kept)
+        table.add_row(name, *(f"{number:,}" for number in cells), format_share(kept, counts["documents"]))
     console.print(table)
     settings = meta["settings"]
     verify = f", verified by {settings['verify']}" if settings["verify"] != "none" else ""
@@ -125,14 +123,14 @@ def _choose(path: Path, kind: str, count: int, *, seed: int | None) -> list[Pair
 
     from niels_cache_assets.inspection.corpora import column, rows_at, seeded_choice
 
-    places = np.flatnonzero(column(path, "kind") == kind)
+    positions = np.flatnonzero(column(path, "kind") == kind)
     if seed is None:
-        similarity = column(path, "similarity")[places].astype(np.float64)
-        places = places[np.argsort(similarity, kind="stable")[:count]]
+        similarity = column(path, "similarity")[positions].astype(np.float64)
+        positions = positions[np.argsort(similarity, kind="stable")[:count]]
     else:
-        places = places[seeded_choice(len(places), count, seed)]
-    rows = rows_at([path], places, list(DUPLICATES))
-    return [rows[place] for place in places.tolist()]
+        positions = positions[seeded_choice(len(positions), count, seed)]
+    rows = rows_at([path], positions, list(DUPLICATES))
+    return [rows[position] for position in positions.tolist()]
 
 
 def _texts(registry: Registry, root: Path, name: str, pairs: Iterable[Pair], duplicates: Meta) -> dict[tuple[str, int], dict[str, Any]]:
@@ -140,12 +138,12 @@ def _texts(registry: Registry, root: Path, name: str, pairs: Iterable[Pair], dup
     from niels_cache_assets.corpus.prepared import document_files
     from niels_cache_assets.inspection.corpora import find_corpus, require_same_corpus, rows_at
 
-    wanted: dict[str, set[int]] = {}
+    ordinals_by_dataset: dict[str, set[int]] = {}
     for pair in pairs:
-        wanted.setdefault(name, set()).add(pair["ordinal"])
-        wanted.setdefault(pair["because_dataset"], set()).add(pair["because_ordinal"])
+        ordinals_by_dataset.setdefault(name, set()).add(pair["ordinal"])
+        ordinals_by_dataset.setdefault(pair["because_dataset"], set()).add(pair["because_ordinal"])
     texts: dict[tuple[str, int], dict[str, Any]] = {}
-    for dataset, ordinals in wanted.items():
+    for dataset, ordinals in ordinals_by_dataset.items():
         directory, meta = find_corpus(registry, root, dataset)
         require_same_corpus(duplicates, dataset, meta)
         rows = rows_at(document_files(directory, meta), ordinals, ["text", "title", "file", "row"])
@@ -168,7 +166,7 @@ def mark_differences(left: str, right: str, *, characters: int, styled: bool) ->
     """Return both texts from shortly before their first difference, with collapsed white space. Words that only one text has are marked."""
     from niels_cache_assets.tokenizer.decoding import spell_controls
 
-    ours, theirs = (spell_controls(text[:_LOOKED_THROUGH]).split() for text in (left, right))
+    ours, theirs = (spell_controls(text[:_MAX_SEARCHED]).split() for text in (left, right))
     shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False)))
     begin = 0 if shared == len(ours) == len(theirs) else max(0, shared - CONTEXT_WORDS)
     shown = [_words_that_fit(words[begin:], characters) for words in (ours, theirs)]
@@ -177,9 +175,9 @@ def mark_differences(left: str, right: str, *, characters: int, styled: bool) ->
     parts: tuple[list[MarkedPart], list[MarkedPart]] = ([], [])
     for number, (tag, first, last, other_first, other_last) in enumerate(matches, start=1):
         # If one text was cut, words at the very end of the other text are not a difference.
-        by_the_cut = number == len(matches) and ((tag == "delete" and cut[1]) or (tag == "insert" and cut[0]))
-        parts[0].append((tag != "equal" and not by_the_cut, shown[0][first:last]))
-        parts[1].append((tag != "equal" and not by_the_cut, shown[1][other_first:other_last]))
+        is_cut_off = number == len(matches) and ((tag == "delete" and cut[1]) or (tag == "insert" and cut[0]))
+        parts[0].append((tag != "equal" and not is_cut_off, shown[0][first:last]))
+        parts[1].append((tag != "equal" and not is_cut_off, shown[1][other_first:other_last]))
     joined = [_joined(part, begin > 0, ends_early, styled) for part, ends_early in zip(parts, cut, strict=True)]
     return joined[0], joined[1]
 

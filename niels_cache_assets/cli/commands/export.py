@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from niels_cache_assets.exchange.formats import ExportSettings
     from niels_cache_assets.exchange.writing import ExportPlan
 
-
 TEXT = "text"
 
 
@@ -115,14 +114,14 @@ def run(arguments: argparse.Namespace) -> int:
         return _export_text(arguments)
     settings = _settings(arguments)
     registry, root = open_registry(arguments)
-    place = find_cache(registry, root, arguments.name, kinds=("pretrain",))
-    plan = plan_export(place.name, place.directory, settings)
+    cache = find_cache(registry, root, arguments.name, kinds=("pretrain",))
+    plan = plan_export(cache.name, cache.directory, settings)
     _refuse_inside_caches(plan.folder, root)
     if not arguments.dry_run:
         if not arguments.force:
             plan.require_free()
         try:
-            with stop_on_signals(), transfer_progress(f"exporting {place.name}") as progress:
+            with stop_on_signals(), transfer_progress(f"exporting {cache.name}") as progress:
                 write_export(plan, force=arguments.force, progress=progress)
         except NielsCacheError as error:
             print_error(f"error: {error}")
@@ -178,18 +177,18 @@ def _print_text(arguments: argparse.Namespace, export: TextExport, manifest: dic
 
 
 def _settings(arguments: argparse.Namespace) -> ExportSettings:
-    from niels_cache_assets.exchange.formats import FORMATS, ExportSettings, split_choice
+    from niels_cache_assets.exchange.formats import FORMATS, ExportSettings, parse_splits
     from niels_cache_assets.exchange.megatron import Link
     from niels_cache_runtime.format.layout import SPLITS
 
     format = require_choice("", "export has no format", arguments.format, (*FORMATS, TEXT))
     if arguments.file_type is not None:
         raise NielsCacheError(f"{WHERE}: --file-type: only text takes it; leave it out for {format}")
-    splits = tuple(split_choice(arguments.split))
+    splits = tuple(parse_splits(arguments.split))
     if not splits:
         raise_invalid("--split", "no split", arguments.split, (*SPLITS, "all"))
-    usual: Link = "reflink" if format == "megatron" else "copy"
-    link: Link = usual if arguments.link is None else require_choice("--link", "no such way", arguments.link, get_args(Link))
+    default: Link = "reflink" if format == "megatron" else "copy"
+    link: Link = default if arguments.link is None else require_choice("--link", "no such way", arguments.link, get_args(Link))
     for option, given in (("--key", arguments.key), ("--link", arguments.link)):
         if given is not None and format != "megatron":
             raise NielsCacheError(f"{WHERE}: {option}: only megatron takes it; leave it out for {format}")

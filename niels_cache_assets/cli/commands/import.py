@@ -113,14 +113,14 @@ def _require_free_name(arguments: argparse.Namespace, registry: Registry, root: 
         raise NielsCacheError(
             f"{WHERE}: --name {name}: is the name of a configured data set, whose build would overwrite it; choose another name"
         )
-    place = find_caches(registry, root).get(name)
-    if place is None or not place.exists:
+    cache = find_caches(registry, root).get(name)
+    if cache is None or not cache.exists:
         return
-    imported = place.kind == "pretrain" and (place.meta().get("source") or {}).get("kind") in FORMATS
+    imported = cache.kind == "pretrain" and (cache.meta().get("source") or {}).get("kind") in FORMATS
     if not imported:
-        raise NielsCacheError(f"{place.directory}: exists and was not imported; choose another --name")
+        raise NielsCacheError(f"{cache.directory}: exists and was not imported; choose another --name")
     if not arguments.force:
-        raise NielsCacheError(f"{place.directory}: exists; choose another --name, or replace it with --force")
+        raise NielsCacheError(f"{cache.directory}: exists; choose another --name, or replace it with --force")
 
 
 def _vocabulary(arguments: argparse.Namespace, registry: Registry, root: Path) -> Vocabulary:
@@ -136,8 +136,8 @@ def _vocabulary(arguments: argparse.Namespace, registry: Registry, root: Path) -
     sha256, size, ids = arguments.tokenizer_sha256, None, dict[str, int | None].fromkeys(ROLE_KEYS)
     if sha256 is not None and not re.fullmatch("[0-9a-f]{64}", sha256):
         raise NielsCacheError(f"{WHERE}: --tokenizer-sha256 {sha256}: must be 64 digits 0-9a-f, as sha256sum prints them")
-    own = tokenizer_dir(root) / META_NAME
-    known = read_meta(str(own)) if own.exists() else None
+    meta_path = tokenizer_dir(root) / META_NAME
+    known = read_meta(str(meta_path)) if meta_path.exists() else None
     if arguments.tokenizer is not None:
         file = _model_file(arguments.tokenizer)
         found: str | None = sha256_file(str(file))
@@ -184,8 +184,8 @@ def _read_model(path: Path, registry: Registry) -> tuple[str | None, int, dict[s
 
     settings = registry.tokenizer
     if infer_model_kind(path) == "tiktoken" and not is_configured_model(settings, path):
-        named = "its sha256 depends on its special tokens and its pattern; name this file in [tokenizer], with special_tokens"
-        raise NielsCacheError(f"{WHERE}: --tokenizer {path}: is a rank file; {named}")
+        reason = "its sha256 depends on its special tokens and its pattern; name this file in [tokenizer], with special_tokens"
+        raise NielsCacheError(f"{WHERE}: --tokenizer {path}: is a rank file; {reason}")
     tokenizer = open_model_at(settings, path, with_special_tokens=True)
     ids = {role: tokenizer.token_id(settings.special_tokens[role]) for role in ROLE_KEYS if role in settings.special_tokens}
     return tokenizer.model_sha256, tokenizer.vocab_size, {**dict.fromkeys(ROLE_KEYS), **ids}

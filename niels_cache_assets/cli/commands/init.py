@@ -113,7 +113,7 @@ def run(arguments: argparse.Namespace) -> None:
         console.print(f"{target} written. It builds", style="bold")
         for family in FAMILIES:
             for name in registry.partition_keys(family):
-                console.print(f"  [{family}.{name}] {_in_words(registry.source(name))}")
+                console.print(f"  [{family}.{name}] {_describe_source(registry.source(name))}")
         console.print("Next steps", style="bold")
         if arguments.profile == "quickstart":
             option = f" --config {target}"  # with this profile, a file is read only if --config names it
@@ -163,16 +163,16 @@ def _entry(name: str) -> dict[str, Any]:
     }
 
 
-def _in_words(source: Source) -> str:
+def _describe_source(source: Source) -> str:
     """Return a line about the data that was found, such as `parquet: data/**/*.parquet, text in 'body'`."""
-    from niels_cache_assets.cli.new_config import form_of
+    from niels_cache_assets.cli.new_config import describe_fields
 
     where = getattr(source, "files", None) or getattr(source, "path", None) or getattr(source, "dataset", None)
     if where is None:
         return source.source
-    places = [os.path.relpath(place) if os.path.isabs(place) else place for place in (where if isinstance(where, list) else [where])]
-    form = form_of(source.model_dump(exclude_unset=True))
-    return f"{source.source}: {', '.join([*places, form] if form else places)}"
+    paths = [os.path.relpath(path) if os.path.isabs(path) else path for path in (where if isinstance(where, list) else [where])]
+    form = describe_fields(source.model_dump(exclude_unset=True))
+    return f"{source.source}: {', '.join([*paths, form] if form else paths)}"
 
 
 def _write(target: Path, text: str) -> tuple[Registry, list[str]]:
@@ -214,8 +214,8 @@ def _require_inputs(registry: Registry) -> list[str]:
 
     if registry.tokenizer.model is not None:
         open_configured_model(registry.tokenizer)
-    mine = {name for family in FAMILIES for name in registry.partition_keys(family) if name not in catalog()}
-    found = [*input_problems(registry), *hub_problems(registry, mine)]
+    own_names = {name for family in FAMILIES for name in registry.partition_keys(family) if name not in catalog()}
+    found = [*input_problems(registry), *hub_problems(registry, own_names)]
     problems = [problem for problem in found if not problem.is_unreachable and not problem.is_row_problem]
     if problems:
         raise InputsError(["error: init: this configuration cannot be built, so no file was written:", *map(str, problems)])

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from niels_cache_assets.base.wording import file_size, format_count, format_list
-from niels_cache_assets.cli.command import PRETRAIN, WHERE, Command, integer_of_at_least
+from niels_cache_assets.cli.command import PRETRAIN, WHERE, Command, integer_at_least
 from niels_cache_assets.cli.console import PROGRAM, diagnostics, output, print_facts
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -32,7 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "number",
         metavar="NUMBER",
         nargs="?",
-        type=integer_of_at_least(0),
+        type=integer_at_least(0),
         help=f"the part, from 0 (default: the number in {' or '.join(NUMBER_VARIABLES)})",
     )
     what = parser.add_mutually_exclusive_group()
@@ -47,7 +47,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--train-tokens", type=int, metavar="N", help="with --add: a token budget for the new files (default: all their tokens)"
     )
     parser.add_argument("--no-wait", action="store_true", help="exit with 75 instead of waiting if another process is building this part")
-    parser.add_argument("--threads", metavar="N", type=integer_of_at_least(1), help="number of encoding threads; does not affect the bytes")
+    parser.add_argument("--threads", metavar="N", type=integer_at_least(1), help="number of encoding threads; does not affect the bytes")
     parser.add_argument("--launch", type=_launch, help=argparse.SUPPRESS)  # a program that starts this command stops it by this name
     parser.add_argument("--no-notify", action="store_true", help="send no [notify] messages")
 
@@ -100,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int | None:
         if given is not None and not arguments.add:
             raise NielsCacheError(f"{WHERE}: {option}: only for new files; name them with --add, or leave it out")
     if not arguments.add and not arguments.prune:
-        return build_and_report(lambda lines: _chosen(arguments, lines), wait=not arguments.no_wait, notify=not arguments.no_notify)
+        return build_and_report(lambda lines: _artifact(arguments, lines), wait=not arguments.no_wait, notify=not arguments.no_notify)
     _refuse_number(arguments)
     registry, root = open_registry(arguments)
     require_name(registry, arguments.name)
@@ -108,7 +108,7 @@ def run(arguments: argparse.Namespace) -> int | None:
     return None
 
 
-def _chosen(arguments: argparse.Namespace, lines: JsonLines) -> Artifact:
+def _artifact(arguments: argparse.Namespace, lines: JsonLines) -> Artifact:
     """Return the artifact to build.
 
     Raises:
@@ -128,27 +128,26 @@ def _chosen(arguments: argparse.Namespace, lines: JsonLines) -> Artifact:
     registry, root = open_registry(arguments)
     if arguments.threads is not None:
         registry = replace(registry, build=registry.build.model_copy(update={"threads": arguments.threads}))
-    found = graph(registry, root)
+    artifacts = graph(registry, root)
     if arguments.seal:
-        return ready_seal(found, name, lines)
+        return ready_seal(artifacts, name, lines)
     if arguments.range:
         target = ranges_dir(root) / range_name(number)
     elif arguments.corpus:
         target = corpus_parts_dir(root, name) / part_name(number)
     else:
         target = parts_dir(root, name) / (VAL_NAME if arguments.val else part_name(number))
-    stops = StopRequests(
-        launch=arguments.launch, stale=stop_stamp(target)
-    )  # before the tokenizer, the plan and the hashes, which may take hours
+    # Before the tokenizer, the plan and the hashes, which may take hours.
+    stops = StopRequests(launch=arguments.launch, stale=stop_stamp(target))
     if arguments.range:
-        search = ready_search(found, name, lines)
+        search = ready_search(artifacts, name, lines)
         _require_number(number, search.ranges, "range", "the search for duplicates")
-        return search if found.is_done(HASHES) else replace(search.range(number), stops=stops)
+        return search if artifacts.is_done(HASHES) else replace(search.range(number), stops=stops)
     if arguments.corpus:
-        corpus = ready_corpus(found, name, lines)
+        corpus = ready_corpus(artifacts, name, lines)
         _require_number(number, corpus.source.corpus_parts, "part", f"the corpus of {name}")
         return replace(corpus.part(number), stops=stops)
-    sealed = ready_dataset(found, name, lines)
+    sealed = ready_dataset(artifacts, name, lines)
     if arguments.val:
         if not sealed.source.has_val_part:
             raise NielsCacheError(f"{registry.origin}: {name} has no val to build before its parts; build them and leave out --val")
@@ -198,12 +197,12 @@ def _add(arguments: argparse.Namespace, registry: Registry, root: Path) -> None:
     name, config = arguments.name, Path(registry.origin)
     if not config.is_file():
         raise NielsCacheError(f"{registry.origin}: is not a file, so nothing can be added to it; write one: {PROGRAM} init")
-    wanted = {"files": arguments.add, "parts": 1 if arguments.parts is None else arguments.parts}
+    settings = {"files": arguments.add, "parts": 1 if arguments.parts is None else arguments.parts}
     if arguments.train_tokens is not None:
-        wanted["train_tokens"] = arguments.train_tokens
+        settings["train_tokens"] = arguments.train_tokens
     with locked_config(config, log=lambda line: diagnostics().print(line)):
         registry = load_registry(profile=registry.profile, config=registry.origin)  # another command may have written it meanwhile
-        addition = check_addition(registry, root, name, read_added_tables(config, name), wanted)
+        addition = check_addition(registry, root, name, read_added_tables(config, name), settings)
         try:
             written = None if addition is None else add_table(config, name, addition.entry, keys=addition.keys)
         except TableNotWrittenError as error:
@@ -219,8 +218,8 @@ def _add(arguments: argparse.Namespace, registry: Registry, root: Path) -> None:
         console.print(f"{name}: {format_list(arguments.add)} is in {config} already; nothing was written")
         return
     size = file_size(sum(file.bytes for file in addition.files))
-    told = f"{format_count(len(addition.files), 'file')} of {size} in {format_count(wanted['parts'], 'new part')}"
-    console.print(f"{name}: {told}; wrote [[pretrain.{name}.added]] to {written}")
+    summary = f"{format_count(len(addition.files), 'file')} of {size} in {format_count(settings['parts'], 'new part')}"
+    console.print(f"{name}: {summary}; wrote [[pretrain.{name}.added]] to {written}")
     for key, value in addition.keys.items():
         console.print(f"{name}: also wrote {key} = {value}, the commit of the built data set")
     console.print(f"build the new parts: {PROGRAM} build-all --only {name}")
@@ -238,6 +237,6 @@ def _prune(arguments: argparse.Namespace, registry: Registry, root: Path) -> Non
     for part in removed:
         console.print(f"removed {part.directory} ({file_size(part.bytes)})")
     source = registry.pretrain[name]
-    there = "all of them belong to the current plan" if source.is_in_parts or source.corpus_parts > 1 else "it has none"
-    why = "" if removed else f", because {there}"
+    reason = "all of them belong to the current plan" if source.is_in_parts or source.corpus_parts > 1 else "it has none"
+    why = "" if removed else f", because {reason}"
     console.print(f"{name}: removed {format_count(len(removed), 'part')}{why}")

@@ -38,9 +38,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--replace", action="store_true", help="replace another build of this data set in DIR")
     copy = parser.add_argument_group("the local copy of a loader")
     copy.add_argument("--copy", metavar="DIR", help="show the content of DIR, the folder given to Copy(dir=DIR)")
-    doing = copy.add_mutually_exclusive_group()
-    doing.add_argument("--trim", metavar="SIZE", type=byte_count, help="remove unused files until at most SIZE remains, such as 100GB")
-    doing.add_argument("--check", action="store_true", help="hash every file, and remove damaged files from the copy")
+    action = copy.add_mutually_exclusive_group()
+    action.add_argument("--trim", metavar="SIZE", type=byte_count, help="remove unused files until at most SIZE remains, such as 100GB")
+    action.add_argument("--check", action="store_true", help="hash every file, and remove damaged files from the copy")
 
 
 COMMAND = Command(
@@ -90,20 +90,20 @@ def _pull(arguments: argparse.Namespace) -> int:
     address = f"{SCHEME}datasets/{repository_of(arguments.address)}" if on_hub else check_address(arguments.address)
     split = None if arguments.split is None else require_choice("--split", "no split", arguments.split, SPLITS)
     with stop_on_signals(), transfer_progress("pulling") as progress:
-        pulled = (pull_from_hub if on_hub else pull)(
+        result = (pull_from_hub if on_hub else pull)(
             address, Path(arguments.out).expanduser(), split=split, replace_other=arguments.replace, progress=progress
         )
     facts = {
         "address": address,
-        "folder": pulled.directory,
-        "state": pulled.state,
-        "content_sha256": pulled.meta["content_sha256"],
-        "fetched_bytes": pulled.fetched_bytes,
+        "folder": result.directory,
+        "state": result.state,
+        "content_sha256": result.meta["content_sha256"],
+        "fetched_bytes": result.fetched_bytes,
     }
     if not print_facts(arguments, facts):
         console = output()
-        console.print(f"{pulled.directory}: {pulled.state}, {file_size(pulled.fetched_bytes)} fetched")
-        console.print(f"look at it: {PROGRAM} sample {pulled.directory.name} --cache-dir {arguments.out}")
+        console.print(f"{result.directory}: {result.state}, {file_size(result.fetched_bytes)} fetched")
+        console.print(f"look at it: {PROGRAM} sample {result.directory.name} --cache-dir {arguments.out}")
     return DONE
 
 

@@ -65,11 +65,11 @@ def run(arguments: argparse.Namespace) -> None:
         raise NielsCacheError(f"{WHERE}: --repair: only for an object store; the hub compares each file with its hash; leave it out")
     address = f"{SCHEME}datasets/{repository_of(arguments.address)}" if on_hub else check_address(arguments.address)
     registry, root = open_registry(arguments)
-    place = find_cache(registry, root, arguments.name, kinds=("pretrain", "sft"))
-    build = open_local_build(place.directory)
-    with stop_on_signals(), transfer_progress(f"pushing {place.name}") as progress:
+    cache = find_cache(registry, root, arguments.name, kinds=("pretrain", "sft"))
+    build = open_local_build(cache.directory)
+    with stop_on_signals(), transfer_progress(f"pushing {cache.name}") as progress:
         if on_hub:
-            license = None if registry.publish is None else registry.publish.licenses.get(place.name)
+            license = None if registry.publish is None else registry.publish.licenses.get(cache.name)
             pushed = push_to_hub(build, address, license=license, replace_other=arguments.replace, progress=progress)
         else:
             pushed = push(build, address, replace_other=arguments.replace, repair=arguments.repair, progress=progress)

@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> None:
     from niels_cache_assets.reports.page import write_page
 
     registry, root = open_registry(arguments)
-    path, facts, render, lines = _of_limits(registry, root, arguments.name) if arguments.name else _of_caches(registry, root)
+    path, facts, render, lines = _report_on_limits(registry, root, arguments.name) if arguments.name else _report_on_caches(registry, root)
     path = Path(arguments.out).expanduser() if arguments.out else path
     if arguments.out or not arguments.json:
         write_page(path, render())
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> None:
         warnings().print(f"no browser was found; open {path.absolute()} yourself")
 
 
-def _of_caches(registry: Registry, root: Path) -> Report:
+def _report_on_caches(registry: Registry, root: Path) -> Report:
     from niels_cache_assets.defs.home.history import history_at_home
     from niels_cache_assets.reports.cache import cache_report, find_items
     from niels_cache_assets.reports.drawings import draw_report
@@ -84,7 +84,7 @@ def _of_caches(registry: Registry, root: Path) -> Report:
     return page_path(root), report.as_json(), render, lines
 
 
-def _of_limits(registry: Registry, root: Path, name: str) -> Report:
+def _report_on_limits(registry: Registry, root: Path, name: str) -> Report:
     from niels_cache_assets.inspection.corpora import find_corpus
     from niels_cache_assets.reports.page import render_tuning, tuning_path
     from niels_cache_assets.reports.tuning import tuning

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.base.wording import format_count
-from niels_cache_assets.cli.command import SEED_HELP, WHERE, Command, draw_seed, integer_of_at_least, require_choice, whole_number
+from niels_cache_assets.cli.command import SEED_HELP, WHERE, Command, draw_seed, integer_at_least, require_choice, whole_number
 from niels_cache_assets.cli.console import excerpt, output, print_json, title_of
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -42,7 +42,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--stage", metavar="STAGE", default="cache", help="cache: what training sees (default); corpus: documents after cleaning"
     )
     parser.add_argument("--split", metavar="SPLIT", help="train or val (default: train; not for a corpus)")
-    parser.add_argument("-n", metavar="N", dest="count", type=integer_of_at_least(1), default=3, help="number of samples (default: 3)")
+    parser.add_argument("-n", metavar="N", dest="count", type=integer_at_least(1), default=3, help="number of samples (default: 3)")
     parser.add_argument(
         "--notable", action="store_true", help="show the first, the longest, the shortest and one fixed random sample; ignores -n"
     )
@@ -50,7 +50,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tokens",
         metavar="N",
-        type=integer_of_at_least(1),
+        type=integer_at_least(1),
         default=128,
         help="tokens to print per sample (default: 128; estimated for a corpus)",
     )
@@ -96,8 +96,8 @@ def run(arguments: argparse.Namespace) -> None:
                 copy.fetch_build(build, split)
             _print_sample(arguments, directory, kind, split, seed=seed, fetch=lambda paths: copy.fetch_of(build, paths))
     else:
-        place = find_cache(*open_registry(arguments), arguments.name, kinds=FAMILIES)
-        _print_sample(arguments, place.directory, "pretrain" if place.kind == "pretrain" else "sft", split, seed=seed)
+        cache = find_cache(*open_registry(arguments), arguments.name, kinds=FAMILIES)
+        _print_sample(arguments, cache.directory, "pretrain" if cache.kind == "pretrain" else "sft", split, seed=seed)
 
 
 def _print_sample(

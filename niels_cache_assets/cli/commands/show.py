@@ -100,8 +100,8 @@ def _named(registry: Registry, root: Path, name: str) -> tuple[ShownCache | None
         corpus = {"directory": directory, "meta": meta, "duplicates": duplicate_counts(root, name, meta)}
         if name not in known or not known[name].exists:
             return None, corpus
-    place = find_cache(registry, root, name)
-    return ShownCache(name, place.kind, place.directory, place.meta()), corpus
+    location = find_cache(registry, root, name)
+    return ShownCache(name, location.kind, location.directory, location.meta()), corpus
 
 
 def is_path(given: str) -> bool:
@@ -136,14 +136,14 @@ def _no_dataset(path: Path) -> NielsCacheError:
     from niels_cache_runtime.format.path_kind import describe
 
     found = describe(path)
-    said, advice = found.clause, "give the folder of a data set, or its name"
+    problem, advice = found.clause, "give the folder of a data set, or its name"
     if found.kind == "root":
         advice = f"type {PROGRAM} status --cache-dir {shlex.quote(str(path))}"
     elif found.dataset is not None:
         advice = f"type {PROGRAM} show {shlex.quote(str(found.dataset))}"
     elif found.kind == "nothing":
-        said = f"holds no {META_NAME}"
-    return NielsCacheError(f"{path}: {said}; {advice}")
+        problem = f"holds no {META_NAME}"
+    return NielsCacheError(f"{path}: {problem}; {advice}")
 
 
 def _print_cache(console: Console, meta: Meta) -> None:

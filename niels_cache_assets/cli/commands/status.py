@@ -68,14 +68,14 @@ exit codes: 0 everything is complete or off, 1 otherwise.""",
 class StatusRow:
     """A row of the table. `meta` is empty if its counts cannot be shown, and `unfinished` is None while the cache is being built."""
 
-    judged: CacheState
+    state: CacheState
     work: BuildStatus
     meta: Meta
     unfinished: UnfinishedBuild | None = None
 
     @property
     def is_fine(self) -> bool:
-        return self.judged.condition in ("complete", "off")
+        return self.state.condition in ("complete", "off")
 
     @property
     def words(self) -> str:
@@ -86,17 +86,17 @@ class StatusRow:
         documents so far: `missing, resumable (12,345 documents)`.
         """
         share, documents = self.work.share, self.work.documents
-        words: list[str] = [self.judged.condition]
+        words: list[str] = [self.state.condition]
         how_far = ""
         if share is not None:
             how_far = f" ({share:.0%})"
         elif documents is not None:
-            how_far = f" ({format_count(documents, 'conversation' if self.judged.kind == 'sft' else 'document')})"
+            how_far = f" ({format_count(documents, 'conversation' if self.state.kind == 'sft' else 'document')})"
         if self.work.writer is not None:
             words.append(f"being built{how_far}")
-        elif self.work.is_resumable and self.judged.condition == "complete":
+        elif self.work.is_resumable and self.state.condition == "complete":
             words.append(f"an unfinished build exists{how_far}")
-        elif self._why_stale is not None:
+        elif self._stale_reason is not None:
             words.append(f"an unfinished build is stale{how_far}")
         elif self.work.is_resumable:
             words.append(f"resumable{how_far}" if share is None else f"resumable at {share:.0%}")
@@ -107,11 +107,11 @@ class StatusRow:
         """Why this cache is not complete, the process that builds it, and what to do."""
         if self.work.writer is not None:
             return f"by {self.work.writer}"
-        reasons = [said for said in (self.judged.advice, self.judged.note) if said]
-        if self._why_stale is not None:
-            next_build = "removes it" if self.judged.condition in ("complete", "off") else "starts again"
-            reasons.append(f"the unfinished build is stale: {self._why_stale}; the next build {next_build}")
-        elif self.work.is_resumable and self.judged.condition == "complete":
+        reasons = [text for text in (self.state.advice, self.state.note) if text]
+        if self._stale_reason is not None:
+            next_build = "removes it" if self.state.condition in ("complete", "off") else "starts again"
+            reasons.append(f"the unfinished build is stale: {self._stale_reason}; the next build {next_build}")
+        elif self.work.is_resumable and self.state.condition == "complete":
             reasons.append(
                 "the unfinished build has other settings or data, or was started with --force; "
                 "the next build resumes it only if all of these match"
@@ -122,31 +122,31 @@ class StatusRow:
         return "; ".join(reasons)
 
     @property
-    def _why_stale(self) -> str | None:
+    def _stale_reason(self) -> str | None:
         return self.unfinished.stale if self.unfinished is not None and self.work.is_resumable else None
 
     def as_json(self, registry: Registry) -> dict[str, Any]:
         from niels_cache_assets.facts.contents import all_counts, budget_shortfall, content_hash
 
-        judged, work = self.judged, self.work
-        configured = {**registry.pretrain, **registry.sft}.get(judged.name)
+        state, work = self.state, self.work
+        configured = {**registry.pretrain, **registry.sft}.get(state.name)
         how_far = {"share": work.share, "documents": work.documents}
         is_unfinished = work.is_resumable and work.writer is None
         return {
-            "name": judged.name,
-            "kind": judged.kind,
+            "name": state.name,
+            "kind": state.kind,
             "source": configured and configured.source,
-            "directory": str(judged.directory),
-            "condition": judged.condition,
-            "state": judged.state,
-            "advice": judged.advice,
-            "note": judged.note,
+            "directory": str(state.directory),
+            "condition": state.condition,
+            "state": state.state,
+            "advice": state.advice,
+            "note": state.note,
             "counts": all_counts(self.meta),
             "shortfall": budget_shortfall(self.meta),
             "sha256": content_hash(self.meta),
             "building": {**asdict(work.writer), **how_far} if work.writer else None,
-            "resumable": how_far if is_unfinished and self._why_stale is None else None,
-            "stale_build": {**how_far, "why": self._why_stale} if is_unfinished and self._why_stale is not None else None,
+            "resumable": how_far if is_unfinished and self._stale_reason is None else None,
+            "stale_build": {**how_far, "why": self._stale_reason} if is_unfinished and self._stale_reason is not None else None,
         }
 
 
@@ -161,7 +161,7 @@ def run(arguments: argparse.Namespace) -> int:
     print_advice(registry)
     if not arguments.names and not arguments.all:
         states = [state for state in states if is_listed(state, registry)]
-    rows = [_row(registry, judged, root) for judged in states]
+    rows = [_row(registry, state, root) for state in states]
     if not print_facts(arguments, {"root": root, "data_sets": [row.as_json(registry) for row in rows]}):
         left_out = 0 if arguments.names else len(known) - len(states)
         more = f"; {count_note(left_out, registry)}" if left_out else ""
@@ -169,18 +169,18 @@ def run(arguments: argparse.Namespace) -> int:
     return DONE if all(row.is_fine for row in rows) else FAILED
 
 
-def _row(registry: Registry, judged: CacheState, root: Path) -> StatusRow:
+def _row(registry: Registry, state: CacheState, root: Path) -> StatusRow:
     from niels_cache_assets.artifacts.unfinished import unfinished_build
     from niels_cache_assets.disk.build_lock import build_status
     from niels_cache_runtime.format.layout import META_NAME
     from niels_cache_runtime.format.meta import load_meta
 
-    work = build_status(judged.directory)
+    work = build_status(state.directory)
     is_unfinished = work.is_resumable and work.writer is None
-    path, meta = judged.directory / META_NAME, {}
+    path, meta = state.directory / META_NAME, {}
     with suppress(NielsCacheError):  # if the file was replaced in the meantime, its counts are not shown
-        meta = load_meta(str(path)) if judged.condition in ("complete", "stale") and path.exists() else {}
-    return StatusRow(judged, work, meta, unfinished_build(registry, judged, root=root) if is_unfinished else None)
+        meta = load_meta(str(path)) if state.condition in ("complete", "stale") and path.exists() else {}
+    return StatusRow(state, work, meta, unfinished_build(registry, state, root=root) if is_unfinished else None)
 
 
 def _chosen(registry: Registry, states: list[CacheState], names: Iterable[str]) -> list[CacheState]:
@@ -214,18 +214,18 @@ def _print(rows: list[StatusRow], where: str) -> None:
         shrinking=["why, and what to do"],
     )
     for row in rows:
-        kind = "" if row.judged.kind == "tokenizer" else row.judged.kind
-        status = Text(row.words, style="cyan" if row.work.writer else _STYLES.get(row.judged.condition, "yellow"))
-        table.add_row(row.judged.name, kind, status, *content_cells(all_counts(row.meta), budget_shares(row.meta)), row.reason)
+        kind = "" if row.state.kind == "tokenizer" else row.state.kind
+        status = Text(row.words, style="cyan" if row.work.writer else _STYLES.get(row.state.condition, "yellow"))
+        table.add_row(row.state.name, kind, status, *content_cells(all_counts(row.meta), budget_shares(row.meta)), row.reason)
     console = output()
     console.print(table)
     behind = [row for row in rows if not row.is_fine]
-    wanted = sum(row.judged.condition != "off" for row in rows)
-    are = f"{len(behind)} of {wanted} {'is' if len(behind) == 1 else 'are'}"
+    expected = sum(row.state.condition != "off" for row in rows)
+    count = f"{len(behind)} of {expected} {'is' if len(behind) == 1 else 'are'}"
     if not behind:
-        said = "everything is complete"
+        summary = "everything is complete"
     elif all(row.work.writer for row in behind):
-        said = f"{are} being built"
+        summary = f"{count} being built"
     else:
-        said = f"{are} not complete; to build them, run {PROGRAM} build-all"
-    console.print(f"\n{said}; {where}")
+        summary = f"{count} not complete; to build them, run {PROGRAM} build-all"
+    console.print(f"\n{summary}; {where}")

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.base.wording import SHORT_SHA256
-from niels_cache_assets.cli.command import WHERE, Command, integer_of_at_least, require_choice
+from niels_cache_assets.cli.command import WHERE, Command, integer_at_least, require_choice
 from niels_cache_assets.cli.console import new_table, output, print_facts, print_json
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_runtime.errors import NielsCacheError
@@ -39,7 +39,7 @@ CACHE_MODEL = "cache"
 _BLOCK_TOKENS = 1 << 16
 DIFFICULT = "difficult texts"
 
-_CHARACTERS = 60  # of a text that differs, on each side of the difference
+_EXCERPT_CHARACTERS = 60  # of a text that differs, on each side of the difference
 _IDS = 6  # ids on each side of the first one that differs
 
 TextSources = Callable[[], Iterable[tuple[str, Iterable[str]]]]
@@ -59,7 +59,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--characters",
         metavar="N",
-        type=integer_of_at_least(1),
+        type=integer_at_least(1),
         help=f"characters to use from the start of each source (default: {CHARACTERS:_} for compare, all for prove)",
     )
 
@@ -109,7 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
     if action == "compare" and len(arguments.models) < 2:
         raise NielsCacheError(f"{WHERE}: compare needs at least two models; name another one")
     registry, root = open_registry(arguments)
-    opened = [_opened(model, registry, root) for model in arguments.models]
+    opened = [_open_model(model, registry, root) for model in arguments.models]
     if action == "prove":
         arguments.only = arguments.only or []  # without names, no data set is decoded
         return _prove(opened, lambda: _texts(arguments, registry, root), as_json=arguments.json)
@@ -134,7 +134,7 @@ def run(arguments: argparse.Namespace) -> int:
     return DONE
 
 
-def _opened(given: str, registry: Registry, root: Path) -> tuple[Path, TextTokenizer]:
+def _open_model(given: str, registry: Registry, root: Path) -> tuple[Path, TextTokenizer]:
     from niels_cache_assets.tokenizer.kinds import open_built_model, open_model_at
     from niels_cache_runtime.format.layout import tokenizer_dir
 
@@ -164,13 +164,13 @@ def _texts(arguments: argparse.Namespace, registry: Registry, root: Path) -> Ite
     from niels_cache_runtime.format.layout import FAMILIES
 
     if arguments.only is not None:
-        places = [find_cache(registry, root, name, kinds=FAMILIES) for name in arguments.only]
+        caches = [find_cache(registry, root, name, kinds=FAMILIES) for name in arguments.only]
     else:
-        places = [find_cache(registry, root, name) for name, place in find_caches(registry, root).items() if place.exists]
-    for place in places:
-        if place.kind != "tokenizer" and (place.meta().get("tokenizer_sha256") or arguments.only) and place.meta().get("built", True):
-            texts = _spelled_texts(place.directory, place.kind, open_tokenizer(root))
-            yield place.name, truncate_texts(texts, arguments.characters)
+        caches = [find_cache(registry, root, name) for name, cache in find_caches(registry, root).items() if cache.exists]
+    for cache in caches:
+        if cache.kind != "tokenizer" and (cache.meta().get("tokenizer_sha256") or arguments.only) and cache.meta().get("built", True):
+            texts = _spelled_texts(cache.directory, cache.kind, open_tokenizer(root))
+            yield cache.name, truncate_texts(texts, arguments.characters)
     if arguments.files:
         streams = (chain.from_iterable(source.unconverted(StreamContext(seed=0))) for source in sources_of(arguments.files))
         yield "files", truncate_texts((document.text for document in chain.from_iterable(streams)), arguments.characters)
@@ -251,7 +251,7 @@ def _prove(models: Sequence[tuple[Path, TextTokenizer]], sources: TextSources, *
     from niels_cache_assets.tokenizer.engines import engines_for, reference_of
 
     results = [
-        (path, tokenizer, [_proven(name, load(tokenizer), tokenizer, sources) for name, load in engines_for(tokenizer).items()])
+        (path, tokenizer, [_prove_engine(name, load(tokenizer), tokenizer, sources) for name, load in engines_for(tokenizer).items()])
         for path, tokenizer in models
     ]
     if as_json:
@@ -266,7 +266,7 @@ def _prove(models: Sequence[tuple[Path, TextTokenizer]], sources: TextSources, *
     return FAILED if any(each.differs for _, _, proven in results for each in proven) else DONE
 
 
-def _proven(name: str, engine: Engine | None, tokenizer: TextTokenizer, sources: TextSources) -> EngineResult:
+def _prove_engine(name: str, engine: Engine | None, tokenizer: TextTokenizer, sources: TextSources) -> EngineResult:
     from niels_cache_assets.streaming.encode import has_lone_surrogate, normalize_newlines
     from niels_cache_assets.tokenizer.engines import installed_version, prove
     from niels_cache_assets.tokenizer.proof import compare
@@ -292,12 +292,12 @@ def _print_proofs(path: Path, tokenizer: TextTokenizer, proven: Sequence[EngineR
             console.print(f"  {why}; builds use {reference}")
             continue
         for source, proof in each.proofs.items():
-            said = "all have equal ids" if not proof.differing else f"{proof.differing:,} have other ids"
+            result = "all have equal ids" if not proof.differing else f"{proof.differing:,} have other ids"
             if proof.unencodable:
-                compared = "the others have equal ids" if not proof.differing else said
-                said = f"{reference} cannot encode {proof.unencodable:,}, and {compared}"
+                others = "the others have equal ids" if not proof.differing else result
+                result = f"{reference} cannot encode {proof.unencodable:,}, and {others}"
             style = "red" if proof.differing else None
-            console.print(f"  {each.engine} {each.version}, {source}: of {proof.texts:,} texts, {said}", style=style)
+            console.print(f"  {each.engine} {each.version}, {source}: of {proof.texts:,} texts, {result}", style=style)
             for line in () if proof.first is None else _lines(proof.first, tokenizer):
                 console.print(f"    {line}")
 
@@ -305,7 +305,7 @@ def _print_proofs(path: Path, tokenizer: TextTokenizer, proven: Sequence[EngineR
 def _lines(difference: Difference, tokenizer: TextTokenizer) -> Iterator[str]:
     """Yield the text around the first id that differs, and the ids there."""
     first = difference.first
-    yield f"text      {difference.excerpt(tokenizer.decode, characters=_CHARACTERS)}"
+    yield f"text      {difference.excerpt(tokenizer.decode, characters=_EXCERPT_CHARACTERS)}"
     for name, ids in (("reference", difference.expected), ("engine", difference.found)):
         shown = ids[max(0, first - _IDS) : first + _IDS]
         yield f"{name:9} {' '.join(map(str, shown))}   ({len(ids):,} ids; number {first:,} differs)"

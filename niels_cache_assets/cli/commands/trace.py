@@ -259,9 +259,9 @@ def _print_token(console: Console, row: BatchRow, column: int, cache: TracedCach
     token = cache.text(row, column, column + 1)
     named = f" {token!r}" if is_text else ""
     console.print(f"--- row {row.number}, column {column}: token {row.tokens[column]}{named}", style="bold")
-    place = f"token {row.document_offsets[column]:,} of {cache.unit} {segment.document:,}, " if segment.is_in_document else ""
+    position = f"token {row.document_offsets[column]:,} of {cache.unit} {segment.document:,}, " if segment.is_in_document else ""
     offset = "padding" if segment.is_padding else f"{cache.file(segment.file)} at {row.offsets[column]:,}"
-    console.print(f"{place}{offset}; {row.dataset} ({cache.folder}), epoch {row.epoch}, sample {row.sample:,}")
+    console.print(f"{position}{offset}; {row.dataset} ({cache.folder}), epoch {row.epoch}, sample {row.sample:,}")
     console.print(_table_of([segment], cache))
     first, last = max(0, column - NEIGHBOURHOOD_TOKENS), min(len(row.tokens), column + 1 + NEIGHBOURHOOD_TOKENS)
     gap = "" if is_text else " "

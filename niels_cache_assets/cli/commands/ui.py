@@ -77,9 +77,9 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             from niels_cache_assets.defs.ui.server import serve  # takes seconds: dagster
 
-            watching = " (read-only)" if arguments.read_only else ""
-            said = f"{address}{watching}; graph: {address}/asset-groups; press Ctrl-C to stop"
-            serve(listener, read_only=arguments.read_only, ready=lambda: console.print(said))
+            mode = " (read-only)" if arguments.read_only else ""
+            message = f"{address}{mode}; graph: {address}/asset-groups; press Ctrl-C to stop"
+            serve(listener, read_only=arguments.read_only, ready=lambda: console.print(message))
         except _Stopped:
             console.print("stopped")
             sys.stdout.flush()

@@ -1,7 +1,4 @@
-"""The command `verify`, which runs the verifier of niels_cache_runtime on the cache root of this configuration.
-
-A progress bar shows how far it is.
-"""
+"""The command `verify`, which runs the verifier of niels_cache_runtime on the cache root of this configuration, with a progress bar."""
 
 import argparse
 from dataclasses import asdict
@@ -90,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
         from niels_cache_assets.defs.home.history import recorded_findings
 
         findings += recorded_findings(root, folders)
-    said = notes(root, verified, beside=not names)
+    lines = notes(root, verified, beside=not names)
     names_found = [folder.relative_to(root).as_posix() for folder in folders]
     rows = results(root, verified, findings, quick=arguments.quick)
     if arguments.json:
@@ -103,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
                 "quick": arguments.quick,
                 "findings": found,
                 "unverifiable": unverifiable,
-                "notes": said,
+                "notes": lines,
                 "results": [row._asdict() for row in rows],
             }
         )
@@ -111,7 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
     console = output()
     for finding in findings:
         console.print(str(finding))
-    for note in said:
+    for note in lines:
         console.print(f"note: {note}", style="dim")
     table = new_table(*COLUMNS, right=frozenset(NUMBERS), shrinking=["data set"])
     for row in rows:

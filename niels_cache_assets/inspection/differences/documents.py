@@ -212,27 +212,27 @@ class _DifferenceCounts:
         kinds = {"a": rows[~is_moved & is_of_a], "b": rows[~is_moved & ~is_of_a], "moved": rows[is_moved & is_of_a], "resized": resized}
         for what, chosen in kinds.items():
             self.counts[what] += len(chosen)
-            places = zip(chosen["split"].tolist(), chosen["ordinal"].tolist(), strict=True)
-            self.first[what] = heapq.nsmallest(self._shown, chain(self.first[what], places))
+            locations = zip(chosen["split"].tolist(), chosen["ordinal"].tolist(), strict=True)
+            self.first[what] = heapq.nsmallest(self._shown, chain(self.first[what], locations))
 
 
 def _paired(groups: Ints, sides: Bytes) -> Bools:
     """Return which rows have a counterpart: the n-th row of a group on one side, and the n-th row of this group on the other, (n,)."""
-    places = groups * (len(groups) + 1) + _earlier_equals(groups * 2 + sides)
-    _, inverse, counts = np.unique(places, return_inverse=True, return_counts=True)
+    keys = groups * (len(groups) + 1) + _earlier_equals(groups * 2 + sides)
+    _, inverse, counts = np.unique(keys, return_inverse=True, return_counts=True)
     paired: Bools = counts[inverse] == 2
     return paired
 
 
 def _earlier_equals(numbers: Ints) -> Ints:
     """Return for each number how many equal numbers come before it, (n,). Equal numbers are neighbours."""
-    places = np.arange(len(numbers))
+    indices = np.arange(len(numbers))
     is_first = np.diff(numbers, prepend=-1) != 0
-    return places - np.maximum.accumulate(np.where(is_first, places, 0))
+    return indices - np.maximum.accumulate(np.where(is_first, indices, 0))
 
 
-def _listed_documents(paths: LineagePaths, places: Sequence[tuple[int, int]]) -> list[DifferingDocument]:
+def _listed_documents(paths: LineagePaths, locations: Sequence[tuple[int, int]]) -> list[DifferingDocument]:
     found: dict[Split, dict[int, Lineage]] = {
-        split: read_lineage(paths[split], [ordinal for number, ordinal in places if SPLITS[number] == split]) for split in SPLITS
+        split: read_lineage(paths[split], [ordinal for number, ordinal in locations if SPLITS[number] == split]) for split in SPLITS
     }
-    return [DifferingDocument(split=SPLITS[number], lineage=found[SPLITS[number]][ordinal]) for number, ordinal in places]
+    return [DifferingDocument(split=SPLITS[number], lineage=found[SPLITS[number]][ordinal]) for number, ordinal in locations]

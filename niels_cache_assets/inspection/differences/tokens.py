@@ -78,7 +78,7 @@ def _token_position(tokens: SplitTokens, position: int) -> TokenPosition:
     )
 
 
-def first_difference(a: SplitTokens, b: SplitTokens, *, progress: Callable[[int], None] = lambda tokens: None) -> TokenDifference | None:
+def first_difference(a: SplitTokens, b: SplitTokens, *, progress: Callable[[int], None]) -> TokenDifference | None:
     """Return the first difference, or None if both splits are equal. `progress` gets the number of compared tokens."""
     shared = min(len(a), len(b))
     for start in range(0, shared, _BLOCK_TOKENS):
