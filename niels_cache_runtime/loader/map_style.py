@@ -31,8 +31,8 @@ class SampleDataset(Dataset[Sample]):
         TypeError: From `dataset[k]`, for an index that is not a whole number.
     """
 
-    def __init__(self, maker: BatchMaker, run_order: RunOrder, length: int) -> None:
-        self._maker, self._run_order, self._length = maker, run_order, length
+    def __init__(self, maker: BatchMaker, mixture: RunOrder, length: int) -> None:
+        self._maker, self._run_order, self._length = maker, mixture, length
 
     def __len__(self) -> int:
         return self._length
