@@ -2,7 +2,7 @@
 
 `niels-cache status` and the check `caches_in_sync` show the state of the tokenizer, corpora, duplicates and caches.
 Finding a state costs one or two small reads, and a look at the size of each file. Nothing is hashed. Upstream is not asked for its
-revision, so a changed source is not noticed. disk/staging.py knows which builds are running, and their progress.
+revision, so a changed source is not noticed. disk/build_lock.py knows which builds are running, and their progress.
 """
 
 from collections.abc import Callable, Iterable
@@ -251,7 +251,7 @@ def _(report: CorpusReport) -> Evaluation:
         same = report.matches(meta, report.identity(None))
     except NielsCacheError as error:
         return "no corpus", str(error)
-    return ("in sync", "") if same else ("other settings", "build it: its corpus or drop list has changed since, or a plot is missing")
+    return ("in sync", "") if same else ("other settings", "build it: its corpus or drop list has changed since")
 
 
 @_evaluate.register

@@ -84,7 +84,7 @@ class Feed(Generic[Batch]):
 
     def open(self, mark: ResumePoint | None = None) -> Iterator[Batch]:
         """Yield all batches, or only the batches after a ResumePoint of an earlier stream."""
-        context = replace(self._context, start=mark.position if mark else None)
+        context = replace(self._context, start=mark.place if mark else None)
         self.report.position, self.report.share, self.mark, self._share_read = None, None, mark, None
         for counter, counted in ((self.report.dropped, mark and mark.dropped), (self.report.facts, mark and mark.facts)):
             counter.clear()
@@ -101,7 +101,7 @@ class Feed(Generic[Batch]):
                 self.mark = ResumePoint(
                     items=items,
                     unsplit=splitter.position if splitter else 0,
-                    position=self.report.position,
+                    place=self.report.position,
                     dropped=dict(self.report.dropped),
                     facts=dict(self.report.facts),
                 )

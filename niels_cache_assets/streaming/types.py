@@ -56,14 +56,14 @@ class ResumePoint:
     Attributes:
         items: The number of items before this point.
         unsplit: The number of these items that have no split of their own.
-        position: The point in the form that the source understands.
+        place: The position in the form that the source understands. The journal has this key.
         dropped: The counts of the source's report at this point.
         facts: The facts of the source's report at this point.
     """
 
     items: int
     unsplit: int
-    position: SourcePosition
+    place: SourcePosition
     dropped: dict[str, int]
     facts: dict[str, Any]
 
