@@ -169,13 +169,13 @@ def _names(root: Path) -> list[str]:
     return found + [f"{family}/{name}" for family in FAMILIES for name in built_names(root / family)]
 
 
-def compare_pair(pair: FolderPair, *, shown: int, progress: OnProgress = lambda done, total: None) -> DatasetDifferences:
+def compare_pair(pair: FolderPair, *, shown: int, progress: OnProgress) -> DatasetDifferences:
     """Return all differences of a pair.
 
     Args:
         pair: The two folders.
         shown: How many documents of each kind to list.
-        progress: Called with the number of finished tokens and the total; by default does nothing.
+        progress: Called with the number of finished bytes and of all bytes.
 
     Raises:
         NielsCacheError: If a folder cannot be read.
