@@ -70,7 +70,7 @@ def prune_parts(graph: Graph, name: str) -> list[PrunedPart]:
                     each.rmdir()
         return removed
     except OSError as error:
-        raise NotWrittenError(f"{error.filename or folder}: cannot be removed: {error.strerror}; remove the cause, then prune again") from error
+        raise NotWrittenError(f"{error.filename or folder}: cannot be removed: {error.strerror}; fix this, then prune again") from error
 
 
 def _remove_parts(graph: Graph, folder: Path, kept: Mapping[str, object]) -> list[PrunedPart]:
