@@ -44,6 +44,7 @@ import psutil
 import pyarrow
 import pyarrow.parquet
 
+import repository_path  # noqa: F401
 from niels_cache_assets.base.strings import Strings
 from niels_cache_assets.build_cache import Resume, build_pretrain_cache, build_sft_cache
 from niels_cache_assets.build_cache.pretrain_writer import PretrainWriter

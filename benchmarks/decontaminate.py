@@ -27,6 +27,7 @@ from pathlib import Path
 
 import torch
 
+import repository_path  # noqa: F401
 from niels_cache_assets.build_cache import build_pretrain_cache
 from niels_cache_assets.dedup.text_set import TextSet
 from niels_cache_assets.inspection.disjoint import splits_disjoint

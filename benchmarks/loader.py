@@ -438,6 +438,7 @@ def example_lengths(count: int, work: Path) -> tuple[NDArray[np.int64], str]:
     if not real:
         drawn = torch.empty(count, dtype=torch.float64).log_normal_(4.6, 1.0, generator=generator).round().clamp(8, 8192)
         return drawn.long().numpy(), "log-normal(4.6, 1.0)"
+    import repository_path  # noqa: F401
     from niels_cache_assets.project.registry import load_registry
     from tests.helpers.builds import build_dataset, build_tokenizer
 

@@ -37,6 +37,7 @@ import pyarrow
 import pyarrow.parquet
 
 import loader
+import repository_path  # noqa: F401
 from build import base_texts, documents
 from loader import Row, Scale, get_batch_way, loader_way, mean_seconds, times
 from niels_cache_assets.artifacts.graph import Graph, graph

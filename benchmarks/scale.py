@@ -31,6 +31,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 
+import repository_path  # noqa: F401
 from build import base_texts, documents
 from niels_cache_assets.artifacts.graph import Graph, graph
 from niels_cache_assets.artifacts.materialize import materialize
