@@ -531,11 +531,11 @@ def test_too_many_shards_for_the_kernel_are_named(project: PartsProject, monkeyp
     build(project.graph(3))
     folder = project.cache() / "train"
     open_split(folder)
-    monkeypatch.setattr("niels_cache_runtime.cache.mmap._most_maps", lambda: 2)
+    monkeypatch.setattr("niels_cache_runtime.cache.mmap._max_maps", lambda: 2)
     with pytest.raises(NielsCacheError, match=r"vm.max_map_count") as caught:
         open_split(folder)
     assert "shard_bytes" in str(caught.value)
-    monkeypatch.setattr("niels_cache_runtime.cache.mmap._most_maps", lambda: None)
+    monkeypatch.setattr("niels_cache_runtime.cache.mmap._max_maps", lambda: None)
     open_split(folder)
 
 
