@@ -10,15 +10,15 @@ The default is docs/images/rooms.svg, of the working tree.
 """
 
 import argparse
-import ast
 import re
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.helpers.layout import circles, imports, modules
 from tests.size import count_tokens
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -38,7 +38,7 @@ text { fill: #e6edf3 } .small { fill: #9aa5b1 } .box { fill: #1d2b44; stroke: #5
 
 
 class Package(NamedTuple):
-    """The subpackages of a package from top to bottom, with their tokens, and the number of imports by (importer, imported)."""
+    """The subpackages of a package from top to bottom, with their tokens, and the number of pairs of modules by (importer, imported)."""
 
     name: str
     tokens: dict[str, int]
@@ -55,28 +55,19 @@ def rooms_in_order(page: str, package: str) -> list[str]:
     raise SystemExit(f"docs/architecture.md has no table of the subpackages of {package}")
 
 
-def imported(path: Path, package: str) -> Iterator[str]:
-    """Yield what a file imports directly from the package, its subpackages and modules, once for each statement, also within functions."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
-        if isinstance(node, ast.ImportFrom):
-            names = [f"{node.module}.{name}" for name in names] if node.module == package else [str(node.module)]
-        yield from (name.split(".")[1] for name in names if name.startswith(f"{package}."))
-
-
 def read_package(root: Path, name: str) -> Package:
     rooms = rooms_in_order((root / "docs/architecture.md").read_text(encoding="utf-8"), name)
-    modules = {path.stem for path in (root / name).glob("*.py")} - {"__init__"}
-    tokens, imports = dict.fromkeys([*rooms, MODULES], 0), Counter[tuple[str, str]]()
-    for path in sorted((root / name).rglob("*.py")):
-        room = path.relative_to(root / name).parts[0]
-        tokens[room if room in rooms else MODULES] += count_tokens(path)
-        if room in rooms:  # the modules of the package itself are entry points, or import no subpackage
-            found = (other if other in rooms else MODULES for other in imported(path, name) if other in {*rooms, *modules})
-            imports.update((room, other) for other in found if other != room)
-    if not any(other == MODULES for _, other in imports):
+    files = modules(root / name)
+    box = {module: part if (part := module.split(".")[1]) in rooms else MODULES for module in files if module != name}
+    tokens = dict.fromkeys([*rooms, MODULES], 0)
+    for module, path in files.items():
+        tokens[box.get(module, MODULES)] += count_tokens(path)
+    pairs = ((box[module], box[other]) for module, found in imports(files).items() for other in found if {module, other} <= box.keys())
+    # The modules of the package itself are entry points, or import no subpackage.
+    between = Counter(pair for pair in pairs if pair[0] not in (MODULES, pair[1]))
+    if not any(other == MODULES for _, other in between):
         del tokens[MODULES]
-    return Package(name, tokens, imports)
+    return Package(name, tokens, between)
 
 
 def upward(package: Package) -> dict[tuple[str, str], int]:
@@ -87,10 +78,7 @@ def upward(package: Package) -> dict[tuple[str, str], int]:
 
 def in_a_cycle(package: Package) -> set[str]:
     """Return the subpackages that import themselves through others."""
-    reached = {room: {other for one, other in package.imports if one == room} for room in package.tokens}
-    for _ in reached:
-        reached = {room: others.union(*(reached[other] for other in others)) for room, others in reached.items()}
-    return {room for room, others in reached.items() if room in others}
+    return set().union(*circles({room: {other for one, other in package.imports if one == room} for room in package.tokens}))
 
 
 def draw(packages: Sequence[Package], *, title: str) -> str:

@@ -3,63 +3,16 @@
 import ast
 import re
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from niels_cache_assets.cli.parser import COMMANDS
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
-
-Graph = Mapping[str, set[str]]
-
-
-def modules(package: Path) -> dict[str, Path]:
-    """Map the dotted name of each module in the folder of a package to its file."""
-    parts = {path: path.relative_to(package.parent).with_suffix("").parts for path in sorted(package.rglob("*.py"))}
-    return {".".join(names[:-1] if names[-1] == "__init__" else names): path for path, names in parts.items()}
-
-
-def imports(files: Mapping[str, Path]) -> dict[str, set[str]]:
-    """Map each module to those of `files` that it imports: anywhere in the file, in functions and for type checkers too.
-
-    `from package import name` counts as an import of the module `package.name` if there is one, and of the package if not.
-    """
-    return {name: _imported(path, files) - {name} for name, path in files.items()}
-
-
-def _imported(path: Path, files: Mapping[str, Path]) -> set[str]:
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: a relative import"
-            names = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= {name if name in files else str(node.module) for name in names}
-    return found & files.keys()
-
-
-def circles(graph: Graph) -> set[frozenset[str]]:
-    """Find the cycles of imports: the largest sets of modules in which each module imports every other, directly or through others."""
-    reached = {start: _reachable(graph, start) for start in graph}
-    return {frozenset(other for other in reached[start] if start in reached[other]) for start in graph if start in reached[start]}
-
-
-def _reachable(graph: Graph, start: str) -> set[str]:
-    found: set[str] = set()
-    left = [start]
-    while left:
-        new = graph[left.pop()] - found
-        found |= new
-        left += new
-    return found
-
+from tests.helpers.layout import circles, imports, modules
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = {name: path for package in ("niels_cache_runtime", "niels_cache_assets") for name, path in modules(ROOT / package).items()}
-
-
 PAGE = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
 
 
