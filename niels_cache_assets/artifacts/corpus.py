@@ -473,7 +473,6 @@ class CorpusPart(Corpus):
     given: PlannedPart | None = field(default=None, compare=False)
 
     noun = "part"
-    option = "--corpus"
     is_shared = True
     is_part = True
 
@@ -484,6 +483,11 @@ class CorpusPart(Corpus):
     @property
     def directory(self) -> Path:
         return corpus_parts_dir(self.root, self.name) / part_name(self.number)
+
+    @property
+    def part_arguments(self) -> list[str]:
+        """The arguments of `niels-cache part` that build the part."""
+        return [self.name, str(self.number), "--corpus"]
 
     @cached_property
     def planned(self) -> PlannedPart:

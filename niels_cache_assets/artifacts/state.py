@@ -15,12 +15,12 @@ from typing import Literal, cast
 from niels_cache_assets.artifacts.base import Artifact, add_unmatched_ids
 from niels_cache_assets.artifacts.corpus import Corpus, CorpusPart, JoinedCorpus
 from niels_cache_assets.artifacts.corpus_report import CorpusReport
-from niels_cache_assets.artifacts.dataset import Dataset, SwitchedOff
+from niels_cache_assets.artifacts.dataset import PretrainCache, SftCache, SwitchedOff
 from niels_cache_assets.artifacts.duplicates import Duplicates, HashRange, SearchHashes
 from niels_cache_assets.artifacts.index import BlendIndex, is_prebuilt
-from niels_cache_assets.artifacts.parts.part import Part, ValPart
+from niels_cache_assets.artifacts.parts.part import ValPart, difference, is_current
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
-from niels_cache_assets.artifacts.parts.seal import PreparedSealedDataset, SealedDataset
+from niels_cache_assets.artifacts.parts.seal import DatasetCache, JoinedCache
 from niels_cache_assets.artifacts.tokenizer import Tokenizer
 from niels_cache_assets.artifacts.tokenizer_note import training_note
 from niels_cache_assets.corpus.layout import REPORT_NAME, corpus_dir
@@ -117,10 +117,8 @@ class CacheState:
 
 def state_of(artifact: Artifact) -> CacheState:
     """Return the state of one artifact of a configuration. This costs one or two small reads, and a few more for a report or an index."""
-    if isinstance(artifact, SwitchedOff):
-        artifact = artifact.dataset
     kind = cast(Kind, artifact.key.partition("/")[0])
-    name = artifact.name if isinstance(artifact, Dataset) and kind in FAMILIES else artifact.key
+    name = artifact.spec.name if isinstance(artifact, DatasetCache | SwitchedOff) and kind in FAMILIES else artifact.key
     return _state(name, kind, artifact.directory, partial(_evaluate, artifact), note=partial(_note, artifact))
 
 
@@ -129,7 +127,9 @@ def _note(artifact: Artifact, meta: Meta) -> str | None:
         return training_note(artifact.registry, meta)
     if artifact.is_part:
         return budget_shortfall(meta)
-    return _content_note(meta, artifact.source) if isinstance(artifact, Dataset | Corpus) else None
+    if isinstance(artifact, DatasetCache | SwitchedOff):
+        return _content_note(meta, artifact.spec.source)
+    return _content_note(meta, artifact.source) if isinstance(artifact, Corpus) else None
 
 
 def _content_note(meta: Meta, source: Source | None = None) -> str:
@@ -147,23 +147,25 @@ def _evaluate(artifact: Artifact) -> Evaluation:
 
 
 @_evaluate.register
-def _(dataset: Dataset) -> Evaluation:
-    source, directory, root = dataset.source, dataset.directory, dataset.root
+def _(dataset: PretrainCache | JoinedCache | SftCache | SwitchedOff) -> Evaluation:
+    if isinstance(dataset, PretrainCache) and dataset.is_part:
+        return _evaluate_member(dataset)
+    source, directory, root = dataset.spec.source, dataset.directory, dataset.spec.root
     missing = source.missing_setting()
     if missing is not None and source.enabled:
         return "not configured", f"needs {missing}"
 
     def so_far() -> str:
-        return f"; {dataset.parts_summary()}" if isinstance(dataset, SealedDataset) else ""
+        return f"; {dataset.parts_summary()}" if isinstance(dataset, JoinedCache) else ""
 
     if not (directory / META_NAME).exists():
         return ("missing", f"build it{so_far()}") if source.enabled else ("disabled", "")
-    meta = _read_dataset(directory, dataset.family)
+    meta = _read_dataset(directory, dataset.spec.family)
     if is_foreign(meta):
         return "unverifiable", f"{UNVERIFIABLE}; a build does not replace it without force (--force)"
     if not source.enabled:
         return ("switched off", "switched off; its old cache is kept") if meta["built"] else ("disabled", "")
-    if not meta["built"]:
+    if not meta["built"] or isinstance(dataset, SwitchedOff):
         return "other settings", "build it: it has been switched on since"
     evaluation = _evaluate_tokenizer(meta, root)
     if evaluation[0] != "built":
@@ -171,7 +173,7 @@ def _(dataset: Dataset) -> Evaluation:
     try:
         same = dataset.matches(meta, dataset.identity_with(meta["tokenizer_sha256"], meta.get("vocab_size"), meta["dataset_revision"]))
     except NielsCacheError as error:
-        has_plan = isinstance(dataset, SealedDataset) and not isinstance(dataset, PreparedSealedDataset)
+        has_plan = isinstance(dataset, JoinedCache) and not dataset.is_of_corpus
         return "other settings" if has_plan else "no corpus", str(error)
     if not same:
         return (
@@ -186,18 +188,17 @@ def _(plan: PartsPlan) -> Evaluation:
     return _evaluate_current(plan.target, plan.read)
 
 
-@_evaluate.register
-def _(part: Part | ValPart) -> Evaluation:
+@_evaluate.register(ValPart)
+def _evaluate_member(part: ValPart | PretrainCache) -> Evaluation:
     if not (part.directory / META_NAME).exists():
         return "missing", "build it"
     meta = _read_with(part.directory, _BUILT_KEYS, named=False)
-    evaluation = _evaluate_tokenizer(meta, part.root)
+    evaluation = _evaluate_tokenizer(meta, part.spec.root)
     if evaluation[0] != "built":
         return evaluation
     try:
         part.finished()  # raises if the folder holds another part
-        same = part.is_current(meta)
-        return ("in sync", "") if same else ("other settings", part.difference(meta))
+        return ("in sync", "") if is_current(part, meta) else ("other settings", difference(part, meta))
     except NielsCacheError as error:
         return "other settings", str(error)
 

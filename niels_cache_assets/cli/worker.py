@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from niels_cache_assets.artifacts.corpus import JoinedCorpus
     from niels_cache_assets.artifacts.duplicates import Duplicates
     from niels_cache_assets.artifacts.graph import Graph
-    from niels_cache_assets.artifacts.parts.seal import SealedDataset
+    from niels_cache_assets.artifacts.parts.seal import JoinedCache
     from niels_cache_assets.artifacts.tokenizer import Tokenizer
     from niels_cache_assets.project.registry import Registry
     from niels_cache_runtime.format.meta import Meta
@@ -182,7 +182,7 @@ def _build_input(artifact: Artifact, lines: JsonLines, *, progress: Callable[[An
     _build(artifact, lines, wait=True, progress=progress)
 
 
-def ready_dataset(artifacts: Graph, name: str, lines: JsonLines) -> SealedDataset:
+def ready_dataset(artifacts: Graph, name: str, lines: JsonLines) -> JoinedCache:
     """Return the cache of a data set in parts whose tokenizer and plan exist. Make them if they are missing.
 
     With `prepare`, the corpus takes the place of the plan, and must exist.
@@ -201,7 +201,7 @@ def ready_dataset(artifacts: Graph, name: str, lines: JsonLines) -> SealedDatase
         raise NielsCacheError(f"{registry.origin}: {name} {problem}")
     sealed = artifacts.sealed(name)
     sealed.unavailable()
-    tokenizer, plan = artifacts.tokenizer(), sealed.parts_plan
+    tokenizer, plan = artifacts.tokenizer(), sealed.spec.parts_plan
     if tokenizer.finished() is None:
         if tokenizer.inputs():
             first = f"{PROGRAM} build-all --only tokenizer"

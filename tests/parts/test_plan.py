@@ -107,8 +107,8 @@ def test_the_room_for_a_part_is_unknown_if_the_size_of_a_file_is(project: PartsP
     need = part.need()
     assert need is not None
     assert need.bytes > 0
-    files = tuple(file._replace(bytes=0) for file in part.planned.files)
-    vars(part).update(planned=replace(part.planned, files=files))
+    files = tuple(file._replace(bytes=0) for file in part.share.planned.files)
+    vars(part.share).update(planned=replace(part.share.planned, files=files))
     assert part.need() is None
 
 
@@ -182,6 +182,6 @@ def test_a_plan_is_the_same_bytes_again_and_tells_no_place(project: PartsProject
 
 def test_a_plan_warns_of_too_many_shards(project: PartsProject, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("niels_cache_assets.parts.plan.MAX_SHARDS", 0.1)
-    warning = materialize(project.graph(2, build="").sealed(NAME).parts_plan).warning
+    warning = materialize(project.graph(2, build="").sealed(NAME).spec.parts_plan).warning
     assert warning is not None
     assert "shard_bytes = " in warning
