@@ -176,9 +176,7 @@ def _find(groups: tuple[tuple[str, ...], ...]) -> Sequence[SourceFile]:
     return [file for files in find_splits(groups) for file in files]
 
 
-@lru_cache(maxsize=64)
-def _find_once(groups: tuple[tuple[str, ...], ...]) -> Sequence[SourceFile]:
-    return _find(groups)
+_find_once = lru_cache(maxsize=64)(_find)
 
 
 @lru_cache(maxsize=4096)

@@ -68,7 +68,7 @@ class Batch:
                 yield value
 
     def _map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Batch":
-        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
         values |= {name: change(value) for name, value in values.items() if isinstance(value, torch.Tensor)}
         return Batch(**values)
 

@@ -109,8 +109,7 @@ def kept_columns(source: Source, tables: Mapping[str, PretrainSource]) -> tuple[
 
 def kept_values(text: str | None) -> dict[str, Any]:
     """Return the values by column that `kept_of` wrote as JSON, or an empty dict for None."""
-    values: dict[str, Any] = {} if text is None else json.loads(text)
-    return values
+    return {} if text is None else json.loads(text)
 
 
 class _BinaryError(Exception):
