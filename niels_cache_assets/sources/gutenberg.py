@@ -7,8 +7,6 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import ClassVar, Literal
 
-from pydantic import Field
-
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.reading.encodings import DecodingCounts, read_text
@@ -38,7 +36,8 @@ class Gutenberg(HubData, PretrainSource):
 
     source: Literal["gutenberg"] = "gutenberg"
     dataset: str = "nikolina-p/gutenberg_clean_en_splits"
-    path: ConfigPath | None = Field(None, description="Folder of *.txt books to read instead of the hub data set")
+    path: ConfigPath | None = None
+    """Folder of *.txt books to read instead of the hub data set"""
 
     def input_files(self) -> list[SourceFile]:
         return files_of_folder(self.path, self.endings) if self.path else super().input_files()

@@ -7,8 +7,6 @@ time.
 from collections.abc import Iterator
 from typing import ClassVar, Literal
 
-from pydantic import Field
-
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.sources.reading.encodings import DecodesText, DecodingCounts, read_text
 from niels_cache_assets.sources.reading.files import SourceFile, files_of_folder
@@ -48,7 +46,8 @@ class MarkdownFolder(NotesSource):
     endings: ClassVar[tuple[str, ...]] = (".md",)
 
     source: Literal["markdown_folder"] = "markdown_folder"
-    path: ConfigPath = Field(description="Folder of notes")
+    path: ConfigPath
+    """Folder of notes"""
 
     def input_files(self) -> list[SourceFile]:
         return files_of_folder(self.path, self.endings)

@@ -8,8 +8,6 @@ import os
 from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field
-
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.base.first_bytes import HEAD_BYTES, describe_content
 from niels_cache_assets.sources.markdown_folder import NotesSource
@@ -28,7 +26,8 @@ class Roam(NotesSource):
     endings: ClassVar[tuple[str, ...]] = (".md", ".json")
 
     source: Literal["roam"] = "roam"
-    path: ConfigPath | None = Field(None, description="Folder of *.md files or JSON exports, or a single JSON export")
+    path: ConfigPath | None = None
+    """Folder of *.md files or JSON exports, or a single JSON export"""
 
     def missing_setting(self) -> str | None:
         return "path (the folder of the exported notes, or a Roam JSON export)" if self.path is None else None

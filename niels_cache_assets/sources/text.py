@@ -4,8 +4,6 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import IO, ClassVar, Literal
 
-from pydantic import Field
-
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.sources.reading import rows
 from niels_cache_assets.sources.reading.compressed import OnDamage, endings_with_compressions
@@ -22,7 +20,8 @@ class Text(HasKeepDamaged, FileSource, PretrainSource):
     endings: ClassVar[tuple[str, ...]] = endings_with_compressions(".txt", ".md", ".rst")
 
     source: Literal["text"] = "text"
-    sample_by: Literal["document", "paragraph", "line"] = Field("document", description="The unit of text that becomes a document")
+    sample_by: Literal["document", "paragraph", "line"] = "document"
+    """The unit of text that becomes a document"""
 
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
         files = FilePass(self.input_files(), context, one_item_each=self.sample_by == "document")
