@@ -20,7 +20,7 @@ class NotifySettings(Table):
     """[notify]: a command that receives a message when a build fails, makes no progress for 30 minutes, or completes a data set."""
 
     model_config = ConfigDict(hide_input_in_errors=True)  # arguments may be secrets
-    command: Words = Field((), repr=False)
+    command: Words = Field((), repr=False)  # not in messages, because it may contain a password by mistake
     """A program and its arguments, as a list or a shell-quoted line. It receives a JSON object with `event`, `host`, `name` and `text` on
     stdin"""
 

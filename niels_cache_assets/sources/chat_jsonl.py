@@ -6,7 +6,7 @@ This module turns rows into messages. `sources.conversations` decides which conv
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import PositiveInt, model_validator
 
@@ -81,8 +81,8 @@ class ChatJsonl(FileSource, SftSource):
     roles observation and function_call. Empty system messages are left out.
     """
 
-    never_counts: ClassVar[frozenset[str]] = frozenset({"on_broken"})  # a build that succeeds has the same bytes
-    endings: ClassVar[tuple[str, ...]] = (*endings_with_compressions(".jsonl", ".ndjson", ".json"), ".parquet")
+    never_counts = frozenset({"on_broken"})  # a build that succeeds has the same bytes
+    endings = (*endings_with_compressions(".jsonl", ".ndjson", ".json"), ".parquet")
 
     source: Literal["chat_jsonl"] = "chat_jsonl"
     messages_field: str = "messages"

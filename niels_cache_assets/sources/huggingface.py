@@ -47,7 +47,7 @@ _READERS: dict[tuple[str, bool], type[Parquet] | type[Jsonl]] = {  # (loader, `r
 class HubText(HasColumns, HubData, SourceWithParts):
     """One document per row of a hub data set."""
 
-    shuffles_itself: ClassVar[bool] = True
+    shuffles_itself = True
 
     shuffle_buffer: NonNegativeInt = defaults.SHUFFLE_BUFFER
     """Size of Hugging Face's shuffle buffer in documents; 0 disables shuffling"""

@@ -5,7 +5,7 @@ time.
 """
 
 from collections.abc import Iterator
-from typing import ClassVar, Literal
+from typing import Literal
 
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.sources.reading.encodings import DecodesText, DecodingCounts, read_text
@@ -43,7 +43,7 @@ class NotesSource(DecodesText, PretrainSource):
 class MarkdownFolder(NotesSource):
     """All *.md files under `path`."""
 
-    endings: ClassVar[tuple[str, ...]] = (".md",)
+    endings = (".md",)
 
     source: Literal["markdown_folder"] = "markdown_folder"
     path: ConfigPath

@@ -6,7 +6,7 @@ Each Markdown file, or each page of a JSON export, is one document.
 import json
 import os
 from collections.abc import Iterator
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.base.first_bytes import HEAD_BYTES, describe_content
@@ -23,7 +23,7 @@ from niels_cache_runtime.format.meta import unique_keys
 class Roam(NotesSource):
     """A Roam graph."""
 
-    endings: ClassVar[tuple[str, ...]] = (".md", ".json")
+    endings = (".md", ".json")
 
     source: Literal["roam"] = "roam"
     path: ConfigPath | None = None

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import chain
-from typing import IO, ClassVar, Literal
+from typing import IO, Literal
 
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.sources.reading import rows
@@ -17,7 +17,7 @@ from niels_cache_assets.sources.types import PretrainSource, StreamContext
 class Text(HasKeepDamaged, FileSource, PretrainSource):
     """Plain text files: one document per file, paragraph (between blank lines) or line. `row` in the lineage counts them in a file."""
 
-    endings: ClassVar[tuple[str, ...]] = endings_with_compressions(".txt", ".md", ".rst")
+    endings = endings_with_compressions(".txt", ".md", ".rst")
 
     source: Literal["text"] = "text"
     sample_by: Literal["document", "paragraph", "line"] = "document"

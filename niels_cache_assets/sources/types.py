@@ -331,12 +331,10 @@ class PretrainSource(Source):
     Expensive work per document, such as converting markup to text, belongs in `convert`, which a corpus runs in worker processes.
     """
 
-    family: ClassVar[Family] = "pretrain"
+    family = "pretrain"
     # Separate fingerprints cover these keys: those of preparation and of decontamination.
     # A plan has its own identity for `added`, and the fingerprint has the ids in the file for `exclude`.
-    never_counts: ClassVar[frozenset[str]] = frozenset(
-        {"prepare", "cleaning", "added", "exclude", "exclude_must_match", "tokens_in_parts", *_DECONTAMINATION}
-    )
+    never_counts = frozenset({"prepare", "cleaning", "added", "exclude", "exclude_must_match", "tokens_in_parts", *_DECONTAMINATION})
     shuffles_itself: ClassVar[bool] = False  # True: the stream applies shuffle_buffer (Hugging Face); False: the builder does
 
     train_tokens: PositiveInt | None = None
@@ -605,8 +603,8 @@ class SourceWithParts(PretrainSource):
 class SftSource(Source):
     """A table of [sft.*]."""
 
-    family: ClassVar[Family] = "sft"
-    never_counts: ClassVar[frozenset[str]] = frozenset({"template"})  # the fingerprint has the text of the template instead
+    family = "sft"
+    never_counts = frozenset({"template"})  # the fingerprint has the text of the template instead
     val_frac: float = Field(defaults.VAL_FRAC, ge=0, lt=1)
     """Share of examples that go to val"""
     template: TemplateName = SENTINELS

@@ -97,13 +97,6 @@ class BatchMaker:
             if self._boundaries and not source.packs:
                 source.read(np.zeros(1, dtype=np.int64), epoch=0, boundaries=True)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_pairs"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._pairs = InputTargetMaker(self._device)
-
     def make(self, located: SampleLocations) -> Batch:
         """Return a batch of the samples at `located` (n,): one row for each sample, in the same order."""
         rows = self._read(located)

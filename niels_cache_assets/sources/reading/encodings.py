@@ -20,7 +20,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from encodings.aliases import aliases
-from typing import IO, Any, ClassVar, NamedTuple, NoReturn
+from typing import IO, Any, NamedTuple, NoReturn
 
 from pydantic import Field, PositiveInt, field_validator
 
@@ -66,7 +66,7 @@ class DecodesText(Source):
     library reads it.
     """
 
-    never_counts: ClassVar[frozenset[str]] = frozenset({"max_document_mib"})  # a build may fail because of this limit, but no byte changes
+    never_counts = frozenset({"max_document_mib"})  # a build may fail because of this limit, but no byte changes
 
     max_document_mib: PositiveInt = MAX_DOCUMENT_MIB
     """Maximum size in MiB of a document or line; the build fails if it is exceeded"""
