@@ -43,6 +43,13 @@ class BuildSettings(Table):
         strict=False,
         description="How long to retry a failed request, in seconds, before the build fails",
     )
+    record_seconds: float = Field(
+        defaults.RECORD_SECONDS,
+        gt=0,
+        le=60,
+        strict=False,
+        description="How often a build records its progress at least, in seconds; a killed build repeats the work since its last record",
+    )
 
 
 class BlendSettings(Table):
