@@ -134,7 +134,7 @@ class HubText(HasColumns, HubData, SourceWithParts):
                 fields.update(found)
                 return self._columns(found, part, context)
 
-            stream = self.stream(part, context, choose, shuffle_buffer=self.shuffle_buffer, start=begin, without=without)
+            stream = self.stream(part, context, choose, shuffle_buffer=self.stream_shuffle, start=begin, without=without)
             for columns, files, rows, damaged in stream:
                 check.field = next(iter(columns))
                 values = columns[check.field]
@@ -171,7 +171,7 @@ class HubText(HasColumns, HubData, SourceWithParts):
                 batch = found if kept.all() else found[kept]
                 for start in range(0, len(batch), BATCH_DOCUMENTS):
                     context.report.position = None
-                    if not self.shuffle_buffer and start + BATCH_DOCUMENTS >= len(batch):  # all of these rows are counted
+                    if not self.stream_shuffle and start + BATCH_DOCUMENTS >= len(batch):  # all of these rows are counted
                         rows_pass.file, rows_pass.row = files[-1], rows[-1] + 1
                         rows_pass.report_position()
                     yield batch[start : start + BATCH_DOCUMENTS]

@@ -49,6 +49,7 @@ from niels_cache_assets.sources.excluding import EXCLUDED, exclude_identity, exc
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.reading.part_stream import PartStream, part_stream, require_unchanged
 from niels_cache_assets.sources.types import SourceWithParts, StreamContext
+from niels_cache_assets.sources.val_share import FractionSplitter
 from niels_cache_assets.streaming.decontaminate import decontamination_identity
 from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.intake import as_documents
@@ -174,9 +175,8 @@ class PlannedCache(Pretrain):
         Raises:
             NielsCacheError: If a file is missing.
         """
-        return part_stream(
-            self.source, planned.files, revision=planned.revision, text_field=planned.text_field, seed=self.build.seed, **arguments
-        )
+        val = FractionSplitter.load(parts_dir(self.root, self.name), planned.val)
+        return part_stream(self.source, planned.files, revision=planned.revision, text_field=planned.text_field, val=val, **arguments)
 
     def is_current(self, meta: Meta) -> bool:
         """Return whether the cache with this meta.json belongs to the plan and to the tokenizer."""
@@ -219,13 +219,6 @@ class PlannedCache(Pretrain):
             return "was built with other ids in the list `exclude`, with other settings or by another code version"
         return "was built with other settings or by another code version"
 
-    def split_rule(self) -> str:
-        if self.source.has_own_splits:
-            return super().split_rule()
-        if self.source.seeded_val_frac is not None:
-            return f"val by hash of seed, file and row: {self.source.seeded_val_frac:g} of documents, seed {self.build.seed}"
-        return super().split_rule()
-
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedCorpusCache(PlannedCache):
@@ -254,9 +247,6 @@ class PlannedCorpusCache(PlannedCache):
     def identity_with(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
         of_cache = Dataset.identity_with(self, tokenizer_sha256, vocab_size, revision)
         return {**of_cache, "plan": self.planned_by, "member": self.member}
-
-    def split_rule(self) -> str:
-        return Pretrain.split_rule(self)
 
 
 _TEXTS_AT_A_TIME = 256
