@@ -185,7 +185,7 @@ class BuildJob:
         return resume if self.lease is None else dataclasses.replace(resume, attempt=self.lease.attempt, check=self.lease.check)
 
     def report(self, progress: Any) -> None:
-        """Check the lease, and pass the progress to `progress`.
+        """Check the lease, which then records the progress, and pass the progress to `progress`.
 
         Raises:
             LeaseLostError: If a renewal of the lease has found that another process has taken it over.
@@ -193,6 +193,7 @@ class BuildJob:
         """
         if self.lease is not None:
             self.lease.check_quickly()
+            self.lease.report(progress)
         if self.progress is not None:
             self.progress(progress)
 
