@@ -342,21 +342,13 @@ def check_files(spec: DatasetSpec[PretrainSource], directory: Path, meta: Meta) 
 
 
 def split_rule(spec: DatasetSpec[PretrainSource]) -> str:
-    """Return the rule that splits a data set of one part into train and val, as one line for meta.json."""
+    """Return the rule that splits a data set into train and val, as one line for meta.json."""
     source = spec.source
     if source.has_own_splits:
         return "upstream's own splits"
     if source.seeded_val_frac is not None:
         return f"seeded {source.seeded_val_frac:g} of documents to val, seed {spec.build.seed}"
     return budget_rule(train_tokens=source.train_tokens, val_tokens=source.val_tokens or 0)
-
-
-def planned_split_rule(spec: DatasetSpec[PretrainSource]) -> str:
-    """Return the rule that splits a data set with a plan into train and val, as one line for meta.json."""
-    val_frac = spec.source.seeded_val_frac
-    if val_frac is None:
-        return split_rule(spec)
-    return f"val by hash of seed, file and row: {val_frac:g} of documents, seed {spec.build.seed}"
 
 
 def pretrain_build(spec: DatasetSpec[PretrainSource], directory: Path, **own: Any) -> PretrainBuild:
@@ -469,7 +461,8 @@ class Share:
             context.log("counting documents, to split them by val_frac")
             return source.count_unsplit(context)
 
-        return Feed(source.kept_documents, context, share=ValShare(val_frac=source.seeded_val_frac, seed=seed, count=count))
+        share = ValShare(val_frac=source.seeded_val_frac, seed=seed, count=count, exclude=source.exclude)
+        return Feed(source.documents, context, share=share)
 
     def write(self, cache: PretrainCache, work: BuildJob) -> WriteResult:
         """See `Artifact.write`."""

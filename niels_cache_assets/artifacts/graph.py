@@ -158,6 +158,11 @@ class Graph:
             raise NielsCacheError(f"{self.registry.origin}: {name} is not in parts; set parts in [pretrain.{name}]")
         return dataset
 
+    def joined(self, name: str) -> list[JoinedCorpus | JoinedCache]:
+        """Return what joins the parts of a data set, in build order: its corpus, its cache or both."""
+        corpora, caches = self.registry.corpora_in_parts(), self.registry.in_parts()
+        return [*([self.joined_corpus(name)] if name in corpora else []), *([self.sealed(name)] if name in caches else [])]
+
     def part(self, name: str) -> PretrainCache:
         """Return a part by its name, NAME/part-00017.
 

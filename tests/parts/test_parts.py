@@ -23,7 +23,7 @@ from niels_cache_assets.parts.layout import PART_KINDS
 from niels_cache_assets.parts.seal import seal
 from niels_cache_assets.project.registry import load_registry
 from niels_cache_assets.sources.jsonl import Jsonl
-from niels_cache_assets.sources.val_share import HashSplitRule
+from niels_cache_assets.sources.val_share import val_mask
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.cache.opening import open_split
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
@@ -37,7 +37,7 @@ from tests.helpers.hub_builds import Build, build_from
 from tests.helpers.hub_repositories import card, parquet
 from tests.helpers.loopback_hub import LoopbackHub
 from tests.helpers.messages import missing
-from tests.helpers.parts_project import NAME, PartsProject, build, is_val, parts_of, stream_of
+from tests.helpers.parts_project import NAME, PartsProject, build, parts_of, stream_of
 from tests.helpers.tiny import sentences
 
 BUDGETS = "train_tokens = 900\nval_tokens = 301\nshuffle_buffer = 20"
@@ -90,10 +90,10 @@ def test_the_joined_stream_is_that_of_one_build_and_a_second_build_is_a_hit(
     assert set(states.values()) == {"built"}, "another plan"
 
 
-HASHED = 'val_frac = 0.2\nshuffle_buffer = 10\ndecontaminate = "exact"'
+SHARE = 'val_frac = 0.2\nshuffle_buffer = 10\ndecontaminate = "exact"'
 
 
-@pytest.mark.parametrize("settings", [BUDGETS, HASHED])
+@pytest.mark.parametrize("settings", [BUDGETS, SHARE])
 def test_the_bytes_do_not_depend_on_order_or_workers(project: PartsProject, settings: str) -> None:
     build(project.graph(5, settings))
     expected = digests(project.cache())
@@ -140,7 +140,7 @@ def test_documents_that_encoding_drops_are_counted_once(project: PartsProject) -
     bad = json.dumps({"id": "bad", "text": "a \ud800 b"})
     path.write_text("\n".join([bad, rows[0], bad, rows[1], bad, *rows[2:]]) + "\n")
     build(project.graph(1, root="one"))
-    build(project.graph(3, HASHED))
+    build(project.graph(3, SHARE))
     assert sealed_meta(project)["dropped"] == sealed_meta(project, "one")["dropped"] == {"invalid_unicode": 3}
 
 
@@ -176,30 +176,29 @@ def test_a_lineage_of_other_parts_than_meta_json_lists_is_refused(
             read()  # type: ignore[no-untyped-call]
 
 
-def test_every_part_is_compared_with_a_val_that_a_hash_chooses(
+def test_every_part_is_compared_with_a_val_that_val_frac_chooses(
     project: PartsProject, tokenizer: SentencePieceTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("niels_cache_assets.artifacts.parts.part._TEXTS_AT_A_TIME", 2)
     monkeypatch.setattr("niels_cache_assets.artifacts.parts.part._GROUP_CHARACTERS", 100)
-    rule = HashSplitRule(val_frac=0.2, seed=7)
-    chosen = [(file, row) for file in (2, 3) for row in range(14) if is_val(rule, f"f{file:03d}.jsonl", row)]
-    assert len(chosen) > 2
-    copies(project, *chosen)
-    in_train = [row for row in range(11, 11 + 2 * len(chosen)) if not is_val(rule, "f007.jsonl", row)]
+    copies(project, *((2, row) for row in range(14)))
+    mask = val_mask(95 + 28, val_frac=0.2, seed=7).tolist()  # file 2 begins with document 11
+    equal = [[mask[at] for at in (11 + row, 95 + row, 109 + row)] for row in range(14)]
+    in_train = sum(copies.count(False) for copies in equal if any(copies))
     assert in_train
-    outcomes = build(project.graph(3, HASHED))
+    outcomes = build(project.graph(3, SHARE))
     meta, val = sealed_meta(project), lineage(project.cache(), "val")
-    assert meta["dropped"] == {"in_val": len(in_train)}
+    assert meta["dropped"] == {"in_val": in_train}
     assert outcomes[f"val_part/{NAME}"].meta["documents"] == {"train": 0, "val": len(val)}
     assert splits_disjoint(project.cache(), tokenizer, threshold=None).disjoint
     assert verify_cache(project.folder / "cache") == []
-    build(project.graph(3, HASHED.replace("exact", "off"), root="off"))
+    build(project.graph(3, SHARE.replace("exact", "off"), root="off"))
     assert not splits_disjoint(project.cache("off"), tokenizer, threshold=None).disjoint
     assert {(each.file, each.row) for each in val} == {(each.file, each.row) for each in lineage(project.cache("off"), "val")}
 
 
 def test_damaged_texts_of_val_are_named_and_the_next_build_mends_them(project: PartsProject) -> None:
-    found = project.graph(3, HASHED)
+    found = project.graph(3, SHARE)
     build(found)
     expected = digests(project.cache())
     path = found[f"val_part/{NAME}"].directory / "val_texts/part-00001.parquet"
@@ -207,7 +206,7 @@ def test_damaged_texts_of_val_are_named_and_the_next_build_mends_them(project: P
     shutil.rmtree(found[f"part/{NAME}/part-00002"].directory)
     with pytest.raises(NielsCacheError, match=r"val_texts.part-00001.*build-all --only pages --force"):
         build(found)
-    build(project.graph(3, HASHED, build='verify_parts = "sha256"'))
+    build(project.graph(3, SHARE, build='verify_parts = "sha256"'))
     assert digests(project.cache()) == expected
 
 
@@ -263,7 +262,7 @@ class Stopped(Exception):
     ("key", "settings"),
     [
         (f"part/{NAME}/part-00001", "train_tokens = 15000\nval_tokens = 600\nshuffle_buffer = 50"),
-        (f"val_part/{NAME}", HASHED),
+        (f"val_part/{NAME}", SHARE),
     ],
 )
 def test_a_stopped_part_resumes_to_the_same_bytes(project: PartsProject, key: str, settings: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,12 +112,15 @@ class _StepPlanner:
         self._new: set[str] = set()  # keys that are built after the artifacts that use existing inputs
         self._unavailable: set[str] = set()
         self._done: dict[str, bool] = {}  # by the key of the cache or corpus that parts belong to
+        self._specs: dict[str, DatasetSpec[Any]] = {}  # by data set: the spec that its parts share, so that they read nothing again
         self._volumes = SourceSizes(graph, lambda: self._encoder)
         self.steps: list[Step] = []
 
     def add(self, key: str) -> None:
         """Add the next step, unless it is built again and no input of it is new."""
         artifact = self._graph[key]
+        if isinstance(artifact, PretrainCache | ValPart | JoinedCache):
+            artifact = artifact.with_spec(self._specs.setdefault(artifact.spec.name, artifact.spec))
         if key in self._seen and self._new.isdisjoint(artifact.inputs()):
             return
         if not self._force and self._is_done(artifact):
@@ -187,8 +190,9 @@ class _StepPlanner:
         spec: DatasetSpec[Any] = artifact.spec
         if not spec.source.added or spec.parts_plan.key not in self._building:
             return None
-        plan = self._volumes.plan(spec.name)
-        return None if plan is None else artifact.with_spec(replace(spec, given_plan=plan))
+        if spec.given_plan is None:
+            spec = self._specs[spec.name] = replace(spec, given_plan=self._volumes.plan(spec.name))
+        return None if spec.given_plan is None else artifact.with_spec(spec)
 
     def _missing_inputs(self, artifact: Artifact) -> list[str]:
         if artifact.builds_from_partial_inputs:
@@ -277,9 +281,8 @@ class _StepPlanner:
         plan = self._volumes.plan(part.spec.name)
         if plan is None:  # the cache that joins the parts has the estimate
             return None
-        planned, all_files = plan.parts[part.share.number or 0], [file for each in plan.parts for file in each.files]
-        weight = (lambda files: sum(file.bytes for file in files)) if any(file.bytes for file in all_files) else len
-        volume = self._volume_of_input(part).scaled(weight(planned.files) / weight(all_files))
+        planned = plan.parts[part.share.number or 0]
+        volume = self._volume_of_input(part).scaled(self._volumes.share(part.spec.name, planned))
         return self._cache_estimate(part, volume, planned.train_tokens)
 
     def _token_bytes(self, artifact: DatasetCache | ValPart) -> int:

@@ -35,8 +35,8 @@ from niels_cache_assets.artifacts.dataset import (
     Share,
     content_matches,
     finished_member,
-    planned_split_rule,
     pretrain_build,
+    split_rule,
     write_cache,
 )
 from niels_cache_assets.base.documents import Document, DropReport
@@ -58,6 +58,7 @@ from niels_cache_assets.sources.excluding import EXCLUDED, exclude_identity, exc
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.reading.part_stream import PartStream, part_stream, require_unchanged
 from niels_cache_assets.sources.types import PretrainSource, SourceWithParts, StreamContext
+from niels_cache_assets.sources.val_share import FractionSplitter
 from niels_cache_assets.streaming.decontaminate import decontamination_identity
 from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.intake import as_documents
@@ -99,9 +100,8 @@ def stream_of(spec: DatasetSpec[SourceWithParts], planned: PlannedPart, **argume
     Raises:
         NielsCacheError: If a file is missing.
     """
-    return part_stream(
-        spec.source, planned.files, revision=planned.revision, text_field=planned.text_field, seed=spec.build.seed, **arguments
-    )
+    val = FractionSplitter.load(parts_dir(spec.root, spec.name), planned.val)
+    return part_stream(spec.source, planned.files, revision=planned.revision, text_field=planned.text_field, val=val, **arguments)
 
 
 def present_identity(
@@ -328,7 +328,7 @@ class ValPart(Artifact):
     def split_rule(self) -> str:
         """Return the rule that chooses the documents, as one line for meta.json."""
         if self.is_hashed:
-            return planned_split_rule(self.spec)
+            return split_rule(self.spec)
         return budget_rule(train_tokens=None, val_tokens=self.spec.source.val_tokens or 0)
 
     def write(self, work: BuildJob) -> WriteResult:
@@ -520,7 +520,7 @@ class PlannedShare(Share):
 
     def split_rule(self) -> str:
         budget = self.planned.train_tokens
-        return planned_split_rule(self.spec) if budget is None else budget_rule(train_tokens=budget, val_tokens=0)
+        return split_rule(self.spec) if budget is None else budget_rule(train_tokens=budget, val_tokens=0)
 
     @cached_property
     def part_stream(self) -> PartStream:

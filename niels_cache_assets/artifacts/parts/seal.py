@@ -16,7 +16,6 @@ from niels_cache_assets.artifacts.dataset import (
     SftCache,
     check_files,
     content_matches,
-    planned_split_rule,
     split_rule,
 )
 from niels_cache_assets.artifacts.parts.free_parts import summarize_parts
@@ -80,8 +79,12 @@ class JoinedCache(Artifact):
         """The fingerprint of the plan, or of the corpus and its parts."""
         return self.spec.corpus_plan if self.is_of_corpus else self.spec.plan.fingerprint
 
+    def with_spec(self, spec: DatasetSpec[SourceWithParts]) -> Self:
+        """Return the same cache of another spec."""
+        return replace(self, spec=spec)
+
     def uncached(self) -> Self:
-        return replace(self, spec=self.spec.uncached())
+        return self.with_spec(self.spec.uncached())
 
     def part(self, number: int) -> PretrainCache:
         """Return the artifact of a part."""
@@ -92,13 +95,21 @@ class JoinedCache(Artifact):
         return ValPart(spec=self.spec)
 
     def members(self) -> list[PretrainCache | ValPart]:
-        """Return the val part, if there is one, and the parts. All use the tokenizer, and the plan or the corpus, of this artifact."""
+        """Return the val part, if there is one, and the parts. All use the tokenizer, and the plan or the corpus, of this artifact.
+
+        Raises:
+            NielsCacheError: If one of these is missing or has other settings.
+        """
+        self.revision()
+        return self._members()
+
+    def _members(self) -> list[PretrainCache | ValPart]:
         val = [self.val_part()] if self.spec.source.has_val_part else []
         return [*val, *map(self.part, range(self.spec.source.total_parts))]
 
     def steps(self) -> list[Artifact]:
         """Return everything that is built before this cache, in order, except the tokenizer and the corpus."""
-        return [*([] if self.is_of_corpus else [self.spec.parts_plan]), *self.members()]
+        return [*([] if self.is_of_corpus else [self.spec.parts_plan]), *self._members()]
 
     def inputs(self) -> list[str]:
         return [*(self.spec.inputs() if self.is_of_corpus else ["tokenizer"]), *(step.key for step in self.steps())]
@@ -134,14 +145,9 @@ class JoinedCache(Artifact):
     @property
     def split_rule(self) -> str:
         """The rule that splits the documents into train and val, as one line for meta.json."""
-        source = self.spec.source
-        if self.is_of_corpus:
-            return split_rule(self.spec)
-        planned = planned_split_rule(self.spec)
-        if source.parts > 1 or source.has_own_splits:
-            return planned
-        added = "added files go to train" if source.seeded_val_frac is None else f"added files: {planned}"
-        return f"{split_rule(self.spec)}; {added}"
+        source, rule = self.spec.source, split_rule(self.spec)
+        is_same = source.parts > 1 or source.has_own_splits or source.seeded_val_frac is not None
+        return rule if is_same else f"{rule}; added files go to train"
 
     def write(self, work: BuildJob) -> WriteResult:
         of_parts: tuple[Split, ...] = ("train",) if self.spec.source.has_val_part else SPLITS
@@ -208,7 +214,7 @@ class JoinedCache(Artifact):
     def parts_summary(self) -> str:
         """Return the number of parts that are built, stale, unfinished, and being built, in words. It costs a small read a part."""
         folders = [self.part(number).directory for number in range(self.spec.source.total_parts)]
-        finished = [folder for folder in folders if (folder / META_NAME).exists()]
+        finished = {folder for folder in folders if (folder / META_NAME).exists()}
         try:
             stale = sum(not _is_current(member) for member in self.members() if member.directory in finished)
         except NielsCacheError:  # without a plan or a tokenizer, no part can be compared
