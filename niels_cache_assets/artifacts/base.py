@@ -215,7 +215,6 @@ class Artifact(ABC):
     Attributes:
         version: Increase this number by hand if the code makes different bytes from the same input.
         record: The name of the file that is written last. None if each part of the artifact has its own record.
-        resumable: Whether an interrupted build can be resumed.
         uses_network: Whether a build makes requests to other machines.
         noun: What a message such as "kept the finished ..." calls the artifact.
         builds_from_partial_inputs: Whether a build uses the inputs that exist. When more inputs exist, the artifact is built again.
@@ -226,7 +225,6 @@ class Artifact(ABC):
 
     version: ClassVar[str] = "1"
     record: ClassVar[str | None] = META_NAME
-    resumable: ClassVar[bool] = False
     uses_network: ClassVar[bool] = False
     noun: ClassVar[str] = "build"
     builds_from_partial_inputs: ClassVar[bool] = False
@@ -253,6 +251,11 @@ class Artifact(ABC):
     @property
     def is_part(self) -> bool:
         """Whether the artifact is one of several that are joined. The joined artifact reports what all of them left out."""
+        return False
+
+    @property
+    def resumable(self) -> bool:
+        """Whether an interrupted build can be resumed."""
         return False
 
     @property
@@ -342,6 +345,10 @@ class Artifact(ABC):
     def matches(self, meta: Meta, identity: Mapping[str, Any]) -> bool:
         """Return whether the build with this record equals a build that would be made from `identity`."""
         return bool(meta.get("fingerprint") == fingerprint_of(dict(identity)))
+
+    def is_current(self, meta: Meta) -> bool:
+        """Return whether the build with this record is the one that a build would make now."""
+        return self.matches(meta, self.identity(self.revision()))
 
     def need(self) -> SpaceNeed | None:
         """Return the disk space that a build needs, or None if it is unknown."""

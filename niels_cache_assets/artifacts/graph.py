@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from niels_cache_assets.artifacts.base import Artifact
-from niels_cache_assets.artifacts.corpus import Corpus, CorpusPart, JoinedCorpus
+from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.corpus_report import CorpusReport
 from niels_cache_assets.artifacts.dataset import DatasetSpec, PretrainCache, SftCache, Share, SwitchedOff
 from niels_cache_assets.artifacts.duplicates import Duplicates, HashRange
@@ -62,24 +62,22 @@ class Graph:
         return Tokenizer(registry=self.registry, root=self.root, is_shared=self.registry.has_parts or was_shared)
 
     def corpus(self, name: str, *, processes: int | None = None) -> Corpus:
-        """Return the corpus of a data set. It is joined from its parts if the data set has several."""
+        """Return the corpus of a data set."""
         siblings = partial(with_corpus_readers, self.registry, self.root)
-        source = self.registry.pretrain.get(name)
-        kind = JoinedCorpus if source is not None and source.corpus_parts > 1 else Corpus
-        return kind(registry=self.registry, root=self.root, name=name, processes=processes, siblings=siblings)
+        return Corpus(registry=self.registry, root=self.root, name=name, processes=processes, siblings=siblings)
 
-    def joined_corpus(self, name: str) -> JoinedCorpus:
+    def joined_corpus(self, name: str) -> Corpus:
         """Return the corpus of a data set whose corpus is in parts.
 
         Raises:
             NielsCacheError: If the corpus of the data set is not in parts.
         """
         corpus = self.corpus(name)
-        if not isinstance(corpus, JoinedCorpus):
+        if not corpus.is_joined:
             raise NielsCacheError(f"{self.registry.origin}: the corpus of {name} is not in parts; set parts in [pretrain.{name}]")
         return corpus
 
-    def corpus_part(self, name: str) -> CorpusPart:
+    def corpus_part(self, name: str) -> Corpus:
         """Return a part of a corpus by its name, NAME/part-00017.
 
         Raises:
@@ -158,7 +156,7 @@ class Graph:
             raise NielsCacheError(f"{self.registry.origin}: {name} is not in parts; set parts in [pretrain.{name}]")
         return dataset
 
-    def joined(self, name: str) -> list[JoinedCorpus | JoinedCache]:
+    def joined(self, name: str) -> list[Corpus | JoinedCache]:
         """Return what joins the parts of a data set, in build order: its corpus, its cache or both."""
         corpora, caches = self.registry.corpora_in_parts(), self.registry.in_parts()
         return [*([self.joined_corpus(name)] if name in corpora else []), *([self.sealed(name)] if name in caches else [])]

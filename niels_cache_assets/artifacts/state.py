@@ -13,19 +13,22 @@ from pathlib import Path
 from typing import Literal, cast
 
 from niels_cache_assets.artifacts.base import Artifact, add_unmatched_ids
-from niels_cache_assets.artifacts.corpus import Corpus, CorpusPart, JoinedCorpus
+from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.corpus_report import CorpusReport
 from niels_cache_assets.artifacts.dataset import PretrainCache, SftCache, SwitchedOff
 from niels_cache_assets.artifacts.duplicates import Duplicates, HashRange, SearchHashes
 from niels_cache_assets.artifacts.index import BlendIndex, is_prebuilt
-from niels_cache_assets.artifacts.parts.part import ValPart, difference, is_current
+from niels_cache_assets.artifacts.parts.part import ValPart, difference
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.seal import DatasetCache, JoinedCache
 from niels_cache_assets.artifacts.tokenizer import Tokenizer
 from niels_cache_assets.artifacts.tokenizer_note import training_note
 from niels_cache_assets.corpus.layout import REPORT_NAME, corpus_dir
+from niels_cache_assets.disk.journal import JOURNAL_NAME, partial_directory
 from niels_cache_assets.facts.contents import budget_shortfall
 from niels_cache_assets.facts.drops import DropSummary, summarize_drops
+from niels_cache_assets.parts.layout import CHILD_BUILT_KINDS
+from niels_cache_assets.parts.lease import lease_owner
 from niels_cache_assets.sources.types import Source
 from niels_cache_runtime.cache.opening import check_sizes, listed_files, open_consistently
 from niels_cache_runtime.errors import NielsCacheError
@@ -156,7 +159,7 @@ def _(dataset: PretrainCache | JoinedCache | SftCache | SwitchedOff) -> Evaluati
         return "not configured", f"needs {missing}"
 
     def so_far() -> str:
-        return f"; {dataset.parts_summary()}" if isinstance(dataset, JoinedCache) else ""
+        return f"; {_parts_summary(dataset)}" if isinstance(dataset, JoinedCache) else ""
 
     if not (directory / META_NAME).exists():
         return ("missing", f"build it{so_far()}") if source.enabled else ("disabled", "")
@@ -198,7 +201,7 @@ def _evaluate_member(part: ValPart | PretrainCache) -> Evaluation:
         return evaluation
     try:
         part.finished()  # raises if the folder holds another part
-        return ("in sync", "") if is_current(part, meta) else ("other settings", difference(part, meta))
+        return ("in sync", "") if part.is_current(meta) else ("other settings", difference(part, meta))
     except NielsCacheError as error:
         return "other settings", str(error)
 
@@ -218,8 +221,10 @@ def _(tokenizer: Tokenizer) -> Evaluation:
 
 @_evaluate.register
 def _(corpus: Corpus) -> Evaluation:
+    if corpus.is_part:
+        return _evaluate_current(corpus.directory / META_NAME, corpus.current)
     evaluation = _evaluate_presence(corpus.directory, _CORPUS_KEYS, named=True)
-    so_far = f"; {corpus.parts_summary()}" if isinstance(corpus, JoinedCorpus) else ""
+    so_far = f"; {_parts_summary(corpus)}" if corpus.is_joined else ""
     if evaluation[0] == "missing":
         return "missing", f"{evaluation[1]}{so_far}"
     if evaluation[0] != "built":
@@ -229,7 +234,7 @@ def _(corpus: Corpus) -> Evaluation:
 
 
 @_evaluate.register
-def _(part: CorpusPart | SearchHashes | HashRange) -> Evaluation:
+def _(part: SearchHashes | HashRange) -> Evaluation:
     return _evaluate_current(part.directory / META_NAME, part.current)
 
 
@@ -270,6 +275,28 @@ def _(index: BlendIndex) -> Evaluation:
     if is_prebuilt(index.registry, index.name, root=index.root):
         return "in sync", ""
     return "missing", f"build it: niels-cache prebuild-index {index.name}, or build-all"
+
+
+def _parts_summary(joined: JoinedCache | Corpus) -> str:
+    """Return the number of parts that are built, stale, unfinished, and being built, in words. It costs a few small reads a part."""
+    folders = [step.directory for step in joined.steps() if step.key.partition("/")[0] in CHILD_BUILT_KINDS]
+    finished = {folder for folder in folders if (folder / META_NAME).exists()}
+    try:
+        stale = sum(not _is_current(member) for member in joined.members() if member.directory in finished)
+    except NielsCacheError:  # without a plan, a corpus or a tokenizer, no part can be compared
+        stale = 0
+    running = [folder for folder in folders if lease_owner(folder) is not None]
+    unfinished = sum((partial_directory(folder) / JOURNAL_NAME).exists() for folder in folders if folder not in running)
+    others = {"have other settings or are damaged": stale, "are being built": len(running), "are unfinished": unfinished}
+    more = "".join(f", {count} {what}" for what, count in others.items() if count)
+    return f"{len(finished) - stale} of {len(folders)} parts are built{more}"
+
+
+def _is_current(member: Artifact) -> bool:
+    try:
+        return member.is_current(read_meta(str(member.directory / META_NAME)))
+    except NielsCacheError:
+        return False
 
 
 def unlisted_corpus_state(name: str, *, root: Path) -> CacheState:

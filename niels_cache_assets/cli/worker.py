@@ -26,7 +26,7 @@ from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 
 if TYPE_CHECKING:
     from niels_cache_assets.artifacts.base import Artifact, Outcome
-    from niels_cache_assets.artifacts.corpus import JoinedCorpus
+    from niels_cache_assets.artifacts.corpus import Corpus
     from niels_cache_assets.artifacts.duplicates import Duplicates
     from niels_cache_assets.artifacts.graph import Graph
     from niels_cache_assets.artifacts.parts.seal import JoinedCache
@@ -234,7 +234,7 @@ def _require_current(tokenizer: Tokenizer) -> None:
         )
 
 
-def ready_corpus(artifacts: Graph, name: str, lines: JsonLines) -> JoinedCorpus:
+def ready_corpus(artifacts: Graph, name: str, lines: JsonLines) -> Corpus:
     """Return the corpus of a data set in parts whose plan exists. Make the plan if it is missing.
 
     Raises:

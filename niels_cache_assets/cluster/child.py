@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from niels_cache_assets.artifacts.base import Log, Outcome, ReportedProgress
-from niels_cache_assets.artifacts.corpus import CorpusPart
+from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.dataset import PretrainCache
 from niels_cache_assets.artifacts.duplicates import HashRange
 from niels_cache_assets.base.processes import attended_command
@@ -38,7 +38,7 @@ from niels_cache_runtime.format.reading import available_threads
 _PACKAGE = __name__.partition(".")[0]
 _CLI = f"{_PACKAGE}.cli"  # a program that is started; it is not imported
 
-BuildInChild = PretrainCache | CorpusPart | HashRange  # what one command builds
+BuildInChild = PretrainCache | Corpus | HashRange  # what one command builds
 
 
 @dataclass(frozen=True, kw_only=True)

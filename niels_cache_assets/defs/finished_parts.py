@@ -23,7 +23,7 @@ from dagster._core.storage.dagster_run import IN_PROGRESS_RUN_STATUSES  # no pub
 from dagster._core.storage.tags import PARTITION_NAME_TAG
 
 from niels_cache_assets.artifacts.base import Artifact, Outcome
-from niels_cache_assets.artifacts.corpus import CorpusPart
+from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.parts.part import ValPart
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
@@ -139,7 +139,7 @@ def _candidates(registry: Registry, cache_root: CacheRoot, problems: list[str]) 
                 if isinstance(member, ValPart):
                     yield _Candidate(member.key, keys.VAL_PART, name, member)
                 else:
-                    asset = keys.CORPUS_PARTS if isinstance(member, CorpusPart) else keys.PARTS
+                    asset = keys.CORPUS_PARTS if isinstance(member, Corpus) else keys.PARTS
                     yield _Candidate(member.key, asset, f"{name}/{member.directory.name}", member)
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from niels_cache_assets.artifacts.base import Artifact
 from niels_cache_assets.artifacts.cache_identity import is_prepared
-from niels_cache_assets.artifacts.corpus import Corpus, CorpusPart
+from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.dataset import DatasetSpec, PretrainCache, SftCache, SwitchedOff
 from niels_cache_assets.artifacts.duplicates import HashRange, SearchHashes
 from niels_cache_assets.artifacts.forecast.volumes import Estimate, SourceSize, SourceSizes, encoder_view, estimate_cache, estimate_corpus
@@ -143,8 +143,9 @@ class _StepPlanner:
 
     def _is_done(self, artifact: Artifact) -> bool:
         """Return whether nothing needs this part or range, because the corpus or the drop lists exist, and no input is built."""
-        owner = artifact.key.rpartition("/")[0] if isinstance(artifact, CorpusPart) else "ranges"
-        if not isinstance(artifact, CorpusPart | SearchHashes | HashRange) or not self._building.isdisjoint(artifact.inputs()):
+        is_corpus_part = isinstance(artifact, Corpus) and artifact.is_part
+        owner = artifact.key.rpartition("/")[0] if is_corpus_part else "ranges"
+        if not (is_corpus_part or isinstance(artifact, SearchHashes | HashRange)) or not self._building.isdisjoint(artifact.inputs()):
             return False
         if owner not in self._done:
             self._done[owner] = self._graph.is_done(artifact.key)
@@ -232,10 +233,8 @@ class _StepPlanner:
             problems = input_problems(self._registry, [name], offline=True)
             if problem := next(problems, None):
                 raise NielsCacheError(problem.message)
-        if isinstance(artifact, CorpusPart):
-            return None  # the corpus that joins the parts has the estimate
-        if isinstance(artifact, Corpus):
-            return estimate_corpus(self._volumes.of_source(artifact.name))
+        if isinstance(artifact, Corpus):  # the corpus that joins the parts has the estimate of all
+            return None if artifact.is_part else estimate_corpus(self._volumes.of_source(artifact.name))
         if isinstance(artifact, PartsPlan):
             self._volumes.make_plan(artifact)
             return None
@@ -327,7 +326,7 @@ def _rebuild_inputs(artifact: Artifact) -> Sequence[str]:
 
 def _own_source(artifact: Artifact) -> Source | None:
     """Return the source that this step reads itself, or None. A part reads the files of its plan, and a prepared cache its corpus."""
-    if isinstance(artifact, Corpus | PartsPlan) and not isinstance(artifact, CorpusPart):
+    if isinstance(artifact, Corpus | PartsPlan) and not artifact.is_part:
         return artifact.source
     if isinstance(artifact, PretrainCache | SftCache) and not artifact.is_part and not is_prepared(artifact.spec.source):
         return artifact.spec.source

@@ -129,11 +129,6 @@ def with_removed_ids_only(
     return {**meta, "fingerprint": fingerprint_of(identity_with_ids(identity, {*removed_ids(meta), *also}))}
 
 
-def is_current(member: PretrainCache | ValPart, meta: Meta) -> bool:
-    """Return whether the cache with this meta.json belongs to the plan and to the tokenizer."""
-    return member.matches(meta, member.identity(member.revision()))
-
-
 def difference(member: PretrainCache | ValPart, meta: Meta) -> str:
     """Return why the part with this meta.json does not belong to the plan."""
     spec, part, revision = member.spec, meta.get("part", {}), meta.get("dataset_revision")
@@ -662,7 +657,7 @@ class GrownShare(Share):
     def built(self) -> Meta | None:
         """The meta.json of the cache that one process built, if it is still in the folder of the data set and has these settings."""
         meta, spec = self._single_process_build(), self.spec
-        if meta is None or not is_current(PretrainCache(share=self), meta) or not content_matches(spec, spec.directory, meta):
+        if meta is None or not PretrainCache(share=self).is_current(meta) or not content_matches(spec, spec.directory, meta):
             return None
         return meta
 

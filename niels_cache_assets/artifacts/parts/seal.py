@@ -18,11 +18,9 @@ from niels_cache_assets.artifacts.dataset import (
     content_matches,
     split_rule,
 )
-from niels_cache_assets.artifacts.parts.free_parts import summarize_parts
 from niels_cache_assets.artifacts.parts.part import (
     ValPart,
     difference,
-    is_current,
     part_of,
     planned_identity,
     present_identity,
@@ -190,7 +188,7 @@ class JoinedCache(Artifact):
         if not (folder / META_NAME).exists():
             raise NielsCacheError(f"{folder}: this part does not exist yet; build it first: {command}")
         meta = read_meta(str(folder / META_NAME))
-        if not is_current(member, meta):
+        if not member.is_current(meta):
             raise NielsCacheError(f"{folder}: {difference(member, meta)}; build it again: {command}")
         check_files(self.spec, folder, meta)
         return meta
@@ -210,24 +208,6 @@ class JoinedCache(Artifact):
                 raise NielsCacheError(f"{member.directory}: {problem}") from error
             if current["meta_sha256"] != member.meta["meta_sha256"]:
                 raise NielsCacheError(f"{member.directory}: {problem}")
-
-    def parts_summary(self) -> str:
-        """Return the number of parts that are built, stale, unfinished, and being built, in words. It costs a small read a part."""
-        folders = [self.part(number).directory for number in range(self.spec.source.total_parts)]
-        finished = {folder for folder in folders if (folder / META_NAME).exists()}
-        try:
-            stale = sum(not _is_current(member) for member in self.members() if member.directory in finished)
-        except NielsCacheError:  # without a plan or a tokenizer, no part can be compared
-            stale = 0
-        return summarize_parts(folders, stale=stale)
-
-
-def _is_current(member: PretrainCache | ValPart) -> bool:
-    try:
-        meta = read_meta(str(member.directory / META_NAME))
-    except NielsCacheError:
-        return False
-    return is_current(member, meta)
 
 
 def _shortfall(members: Sequence[SealInput]) -> str | None:
