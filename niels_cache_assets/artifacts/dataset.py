@@ -36,7 +36,7 @@ from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.facts.contents import budget_rule
 from niels_cache_assets.facts.drops import DropSummary, summarize_drops
 from niels_cache_assets.parts.layout import part_name, parts_dir
-from niels_cache_assets.parts.plan import Plan, PlannedPart
+from niels_cache_assets.parts.plan import Plan, PlannedPart, divide_in_proportion
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.project.tables import BuildSettings
 from niels_cache_assets.sources.notes import notes_on_source
@@ -161,6 +161,13 @@ class DatasetSpec(Generic[S]):
     def corpus_plan(self) -> str:
         """The fingerprint of the kept documents, their splits, and the parts of the corpus. It decides a cache in parts as a plan does."""
         return fingerprint_of({**self.corpus.identity(), "parts": [len(part) for part in self.corpus.parts]})
+
+    @cached_property
+    def corpus_budgets(self) -> dict[str, list[int]]:
+        """The shares of the parts of the corpus in `train_tokens` and `val_tokens`, by the number of their documents."""
+        source, weights = self.source, [len(part) for part in self.corpus.parts]
+        totals = {"train_tokens": source.train_tokens, "val_tokens": source.val_tokens} if isinstance(source, PretrainSource) else {}
+        return {key: divide_in_proportion(total, weights) for key, total in totals.items() if total}
 
     @cached_property
     def text_bytes(self) -> int | None:

@@ -456,8 +456,8 @@ def part_of(spec: DatasetSpec[SourceWithParts], number: int) -> PretrainCache:
 
 def _part_entry(planned: PlannedPart, meta: Meta) -> dict[str, Any]:
     """Return the entry `part` of meta.json."""
-    budget = planned.train_tokens
-    short = 0 if budget is None else max(0, budget - meta["train_tokens"])
+    budgets = {"train": planned.train_tokens, "val": 0 if planned.files else planned.val_tokens}  # the val part counts what val lacks
+    short = sum(max(0, (budget or 0) - meta[f"{split}_tokens"]) for split, budget in budgets.items())
     return {"number": planned.number, "plan": planned.plan, "short": short}
 
 
@@ -585,10 +585,20 @@ class CorpusShare(Share):
 
     @cached_property
     def planned(self) -> PlannedPart:
-        """The part without files and budgets: the corpus has divided them."""
-        nothing: dict[str, Any] = {"files": (), "text_field": None, "train_tokens": None, "val_tokens": None}
-        spec = self.spec
-        return PlannedPart(number=self.number, plan=spec.corpus_plan, revision=spec.corpus.meta["dataset_revision"], **nothing)
+        """The part without files: the corpus has divided them.
+
+        Raises:
+            NielsCacheError: If the part has documents, but no share in the budget of train.
+        """
+        spec, budgets = self.spec, dict.fromkeys(("train_tokens", "val_tokens"))
+        budgets |= {key: shares[self.number] for key, shares in spec.corpus_budgets.items()}
+        if budgets["train_tokens"] == 0 and self._ordinals:
+            raise NielsCacheError(
+                f"{spec.name}: {part_name(self.number)} has so few documents that it gets no share of the {spec.source.train_tokens:,} "
+                "train_tokens; lower parts"
+            )
+        revision = spec.corpus.meta["dataset_revision"]
+        return PlannedPart(number=self.number, plan=spec.corpus_plan, revision=revision, files=(), text_field=None, **budgets)
 
     @property
     def _ordinals(self) -> range:
@@ -606,8 +616,8 @@ class CorpusShare(Share):
     def stream(self, context: StreamContext) -> dict[str, Any]:
         return {
             "items": Feed(lambda context: self.spec.corpus.stream(context, self._ordinals), context),
-            "max_train_tokens": UNLIMITED,
-            "max_val_tokens": 0,
+            "max_train_tokens": self.planned.train_tokens or UNLIMITED,
+            "max_val_tokens": self.planned.val_tokens or 0,
             "seed": self.planned.seed(self.spec.build.seed),
             "shuffle_buffer": self.spec.source.shuffle_buffer or None,
             "needs_train": False,
