@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -24,6 +24,8 @@ from niels_cache_runtime.format.meta import read_meta
 if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
+
+Sealable = TypeVar("Sealable", bound=Any)  # a writer with `seal` and `abandon`
 
 
 def arrow_schema(columns: Mapping[str, str]) -> pa.Schema:
@@ -86,7 +88,7 @@ class ParquetWriter:
 
 
 @contextmanager
-def closing_table(table: ParquetWriter) -> Iterator[ParquetWriter]:
+def closing_table(table: Sealable) -> Iterator[Sealable]:
     """Seal the table at the end of the block, or abandon it if the block fails."""
     try:
         yield table

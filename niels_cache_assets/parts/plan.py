@@ -11,6 +11,7 @@ import hashlib
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from types import MappingProxyType
 from typing import Any
@@ -126,7 +127,7 @@ class Plan:
         """The parts that the data set had before it grew."""
         return self.groups[0]
 
-    @property
+    @cached_property
     def parts(self) -> tuple[PlannedPart, ...]:
         return tuple(part for group in self.groups for part in group.parts)
 

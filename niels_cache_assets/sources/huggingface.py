@@ -24,7 +24,7 @@ from niels_cache_assets.sources.reading.keep import HasColumns
 from niels_cache_assets.sources.reading.positions import RowsPass, UpstreamSplit
 from niels_cache_assets.sources.reading.rows import BATCH_DOCUMENTS, TextFieldCheck
 from niels_cache_assets.sources.text_column import MISSING_FIELD_REASON
-from niels_cache_assets.sources.types import AddedHubFiles, ListedFile, PretrainSource, SourceWithParts, StreamContext
+from niels_cache_assets.sources.types import AddedHubFiles, ListedFile, SourceWithParts, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 
 
@@ -47,12 +47,11 @@ _READERS: dict[tuple[str, bool], type[Parquet] | type[Jsonl]] = {  # (loader, `r
 class HubText(HasColumns, HubData, SourceWithParts):
     """One document per row of a hub data set."""
 
-    shuffles_itself: ClassVar[bool] = True
+    shuffles_itself = True
 
-    shuffle_buffer: NonNegativeInt = Field(
-        defaults.SHUFFLE_BUFFER, description="Size of the shuffle buffer in documents; 0 disables shuffling"
-    )
-    added: tuple[AddedHubFiles, ...] = Field((), strict=False, description=PretrainSource.model_fields["added"].description)
+    shuffle_buffer: NonNegativeInt = defaults.SHUFFLE_BUFFER
+    """Size of the shuffle buffer in documents; 0 disables shuffling"""
+    added: tuple[AddedHubFiles, ...] = Field((), strict=False)
 
     @model_validator(mode="after")
     def _check_added(self) -> Self:

@@ -45,10 +45,10 @@ class Interleave(PretrainSource):
     """
 
     source: Literal["interleave"] = "interleave"
-    members: dict[str, FiniteFloat] = Field(min_length=1, description="Weight of each member, by the name of its pretrain table")
-    stopping_strategy: Literal["first_exhausted", "all_exhausted"] = Field(
-        "first_exhausted", description="'first_exhausted' stops when the first member runs out of documents, 'all_exhausted' when all have"
-    )
+    members: dict[str, FiniteFloat] = Field(min_length=1)
+    """Weight of each member, by the name of its pretrain table"""
+    stopping_strategy: Literal["first_exhausted", "all_exhausted"] = "first_exhausted"
+    """'first_exhausted' stops when the first member runs out of documents, 'all_exhausted' when all have"""
 
     @model_validator(mode="after")
     def _no_val_of_repeated_documents(self) -> Self:

@@ -5,10 +5,10 @@ part, the parts and the seal have in common.
 
 If val must be known before the parts, it is made first, `pretrain/.parts/NAME/val` (`ValPart`). With token budgets, val is the head of each
 part, before any shuffle. Each part gives its share of `val_tokens`. meta.json records how many documents were taken from the head of each
-part, and the parts leave out exactly these. At most twice `val_tokens` is encoded. With `val_frac` and `decontaminate`, val is what the plan
-has chosen, so all text is read once more. Its texts are kept next to its tokens, because every part is compared with them. The parts leave
-out the same documents. The reference encodes. A killed build of val resumes at the part that it was reading. Only the first parts give to
-val. Files that are added later do not change it.
+part, and the parts leave out exactly these. At most twice `val_tokens` is encoded. With `val_frac` and `decontaminate`, val is what the
+plan has chosen, so all text is read once more. Its texts are kept next to its tokens, because every part is compared with them. The parts
+leave out the same documents. The reference encodes. A killed build of val resumes at the part that it was reading. Only the first parts
+give to val. Files that are added later do not change it.
 
 The first part of a data set that grew from one part is the cache that one process built (`WholePart`). Its split is that of a data set
 without parts. If this cache is still in `pretrain/NAME`, its files are linked, and nothing is read from the source. Otherwise it is built

@@ -149,7 +149,7 @@ class SealedDataset(PlannedCache):
     def parts_summary(self) -> str:
         """Return the number of parts that are built, stale, unfinished, and being built, in words. It costs a small read a part."""
         folders = [self.part(number).directory for number in range(self.source.total_parts)]
-        finished = [folder for folder in folders if (folder / META_NAME).exists()]
+        finished = {folder for folder in folders if (folder / META_NAME).exists()}
         try:
             stale = sum(not self._is_current(member) for member in self.members() if member.directory in finished)
         except NielsCacheError:  # without a plan or a tokenizer, no part can be compared

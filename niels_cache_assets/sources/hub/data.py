@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import IO, Any, NamedTuple, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from niels_cache_assets.base.documents import SourceReport
 from niels_cache_assets.base.first_bytes import describe_content, detect_content
@@ -69,15 +69,20 @@ class HubData(DecodesText):
     If `files` is set, the same loading code reads local files, and no request goes to the hub.
     """
 
-    dataset: str = Field(description="Hub data set: owner/name")
-    config: str | None = Field(None, description="Configuration of the data set")
-    split: str = Field("train", description="Upstream split to read")
-    val_split: str | None = Field(None, description="Upstream split to use as val")
-    pinned_revision: str | None = Field(None, description="Commit, tag or branch to read; by default the newest commit on main")
-    files: list[ConfigPath] | None = Field(
-        None, description="Globs of local .parquet, .jsonl or text files to read instead of the hub data set"
-    )
-    val_files: list[ConfigPath] | None = Field(None, description="Globs of local files to use as val; requires `files`")
+    dataset: str
+    """Hub data set: owner/name"""
+    config: str | None = None
+    """Configuration of the data set"""
+    split: str = "train"
+    """Upstream split to read"""
+    val_split: str | None = None
+    """Upstream split to use as val"""
+    pinned_revision: str | None = None
+    """Commit, tag or branch to read; by default the newest commit on main"""
+    files: list[ConfigPath] | None = None
+    """Globs of local .parquet, .jsonl or text files to read instead of the hub data set"""
+    val_files: list[ConfigPath] | None = None
+    """Globs of local files to use as val; requires `files`"""
 
     def missing_setting(self) -> str | None:
         return "files (val_files alone has no train split)" if self.val_files and not self.files else None
