@@ -36,6 +36,11 @@ class BuildSettings(Table):
     verify_parts: Literal["size", "sha256"] = Field(
         "size", description="How each part is checked against its meta.json before parts are joined: by size, or by content"
     )
+    near_check: Literal["sample", "all"] = Field(
+        "sample",
+        description="How much of train is compared with val for near copies: a sample of about 20 million tokens, or all. Equal texts are "
+        "always found",
+    )
     network_patience: float = Field(
         defaults.NETWORK_RETRY_SECONDS,
         ge=0,
