@@ -21,7 +21,6 @@ from niels_cache_assets.cli import main
 from niels_cache_assets.disk.journal import BYTES_VARIABLE
 from niels_cache_assets.facts.lineage import Lineage, read_lineage
 from niels_cache_assets.inspection.differences.documents import compare_documents
-from niels_cache_assets.inspection.disjoint import splits_disjoint
 from niels_cache_assets.parts.layout import PART_KINDS
 from niels_cache_assets.parts.seal import seal
 from niels_cache_assets.project.registry import load_registry
@@ -41,6 +40,7 @@ from tests.helpers.hub_builds import Build, build_from
 from tests.helpers.hub_repositories import card, parquet
 from tests.helpers.loopback_hub import LoopbackHub
 from tests.helpers.messages import missing
+from tests.helpers.overlaps import overlap_of
 from tests.helpers.parts_project import NAME, PartsProject, build, parts_of, stream_of
 from tests.helpers.tiny import sentences
 
@@ -124,7 +124,7 @@ def test_budgets_are_met_exactly_and_val_is_the_head_of_each_part(project: Parts
     val = lineage(project.cache(), "val")
     assert {each.file for each in val if each.row == 0} == first_files
     assert not {(each.file, each.row) for each in val} & {(each.file, each.row) for each in lineage(project.cache(), "train")}
-    assert splits_disjoint(project.cache(), tokenizer, threshold=None).val_documents == len(val)
+    assert sealed_meta(project)["overlap"] == overlap_of(project.cache(), tokenizer).record
     assert verify_cache(project.folder / "cache") == []
 
 
@@ -164,7 +164,7 @@ def test_a_lineage_of_other_parts_than_meta_json_lists_is_refused(
     copies(project, (0, 0), (0, 1))
     build(project.graph(3, "val_tokens = 120"))
     folder = project.cache() / "train_documents"
-    assert splits_disjoint(project.cache(), tokenizer, threshold=None).exact == 4
+    assert overlap_of(project.cache(), tokenizer, threshold=None).record["exact"] == 4
     assert len({part.stat().st_size for part in folder.iterdir()}) == 3
     if damage == "lost":
         (folder / "part-00001.parquet").unlink()
@@ -176,7 +176,7 @@ def test_a_lineage_of_other_parts_than_meta_json_lists_is_refused(
     for read in (
         lambda: read_lineage(paths["train"], [last]),
         lambda: compare_documents(paths, paths, shown=3),
-        lambda: splits_disjoint(project.cache(), tokenizer, threshold=None),
+        lambda: overlap_of(project.cache(), tokenizer, threshold=None),
     ):
         with pytest.raises(NielsCacheError, match=rf"part-00001.*{said}"):
             read()  # type: ignore[no-untyped-call]
@@ -196,10 +196,10 @@ def test_every_part_is_compared_with_a_val_that_val_frac_chooses(
     meta, val = sealed_meta(project), lineage(project.cache(), "val")
     assert meta["dropped"] == {"in_val": in_train}
     assert outcomes[f"val_part/{NAME}"].meta["documents"] == {"train": 0, "val": len(val)}
-    assert splits_disjoint(project.cache(), tokenizer, threshold=None).disjoint
+    assert overlap_of(project.cache(), tokenizer, threshold=None).is_disjoint
     assert verify_cache(project.folder / "cache") == []
     build(project.graph(3, SHARE.replace("exact", "off"), root="off"))
-    assert not splits_disjoint(project.cache("off"), tokenizer, threshold=None).disjoint
+    assert not overlap_of(project.cache("off"), tokenizer, threshold=None).is_disjoint
     assert {(each.file, each.row) for each in val} == {(each.file, each.row) for each in lineage(project.cache("off"), "val")}
 
 
@@ -287,7 +287,7 @@ def test_every_part_is_compared_with_the_val_of_upstream(project: PartsProject, 
         build(project.graph(parts, upstream, source="huggingface", root=root))
     assert sealed_meta(project)["dropped"] == sealed_meta(project, "one")["dropped"] == {"in_val": 4}
     assert stream_of(project.cache()) == stream_of(project.cache("one"))
-    assert splits_disjoint(project.cache(), tokenizer, threshold=None).disjoint
+    assert overlap_of(project.cache(), tokenizer, threshold=None).is_disjoint
 
 
 def test_a_part_whose_files_end_early_is_listed_as_short(project: PartsProject) -> None:

@@ -71,7 +71,8 @@ class SealedDataset(PlannedCache):
         return ["tokenizer", *(step.key for step in self.steps())]
 
     def identity_with(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
-        return {**super().identity_with(tokenizer_sha256, vocab_size, revision), "seal": CODE_VERSION}
+        near_check = {"near_check": "all"} if self.build.near_check == "all" else {}
+        return {**super().identity_with(tokenizer_sha256, vocab_size, revision), "seal": CODE_VERSION, **near_check}
 
     def finished(self) -> Meta | None:
         meta = Dataset.finished(self)
@@ -106,6 +107,7 @@ class SealedDataset(PlannedCache):
         self._require_same_builds(members)
         if not meta["train_tokens"]:
             raise NielsCacheError(f"{self.directory}: no part has a document for train; nothing was written")
+        meta = self.with_overlap(meta, work)
         return WriteResult(meta=meta, warning=self._shortfall(members))
 
     def _members(self) -> Iterator[SealInput]:
