@@ -34,6 +34,7 @@ from niels_cache_assets.corpus.prepared import PreparedCorpus
 from niels_cache_assets.disk.space import SpaceNeed, pretrain_need, sft_need
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.facts.contents import budget_rule
+from niels_cache_assets.facts.disjoint import OverlapSettings, compare_splits
 from niels_cache_assets.facts.drops import DropSummary, summarize_drops
 from niels_cache_assets.parts.layout import part_name, parts_dir
 from niels_cache_assets.parts.plan import Plan, PlannedPart, divide_in_proportion
@@ -358,6 +359,15 @@ def split_rule(spec: DatasetSpec[PretrainSource]) -> str:
     return budget_rule(train_tokens=source.train_tokens, val_tokens=source.val_tokens or 0)
 
 
+def with_overlap(spec: DatasetSpec[PretrainSource], meta: Meta, work: BuildJob) -> Meta:
+    """Return the content of meta.json with the result of comparing train with val, whose files are finished."""
+    if meta["val_tokens"]:
+        work.log("comparing train with val")
+    settings = OverlapSettings.of(spec.registry, spec.source, spec.build)
+    overlap = compare_splits(work.directory, meta, spec.tokenizer, settings, threads=spec.build.threads, scratch=work.directory)
+    return {**meta, "overlap": overlap.record}
+
+
 def pretrain_build(spec: DatasetSpec[PretrainSource], directory: Path, **own: Any) -> PretrainBuild:
     """Return a build with the settings that all builds for a data set have.
 
@@ -473,7 +483,8 @@ class Share:
 
     def write(self, cache: PretrainCache, work: BuildJob) -> WriteResult:
         """See `Artifact.write`."""
-        return write_cache(cache, work)
+        written = write_cache(cache, work)
+        return replace(written, meta=with_overlap(self.spec, written.meta, work))
 
 
 @dataclass(frozen=True, kw_only=True)

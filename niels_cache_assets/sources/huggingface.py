@@ -1,6 +1,6 @@
 """The source `huggingface`, for any text data set of the Hugging Face hub, and the base class of `fineweb_edu`.
 
-The hub's library shuffles the documents.
+The hub's library shuffles the documents. With val_frac, which numbers them in the order of the files, the builder does.
 """
 
 import difflib
@@ -50,7 +50,7 @@ class HubText(HasColumns, HubData, SourceWithParts):
     shuffles_itself = True
 
     shuffle_buffer: NonNegativeInt = defaults.SHUFFLE_BUFFER
-    """Size of Hugging Face's shuffle buffer in documents; 0 disables shuffling"""
+    """Size of the shuffle buffer in documents; 0 disables shuffling"""
     added: tuple[AddedHubFiles, ...] = Field((), strict=False)
 
     @model_validator(mode="after")

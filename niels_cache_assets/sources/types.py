@@ -453,7 +453,7 @@ class PretrainSource(Source):
     def has_val_part(self) -> bool:
         """Whether the val of a data set in parts is built before its parts.
 
-        This is the case with a token budget for val, and if train is compared with a val that a hash determines. A data set that grows
+        This is the case with a token budget for val, and if train is compared with the val of `val_frac`. A data set that grows
         without `parts` has its val in part 0.
         """
         return (

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from niels_cache_assets.artifacts.base import Outcome
@@ -16,6 +17,7 @@ from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts.prune import prune_parts
 from niels_cache_assets.facts.lineage import read_lineage
+from niels_cache_assets.sources.val_share import val_mask
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import list_shards
 from niels_cache_runtime.format.meta import read_meta
@@ -166,6 +168,20 @@ def test_other_files_of_the_first_parts_are_listed_and_need_force(project: Parts
     assert verify_cache(found.root) == []
     build(grow(project, parts, SHARE, root="nothing"))
     assert digests(project.cache("nothing")) == digests(project.cache())
+
+
+def test_each_addition_has_a_choice_of_its_own(project: PartsProject) -> None:
+    build(project.graph(2, SHARE))
+    documents = [(f"more/f{file:03d}.jsonl", row) for file, size in ((8, 12), (9, 8), (10, 15)) for row in range(size)]
+    val = sorted(files_of(project.cache(), "val") + [documents[at] for at in np.flatnonzero(val_mask(35, val_frac=0.2, seed=7 + 1))])
+    for parts in (1, 3):
+        build(grow(project, 2, SHARE, added=ADDED.replace("parts = 2", f"parts = {parts}")))
+        assert sorted(files_of(project.cache(), "val")) == val
+    folder = project.folder / f"cache/pretrain/.parts/{NAME}"
+    assert len([*folder.glob("val-*.npy")]) == 2
+    build(project.graph(1, SHARE))
+    prune_parts(project.graph(1, SHARE), NAME)
+    assert not folder.exists()
 
 
 def test_a_new_file_beside_those_of_a_plan_is_named_and_left_out(project: PartsProject) -> None:

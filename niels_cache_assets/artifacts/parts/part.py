@@ -10,10 +10,10 @@ A part is a `PretrainCache` with the share of a part:
 
 If val must be known before the parts, it is made first (`ValPart`). With token budgets, val is the head of each part, before any shuffle.
 Each part gives its share of `val_tokens`. meta.json records how many documents were taken from the head of each part, and the parts leave
-out exactly these. At most twice `val_tokens` is encoded. With `val_frac` and `decontaminate`, val is what a hash chooses from all files, so
-all text is read once. Its texts are kept next to its tokens, because every part is compared with them. The parts leave out what the hash
-chooses. The reference encodes. A killed build of val resumes at the part that it was reading. Only the first parts give to val. Files that
-are added later do not change it.
+out exactly these. At most twice `val_tokens` is encoded. With `val_frac` and `decontaminate`, val is what the plan has chosen, so all text
+is read once more. Its texts are kept next to its tokens, because every part is compared with them. The parts leave out the same documents.
+The reference encodes. A killed build of val resumes at the part that it was reading. Only the first parts give to val. Files that are added
+later do not change it.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def _position_after(batch: EncodedDocuments, count: int) -> tuple[str, Mapping[s
 
 
 def _texts_name(planned: PlannedPart) -> str:
-    """Return the relative path of the file with the texts that one part gives to a hashed val."""
+    """Return the relative path of the file with the texts that one part gives to a seeded val."""
     return f"{VAL_TEXTS}/{planned.name}.parquet"
 
 
@@ -291,12 +291,12 @@ class ValPart(Artifact):
         return self.spec.plan.first.revision
 
     @property
-    def is_hashed(self) -> bool:
-        """Whether a hash decides which documents are val, and not a token budget."""
+    def is_seeded(self) -> bool:
+        """Whether val_frac decides which documents are val, and not a token budget."""
         return not self.spec.source.val_tokens
 
     def documents(self) -> Iterator[Document]:
-        """Yield the texts of a hashed val.
+        """Yield the texts of a seeded val.
 
         Raises:
             NielsCacheError: If the file is damaged.
@@ -315,14 +315,14 @@ class ValPart(Artifact):
                 raise NielsCacheError(f"{path}: cannot be read ({str(error).splitlines()[0]}); build it again: {command}") from error
 
     def need(self) -> SpaceNeed | None:
-        if self.is_hashed:
+        if self.is_seeded:
             return None
         val_tokens = self.spec.source.val_tokens
         return pretrain_need(train_tokens=0, val_tokens=val_tokens, token_bytes=self.spec.token_bytes, text_bytes=None, exact=False)
 
     def split_rule(self) -> str:
         """Return the rule that chooses the documents, as one line for meta.json."""
-        if self.is_hashed:
+        if self.is_seeded:
             return split_rule(self.spec)
         return budget_rule(train_tokens=None, val_tokens=self.spec.source.val_tokens or 0)
 
@@ -343,7 +343,7 @@ class ValPart(Artifact):
         ):
             resumed = writer.tokens("val")
             for planned in parts[len(state.taken) :]:
-                take = self._take_hashed if self.is_hashed else self._take_head
+                take = self._take_seeded if self.is_seeded else self._take_head
                 state = take(planned, state, writer, build, work)
                 on_disk, sizes = writer.checkpoint()
                 journal.record(
@@ -356,11 +356,11 @@ class ValPart(Artifact):
                     documents=writer.documents("val"),
                 )
                 work.report(Progress(writer.documents("val"), writer.tokens("val"), len(state.taken) / len(parts)))
-            if not writer.tokens("val") and not self.is_hashed:
+            if not writer.tokens("val") and not self.is_seeded:
                 raise NielsCacheError(f"{self.directory}: the files gave no usable document; nothing was written")
             writer.seal()
             excluded = {EXCLUDED: {name: sorted(ids) for name, ids in state.excluded.items()}} if state.excluded else {}
-            short = 0 if self.is_hashed else (self.spec.source.val_tokens or 0) - writer.tokens("val")
+            short = 0 if self.is_seeded else (self.spec.source.val_tokens or 0) - writer.tokens("val")
             meta: dict[str, Any] = {
                 **build.meta(self.split_rule()),
                 "append_eot": True,
@@ -368,7 +368,7 @@ class ValPart(Artifact):
                 **writer.totals(),
                 "cut": {"train": 0, "val": len(state.cut)},
                 "cut_document": {"train": [], "val": state.cut},
-                **_counts(state, with_excluded=self.is_hashed),  # otherwise the parts count those in their heads
+                **_counts(state, with_excluded=self.is_seeded),  # otherwise the parts count those in their heads
                 "files": writer.files,
                 "content_sha256": content_sha256(writer.files),
                 "part": {"plan": self.planned_by, "taken": state.taken, "short": short, **excluded},
@@ -391,7 +391,7 @@ class ValPart(Artifact):
     def _context(self, work: BuildJob) -> StreamContext:
         return StreamContext(seed=self.spec.build.seed, revision=work.revision, log=work.log)
 
-    def _take_hashed(self, planned: PlannedPart, state: _State, writer: PretrainWriter, build: PretrainBuild, work: BuildJob) -> _State:
+    def _take_seeded(self, planned: PlannedPart, state: _State, writer: PretrainWriter, build: PretrainBuild, work: BuildJob) -> _State:
         """Write the documents of one part that belong to val, with their texts, and return the state after it."""
         drops, stream, context = DropReport(**state.drops), stream_of(self.spec, planned, only="val"), self._context(work)
         feed = Feed(stream.documents, context)
@@ -499,7 +499,7 @@ class PlannedShare(Share):
 
     def _external_ids(self) -> frozenset[str]:
         """Return the ids in the head of this part that val has taken, or would have taken without `exclude`."""
-        return self.val.decisive_ids(self.planned) if self.val and not self.val.is_hashed else frozenset()
+        return self.val.decisive_ids(self.planned) if self.val and not self.val.is_seeded else frozenset()
 
     def identities(self, meta: Meta, identity: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
         directory = parts_dir(self.spec.root, self.spec.name) / part_name(self.number)
@@ -520,7 +520,7 @@ class PlannedShare(Share):
     @cached_property
     def part_stream(self) -> PartStream:
         """The stream of the part, without the documents that the val part has taken."""
-        only = "train" if self._finished_val is not None and self._finished_val.is_hashed else None
+        only = "train" if self._finished_val is not None and self._finished_val.is_seeded else None
         return stream_of(self.spec, self.planned, skip=self._taken[self.number], only=only)
 
     @cached_property
@@ -543,7 +543,7 @@ class PlannedShare(Share):
     def _val_documents(self, context: StreamContext) -> Iterator[Document]:
         """Yield the documents of val of all parts, to compare the train documents of this part with them."""
         context.log("reading val, to keep its documents out of train")
-        if self._finished_val is not None and self._finished_val.is_hashed:
+        if self._finished_val is not None and self._finished_val.is_seeded:
             yield from self._finished_val.documents()
             return
         for planned, taken in zip(self.spec.plan.parts, self._taken, strict=True):
@@ -705,7 +705,7 @@ class GrownShare(Share):
             link_all(built, spec.directory, work.directory, target=cache.directory, log=work.log)
             if finished_meta(spec.directory) != built:
                 raise NielsCacheError(f"{spec.directory}: was built again while its files were being linked; run it again")
-            meta = {key: value for key, value in built.items() if key != "meta_sha256"}
+            meta = {key: value for key, value in built.items() if key not in ("meta_sha256", "overlap")}
             written = WriteResult(meta={**meta, "dataset_name": f"{spec.name}/{cache.member}"})
         meta = with_removed_ids_only(spec, written.meta, work.identity)
         return replace(written, meta={**meta, "part": _part_entry(self.planned, meta)})

@@ -17,6 +17,7 @@ from niels_cache_assets.artifacts.dataset import (
     check_files,
     content_matches,
     split_rule,
+    with_overlap,
 )
 from niels_cache_assets.artifacts.parts.part import (
     ValPart,
@@ -132,7 +133,8 @@ class JoinedCache(Artifact):
             own = {**self.spec.identity(tokenizer_sha256, vocab_size, revision), "plan": self.planned_by, "member": self.member}
         else:
             own = planned_identity(self.spec, self.member, self.planned_by, tokenizer_sha256, vocab_size)
-        return {**own, "seal": CODE_VERSION}
+        near_check = {"near_check": "all"} if self.spec.build.near_check == "all" else {}
+        return {**own, "seal": CODE_VERSION, **near_check}
 
     def matches(self, meta: Meta, identity: Mapping[str, Any]) -> bool:
         return super().matches(meta, present_identity(self.spec, meta, identity, self.directory))
@@ -176,7 +178,7 @@ class JoinedCache(Artifact):
             corpus = self.spec.corpus.meta
             dropped: Counter[str] = Counter(meta["dropped"]) + Counter(corpus["dropped"])
             meta = {**meta, "dropped": dict(dropped), "facts": merge_facts([corpus["facts"], meta["facts"]])}
-        return WriteResult(meta=meta, warning=_shortfall(members))
+        return WriteResult(meta=with_overlap(self.spec, meta, work), warning=_shortfall(members))
 
     def _read_checked_meta(self, member: PretrainCache | ValPart) -> Meta:
         """Return the meta.json of a part, after a comparison with the plan, the tokenizer and the files.

@@ -27,7 +27,7 @@ from niels_cache_runtime.format.layout import SPLITS, Split
 if TYPE_CHECKING:
     from niels_cache_assets.sources.reading.file_source import RowFileSource
 
-_BYTES_PER_PROCESS = 32 << 20  # for less, the start of a worker process takes longer than it saves
+_BYTES_PER_PROCESS = 256 << 20  # for less, the start of a worker process takes longer than it saves
 
 
 @dataclass(frozen=True, kw_only=True)
