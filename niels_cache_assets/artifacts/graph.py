@@ -21,7 +21,7 @@ from niels_cache_assets.artifacts.base import Artifact
 from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.corpus_report import CorpusReport
 from niels_cache_assets.artifacts.dataset import DatasetSpec, PretrainCache, SftCache, Share, SwitchedOff
-from niels_cache_assets.artifacts.duplicates import Duplicates, HashRange
+from niels_cache_assets.artifacts.duplicates import Duplicates, SearchStep
 from niels_cache_assets.artifacts.index import BlendIndex
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.seal import DatasetCache, JoinedCache
@@ -95,7 +95,7 @@ class Graph:
         """
         return self.joined_corpus(name).parts_plan if name in self.registry.corpora_in_parts() else self.sealed(name).spec.parts_plan
 
-    def hash_range(self, name: str) -> HashRange:
+    def hash_range(self, name: str) -> SearchStep:
         """Return a range of the search for duplicates by its name, range-00003.
 
         Raises:

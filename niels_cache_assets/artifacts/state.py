@@ -16,7 +16,7 @@ from niels_cache_assets.artifacts.base import Artifact, add_unmatched_ids
 from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.corpus_report import CorpusReport
 from niels_cache_assets.artifacts.dataset import PretrainCache, SftCache, SwitchedOff
-from niels_cache_assets.artifacts.duplicates import Duplicates, HashRange, SearchHashes
+from niels_cache_assets.artifacts.duplicates import Duplicates, SearchStep
 from niels_cache_assets.artifacts.index import BlendIndex, is_prebuilt
 from niels_cache_assets.artifacts.parts.part import ValPart, difference
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
@@ -234,7 +234,7 @@ def _(corpus: Corpus) -> Evaluation:
 
 
 @_evaluate.register
-def _(part: SearchHashes | HashRange) -> Evaluation:
+def _(part: SearchStep) -> Evaluation:
     return _evaluate_current(part.directory / META_NAME, part.current)
 
 

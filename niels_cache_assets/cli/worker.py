@@ -178,7 +178,7 @@ def _build(artifact: Artifact, lines: JsonLines, *, wait: bool, progress: Callab
         raise BuildFailedError(str(error)) from error
 
 
-def _with_warnings_of_splits(sealed: JoinedCache, outcome: Outcome) -> Outcome:
+def _with_warnings_of_splits(sealed: Any, outcome: Outcome) -> Outcome:
     """Return the outcome of a seal with what `build-all` reports after its checks."""
     from niels_cache_assets.inspection.splits import warnings_of_splits
 
