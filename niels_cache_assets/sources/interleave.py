@@ -201,7 +201,7 @@ class MixtureMember:
     def documents(self, report: SourceReport) -> Iterator[Document]:
         """Yield the documents with the splits that the member's own build assigns before tokenization."""
         context = self._own_context(report)
-        if isinstance(self._source, SourceWithParts) and self._source.parts > 1:
+        if isinstance(self._source, SourceWithParts) and self._source.plan is not None:
             if self._part_streams is None:
                 self._part_streams = streams_of_all_parts(self._source, revision=context.revision)
             return chain.from_iterable(chain.from_iterable(stream.documents(context) for stream in self._part_streams))
