@@ -29,7 +29,15 @@ from niels_cache_assets.sources.conversations import (
     with_system,
     without_labels,
 )
-from niels_cache_assets.sources.messages import holds_messages, join_input, media_of, plain_messages, template_messages, tools_of
+from niels_cache_assets.sources.messages import (
+    ReadMessages,
+    holds_messages,
+    join_input,
+    media_of,
+    plain_messages,
+    template_messages,
+    tools_of,
+)
 from niels_cache_assets.sources.pairs import complete_prompt, pair_sides, prompt_length, system_messages
 from niels_cache_assets.sources.reading.compressed import endings_with_compressions
 from niels_cache_assets.sources.reading.encodings import DecodingCounts
@@ -37,7 +45,7 @@ from niels_cache_assets.sources.reading.file_source import FileSource
 from niels_cache_assets.sources.reading.files import SourceFile
 from niels_cache_assets.sources.reading.positions import FilePass, FilePosition
 from niels_cache_assets.sources.reading.rows import SEARCH_LIMITS, file_rows, first_rows, kind_of, row_id
-from niels_cache_assets.sources.types import PretrainSource, SftSource, StreamContext
+from niels_cache_assets.sources.types import SftSource, Siblings, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 
 _MAX_FIELDS, _SAMPLE_ROWS = 50, 20
@@ -148,7 +156,7 @@ class ChatJsonl(FileSource, SftSource):
         is_needed = not self.instruction_field and not self.is_preference
         return f"instruction_field ({unused[0]} needs it)" if unused and is_needed else None
 
-    def check_input(self, siblings: Mapping[str, PretrainSource]) -> None:
+    def check_input(self, siblings: Siblings) -> None:
         """Check that each configured field occurs in the first rows, and that at least one of these rows has the right form.
 
         An optional field may occur in any row. If a build would stop at a broken row, no broken row may be among the first rows.
@@ -307,7 +315,7 @@ class ChatJsonl(FileSource, SftSource):
             return messages
         return with_system(system, messages), None
 
-    def _read(self, value: Any) -> list[Message] | str:
+    def _read(self, value: Any) -> ReadMessages:
         return plain_messages(value) if self.template == SENTINELS else template_messages(value)
 
     def _prompt_of(self, values: dict[str, Any]) -> Any:
@@ -322,7 +330,7 @@ class ChatJsonl(FileSource, SftSource):
         beside = prompt.get(_TOOLS) if isinstance(prompt, dict) else None  # where OpenAI's pairs have their tools
         return tools_of(values.get(self.tools_field or _TOOLS, beside))
 
-    def _messages_of_fields(self, values: dict[str, Any]) -> list[Message] | str:
+    def _messages_of_fields(self, values: dict[str, Any]) -> ReadMessages:
         """Return the messages of an instruction (or prompt) and its answer, after those of the history, or the reason if there are none."""
         prompt, answer = values.get(self.instruction_field or ""), values.get(self.output_field or "")
         extra = values.get(self.input_field) if self.input_field else None

@@ -3,7 +3,6 @@
 They check whether a conversation can be used for training, make batches, and make messages from an instruction.
 """
 
-import difflib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, cast
 
@@ -21,7 +20,7 @@ from niels_cache_assets.sources.pairs import pair_problem
 from niels_cache_assets.sources.reading.positions import FilePass
 from niels_cache_assets.sources.reading.rows import batched
 from niels_cache_assets.sources.types import StreamContext
-from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.errors import NielsCacheError, did_you_mean
 
 _EMPTY = ("null_content", "empty_content")
 
@@ -238,8 +237,7 @@ def _unknown_role(messages: Iterable[Mapping[str, Any]], roles: Collection[str])
             return f"message {number} has no role"
         if role not in roles:
             shared = [name for name, meant in SHARED_ROLES.items() if meant in roles and name != role]
-            near = difflib.get_close_matches(role.lower(), [*roles, *shared], n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known roles: {', '.join(sorted(roles))}"
+            hint = did_you_mean(role.lower(), [*roles, *shared], f"known roles: {', '.join(sorted(roles))}")
             return f"message {number} has the unknown role {role[:40]!r} ({hint})"
     return None
 

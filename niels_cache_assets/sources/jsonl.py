@@ -1,7 +1,7 @@
 """The source `jsonl`, for pretrain data sets from the user's files with one JSON object per line."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, Literal
@@ -15,7 +15,7 @@ from niels_cache_assets.sources.reading.file_source import HasKeepDamaged, RowFi
 from niels_cache_assets.sources.reading.files import SourceFile, valid_unicode
 from niels_cache_assets.sources.reading.positions import FilePass
 from niels_cache_assets.sources.text_column import MISSING_FIELD_REASON, ROWS, TEXT, choose_text_field, count_file_without, require_field
-from niels_cache_assets.sources.types import PretrainSource, StreamContext
+from niels_cache_assets.sources.types import Siblings, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 
 
@@ -26,7 +26,7 @@ class Jsonl(HasKeepDamaged, RowFileSource):
 
     source: Literal["jsonl"] = "jsonl"
 
-    def check_input(self, siblings: Mapping[str, PretrainSource]) -> None:
+    def check_input(self, siblings: Siblings) -> None:
         context = StreamContext(seed=0)
         files = self.readable_files()
         text_field = self.text_field_of(files)

@@ -24,12 +24,15 @@ _MESSAGE_KEYS = ("role", "from", "content", "value")
 _MEDIA = ("image", "audio", "video")
 _NOTHING = (None, "", "null")  # JSON texts without a value
 
+ReadMessages = list[Message] | str
+"""The messages of a row, or the reason why the row is dropped."""
+
 
 class _RepeatedKeyError(Exception):
     """An object in a JSON text has a key twice."""
 
 
-def plain_messages(value: Any) -> list[Message] | str:
+def plain_messages(value: Any) -> ReadMessages:
     """Return the messages with the role names of this project, or the reason why they cannot be used.
 
     Empty system messages are removed. So are all other keys, except those that say whether to train on a message.
@@ -37,7 +40,7 @@ def plain_messages(value: Any) -> list[Message] | str:
     return _read(value) if _are_objects(value) else "malformed_messages"
 
 
-def template_messages(value: Any) -> list[Message] | str:
+def template_messages(value: Any) -> ReadMessages:
     """Return the messages for a chat template, or the reason why they cannot be used.
 
     Messages keep their other keys, except those without a value. An empty system message stays, because many templates otherwise write

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -31,7 +31,7 @@ from niels_cache_assets.sources.text_column import (
     find_text_column,
     require_field,
 )
-from niels_cache_assets.sources.types import PretrainSource, StreamContext
+from niels_cache_assets.sources.types import Siblings, StreamContext
 
 MAX_ROWS = 2048  # rows of a joined batch: the number of short documents in one task of the encoder
 
@@ -61,7 +61,7 @@ class Parquet(RowFileSource):
             fields, kind = self._columns(found, text_field)
             check.report_hint(context, fields, key="text_field", kind=kind)
 
-    def check_input(self, siblings: Mapping[str, PretrainSource]) -> None:
+    def check_input(self, siblings: Siblings) -> None:
         found = self.readable_files()
         text_field = self.text_field_of(found)
         if text_field is None:

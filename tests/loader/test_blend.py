@@ -203,7 +203,7 @@ def test_a_schedule_that_makes_no_sense_is_refused_in_one_line(segments: list, m
 
 
 def test_a_misspelt_name_comes_with_the_likely_one() -> None:
-    with pytest.raises(NielsCacheError, match=r"wikitxt; .* wikitext\?"):
+    with pytest.raises(NielsCacheError, match=r"wikitxt; .* 'wikitext'\?"):
         Blend(["wikitext", "dolly"], [(0, {"wikitxt": 1, "dolly": 1})])
 
 

@@ -38,7 +38,7 @@ from niels_cache_assets.sources.reading.parquet_files import may_hold_text
 from niels_cache_assets.sources.reading.positions import UpstreamSplit
 from niels_cache_assets.sources.reading.rows import refuse_long_lines
 from niels_cache_assets.sources.text_column import ROWS, choose_text_field, find_text_column, require_field, text_field_of_pass
-from niels_cache_assets.sources.types import ConfigPath, ListedFile, PretrainSource, StreamContext
+from niels_cache_assets.sources.types import ConfigPath, ListedFile, Siblings, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 
 _ONLY_OF_THE_HUB = ("config", "split", "val_split", "pinned_revision")
@@ -125,7 +125,7 @@ class HubData(DecodesText):
         parts = self.upstream_splits()
         return [*zip(parts, find_splits([part.files or [] for part in parts]), strict=True)]
 
-    def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
+    def revision(self, siblings: Siblings) -> str | None:
         if self.files:
             parts = self.files_by_part()
             return files_digest(file._replace(name=f"{part.split or 'all'}\0{file.name}") for part, files in parts for file in files)

@@ -24,10 +24,11 @@ from typing import IO, Any, NamedTuple, NoReturn
 
 from pydantic import Field, PositiveInt, field_validator
 
+from niels_cache_assets.base.wording import by_count
 from niels_cache_assets.sources.reading.compressed import OnDamage
 from niels_cache_assets.sources.reading.files import SourceFile, file_errors, files_digest, open_bytes
 from niels_cache_assets.sources.reading.positions import FilePosition
-from niels_cache_assets.sources.types import PretrainSource, Source, StreamContext
+from niels_cache_assets.sources.types import Siblings, Source, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 
 UTF8 = "utf-8"
@@ -104,7 +105,7 @@ class DecodesText(Source):
         codec = codecs.lookup(value).name
         return UTF8 if codec == "utf-8-sig" else codec
 
-    def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
+    def revision(self, siblings: Siblings) -> str | None:
         return files_digest(self.input_files())
 
 
@@ -451,7 +452,7 @@ def decoding_warning(meta: Mapping[str, Any]) -> str | None:
 
 
 def _most_damaged(counted: dict[str, Any]) -> str:
-    by_file = sorted(counted["by_file"].items(), key=lambda item: (-item[1], item[0]))
+    by_file = by_count(counted["by_file"])
     named = ", ".join(f"{name}: {count:,}" for name, count in by_file[:_SHOWN_FILES])
     more = counted["files"] - min(len(by_file), _SHOWN_FILES)
     return f"{named}, and {more:,} more files" if more > 0 else named
