@@ -110,23 +110,30 @@ class LineageFile(NamedTuple):
     rows: int | None
 
     @contextmanager
-    def open(self) -> Iterator[pq.ParquetFile]:
+    def open(self, columns: Iterable[str]) -> Iterator[pq.ParquetFile]:
         """Open the file.
 
+        Args:
+            columns: Columns that the file must have.
+
         Raises:
-            NielsCacheError: If the file is missing or has a wrong number of rows. A damaged file raises Arrow's errors.
+            NielsCacheError: If the file is missing or has a wrong number of rows, or if it cannot be read at any time in the block.
         """
         import pyarrow.parquet
 
         try:
-            parquet = pyarrow.parquet.ParquetFile(self.path, pre_buffer=False)
+            with pyarrow.parquet.ParquetFile(self.path, pre_buffer=False) as parquet:
+                found = parquet.metadata.num_rows
+                if self.rows not in (None, found):
+                    raise NielsCacheError(f"{self.path}: has {found:,} rows, but meta.json says {self.rows:,}; rebuild this data set")
+                missing = [name for name in columns if name not in parquet.schema_arrow.names]
+                if missing:
+                    raise NielsCacheError(f"{self.path}: has no column {missing[0]!r}; rebuild this data set")
+                yield parquet
         except FileNotFoundError as error:
             raise NielsCacheError(f"{self.path}: no such file; rebuild this data set") from error
-        with parquet:
-            found = parquet.metadata.num_rows
-            if self.rows not in (None, found):
-                raise NielsCacheError(f"{self.path}: has {found:,} rows, but meta.json says {self.rows:,}; rebuild this data set")
-            yield parquet
+        except (OSError, pyarrow.ArrowException) as error:
+            raise NielsCacheError(f"{self.path}: not a readable parquet file (cut short?): {error}; rebuild this data set") from error
 
 
 def lineage_files(path: Path) -> list[LineageFile]:
