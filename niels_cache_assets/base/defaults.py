@@ -35,6 +35,7 @@ TEMPLATE_ROLES = frozenset({"developer", "tool"})  # further roles, which only c
 
 PROGRESS_SECONDS = 10.0
 NETWORK_RETRY_SECONDS = 600.0
+RECORD_SECONDS = 10.0
 
 
 CONFIG_NAME = "niels_cache.toml"

@@ -146,13 +146,13 @@ def as_objects(column: Strings | Objects) -> Objects:
 
 
 def buffers_of(strings: pa.Array) -> tuple[Bytes, Ints]:
-    """Return the bytes of all strings of an Arrow array, and the offset of each string in them, (n + 1,), starting with 0."""
+    """Return the bytes of all strings or binary values of an Arrow array, and their offsets, (n + 1,), starting with 0."""
     from pyarrow import types
 
     if not len(strings):
         return np.empty(0, np.uint8), np.zeros(1, np.int64)
     _, offsets, content = strings.buffers()
-    width = np.int64 if types.is_large_string(strings.type) else np.int32
+    width = np.int64 if types.is_large_string(strings.type) or types.is_large_binary(strings.type) else np.int32
     found = np.frombuffer(offsets, width)[strings.offset : strings.offset + len(strings) + 1].astype(np.int64)
     return np.frombuffer(content, np.uint8)[found[0] : found[-1]] if content else np.empty(0, np.uint8), found - found[0]
 

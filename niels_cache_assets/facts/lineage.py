@@ -12,6 +12,7 @@ import numpy as np
 
 from niels_cache_assets.disk.table_file import lineage_files, rows_of
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.meta import Meta
 
 
 class Lineage(NamedTuple):
@@ -34,12 +35,13 @@ class Lineage(NamedTuple):
     kept: str | None = None
 
 
-def read_lineage(path: str | Path, ordinals: Iterable[int]) -> dict[int, Lineage]:
+def read_lineage(path: str | Path, ordinals: Iterable[int], meta: Meta | None = None) -> dict[int, Lineage]:
     """Return the lineage of these ordinals, by ordinal.
 
     Args:
         path: The Parquet file of the split, or the path that stands for the files of a split joined from parts (see `lineage_files`).
         ordinals: The numbers of the documents or examples.
+        meta: The content of meta.json (see `lineage_files`).
 
     Raises:
         NielsCacheError: If the file is missing or unreadable, or lacks a column or one of the ordinals.
@@ -47,7 +49,7 @@ def read_lineage(path: str | Path, ordinals: Iterable[int]) -> dict[int, Lineage
     requested = np.unique(np.fromiter(ordinals, dtype=np.int64))
     found: dict[int, Lineage] = {}
     path, rows = Path(path), 0
-    for table_file in lineage_files(path):
+    for table_file in lineage_files(path, meta):
         path = table_file.path  # for the messages
         with table_file.open(name for name in Lineage._fields if name not in Lineage._field_defaults) as parquet:
             columns = [name for name in Lineage._fields if name in parquet.schema_arrow.names]

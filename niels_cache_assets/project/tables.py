@@ -36,8 +36,12 @@ class BuildSettings(Table):
     """Number of encoding threads; by default one per core. Does not affect the bytes"""
     verify_parts: Literal["size", "sha256"] = "size"
     """How each part is checked against its meta.json before parts are joined: by size, or by content"""
+    near_check: Literal["sample", "all"] = "sample"
+    """How much of train is compared with val for near copies: a sample of about 20 million tokens, or all. Equal texts are always found"""
     network_patience: float = Field(defaults.NETWORK_RETRY_SECONDS, ge=0, allow_inf_nan=False, strict=False)
     """How long to retry a failed request, in seconds, before the build fails"""
+    record_seconds: float = Field(defaults.RECORD_SECONDS, gt=0, le=60, strict=False)
+    """How often a build records its progress at least, in seconds; a killed build repeats the work since its last record"""
 
 
 class BlendSettings(Table):

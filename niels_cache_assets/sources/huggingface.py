@@ -1,6 +1,6 @@
 """The source `huggingface`, for any text data set of the Hugging Face hub, and the base class of `fineweb_edu`.
 
-The hub's library shuffles the documents.
+The hub's library shuffles the documents. With val_frac, which numbers them in the order of the files, the builder does.
 """
 
 import difflib
@@ -50,7 +50,7 @@ class HubText(HasColumns, HubData, SourceWithParts):
     shuffles_itself = True
 
     shuffle_buffer: NonNegativeInt = defaults.SHUFFLE_BUFFER
-    """Size of Hugging Face's shuffle buffer in documents; 0 disables shuffling"""
+    """Size of the shuffle buffer in documents; 0 disables shuffling"""
     added: tuple[AddedHubFiles, ...] = Field((), strict=False)
 
     @model_validator(mode="after")
@@ -134,7 +134,7 @@ class HubText(HasColumns, HubData, SourceWithParts):
                 fields.update(found)
                 return self._columns(found, part, context)
 
-            stream = self.stream(part, context, choose, shuffle_buffer=self.shuffle_buffer, start=begin, without=without)
+            stream = self.stream(part, context, choose, shuffle_buffer=self.stream_shuffle, start=begin, without=without)
             for columns, files, rows, damaged in stream:
                 check.field = next(iter(columns))
                 values = columns[check.field]
@@ -171,7 +171,7 @@ class HubText(HasColumns, HubData, SourceWithParts):
                 batch = found if kept.all() else found[kept]
                 for start in range(0, len(batch), BATCH_DOCUMENTS):
                     context.report.position = None
-                    if not self.shuffle_buffer and start + BATCH_DOCUMENTS >= len(batch):  # all of these rows are counted
+                    if not self.stream_shuffle and start + BATCH_DOCUMENTS >= len(batch):  # all of these rows are counted
                         rows_pass.file, rows_pass.row = files[-1], rows[-1] + 1
                         rows_pass.report_position()
                     yield batch[start : start + BATCH_DOCUMENTS]

@@ -33,6 +33,7 @@ from niels_cache_assets.base.documents import (
 from niels_cache_assets.base.fingerprint import identity_settings
 from niels_cache_assets.sources.excluding import exclude_identity, without_excluded
 from niels_cache_assets.sources.reading.files import SourceFile
+from niels_cache_assets.sources.val_share import FractionSplitter
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Family, Split
 
@@ -66,12 +67,14 @@ class GroupFiles(NamedTuple):
         revision: The revision of upstream at which the files were listed.
         text_field: The field with the text in every file, or None.
         parts: For each part, its files and the number of tokens that its head contributes to val.
+        val: With val_frac, the splitter of all documents. Otherwise None.
     """
 
     listed: tuple[ListedFile, ...]
     revision: str | None
     text_field: str | None
     parts: tuple[tuple[tuple[ListedFile, ...], int], ...]
+    val: FractionSplitter | None
 
 
 class MemberPlan(Protocol):
@@ -451,7 +454,7 @@ class PretrainSource(Source):
     def has_val_part(self) -> bool:
         """Whether the val of a data set in parts is built before its parts.
 
-        This is the case with a token budget for val, and if train is compared with a val that a hash determines. A data set that grows
+        This is the case with a token budget for val, and if train is compared with the val of `val_frac`. A data set that grows
         without `parts` has its val in part 0.
         """
         return (
@@ -464,7 +467,15 @@ class PretrainSource(Source):
 
         The stream itself may already be shuffled. A corpus in parts has the order of the files.
         """
-        return 0 if self.shuffles_itself and self.corpus_parts == 1 else self.shuffle_buffer
+        return 0 if self.stream_shuffle and self.corpus_parts == 1 else self.shuffle_buffer
+
+    @property
+    def stream_shuffle(self) -> int:
+        """The number of documents in the stream's own shuffle buffer, or 0 if the stream has the order of the files.
+
+        val_frac numbers the documents in this order.
+        """
+        return self.shuffle_buffer if self.shuffles_itself and not self.seeded_val_frac else 0
 
     def check_input(self, siblings: Siblings) -> None:
         if self.readable_files():
@@ -492,10 +503,11 @@ class PretrainSource(Source):
     def count_unsplit(self, context: StreamContext) -> int:
         """Return the number of documents without a split, which val_frac needs before the first document.
 
-        This reads the whole source once. It does not change `context.report`.
+        The documents that `exclude` names count too, so that a longer list does not choose another val. This reads the whole source once.
+        It does not change `context.report`.
         """
         unreported = replace(context, report=SourceReport(), start=None)
-        return sum(int((DocumentBatch.of(batch).split == NO_SPLIT).sum()) for batch in self.kept_documents(unreported))
+        return sum(int((DocumentBatch.of(batch).split == NO_SPLIT).sum()) for batch in self.documents(unreported))
 
     def unconverted(self, context: StreamContext) -> Iterator[Documents]:
         """Yield the documents before `convert`, in batches.

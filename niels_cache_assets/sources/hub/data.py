@@ -307,7 +307,7 @@ class HubData(DecodesText):
 
 
 def hub_files(data: HubData, revision: str | None) -> list[ListedFile]:
-    """Return the files of the configuration and the splits that are read, at a commit. Those of a split are sorted by name.
+    """Return the files of the configuration and the splits that are read, at a commit, in the order in which `stream` reads them.
 
     This sends one request to the hub for every 500 files.
 
@@ -322,7 +322,7 @@ def hub_files(data: HubData, revision: str | None) -> list[ListedFile]:
 
         splits = _builder(datasets, data, data.dataset, {"name": data.config, "revision": revision}).config.data_files or {}
         for part in data.upstream_splits():
-            names = sorted({hub_tables.file_name(url, {}) for url in _split(splits, part, data)})
+            names = list(dict.fromkeys(hub_tables.file_name(url, {}) for url in _split(splits, part, data)))
             for first in range(0, len(names), _NAMES_PER_REQUEST):
                 requested = names[first : first + _NAMES_PER_REQUEST]
                 entries = HfApi().get_paths_info(data.dataset, requested, revision=revision, repo_type="dataset")
