@@ -8,11 +8,11 @@ white space and of the form of the calls' arguments. This module reads no files.
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from niels_cache_assets.base.documents import Message
-from niels_cache_assets.sources.messages import ReadMessages, join_input, masked_before, without_weights
+from niels_cache_assets.sources.messages import AnyMessage, ReadMessages, join_input, masked_before, without_weights
 from niels_cache_assets.sources.tool_arguments import convert_arguments, json_value
 from niels_cache_runtime.format.meta import sha256_text
 
@@ -20,7 +20,7 @@ _HASH_DIGITS = 15  # 60 bits, so that the number fits an int64
 _TURN = re.compile(r"\n\n(Human|Assistant):")  # a turn of a dialogue in one text, as in Anthropic/hh-rlhf
 _SPEAKERS = {"Human": "user", "Assistant": "assistant"}
 
-Messages = Sequence[Mapping[str, Any]]
+Messages = Sequence[AnyMessage]
 Read = Callable[[Any], ReadMessages]
 
 

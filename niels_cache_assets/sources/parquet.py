@@ -10,7 +10,7 @@ from niels_cache_assets.base.documents import DocumentBatch
 from niels_cache_assets.base.strings import Objects, Strings, repeat_string
 from niels_cache_assets.sources.reading import rows
 from niels_cache_assets.sources.reading.columns import Collector, batch_of, ids_of_column, texts_of_column
-from niels_cache_assets.sources.reading.encodings import DecodingCounts, refuse_length
+from niels_cache_assets.sources.reading.encodings import DecodingCounts, Values, refuse_length
 from niels_cache_assets.sources.reading.file_source import RowFileSource
 from niels_cache_assets.sources.reading.files import SourceFile
 from niels_cache_assets.sources.reading.parquet_files import (
@@ -92,7 +92,7 @@ class Parquet(RowFileSource):
             return find_text_column(columns) or choose_text_field(self._first_rows(file), file.name)
         return None
 
-    def _first_rows(self, file: SourceFile) -> list[dict[str, Any]]:
+    def _first_rows(self, file: SourceFile) -> list[Values]:
         found = rows.parquet_rows(file, encoding=self.encoding, limit=self.max_document_bytes)
         return [values for _, values in rows.first_rows(found, ROWS)]
 

@@ -41,6 +41,8 @@ MARKS = "niels_cache_marks"  # the error handler that leaves marks
 CARRIED_MARKS = "niels_cache_carried_marks"  # the error handler for bytes that already hold marks (see `encode_marks`)
 MARK = re.compile("[\udc01-\udcff]")
 
+Values = dict[str, Any]  # of a row, by column
+
 _SET_ENCODING = 'set the key encoding to the encoding of the files, such as encoding = "latin-1"'
 _BOMS = (
     (codecs.BOM_UTF32_LE, "utf-32-le"),  # must come before UTF-16, whose byte order mark has the same first bytes
@@ -338,12 +340,12 @@ class DamagedRow(dict[str, Any]):
         mark: A pattern that matches these marks.
     """
 
-    def __init__(self, values: dict[str, Any], marked: dict[str, Any], mark: re.Pattern[str], size: int) -> None:
+    def __init__(self, values: Values, marked: Values, mark: re.Pattern[str], size: int) -> None:
         super().__init__(values)
         self.marked, self.mark, self.size = marked, mark, size
 
     @classmethod
-    def of_json(cls, values: dict[str, Any], line: str) -> DamagedRow:
+    def of_json(cls, values: Values, line: str) -> DamagedRow:
         """Return the damaged row of these values.
 
         Args:
@@ -387,7 +389,7 @@ class DecodingCounts:
     def count_marked(self, file: str, marked: str | None) -> int:
         return 0 if marked is None else self.count(file, damage_of(marked))
 
-    def count_row(self, file: str, values: dict[str, Any], texts: Callable[[dict[str, Any]], Iterable[Any]]) -> int:
+    def count_row(self, file: str, values: Values, texts: Callable[[Values], Iterable[Any]]) -> int:
         """Count the replaced bytes of a row.
 
         Args:
