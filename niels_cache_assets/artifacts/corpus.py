@@ -408,15 +408,6 @@ class JoinedCorpus(Corpus):
         for planned in (plan or self.parts_plan.read()).parts:
             yield replace(self.part(planned.number), given=planned)
 
-    def require_parts(self) -> None:
-        """Raise NielsCacheError if a part is missing, or has other settings."""
-        for part in self.members():
-            try:
-                part.current()
-            except NielsCacheError as error:
-                command = f"niels-cache part {self.name} {part.number} --corpus"
-                raise NielsCacheError(f"{part.directory}: is not there as configured; build it first: {command}") from error
-
     def revision(self) -> str | None:
         meta = self.parts_plan.finished()
         if meta is not None and self.parts_plan.is_frozen(meta):
