@@ -272,7 +272,7 @@ class CacheDataset:
         self.family, self.name, self.remote = family, name, remote
         self.folder = str(dataset_dir(root, family, name))
         meta = open_meta(self.folder)
-        self.meta: Meta = {} if meta is None else check_location(meta, self.folder)
+        self.meta = {} if meta is None else check_location(meta, self.folder)
         opened = repr(root) if remote is None else f"{remote.given!r}, remote={remote.remote!r}"
         self._expression = f"open_cache({opened}).{family}[{name!r}]"
         self.train, self.val = (CacheSplit(self, split) for split in SPLITS)

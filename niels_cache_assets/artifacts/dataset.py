@@ -6,7 +6,7 @@ duplicates) are left out. Only the build of the corpus then asks upstream for it
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from niels_cache_assets.corpus.prepared import PreparedCorpus
 from niels_cache_assets.disk.space import SpaceNeed, pretrain_need, sft_need
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.facts.contents import budget_rule
+from niels_cache_assets.facts.disjoint import OverlapSettings, compare_splits
 from niels_cache_assets.facts.drops import DropSummary, summarize_drops
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.project.tables import BuildSettings
@@ -303,6 +304,18 @@ class Pretrain(Dataset):
             exact=exact,
         )
 
+    def write(self, work: BuildJob) -> WriteResult:
+        written = super().write(work)
+        return written if self.is_part else replace(written, meta=self.with_overlap(written.meta, work))
+
+    def with_overlap(self, meta: Meta, work: BuildJob) -> Meta:
+        """Return the content of meta.json with the result of comparing train with val, whose files are finished."""
+        if meta["val_tokens"]:
+            work.log("comparing train with val")
+        settings = OverlapSettings.of(self.registry, self.source, self.build)
+        overlap = compare_splits(work.directory, meta, self.tokenizer, settings, threads=self.build.threads, scratch=work.directory)
+        return {**meta, "overlap": overlap.record}
+
     def split_rule(self) -> str:
         if self.source.has_own_splits:
             return "upstream's own splits"
@@ -375,9 +388,9 @@ class Pretrain(Dataset):
             context.log("counting documents, to split them by val_frac")
             return self.source.count_unsplit(context)
 
-        return Feed(
-            self.source.kept_documents, context, share=ValShare(val_frac=self.source.seeded_val_frac, seed=self.build.seed, count=count)
-        )
+        exclude = self.source.exclude
+        share = ValShare(val_frac=self.source.seeded_val_frac, seed=self.build.seed, count=count, exclude=exclude)
+        return Feed(self.source.documents, context, share=share)
 
 
 @dataclass(frozen=True, kw_only=True)

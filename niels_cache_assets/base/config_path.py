@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, ValidationInfo
 
 from niels_cache_assets.base.defaults import Turns
 
@@ -69,12 +69,5 @@ def _require_template(turns: Turns, info: ValidationInfo) -> Turns:
     return turns
 
 
-LearnedTurns = Annotated[
-    Turns,
-    AfterValidator(_require_template),
-    Field(
-        description="With a template: 'all' makes one example that trains on all assistant turns; 'each' makes one example per "
-        "assistant turn; 'last' makes one example, for the last turn"
-    ),
-]
+LearnedTurns = Annotated[Turns, AfterValidator(_require_template)]
 """The key `turns`. The key `template` must come before it."""

@@ -145,7 +145,8 @@ def build_and_report(choose: Callable[[JsonLines], Artifact], *, wait: bool, not
         with stop_on_signals(), build_listener(diagnostics()) as lines.listener:
             artifact = choose(lines)
             lines.started(artifact.key)
-            lines.finished(_build(artifact, lines, wait=wait, progress=lines.progress))
+            outcome = _build(artifact, lines, wait=wait, progress=lines.progress)
+            lines.finished(_with_warnings_of_splits(artifact, outcome) if outcome.kind == "pretrain" else outcome)
     except (BusyError, LeaseLostError, StopRequested, BuildFailedError) as error:
         print_error(str(error) if isinstance(error, StopRequested) else f"error: {error}")
         return lines.failed(
@@ -175,6 +176,14 @@ def _build(artifact: Artifact, lines: JsonLines, *, wait: bool, progress: Callab
         raise
     except NielsCacheError as error:
         raise BuildFailedError(str(error)) from error
+
+
+def _with_warnings_of_splits(sealed: Any, outcome: Outcome) -> Outcome:
+    """Return the outcome of a seal with what `build-all` reports after its checks."""
+    from niels_cache_assets.inspection.splits import warnings_of_splits
+
+    said = [outcome.warning, *warnings_of_splits(sealed.registry, sealed.name, sealed.root)]
+    return replace(outcome, warning="; ".join(line for line in said if line) or None)
 
 
 def _build_input(artifact: Artifact, lines: JsonLines, *, progress: Callable[[Any], None] | None = None) -> None:

@@ -130,7 +130,7 @@ class TextExport:
         group = next(groups, None)
         for number, name in [*enumerate(self.names())][len(done) :]:
             files, documents, characters = Files(), 0, 0
-            columns = {**COLUMNS, **{name: column_type(kind) for name, kind in kinds.items()}}
+            columns = {**COLUMNS, **{name: "string" if kind in ("json", "any") else kind for name, kind in kinds.items()}}
             (stage / name).unlink(missing_ok=True)  # the beginning that a killed export has left
             with closing_table(_TABLES[self.file_type](stage, name, columns, files)) as table:
                 if group is not None and group[0] == number:
@@ -260,11 +260,6 @@ def kinds_of_kept(files: Iterable[Path], keep: Sequence[str]) -> Kinds:
                         if value is not None:
                             found[name].add(_kind_of(value))
     return {name: _common_kind(kinds) for name, kinds in found.items()}
-
-
-def column_type(kind: Kind) -> str:
-    """Return the type of a column of this kind, for `arrow_schema`."""
-    return "string" if kind in ("json", "any") else kind
 
 
 def convert_to_kind(value: Any, kind: Kind) -> Any:

@@ -12,6 +12,7 @@ import numpy as np
 
 from niels_cache_assets.disk.table_file import lineage_files, rows_of
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.meta import Meta
 
 
 class Lineage(NamedTuple):
@@ -34,12 +35,13 @@ class Lineage(NamedTuple):
     kept: str | None = None
 
 
-def read_lineage(path: str | Path, ordinals: Iterable[int]) -> dict[int, Lineage]:
+def read_lineage(path: str | Path, ordinals: Iterable[int], meta: Meta | None = None) -> dict[int, Lineage]:
     """Return the lineage of these ordinals, by ordinal.
 
     Args:
         path: The Parquet file of the split, or the path that stands for the files of a split joined from parts (see `lineage_files`).
         ordinals: The numbers of the documents or examples.
+        meta: The content of meta.json (see `lineage_files`).
 
     Raises:
         NielsCacheError: If the file is missing or unreadable, or lacks a column or one of the ordinals.
@@ -50,7 +52,7 @@ def read_lineage(path: str | Path, ordinals: Iterable[int]) -> dict[int, Lineage
     found: dict[int, Lineage] = {}
     path, rows = Path(path), 0
     try:
-        for table_file in lineage_files(path):
+        for table_file in lineage_files(path, meta):
             path = table_file.path  # for the messages
             with table_file.open() as parquet:
                 columns_in_file = parquet.schema_arrow.names

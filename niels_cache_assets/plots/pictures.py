@@ -261,7 +261,7 @@ def limit_picture(rule: Mapping[str, Any]) -> Picture:
     bins, form, limit = rule["bins"], rule["form"], format_measure(rule["limit"], rule["form"])
     first = next(number for number, row in enumerate(bins) if row["drops"] != (rule["side"] == "below"))
     edges = [(number, format_measure(row["from"], form)) for number, row in enumerate(bins) if row["from"] is not None]
-    ticks: list[tuple[float, str]] = thin_ticks(edges)
+    ticks = thin_ticks(edges)
     if bins[-1]["to"] is None and edges:  # the last column has everything from there on, so it may be the highest one
         last, text = edges[-1]
         ticks = [tick for tick in ticks if tick[0] <= last - len(bins) / 12] + [(last, f"{text}+")]

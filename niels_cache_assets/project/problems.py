@@ -289,7 +289,7 @@ def _replaced(value: Any, path: Sequence[int | str], candidate: Any) -> Any:
 
 
 def _acceptance_test(field: FieldInfo, model: type[BaseModel]) -> Callable[[Any], bool]:
-    adapter: TypeAdapter[Any] = TypeAdapter(field.rebuild_annotation(), config={"strict": bool(model.model_config.get("strict"))})
+    adapter = TypeAdapter(field.rebuild_annotation(), config={"strict": bool(model.model_config.get("strict"))})
 
     def accepts(value: Any) -> bool:
         try:

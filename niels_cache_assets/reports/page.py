@@ -20,7 +20,7 @@ from niels_cache_assets.facts.contents import content_cells
 from niels_cache_assets.facts.mixture import share
 from niels_cache_assets.plots.drawing import as_svg
 from niels_cache_assets.plots.pictures import format_measure, limit_picture, mixture_picture, similarity_pictures
-from niels_cache_assets.reports.cache import CacheItem, CacheReport
+from niels_cache_assets.reports.cache import CacheReport
 from niels_cache_assets.reports.drawings import Drawings
 from niels_cache_assets.reports.history import date
 from niels_cache_runtime.errors import NielsCacheError
@@ -62,7 +62,7 @@ def render_page(report: CacheReport, drawings: Drawings, *, now: float) -> str:
         SHORT_SHA256=SHORT_SHA256,
         UNKNOWN=UNKNOWN,
         mixture_picture=mixture_picture,
-        is_open=lambda item: _is_open(report, item),
+        is_open=lambda item: len(report.items) <= _FEW or item.name in report.names_with_notices,
     )
 
 
@@ -98,14 +98,6 @@ def _rendered(template: str, **values: Any) -> str:
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
     return environment.get_template(template).render(style=style, policy=policy, **values)
-
-
-def _is_open(report: CacheReport, item: CacheItem) -> bool:
-    """Return whether the page shows this item open.
-
-    If there are few items, all items are open. Otherwise only items that need attention are open.
-    """
-    return len(report.items) <= _FEW or item.name in report.names_with_notices
 
 
 def write_page(path: Path, page: str) -> None:

@@ -6,9 +6,9 @@ This module turns rows into messages. `sources.conversations` decides which conv
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import PositiveInt, model_validator
 
 from niels_cache_assets.base.config_path import SENTINELS
 from niels_cache_assets.base.documents import Conversation, Message
@@ -81,49 +81,43 @@ class ChatJsonl(FileSource, SftSource):
     roles observation and function_call. Empty system messages are left out.
     """
 
-    never_counts: ClassVar[frozenset[str]] = frozenset({"on_broken"})  # a build that succeeds has the same bytes
-    endings: ClassVar[tuple[str, ...]] = (*endings_with_compressions(".jsonl", ".ndjson", ".json"), ".parquet")
+    never_counts = frozenset({"on_broken"})  # a build that succeeds has the same bytes
+    endings = (*endings_with_compressions(".jsonl", ".ndjson", ".json"), ".parquet")
 
     source: Literal["chat_jsonl"] = "chat_jsonl"
-    messages_field: str = Field("messages", description="Field with the list of messages")
-    instruction_field: str | None = Field(
-        None, description="Field with the instruction (text) or the prompt (messages), for rows with the answer in a separate field"
-    )
-    input_field: str | None = Field(
-        None, description="Field with additional input, added to the instruction or a pair's prompt after a blank line"
-    )
-    history_field: str | None = Field(None, description="Field with earlier turns: a list of [instruction, answer]")
-    output_field: str | None = Field(None, description="Field with the answer (text or messages); required with instruction_field")
-    system_field: str | None = Field(None, description="Field with a system message")
-    tools_field: str | None = Field(
-        None, description="With a template: field that contains the tools (a list or JSON); by default `tools` if it exists"
-    )
-    kind: Literal["chat", "preference"] = Field(
-        "chat", description="'preference' reads pairs of a chosen and a rejected answer, for DPO and similar methods"
-    )
-    prompt_field: str | None = Field(
-        None, description="For pairs: field with the prompt (text or messages); by default `prompt` if it exists; '' means no prompt field"
-    )
-    chosen_field: str = Field("chosen", description="For pairs: field that contains the chosen side (text or messages)")
-    rejected_field: str = Field("rejected", description="For pairs: field that contains the rejected side")
-    max_tokens: PositiveInt | None = Field(
-        None, description="For pairs: maximum number of tokens per side; pairs with a longer side are dropped and counted"
-    )
-    split_by: Literal["prompt", "conversation"] = Field(
-        "prompt",
-        description="For pairs: 'prompt' keeps all pairs with the same prompt in one split; 'conversation' keeps pairs together if "
-        "their prompts are identical up to the first user message",
-    )
-    kto: Kto | None = Field(
-        None,
-        description="For rows whose `label` or `kto_tag` is true or false: 'positives' keeps the true rows and drops the false ones; "
-        "'drop' drops both. By default, such a row is an error",
-    )
-    on_broken: OnBroken | None = Field(
-        None,
-        description="For rows with an unknown role, no assistant message, an unclear message weight, or broken JSON in calls or tools: "
-        "'stop' fails the build, 'drop' drops and counts the row. Default: 'stop' with a chat template, 'drop' with sentinels",
-    )
+    messages_field: str = "messages"
+    """Field with the list of messages"""
+    instruction_field: str | None = None
+    """Field with the instruction (text) or the prompt (messages), for rows with the answer in a separate field"""
+    input_field: str | None = None
+    """Field with additional input, added to the instruction or a pair's prompt after a blank line"""
+    history_field: str | None = None
+    """Field with earlier turns: a list of [instruction, answer]"""
+    output_field: str | None = None
+    """Field with the answer (text or messages); required with instruction_field"""
+    system_field: str | None = None
+    """Field with a system message"""
+    tools_field: str | None = None
+    """With a template: field that contains the tools (a list or JSON); by default `tools` if it exists"""
+    kind: Literal["chat", "preference"] = "chat"
+    """'preference' reads pairs of a chosen and a rejected answer, for DPO and similar methods"""
+    prompt_field: str | None = None
+    """For pairs: field with the prompt (text or messages); by default `prompt` if it exists; '' means no prompt field"""
+    chosen_field: str = "chosen"
+    """For pairs: field that contains the chosen side (text or messages)"""
+    rejected_field: str = "rejected"
+    """For pairs: field that contains the rejected side"""
+    max_tokens: PositiveInt | None = None
+    """For pairs: maximum number of tokens per side; pairs with a longer side are dropped and counted"""
+    split_by: Literal["prompt", "conversation"] = "prompt"
+    """For pairs: 'prompt' keeps all pairs with the same prompt in one split; 'conversation' keeps pairs together if their prompts are
+    identical up to the first user message"""
+    kto: Kto | None = None
+    """For rows whose `label` or `kto_tag` is true or false: 'positives' keeps the true rows and drops the false ones; 'drop' drops both. By
+    default, such a row is an error"""
+    on_broken: OnBroken | None = None
+    """For rows with an unknown role, no assistant message, an unclear message weight, or broken JSON in calls or tools: 'stop' fails the
+    build, 'drop' drops and counts the row. Default: 'stop' with a chat template, 'drop' with sentinels"""
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:

@@ -5,9 +5,7 @@ The books are read from the hub, or from a folder of *.txt. One book of a folder
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import ClassVar, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.sources.hub.data import HubData
@@ -34,11 +32,12 @@ _PHRASE_DISTANCE = 500  # the phrase may come this many characters before the en
 class Gutenberg(HubData, PretrainSource):
     """Books from Project Gutenberg."""
 
-    endings: ClassVar[tuple[str, ...]] = (".txt",)
+    endings = (".txt",)
 
     source: Literal["gutenberg"] = "gutenberg"
     dataset: str = "nikolina-p/gutenberg_clean_en_splits"
-    path: ConfigPath | None = Field(None, description="Folder of *.txt books to read instead of the hub data set")
+    path: ConfigPath | None = None
+    """Folder of *.txt books to read instead of the hub data set"""
 
     def input_files(self) -> list[SourceFile]:
         return files_of_folder(self.path, self.endings) if self.path else super().input_files()

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.sources.reading import rows
@@ -22,7 +22,7 @@ from niels_cache_runtime.errors import NielsCacheError
 class Jsonl(HasKeepDamaged, RowFileSource):
     """JSON Lines: one object per line. A string `title` becomes the document's title. In the lineage, `row` counts blank lines too."""
 
-    endings: ClassVar[tuple[str, ...]] = endings_with_compressions(".jsonl", ".ndjson", ".json")
+    endings = endings_with_compressions(".jsonl", ".ndjson", ".json")
 
     source: Literal["jsonl"] = "jsonl"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from niels_cache_assets.base.documents import DocumentBatch
 from niels_cache_assets.base.strings import Objects, Strings, repeat_string
@@ -39,7 +39,7 @@ MAX_ROWS = 2048  # rows of a joined batch: the number of short documents in one 
 class Parquet(RowFileSource):
     """Parquet files. Only the text and id columns, a string column `title`, and the columns in `where` and `keep` are read."""
 
-    endings: ClassVar[tuple[str, ...]] = (".parquet",)
+    endings = (".parquet",)
 
     source: Literal["parquet"] = "parquet"
 

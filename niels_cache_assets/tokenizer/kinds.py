@@ -152,7 +152,7 @@ def load_tokenizer(settings: TokenizerSettings, root: Path) -> TextTokenizer:
     if not model.exists():
         raise NielsCacheError(f"{model}: no tokenizer yet; materialize the asset 'tokenizer' first (niels-cache build-all does)")
     if model.name != TOKENIZER_MODEL_NAME:
-        tokenizer: TextTokenizer = open_built_model(folder)
+        tokenizer = open_built_model(folder)
         if tokenizer.special_tokens != settings.special_tokens:  # fingerprints of caches cover those of the configuration
             raise NielsCacheError(f"{model}: the tokenizer was built with other special tokens; materialize the tokenizer first")
     else:

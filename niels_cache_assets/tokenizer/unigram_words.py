@@ -167,7 +167,7 @@ class UnigramWords:
 def _with_blanks(texts: Strings) -> tuple[np.ndarray, np.ndarray]:
     """Return the bytes of texts with a blank before each, and the end of each text in them, (n,) int64."""
     import pyarrow as pa
-    import pyarrow.compute as compute
+    from pyarrow import compute
 
     empty, blank = (pa.scalar(each, pa.large_string()) for each in ("", " "))
     content, offsets = buffers_of(compute.binary_join_element_wise(empty, texts.arrow(), blank))

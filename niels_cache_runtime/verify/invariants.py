@@ -446,7 +446,7 @@ class _ForeignSplit:
         self._missing = [name for name in self._needed if name not in sizes]
         self._largest = dict.fromkeys(self._files, -1)
         self.inputs = frozenset(self._files)
-        self.consumers: dict[str, BlockConsumer] = {name: self._consumer(name) for name in self._files}
+        self.consumers = {name: self._consumer(name) for name in self._files}
 
     def _consumer(self, name: str) -> BlockConsumer:
         def consume(block: memoryview) -> None:

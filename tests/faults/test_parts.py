@@ -86,7 +86,7 @@ def project(tmp_path: Path, tiny_model: Path) -> PartsProject:
     return project
 
 
-BUDGETS, HASHED = "train_tokens = 1200\nval_tokens = 150", 'val_frac = 0.2\ndecontaminate = "exact"'
+BUDGETS, SHARE = "train_tokens = 1200\nval_tokens = 150", 'val_frac = 0.2\ndecontaminate = "exact"'
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ BUDGETS, HASHED = "train_tokens = 1200\nval_tokens = 150", 'val_frac = 0.2\ndeco
     [
         (f"part/{NAME}/part-00001", BUDGETS),
         (f"plan/{NAME}", BUDGETS),
-        (f"val_part/{NAME}", HASHED),
+        (f"val_part/{NAME}", SHARE),
     ],
 )
 def test_a_full_disk_in_one_part_leaves_the_others(project: PartsProject, key: str, settings: str) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from niels_cache_assets.artifacts.base import Artifact, BuildJob, WriteResult
-from niels_cache_assets.artifacts.dataset import Dataset, Pretrain
+from niels_cache_assets.artifacts.dataset import Dataset
 from niels_cache_assets.artifacts.parts.free_parts import summarize_parts
 from niels_cache_assets.artifacts.parts.part import Part, PlannedCache, PlannedCorpusCache, PreparedPart, ValPart, WholePart
 from niels_cache_assets.base.documents import merge_facts
@@ -71,7 +71,8 @@ class SealedDataset(PlannedCache):
         return ["tokenizer", *(step.key for step in self.steps())]
 
     def identity_with(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
-        return {**super().identity_with(tokenizer_sha256, vocab_size, revision), "seal": CODE_VERSION}
+        near_check = {"near_check": "all"} if self.build.near_check == "all" else {}
+        return {**super().identity_with(tokenizer_sha256, vocab_size, revision), "seal": CODE_VERSION, **near_check}
 
     def finished(self) -> Meta | None:
         meta = Dataset.finished(self)
@@ -79,10 +80,9 @@ class SealedDataset(PlannedCache):
 
     def split_rule(self) -> str:
         rule = super().split_rule()
-        if self.source.parts > 1 or self.source.has_own_splits:
+        if self.source.parts > 1 or self.source.has_own_splits or self.source.seeded_val_frac is not None:
             return rule
-        added = "added files go to train" if self.source.seeded_val_frac is None else f"added files: {rule}"
-        return f"{Pretrain.split_rule(self)}; {added}"
+        return f"{rule}; added files go to train"
 
     def provenance(self, revision: str | None, fingerprint: str) -> Provenance:
         return Dataset.provenance(self, revision, fingerprint)
@@ -107,6 +107,7 @@ class SealedDataset(PlannedCache):
         self._require_same_builds(members)
         if not meta["train_tokens"]:
             raise NielsCacheError(f"{self.directory}: no part has a document for train; nothing was written")
+        meta = self.with_overlap(meta, work)
         return WriteResult(meta=meta, warning=self._shortfall(members))
 
     def _members(self) -> Iterator[SealInput]:
@@ -150,7 +151,7 @@ class SealedDataset(PlannedCache):
     def parts_summary(self) -> str:
         """Return the number of parts that are built, stale, unfinished, and being built, in words. It costs a small read a part."""
         folders = [self.part(number).directory for number in range(self.source.total_parts)]
-        finished = [folder for folder in folders if (folder / META_NAME).exists()]
+        finished = {folder for folder in folders if (folder / META_NAME).exists()}
         try:
             stale = sum(not self._is_current(member) for member in self.members() if member.directory in finished)
         except NielsCacheError:  # without a plan or a tokenizer, no part can be compared

@@ -69,7 +69,7 @@ def family_metadata(outcome: Outcome, settings: Mapping[str, Any], *, deduplicat
     meta, root = outcome.meta, outcome.directory.parent.parent
     ratio = cache_characters_per_token(meta, SPLITS) if outcome.family == "pretrain" else None
     shares = [f"{meta[f'{split}_tokens']:,} tokens of {split}" for split in SPLITS]
-    whole: Metadata = {
+    whole = {
         "sha256": sha256_file(str(outcome.directory / META_NAME)),
         **({"plots": _plots(outcome)} if draw else {}),
         "samples": command_entry("sample", outcome.name, "--notable", root=root),

@@ -220,8 +220,7 @@ def _paired(groups: Ints, sides: Bytes) -> Bools:
     """Return which rows have a counterpart: the n-th row of a group on one side, and the n-th row of this group on the other, (n,)."""
     keys = groups * (len(groups) + 1) + _earlier_equals(groups * 2 + sides)
     _, inverse, counts = np.unique(keys, return_inverse=True, return_counts=True)
-    paired: Bools = counts[inverse] == 2
-    return paired
+    return counts[inverse] == 2
 
 
 def _earlier_equals(numbers: Ints) -> Ints:

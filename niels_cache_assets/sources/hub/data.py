@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import IO, Any, NamedTuple, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from niels_cache_assets.base.documents import SourceReport
 from niels_cache_assets.base.first_bytes import describe_content, detect_content
@@ -69,15 +69,20 @@ class HubData(DecodesText):
     If `files` is set, the same loading code reads local files, and no request goes to the hub.
     """
 
-    dataset: str = Field(description="Hub data set: owner/name")
-    config: str | None = Field(None, description="Configuration of the data set")
-    split: str = Field("train", description="Upstream split to read")
-    val_split: str | None = Field(None, description="Upstream split to use as val")
-    pinned_revision: str | None = Field(None, description="Commit, tag or branch to read; by default the newest commit on main")
-    files: list[ConfigPath] | None = Field(
-        None, description="Globs of local .parquet, .jsonl or text files to read instead of the hub data set"
-    )
-    val_files: list[ConfigPath] | None = Field(None, description="Globs of local files to use as val; requires `files`")
+    dataset: str
+    """Hub data set: owner/name"""
+    config: str | None = None
+    """Configuration of the data set"""
+    split: str = "train"
+    """Upstream split to read"""
+    val_split: str | None = None
+    """Upstream split to use as val"""
+    pinned_revision: str | None = None
+    """Commit, tag or branch to read; by default the newest commit on main"""
+    files: list[ConfigPath] | None = None
+    """Globs of local .parquet, .jsonl or text files to read instead of the hub data set"""
+    val_files: list[ConfigPath] | None = None
+    """Globs of local files to use as val; requires `files`"""
 
     def missing_setting(self) -> str | None:
         return "files (val_files alone has no train split)" if self.val_files and not self.files else None
@@ -302,7 +307,7 @@ class HubData(DecodesText):
 
 
 def hub_files(data: HubData, revision: str | None) -> list[ListedFile]:
-    """Return the files of the configuration and the splits that are read, at a commit. Those of a split are sorted by name.
+    """Return the files of the configuration and the splits that are read, at a commit, in the order in which `stream` reads them.
 
     This sends one request to the hub for every 500 files.
 
@@ -317,7 +322,7 @@ def hub_files(data: HubData, revision: str | None) -> list[ListedFile]:
 
         splits = _builder(datasets, data, data.dataset, {"name": data.config, "revision": revision}).config.data_files or {}
         for part in data.upstream_splits():
-            names = sorted({hub_tables.file_name(url, {}) for url in _split(splits, part, data)})
+            names = list(dict.fromkeys(hub_tables.file_name(url, {}) for url in _split(splits, part, data)))
             for first in range(0, len(names), _NAMES_PER_REQUEST):
                 requested = names[first : first + _NAMES_PER_REQUEST]
                 entries = HfApi().get_paths_info(data.dataset, requested, revision=revision, repo_type="dataset")

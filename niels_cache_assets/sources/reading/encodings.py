@@ -20,7 +20,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from encodings.aliases import aliases
-from typing import IO, Any, ClassVar, NamedTuple, NoReturn
+from typing import IO, Any, NamedTuple, NoReturn
 
 from pydantic import Field, PositiveInt, field_validator
 
@@ -66,22 +66,14 @@ class DecodesText(Source):
     library reads it.
     """
 
-    never_counts: ClassVar[frozenset[str]] = frozenset({"max_document_mib"})  # a build may fail because of this limit, but no byte changes
+    never_counts = frozenset({"max_document_mib"})  # a build may fail because of this limit, but no byte changes
 
-    max_document_mib: PositiveInt = Field(
-        MAX_DOCUMENT_MIB, description="Maximum size in MiB of a document or line; the build fails if it is exceeded"
-    )
-    encoding: str = Field(
-        UTF8,
-        description="Python name of the encoding, which a byte order mark overrides; for Parquet, it applies only to non-UTF-8 strings",
-    )
-    max_replaced_share: float = Field(
-        MAX_REPLACED_SHARE,
-        ge=0,
-        le=1,
-        strict=False,
-        description="Maximum share of replacement characters; documents above it, or with a NUL, are dropped (`not_text`)",
-    )
+    max_document_mib: PositiveInt = MAX_DOCUMENT_MIB
+    """Maximum size in MiB of a document or line; the build fails if it is exceeded"""
+    encoding: str = UTF8
+    """Python name of the encoding, which a byte order mark overrides; for Parquet, it applies only to non-UTF-8 strings"""
+    max_replaced_share: float = Field(MAX_REPLACED_SHARE, ge=0, le=1, strict=False)
+    """Maximum share of replacement characters; documents above it, or with a NUL, are dropped (`not_text`)"""
 
     def describe(self) -> dict[str, Any]:
         """Return the description that every source has, with the encoding if it is not the default."""

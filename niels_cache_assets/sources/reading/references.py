@@ -143,8 +143,7 @@ def own_revision(source: Source, ask: Callable[[], str | None], siblings: Mappin
 
 
 def _references_of(source: Source) -> tuple[str, ...]:
-    references: tuple[str, ...] = getattr(source, "decontaminate_against", ())
-    return references
+    return getattr(source, "decontaminate_against", ())
 
 
 def _digest(references: Sequence[str], own: str | None, siblings: Mapping[str, PretrainSource]) -> str:
