@@ -16,8 +16,9 @@ left = {step["key"]: step["estimate"] or {} for step in json.loads(forecast.stdo
 corpus = [key for key in left if key.startswith(f"corpus_part/{name}/")]  # it comes first; submit again when build-all has deduplicated it
 parts, option = corpus or [key for key in left if key.startswith(f"part/{name}/")], ["--corpus"] if corpus else []
 numbers = [str(int(key.rpartition("-")[2])) for key in parts]
-seconds, memory = (max((each.get(what) or 0 for each in left.values()), default=0) for what in ("seconds", "memory_bytes"))
-limits = ["--cpus-per-task=8", f"--mem={math.ceil((memory or 8e9) * 1.5 / 2**30)}G", f"--time={60 + math.ceil(3 * seconds / 60)}"]
+seconds, memory = (max((each.get(what) or 0 for each in left.values()), default=0) for what in ("core_seconds", "memory_bytes"))
+limits = ["--cpus-per-task=8", f"--mem={math.ceil((memory or 8e9) * 1.5 / 2**30)}G"]
+limits += [f"--time={60 + math.ceil(seconds / 60)}"] if seconds else []  # as if one core did everything, and an hour
 
 
 def submit(*words: object, rule: str = "afterok") -> None:

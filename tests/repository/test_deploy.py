@@ -100,7 +100,7 @@ def program(path: Path, code: str) -> None:
 def test_slurm_gets_a_job_for_each_missing_step(tmp_path: Path) -> None:
     """Programs in place of sbatch and niels-cache."""
     keys = ["plan/web", "val_part/web", "part/web/part-00003", "part/web/part-00017", "pretrain/web"]
-    steps = [{"key": key, "action": "build", "estimate": {"seconds": 600, "memory_bytes": 2**30}} for key in keys]
+    steps = [{"key": key, "action": "build", "estimate": {"core_seconds": 1800, "memory_bytes": 2**30}} for key in keys]
     steps.append({"key": "part/web/part-00004", "action": "cache_hit", "estimate": None})
     program(tmp_path / _PROGRAM, f"print(json.dumps({{'steps': {steps}}}))")
     program(tmp_path / "sbatch", "print(json.dumps(sys.argv[1:]), file=sys.stderr)\nprint(7)")

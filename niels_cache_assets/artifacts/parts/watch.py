@@ -57,7 +57,7 @@ class WatchedStep(NamedTuple):
             f"{attempt.writer.host} since {attempt.writer.since}"
             f"{'; ' + describe(attempt, speed, with_share=True) if attempt.counts else ''}"
             f"{f'; last renewed {format_duration(self.silent_seconds)} ago' if self.state == SILENT else ''}"
-            f"{f'; {attempt.ended}' if attempt.ended else ''}{f' (log: {attempt.log})' if attempt.log else ''}"
+            f"{f'; {attempt.ended}' if attempt.ended else ''}{f' (log: {attempt.log})' if attempt.log and self.state != RUNNING else ''}"
         )
 
 
@@ -136,7 +136,7 @@ def describe_steps(steps: Sequence[WatchedStep]) -> str:
     facts = summarize_steps(steps)
     states, left = facts["states"], facts["seconds_left"]
     words = [f"{states[state]} {state}" for state in STATES if states[state]]
-    words += [f"{hours:.2f} core hours {what}" for what, hours in facts["core_hours"].items()]
+    words += [f"{hours:.1f} core hours {what}" for what, hours in facts["core_hours"].items()]
     if left is not None:
         words.append(f"about {format_duration(left)} left, until {time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime(time.time() + left))}")
     return ", ".join(words)

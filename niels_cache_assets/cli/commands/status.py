@@ -198,7 +198,7 @@ def _watch(arguments: argparse.Namespace, artifacts: Graph) -> int:
         if arguments.json:
             print(json.dumps(steps_json(steps)), flush=True)
         else:
-            console, table = output(), new_table("step", "state", "", shrinking=[""])
+            console, table = output(), new_table("step", "state", "progress", shrinking=["progress"])
             for step in steps:
                 if step.state not in (WAITING, BUILT):
                     table.add_row(step.key, step.state, step.reason)
