@@ -388,8 +388,7 @@ class Pretrain(Dataset):
             context.log("counting documents, to split them by val_frac")
             return self.source.count_unsplit(context)
 
-        exclude = self.source.exclude
-        share = ValShare(val_frac=self.source.seeded_val_frac, seed=self.build.seed, count=count, exclude=exclude)
+        share = ValShare(val_frac=self.source.seeded_val_frac, seed=self.build.seed, count=count, exclude=self.source.exclude)
         return Feed(self.source.documents, context, share=share)
 
 

@@ -23,10 +23,11 @@ from dagster._core.storage.dagster_run import IN_PROGRESS_RUN_STATUSES  # no pub
 from dagster._core.storage.tags import PARTITION_NAME_TAG
 
 from niels_cache_assets.artifacts.base import Artifact, Outcome
-from niels_cache_assets.artifacts.corpus import CorpusPart
+from niels_cache_assets.artifacts.corpus import CorpusPart, JoinedCorpus
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.parts.part import ValPart
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
+from niels_cache_assets.artifacts.parts.seal import SealedDataset
 from niels_cache_assets.artifacts.parts.watch import RUNNING, WAITING, describe_steps, summarize_steps, watch_steps
 from niels_cache_assets.base.wording import format_count
 from niels_cache_assets.defs import keys
@@ -133,7 +134,7 @@ def _candidates(registry: Registry, cache_root: CacheRoot, problems: list[str]) 
     all_artifacts, corpora, caches = graph(registry, cache_root.path), registry.corpora_in_parts(), registry.in_parts()
     for name in keys.datasets_with_plan(registry):
         yield _Candidate(f"plan/{name}", keys.PLAN, name, all_artifacts.plan(name))
-        joined_artifacts = [
+        joined_artifacts: list[JoinedCorpus | SealedDataset] = [
             *([all_artifacts.joined_corpus(name)] if name in corpora else []),
             *([all_artifacts.sealed(name)] if name in caches else []),
         ]
