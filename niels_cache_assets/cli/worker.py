@@ -319,5 +319,4 @@ def ready_seal(artifacts: Graph, name: str, lines: JsonLines) -> Artifact:
     corpus = ready_corpus(artifacts, name, lines)
     if name in artifacts.registry.in_parts() and artifacts.is_done(corpus.part(0).key):
         return ready_dataset(artifacts, name, lines)
-    corpus.require_parts()
     return corpus
