@@ -102,12 +102,13 @@ class SplitOverlap:
         Returns:
             The overlap. None if the build has recorded none, or with another threshold, or by a sample if everything is requested.
         """
-        record, documents = meta.get("overlap"), meta["documents"]["train"] if "overlap" in meta else 0
-        if record is None:
+        if "overlap" not in meta:
             return None
-        if settings is not None and record["threshold"] != settings.threshold:
-            return None
-        return None if settings is not None and settings.everything and record["compared"] < documents else cls(record, documents)
+        found = cls(meta["overlap"], meta["documents"]["train"])
+        if settings is None:
+            return found
+        fits = found.record["threshold"] == settings.threshold and not (settings.everything and found.near_estimate)
+        return found if fits else None
 
     @property
     def is_disjoint(self) -> bool:
@@ -130,7 +131,7 @@ class SplitOverlap:
         middle, scale = (share + square / 2) / (1 + square), self.documents / (1 + square)
         half = math.sqrt(square * (share * (1 - share) + square / 4)) * scale
         low, high = max(near, round(middle * self.documents - half)), round(middle * self.documents + half)
-        return f"about {round(share * self.documents):,} in all of train (95%: {low:,} to {high:,}), from {compared:,} compared ones"
+        return f"about {round(share * self.documents):,} (95%: {low:,} to {high:,}; {compared:,} were compared)"
 
     def describe(self) -> str | None:
         """Return what was found in one line, or None if nothing was found."""
