@@ -235,15 +235,6 @@ class Corpus(Artifact):
         """
         return [replace(self.part(planned.number), given=planned) for planned in (plan or self.parts_plan.read()).parts]
 
-    def require_parts(self) -> None:
-        """Raise NielsCacheError if a part is missing, or has other settings."""
-        for part in self.members():
-            try:
-                part.current()
-            except NielsCacheError as error:
-                command = f"niels-cache part {' '.join(part.part_arguments)}"
-                raise NielsCacheError(f"{part.directory}: is not there as configured; build it first: {command}") from error
-
     @cached_property
     def _siblings(self) -> Mapping[str, PretrainSource]:
         return self.siblings()

@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
-from niels_cache_assets.artifacts.prepared_corpora import open_prepared, with_corpus_readers
+from niels_cache_assets.artifacts.prepared_corpora import open_prepared
 from niels_cache_assets.base.documents import Document, Documents
 from niels_cache_assets.corpus.identity import needs_tokenizer
 from niels_cache_assets.corpus.prepared import PreparedCorpus, PreparedMember
@@ -161,8 +161,7 @@ class _SampleLines:
             self.read_as = "members"
         elif prepared is not None:
             self._log(f"WARNING: the tokenizer is trained on raw text of {self._name}, not on its prepared documents: {prepared}")
-        planned = {name: each for name, each in with_corpus_readers(self._registry, self._root).items() if each.plan}
-        siblings = {**self._registry.pretrain, **planned, **members}
+        siblings = {**self._registry.pretrain, **members}
         self.revision = source.revision(siblings)
         self.opened = True
         context = StreamContext(seed=self._registry.build.seed, revision=self.revision, log=self._log, siblings=siblings)

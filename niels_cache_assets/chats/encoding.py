@@ -87,7 +87,7 @@ class ChatEncoder:
             NielsCacheError: If the template fails.
         """
         chats = [chat._replace(messages=[self._prepared(message) for message in chat.messages]) for chat in chats]
-        results = [*self._unusable_reasons(chats)]
+        results: list[EncodedChat | UnusableChat | None] = [*self._unusable_reasons(chats)]
         usable = [number for number, result in enumerate(results) if result is None]
         rendered = self._rendering.render([chats[number] for number in usable])
         texts: list[tuple[int, RenderedChat]] = []

@@ -1,6 +1,5 @@
 """The schema of [cleaning], and the names of filters, normalizers, masks and languages."""
 
-import difflib
 import re
 from typing import Any, Literal, Self
 
@@ -8,6 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from niels_cache_assets.base.reasons import reasons_of
 from niels_cache_assets.base.schema import Share, Table, Words
+from niels_cache_runtime.errors import did_you_mean
 
 LANGUAGES = (  # that cleaning/languages.py can identify
     "af ar bg bn ca cs cy da de el en es et fa fi fr gu he hi hr hu id it ja kn ko lt lv mk ml mr ne nl no pa pl pt ro ru sk sl so sq sv "
@@ -86,8 +86,7 @@ class CleaningSettings(Table):
             if name in _NEVER_SKIPPED:
                 raise ValueError(f"{name!r} cannot be skipped: {_NEVER_SKIPPED[name]}")
             if name not in skippable:
-                near = difflib.get_close_matches(name, skippable, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(skippable)}"
+                hint = did_you_mean(name, skippable, f"choose from {', '.join(skippable)}")
                 raise ValueError(f"no reason or normalizer {name!r}; {hint}")
         return value
 

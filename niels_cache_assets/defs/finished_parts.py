@@ -106,8 +106,12 @@ def finished_parts_sensor(registry: Registry) -> dg.SensorDefinition:
             steps = watch_steps(graph(registry, cache_root.path), name)
             states[name] = summarize_steps(steps)["states"]
             if states[name][RUNNING] or states[name] != state.get("states", {}).get(name):
-                rows = [{"step": each.key, "state": each.state, "why": each.reason} for each in steps if each.state not in (WAITING, DONE)]
-                shown = without_empty({"steps": describe_steps(steps), "active": table(rows, step="string", state="string", why="string")})
+                rows = [
+                    {"step": each.key, "state": each.state, "progress": each.reason} for each in steps if each.state not in (WAITING, DONE)
+                ]
+                shown = without_empty(
+                    {"steps": describe_steps(steps), "active": table(rows, step="string", state="string", progress="string")}
+                )
                 events.append(dg.AssetObservation(keys.PLAN, partition=name, metadata=shown))
         cursor = {
             "next": ids[(first + count) % len(ids)] if ids else None,

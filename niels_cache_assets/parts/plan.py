@@ -173,21 +173,21 @@ def encode_group(group: PlannedGroup) -> dict[str, Any]:
         "documents": group.documents,
         "val": group.val and group.val[0],
         "parts": [
-            {"files": _runs([number[id(file)] for file in part.files]), "train_tokens": part.train_tokens, "val_tokens": part.val_tokens}
+            {"files": runs([number[id(file)] for file in part.files]), "train_tokens": part.train_tokens, "val_tokens": part.val_tokens}
             for part in group.parts
         ],
     }
 
 
-def _runs(indices: Sequence[int]) -> list[list[int]]:
+def runs(indices: Sequence[int]) -> list[list[int]]:
     """Return these ascending or separate indices as runs [first, stop]."""
-    runs: list[list[int]] = []
+    found: list[list[int]] = []
     for index in indices:
-        if runs and runs[-1][1] == index:
-            runs[-1][1] += 1
+        if found and found[-1][1] == index:
+            found[-1][1] += 1
         else:
-            runs.append([index, index + 1])
-    return runs
+            found.append([index, index + 1])
+    return found
 
 
 def plan_parts(
@@ -220,7 +220,7 @@ def plan_parts(
     divided: list[list[ListedFile]] = [[] for _ in range(parts)]
     for split in splits:
         chosen = [file for file in files if file.split == split]
-        for part, run in zip(divided, contiguous_runs([file.bytes for file in chosen], parts), strict=True):
+        for part, run in zip(divided, contiguousruns([file.bytes for file in chosen], parts), strict=True):
             part += chosen[run.start : run.stop]
     weights = [sum(file.bytes for file in part) for part in divided]
     if not any(weights):  # no size is known
@@ -270,7 +270,7 @@ def proposed_shard_bytes(
     return -(-tokens * token_bytes // (MAX_SHARDS * _SHARD_BYTES_STEP)) * _SHARD_BYTES_STEP
 
 
-def contiguous_runs(sizes: Sequence[int], parts: int) -> list[range]:
+def contiguousruns(sizes: Sequence[int], parts: int) -> list[range]:
     """Return a range of files for each part, balanced by size. The ranges are consecutive and cover all files.
 
     Every range has at least one file, if there are as many files as parts. Each cut is at the start of the file that is nearest to the

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from niels_cache_assets.base.wording import format_count, format_share, label
+from niels_cache_assets.base.wording import by_count, format_count, format_share, label
 from niels_cache_assets.plots.drawing import Panel, Picture, Series, short_number, thin_ticks
 from niels_cache_assets.plots.measures import CONTEXT, LENGTH_EDGES, MAX_TURNS, SHARE_BINS, CacheMeasures, ConversationMeasures
 from niels_cache_runtime.format.layout import SIDES, Family
@@ -35,7 +35,7 @@ def cache_pictures(measures: CacheMeasures, family: Family, *, dropped: Mapping[
     if measures.conversations is not None:
         pictures.append(_conversations(measures.conversations, measures))
     kept, noun = (measures.items // len(SIDES), "pairs") if measures.noun == "sides" else (measures.items, measures.noun)
-    reasons = [(reason, count, "cleaning") for reason, count in sorted(dropped.items(), key=lambda item: (-item[1], item[0]))]
+    reasons = [(reason, count, "cleaning") for reason, count in by_count(dropped)]
     return [*pictures, _frequency(measures), _reasons("dropped", reasons, kept + sum(dropped.values()), noun)]
 
 

@@ -372,7 +372,7 @@ def _build_registry(tables: Tables, origin: _Origin, *, profile: str | None, is_
     twice = set(typed["pretrain"]) & set(typed["sft"])
     if twice:
         raise NielsCacheError(f"{where}: {', '.join(sorted(twice))} is both a pretrain and an sft data set; rename one")
-    sections = {name: _validate(model, tables.get(name, {}), origin, name) for name, model in _SCHEMAS.items()}
+    sections: dict[str, Any] = {name: _validate(model, tables.get(name, {}), origin, name) for name, model in _SCHEMAS.items()}
     registry = Registry(
         **sections | typed,
         blend=_blends(tables.get("blend", {}), typed["pretrain"], origin),

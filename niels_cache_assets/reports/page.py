@@ -15,7 +15,7 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from niels_cache_assets.base.reasons import explain
-from niels_cache_assets.base.wording import SHORT_SHA256, UNKNOWN, file_size, format_count, format_share, label
+from niels_cache_assets.base.wording import SHORT_SHA256, UNKNOWN, by_count, file_size, format_count, format_share, label
 from niels_cache_assets.facts.contents import content_cells
 from niels_cache_assets.facts.mixture import share
 from niels_cache_assets.plots.drawing import as_svg
@@ -69,7 +69,7 @@ def render_page(report: CacheReport, drawings: Drawings, *, now: float) -> str:
 def render_tuning(found: Mapping[str, Any]) -> str:
     """Return the page of a data set with a corpus, given the result of `tuning` in reports/tuning.py."""
     cleaning, duplicates = found["cleaning"], found["duplicates"]
-    languages = sorted(cleaning["languages"].items(), key=lambda each: (-each[1], each[0])) if cleaning else []
+    languages = by_count(cleaning["languages"]) if cleaning else []
     others = sum(count for _, count in languages[_LANGUAGES:])
     return _rendered(
         "tuning.html",

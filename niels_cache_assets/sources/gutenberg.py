@@ -4,7 +4,7 @@ The books are read from the hub, or from a folder of *.txt. One book of a folder
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Literal
 
 from niels_cache_assets.base.documents import Document
@@ -13,7 +13,7 @@ from niels_cache_assets.sources.reading.encodings import DecodingCounts, read_te
 from niels_cache_assets.sources.reading.files import SourceFile, files_digest, files_of_folder
 from niels_cache_assets.sources.reading.positions import FilePass, RowsPass
 from niels_cache_assets.sources.reading.rows import TextFieldCheck, batched
-from niels_cache_assets.sources.types import ConfigPath, PretrainSource, StreamContext
+from niels_cache_assets.sources.types import ConfigPath, PretrainSource, Siblings, StreamContext
 
 _FLAGS = re.MULTILINE | re.IGNORECASE
 _NAME = r"(?:THE|THIS) PROJECT GUTENBERG E(?:BOOK|TEXT)"
@@ -42,7 +42,7 @@ class Gutenberg(HubData, PretrainSource):
     def input_files(self) -> list[SourceFile]:
         return files_of_folder(self.path, self.endings) if self.path else super().input_files()
 
-    def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
+    def revision(self, siblings: Siblings) -> str | None:
         return files_digest(self.input_files()) if self.path else super().revision(siblings)
 
     @property

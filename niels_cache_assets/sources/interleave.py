@@ -23,7 +23,7 @@ from niels_cache_assets.sources.excluding import without_excluded
 from niels_cache_assets.sources.reading.part_stream import PartStream, heads_of_parts, streams_of_all_parts
 from niels_cache_assets.sources.reading.references import revision_with_references
 from niels_cache_assets.sources.reading.rows import batched
-from niels_cache_assets.sources.types import PretrainSource, SourceWithParts, StreamContext, growth_identity
+from niels_cache_assets.sources.types import PretrainSource, Siblings, SourceWithParts, StreamContext, growth_identity
 from niels_cache_assets.sources.val_share import FractionSplitter
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -59,18 +59,18 @@ class Interleave(PretrainSource):
                 raise ValueError(f"all_exhausted repeats documents, which would be in both train and val; set {setting}")
         return self
 
-    def check_input(self, siblings: Mapping[str, PretrainSource]) -> None:
+    def check_input(self, siblings: Siblings) -> None:
         self._sources(siblings)  # the data of the members is not checked here, because each member has its own check
 
-    def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
+    def revision(self, siblings: Siblings) -> str | None:
         return self._digest(siblings, self._revisions(siblings))
 
-    def _revisions(self, siblings: Mapping[str, PretrainSource]) -> dict[str, str | None]:
+    def _revisions(self, siblings: Siblings) -> dict[str, str | None]:
         """Return the revision of each member. A member in parts is read at the revision of its plan, like its parts."""
         planned = {name: member.plan.revision() for name, member in self._sources(siblings).items() if member.plan is not None}
         return {name: planned.get(name) or member.revision(siblings) for name, member in self._sources(siblings).items()}
 
-    def _digest(self, siblings: Mapping[str, PretrainSource], revisions: Mapping[str, str | None]) -> str:
+    def _digest(self, siblings: Siblings, revisions: Mapping[str, str | None]) -> str:
         digest = hashlib.sha256()
         for name, member in self._sources(siblings).items():
             rule = "\0without its val" if member.seeded_val_frac else ""
@@ -114,7 +114,7 @@ class Interleave(PretrainSource):
         finally:
             rows.close()
 
-    def _sources(self, siblings: Mapping[str, PretrainSource]) -> dict[str, PretrainSource]:
+    def _sources(self, siblings: Siblings) -> dict[str, PretrainSource]:
         sources = {}
         for name, weight in self.members.items():
             if name not in siblings:
@@ -201,7 +201,7 @@ class MixtureMember:
     def documents(self, report: SourceReport) -> Iterator[Document]:
         """Yield the documents with the splits that the member's own build assigns before tokenization."""
         context = self._own_context(report)
-        if isinstance(self._source, SourceWithParts) and self._source.parts > 1:
+        if isinstance(self._source, SourceWithParts) and self._source.plan is not None:
             if self._part_streams is None:
                 self._part_streams = streams_of_all_parts(self._source, revision=context.revision)
             return chain.from_iterable(chain.from_iterable(stream.documents(context) for stream in self._part_streams))

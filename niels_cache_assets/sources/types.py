@@ -127,6 +127,10 @@ class HeldOutFilter(Protocol):
         """Yield each document of a member with the reason to leave it out, or with None to keep it."""
 
 
+Siblings = Mapping[str, "PretrainSource"]
+"""The pretrain tables of the configuration, by name."""
+
+
 class AddedTable(BaseModel):
     """The keys of every table `added`."""
 
@@ -199,7 +203,7 @@ class StreamContext:
     revision: str | None = None
     report: SourceReport = field(default_factory=SourceReport)
     log: Callable[[str], None] = lambda message: None
-    siblings: Mapping[str, PretrainSource] = field(default_factory=dict)
+    siblings: Siblings = field(default_factory=dict)
     start: SourcePosition | None = None
     revisions: dict[str, str | None] = field(default_factory=dict)
     held_out: HeldOutFilter | None = None
@@ -261,7 +265,7 @@ class Source(BaseModel):
         """
         return []
 
-    def check_input(self, siblings: Mapping[str, PretrainSource]) -> None:
+    def check_input(self, siblings: Siblings) -> None:
         """Read the beginning of the local files in the same way as a build.
 
         Args:
@@ -289,7 +293,7 @@ class Source(BaseModel):
                 raise NielsCacheError(f"{file.name}: not a regular file, so it cannot be read twice; write its content to a file")
         return files
 
-    def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
+    def revision(self, siblings: Siblings) -> str | None:
         """Return the version of upstream: the hub commit, or a digest of the names and content of the files. None if there is none.
 
         Args:
@@ -479,7 +483,7 @@ class PretrainSource(Source):
         """
         return self.shuffle_buffer if self.shuffles_itself and not self.seeded_val_frac else 0
 
-    def check_input(self, siblings: Mapping[str, PretrainSource]) -> None:
+    def check_input(self, siblings: Siblings) -> None:
         if self.readable_files():
             unshuffled = self.model_copy(update={"shuffle_buffer": 0})
             next(iter(unshuffled.unconverted(StreamContext(seed=0, siblings=siblings))), None)
@@ -657,7 +661,7 @@ class SftSource(Source):
         """Whether the examples are preference pairs."""
         return False
 
-    def check_input(self, siblings: Mapping[str, PretrainSource]) -> None:
+    def check_input(self, siblings: Siblings) -> None:
         if self.readable_files():
             next(iter(self.conversations(StreamContext(seed=0, siblings=siblings))), None)
 

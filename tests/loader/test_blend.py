@@ -209,7 +209,7 @@ def test_a_small_float_of_numpy_is_a_weight() -> None:
 
 
 def test_a_misspelt_name_comes_with_the_likely_one() -> None:
-    with pytest.raises(NielsCacheError, match=r"wikitxt; .* wikitext\?"):
+    with pytest.raises(NielsCacheError, match=r"wikitxt; .* 'wikitext'\?"):
         Blend(["wikitext", "dolly"], [(0, {"wikitxt": 1, "dolly": 1})])
 
 

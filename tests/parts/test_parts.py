@@ -182,6 +182,21 @@ def test_a_lineage_of_other_parts_than_meta_json_lists_is_refused(
             read()  # type: ignore[no-untyped-call]
 
 
+def test_the_seal_finds_copies_of_val_in_every_part_and_says_so(project: PartsProject, capsys: pytest.CaptureFixture[str]) -> None:
+    copies(project, (0, 0), (0, 1))
+    settings = "val_tokens = 120"
+    built = build(project.graph(3, settings))[f"pretrain/{NAME}"].meta
+    assert (built["overlap"]["exact"], built["overlap"]["compared"]) == (4, built["documents"]["train"])
+    command = ["part", NAME, "--seal", "--config", str(project.folder / "cache.toml"), "--cache-dir", str(project.folder / "cache")]
+    for state in ("cache_hit", "built", "cache_hit"):
+        assert main(command) == 0
+        result = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert result["state"] == state
+        assert missing(result["warning"], "splits_disjoint: 4 documents", "decontaminate") == []
+        project.graph(3, settings, build='near_check = "all"')
+    assert sealed_meta(project)["overlap"] == built["overlap"]
+
+
 def test_every_part_is_compared_with_a_val_that_val_frac_chooses(
     project: PartsProject, tokenizer: SentencePieceTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

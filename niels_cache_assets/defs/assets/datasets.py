@@ -188,7 +188,7 @@ def _stream(
         deduplicated = "dedup" in getattr(artifact.spec.source, "prepare", ())
         shown = family_metadata(outcome, settings, deduplicated=deduplicated, draw=registry.dagster.plots)
         reporter.log_result(shown[None])
-        results = [
+        results: list[dg.MaterializeResult] = [
             *(
                 dg.MaterializeResult(key, metadata=shown[split], data_version=split_version(outcome.meta, split))
                 for split, key in _SPLIT_KEYS[family].items()

@@ -24,6 +24,7 @@ from niels_cache_assets.sources.reading.encodings import (
     MARKS,
     UTF8,
     Damage,
+    Values,
     damage_of,
     decoded_blocks,
     encode_marks,
@@ -372,8 +373,8 @@ def row_batches(dataset: Any, *, shuffled: bool) -> Generator[Any]:
             yield from in_pieces(table.slice(first, ITER_ROWS))
 
 
-def _by_size(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    batch: list[dict[str, Any]] = []
+def _by_size(rows: Iterable[Values]) -> Iterator[list[Values]]:
+    batch: list[Values] = []
     characters = 0
     for row in rows:
         batch.append(row)

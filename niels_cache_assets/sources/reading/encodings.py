@@ -24,10 +24,11 @@ from typing import IO, Any, NamedTuple, NoReturn
 
 from pydantic import Field, PositiveInt, field_validator
 
+from niels_cache_assets.base.wording import by_count
 from niels_cache_assets.sources.reading.compressed import OnDamage
 from niels_cache_assets.sources.reading.files import SourceFile, file_errors, files_digest, open_bytes
 from niels_cache_assets.sources.reading.positions import FilePosition
-from niels_cache_assets.sources.types import PretrainSource, Source, StreamContext
+from niels_cache_assets.sources.types import Siblings, Source, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 
 UTF8 = "utf-8"
@@ -39,6 +40,8 @@ MAX_DOCUMENT_BYTES = MAX_DOCUMENT_MIB << 20
 MARKS = "niels_cache_marks"  # the error handler that leaves marks
 CARRIED_MARKS = "niels_cache_carried_marks"  # the error handler for bytes that already hold marks (see `encode_marks`)
 MARK = re.compile("[\udc01-\udcff]")
+
+Values = dict[str, Any]  # of a row, by column
 
 _SET_ENCODING = 'set the key encoding to the encoding of the files, such as encoding = "latin-1"'
 _BOMS = (
@@ -104,7 +107,7 @@ class DecodesText(Source):
         codec = codecs.lookup(value).name
         return UTF8 if codec == "utf-8-sig" else codec
 
-    def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
+    def revision(self, siblings: Siblings) -> str | None:
         return files_digest(self.input_files())
 
 
@@ -337,12 +340,12 @@ class DamagedRow(dict[str, Any]):
         mark: A pattern that matches these marks.
     """
 
-    def __init__(self, values: dict[str, Any], marked: dict[str, Any], mark: re.Pattern[str], size: int) -> None:
+    def __init__(self, values: Values, marked: Values, mark: re.Pattern[str], size: int) -> None:
         super().__init__(values)
         self.marked, self.mark, self.size = marked, mark, size
 
     @classmethod
-    def of_json(cls, values: dict[str, Any], line: str) -> DamagedRow:
+    def of_json(cls, values: Values, line: str) -> DamagedRow:
         """Return the damaged row of these values.
 
         Args:
@@ -386,7 +389,7 @@ class DecodingCounts:
     def count_marked(self, file: str, marked: str | None) -> int:
         return 0 if marked is None else self.count(file, damage_of(marked))
 
-    def count_row(self, file: str, values: dict[str, Any], texts: Callable[[dict[str, Any]], Iterable[Any]]) -> int:
+    def count_row(self, file: str, values: Values, texts: Callable[[Values], Iterable[Any]]) -> int:
         """Count the replaced bytes of a row.
 
         Args:
@@ -451,7 +454,7 @@ def decoding_warning(meta: Mapping[str, Any]) -> str | None:
 
 
 def _most_damaged(counted: dict[str, Any]) -> str:
-    by_file = sorted(counted["by_file"].items(), key=lambda item: (-item[1], item[0]))
+    by_file = by_count(counted["by_file"])
     named = ", ".join(f"{name}: {count:,}" for name, count in by_file[:_SHOWN_FILES])
     more = counted["files"] - min(len(by_file), _SHOWN_FILES)
     return f"{named}, and {more:,} more files" if more > 0 else named

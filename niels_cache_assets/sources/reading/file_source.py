@@ -7,7 +7,7 @@ Hub data sets are read in `hub/`.
 """
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Self
 
@@ -23,7 +23,7 @@ from niels_cache_assets.sources.types import (
     AddedFiles,
     ConfigPath,
     ListedFile,
-    PretrainSource,
+    Siblings,
     Source,
     SourceWithParts,
     StreamContext,
@@ -89,7 +89,7 @@ class RowFileSource(HasColumns, FileSource, SourceWithParts):
     def every_file(self) -> list[SourceFile]:
         return list(chain.from_iterable(self.groups()))
 
-    def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
+    def revision(self, siblings: Siblings) -> str | None:
         return files_digest(self.every_file())
 
     def revision_of_files(self, number: int, revision: str | None) -> str | None:

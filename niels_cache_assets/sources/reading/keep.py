@@ -15,7 +15,7 @@ from pydantic import Field, field_validator
 from niels_cache_assets.sources.reading.columns import require_columns
 from niels_cache_assets.sources.reading.files import valid_unicode
 from niels_cache_assets.sources.reading.where import HasWhere
-from niels_cache_assets.sources.types import PretrainSource, Source
+from niels_cache_assets.sources.types import Siblings, Source
 from niels_cache_runtime.errors import NielsCacheError
 
 EXPORTED = ("id", "text", "title", "file", "row", "split")  # columns of each text export, so kept columns cannot have these names
@@ -95,7 +95,7 @@ class HasColumns(HasWhere, HasKeep):
             require_columns(key, key_columns, columns, where)
 
 
-def kept_columns(source: Source, tables: Mapping[str, PretrainSource]) -> tuple[str, ...]:
+def kept_columns(source: Source, tables: Siblings) -> tuple[str, ...]:
     """Return the columns that stay with the documents of a data set. Those of a mixture are the columns of all members.
 
     Args:

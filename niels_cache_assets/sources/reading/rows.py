@@ -22,6 +22,7 @@ from niels_cache_assets.sources.reading.encodings import (
     MAX_DOCUMENT_BYTES,
     UTF8,
     DamagedRow,
+    Values,
     damage_of,
     marked_values,
     read_lines,
@@ -208,7 +209,7 @@ def json_rows(
     encoding: str = UTF8,
     limit: int = MAX_DOCUMENT_BYTES,
     on_damage: OnDamage | None = None,
-) -> Iterator[tuple[int, dict[str, Any]]]:
+) -> Iterator[tuple[int, Values]]:
     """Yield (line index from 0, object) of a JSON Lines file, beginning at `position`.
 
     Blank lines are skipped; any other line must be an object. If bytes of a line are invalid in `encoding`, its object is a DamagedRow.
@@ -304,7 +305,7 @@ def column_values(column: Any, encoding: str = UTF8, damaged: dict[int, str] | N
     return marked_values(column.cast("large_binary").to_pylist(), encoding, errors, {} if damaged is None else damaged)
 
 
-def rows_in(batch: pa.RecordBatch, encoding: str) -> list[dict[str, Any]]:
+def rows_in(batch: pa.RecordBatch, encoding: str) -> list[Values]:
     """Return the rows of a batch.
 
     Strings that are not UTF-8 are decoded as `encoding`, even inside lists and structs. Bytes are decoded too, because old writers store
@@ -365,7 +366,7 @@ def _marked(value: Any, kind: pa.DataType, encoding: str) -> Any:
     return value
 
 
-def _as_damaged_row(marked: dict[str, Any]) -> dict[str, Any]:
+def _as_damaged_row(marked: Values) -> Values:
     """Return a row that contains marks as a DamagedRow. A row without marks is returned unchanged."""
     size = 0
 
@@ -416,7 +417,7 @@ def _unchanged(value: Any) -> Any:
 
 def parquet_rows(
     file: SourceFile, position: FilePosition | None = None, *, encoding: str = UTF8, limit: int = MAX_DOCUMENT_BYTES
-) -> Iterator[tuple[int, dict[str, Any]]]:
+) -> Iterator[tuple[int, Values]]:
     """Yield (row index from 0, object) of a Parquet file, beginning at `position`.
 
     Nested values are those that JSON Lines would hold (`json_form`). A row with replaced bytes is a DamagedRow.
@@ -448,7 +449,7 @@ def parquet_rows(
 
 def file_rows(
     file: SourceFile, position: FilePosition | None = None, *, encoding: str = UTF8, limit: int = MAX_DOCUMENT_BYTES
-) -> Iterator[tuple[int, dict[str, Any]]]:
+) -> Iterator[tuple[int, Values]]:
     """Yield the rows of a file, which is Parquet or JSON Lines according to its suffix."""
     read = parquet_rows if file.name.lower().endswith(".parquet") else json_rows
     return read(file, position, encoding=encoding, limit=limit)
