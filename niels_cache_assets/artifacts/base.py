@@ -15,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
+from niels_cache_assets.base.defaults import RECORD_SECONDS
 from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.build_cache.resume import JournalFingerprint, Resume, fingerprint_of_journal, open_journal
 from niels_cache_assets.disk.attempts import staged_attempts
@@ -157,6 +158,7 @@ class BuildJob:
         log: Called with each message.
         lease: The lease of this attempt. None for artifacts that are not shared.
         reference: See `Artifact.reference`.
+        record_seconds: The longest time between two records of the journal.
     """
 
     directory: Path
@@ -167,6 +169,7 @@ class BuildJob:
     log: Log
     lease: Lease | None = None
     reference: str | None = None
+    record_seconds: float = RECORD_SECONDS
 
     @property
     def fingerprint(self) -> str:
@@ -176,11 +179,13 @@ class BuildJob:
     @property
     def resume(self) -> Resume:
         """A request to a builder to keep a journal in this directory, and to resume from a journal that it finds there."""
-        resume = Resume(fingerprint=self.fingerprint, log=self.log, afresh=self.force, identity=self.identity)
+        resume = Resume(
+            fingerprint=self.fingerprint, log=self.log, afresh=self.force, identity=self.identity, record_seconds=self.record_seconds
+        )
         return resume if self.lease is None else dataclasses.replace(resume, attempt=self.lease.attempt, check=self.lease.check)
 
     def report(self, progress: Any) -> None:
-        """Check the lease, and pass the progress to `progress`.
+        """Check the lease, which then records the progress, and pass the progress to `progress`.
 
         Raises:
             LeaseLostError: If a renewal of the lease has found that another process has taken it over.
@@ -188,6 +193,7 @@ class BuildJob:
         """
         if self.lease is not None:
             self.lease.check_quickly()
+            self.lease.report(progress)
         if self.progress is not None:
             self.progress(progress)
 
@@ -270,6 +276,11 @@ class Artifact(ABC):
     def network_retry_seconds(self) -> float | None:
         """The number of seconds for which requests are retried. None if the build does not use the network."""
         return getattr(self, "registry").build.network_patience if self.uses_network else None  # noqa: B009  each such artifact has one
+
+    @property
+    def record_seconds(self) -> float:
+        """The longest time between two records of the journal. Only resumable artifacts, which all have a registry, use it."""
+        return getattr(self, "registry").build.record_seconds if self.resumable else 0.0  # noqa: B009
 
     @property
     def notify(self) -> NotifySettings:

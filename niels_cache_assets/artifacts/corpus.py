@@ -324,7 +324,7 @@ class Corpus(Artifact):
                 finished_file = writer.write(chunk.rows, chunk.hashes, chunk.digests, chunk.slots)
                 counts.add(chunk.counts)
                 reached = chunks.next_position()
-                if finished_file or counts.before.bytes - recorded_bytes >= most_bytes:
+                if journal.due(0) or finished_file or counts.before.bytes - recorded_bytes >= most_bytes:
                     recorded_bytes = counts.before.bytes
                     written, sizes = writer.checkpoint()
                     now = _CorpusState(written=written, counts=counts.state(), reached=reached)

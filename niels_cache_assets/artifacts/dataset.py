@@ -388,9 +388,8 @@ class Pretrain(Dataset):
             context.log("counting documents, to split them by val_frac")
             return self.source.count_unsplit(context)
 
-        return Feed(
-            self.source.kept_documents, context, share=ValShare(val_frac=self.source.seeded_val_frac, seed=self.build.seed, count=count)
-        )
+        share = ValShare(val_frac=self.source.seeded_val_frac, seed=self.build.seed, count=count, exclude=self.source.exclude)
+        return Feed(self.source.documents, context, share=share)
 
 
 @dataclass(frozen=True, kw_only=True)

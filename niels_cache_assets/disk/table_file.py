@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+Sealable = TypeVar("Sealable", bound=Any)  # a writer with `seal` and `abandon`
 TEXT_HASH = "text_hash"  # the column of hashes of canonical texts (dedup/signatures.py)
 
 
@@ -88,7 +89,7 @@ class ParquetWriter:
 
 
 @contextmanager
-def closing_table(table: ParquetWriter) -> Iterator[ParquetWriter]:
+def closing_table(table: Sealable) -> Iterator[Sealable]:
     """Seal the table at the end of the block, or abandon it if the block fails."""
     try:
         yield table
@@ -110,23 +111,30 @@ class LineageFile(NamedTuple):
     rows: int | None
 
     @contextmanager
-    def open(self) -> Iterator[pq.ParquetFile]:
+    def open(self, columns: Iterable[str] = ()) -> Iterator[pq.ParquetFile]:
         """Open the file.
 
+        Args:
+            columns: Columns that the file must have.
+
         Raises:
-            NielsCacheError: If the file is missing or has a wrong number of rows. A damaged file raises Arrow's errors.
+            NielsCacheError: If the file is missing or has a wrong number of rows, or if it cannot be read at any time in the block.
         """
         import pyarrow.parquet
 
         try:
-            parquet = pyarrow.parquet.ParquetFile(self.path, pre_buffer=False)
+            with pyarrow.parquet.ParquetFile(self.path, pre_buffer=False) as parquet:
+                found = parquet.metadata.num_rows
+                if self.rows not in (None, found):
+                    raise NielsCacheError(f"{self.path}: has {found:,} rows, but meta.json says {self.rows:,}; rebuild this data set")
+                missing = [name for name in columns if name not in parquet.schema_arrow.names]
+                if missing:
+                    raise NielsCacheError(f"{self.path}: has no column {missing[0]!r}; rebuild this data set")
+                yield parquet
         except FileNotFoundError as error:
             raise NielsCacheError(f"{self.path}: no such file; rebuild this data set") from error
-        with parquet:
-            found = parquet.metadata.num_rows
-            if self.rows not in (None, found):
-                raise NielsCacheError(f"{self.path}: has {found:,} rows, but meta.json says {self.rows:,}; rebuild this data set")
-            yield parquet
+        except (OSError, pyarrow.ArrowException) as error:
+            raise NielsCacheError(f"{self.path}: not a readable parquet file (cut short?): {error}; rebuild this data set") from error
 
 
 def lineage_files(path: Path, meta: Meta | None = None) -> list[LineageFile]:
@@ -169,18 +177,13 @@ def read_text_hashes(path: Path, meta: Meta | None = None) -> Iterator[tuple[tup
         NoTextHashesError: If the lineage has none.
         NielsCacheError: If a file is missing or unreadable.
     """
-    import pyarrow
-
     for table in lineage_files(path, meta):
-        try:
-            with table.open() as parquet:
-                if TEXT_HASH not in parquet.schema_arrow.names:
-                    raise NoTextHashesError(f"{table.path}: has no hashes of texts")
-                for group in range(parquet.num_row_groups):
-                    column = parquet.read_row_group(group, columns=[TEXT_HASH], use_threads=False).column(0)
-                    yield (table.path, group), column.to_numpy()
-        except (OSError, pyarrow.ArrowException) as error:
-            raise NielsCacheError(f"{table.path}: not a readable parquet file: {error}; rebuild this data set") from error
+        with table.open() as parquet:
+            if TEXT_HASH not in parquet.schema_arrow.names:
+                raise NoTextHashesError(f"{table.path}: has no hashes of texts")
+            for group in range(parquet.num_row_groups):
+                column = parquet.read_row_group(group, columns=[TEXT_HASH], use_threads=False).column(0)
+                yield (table.path, group), column.to_numpy()
 
 
 def rows_of(parquet: pq.ParquetFile, ordinals: Ints, columns: Sequence[str], *, first: int = 0) -> Iterator[tuple[Ints, pa.Table]]:

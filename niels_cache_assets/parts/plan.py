@@ -2,6 +2,7 @@
 
 The plan is made once, from the list of files of one revision. It is one JSON file, without timestamps and without paths on this machine.
 Everything that is built afterwards reads this file, and nothing lists the files again. Making a plan costs no more than listing the files.
+With val_frac, it also reads all text once to count the documents, and a file beside the plan says which of them go to val.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import hashlib
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from types import MappingProxyType
 from typing import Any
@@ -40,6 +42,7 @@ class PlannedPart:
         files: Its files. Those that upstream assigns to val come first.
         train_tokens: Its share of the train budget, or None without a budget.
         val_tokens: Its share of the val budget, or None without a budget.
+        val: With val_frac, the file of its group (see `PlannedGroup`), and the numbers of its own documents in the group. Otherwise None.
     """
 
     number: int
@@ -49,6 +52,7 @@ class PlannedPart:
     files: tuple[ListedFile, ...]
     train_tokens: int | None
     val_tokens: int | None
+    val: tuple[str, range] | None = None
 
     @property
     def name(self) -> str:
@@ -71,6 +75,9 @@ class PlannedGroup:
         text_field: The text field in every file, or None if no file contains rows.
         listed: The files, in the order of the listing.
         parts: The parts, in order.
+        documents: With val_frac, the number of documents of each file that have no split of their own. Otherwise None.
+        val: With val_frac, the name of the file beside the plan that says which documents go to val, and the numbers of these documents.
+            Otherwise None.
     """
 
     fingerprint: str
@@ -79,6 +86,8 @@ class PlannedGroup:
     text_field: str | None
     listed: tuple[ListedFile, ...]
     parts: tuple[PlannedPart, ...]
+    documents: tuple[int, ...] | None = None
+    val: tuple[str, range] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +127,7 @@ class Plan:
         """The parts that the data set had before it grew."""
         return self.groups[0]
 
-    @property
+    @cached_property
     def parts(self) -> tuple[PlannedPart, ...]:
         return tuple(part for group in self.groups for part in group.parts)
 
@@ -133,6 +142,8 @@ def _group(entry: Mapping[str, Any], *, first: int) -> PlannedGroup:
     """Return a group from its entry in the file of a plan. `first` is the number of its first part."""
     listed = tuple(ListedFile(**file) for file in entry["listed"])
     shared: dict[str, Any] = {"revision": entry["dataset_revision"], "text_field": entry["text_field"]}
+    val, documents = entry["val"], entry["documents"]
+    before = [*accumulate(documents or (), initial=0)]
     parts = tuple(
         PlannedPart(
             number=number,
@@ -140,10 +151,12 @@ def _group(entry: Mapping[str, Any], *, first: int) -> PlannedGroup:
             files=tuple(listed[index] for begin, stop in part["files"] for index in range(begin, stop)),
             train_tokens=part["train_tokens"],
             val_tokens=part["val_tokens"],
+            val=val and (val, range(before[part["files"][0][0]], before[part["files"][-1][1]])),
             **shared,
         )
         for number, part in enumerate(entry["parts"], start=first)
     )
+    shared |= {"documents": documents and tuple(documents), "val": val and (val, range(before[-1]))}
     return PlannedGroup(fingerprint=entry["fingerprint"], identity=entry["made_of"], listed=listed, parts=parts, **shared)
 
 
@@ -156,6 +169,8 @@ def encode_group(group: PlannedGroup) -> dict[str, Any]:
         "dataset_revision": group.revision,
         "text_field": group.text_field,
         "listed": [file._asdict() for file in group.listed],
+        "documents": group.documents,
+        "val": group.val and group.val[0],
         "parts": [
             {"files": _runs([number[id(file)] for file in part.files]), "train_tokens": part.train_tokens, "val_tokens": part.val_tokens}
             for part in group.parts

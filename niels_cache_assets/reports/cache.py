@@ -15,7 +15,7 @@ from niels_cache_assets.artifacts.corpus_facts import duplicates_matrix
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.index import index_folder
 from niels_cache_assets.artifacts.state import CacheState, index_state
-from niels_cache_assets.base.wording import format_count, label
+from niels_cache_assets.base.wording import by_count, format_count, label
 from niels_cache_assets.facts.contents import all_counts, budget_shortfall, content_hash, total_bytes
 from niels_cache_assets.facts.disjoint import SplitOverlap
 from niels_cache_assets.facts.drops import DropSummary, summarize_drops
@@ -127,8 +127,7 @@ class CacheItem:
     @property
     def dropped(self) -> dict[str, int]:
         """Number of dropped documents or examples for each reason, most frequent reason first."""
-        found = self.meta.get("dropped", {}) if self.is_built else {}
-        return dict(sorted(found.items(), key=lambda row: (-row[1], row[0])))
+        return dict(by_count(self.meta.get("dropped", {}) if self.is_built else {}))
 
 
 @dataclass(frozen=True, kw_only=True)

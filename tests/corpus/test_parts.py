@@ -186,7 +186,7 @@ def test_parts_that_do_not_exist_are_refused(tmp_path: Path, capsys: pytest.Capt
 def overtake(part: CorpusPart) -> None:
     """Let another process take a part over, and end at once."""
     attempt = max(recorded_attempts(part.directory)) + 1
-    other = LeaseHolder(attempt=attempt, writer=LockOwner.current(), token="other", boot="elsewhere", is_over=True)
+    other = LeaseHolder(attempt=attempt, writer=LockOwner.current(), token="other", boot="elsewhere", ended="done")
     attempt_record(part.directory, attempt).write_bytes(other.encoded())
 
 

@@ -30,7 +30,7 @@ from tests.helpers.parts_project import NAME, PartsProject, build, parts_of
 SIZES = [9, 2, 30, 14, 7, 1, 21, 11]
 BUDGETS = "train_tokens = 900\nval_tokens = 301\nshuffle_buffer = 20"
 COMPARED = f'{BUDGETS}\ndecontaminate = "exact"'
-HASHED = "val_frac = 0.2\nshuffle_buffer = 10"
+SHARE = "val_frac = 0.2\nshuffle_buffer = 10"
 LIST = 'exclude = "ids.txt"'
 
 
@@ -108,7 +108,7 @@ def test_a_first_build_with_the_list_is_kept_while_other_ids_come(project: Parts
     assert ids_of(project.cache()) == [each for each in every_id() if each not in ("3-3", "6-2")]
 
 
-@pytest.mark.parametrize("settings", [COMPARED, HASHED])
+@pytest.mark.parametrize("settings", [COMPARED, SHARE])
 def test_val_leaves_them_out_too(project: PartsProject, settings: str) -> None:
     build(without(project, settings=settings))
     assert built(build(without(project, "not-there", "2-99", settings=settings))) == set(), "no part has them"

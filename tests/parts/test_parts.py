@@ -9,7 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import zstandard
 
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
@@ -22,7 +25,8 @@ from niels_cache_assets.parts.layout import PART_KINDS
 from niels_cache_assets.parts.seal import seal
 from niels_cache_assets.project.registry import load_registry
 from niels_cache_assets.sources.jsonl import Jsonl
-from niels_cache_assets.sources.val_share import HashSplitRule
+from niels_cache_assets.sources.reading import part_stream
+from niels_cache_assets.sources.val_share import val_mask
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.cache.opening import open_split
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
@@ -37,16 +41,17 @@ from tests.helpers.hub_repositories import card, parquet
 from tests.helpers.loopback_hub import LoopbackHub
 from tests.helpers.messages import missing
 from tests.helpers.overlaps import overlap_of
-from tests.helpers.parts_project import NAME, PartsProject, build, is_val, parts_of, stream_of
+from tests.helpers.parts_project import NAME, PartsProject, build, parts_of, stream_of
 from tests.helpers.tiny import sentences
 
+SIZES = [9, 2, 30, 14, 7, 1, 21, 11]
 BUDGETS = "train_tokens = 900\nval_tokens = 301\nshuffle_buffer = 20"
 
 
 @pytest.fixture
 def project(tmp_path: Path, tiny_model: Path) -> PartsProject:
     project = PartsProject(tmp_path, tiny_model)
-    project.write([9, 2, 30, 14, 7, 1, 21, 11])
+    project.write(SIZES)
     return project
 
 
@@ -90,10 +95,11 @@ def test_the_joined_stream_is_that_of_one_build_and_a_second_build_is_a_hit(
     assert set(states.values()) == {"built"}, "another plan"
 
 
-HASHED = 'val_frac = 0.2\nshuffle_buffer = 10\ndecontaminate = "exact"'
+SEEDED = "val_frac = 0.2"
+SHARE = f'{SEEDED}\nshuffle_buffer = 10\ndecontaminate = "exact"'
 
 
-@pytest.mark.parametrize("settings", [BUDGETS, HASHED])
+@pytest.mark.parametrize("settings", [BUDGETS, SHARE])
 def test_the_bytes_do_not_depend_on_order_or_workers(project: PartsProject, settings: str) -> None:
     build(project.graph(5, settings))
     expected = digests(project.cache())
@@ -140,7 +146,7 @@ def test_documents_that_encoding_drops_are_counted_once(project: PartsProject) -
     bad = json.dumps({"id": "bad", "text": "a \ud800 b"})
     path.write_text("\n".join([bad, rows[0], bad, rows[1], bad, *rows[2:]]) + "\n")
     build(project.graph(1, root="one"))
-    build(project.graph(3, HASHED))
+    build(project.graph(3, SHARE))
     assert sealed_meta(project)["dropped"] == sealed_meta(project, "one")["dropped"] == {"invalid_unicode": 3}
 
 
@@ -191,30 +197,90 @@ def test_the_seal_finds_copies_of_val_in_every_part_and_says_so(project: PartsPr
     assert sealed_meta(project)["overlap"] == built["overlap"]
 
 
-def test_every_part_is_compared_with_a_val_that_a_hash_chooses(
+def test_every_part_is_compared_with_a_val_that_val_frac_chooses(
     project: PartsProject, tokenizer: SentencePieceTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("niels_cache_assets.artifacts.parts.part._TEXTS_AT_A_TIME", 2)
     monkeypatch.setattr("niels_cache_assets.artifacts.parts.part._GROUP_CHARACTERS", 100)
-    rule = HashSplitRule(val_frac=0.2, seed=7)
-    chosen = [(file, row) for file in (2, 3) for row in range(14) if is_val(rule, f"f{file:03d}.jsonl", row)]
-    assert len(chosen) > 2
-    copies(project, *chosen)
-    in_train = [row for row in range(11, 11 + 2 * len(chosen)) if not is_val(rule, "f007.jsonl", row)]
+    copies(project, *((2, row) for row in range(14)))
+    mask = val_mask(95 + 28, val_frac=0.2, seed=7).tolist()  # file 2 begins with document 11
+    equal = [[mask[at] for at in (11 + row, 95 + row, 109 + row)] for row in range(14)]
+    in_train = sum(copies.count(False) for copies in equal if any(copies))
     assert in_train
-    outcomes = build(project.graph(3, HASHED))
+    outcomes = build(project.graph(3, SHARE))
     meta, val = sealed_meta(project), lineage(project.cache(), "val")
-    assert meta["dropped"] == {"in_val": len(in_train)}
+    assert meta["dropped"] == {"in_val": in_train}
     assert outcomes[f"val_part/{NAME}"].meta["documents"] == {"train": 0, "val": len(val)}
     assert overlap_of(project.cache(), tokenizer, threshold=None).is_disjoint
     assert verify_cache(project.folder / "cache") == []
-    build(project.graph(3, HASHED.replace("exact", "off"), root="off"))
+    build(project.graph(3, SHARE.replace("exact", "off"), root="off"))
     assert not overlap_of(project.cache("off"), tokenizer, threshold=None).is_disjoint
     assert {(each.file, each.row) for each in val} == {(each.file, each.row) for each in lineage(project.cache("off"), "val")}
 
 
+@pytest.mark.parametrize(
+    ("source", "ending", "more"),
+    [
+        ("jsonl", "jsonl", ""),
+        ("jsonl", "jsonl.zst", 'decontaminate = "exact"'),
+        ("parquet", "parquet", 'where = "number != 3"'),
+        ("huggingface", "parquet", 'dataset = "of/pages"\nshuffle_buffer = 0\ndecontaminate = "near"'),
+        ("huggingface", "jsonl", 'dataset = "of/pages"'),  # this kind shuffles by default
+    ],
+)
+def test_val_and_train_are_those_of_one_process(project: PartsProject, source: str, ending: str, more: str) -> None:
+    """Among the rows are blank texts, nulls, and copies of the first documents."""
+    shutil.rmtree(project.folder / "texts")
+    (project.folder / "texts").mkdir()
+    for number, size in enumerate(SIZES):
+        texts = [*sentences(size, seed=number), "", None, " \n", *sentences(3)]
+        rows, path = [{"number": row, "text": text} for row, text in enumerate(texts)], project.folder / f"texts/f{number}.{ending}"
+        lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
+        if ending == "parquet":
+            pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=9)
+        else:
+            path.write_bytes(zstandard.compress(lines) if ending.endswith("zst") else lines)
+    found, order = {}, sorted if source == "huggingface" and ending == "jsonl" else list
+    for parts in (1, 3, 4):
+        build(project.graph(parts, f"{SEEDED}\n{more}", source=source, root=f"{parts}"))
+        cache = project.cache(f"{parts}")
+        meta = read_meta(str(cache / "meta.json"))
+        same = [meta[key] for key in ("split_rule", "dropped", "documents", "val_tokens", "train_tokens")]
+        found[parts] = [
+            same,
+            *(order((each.file, each.row) for each in lineage(cache, split)) for split in ("val", "train")),
+            order is list and stream_of(cache),
+        ]
+    assert len(found[1][1]) == (119 - 8 * ("where" in more)) // 5
+    assert found[1] == found[3] == found[4]
+
+
+def test_lost_and_damaged_bits_are_refused_and_made_again_with_the_plan(project: PartsProject) -> None:
+    found = project.graph(2, SEEDED)
+    build(found)
+    (bits,) = found[f"plan/{NAME}"].directory.glob("val-*.npy")
+    content, part = bits.read_bytes(), found[f"part/{NAME}/part-00001"]
+    for damaged in (None, content[:-1] + bytes([content[-1] ^ 255]), content[:-1]):
+        bits.unlink() if damaged is None else bits.write_bytes(damaged)
+        with pytest.raises(NielsCacheError, match=rf"{bits.name}.*damaged.*plan.json"):
+            materialize(part, force=True)
+        (bits.parent / "plan.json").unlink()
+        assert [key for key, outcome in build(project.graph(2, SEEDED)).items() if outcome.state == "built"] == [f"plan/{NAME}"]
+        assert bits.read_bytes() == content
+    project.write([3], first=8)
+    build(project.graph(2, SEEDED))
+    assert not bits.exists()
+
+
+def test_processes_count_the_documents_of_each_file(project: PartsProject, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Jsonl(files=[str(project.folder / "texts")])
+    stream = part_stream.part_stream(source, source.list_files(None), revision=None, text_field="text")
+    monkeypatch.setattr(part_stream, "_BYTES_PER_PROCESS", 1)
+    assert [*part_stream.count_unsplit(stream, processes=2)] == SIZES
+
+
 def test_damaged_texts_of_val_are_named_and_the_next_build_mends_them(project: PartsProject) -> None:
-    found = project.graph(3, HASHED)
+    found = project.graph(3, SHARE)
     build(found)
     expected = digests(project.cache())
     path = found[f"val_part/{NAME}"].directory / "val_texts/part-00001.parquet"
@@ -222,7 +288,7 @@ def test_damaged_texts_of_val_are_named_and_the_next_build_mends_them(project: P
     shutil.rmtree(found[f"part/{NAME}/part-00002"].directory)
     with pytest.raises(NielsCacheError, match=r"val_texts.part-00001.*build-all --only pages --force"):
         build(found)
-    build(project.graph(3, HASHED, build='verify_parts = "sha256"'))
+    build(project.graph(3, SHARE, build='verify_parts = "sha256"'))
     assert digests(project.cache()) == expected
 
 
@@ -278,7 +344,7 @@ class Stopped(Exception):
     ("key", "settings"),
     [
         (f"part/{NAME}/part-00001", "train_tokens = 15000\nval_tokens = 600\nshuffle_buffer = 50"),
-        (f"val_part/{NAME}", HASHED),
+        (f"val_part/{NAME}", SHARE),
     ],
 )
 def test_a_stopped_part_resumes_to_the_same_bytes(project: PartsProject, key: str, settings: str, monkeypatch: pytest.MonkeyPatch) -> None:

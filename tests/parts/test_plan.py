@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from niels_cache_assets.artifacts.materialize import materialize
-from niels_cache_assets.base.documents import Document, DocumentBatch
 from niels_cache_assets.parts.plan import (
     MAX_SHARDS,
     Plan,
@@ -22,9 +21,8 @@ from niels_cache_assets.parts.plan import (
 from niels_cache_assets.sources.hub import data
 from niels_cache_assets.sources.huggingface import Huggingface
 from niels_cache_assets.sources.types import ListedFile
-from niels_cache_assets.sources.val_share import HashSplitRule
 from niels_cache_runtime.errors import NielsCacheError
-from tests.helpers.parts_project import NAME, PartsProject, build, is_val
+from tests.helpers.parts_project import NAME, PartsProject, build
 
 
 def listed(*sizes: int, split: str | None = None) -> list[ListedFile]:
@@ -128,22 +126,6 @@ def test_shard_bytes_are_proposed_for_too_many_shards() -> None:
     assert proposed is not None
     assert (16 << 34) / 4 * 2 / proposed <= MAX_SHARDS
     assert proposed_shard_bytes(files, **{**settings, "train_tokens": 1 << 20}) is None  # type: ignore[arg-type]
-
-
-def test_the_hash_rule_depends_on_seed_file_and_row_only() -> None:
-    documents = DocumentBatch.of([Document("text", file=f"f{number % 3}", row=number // 3) for number in range(6_000)])
-    rule = HashSplitRule(val_frac=0.1, seed=7)
-    mask = rule.val_mask(documents)
-    assert 500 < mask.sum() < 700
-    some = np.array([17, 3, 5_000, 4_999])
-    assert rule.val_mask(documents[some]).tolist() == mask[some].tolist()
-    assert [is_val(rule, f"f{number % 3}", number // 3) for number in range(100)] == mask[:100].tolist()
-    assert (HashSplitRule(val_frac=0.1, seed=8).val_mask(documents) != mask).any()
-    assert (HashSplitRule(val_frac=0.2, seed=7).val_mask(documents) >= mask).all()
-    assert np.flatnonzero(mask)[:6].tolist() == GOLDEN_VAL  # for ever: a cache in parts must keep its split when it grows
-
-
-GOLDEN_VAL = [21, 23, 40, 79, 84, 114]
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ build.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from niels_cache_assets.artifacts.base import Artifact
 from niels_cache_assets.artifacts.cache_identity import is_prepared
@@ -36,6 +36,8 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, TOKEN_DTYPES
 from niels_cache_runtime.format.meta import load_meta
 from niels_cache_runtime.format.reading import available_threads
+
+_SHARED = ("plan", "tokenizer", "corpus", "prepared")  # cached properties
 
 Action = Literal["build", "cache_hit", "disabled", "skip", "fail"]
 
@@ -112,12 +114,16 @@ class _StepPlanner:
         self._new: set[str] = set()  # keys that are built after the artifacts that use existing inputs
         self._unavailable: set[str] = set()
         self._done: dict[str, bool] = {}  # by the key of the cache or corpus that parts belong to
+        self._shared: dict[str, dict[str, Any]] = {}  # by data set: what each of its parts would read again
         self._volumes = SourceSizes(graph, lambda: self._encoder)
         self.steps: list[Step] = []
 
     def add(self, key: str) -> None:
         """Add the next step, unless it is built again and no input of it is new."""
         artifact = self._graph[key]
+        shared = self._shared.setdefault(getattr(artifact, "name", key), {})
+        if isinstance(artifact, PlannedCache):
+            vars(artifact).update(shared)
         if key in self._seen and self._new.isdisjoint(artifact.inputs()):
             return
         if not self._force and self._is_done(artifact):
@@ -127,6 +133,7 @@ class _StepPlanner:
             step = self._step(key, artifact)
         except NielsCacheError as error:
             step = Step(key=key, action="fail", state=state_of(artifact).state, why=str(error))
+        shared.update((each, value) for each, value in vars(artifact).items() if each in _SHARED)
         self.steps.append(step)
         if step.action in ("fail", "skip"):
             self._unavailable.add(key)
@@ -275,10 +282,9 @@ class _StepPlanner:
         plan = self._volumes.plan(part.name)
         if plan is None:  # the cache that joins the parts has the estimate
             return None
-        planned, all_files = plan.parts[part.number], [file for each in plan.parts for file in each.files]
-        weight = (lambda files: sum(file.bytes for file in files)) if any(file.bytes for file in all_files) else len
+        planned = plan.parts[part.number]
         volume = self._volume_of_corpus(part) if is_prepared(part.source) else self._volumes.of_source(part.name)
-        return self._cache_estimate(part, volume.scaled(weight(planned.files) / weight(all_files)), planned.train_tokens)
+        return self._cache_estimate(part, volume.scaled(self._volumes.share(part.name, planned)), planned.train_tokens)
 
     def _token_bytes(self, artifact: Dataset) -> int:
         size = self._registry.tokenizer.vocab_size if self._tokenizer is None else self._tokenizer.vocab_size

@@ -5,9 +5,9 @@ part, the parts and the seal have in common.
 
 If val must be known before the parts, it is made first, `pretrain/.parts/NAME/val` (`ValPart`). With token budgets, val is the head of each
 part, before any shuffle. Each part gives its share of `val_tokens`. meta.json records how many documents were taken from the head of each
-part, and the parts leave out exactly these. At most twice `val_tokens` is encoded. With `val_frac` and `decontaminate`, val is what a hash
-chooses from all files, so all text is read once. Its texts are kept next to its tokens, because every part is compared with them. The parts
-leave out what the hash chooses. The reference encodes. A killed build of val resumes at the part that it was reading. Only the first parts
+part, and the parts leave out exactly these. At most twice `val_tokens` is encoded. With `val_frac` and `decontaminate`, val is what the
+plan has chosen, so all text is read once more. Its texts are kept next to its tokens, because every part is compared with them. The parts
+leave out the same documents. The reference encodes. A killed build of val resumes at the part that it was reading. Only the first parts
 give to val. Files that are added later do not change it.
 
 The first part of a data set that grew from one part is the cache that one process built (`WholePart`). Its split is that of a data set
@@ -49,6 +49,7 @@ from niels_cache_assets.sources.excluding import EXCLUDED, exclude_identity, exc
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.reading.part_stream import PartStream, part_stream, require_unchanged
 from niels_cache_assets.sources.types import SourceWithParts, StreamContext
+from niels_cache_assets.sources.val_share import FractionSplitter
 from niels_cache_assets.streaming.decontaminate import decontamination_identity
 from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.intake import as_documents
@@ -174,9 +175,8 @@ class PlannedCache(Pretrain):
         Raises:
             NielsCacheError: If a file is missing.
         """
-        return part_stream(
-            self.source, planned.files, revision=planned.revision, text_field=planned.text_field, seed=self.build.seed, **arguments
-        )
+        val = FractionSplitter.load(parts_dir(self.root, self.name), planned.val)
+        return part_stream(self.source, planned.files, revision=planned.revision, text_field=planned.text_field, val=val, **arguments)
 
     def is_current(self, meta: Meta) -> bool:
         """Return whether the cache with this meta.json belongs to the plan and to the tokenizer."""
@@ -219,13 +219,6 @@ class PlannedCache(Pretrain):
             return "was built with other ids in the list `exclude`, with other settings or by another code version"
         return "was built with other settings or by another code version"
 
-    def split_rule(self) -> str:
-        if self.source.has_own_splits:
-            return super().split_rule()
-        if self.source.seeded_val_frac is not None:
-            return f"val by hash of seed, file and row: {self.source.seeded_val_frac:g} of documents, seed {self.build.seed}"
-        return super().split_rule()
-
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedCorpusCache(PlannedCache):
@@ -255,9 +248,6 @@ class PlannedCorpusCache(PlannedCache):
         of_cache = Dataset.identity_with(self, tokenizer_sha256, vocab_size, revision)
         return {**of_cache, "plan": self.planned_by, "member": self.member}
 
-    def split_rule(self) -> str:
-        return Pretrain.split_rule(self)
-
 
 _TEXTS_AT_A_TIME = 256
 _GROUP_CHARACTERS = 1 << 21
@@ -284,7 +274,7 @@ def _position_after(batch: EncodedDocuments, count: int) -> tuple[str, Mapping[s
 
 
 def _texts_name(planned: PlannedPart) -> str:
-    """Return the relative path of the file with the texts that one part gives to a hashed val."""
+    """Return the relative path of the file with the texts that one part gives to a seeded val."""
     return f"{VAL_TEXTS}/{planned.name}.parquet"
 
 
@@ -367,15 +357,15 @@ class ValPart(PlannedCache):
         return self.plan.first.revision
 
     @property
-    def is_hashed(self) -> bool:
-        """Whether a hash decides which documents are val, and not a token budget."""
+    def is_seeded(self) -> bool:
+        """Whether val_frac decides which documents are val, and not a token budget."""
         return not self.source.val_tokens
 
     def journal(self, revision: str | None) -> JournalFingerprint:
         return Artifact.journal(self, revision)
 
     def documents(self) -> Iterator[Document]:
-        """Yield the texts of a hashed val.
+        """Yield the texts of a seeded val.
 
         Raises:
             NielsCacheError: If the file is damaged.
@@ -394,13 +384,13 @@ class ValPart(PlannedCache):
                 raise NielsCacheError(f"{path}: cannot be read ({str(error).splitlines()[0]}); build it again: {command}") from error
 
     def need(self) -> SpaceNeed | None:
-        if self.is_hashed:
+        if self.is_seeded:
             return None
         val_tokens = self.source.val_tokens
         return pretrain_need(train_tokens=0, val_tokens=val_tokens, token_bytes=self.token_bytes, text_bytes=None, exact=False)
 
     def split_rule(self) -> str:
-        return super().split_rule() if self.is_hashed else budget_rule(train_tokens=None, val_tokens=self.source.val_tokens or 0)
+        return super().split_rule() if self.is_seeded else budget_rule(train_tokens=None, val_tokens=self.source.val_tokens or 0)
 
     def write(self, work: BuildJob) -> WriteResult:
         journal = work.open_journal(f"{self.name}/{self.member}", state=_State)
@@ -419,7 +409,7 @@ class ValPart(PlannedCache):
         ):
             resumed = writer.tokens("val")
             for planned in parts[len(state.taken) :]:
-                take = self._take_hashed if self.is_hashed else self._take_head
+                take = self._take_seeded if self.is_seeded else self._take_head
                 state = take(planned, state, writer, build, work)
                 on_disk, sizes = writer.checkpoint()
                 journal.record(
@@ -432,11 +422,11 @@ class ValPart(PlannedCache):
                     documents=writer.documents("val"),
                 )
                 work.report(Progress(writer.documents("val"), writer.tokens("val"), len(state.taken) / len(parts)))
-            if not writer.tokens("val") and not self.is_hashed:
+            if not writer.tokens("val") and not self.is_seeded:
                 raise NielsCacheError(f"{self.directory}: the files gave no usable document; nothing was written")
             writer.seal()
             excluded = {EXCLUDED: {name: sorted(ids) for name, ids in state.excluded.items()}} if state.excluded else {}
-            short = 0 if self.is_hashed else (self.source.val_tokens or 0) - writer.tokens("val")
+            short = 0 if self.is_seeded else (self.source.val_tokens or 0) - writer.tokens("val")
             meta: dict[str, Any] = {
                 **build.meta(self.split_rule()),
                 "append_eot": True,
@@ -444,7 +434,7 @@ class ValPart(PlannedCache):
                 **writer.totals(),
                 "cut": {"train": 0, "val": len(state.cut)},
                 "cut_document": {"train": [], "val": state.cut},
-                **_counts(state, with_excluded=self.is_hashed),  # otherwise the parts count those in their heads
+                **_counts(state, with_excluded=self.is_seeded),  # otherwise the parts count those in their heads
                 "files": writer.files,
                 "content_sha256": content_sha256(writer.files),
                 "part": {"plan": self.planned_by, "taken": state.taken, "short": short, **excluded},
@@ -465,7 +455,7 @@ class ValPart(PlannedCache):
     def _context(self, work: BuildJob) -> StreamContext:
         return StreamContext(seed=self.build.seed, revision=work.revision, log=work.log)
 
-    def _take_hashed(self, planned: PlannedPart, state: _State, writer: PretrainWriter, build: PretrainBuild, work: BuildJob) -> _State:
+    def _take_seeded(self, planned: PlannedPart, state: _State, writer: PretrainWriter, build: PretrainBuild, work: BuildJob) -> _State:
         """Write the documents of one part that belong to val, with their texts, and return the state after it."""
         drops, stream, context = DropReport(**state.drops), self.stream_of(planned, only="val"), self._context(work)
         feed = Feed(stream.documents, context)
@@ -561,7 +551,7 @@ class Part(PlannedCache):
 
     def external_ids(self) -> frozenset[str]:
         """Return the ids in the head of this part that val has taken, or would have taken without `exclude`."""
-        return self._val.decisive_ids(self.planned) if self.source.has_val_part and not self._val.is_hashed else frozenset()
+        return self._val.decisive_ids(self.planned) if self.source.has_val_part and not self._val.is_seeded else frozenset()
 
     @cached_property
     def _val(self) -> ValPart:
@@ -575,7 +565,7 @@ class Part(PlannedCache):
     def stream(self) -> PartStream:
         """The stream of the part, without the documents that the val part has taken."""
         val = self._val_part
-        return self.stream_of(self.planned, skip=self._taken[self.number], only="train" if val is not None and val.is_hashed else None)
+        return self.stream_of(self.planned, skip=self._taken[self.number], only="train" if val is not None and val.is_seeded else None)
 
     @cached_property
     def _val_part(self) -> ValPart | None:
@@ -599,7 +589,7 @@ class Part(PlannedCache):
     def _val_documents(self, context: StreamContext) -> Iterator[Document]:
         """Yield the documents of val of all parts, to compare the train documents of this part with them."""
         context.log("reading val, to keep its documents out of train")
-        if self._val_part is not None and self._val_part.is_hashed:
+        if self._val_part is not None and self._val_part.is_seeded:
             yield from self._val_part.documents()
             return
         for planned, taken in zip(self.plan.parts, self._taken, strict=True):

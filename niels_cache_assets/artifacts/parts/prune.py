@@ -15,7 +15,7 @@ from niels_cache_assets.artifacts.parts.seal import SealedDataset
 from niels_cache_assets.corpus.layout import corpus_parts_dir
 from niels_cache_assets.parts.attempts import remove_target, targets_in
 from niels_cache_assets.parts.exclusion import FOUND_NAME
-from niels_cache_assets.parts.layout import PLAN_NAME, PLAN_STAGED, part_name, parts_dir
+from niels_cache_assets.parts.layout import PLAN_NAME, PLAN_STAGED, VAL_BITS, part_name, parts_dir
 from niels_cache_assets.parts.lease import hold_lease
 from niels_cache_assets.sources.types import PretrainSource
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
@@ -62,7 +62,8 @@ def prune_parts(graph: Graph, name: str) -> list[PrunedPart]:
         if not graph.registry.prepared("dedup"):
             removed += [PrunedPart(*each) for each in remove_ranges(graph.registry, graph.root)]
         if not kept:
-            remove(folder / PLAN_NAME)
+            for path in [folder / PLAN_NAME, *folder.glob(VAL_BITS)]:
+                remove(path)
         for each, kept_names in ((folder, kept), (corpus_folder, kept_of_corpus)):
             if not kept_names:
                 remove(each / FOUND_NAME)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from niels_cache_assets.artifacts.base import Artifact, BuildJob, WriteResult
-from niels_cache_assets.artifacts.dataset import Dataset, Pretrain
+from niels_cache_assets.artifacts.dataset import Dataset
 from niels_cache_assets.artifacts.parts.free_parts import summarize_parts
 from niels_cache_assets.artifacts.parts.part import Part, PlannedCache, PlannedCorpusCache, PreparedPart, ValPart, WholePart
 from niels_cache_assets.base.documents import merge_facts
@@ -80,10 +80,9 @@ class SealedDataset(PlannedCache):
 
     def split_rule(self) -> str:
         rule = super().split_rule()
-        if self.source.parts > 1 or self.source.has_own_splits:
+        if self.source.parts > 1 or self.source.has_own_splits or self.source.seeded_val_frac is not None:
             return rule
-        added = "added files go to train" if self.source.seeded_val_frac is None else f"added files: {rule}"
-        return f"{Pretrain.split_rule(self)}; {added}"
+        return f"{rule}; added files go to train"
 
     def provenance(self, revision: str | None, fingerprint: str) -> Provenance:
         return Dataset.provenance(self, revision, fingerprint)
@@ -152,7 +151,7 @@ class SealedDataset(PlannedCache):
     def parts_summary(self) -> str:
         """Return the number of parts that are built, stale, unfinished, and being built, in words. It costs a small read a part."""
         folders = [self.part(number).directory for number in range(self.source.total_parts)]
-        finished = [folder for folder in folders if (folder / META_NAME).exists()]
+        finished = {folder for folder in folders if (folder / META_NAME).exists()}
         try:
             stale = sum(not self._is_current(member) for member in self.members() if member.directory in finished)
         except NielsCacheError:  # without a plan or a tokenizer, no part can be compared
