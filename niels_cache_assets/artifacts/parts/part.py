@@ -753,6 +753,6 @@ class WholePart(Part):
         budget = self.source.train_tokens
         short = 0 if budget is None else max(0, budget - meta["train_tokens"])
         return {
-            **{key: value for key, value in meta.items() if key != "meta_sha256"},
+            **{key: value for key, value in meta.items() if key not in ("meta_sha256", "overlap")},  # the seal compares the splits
             "part": {"number": self.number, "plan": self.planned.plan, "short": short},
         }
