@@ -9,6 +9,7 @@ import argparse
 import os
 import re
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -179,11 +180,8 @@ def _require_steps_before(seal: str, artifacts: Graph, name: str, lines: JsonLin
 
     left = {step.key: step for step in watch_steps(artifacts, name) if step.state != DONE}
     missing = [left[key] for key in artifacts.before(seal) if key in left and seal in left]
-    reasons: dict[str, list[str]] = {}
-    for step in missing:
-        reasons.setdefault(f"{step.state}: {step.reason}", []).append(step.key)
-    for reason, keys in reasons.items():
-        lines.log(f"{format_list(keys)}: {reason}")
+    for reason, steps in groupby(missing, key=lambda step: f"{step.state}: {step.reason}"):
+        lines.log(f"{format_list([step.key for step in steps])}: {reason}")
     if missing:
         parts = [int(step.key[-5:]) for step in missing if not step.key.startswith("val_part/")]
         array = ",".join(f"{first}-{stop - 1}" if stop - first > 1 else f"{first}" for first, stop in runs(parts))

@@ -177,8 +177,8 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.names and not arguments.all:
         states = [state for state in states if is_listed(state, registry)]
     rows = [_row(registry, state, root) for state in states]
-    in_parts = [name for name in arguments.names if name in (*registry.in_parts(), *registry.corpora_in_parts())]
-    parts = {name: steps_json(watch_steps(artifacts, name)) for name in in_parts} if arguments.json else {}
+    in_parts = registry.in_parts() + registry.corpora_in_parts() if arguments.json else []
+    parts = {name: steps_json(watch_steps(artifacts, name)) for name in arguments.names if name in in_parts}
     if not print_facts(arguments, {"root": root, "data_sets": [row.as_json(registry) for row in rows], "parts": parts}):
         left_out = 0 if arguments.names else len(known) - len(states)
         more = f"; {count_note(left_out, registry)}" if left_out else ""
