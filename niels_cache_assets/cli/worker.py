@@ -26,10 +26,10 @@ from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 
 if TYPE_CHECKING:
     from niels_cache_assets.artifacts.base import Artifact, Outcome
-    from niels_cache_assets.artifacts.corpus import JoinedCorpus
+    from niels_cache_assets.artifacts.corpus import Corpus
     from niels_cache_assets.artifacts.duplicates import Duplicates
     from niels_cache_assets.artifacts.graph import Graph
-    from niels_cache_assets.artifacts.parts.seal import SealedDataset
+    from niels_cache_assets.artifacts.parts.seal import JoinedCache
     from niels_cache_assets.artifacts.tokenizer import Tokenizer
     from niels_cache_assets.project.registry import Registry
     from niels_cache_runtime.format.meta import Meta
@@ -178,11 +178,11 @@ def _build(artifact: Artifact, lines: JsonLines, *, wait: bool, progress: Callab
         raise BuildFailedError(str(error)) from error
 
 
-def _with_warnings_of_splits(sealed: Any, outcome: Outcome) -> Outcome:
+def _with_warnings_of_splits(sealed: JoinedCache, outcome: Outcome) -> Outcome:
     """Return the outcome of a seal with what `build-all` reports after its checks."""
     from niels_cache_assets.inspection.splits import warnings_of_splits
 
-    said = [outcome.warning, *warnings_of_splits(sealed.registry, sealed.name, sealed.root)]
+    said = [outcome.warning, *warnings_of_splits(sealed.registry, sealed.spec.name, sealed.spec.root)]
     return replace(outcome, warning="; ".join(line for line in said if line) or None)
 
 
@@ -191,7 +191,7 @@ def _build_input(artifact: Artifact, lines: JsonLines, *, progress: Callable[[An
     _build(artifact, lines, wait=True, progress=progress)
 
 
-def ready_dataset(artifacts: Graph, name: str, lines: JsonLines) -> SealedDataset:
+def ready_dataset(artifacts: Graph, name: str, lines: JsonLines) -> JoinedCache:
     """Return the cache of a data set in parts whose tokenizer and plan exist. Make them if they are missing.
 
     With `prepare`, the corpus takes the place of the plan, and must exist.
@@ -210,7 +210,7 @@ def ready_dataset(artifacts: Graph, name: str, lines: JsonLines) -> SealedDatase
         raise NielsCacheError(f"{registry.origin}: {name} {problem}")
     sealed = artifacts.sealed(name)
     sealed.unavailable()
-    tokenizer, plan = artifacts.tokenizer(), sealed.parts_plan
+    tokenizer, plan = artifacts.tokenizer(), sealed.spec.parts_plan
     if tokenizer.finished() is None:
         if tokenizer.inputs():
             first = f"{PROGRAM} build-all --only tokenizer"
@@ -243,7 +243,7 @@ def _require_current(tokenizer: Tokenizer) -> None:
         )
 
 
-def ready_corpus(artifacts: Graph, name: str, lines: JsonLines) -> JoinedCorpus:
+def ready_corpus(artifacts: Graph, name: str, lines: JsonLines) -> Corpus:
     """Return the corpus of a data set in parts whose plan exists. Make the plan if it is missing.
 
     Raises:

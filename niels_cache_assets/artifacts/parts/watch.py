@@ -12,9 +12,9 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from niels_cache_assets.artifacts.base import Artifact, lease_times
-from niels_cache_assets.artifacts.corpus import JoinedCorpus
+from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.graph import Graph
-from niels_cache_assets.artifacts.parts.seal import SealedDataset
+from niels_cache_assets.artifacts.parts.seal import JoinedCache
 from niels_cache_assets.base.wording import format_duration
 from niels_cache_assets.disk.attempts import attempt_record
 from niels_cache_assets.disk.build_lock import path_stamp
@@ -70,7 +70,7 @@ def watch_steps(graph: Graph, name: str) -> list[WatchedStep]:
     graph.plan(name)
     artifacts = {key: graph[key] for key in graph.order([name])}
     for joined in [*artifacts.values()]:
-        if isinstance(joined, JoinedCorpus | SealedDataset):
+        if isinstance(joined, JoinedCache) or (isinstance(joined, Corpus) and joined.is_joined):
             with suppress(NielsCacheError):  # there is no plan yet; otherwise its parts need not read it again
                 artifacts |= {member.key: member for member in joined.members()}
     steps = [_step(graph, artifact) for artifact in artifacts.values() if artifact.is_shared]

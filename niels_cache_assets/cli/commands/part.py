@@ -154,12 +154,12 @@ def _artifact(arguments: argparse.Namespace, lines: JsonLines) -> Artifact:
         return replace(corpus.part(number), stops=stops)
     sealed = ready_dataset(artifacts, name, lines)
     if arguments.val:
-        if not sealed.source.has_val_part:
+        if not sealed.spec.source.has_val_part:
             raise NielsCacheError(f"{registry.origin}: {name} has no val to build before its parts; build them and leave out --val")
         return replace(sealed.val_part(), stops=stops)
     _require_number(number, sum(key.startswith("part/") for key in sealed.inputs()), "part", name)
     part = sealed.part(number)
-    if sealed.source.has_val_part and part.finished() is None:
+    if sealed.spec.source.has_val_part and part.finished() is None:
         try:
             sealed.val_part().current()
         except NielsCacheError as error:
