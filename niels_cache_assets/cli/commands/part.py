@@ -173,12 +173,11 @@ def _require_steps_before(seal: str, artifacts: Graph, name: str, lines: JsonLin
     Raises:
         BuildFailedError: If a step is missing. The message has the command that submits exactly the missing parts to Slurm.
     """
-    from niels_cache_assets.artifacts.parts.watch import watch_steps
     from niels_cache_assets.cli.worker import BuildFailedError
     from niels_cache_assets.parts.lease import DONE
     from niels_cache_assets.parts.plan import runs
 
-    left = {step.key: step for step in watch_steps(artifacts, name) if step.state != DONE}
+    left = {step.key: step for step in artifacts.watch(name) if step.state != DONE}
     missing = [left[key] for key in artifacts.before(seal) if key in left and seal in left]
     for reason, steps in groupby(missing, key=lambda step: f"{step.state}: {step.reason}"):
         lines.log(f"{format_list([step.key for step in steps])}: {reason}")
