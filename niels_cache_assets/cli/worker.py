@@ -146,7 +146,7 @@ def build_and_report(choose: Callable[[JsonLines], Artifact], *, wait: bool, not
             artifact = choose(lines)
             lines.started(artifact.key)
             outcome = _build(artifact, lines, wait=wait, progress=lines.progress)
-            lines.finished(_with_warnings_of_splits(artifact, outcome) if outcome.kind == "pretrain" else outcome)
+            lines.finished(_with_warnings_of_splits(artifact, outcome))
     except (BusyError, LeaseLostError, StopRequested, BuildFailedError) as error:
         print_error(str(error) if isinstance(error, StopRequested) else f"error: {error}")
         return lines.failed(
@@ -178,11 +178,14 @@ def _build(artifact: Artifact, lines: JsonLines, *, wait: bool, progress: Callab
         raise BuildFailedError(str(error)) from error
 
 
-def _with_warnings_of_splits(sealed: JoinedCache, outcome: Outcome) -> Outcome:
-    """Return the outcome of a seal with what `build-all` reports after its checks."""
+def _with_warnings_of_splits(artifact: Artifact, outcome: Outcome) -> Outcome:
+    """Return the outcome of a seal with what `build-all` reports after its checks. Other outcomes stay as they are."""
+    from niels_cache_assets.artifacts.parts.seal import JoinedCache
     from niels_cache_assets.inspection.splits import warnings_of_splits
 
-    said = [outcome.warning, *warnings_of_splits(sealed.registry, sealed.spec.name, sealed.spec.root)]
+    if not isinstance(artifact, JoinedCache):
+        return outcome
+    said = [outcome.warning, *warnings_of_splits(artifact.registry, artifact.spec.name, artifact.spec.root)]
     return replace(outcome, warning="; ".join(line for line in said if line) or None)
 
 

@@ -18,6 +18,7 @@ from niels_cache_assets.project.running import ClusterSettings
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 READMES = sorted(DEPLOY.rglob("README.md"))
+KUBERNETES = ("kubernetes/job.yaml", "kubernetes/seal.yaml")
 _PROGRAM = "niels-cache"
 
 
@@ -29,17 +30,21 @@ def documents(name: str) -> list[dict[str, Any]]:
 
 def test_kubernetes_accepts_the_manifests() -> None:
     validator = pytest.importorskip("kubernetes_validate", reason="there is no kubernetes-validate")
-    manifests = documents("kubernetes/job.yaml")
-    assert [each["kind"] for each in manifests] == ["ConfigMap", "Job", "Job"]
-    for manifest in manifests:
+    [parts], [seal] = map(documents, KUBERNETES)
+    for manifest in (parts, seal):
         validator.validate(manifest, "1.31", strict=True)
-        if manifest["kind"] == "Job":
-            [rule] = manifest["spec"]["podFailurePolicy"]["rules"]
-            assert (rule["action"], rule["onPodConditions"][0]["type"]) == ("Ignore", "DisruptionTarget")
-            assert manifest["spec"]["template"]["spec"]["restartPolicy"] == "Never", "a failure policy needs it"
-    manifests[1]["spec"]["completionMode"] = 3
+        [rule] = manifest["spec"]["podFailurePolicy"]["rules"]
+        assert (rule["action"], rule["onPodConditions"][0]["type"]) == ("Ignore", "DisruptionTarget")
+        assert manifest["spec"]["template"]["spec"]["restartPolicy"] == "Never", "a failure policy needs it"
+    assert parts["spec"]["completionMode"] == "Indexed"
+    parts["spec"]["completionMode"] = 3
     with pytest.raises(validator.ValidationError):
-        validator.validate(manifests[1], "1.31", strict=True)
+        validator.validate(parts, "1.31", strict=True)
+
+
+@pytest.mark.parametrize("name", [*KUBERNETES, "ray/parts.py", "dask/parts.py", "celery/worker.py"])
+def test_an_example_has_at_most_25_lines(name: str) -> None:
+    assert 5 < len((DEPLOY / name).read_text(encoding="utf-8").splitlines()) <= 25
 
 
 def commands_in(value: object) -> list[list[str]]:
@@ -52,7 +57,7 @@ def commands_in(value: object) -> list[list[str]]:
 
 
 def test_the_commands_of_the_examples_exist() -> None:
-    found = [words for each in documents("kubernetes/job.yaml") for words in commands_in(each)]
+    found = [words for name in KUBERNETES for each in documents(name) for words in commands_in(each)]
     texts = [*READMES, DEPLOY / "compose/compose.yaml", DEPLOY / "slurm/part.sbatch"]
     for path in texts:
         for command in re.findall(rf"^\s*(?:\$ )?({_PROGRAM} [^#|\n]*)", path.read_text(encoding="utf-8"), re.MULTILINE):
