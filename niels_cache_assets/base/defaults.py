@@ -27,7 +27,7 @@ TOKENIZER_TRAIN_THREADS = 2  # SentencePiece's result depends on this number, so
 
 _SUFFIX = "84a5023f67d74cf29cc4001becde983c"
 ROLE_KEYS = ("sys", "usr", "asst", "eot")
-SPECIAL_TOKENS: dict[str, str] = {key: f"<|ngpt_{key}_{_SUFFIX}|>" for key in ROLE_KEYS}
+SPECIAL_TOKENS = {key: f"<|ngpt_{key}_{_SUFFIX}|>" for key in ROLE_KEYS}
 BOS = "bos"  # the key of an optional special token, which begins each document of a pretrain cache
 ROLE_TO_KEY = {"system": "sys", "user": "usr", "assistant": "asst"}
 Turns = Literal["all", "each", "last"]  # the turns of a conversation that are targets, see the key `turns`

@@ -9,9 +9,7 @@ from pathlib import Path
 from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.artifacts.graph import Graph, graph
 from niels_cache_assets.artifacts.materialize import materialize
-from niels_cache_assets.base.documents import Document, DocumentBatch
 from niels_cache_assets.project.registry import load_registry
-from niels_cache_assets.sources.val_share import HashSplitRule
 from niels_cache_runtime.format.layout import SPLITS, list_shards
 from tests.helpers.tiny import sentences
 
@@ -54,11 +52,6 @@ class PartsProject:
 
     def cache(self, root: str = "cache") -> Path:
         return self.folder / root / "pretrain" / NAME
-
-
-def is_val(rule: HashSplitRule, file: str, row: int) -> bool:
-    """Return whether the rule puts a document of this file and row into val."""
-    return bool(rule.val_mask(DocumentBatch.of([Document("text", file=file, row=row)]))[0])
 
 
 def build(found: Graph, keys: Iterable[str] | None = None, *, log: Callable[[str], None] = lambda line: None) -> dict[str, Outcome]:

@@ -21,7 +21,7 @@ from niels_cache_assets.base.wording import file_size, format_count, format_shar
 from niels_cache_assets.corpus.prepared import PreparedCorpus
 from niels_cache_assets.disk.space import BYTES_PER_TOKEN, SpaceNeed, corpus_need, pretrain_need, sft_need
 from niels_cache_assets.facts.contents import total_bytes
-from niels_cache_assets.parts.plan import Plan, PlannedGroup, encode_group, estimated_text_bytes, plan_parts
+from niels_cache_assets.parts.plan import Plan, PlannedGroup, PlannedPart, encode_group, estimated_text_bytes, plan_parts
 from niels_cache_assets.sources.conversations import contents
 from niels_cache_assets.sources.errors import SourceUnavailableError
 from niels_cache_assets.sources.excluding import without_excluded
@@ -308,6 +308,7 @@ class SourceSizes:
         self._graph, self._registry, self._encoder = graph, graph.registry, encoder
         self._volumes: dict[str, SourceSize] = {}
         self._plans: dict[str, Plan | None] = {}
+        self._weights: dict[str, tuple[int, int]] = {}
         self._listings: dict[str, list[ListedFile] | None] = {}
         self._unreachable: set[str] = set()  # data sets whose list of files cannot be reached now
 
@@ -321,8 +322,16 @@ class SourceSizes:
     def plan(self, name: str) -> Plan | None:
         """Return the plan that was made in memory, or else the plan on disk. Return None if the list of files cannot be reached now."""
         if name not in self._plans:
-            self._plans[name] = self._graph.sealed(name).parts_plan.read()
+            self._plans[name] = self._graph.sealed(name).spec.parts_plan.read()
         return self._plans[name]
+
+    def share(self, name: str, part: PlannedPart) -> float:
+        """Return the share of a part in the bytes of all files of the plan, or in their number if no size is known."""
+        if name not in self._weights:
+            files = [file for group in self.plan(name).groups for file in group.listed]
+            self._weights[name] = sum(file.bytes for file in files), len(files)
+        size, count = self._weights[name]
+        return sum(file.bytes for file in part.files) / size if size else len(part.files) / count
 
     def make_plan(self, artifact: PartsPlan) -> None:
         """Make the plan of a data set in memory.
