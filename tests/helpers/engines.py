@@ -43,7 +43,7 @@ SlurmdSpoolDir={{folder}}/spool
 SlurmctldPidFile={{folder}}/slurmctld.pid
 SlurmdPidFile={{folder}}/slurmd.pid
 KillWait=2
-NodeName={HOST} NodeAddr={ADDRESS} CPUs={CORES}
+NodeName={HOST} NodeAddr={ADDRESS} CPUs=32 RealMemory=999999
 PartitionName=all Nodes=ALL Default=YES State=UP
 """
 
@@ -72,7 +72,7 @@ def namespace(folder: Path) -> Iterator[list[str]]:
 
 @contextmanager
 def slurm(walk: PartsWalk) -> Iterator[None]:
-    """Run munged, slurmctld and slurmd, one node of four cores. The walk's programs run where they find this cluster."""
+    """Run munged, slurmctld and slurmd, one node that claims 32 cores. The walk's programs run where they find this cluster."""
     folder = walk.folder / "slurm"
     for name in ("", "state", "spool"):
         (folder / name).mkdir()
