@@ -92,8 +92,6 @@ class PartCommand:
         return [*prefix, *words]
 
     def _arguments(self) -> list[str]:
-        registry = self.registry
-        config = Path(registry.origin)
         return [
             "part",
             *self.part.part_arguments,
@@ -102,9 +100,7 @@ class PartCommand:
             *(() if self.waits else ("--no-wait",)),
             *(("--launch", self.launch) if self.launch is not None else ()),
             *(("--threads", str(self.threads)) if self.threads is not None else ()),
-            *("--cache-dir", str(self.part.root.absolute())),
-            *(("--config", str(config.absolute())) if config.is_file() else ()),
-            *(("--profile", registry.profile) if registry.profile is not None else ()),
+            *self.registry.options(self.part.root),
         ]
 
 
