@@ -6,7 +6,7 @@ finds the outcome of its child and records it.
 
 import queue
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from niels_cache_assets.artifacts.base import Log, Outcome
 from niels_cache_assets.artifacts.notify import notifying
 from niels_cache_assets.artifacts.parts.free_parts import FreePartsFirst
-from niels_cache_assets.cluster.child import BuildInChild, PartCommand, build_in_child
+from niels_cache_assets.cluster.child import BuildInChild, IsStopping, OnProgress, PartCommand, build_in_child
 from niels_cache_assets.defs.part_slots import HostSlot
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import BusyError
@@ -40,9 +40,9 @@ def build_part_in_child(
     part: BuildInChild,
     *,
     home: Path,
-    on_progress: Callable[[Any], None],
+    on_progress: OnProgress,
     log: Log,
-    is_stopping: Callable[[], bool] = lambda: False,
+    is_stopping: IsStopping = lambda: False,
     waits: bool = True,
 ) -> Outcome:
     """Build a part in a child process, unless it exists already.
