@@ -247,40 +247,33 @@ def _map_one_range(paths: Sequence[str | Path], sizes: Sequence[int]) -> "ctypes
     return buffer
 
 
-def map_numbers(path: str | Path, *, if_missing: str) -> Array:
-    """Map a .npy file of numbers, read-only.
+def map_offsets(path: str | Path, dtype: np.dtype, *, row: tuple[int, ...] = ()) -> Array:
+    """Map a .npy file of offsets, read-only.
 
     Args:
         path: The file.
-        if_missing: The advice in the message about a missing file.
-
-    Raises:
-        NielsCacheError: If the file is missing or unreadable, or holds no numbers.
-    """
-    try:
-        return map_npy(path)
-    except FileNotFoundError as error:
-        raise NielsCacheError(f"{path}: no such file; {if_missing}") from error
-    except OSError as error:
-        raise NielsCacheError(f"{path}: cannot be mapped: {error.strerror or error}") from error
-
-
-def map_offsets(path: str | Path, dtype: np.dtype) -> Array:
-    """Map a 1-D .npy file of offsets, read-only.
+        dtype: The dtype of an offset.
+        row: The shape of a row. By default, the file has one dimension.
 
     Raises:
         NielsCacheError: If the file is missing or unreadable, or has a different dtype or shape.
     """
-    offsets = map_numbers(path, if_missing="build this data set first")
-    check_offsets_form(path, offsets, dtype)
+    try:
+        offsets = map_npy(path)
+    except FileNotFoundError as error:
+        raise NielsCacheError(f"{path}: no such file; build this data set first") from error
+    except OSError as error:
+        raise NielsCacheError(f"{path}: cannot be mapped: {error.strerror or error}") from error
+    check_offsets_form(path, offsets, dtype, row=row)
     return offsets
 
 
-def check_offsets_form(path: str | Path, offsets: Array, dtype: np.dtype) -> None:
-    """Raise NielsCacheError unless an array of offsets has one dimension and this dtype."""
-    if offsets.dtype != dtype or offsets.ndim != 1:
+def check_offsets_form(path: str | Path, offsets: Array, dtype: np.dtype, *, row: tuple[int, ...] = ()) -> None:
+    """Raise NielsCacheError unless an array of offsets has this dtype and rows of this shape."""
+    if offsets.dtype != dtype or not offsets.ndim or offsets.shape[1:] != row:
+        expected = f"rows of {row[0]}" if row else "one dimension"
         raise NielsCacheError(
-            f"{path}: holds {offsets.dtype} of shape {offsets.shape}, expected one dimension of {dtype}; rebuild this data set"
+            f"{path}: holds {offsets.dtype} of shape {offsets.shape}, expected {expected} of {dtype}; rebuild this data set"
         )
 
 

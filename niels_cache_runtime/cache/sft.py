@@ -202,21 +202,8 @@ def _recorded_id(role: str, meta: Meta | None, folder: Path) -> tuple[Path, Any]
     return folder / META_NAME, None
 
 
-def resolve_ids(eot_id: int | None, asst_id: int | None, *, meta: Meta | None, tokens_path: str) -> tuple[int, int]:
-    """Return the ids of EOT and of the assistant sentinel (the token that begins a message of the assistant).
-
-    Raises:
-        NielsCacheError: For the reasons that `resolve_id` lists, and if both ids are equal.
-    """
-    eot = resolve_id("eot", eot_id, meta=meta, tokens_path=tokens_path)
-    asst = resolve_id("asst", asst_id, meta=meta, tokens_path=tokens_path)
-    if asst == eot:
-        raise NielsCacheError(f"{tokens_path}: asst_id and eot_id are both {eot}; they must differ")
-    return eot, asst
-
-
 def resolve_target_ids(
-    eot_id: int | None, asst_id: int | None, *, opened: OpenedExamples, tokens_path: str, all_count: bool = False
+    eot_id: int | None, asst_id: int | None, *, opened: OpenedExamples, tokens_path: str, all_count: bool
 ) -> tuple[int, int | None]:
     """Return the ids of EOT and of the assistant sentinel. The second is None if no sentinel marks the targets.
 
@@ -228,14 +215,18 @@ def resolve_target_ids(
         all_count: Whether every token is a target.
 
     Raises:
-        NielsCacheError: For the reasons that `resolve_ids` lists, and for an asst_id if the data set has a chat template.
+        NielsCacheError: For the reasons that `resolve_id` lists, if both ids are equal, and for an asst_id if the data set has a chat
+            template.
     """
-    if opened.spans is not None and asst_id is not None:
-        if "template" in (opened.meta or {}):
-            raise NielsCacheError(
-                f"{tokens_path}: asst_id={asst_id!r}: the targets are in files beside it, and no sentinel marks them; leave it out"
-            )
-        resolve_ids(eot_id, asst_id, meta=opened.meta, tokens_path=tokens_path)  # compares them with meta.json
-    if opened.spans is not None or all_count:
-        return resolve_id("eot", eot_id, meta=opened.meta, tokens_path=tokens_path), None
-    return resolve_ids(eot_id, asst_id, meta=opened.meta, tokens_path=tokens_path)
+    in_files = opened.spans is not None
+    if in_files and asst_id is not None and "template" in (opened.meta or {}):
+        raise NielsCacheError(
+            f"{tokens_path}: asst_id={asst_id!r}: the targets are in files beside it, and no sentinel marks them; leave it out"
+        )
+    eot = resolve_id("eot", eot_id, meta=opened.meta, tokens_path=tokens_path)
+    if asst_id is None if in_files else all_count:
+        return eot, None
+    asst = resolve_id("asst", asst_id, meta=opened.meta, tokens_path=tokens_path)
+    if asst == eot:
+        raise NielsCacheError(f"{tokens_path}: asst_id and eot_id are both {eot}; they must differ")
+    return eot, None if in_files else asst  # with targets in files, a given id is only compared with meta.json

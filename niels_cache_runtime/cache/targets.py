@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from niels_cache_runtime.cache.mmap import Offsets, map_numbers, map_offsets
+from niels_cache_runtime.cache.mmap import Offsets, map_offsets
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import TARGETS_DTYPE, Bools, Ints, Split, Uints, target_ends_name, targets_name
 
@@ -117,7 +117,7 @@ def map_targets(folder: Path, split: Split, *, starts: Ints, token_count: int) -
         NielsCacheError: If a file is missing or malformed, or if spans are not in order, touch each other or leave their example.
     """
     path, ends_path = folder / targets_name(split), folder / target_ends_name(split)
-    bounds, ends = _map_bounds(path), map_offsets(ends_path, TARGETS_DTYPE)
+    bounds, ends = map_offsets(path, TARGETS_DTYPE, row=(2,)), map_offsets(ends_path, TARGETS_DTYPE)
     check_targets(path, ends_path, bounds, ends, starts, token_count=token_count)
     return TargetSpans(bounds, ends)
 
@@ -167,12 +167,3 @@ def _check_bounds(path: Path, bounds: Ints, *, first: int, counts: Ints, starts:
         raise NielsCacheError(
             f"{path}: span {first + number} ({span}) is empty, touches the one before it, or leaves its example; rebuild this data set"
         )
-
-
-def _map_bounds(path: Path) -> Uints:
-    bounds = map_numbers(path, if_missing="build this data set again")
-    if bounds.dtype != TARGETS_DTYPE or bounds.ndim != 2 or bounds.shape[1] != 2:
-        raise NielsCacheError(
-            f"{path}: holds {bounds.dtype} of shape {bounds.shape}, expected pairs of {TARGETS_DTYPE}; rebuild this data set"
-        )
-    return bounds

@@ -21,7 +21,7 @@ from niels_cache_runtime.cache.opening import listed_of_split
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Ints, doc_ends_name, shard_name
 from niels_cache_runtime.format.meta import content_sha256
-from niels_cache_runtime.loader.source import SampleSource
+from niels_cache_runtime.loader.source import NamedSources, SampleSource
 from niels_cache_runtime.loader.windows import PretrainWindows
 
 Phases = tuple[tuple[int, int], ...]
@@ -95,16 +95,13 @@ class Epochs:
 _BLOCK = 1 << 20
 
 
-def resumed_phases(
-    state: Mapping[str, Any], names: Sequence[str], sources: Sequence[SampleSource], taken: Sequence[int], *, grown: bool
-) -> dict[str, Phases]:
+def resumed_phases(state: Mapping[str, Any], sources: NamedSources, taken: Sequence[int], *, grown: bool) -> dict[str, Phases]:
     """Return the phases of the sources that have grown, now or before the state was saved, by name.
 
     Sources that differ in another way are left out, and the caller raises an error for them.
 
     Args:
         state: The saved state.
-        names: The names of the sources.
         sources: The open sources.
         taken: How many samples of each source the run has read.
         grown: Whether sources may have grown since the state was saved.
@@ -113,7 +110,7 @@ def resumed_phases(
         NielsCacheError: If the state's own phases do not fit a source, or if a source has grown since a DataLoader worker saved the state.
     """
     found: dict[str, Phases] = {}
-    for name, source, count in zip(names, sources, taken, strict=True):
+    for (name, source), count in zip(sources.items(), taken, strict=True):
         saved = state["sources"].get(name)
         if saved is None:
             continue

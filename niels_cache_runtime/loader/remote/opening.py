@@ -31,7 +31,7 @@ from niels_cache_runtime.loader.blocks import BlockVisit
 from niels_cache_runtime.loader.remote.windows import CopiedWindows, RangeWindows
 from niels_cache_runtime.loader.run_order import SampleLocations
 from niels_cache_runtime.loader.settings import LoaderSettings, check_named, name_sources, open_source
-from niels_cache_runtime.loader.source import SampleSource
+from niels_cache_runtime.loader.source import NamedSources, SampleSource
 from niels_cache_runtime.remote.copied_build import CopiedBuild, published_build, split_address
 from niels_cache_runtime.remote.ledger import FileDemand, call_unlocked
 from niels_cache_runtime.remote.local_copy import LocalCopy
@@ -281,10 +281,10 @@ class Sources:
     def _reads_windows(self) -> bool:
         return self._remote is not None and self._remote.fetch == "windows"
 
-    def open(self, settings: LoaderSettings, *, verify: Verify) -> list[SampleSource]:
+    def open(self, settings: LoaderSettings, *, verify: Verify) -> NamedSources:
         """Open all sources. Files from an address are hashed when they come, so `verify` changes nothing for them."""
-        found = [self._source(folder, settings, verify) for folder in self.folders.values()]
-        copied = [source for source in found if isinstance(source, CopiedWindows)]
+        found = {name: self._source(folder, settings, verify) for name, folder in self.folders.items()}
+        copied = [source for source in found.values() if isinstance(source, CopiedWindows)]
         if copied and self.copy is not None:
             lanes = settings.lanes // settings.machines
             blocks = [source.block_bytes() for source in copied]
@@ -312,7 +312,7 @@ class Sources:
 def batches_of(
     plan: Iterator[SampleLocations],
     make: Callable[[SampleLocations], Batch],
-    named: Mapping[str, SampleSource],
+    named: NamedSources,
     settings: LoaderSettings,
     visits: Callable[[Collection[str]], Iterator[BlockVisit]],
     *,
