@@ -1,9 +1,9 @@
-"""The spans of targets of an SFT split that was built with a chat template.
+"""The spans of targets of an SFT split: those of files beside its tokens, or those that sentinels mark (`sft.find_spans`).
 
     train_targets.npy      [[3, 9], [14, 20], [25, 31], ...]     uint64: first token of a span, and the token after its last one
     train_target_ends.npy  [2, 3, ...]                           uint64: how many spans there are up to the end of each example
 
-Both files are mapped. A mask costs two reads for each example in it. Caches without these files have targets by sentinels (`sft`).
+Both files are mapped. A mask costs two reads for each example in it. Data sets that sentinels describe fully have no such files.
 """
 
 from dataclasses import dataclass
