@@ -298,7 +298,7 @@ def check_example_starts(path: str | Path, starts: Offsets, *, token_count: int)
         return
     if starts[0] != 0:
         raise NielsCacheError(f"{path}: the first example starts at {starts[0]}, not at 0; rebuild this data set")
-    _check_increasing(path, starts)
+    check_increasing(path, starts)
     if starts[-1] >= token_count:
         raise NielsCacheError(
             f"{path}: example {len(starts) - 1} starts at {starts[-1]}, out of range of {token_count} tokens; rebuild this data set"
@@ -331,17 +331,26 @@ def check_doc_ends(path: str | Path, ends: Offsets, *, token_count: int) -> None
         raise NielsCacheError(f"{path}: the last document ends at {end}, but the split has {token_count} tokens; rebuild this data set")
     if len(ends) and ends[0] == 0:
         raise NielsCacheError(f"{path}: the first document is empty; rebuild this data set")
-    _check_increasing(path, ends)
+    check_increasing(path, ends)
 
 
-def _check_increasing(path: str | Path, offsets: Offsets) -> None:
+def check_increasing(path: str | Path, offsets: Offsets, *, name: str = "entry", may_be_equal: bool = False) -> None:
+    """Raise NielsCacheError unless the offsets increase.
+
+    Args:
+        path: The file, for messages.
+        offsets: The offsets.
+        name: The name of an offset in messages.
+        may_be_equal: Whether an offset may equal the one before it.
+    """
     for first in range(0, len(offsets) - 1, _BLOCK_OFFSETS):  # read in blocks, so that memory does not grow with the file
         block = offsets[first : first + _BLOCK_OFFSETS + 1]
-        increases = block[1:] > block[:-1]
+        increases = block[1:] >= block[:-1] if may_be_equal else block[1:] > block[:-1]
         if not increases.all():
-            entry = first + int(np.argmin(increases)) + 1
+            number = first + int(np.argmin(increases)) + 1
             raise NielsCacheError(
-                f"{path}: not strictly increasing: entry {entry} is {offsets[entry]} after {offsets[entry - 1]}; rebuild this data set"
+                f"{path}: not {'increasing' if may_be_equal else 'strictly increasing'}: {name} {number} is {offsets[number]} after "
+                f"{offsets[number - 1]}; rebuild this data set"
             )
 
 
