@@ -55,9 +55,13 @@ def check_token_id(name: str, value: Any, *, dtype: np.dtype) -> int:
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
     """Raise NielsCacheError unless `value` is one of `choices`. The message suggests the nearest choice."""
     if value not in choices:
-        close = difflib.get_close_matches(str(value), choices, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(map(repr, choices))}"
-        raise NielsCacheError(f"{name}={value!r}: unknown; {hint}")
+        raise NielsCacheError(f"{name}={value!r}: unknown; {suggest(value, choices)}")
+
+
+def suggest(value: Any, choices: Sequence[str]) -> str:
+    """Return a clause with the nearest of the choices, or with all of them if none is near."""
+    close = difflib.get_close_matches(str(value), choices, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(map(repr, choices))}"
 
 
 def check_index(index: Any, count: int, *, what: str, from_end: bool = False) -> int:

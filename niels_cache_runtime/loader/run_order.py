@@ -132,7 +132,7 @@ class RunOrder:
         # A phase before the growth has the first samples, so its last blocks are cut or have none.
         return [
             BlockOrder(np.minimum(self._blocks[source].samples, n), began=(first, epoch), **settings)
-            for (first, n), epoch in zip(epochs.phases, epochs.first_epochs, strict=True)
+            for (first, n), epoch in zip(epochs.phases, epochs.first_epochs.tolist(), strict=True)
         ]
 
     def locate(self, samples: Ints) -> SampleLocations:
