@@ -20,7 +20,6 @@ from niels_cache_runtime.verify.invariants import (
     Problem,
     SplitCheck,
     foreign_checks,
-    foreign_size_problems,
     pretrain_checks,
     problem_of_error,
     sft_checks,
@@ -204,7 +203,8 @@ class VerifiedFolder:
         kind = meta.get("kind")
         if self.is_unverifiable:
             if not was_read:
-                yield from self._guarded(None, foreign_size_problems(meta, self.path, self.found))
+                checks = foreign_checks(meta, self.path, self.found)
+                yield from self._guarded(None, (problem for check in checks for problem in check.size_problems()))
         elif kind == "tokenizer":
             yield from self._guarded(None, self._model_problems(meta))
         elif kind in FAMILIES:
