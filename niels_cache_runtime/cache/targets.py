@@ -73,7 +73,7 @@ class TargetSpans:
 
         Args:
             size: The number of tokens of the array in which the parts lie.
-            parts: The parts of examples.
+            parts: The parts of examples, in the order of their places.
             only_last: Whether only the last span of each part counts, among those with a target in this part.
         """
         owners, begins, ends = self._clipped(parts)
@@ -81,10 +81,9 @@ class TargetSpans:
             is_last = np.append(owners[1:] != owners[:-1], True)
             owners, begins, ends = owners[is_last], begins[is_last], ends[is_last]
         shift = (parts.places - parts.starts)[owners]
-        changes = np.zeros(size + 1, dtype=np.int8)  # spans never touch, so each place changes at most once
-        changes[begins + shift] = 1
-        changes[ends + shift] = -1
-        return np.cumsum(changes[:-1], dtype=np.int8).view(np.bool_)
+        edges = np.stack([begins + shift, ends + shift], axis=1).ravel()
+        runs = np.diff(edges, prepend=0, append=size)  # by turns outside and inside of a span
+        return np.repeat(np.arange(len(runs)) % 2 == 1, runs)
 
     def have_targets(self, starts: Ints, lengths: Ints) -> Bools:
         """Return which parts have a target, (K,) bool.
