@@ -154,8 +154,7 @@ class VerifiedFolder:
         if _is_in_parts_root(self.path):  # a part of a data set: its content is checked in the data set
             make_checks = None
         if make_checks is not None:
-            for check in self._guarded(None, make_checks(self.meta, self.path, listed)):
-                self._checks.append(check)
+            self._checks.extend(self._guarded(None, make_checks(self.meta, self.path, listed)))
         consumers = {path: self._guard_consumer(check, consumer) for check in self._checks for path, consumer in check.consumers.items()}
         return {self.path / path: consumers.get(path) for path in (consumers if self.is_unverifiable else listed)}
 

@@ -15,10 +15,10 @@ then those of the second, and so on. Only the last shard of each part may be sho
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -64,10 +64,13 @@ class SplitParts:
 
     def __init__(self, meta: Meta, split: Split) -> None:
         self._split, self._parts = split, meta.get("parts")
+        self._counts: dict[str, list[int]] = {key: [] for key in _COUNTED}
         for entry in self._parts or ():
-            for key in _COUNTED:
-                if not is_count(_count(entry, key, split)) or not isinstance(entry.get("name"), str):
+            for key, counts in self._counts.items():
+                count: Any = entry[key].get(split) if isinstance(entry.get(key), dict) else None
+                if not is_count(count) or not isinstance(entry.get("name"), str):
                     raise NielsCacheError(f"parts has an entry without a name, or without {key} of {split}; rebuild this data set")
+                counts.append(count)
 
     def may_be_short(self, shards: int) -> set[int]:
         """Return the numbers of the shards that may be short, if the split has so many shards."""
@@ -88,12 +91,12 @@ class SplitParts:
         if (listed := shard_ends[-1] if shard_ends else 0) != len(paths):
             yield META_NAME, f"parts lists {listed} shards of {self._split}, but there are {len(paths)}"
             return
-        if ends is not None and (listed := sum(self._counts("documents"))) != len(ends):
+        if ends is not None and (listed := sum(self._counts["documents"])) != len(ends):
             yield META_NAME, f"parts lists {listed} documents of {self._split}, but there are {len(ends)}"
             return
         token_ends, document_ends = self._ends("tokens"), self._ends("documents")
         for number, (entry, stop) in enumerate(zip(self._parts, shard_ends, strict=True)):
-            size, expected = sum(sizes[path] for path in paths[first:stop]), _count(entry, "tokens", self._split) * token_bytes
+            size, expected = sum(sizes[path] for path in paths[first:stop]), self._counts["tokens"][number] * token_bytes
             if size != expected:
                 where = paths[stop - 1] if stop > first else META_NAME
                 yield where, f"the shards of {entry['name']} have {size} bytes, but parts says {expected}"
@@ -101,16 +104,8 @@ class SplitParts:
                 yield ends_path, f"no document ends at the end of {entry['name']}"
             first = stop
 
-    def _counts(self, key: str) -> list[int]:
-        return [_count(entry, key, self._split) for entry in self._parts or ()]
-
-    def _ends(self, key: str) -> Sequence[int]:
-        return list(accumulate(self._counts(key)))
-
-
-def _count(entry: dict[str, Any], key: str, split: Split) -> Any:
-    counts = entry.get(key)
-    return counts.get(split) if isinstance(counts, dict) else None
+    def _ends(self, key: str) -> list[int]:
+        return list(accumulate(self._counts[key]))
 
 
 ROLES = ("sys", "usr", "asst")
