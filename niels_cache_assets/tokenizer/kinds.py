@@ -30,7 +30,7 @@ from niels_cache_runtime.format.layout import (
     tokenizer_dir,
     tokenizer_model_name,
 )
-from niels_cache_runtime.format.meta import read_meta, sha256_file
+from niels_cache_runtime.format.meta import Meta, read_meta, sha256_file
 
 PROOFS_NAME = ".tokenizer.engines.json"  # beside the folder of the tokenizer in a cache root
 
@@ -122,11 +122,12 @@ def built_model(folder: str | Path) -> Path:
     return Path(folder) / tokenizer_model_name(read_meta(str(meta)) if meta.exists() else {})
 
 
-def open_built_model(folder: str | Path) -> TextTokenizer:
+def open_built_model(folder: str | Path, meta: Meta | None = None) -> TextTokenizer:
     """Open the tokenizer in the tokenizer folder of a cache, with the special tokens that were recorded when it was built.
 
     Args:
         folder: The folder.
+        meta: The meta.json of the folder; by default it is read.
 
     Returns:
         The tokenizer.
@@ -134,7 +135,7 @@ def open_built_model(folder: str | Path) -> TextTokenizer:
     Raises:
         NielsCacheError: If meta.json or the model cannot be read, or is damaged.
     """
-    meta = read_meta(str(Path(folder) / META_NAME))
+    meta = read_meta(str(Path(folder) / META_NAME)) if meta is None else meta
     path = Path(folder) / tokenizer_model_name(meta)
     return open_model(path, kind=meta.get("model_kind", "sentencepiece"), special_tokens=meta["special_tokens"])
 
