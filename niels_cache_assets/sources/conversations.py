@@ -4,7 +4,7 @@ They check whether a conversation can be used for training, make batches, and ma
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from niels_cache_assets.base.defaults import ROLE_TO_KEY, TEMPLATE_ROLES
 from niels_cache_assets.base.documents import Conversation, Message, SourceReport
@@ -26,7 +26,7 @@ from niels_cache_runtime.errors import NielsCacheError, did_you_mean
 _EMPTY = ("null_content", "empty_content")
 
 
-def conversation_problem(messages: Sequence[AnyMessage], roles: Collection[str] = ROLE_TO_KEY) -> str | None:
+def conversation_problem(messages: Sequence[AnyMessage], roles: Collection[str]) -> str | None:
     """Return the drop reason if these messages are not an SFT example, otherwise None.
 
     Roles may come in any order. Each role must be in `roles`, and each message needs content. At least one message must be the assistant's,
@@ -91,7 +91,7 @@ def _content_problem(message: AnyMessage) -> str | None:
     return "empty_content" if not content or content.isspace() else None
 
 
-def example_problem(example: Conversation, roles: Collection[str] = ROLE_TO_KEY) -> str | None:
+def example_problem(example: Conversation, roles: Collection[str]) -> str | None:
     """Return the drop reason if this conversation or preference pair cannot be used for training, otherwise None."""
     problem = conversation_problem(example.messages, roles)
     if problem is not None or example.rejected is None:
@@ -139,12 +139,12 @@ def valid_batches(
 
 def instruction_messages(system: Any, user: Any, assistant: Any) -> list[Message]:
     """Return a conversation of one turn. Values are not checked here."""
-    return with_system(system, cast(list[Message], [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]))
+    return with_system(system, [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}])
 
 
 def with_system(system: Any, messages: list[Message]) -> list[Message]:
     """Return the messages after a system message, or unchanged if it is empty or already there. Values are not checked here."""
-    first = cast(Message, {"role": "system", "content": system})
+    first: Message = {"role": "system", "content": system}
     return messages if system in (None, "") or messages[:1] == [first] else [first, *messages]
 
 
