@@ -4,6 +4,7 @@ They check whether a conversation can be used for training, make batches, and ma
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from niels_cache_assets.base.defaults import ROLE_TO_KEY, TEMPLATE_ROLES
@@ -199,18 +200,20 @@ def broken_row(where: str, reason: str, messages: Iterable[AnyMessage], roles: C
     )
 
 
+@dataclass
 class RowErrorPolicy:
     """The broken rows of one pass over a source. Each one is counted, or stops the build.
 
-    Args:
+    Attributes:
         context: The pass.
         on_broken: "drop" also reports the first row of each reason. None reports nothing.
         roles: The known roles.
     """
 
-    def __init__(self, context: StreamContext, on_broken: OnBroken | None, roles: Collection[str]) -> None:
-        self._context, self._on_broken, self._roles = context, on_broken, roles
-        self._reported: set[str] = set()
+    context: StreamContext
+    on_broken: OnBroken | None
+    roles: Collection[str]
+    _reported: set[str] = field(default_factory=set)
 
     def refuse(self, reason: str, file: str, row: int, messages: Iterable[AnyMessage] = ()) -> None:
         """Count a dropped row.
@@ -219,15 +222,15 @@ class RowErrorPolicy:
             BrokenRowError: If the row has a mistake, and this pass builds a cache that may not leave it out.
         """
         where = f"{file}: row {row}"
-        if stops_build(reason, self._on_broken) and self._context.building is not None:
-            table = self._context.building.replace("/", ".")
-            raise broken_row(f"[{table}] {where}", reason, messages, self._roles)
-        self._context.report.drop_row(reason, file, row)
-        if self._on_broken is not None and reason in _MISTAKES and reason not in self._reported:
+        if stops_build(reason, self.on_broken) and self.context.building is not None:
+            table = self.context.building.replace("/", ".")
+            raise broken_row(f"[{table}] {where}", reason, messages, self.roles)
+        self.context.report.drop_row(reason, file, row)
+        if self.on_broken is not None and reason in _MISTAKES and reason not in self._reported:
             self._reported.add(reason)
             hint = f"{where}: {DROP_REASONS[reason].meaning}; such rows are left out, and counted as {reason}"
-            self._context.report.hints.append(hint)
-            self._context.log(hint)
+            self.context.report.hints.append(hint)
+            self.context.log(hint)
 
 
 def _unknown_role(messages: Iterable[AnyMessage], roles: Collection[str]) -> str | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Literal, Self
 
@@ -133,27 +133,27 @@ class Interleave(PretrainSource):
         return sources
 
 
+@dataclass(eq=False)
 class MixtureMember:
     """One member of a mixture."""
 
-    def __init__(self, name: str, source: PretrainSource, context: StreamContext) -> None:
-        self._name = name
-        self._source = source
-        self._context = context
-        self._started = False
-        self._val: FractionSplitter | None = None
-        self._part_streams: list[PartStream] | None = None
+    name: str
+    source: PretrainSource
+    context: StreamContext
+    _started: bool = False
+    _val: FractionSplitter | None = None
+    _part_streams: list[PartStream] | None = None
 
     def __iter__(self) -> Iterator[Document]:
         """Yield the documents for the mixture, from the first one on. The dropped documents are counted only the first time."""
-        report = SourceReport(within=f"{self._name}/")  # a separate report, because a position in a member is not a position in the mixture
+        report = SourceReport(within=f"{self.name}/")  # a separate report, because a position in a member is not a position in the mixture
         if not self._started:
-            own_report = self._context.report
+            own_report = self.context.report
             report.dropped, report.facts, report.hints = own_report.dropped, own_report.facts, own_report.hints
         self._started = True
         for document, reason in self._with_reasons(self.documents(report)):
             if reason is None:
-                yield document._replace(file=f"{self._name}/{document.file}", split=None)
+                yield document._replace(file=f"{self.name}/{document.file}", split=None)
             else:
                 report.drop_row(reason, document.file, document.row)
 
@@ -162,41 +162,41 @@ class MixtureMember:
 
         Call this before the first document of any member is read.
         """
-        context = self._context
+        context = self.context
         if context.held_out is not None:
             documents = lambda: self.documents(SourceReport())  # noqa: E731
-            heads = self.heads if self._source.parts > 1 and self._source.val_tokens else None
-            context.held_out.find(self._name, documents=documents, heads=heads, log=context.log)
+            heads = self.heads if self.source.parts > 1 and self.source.val_tokens else None
+            context.held_out.find(self.name, documents=documents, heads=heads, log=context.log)
 
     def heads(self) -> Iterator[tuple[int, Iterator[Document]]]:
         """Yield for each part of this member the number of tokens that its head contributes to val, and its documents."""
         context = self._own_context(SourceReport())
-        assert isinstance(self._source, SourceWithParts)
-        for val_tokens, stream in heads_of_parts(self._source, revision=context.revision):
+        assert isinstance(self.source, SourceWithParts)
+        for val_tokens, stream in heads_of_parts(self.source, revision=context.revision):
             yield val_tokens, chain.from_iterable(stream.documents(replace(context, report=SourceReport())))
 
     def _own_context(self, report: SourceReport) -> StreamContext:
         """Return the context in which the member's own build reads."""
-        seed = self._context.seed if self._context.held_out is None else self._context.held_out.seed
-        return replace(self._context, seed=seed, revision=self._context.revisions[self._name], report=report, files=None, text_field=None)
+        seed = self.context.seed if self.context.held_out is None else self.context.held_out.seed
+        return replace(self.context, seed=seed, revision=self.context.revisions[self.name], report=report, files=None, text_field=None)
 
     def _with_reasons(self, documents: Iterator[Document]) -> Iterator[tuple[Document, str | None]]:
-        if self._context.held_out is not None:
-            return self._context.held_out.sort(self._name, documents)
+        if self.context.held_out is not None:
+            return self.context.held_out.sort(self.name, documents)
         return ((document, "member_val" if document.split == "val" else None) for document in documents)
 
     def documents(self, report: SourceReport) -> Iterator[Document]:
         """Yield the documents with the splits that the member's own build assigns before tokenization."""
         context = self._own_context(report)
-        if isinstance(self._source, SourceWithParts) and self._source.plan is not None:
+        if isinstance(self.source, SourceWithParts) and self.source.plan is not None:
             if self._part_streams is None:
-                self._part_streams = streams_of_all_parts(self._source, revision=context.revision)
+                self._part_streams = streams_of_all_parts(self.source, revision=context.revision)
             return chain.from_iterable(chain.from_iterable(stream.documents(context) for stream in self._part_streams))
-        share = self._source.seeded_val_frac
+        share = self.source.seeded_val_frac
         if not share:
-            return chain.from_iterable(self._source.kept_documents(context))
+            return chain.from_iterable(self.source.kept_documents(context))
         if self._val is None:
-            context.log(f"counting documents of {self._name}, to leave out its val documents")
-            self._val = FractionSplitter.of(self._source.count_unsplit(context), val_frac=share, seed=context.seed)
-        split = replace(self._val).batches(self._source.documents(context))
-        return chain.from_iterable(without_excluded(split, self._source.exclude, report))
+            context.log(f"counting documents of {self.name}, to leave out its val documents")
+            self._val = FractionSplitter.of(self.source.count_unsplit(context), val_frac=share, seed=context.seed)
+        split = replace(self._val).batches(self.source.documents(context))
+        return chain.from_iterable(without_excluded(split, self.source.exclude, report))
