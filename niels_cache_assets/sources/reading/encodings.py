@@ -307,14 +307,17 @@ def _lines_after_decoding(
 
 def _decoded_lines(stream: IO[bytes], where: str, limit: int, encoding: str) -> Iterator[str]:
     text = io.TextIOWrapper(stream, encoding, MARKS, newline="\n")
-    for number in itertools.count(1):
-        line = text.readline(limit + 1)
-        if len(line) > limit:
-            refuse_length(f"{where}: line {number}", limit)
-        if not line:
-            text.detach()  # otherwise it closes the stream
-            return
-        yield line
+    try:
+        for number in itertools.count(1):
+            line = text.readline(limit + 1)
+            if len(line) > limit:
+                refuse_length(f"{where}: line {number}", limit)
+            if not line:
+                return
+            yield line
+    finally:
+        with suppress(ValueError):  # the stream is closed already
+            text.detach()  # so that it does not close the stream
 
 
 def decoded_blocks(stream: IO[bytes], encoding: str) -> Iterator[str]:
