@@ -215,13 +215,8 @@ class Artifact(ABC):
     Attributes:
         version: Increase this number by hand if the code makes different bytes from the same input.
         record: The name of the file that is written last. None if each part of the artifact has its own record.
-        resumable: Whether an interrupted build can be resumed.
-        is_shared: Whether machines without common file locks may build the artifact, which then has a lease instead of a lock.
-        is_part: Whether the artifact is one of several that are joined. The joined artifact reports what all of them left out.
         uses_network: Whether a build makes requests to other machines.
-        option: The option of `niels-cache part` that builds this kind. None if there is none.
         noun: What a message such as "kept the finished ..." calls the artifact.
-        builds_from_partial_inputs: Whether a build uses the inputs that exist. When more inputs exist, the artifact is built again.
         states: The state after a build, and the state if no build was needed.
         on_stop_requested: Called by another thread if a stop of a shared artifact is requested. None: the build stops at its next batch.
         stops: The requests to stop that count. None: those after the build has requested the lease.
@@ -229,13 +224,8 @@ class Artifact(ABC):
 
     version: ClassVar[str] = "1"
     record: ClassVar[str | None] = META_NAME
-    resumable: ClassVar[bool] = False
-    is_shared = False
-    is_part: ClassVar[bool] = False
     uses_network: ClassVar[bool] = False
-    option: ClassVar[str | None] = None
     noun: ClassVar[str] = "build"
-    builds_from_partial_inputs: ClassVar[bool] = False
     states: ClassVar[tuple[State, State]] = ("built", "cache_hit")
 
     on_stop_requested: Callable[[], None] | None = field(default=None, compare=False)
@@ -250,6 +240,26 @@ class Artifact(ABC):
     @abstractmethod
     def directory(self) -> Path:
         """The directory of the artifact."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether machines without common file locks may build the artifact, which then has a lease instead of a lock."""
+        return False
+
+    @property
+    def is_part(self) -> bool:
+        """Whether the artifact is one of several that are joined. The joined artifact reports what all of them left out."""
+        return False
+
+    @property
+    def resumable(self) -> bool:
+        """Whether an interrupted build can be resumed."""
+        return False
+
+    @property
+    def builds_from_partial_inputs(self) -> bool:
+        """Whether a build uses the inputs that exist. When more inputs exist, the artifact is built again."""
+        return False
 
     @property
     def target(self) -> Path:
@@ -338,6 +348,10 @@ class Artifact(ABC):
     def matches(self, meta: Meta, identity: Mapping[str, Any]) -> bool:
         """Return whether the build with this record equals a build that would be made from `identity`."""
         return bool(meta.get("fingerprint") == fingerprint_of(dict(identity)))
+
+    def is_current(self, meta: Meta) -> bool:
+        """Return whether the build with this record is the one that a build would make now."""
+        return self.matches(meta, self.identity(self.revision()))
 
     def need(self) -> SpaceNeed | None:
         """Return the disk space that a build needs, or None if it is unknown."""

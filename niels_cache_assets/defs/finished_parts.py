@@ -23,12 +23,11 @@ from dagster._core.storage.dagster_run import IN_PROGRESS_RUN_STATUSES  # no pub
 from dagster._core.storage.tags import PARTITION_NAME_TAG
 
 from niels_cache_assets.artifacts.base import Artifact, Outcome
-from niels_cache_assets.artifacts.corpus import CorpusPart, JoinedCorpus
+from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.parts.part import ValPart
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
-from niels_cache_assets.artifacts.parts.seal import SealedDataset
-from niels_cache_assets.artifacts.parts.watch import RUNNING, WAITING, describe_steps, summarize_steps, watch_steps
+from niels_cache_assets.artifacts.parts.watch import RUNNING, WAITING, describe_steps, summarize_steps
 from niels_cache_assets.base.wording import format_count
 from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assets.corpus import corpus_part_metadata
@@ -104,11 +103,15 @@ def finished_parts_sensor(registry: Registry) -> dg.SensorDefinition:
             seen[candidate.id] = stamp
         states = dict[str, Counter[str]]()
         for name in keys.datasets_with_plan(registry):
-            steps = watch_steps(graph(registry, cache_root.path), name)
+            steps = graph(registry, cache_root.path).watch(name)
             states[name] = summarize_steps(steps)["states"]
             if states[name][RUNNING] or states[name] != state.get("states", {}).get(name):
-                rows = [{"step": each.key, "state": each.state, "why": each.reason} for each in steps if each.state not in (WAITING, DONE)]
-                shown = without_empty({"steps": describe_steps(steps), "active": table(rows, step="string", state="string", why="string")})
+                rows = [
+                    {"step": each.key, "state": each.state, "progress": each.reason} for each in steps if each.state not in (WAITING, DONE)
+                ]
+                shown = without_empty(
+                    {"steps": describe_steps(steps), "active": table(rows, step="string", state="string", progress="string")}
+                )
                 events.append(dg.AssetObservation(keys.PLAN, partition=name, metadata=shown))
         cursor = {
             "next": ids[(first + count) % len(ids)] if ids else None,
@@ -127,14 +130,10 @@ def finished_parts_sensor(registry: Registry) -> dg.SensorDefinition:
 
 def _candidates(registry: Registry, cache_root: CacheRoot, problems: list[str]) -> Iterator[_Candidate]:
     """Yield the plan, the val part and the parts of every data set and corpus in parts. Add a line to `problems` if there is no plan."""
-    all_artifacts, corpora, caches = graph(registry, cache_root.path), registry.corpora_in_parts(), registry.in_parts()
+    all_artifacts = graph(registry, cache_root.path)
     for name in keys.datasets_with_plan(registry):
         yield _Candidate(f"plan/{name}", keys.PLAN, name, all_artifacts.plan(name))
-        joined_artifacts: list[JoinedCorpus | SealedDataset] = [
-            *([all_artifacts.joined_corpus(name)] if name in corpora else []),
-            *([all_artifacts.sealed(name)] if name in caches else []),
-        ]
-        for each in joined_artifacts:
+        for each in all_artifacts.joined(name):
             try:
                 members: list[Artifact] = [*each.members()]
             except NielsCacheError as error:  # no plan, no tokenizer or no corpus yet, or those of other settings
@@ -144,7 +143,7 @@ def _candidates(registry: Registry, cache_root: CacheRoot, problems: list[str]) 
                 if isinstance(member, ValPart):
                     yield _Candidate(member.key, keys.VAL_PART, name, member)
                 else:
-                    asset = keys.CORPUS_PARTS if isinstance(member, CorpusPart) else keys.PARTS
+                    asset = keys.CORPUS_PARTS if isinstance(member, Corpus) else keys.PARTS
                     yield _Candidate(member.key, asset, f"{name}/{member.directory.name}", member)
 
 

@@ -182,7 +182,7 @@ def read_text_hashes(path: Path, meta: Meta | None = None) -> Iterator[tuple[tup
             if TEXT_HASH not in parquet.schema_arrow.names:
                 raise NoTextHashesError(f"{table.path}: has no hashes of texts")
             for group in range(parquet.num_row_groups):
-                column = parquet.read_row_group(group, columns=[TEXT_HASH]).column(0)
+                column = parquet.read_row_group(group, columns=[TEXT_HASH], use_threads=False).column(0)
                 yield (table.path, group), column.to_numpy()
 
 

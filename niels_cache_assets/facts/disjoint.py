@@ -17,12 +17,12 @@ the beginning of a document that a token budget has cut is no exact copy.
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 
@@ -40,9 +40,12 @@ from niels_cache_assets.project.tables import BuildSettings
 from niels_cache_assets.sources.types import PretrainSource
 from niels_cache_runtime.cache.mmap import map_doc_ends
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import Bools, Ints, Split, Tokens, Uints, doc_ends_name, token_dtype_of
+from niels_cache_runtime.format.layout import Bools, Ints, Split, Uints, doc_ends_name, token_dtype_of
 from niels_cache_runtime.format.meta import Meta, cut_ordinals
 from niels_cache_runtime.format.reading import available_threads
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 SAMPLE_TOKENS = 20_000_000
 MIN_SAMPLED = 1_000  # documents
@@ -102,12 +105,13 @@ class SplitOverlap:
         Returns:
             The overlap. None if the build has recorded none, or with another threshold, or by a sample if everything is requested.
         """
-        record, documents = meta.get("overlap"), meta["documents"]["train"] if "overlap" in meta else 0
-        if record is None:
+        if "overlap" not in meta:
             return None
-        if settings is not None and record["threshold"] != settings.threshold:
-            return None
-        return None if settings is not None and settings.everything and record["compared"] < documents else cls(record, documents)
+        found = cls(meta["overlap"], meta["documents"]["train"])
+        if settings is None:
+            return found
+        fits = found.record["threshold"] == settings.threshold and not (settings.everything and found.near_estimate)
+        return found if fits else None
 
     @property
     def is_disjoint(self) -> bool:
@@ -130,7 +134,7 @@ class SplitOverlap:
         middle, scale = (share + square / 2) / (1 + square), self.documents / (1 + square)
         half = math.sqrt(square * (share * (1 - share) + square / 4)) * scale
         low, high = max(near, round(middle * self.documents - half)), round(middle * self.documents + half)
-        return f"about {round(share * self.documents):,} in all of train (95%: {low:,} to {high:,}), from {compared:,} compared ones"
+        return f"about {round(share * self.documents):,} (95%: {low:,} to {high:,}; {compared:,} were compared)"
 
     def describe(self) -> str | None:
         """Return what was found in one line, or None if nothing was found."""
@@ -158,7 +162,7 @@ def compare_splits(
     Args:
         folder: The folder of the cache.
         meta: The content of its meta.json, which need not be written yet.
-        tokenizer: The tokenizer of this cache, whose `decode` is used.
+        tokenizer: The tokenizer of this cache, whose `piece_bytes` are used.
         settings: How the splits are compared.
         max_pairs: The maximum number of pairs to record.
         threads: The number of threads. None: one for each available core.
@@ -167,11 +171,13 @@ def compare_splits(
     Raises:
         NielsCacheError: If the threshold is invalid, or files are broken.
     """
+    import pyarrow as pa
+
     train, val = (_Documents(folder, split, meta) for split in ("train", "val"))
     comparison = _Comparison(train, val, meta, settings, max_pairs)
     with TextSet(near=settings.threshold, folder=scratch) as known:
         if comparison.needs_texts:
-            comparison.look_up(known, _decoder(tokenizer), threads or available_threads())
+            comparison.look_up(known, pa.array(tokenizer.piece_bytes(), pa.large_binary()), threads or available_threads())
         elif len(val):
             deque(comparison.candidates(), maxlen=0)
         else:
@@ -236,14 +242,14 @@ class _Comparison:
             mixed = (mixed ^ mixed >> np.uint64(shift)) * np.uint64(factor)
         return mixed <= self._share * 2.0**64
 
-    def look_up(self, known: TextSet, decode: "_Decode", threads: int) -> None:
+    def look_up(self, known: TextSet, pieces: "pa.LargeBinaryArray", threads: int) -> None:
         """Compare the texts of the candidates with those of val, which are added to the empty set `known`."""
 
         def read(ordinals: Ints) -> tuple[list[str], Shingles]:
-            return (texts := self._val.texts(ordinals, decode)), known.shingle(texts)
+            return (texts := self._val.texts(ordinals, pieces)), known.shingle(texts)
 
         def find(ordinals: Ints) -> tuple[Ints, list[TextMatch | None]]:
-            return ordinals, known.find(self._train.texts(ordinals, decode))
+            return ordinals, known.find(self._train.texts(ordinals, pieces))
 
         val = self._val.chunks(np.arange(len(self._val)))
         with closing(map_in_order(read, val, threads=threads, size_of=self._val.characters)) as chunks:
@@ -253,12 +259,12 @@ class _Comparison:
         with closing(map_in_order(find, self.candidates(), threads=threads, size_of=self._train.characters)) as results:
             for ordinals, matches in results:
                 for ordinal, match in zip(ordinals.tolist(), matches, strict=True):
-                    if match is not None and not (match.kind == "exact" and self._known and self._is_cut(ordinal, match)):
-                        # If the hashes differ, the whole texts do.
-                        self._add("near" if self._is_hashed else match.kind, [ordinal], [match.ordinal], match.similarity)
-
-    def _is_cut(self, ordinal: int, match: TextMatch) -> bool:
-        return ordinal in self._train.cut or match.ordinal in self._val.cut
+                    if match is None or (
+                        match.kind == "exact" and self._known and (ordinal in self._train.cut or match.ordinal in self._val.cut)
+                    ):
+                        continue
+                    # If the hashes differ, the whole texts do.
+                    self._add("near" if self._is_hashed else match.kind, [ordinal], [match.ordinal], match.similarity)
 
     def _add(self, kind: str, ordinals: list[int], matches: list[int], similarity: float) -> None:
         room = max(0, self._max_pairs - self.counts[kind])
@@ -314,40 +320,23 @@ class _Documents:
         begins, ends = self._bounds(ordinals)
         return int((ends - begins).sum()) * _CHARACTERS_PER_TOKEN
 
-    def texts(self, ordinals: Ints, decode: "_Decode") -> list[str]:
+    def texts(self, ordinals: Ints, pieces: "pa.LargeBinaryArray") -> list[str]:
+        """Return the texts of documents, whose ordinals ascend. Arrow joins the bytes of the pieces without the interpreter lock.
+
+        The canonical form of a text is the same as with the `decode` of the tokenizer.
+        """
+        import pyarrow as pa
+
         begins, ends = self._bounds(ordinals)
         edges = [0, *(np.flatnonzero(np.diff(ordinals) > 1) + 1).tolist(), len(ordinals)]  # adjacent documents are read at once
         ids = [self._stream.read(int(begins[a]), int(ends[b - 1] - begins[a])) for a, b in pairwise(edges)]
+        content, offsets = buffers_of(pieces.take(pa.array(np.concatenate(ids))))
         stops = np.cumsum(ends - begins)
-        starts = stops - (ends - begins) + self._begin_tokens
-        return decode(np.concatenate(ids), starts.tolist(), (stops - self._end_tokens).tolist())
+        starts = offsets[stops - (ends - begins) + self._begin_tokens].tolist()
+        view: Any = memoryview(content)  # type: ignore[arg-type]
+        return [str(view[start:stop], "utf-8", "replace") for start, stop in zip(starts, offsets[stops - self._end_tokens], strict=True)]
 
     def origins(self, ordinals: Sequence[int]) -> dict[int, dict[str, Any]]:
         """Return the origins of these documents by ordinal. Only the row groups that contain them are read."""
         found = read_lineage(self._stream.lineage, ordinals, self._meta) if ordinals else {}
         return {ordinal: {key: getattr(each, key) for key in _ORIGIN} for ordinal, each in found.items()}
-
-
-_Decode = Callable[[Tokens, list[int], list[int]], list[str]]
-
-
-def _decoder(tokenizer: Any) -> _Decode:
-    """Return a function that decodes the texts between starts and ends of an array of ids.
-
-    The canonical form of a text is the same as with `tokenizer.decode`. If the tokenizer has `piece_bytes`, Arrow joins the bytes of the
-    pieces, without the interpreter lock, which is several times faster.
-    """
-    piece_bytes = getattr(tokenizer, "piece_bytes", None)
-    if piece_bytes is None:
-        return lambda ids, starts, ends: [str(tokenizer.decode(ids[a:b].tolist())) for a, b in zip(starts, ends, strict=True)]
-    import pyarrow as pa
-
-    pieces = pa.array(piece_bytes(), pa.large_binary())
-
-    def decode(ids: Tokens, starts: list[int], ends: list[int]) -> list[str]:
-        content, offsets = buffers_of(pieces.take(pa.array(ids)))
-        view: Any = memoryview(content)  # type: ignore[arg-type]
-        bounds = zip(offsets[starts].tolist(), offsets[ends].tolist(), strict=True)
-        return [str(view[start:end], "utf-8", "replace") for start, end in bounds]
-
-    return decode

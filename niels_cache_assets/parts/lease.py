@@ -41,7 +41,7 @@ from niels_cache_runtime.format.commit import UNKNOWN, BusyError, LockOwner, Loc
 LOCK_SECONDS = 0.5  # how long a new holder tries to lock its own file, because others try it for an instant
 _RECORD_BYTES = 2048  # every record is padded to this size, so it can be overwritten in place and its lock stays
 _LONGEST_ERROR = 500  # characters
-_UNKNOWN_SPEED = SpeedEstimate(None, None)
+UNKNOWN_SPEED = SpeedEstimate(None, None)
 DONE, STOPPED = "done", "stopped"
 
 Stamp = tuple[int, int] | None
@@ -80,7 +80,7 @@ class LeaseHolder:
     cpu_seconds: float = 0.0
     counts: Mapping[str, int] = field(default_factory=dict)
     share: float | None = None
-    speed: SpeedEstimate = _UNKNOWN_SPEED
+    speed: SpeedEstimate = UNKNOWN_SPEED
     ended: str | None = None
 
     def all_cpu_seconds(self) -> tuple[float, float]:

@@ -129,6 +129,7 @@ class Plan:
 
     @cached_property
     def parts(self) -> tuple[PlannedPart, ...]:
+        """The parts of all groups, in order."""
         return tuple(part for group in self.groups for part in group.parts)
 
     @property
@@ -151,7 +152,7 @@ def _group(entry: Mapping[str, Any], *, first: int) -> PlannedGroup:
             files=tuple(listed[index] for begin, stop in part["files"] for index in range(begin, stop)),
             train_tokens=part["train_tokens"],
             val_tokens=part["val_tokens"],
-            val=val and (val, range(before[part["files"][0][0]], before[part["files"][-1][1]])),
+            val=(val, range(before[part["files"][0][0]], before[part["files"][-1][1]])) if val and part["files"] else None,
             **shared,
         )
         for number, part in enumerate(entry["parts"], start=first)
@@ -172,21 +173,21 @@ def encode_group(group: PlannedGroup) -> dict[str, Any]:
         "documents": group.documents,
         "val": group.val and group.val[0],
         "parts": [
-            {"files": _runs([number[id(file)] for file in part.files]), "train_tokens": part.train_tokens, "val_tokens": part.val_tokens}
+            {"files": runs([number[id(file)] for file in part.files]), "train_tokens": part.train_tokens, "val_tokens": part.val_tokens}
             for part in group.parts
         ],
     }
 
 
-def _runs(indices: Sequence[int]) -> list[list[int]]:
+def runs(indices: Sequence[int]) -> list[list[int]]:
     """Return these ascending or separate indices as runs [first, stop]."""
-    runs: list[list[int]] = []
+    found: list[list[int]] = []
     for index in indices:
-        if runs and runs[-1][1] == index:
-            runs[-1][1] += 1
+        if found and found[-1][1] == index:
+            found[-1][1] += 1
         else:
-            runs.append([index, index + 1])
-    return runs
+            found.append([index, index + 1])
+    return found
 
 
 def plan_parts(
@@ -201,6 +202,8 @@ def plan_parts(
 ) -> PlannedGroup:
     """Return a group of parts. Each part has a contiguous run of the files of each split, balanced by bytes.
 
+    With fewer files than parts, some parts have no file.
+
     Args:
         files: The files of all parts.
         parts: The number of parts.
@@ -211,25 +214,24 @@ def plan_parts(
         **group_fields: `revision` and `text_field` (see `PlannedGroup`).
 
     Raises:
-        NielsCacheError: If there are fewer files than parts, or if a part gets no token of the train budget.
+        NielsCacheError: If a part with files gets no token of the train budget.
     """
     splits: list[Split | None] = list(dict.fromkeys(file.split for file in files))
-    main = "train" if "train" in splits else None
-    count = sum(file.split == main for file in files)
-    if parts > count:
-        raise NielsCacheError(f"parts is {parts}, but there are only {count} files to divide; set parts to at most {count}")
     divided: list[list[ListedFile]] = [[] for _ in range(parts)]
     for split in splits:
         chosen = [file for file in files if file.split == split]
         for part, run in zip(divided, contiguous_runs([file.bytes for file in chosen], parts), strict=True):
             part += chosen[run.start : run.stop]
     weights = [sum(file.bytes for file in part) for part in divided]
+    if not any(weights):  # no size is known
+        weights = [bool(part) for part in divided]
     budgets: list[list[Any]] = [
         [None] * parts if total is None else divide_in_proportion(total, weights) for total in (train_tokens, val_tokens or None)
     ]
     train, val = budgets
-    if 0 in train:
-        number = train.index(0)
+    starved = [number for number, part in enumerate(divided) if part and train[number] == 0]
+    if starved:
+        number = starved[0]
         unknown_size = next((file.name for file in divided[number] if not file.bytes), None)
         why = "" if unknown_size is None else f" ({unknown_size} is empty, or its server tells no size)"
         raise NielsCacheError(
@@ -237,8 +239,8 @@ def plan_parts(
         )
     shared: dict[str, Any] = {"revision": None, "text_field": None, **group_fields}
     planned = tuple(
-        PlannedPart(number=number, files=tuple(part), plan=fingerprint, train_tokens=train[number], val_tokens=val[number], **shared)
-        for number, part in enumerate(divided)
+        PlannedPart(number=number, files=tuple(part), plan=fingerprint, train_tokens=own or None, val_tokens=val[number], **shared)
+        for number, (part, own) in enumerate(zip(divided, train, strict=True))
     )
     return PlannedGroup(fingerprint=fingerprint, identity=identity, listed=tuple(files), parts=planned, **shared)
 

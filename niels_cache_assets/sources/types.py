@@ -367,7 +367,7 @@ class PretrainSource(Source):
     parts: PositiveInt = 1
     """Number of parts, which several processes can build in parallel"""
     tokens_in_parts: bool = False
-    """With `parts` and `prepare`: also build the cache in parts, one per corpus part. Requires val_frac or upstream splits"""
+    """With `parts` and `prepare`: also build the cache in parts, one per corpus part."""
     exclude: ConfigPath | None = None
     """File that lists documents to leave out: one source id or JSON string per line"""
     exclude_must_match: bool = False
@@ -402,7 +402,10 @@ class PretrainSource(Source):
         if self.has_own_splits and unused:
             raise ValueError(f"upstream's own splits are kept, so {', '.join(sorted(unused))} would do nothing; remove it")
         if self.decontaminate_against and self.is_in_parts:
-            raise ValueError("decontaminate_against needs a cache that is not in parts; remove it, or parts, added or tokens_in_parts")
+            raise ValueError(
+                "decontaminate_against needs a cache that is not in parts, because each part would have to read val of all of them; "
+                "remove it, or parts, added or tokens_in_parts"
+            )
         if self.parts > 1 or self.added:
             self._refuse_for_parts()
         return self
@@ -457,7 +460,10 @@ class PretrainSource(Source):
         without `parts` has its val in part 0.
         """
         return (
-            self.is_in_parts and self.parts > 1 and (bool(self.val_tokens) or (self.decontaminate != "off" and bool(self.seeded_val_frac)))
+            self.is_in_parts
+            and not self.prepare
+            and self.parts > 1
+            and (bool(self.val_tokens) or (self.decontaminate != "off" and bool(self.seeded_val_frac)))
         )
 
     @property
@@ -580,9 +586,15 @@ class SourceWithParts(PretrainSource):
     def _refuse_for_parts(self) -> None:
         if self.prepare:
             if self.added:
-                raise ValueError("added parts cannot be combined with prepare yet; remove one of them")
-            if self.tokens_in_parts:
-                self._refuse_for_tokens_in_parts()
+                raise ValueError(
+                    "added keeps val and all tokens as they are, but prepare compares and splits all documents together; put new files "
+                    "into `files`, or make a data set of them"
+                )
+            if self.tokens_in_parts and self.decontaminate != "off":
+                raise ValueError(
+                    "tokens_in_parts cannot be combined with decontaminate, because each part would have to read val of all others; use "
+                    'prepare = [..., "dedup"], which keeps them apart, or remove it'
+                )
             return
         if self.tokens_in_parts:
             raise ValueError("tokens_in_parts does nothing without prepare, because the tokens are in parts already; remove it")
@@ -603,16 +615,6 @@ class SourceWithParts(PretrainSource):
                 "added with decontaminate needs parts above 1 and val_tokens, because val would have to be found again otherwise; "
                 'make a data set of the new files, or set decontaminate = "off" (which builds all parts again)'
             )
-
-    def _refuse_for_tokens_in_parts(self) -> None:
-        """Raise ValueError if a part would need to know the content of the other parts."""
-        for key, tokens in (("train_tokens", self.train_tokens), ("val_tokens", self.val_tokens)):
-            if tokens is not None:
-                raise ValueError(
-                    f"tokens_in_parts cannot be combined with {key}, because it divides no budgets; use val_frac, or remove it"
-                )
-        if self.decontaminate != "off":
-            raise ValueError('tokens_in_parts cannot be combined with decontaminate; use prepare = [..., "dedup"], or remove it')
 
 
 class SftSource(Source):

@@ -154,7 +154,7 @@ def test_a_list_of_documents_to_leave_out_makes_the_parts_stale_and_builds_one(p
     ids.write_text("not-there\n")
     found = project.graph(3, 'exclude = "ids.txt"')
     launch(found)
-    part = found.sealed(NAME).plan.parts[1]
+    part = found.sealed(NAME).spec.plan.parts[1]
     assert set(partition_states(found, instance).values()) == {"FRESH"}
     ids.write_text(f"{int(part.files[0].name[1:4])}-0\n")
     instance.report_runless_asset_event(observe_revision(found.registry, NAME, root=found.root))

@@ -39,12 +39,13 @@ class PartsProject:
         build: str = "",
         source: str = "jsonl",
         tokenizer: str | None = None,
+        shard_bytes: int = 1024,
     ) -> Graph:
         config = self.folder / f"{root}.toml"
         config.write_text(
             f"[dagster]\nplots = false\n[tokenizer]\n{tokenizer or f'model = {json.dumps(str(self._model))}'}\n"
             f'[pretrain.{NAME}]\nsource = "{source}"\nfiles = ["texts/*"]\nparts = {parts}\n{settings}\n'
-            f"[build]\nshard_bytes = 1024\nthreads = 1\nseed = 7\n{build}\n",
+            f"[build]\nshard_bytes = {shard_bytes}\nthreads = 1\nseed = 7\n{build}\n",
             encoding="utf-8",
         )
         return graph(load_registry(config=str(config)), self.folder / root)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from niels_cache_assets.artifacts.base import Outcome
-from niels_cache_assets.artifacts.dataset import Pretrain
+from niels_cache_assets.artifacts.dataset import DatasetSpec
 from niels_cache_assets.artifacts.graph import Graph, graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.prepared_corpora import prepared_documents
@@ -176,8 +176,8 @@ def test_a_mixture_reads_the_rest_of_a_member_in_parts(project: PartsProject) ->
     build(graph(registry, root))
     assert {"2-3", "6-1"}.isdisjoint(ids_of(root / "pretrain/mix"))
     mix = registry.pretrain["mix"]
-    artifact = Pretrain(registry=registry, root=root, name="mix", source=mix, build=registry.build)
-    context = StreamContext(seed=7, revision=artifact.revision(), siblings=artifact.siblings)
+    spec = DatasetSpec(registry=registry, root=root, name="mix", source=mix, build=registry.build)
+    context = StreamContext(seed=7, revision=spec.revision(), siblings=spec.siblings)
     read = [document.source_id for batch in mix.kept_documents(context) for document in DocumentBatch.of(batch)]
     assert len(read) > 40
     assert set(read) <= set(every_id()) - {"2-3", "6-1"}

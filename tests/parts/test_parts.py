@@ -17,7 +17,7 @@ import zstandard
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts.prune import prune_parts
-from niels_cache_assets.cli import main
+from niels_cache_assets.cli import exit_codes, main
 from niels_cache_assets.disk.journal import BYTES_VARIABLE
 from niels_cache_assets.facts.lineage import Lineage, read_lineage
 from niels_cache_assets.inspection.differences.documents import compare_documents
@@ -89,7 +89,7 @@ def test_the_joined_stream_is_that_of_one_build_and_a_second_build_is_a_hit(
     assert {outcome.state for outcome in build(project.graph(parts, build=of_dtype)).values()} == {"cache_hit"}
     if forms:
         narrow = build(project.graph(parts))
-        assert (narrow[f"plan/{NAME}"].state, narrow[f"pretrain/{NAME}"].state) == ("cache_hit", "built")
+        assert (narrow[f"plan/{NAME}"].state, narrow[f"pretrain/{NAME}"].state) == ("built", "built")
     states = {key: outcome.state for key, outcome in build(project.graph(4, build=of_dtype)).items()}
     assert states.pop("tokenizer") == "cache_hit"
     assert set(states.values()) == {"built"}, "another plan"
@@ -180,6 +180,21 @@ def test_a_lineage_of_other_parts_than_meta_json_lists_is_refused(
     ):
         with pytest.raises(NielsCacheError, match=rf"part-00001.*{said}"):
             read()  # type: ignore[no-untyped-call]
+
+
+def test_the_seal_finds_copies_of_val_in_every_part_and_says_so(project: PartsProject, capsys: pytest.CaptureFixture[str]) -> None:
+    copies(project, (0, 0), (0, 1))
+    settings = "val_tokens = 120"
+    built = build(project.graph(3, settings))[f"pretrain/{NAME}"].meta
+    assert (built["overlap"]["exact"], built["overlap"]["compared"]) == (4, built["documents"]["train"])
+    command = ["part", NAME, "--seal", "--config", str(project.folder / "cache.toml"), "--cache-dir", str(project.folder / "cache")]
+    for state in ("cache_hit", "built", "cache_hit"):
+        assert main(command) == 0
+        result = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert result["state"] == state
+        assert missing(result["warning"], "splits_disjoint: 4 documents", "decontaminate") == []
+        project.graph(3, settings, build='near_check = "all"')
+    assert sealed_meta(project)["overlap"] == built["overlap"]
 
 
 def test_every_part_is_compared_with_a_val_that_val_frac_chooses(
@@ -395,6 +410,39 @@ def test_a_bad_part_is_named_and_the_next_build_mends_it(project: PartsProject, 
     assert digests(project.cache()) == expected
 
 
+@pytest.mark.parametrize("settings", ["val_frac = 0.2", "train_tokens = 900\nval_tokens = 60"])
+def test_parts_without_files_are_empty_and_listed(project: PartsProject, settings: str) -> None:
+    lines: list[str] = []
+    build(project.graph(11, settings), log=lines.append)
+    assert [line for line in lines if "8 files" in line and "11 parts" in line and "part-000" in line]
+    build(project.graph(8, settings, root="full"))
+    assert stream_of(project.cache())["val"] == stream_of(project.cache("full"))["val"]
+    meta, full = sealed_meta(project), sealed_meta(project, "full")
+    assert meta["documents"]["train"] == full["documents"]["train"] > 10
+    assert [entry["documents"]["train"] for entry in meta["parts"]].count(0) >= 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "more", "said"),
+    [
+        ("decontaminate = 'exact'", {}, "decontaminate"),
+        ("", {"build": "token_dtype = 'uint32-le'"}, "token_dtype"),
+        ("", {"tokenizer": "vocab_size = 330"}, "tokenizer"),
+    ],
+)
+def test_a_part_and_a_seal_refuse_what_they_were_not_planned_with(
+    project: PartsProject, settings: str, more: dict[str, str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build(project.graph(2, "val_frac = 0.2"))
+    found = project.graph(2, f"val_frac = 0.2\n{settings}", **more)
+    build(found, ["tokenizer"])
+    for step in ("0", "--seal"):
+        where = ["--config", str(project.folder / "cache.toml"), "--cache-dir", str(found.root)]
+        assert main(["part", NAME, step, *where]) == exit_codes.WRONG_USE
+        assert missing(capsys.readouterr().err, "plan.json", said, "build-all") == []
+    build(found)
+
+
 @pytest.mark.parametrize(("changed", "said"), [("plan", "another plan"), ("files", "revision"), ("tokenizer", "tokenizer")])
 def test_parts_of_another_plan_revision_or_tokenizer_are_refused(project: PartsProject, changed: str, said: str) -> None:
     build(project.graph(3))
@@ -544,7 +592,7 @@ def test_the_plan_and_the_parts_have_states_of_their_own(project: PartsProject) 
     assert [other.state(key).state for key in keys] == ["in sync"] * 3 + ["other settings"] * 2
     advice = other.dataset_state(NAME).advice
     assert "1 of 3 parts" in advice
-    assert "2 have other settings" in advice
+    assert "2 stale" in advice
     os.truncate(other[keys[1]].directory / "val/shard_00000.bin", 2)
     assert other.state(keys[1]).state == "damaged"
 

@@ -10,7 +10,7 @@ import pytest
 
 from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.artifacts.corpus_facts import corpus_report
-from niels_cache_assets.artifacts.dataset import Pretrain
+from niels_cache_assets.artifacts.dataset import DatasetSpec, Share
 from niels_cache_assets.artifacts.forecast.volumes import _documents
 from niels_cache_assets.artifacts.prepared_corpora import open_prepared
 from niels_cache_assets.base.documents import DocumentBatch
@@ -149,10 +149,10 @@ def test_a_cache_and_a_mixture_read_the_rest(tmp_path: Path, rule: str, name: st
     (tmp_path / "ids.txt").write_text("\n".join(GONE))
     mix = f'[pretrain.mix]\nsource = "interleave"\nmembers = {{ books = 1.0 }}\n{rule}\n'
     registry = corpus_registry(tmp_path, {"books": articles(60)}, settings=mix, table='exclude = "ids.txt"\n' + rule)
-    artifact = Pretrain(registry=registry, root=tmp_path, name=name, source=registry.pretrain[name], build=registry.build)
+    spec = DatasetSpec(registry=registry, root=tmp_path, name=name, source=registry.pretrain[name], build=registry.build)
     siblings = registry.pretrain
-    context = StreamContext(seed=1, revision=artifact.source.revision(siblings), siblings=siblings)
-    read = [document.source_id for batch in artifact._feed(context).open() for document in DocumentBatch.of(batch)]
+    context = StreamContext(seed=1, revision=spec.source.revision(siblings), siblings=siblings)
+    read = [document.source_id for batch in Share(spec=spec).stream(context)["items"].open() for document in DocumentBatch.of(batch)]
     assert len(read) > 40
     assert set(read).isdisjoint(GONE)
     assert context.report.dropped["excluded"] == 3

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from niels_cache_runtime.format.meta import Meta
 
 _NOT_FACTS = frozenset(
-    {"files", "dropped", "schema_version", "forms", "built", "kind", "dataset_name"}
+    {"files", "dropped", "schema_version", "forms", "built", "kind", "dataset_name", "overlap"}
     | {"train_tokens", "val_tokens", "train_examples", "val_examples"}
 )
 _NOT_CORPUS_FACTS = _NOT_FACTS | {"documents", "characters", "bytes", "lengths", "dropped_by_source"}
@@ -142,6 +142,7 @@ def _no_dataset(path: Path) -> NielsCacheError:
 
 def _print_cache(console: Console, meta: Meta) -> None:
     from niels_cache_assets.facts.contents import budget_shortfall
+    from niels_cache_assets.facts.disjoint import SplitOverlap
     from niels_cache_runtime.format.meta import UNVERIFIABLE, is_foreign
 
     if is_foreign(meta):
@@ -149,9 +150,10 @@ def _print_cache(console: Console, meta: Meta) -> None:
     if not meta.get("built", True):
         console.print("disabled: meta.json records that this data set was switched off, so nothing was built")
     _print_splits(console, meta)
-    short = budget_shortfall(meta)
-    if short is not None:
-        console.print(f"\n{short}", style="yellow")
+    overlap = SplitOverlap.recorded(meta)
+    for line in (budget_shortfall(meta), overlap and overlap.describe()):
+        if line:
+            console.print(f"\n{line}", style="yellow")
     _print_dropped(console, meta)
     _print_facts(console, meta, without=frozenset({*_NOT_FACTS, *_per_split(meta)}))
     _print_files(console, meta)

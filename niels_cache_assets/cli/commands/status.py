@@ -164,18 +164,22 @@ class StatusRow:
 def run(arguments: argparse.Namespace) -> int:
     """Print the table or JSON, and return 1 if at least one row is not complete."""
     from niels_cache_assets.artifacts.graph import graph
+    from niels_cache_assets.artifacts.parts.watch import steps_json
     from niels_cache_assets.cli.context import count_note, is_listed, open_registry, print_advice
 
     registry, root = open_registry(arguments)
+    artifacts = graph(registry, root)
     if arguments.watch:
-        return _watch(arguments, graph(registry, root))
-    known = graph(registry, root).states()
+        return _watch(arguments, artifacts)
+    known = artifacts.states()
     states = _chosen(registry, known, arguments.names)
     print_advice(registry)
     if not arguments.names and not arguments.all:
         states = [state for state in states if is_listed(state, registry)]
     rows = [_row(registry, state, root) for state in states]
-    if not print_facts(arguments, {"root": root, "data_sets": [row.as_json(registry) for row in rows]}):
+    in_parts = registry.in_parts() + registry.corpora_in_parts() if arguments.json else []
+    parts = {name: steps_json(artifacts.watch(name)) for name in arguments.names if name in in_parts}
+    if not print_facts(arguments, {"root": root, "data_sets": [row.as_json(registry) for row in rows], "parts": parts}):
         left_out = 0 if arguments.names else len(known) - len(states)
         more = f"; {count_note(left_out, registry)}" if left_out else ""
         _print(rows, f"{registry.settings_origin}; caches in {root}{'' if root.exists() else ' (this folder does not exist yet)'}{more}")
@@ -184,26 +188,23 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _watch(arguments: argparse.Namespace, artifacts: Graph) -> int:
     """Show the steps of a data set in parts again and again, until all are done."""
-    from niels_cache_assets.artifacts.parts.watch import WAITING, describe_steps, summarize_steps, watch_steps
-    from niels_cache_assets.parts.lease import DONE as STEP_DONE
+    from niels_cache_assets.artifacts.parts.watch import WAITING, describe_steps, steps_json
+    from niels_cache_assets.parts.lease import DONE as BUILT
 
     if len(arguments.names) != 1:
         raise NielsCacheError(f"{WHERE}: --watch: give the name of one data set in parts")
     while True:
-        steps = watch_steps(artifacts, arguments.names[0])
-        left = [step for step in steps if step.state != STEP_DONE]
+        steps = artifacts.watch(arguments.names[0])
         if arguments.json:
-            steps_json = [{**step._asdict(), "attempt": step.attempt and asdict(step.attempt)} for step in left]
-            print(json.dumps({**summarize_steps(steps), "steps": steps_json}), flush=True)
+            print(json.dumps(steps_json(steps)), flush=True)
         else:
-            console, table = output(), new_table("step", "state", "", shrinking=[""])
-            for step in left:
-                if step.state != WAITING:
+            console, table = output(), new_table("step", "state", "progress", shrinking=["progress"])
+            for step in steps:
+                if step.state not in (WAITING, BUILT):
                     table.add_row(step.key, step.state, step.reason)
             console.clear()
-            console.print(describe_steps(steps))
-            console.print(table)
-        if not left:
+            console.print(describe_steps(steps), table, sep="\n\n")
+        if all(step.state == BUILT for step in steps):
             return DONE
         time.sleep(min(_WATCH_SECONDS, artifacts.registry.cluster.renew_seconds))
 

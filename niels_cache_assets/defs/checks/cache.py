@@ -88,6 +88,7 @@ def _disjoint_result(registry: Registry, name: str, root: Path, *, is_sound: boo
         return _pretrain_result(SPLITS_DISJOINT, passed=False, description=_UNSOUND)
     found = check_splits(registry, name, root)
     record, shared = found.overlap.record, found.shared
+    estimate = found.overlap.near_estimate
     elsewhere = [
         {"data_set": each.val, "documents": each.documents, "first": _describe_origin(**each.first._asdict())} for each in shared.found
     ]
@@ -96,11 +97,11 @@ def _disjoint_result(registry: Registry, name: str, root: Path, *, is_sound: boo
         SPLITS_DISJOINT,
         passed=found.overlap.is_disjoint and not shared.found,
         severity=dg.AssetCheckSeverity.ERROR if found.overlap.was_prevented else dg.AssetCheckSeverity.WARN,
-        description=found.description,
+        description=found.description or (estimate and f"near copies in train: {estimate}"),
         metadata=without_empty(
             {
                 **{key: record[key] for key in ("exact", "near", "compared", "threshold")},
-                "near_estimate": found.overlap.near_estimate,
+                "near_estimate": estimate,
                 "train_documents": found.overlap.documents,
                 "pairs": table(pairs, kind="string", similarity="float", train="string", val="string"),
                 "in_val_of_others": table(elsewhere, data_set="string", documents="int", first="string"),

@@ -10,7 +10,7 @@ from collections.abc import Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -118,8 +118,9 @@ def part_stream(
     Raises:
         NielsCacheError: If a file is missing.
     """
+    reader: Any = source.file_reader([file.name for file in files]) if files else None  # a stream of no files has no use for it
     return PartStream(
-        reader=source.file_reader([file.name for file in files]),
+        reader=reader,
         files=[*zip(files, source.located(files, revision), strict=True)],
         text_field=text_field,
         val=val,
