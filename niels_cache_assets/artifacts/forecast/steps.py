@@ -23,9 +23,13 @@ from niels_cache_assets.artifacts.dataset import Dataset, Pretrain, Sft, Switche
 from niels_cache_assets.artifacts.duplicates import HashRange, SearchHashes
 from niels_cache_assets.artifacts.forecast.volumes import (
     CHECK_MEMORY,
+    CHECK_SECONDS,
+    CHECK_START_SECONDS,
+    ENGINE_SECONDS,
     MODEL_BYTES,
     PIECE_MEMORY,
     RUN_SECONDS,
+    SEAL_SECONDS,
     START_MEMORY,
     START_SECONDS,
     THREAD_MEMORY,
@@ -273,7 +277,7 @@ class _StepPlanner:
         if isinstance(artifact, Part):
             return self._part_estimate(artifact)
         if isinstance(artifact, SealedDataset) and self._volumes.plan(artifact.name) is not None:
-            return None  # hard links to the parts
+            return self._seal_estimate(artifact)
         if isinstance(artifact, Pretrain):
             source = artifact.source
             budget = None if source.train_tokens is None else source.train_tokens + (source.val_tokens or 0)
@@ -293,14 +297,24 @@ class _StepPlanner:
             token_bytes=self._token_bytes(artifact),
             memory=self._memory(artifact),
             buffered=getattr(artifact.source, "builder_shuffle", 0),
+            is_checked=artifact.family == "pretrain" and not artifact.is_part,
             counts_first=counts_first,
         )
+
+    def _seal_estimate(self, sealed: SealedDataset) -> Estimate:
+        """Return the estimate of the check of the joined splits. The files are links to those of the parts."""
+        parts = [step.estimate for step in self.steps if step.estimate is not None and step.key.startswith(f"part/{sealed.name}/")]
+        tokens = sum(part.tokens or 0 for part in parts)
+        seconds = RUN_SECONDS + CHECK_START_SECONDS + CHECK_SECONDS * tokens + SEAL_SECONDS * sealed.source.total_parts
+        basis = f"links to the parts, and a check of the {tokens:,} tokens that are built now"
+        memory = self._memory(sealed)
+        return Estimate(bytes_to_read=0, tokens=0, core_seconds=seconds, memory_bytes=memory, disk_bytes=0, basis=basis)
 
     def _memory(self, artifact: Dataset) -> int:
         """Return the memory of a build before it reads text, in bytes."""
         threads = artifact.build.threads or available_threads()
         found = START_MEMORY + threads * THREAD_MEMORY + PIECE_MEMORY * self._vocab_size
-        return found + CHECK_MEMORY * (artifact.family == "pretrain")
+        return found + CHECK_MEMORY * (artifact.family == "pretrain" and not artifact.is_part)
 
     def _val_part_estimate(self, artifact: ValPart) -> Estimate:
         volume, share = self._volumes.of_source(artifact.name), artifact.source.seeded_val_frac
@@ -366,7 +380,7 @@ class _StepPlanner:
         """Return the estimate of the tokenizer: its training, or the proof of its engine."""
         settings, began = self._registry.tokenizer, process_time()
         encoder = self._encoder  # trains or proves it
-        seconds, read, memory = process_time() - began, 0, START_MEMORY + PIECE_MEMORY * self._vocab_size
+        seconds, read, memory = ENGINE_SECONDS + process_time() - began, 0, START_MEMORY + PIECE_MEMORY * self._vocab_size
         if settings.model is None and encoder is not None:
             trained, seconds = self._training
             chosen = settings.train_on or [*self._registry.partition_keys("pretrain"), *self._registry.partition_keys("sft")]

@@ -50,11 +50,14 @@ _FOOTERS = 64
 _PIECE_BYTES = 500_000  # of the files, at least, for each piece
 
 # Measured on two cores on 29 November 2026 (docs/benchmarks.md). Core-seconds, or bytes of memory or disk.
-RUN_SECONDS = 0.7  # of a step, in Dagster
-START_SECONDS = 6.0  # of the command, and of the reports at its end
-WRITE_SECONDS = 0.06e-6  # for each token: hashing, lineage and the journal
+RUN_SECONDS = 0.5  # of a step, in Dagster
+START_SECONDS = 3.2  # of the command, without reports
+ENGINE_SECONDS = 4.0  # of an imported model, besides the proof: the texts that the reference encodes, too
+WRITE_SECONDS = 0.06e-6  # for each token: hashing and the journal
+ITEM_SECONDS = 40e-6  # for each document or conversation: lineage and rows
 CHECK_SECONDS = 0.14e-6  # for each token of a pretrain cache: comparing its splits
-CHECK_START_SECONDS = 1.4  # of a pretrain cache: loading the tokenizer again
+CHECK_START_SECONDS = 3.5  # of a pretrain cache: loading the tokenizer for the check, and the reports
+SEAL_SECONDS = 1e-3  # of a seal, for each part
 ITEM_BYTES = {"pretrain": 27, "sft": 17}  # of disk, for each document or conversation
 START_MEMORY = 270_000_000
 CHECK_MEMORY = 290_000_000
@@ -193,8 +196,10 @@ def _sample(
             per_byte = (now - begun) / (size - first) if size > first else (now - opened) / size
             position = context.report.position
             if after < 1 and position is not None and "offset" in position:
-                starts = [*_spread(files, sizes, position)]
-                continue  # the pieces that follow are spread more evenly
+                spread = [*_spread(files, sizes, position)]
+                if len(spread) > 1:
+                    starts = spread
+                    continue  # these pieces are spread more evenly than this one
         pieces.append(piece)
         items += counted
         share += max(after - before, 0.0)
@@ -225,7 +230,7 @@ def _spread(files: Sequence[SourceFile], sizes: Sequence[int], position: SourceP
 
     They are row groups of Parquet files, lines of files that `position` counts in bytes, and beginnings of other files.
     """
-    ends, seen = [*accumulate(sizes, initial=0)], {(0, 0, 0)}
+    ends, seen = [*accumulate(sizes, initial=0)], set[tuple[int, int, int]]()
     count = max(1, min(_PIECES, ends[-1] // _PIECE_BYTES))
     for target in (ends[-1] * (2 * piece + 1) // (2 * count) for piece in range(count)):
         number = bisect_right(ends, target) - 1
@@ -325,7 +330,15 @@ class SourceSize:
 
 
 def estimate_cache(
-    volume: SourceSize, *, family: Family, budget: int | None, token_bytes: int, memory: int, buffered: int, counts_first: bool = False
+    volume: SourceSize,
+    *,
+    family: Family,
+    budget: int | None,
+    token_bytes: int,
+    memory: int,
+    buffered: int,
+    is_checked: bool,
+    counts_first: bool = False,
 ) -> Estimate:
     """Return the estimate of a cache that is built from a source of this size, with the check of its splits.
 
@@ -336,6 +349,7 @@ def estimate_cache(
         token_bytes: The size of a token.
         memory: The memory of the processes before any text is read, in bytes.
         buffered: The number of documents of the shuffle buffer.
+        is_checked: Whether the splits of the cache are compared.
         counts_first: Whether the build reads the source once before, to count its documents.
     """
     sample = volume.sample
@@ -350,9 +364,8 @@ def estimate_cache(
         items = sample.items * samples * used
         memory += round(sample.text_bytes / sample.items * min(buffered, items))
         if sample.encode_seconds is not None:
-            is_checked = family == "pretrain"
             seconds = RUN_SECONDS + CHECK_START_SECONDS * is_checked + tokens * (WRITE_SECONDS + CHECK_SECONDS * is_checked)
-            seconds += samples * ((used + counts_first) * sample.read_seconds + used * sample.encode_seconds)
+            seconds += ITEM_SECONDS * items + samples * ((used + counts_first) * sample.read_seconds + used * sample.encode_seconds)
     return Estimate(
         bytes_to_read=None if volume.file_bytes is None else round(volume.file_bytes * used),
         tokens=tokens,
