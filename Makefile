@@ -66,7 +66,7 @@ shuffled: $(DEV)  ## all tests five times, each time in a new random order
 walks: $(DEV)  ## the long walks: the wheel in a fresh environment, the tutorial, all real samples, and small runs of benchmarks
 	@$(TEST_ENV) $(BIN)/python -m pytest -q -m walk -n 4 --dist worksteal $(call MARKED,walk) $(TEST_ARGS)
 
-cluster: $(DEV) $(VENV)/.installed-cluster  ## builds on several workers: ssh, Dask, Celery and Postgres, with kills (minutes of two cores)
+cluster: $(DEV) $(VENV)/.installed-cluster  ## builds on several workers: Slurm, Ray, ssh, Dask, Celery and Postgres, with kills (minutes of two cores)
 	@$(TEST_ENV) $(BIN)/python -m pytest -q -m cluster -n 4 --dist worksteal $(call MARKED,cluster) $(TEST_ARGS)
 
 remote: $(DEV)  ## training from a bucket through a local copy, with kills and faults (minutes of two cores)
@@ -140,7 +140,7 @@ $(DEV): pyproject.toml constraints.txt $(STAMP)
 	@touch $@
 
 $(VENV)/.installed-cluster: pyproject.toml constraints.txt $(DEV)
-	@$(PIP) --no-build-isolation -e '.[cluster]' $(QUIETLY)
+	@$(PIP) --no-build-isolation -e '.[cluster,ray]' $(QUIETLY)
 	@touch $@
 
 $(VENV)/.installed-release: pyproject.toml constraints.txt $(DEV)

@@ -3,7 +3,7 @@
 One run measures everything on the same documents, in rounds that take turns, and prints ratios of the rounds' medians:
 
 * the build with decontaminate = "exact" and "near" (at 0.8) against "off": seconds on the clock and of the processor;
-* `splits_disjoint` of the finished cache against `verify` of it, and against the build;
+* the comparison of train with val of the finished cache against `verify` of it, and against the build;
 * the size of the index of val's documents, in memory and on disk.
 
 Documents: pieces of 1-4 KB, as web pages are, from the wikipedia, speeches and gutenberg samples below NIELS_CACHE_REAL_DATA, if that is
@@ -30,13 +30,13 @@ import torch
 import repository_path  # noqa: F401
 from niels_cache_assets.build_cache import build_pretrain_cache
 from niels_cache_assets.dedup.text_set import TextSet
-from niels_cache_assets.inspection.disjoint import splits_disjoint
 from niels_cache_assets.project.registry import load_registry
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.format.meta import read_meta
 from niels_cache_runtime.format.reading import available_threads
 from niels_cache_runtime.verify import verify_dataset
 from tests.helpers.builds import build_tokenizer
+from tests.helpers.overlaps import overlap_of
 
 MODES = ("off", "exact", "near")
 
@@ -133,7 +133,7 @@ def main() -> None:
 
         print(f"{len(texts):,} documents, {val:,} of them val, {arguments.megabytes} MB of text, {available_threads()} cores")
         jobs: dict[str, Callable[[], object]] = {mode: lambda mode=mode: build(mode) for mode in MODES}  # type: ignore[misc]
-        jobs["splits_disjoint"] = lambda: splits_disjoint(folder / "off", tokenizer)
+        jobs["overlap"] = lambda: overlap_of(folder / "off", tokenizer)
         jobs["verify"] = lambda: verify_dataset(folder / "off")
         build("near")  # the first run compiles
         rounds: dict[str, list[tuple[float, float]]] = {name: [] for name in jobs}
@@ -145,11 +145,11 @@ def main() -> None:
         print(f"{'':18} {'clock s':>8} {'x off':>6} {'cpu s':>8} {'x off':>6}")
         for name, (clock, processor) in medians.items():
             print(f"{name:18} {clock:8.2f} {clock / off[0]:6.2f} {processor:8.2f} {processor / off[1]:6.2f}")
-        print(f"splits_disjoint is {medians['splits_disjoint'][0] / medians['verify'][0]:.0f} x verify")
+        print(f"the comparison is {medians['overlap'][0] / medians['verify'][0]:.0f} x verify")
         for mode in MODES:
             meta = read_meta(str(folder / mode / "meta.json"))
-            found = splits_disjoint(folder / mode, tokenizer)
-            print(f"{mode:6} dropped {meta['dropped']}, left in train: {found.exact} equal, {found.near} near")
+            found = overlap_of(folder / mode, tokenizer)
+            print(f"{mode:6} dropped {meta['dropped']}, left in train: {found.record['exact']} equal, {found.record['near']} near")
         tracemalloc.start()
         with TextSet(near=0.8, folder=folder) as index:
             for start in range(0, val, 256):

@@ -1,8 +1,12 @@
 """Write docs/configuration.md from the classes that read the tables. Run `python docs/configuration.py` after each change of a key."""
 
+import ast
 import inspect
 import json
 import re
+import textwrap
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -100,8 +104,18 @@ def shown_default(model: type[BaseModel], name: str) -> str:
 
 def description(model: type[BaseModel], name: str) -> str:
     """Return the description in the nearest class that has one, because a subclass may change only the default."""
-    described = (base.model_fields[name].description for base in model.__mro__ if name in getattr(base, "model_fields", {}))
+    bases = [base for base in model.__mro__ if issubclass(base, BaseModel) and name in base.model_fields]
+    described = (base.model_fields[name].description or attribute_docstrings(base).get(name) for base in bases)
     return next((text for text in described if text), "")
+
+
+@cache
+def attribute_docstrings(model: type[BaseModel]) -> dict[str, str]:
+    """Return the string after each key of the class itself, by key."""
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
+    assert isinstance(definition, ast.ClassDef)
+    pairs = [(key, text.value) for key, text in pairwise(definition.body) if isinstance(key, ast.AnnAssign) and isinstance(text, ast.Expr)]
+    return {ast.unparse(key.target): " ".join(text.value.split()) for key, text in pairs if isinstance(text, ast.Constant)}
 
 
 def table(model: type[BaseModel], *without: type[BaseModel]) -> list[str]:

@@ -80,6 +80,13 @@ META_KEYS: tuple[MetaKey, ...] = (
         ("pretrain",),
         "The first 50 documents dropped by this check: origin, reason, overlapping text (`because`) and measured value",
     ),
+    MetaKey(
+        "overlap",
+        ("pretrain",),
+        "The documents of train that are also in val: how many are `exact` copies by canonical text; how many of the `compared` documents "
+        "are `near` copies at this Jaccard `threshold`; the kind of copies that the settings should have kept out (`prevents`); and the "
+        "first 20 `pairs`. Caches from the public builders and parts lack it",
+    ),
     MetaKey("keep", ("pretrain", "corpus"), "Source columns stored with the documents; omitted if there are none"),
     # Tokens
     MetaKey("token_dtype", _FAMILIES, "`uint16-le`, or `uint32-le` for a vocabulary of more than 65,536 ids"),

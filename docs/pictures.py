@@ -19,7 +19,7 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import Locator
 
-from docs import chat_picture, parts_picture, rooms_picture, runtime_pictures, trace_picture
+from docs import chat_picture, parts_picture, rooms_picture, runtime_pictures, trace_picture, watch_picture
 from tests.helpers.dagster_tools import Project
 from tests.helpers.ui.browser import browser_page
 from tests.helpers.ui.person import Person
@@ -160,6 +160,7 @@ def main(names: list[str]) -> None:
         parts_picture.main(IMAGES)
         rooms_picture.main(IMAGES)
         trace_picture.main(IMAGES)
+        watch_picture.main(IMAGES)
     folder = Path(tempfile.gettempdir()) / "niels"  # pictures show it, so it is the same each time
     if folder.exists():
         sys.exit(f"{folder} is there already: another run makes pictures, or one was killed; then remove it")

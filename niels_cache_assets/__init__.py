@@ -4,8 +4,9 @@ It reads sources as streams, tokenizes them with one tokenizer, and writes shard
 the sha256 of each file are stored with the shards. Each name loads its module at first use.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from niels_cache_runtime.lazy_names import load_lazily
 
 if TYPE_CHECKING:
     from niels_cache_assets.base.documents import Conversation, Document, Message, SourceReport
@@ -49,9 +50,4 @@ _MODULES = {
     "tokenizer.tokenizer_json": "HuggingFaceTokenizer",
 }
 
-
-def __getattr__(name: str) -> Any:
-    for module, names in _MODULES.items():
-        if name in names.split():
-            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = load_lazily(__name__, _MODULES)

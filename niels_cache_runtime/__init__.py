@@ -6,8 +6,9 @@
 A name loads its module at first use, so reading a meta.json or verifying a cache does not import torch.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from niels_cache_runtime.lazy_names import load_lazily
 
 if TYPE_CHECKING:
     from niels_cache_runtime.cache.sft import assistant_target_mask
@@ -61,9 +62,4 @@ _MODULES = {
     "samplers.sft_dataset": "PreferenceDataset SFTExampleDataset",
 }
 
-
-def __getattr__(name: str) -> Any:
-    for module, names in _MODULES.items():
-        if name in names.split():
-            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = load_lazily(__name__, _MODULES)

@@ -6,7 +6,6 @@
 Opening lists two folders, and reads a meta.json for each data set. A split maps its tokens, and a sampler imports torch, at first use.
 """
 
-import difflib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from niels_cache_runtime.cache.mmap import map_offsets, slice_pieces
 from niels_cache_runtime.cache.opening import Verify, check_same_build, listed_files, open_meta, open_split, require_doc_ends
 from niels_cache_runtime.cache.sft import open_examples, resolve_id
 from niels_cache_runtime.catalog_text import in_bytes, in_lines
-from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.errors import NielsCacheError, did_you_mean
 from niels_cache_runtime.format.layout import (
     DOC_ENDS_DTYPE,
     FAMILIES,
@@ -272,7 +271,7 @@ class CacheDataset:
         self.family, self.name, self.remote = family, name, remote
         self.folder = str(dataset_dir(root, family, name))
         meta = open_meta(self.folder)
-        self.meta: Meta = {} if meta is None else check_location(meta, self.folder)
+        self.meta = {} if meta is None else check_location(meta, self.folder)
         opened = repr(root) if remote is None else f"{remote.given!r}, remote={remote.remote!r}"
         self._expression = f"open_cache({opened}).{family}[{name!r}]"
         self.train, self.val = (CacheSplit(self, split) for split in SPLITS)
@@ -339,14 +338,11 @@ class CacheFamily(Mapping[str, CacheDataset]):
         return self._names()
 
     def _missing(self, name: str, names: list[str]) -> str:
-        near = difflib.get_close_matches(str(name), names, n=1)
         others = [family for family in FAMILIES if family != self._family and name in CacheFamily(self._root, family)]
         if others:
             hint = f"it is in .{others[0]}"
-        elif near:
-            hint = f"did you mean {near[0]!r}?"
         else:
-            hint = f"choose from {', '.join(names)}" if names else "no data set is built yet"
+            hint = did_you_mean(name, names, f"choose from {', '.join(names)}" if names else "no data set is built yet")
         return f"{_shown(self._root, self._remote)}: no {self._family} data set {name!r}; {hint}"
 
     def _rows(self) -> list[tuple[str, str, str]]:

@@ -3,7 +3,8 @@
 Every message says what is wrong, where (file, row, data set) and what to do next, so a command line can print the message unchanged.
 """
 
-from collections.abc import Iterator
+import difflib
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 
@@ -34,6 +35,12 @@ def panics_as_errors() -> Iterator[None]:
         if type(error).__name__ != "PanicException":  # each library has its own class of this name
             raise
         raise PanicError(" ".join(str(error).split()) or "a panic") from error
+
+
+def did_you_mean(given: object, choices: Iterable[str], otherwise: str = "") -> str:
+    """Return a question that suggests the choice whose name is nearest to the given one, or `otherwise` if none is near."""
+    near = difflib.get_close_matches(str(given), list(choices), n=1)
+    return f"did you mean {near[0]!r}?" if near else otherwise
 
 
 def escaped(text: str) -> str:

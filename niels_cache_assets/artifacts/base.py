@@ -15,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
+from niels_cache_assets.base.defaults import RECORD_SECONDS
 from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.build_cache.resume import JournalFingerprint, Resume, fingerprint_of_journal, open_journal
 from niels_cache_assets.disk.attempts import staged_attempts
@@ -157,6 +158,7 @@ class BuildJob:
         log: Called with each message.
         lease: The lease of this attempt. None for artifacts that are not shared.
         reference: See `Artifact.reference`.
+        record_seconds: The longest time between two records of the journal.
     """
 
     directory: Path
@@ -167,6 +169,7 @@ class BuildJob:
     log: Log
     lease: Lease | None = None
     reference: str | None = None
+    record_seconds: float = RECORD_SECONDS
 
     @property
     def fingerprint(self) -> str:
@@ -176,11 +179,13 @@ class BuildJob:
     @property
     def resume(self) -> Resume:
         """A request to a builder to keep a journal in this directory, and to resume from a journal that it finds there."""
-        resume = Resume(fingerprint=self.fingerprint, log=self.log, afresh=self.force, identity=self.identity)
+        resume = Resume(
+            fingerprint=self.fingerprint, log=self.log, afresh=self.force, identity=self.identity, record_seconds=self.record_seconds
+        )
         return resume if self.lease is None else dataclasses.replace(resume, attempt=self.lease.attempt, check=self.lease.check)
 
     def report(self, progress: Any) -> None:
-        """Check the lease, and pass the progress to `progress`.
+        """Check the lease, which then records the progress, and pass the progress to `progress`.
 
         Raises:
             LeaseLostError: If a renewal of the lease has found that another process has taken it over.
@@ -188,6 +193,7 @@ class BuildJob:
         """
         if self.lease is not None:
             self.lease.check_quickly()
+            self.lease.report(progress)
         if self.progress is not None:
             self.progress(progress)
 
@@ -209,11 +215,7 @@ class Artifact(ABC):
     Attributes:
         version: Increase this number by hand if the code makes different bytes from the same input.
         record: The name of the file that is written last. None if each part of the artifact has its own record.
-        resumable: Whether an interrupted build can be resumed.
-        is_shared: Whether machines without common file locks may build the artifact, which then has a lease instead of a lock.
-        is_part: Whether the artifact is one of several that are joined. The joined artifact reports what all of them left out.
         uses_network: Whether a build makes requests to other machines.
-        option: The option of `niels-cache part` that builds this kind. None if there is none.
         noun: What a message such as "kept the finished ..." calls the artifact.
         builds_from_partial_inputs: Whether a build uses the inputs that exist. When more inputs exist, the artifact is built again.
         states: The state after a build, and the state if no build was needed.
@@ -223,11 +225,7 @@ class Artifact(ABC):
 
     version: ClassVar[str] = "1"
     record: ClassVar[str | None] = META_NAME
-    resumable: ClassVar[bool] = False
-    is_shared = False
-    is_part: ClassVar[bool] = False
     uses_network: ClassVar[bool] = False
-    option: ClassVar[str | None] = None
     noun: ClassVar[str] = "build"
     builds_from_partial_inputs: ClassVar[bool] = False
     states: ClassVar[tuple[State, State]] = ("built", "cache_hit")
@@ -244,6 +242,21 @@ class Artifact(ABC):
     @abstractmethod
     def directory(self) -> Path:
         """The directory of the artifact."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether machines without common file locks may build the artifact, which then has a lease instead of a lock."""
+        return False
+
+    @property
+    def is_part(self) -> bool:
+        """Whether the artifact is one of several that are joined. The joined artifact reports what all of them left out."""
+        return False
+
+    @property
+    def resumable(self) -> bool:
+        """Whether an interrupted build can be resumed."""
+        return False
 
     @property
     def target(self) -> Path:
@@ -270,6 +283,11 @@ class Artifact(ABC):
     def network_retry_seconds(self) -> float | None:
         """The number of seconds for which requests are retried. None if the build does not use the network."""
         return getattr(self, "registry").build.network_patience if self.uses_network else None  # noqa: B009  each such artifact has one
+
+    @property
+    def record_seconds(self) -> float:
+        """The longest time between two records of the journal. Only resumable artifacts, which all have a registry, use it."""
+        return getattr(self, "registry").build.record_seconds if self.resumable else 0.0  # noqa: B009
 
     @property
     def notify(self) -> NotifySettings:
@@ -327,6 +345,10 @@ class Artifact(ABC):
     def matches(self, meta: Meta, identity: Mapping[str, Any]) -> bool:
         """Return whether the build with this record equals a build that would be made from `identity`."""
         return bool(meta.get("fingerprint") == fingerprint_of(dict(identity)))
+
+    def is_current(self, meta: Meta) -> bool:
+        """Return whether the build with this record is the one that a build would make now."""
+        return self.matches(meta, self.identity(self.revision()))
 
     def need(self) -> SpaceNeed | None:
         """Return the disk space that a build needs, or None if it is unknown."""

@@ -29,7 +29,7 @@ import numpy as np
 
 from niels_cache_assets.artifacts.base import Artifact, BuildJob, WriteResult, add_unmatched_ids
 from niels_cache_assets.artifacts.materialize import materialize
-from niels_cache_assets.artifacts.parts.free_parts import build_free_parts_first, summarize_parts
+from niels_cache_assets.artifacts.parts.free_parts import build_free_parts_first
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.base.documents import Documents, DropReport, SourceReport, merge_facts
 from niels_cache_assets.base.fingerprint import fingerprint_of
@@ -69,20 +69,18 @@ from niels_cache_assets.parts.layout import part_name
 from niels_cache_assets.parts.plan import Plan, PlannedPart
 from niels_cache_assets.parts.seal import HardLinker, write_blocks
 from niels_cache_assets.project.registry import Registry
-from niels_cache_assets.sources.excluding import excluded_ids
 from niels_cache_assets.sources.notes import notes_on_source
 from niels_cache_assets.sources.reading.encodings import not_text_note
 from niels_cache_assets.sources.reading.files import file_bytes
 from niels_cache_assets.sources.reading.keep import kept_columns
-from niels_cache_assets.sources.reading.part_stream import PartStream, require_unchanged
+from niels_cache_assets.sources.reading.part_stream import PartStream, part_stream, require_unchanged
 from niels_cache_assets.sources.text_column import pass_facts, reading_warning, with_text_field
 from niels_cache_assets.sources.types import PretrainSource, SourceWithParts, StreamContext
 from niels_cache_assets.streaming.encode import INVALID_UNICODE
 from niels_cache_assets.tokenizer.engines import reference_of
 from niels_cache_assets.tokenizer.kinds import TextTokenizer
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import META_NAME
-from niels_cache_runtime.format.meta import Meta, check_location, location_problem
+from niels_cache_runtime.format.meta import Meta, location_problem
 from niels_cache_runtime.format.npy_files import map_npy
 from niels_cache_runtime.format.reading import available_threads
 
@@ -126,12 +124,15 @@ class _CorpusState:
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus(Artifact):
-    """The corpus of a data set with `prepare`.
+    """The corpus of a data set with `prepare`, or one part of it. A data set with `parts` above 1 has a corpus that joins its parts.
 
     Attributes:
         processes: The number of worker processes. None: the value of `threads` in [build], or one worker per core if that value is not set.
             1: this process does the work.
         siblings: Returns the pretrain tables by name, for a mixture (see `with_corpus_readers`). `current` does not call it.
+        number: The number of the part. None: the whole corpus.
+        given: The part in the plan, if the caller has read the plan. None: read the plan when it is needed.
+        force_parts: Whether `force` also builds the parts again.
     """
 
     registry: Registry
@@ -139,19 +140,49 @@ class Corpus(Artifact):
     name: str
     processes: int | None = None
     siblings: Callable[[], Mapping[str, PretrainSource]] = dict
+    number: int | None = None
+    given: PlannedPart | None = field(default=None, compare=False)
+    force_parts: bool = field(default=True, compare=False)
 
     version = CODE_VERSION
-    resumable = True
     uses_network = True
     noun = "corpus"
 
     @property
+    def is_part(self) -> bool:
+        return self.number is not None
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether this is a whole corpus that joins its parts."""
+        return self.is_shared and not self.is_part
+
+    @property
+    def is_shared(self) -> bool:
+        source = self.registry.pretrain.get(self.name)
+        return source is not None and source.corpus_parts > 1
+
+    @property
+    def resumable(self) -> bool:
+        return not self.is_joined  # its parts are
+
+    @property
+    def member(self) -> str | None:
+        """The name of the part, or None for the whole corpus."""
+        return None if self.number is None else part_name(self.number)
+
+    @property
     def key(self) -> str:
-        return f"corpus/{self.name}"
+        return f"corpus_part/{self.name}/{self.member}" if self.member else f"corpus/{self.name}"
 
     @property
     def directory(self) -> Path:
-        return corpus_dir(self.root, self.name)
+        return corpus_parts_dir(self.root, self.name) / self.member if self.member else corpus_dir(self.root, self.name)
+
+    @property
+    def part_arguments(self) -> list[str]:
+        """The arguments of `niels-cache part` that build the part."""
+        return [self.name, str(self.number), "--corpus"]
 
     @property
     def source(self) -> PretrainSource:
@@ -162,6 +193,47 @@ class Corpus(Artifact):
     def keep(self) -> tuple[str, ...]:
         """The columns whose values are kept with the documents."""
         return kept_columns(self.source, self.registry.pretrain)
+
+    @property
+    def parts_plan(self) -> PartsPlan:
+        """The artifact of the plan of a corpus in parts."""
+        assert isinstance(self.source, SourceWithParts)  # other kinds refuse `parts`
+        return PartsPlan(registry=self.registry, root=self.root, name=self.name, source=self.source, build=self.registry.build)
+
+    @cached_property
+    def planned(self) -> PlannedPart:
+        """The part in the plan.
+
+        Raises:
+            NielsCacheError: If the plan is missing or has other settings.
+        """
+        assert self.number is not None
+        return self.given or self.parts_plan.read().parts[self.number]
+
+    @cached_property
+    def _part_stream(self) -> PartStream:
+        files, source = self.planned.files, self.source
+        assert isinstance(source, SourceWithParts)
+        return part_stream(source, files, revision=self.planned.revision, text_field=self.planned.text_field)
+
+    def part(self, number: int) -> Corpus:
+        """Return the artifact of a part."""
+        return Corpus(registry=self.registry, root=self.root, name=self.name, processes=self.processes, number=number)
+
+    def steps(self) -> list[Artifact]:
+        """Return everything that is built before a corpus that joins its parts, in order."""
+        return [self.parts_plan, *map(self.part, range(self.source.corpus_parts))]
+
+    def members(self, plan: Plan | None = None) -> list[Corpus]:
+        """Return the parts of a plan, which is read once for all of them.
+
+        Args:
+            plan: The plan. None: read it.
+
+        Raises:
+            NielsCacheError: If the plan is missing or has other settings.
+        """
+        return [replace(self.part(planned.number), given=planned) for planned in (plan or self.parts_plan.read()).parts]
 
     @cached_property
     def _siblings(self) -> Mapping[str, PretrainSource]:
@@ -182,6 +254,8 @@ class Corpus(Artifact):
             *(["tokenizer"] if needs_tokenizer(self.registry, self.name) else []),
             *(f"corpus/{name}" for name in members),
             *(["corpus/duplicates"] if searched else []),
+            *([self.parts_plan.key] if self.is_part else []),
+            *([step.key for step in self.steps()] if self.is_joined else []),
         ]
 
     def unavailable(self) -> str | None:
@@ -192,16 +266,32 @@ class Corpus(Artifact):
 
     def finished(self) -> Meta | None:
         meta = finished_meta(self.directory)
-        if meta is not None:
-            check_location(meta, self.directory)
+        if meta is not None and (problem := location_problem(meta, family="corpus", name=self._full_name)):
+            raise NielsCacheError(f"{self.directory}: {problem}")
         return meta
 
+    @property
+    def _full_name(self) -> str:
+        return f"{self.name}/{self.member}" if self.member else self.name
+
     def revision(self) -> str | None:
+        if self.is_part:
+            return self.planned.revision
+        if self.is_joined:
+            meta = self.parts_plan.finished()
+            if meta is not None and self.parts_plan.is_frozen(meta):
+                revision: str | None = meta["dataset_revision"]
+                return revision
         return self.source.revision(self._siblings)
 
     def identity(self, revision: str | None) -> dict[str, Any]:
-        tokenizer_sha256 = self._tokenizer.model_sha256 if self._tokenizer else None
-        return identity_of_corpus(self.registry, self.name, revision=revision, tokenizer_sha256=tokenizer_sha256)
+        if not self.is_part:
+            tokenizer_sha256 = self._tokenizer.model_sha256 if self._tokenizer else None
+            return identity_of_corpus(self.registry, self.name, revision=revision, tokenizer_sha256=tokenizer_sha256)
+        identity = identity_of_corpus(self.registry, self.name, revision=None, tokenizer_sha256=None)
+        source = {key: value for key, value in identity["source"].items() if key != "parts"}
+        files = [list(file) for file in self.planned.files]
+        return {**identity, "source": source, "files": files, "text_field": self.planned.text_field, "part": self.number}
 
     def current(self) -> Meta:
         source = require_prepared(self.registry, self.name)
@@ -223,14 +313,14 @@ class Corpus(Artifact):
         For a corpus in parts, only those ids of `exclude` count that it holds or has removed, or that one of its parts holds or has
         removed: a part may have examples of dropped documents that the joined corpus does not have.
         """
-        if self.source.corpus_parts > 1:
+        if self.is_shared:
             parts_folder = corpus_parts_dir(self.root, self.name)
             folders = [] if self.is_part else [parts_folder / part_name(number) for number in range(self.source.corpus_parts)]
             also = ids_in_parts(self.source.exclude, folders, parts_folder=parts_folder)
             identity = identity_with_present_ids(identity, self.source.exclude, meta, self.directory, parts_folder=parts_folder, also=also)
         return super().matches(meta, identity)
 
-    def with_removed_ids_only(self, meta: Meta, work: BuildJob) -> Meta:
+    def _with_removed_ids_only(self, meta: Meta, work: BuildJob) -> Meta:
         """Return the meta.json of a new corpus or part, with the fingerprint recomputed for only the excluded ids that were removed."""
         if self.source.exclude is None:
             return meta
@@ -240,11 +330,15 @@ class Corpus(Artifact):
         return is_corpus_file(name)
 
     def need(self) -> SpaceNeed | None:
+        if self.is_joined:
+            return None  # each part requests its own disk space, and `_join` requests that of the joined corpus
+        if self.is_part:
+            return corpus_need(sum(file.bytes for file in self.planned.files))
         return corpus_need(file_bytes(getattr(self.source, "files", None), self.source.endings))
 
     def stream(self, context: StreamContext) -> Iterator[Documents]:
         """Yield the documents of the source before `convert`."""
-        return self.source.kept_unconverted(context)
+        return self._part_stream.documents(context) if self.is_part else self.source.kept_unconverted(context)
 
     def meta_of(self, work: BuildJob, counts: CorpusCounts, by_source: DropReport, *, files: Files, content_sha256: str) -> Meta:
         """Return the content of meta.json.
@@ -280,6 +374,16 @@ class Corpus(Artifact):
         return DropSummary() if self.is_part else add_unmatched_ids(summarize_drops(meta), self.source, meta)
 
     def write(self, work: BuildJob) -> WriteResult:
+        if self.is_joined:
+            return self._join_parts(work)
+        if not self.is_part:
+            return self._write_all(work)
+        require_unchanged(self._part_stream.files)
+        written = self._write_all(work)
+        part = {"number": self.number, "plan": self.planned.plan}
+        return replace(written, meta={**self._with_removed_ids_only(written.meta, work), "dataset_name": self._full_name, "part": part})
+
+    def _write_all(self, work: BuildJob) -> WriteResult:
         work.log(f"preparing {self.name}: {', '.join(self.source.prepare)}")
         for note in notes_on_source(self.source):
             work.log(note)
@@ -324,7 +428,7 @@ class Corpus(Artifact):
                 finished_file = writer.write(chunk.rows, chunk.hashes, chunk.digests, chunk.slots)
                 counts.add(chunk.counts)
                 reached = chunks.next_position()
-                if finished_file or counts.before.bytes - recorded_bytes >= most_bytes:
+                if journal.due(0) or finished_file or counts.before.bytes - recorded_bytes >= most_bytes:
                     recorded_bytes = counts.before.bytes
                     written, sizes = writer.checkpoint()
                     now = _CorpusState(written=written, counts=counts.state(), reached=reached)
@@ -345,6 +449,29 @@ class Corpus(Artifact):
             meta = self.meta_of(work, counts, by_source, files=writer.files, content_sha256=writer.content_sha256)
         return WriteResult(meta=meta, resumed=resumed_characters, warning=reading_warning(meta))
 
+    def _join_parts(self, work: BuildJob) -> WriteResult:
+        work.log(f"preparing {self.name} in {self.source.corpus_parts} parts: {', '.join(self.source.prepare)}")
+        force = work.force and self.force_parts
+        materialize(self.parts_plan, wait=True, force=force, log=work.log, notify=False)
+        plan = self.parts_plan.read()
+        if plan.revision != work.revision:
+            raise NielsCacheError(f"{self.parts_plan.target}: the files have changed since this build began; run it again")
+        parts = self.members(plan)
+        metas = dict[Path, Meta]()
+
+        def report(part: CorpusProgress) -> None:
+            if work.progress is not None:
+                work.progress(_progress_of_all(metas.values(), part, parts=len(parts)))
+
+        def build(part: Corpus, waits: bool) -> None:
+            outcome = materialize(part, wait=waits, force=force, on_progress=report, log=work.log, notify=False)
+            metas[part.directory] = outcome.meta
+            report(CorpusProgress(0, 0, 0, None))
+
+        build_free_parts_first(parts, build, log=work.log)
+        meta = _join(self, [(part.directory, metas[part.directory]) for part in parts], work)
+        return WriteResult(meta=self._with_removed_ids_only(meta, work), warning=reading_warning(meta))
+
 
 def _empty_corpus_message(directory: Path, dropped_here: Counter[str], dropped_by_source: Counter[str], report: SourceReport) -> str:
     counts = sorted((dropped_here + dropped_by_source).items())
@@ -355,197 +482,6 @@ def _empty_corpus_message(directory: Path, dropped_here: Counter[str], dropped_b
 
 
 _ROWS = 1 << 16
-
-
-def _with_parts(source: PretrainSource) -> SourceWithParts:
-    assert isinstance(source, SourceWithParts)  # other kinds refuse `parts`
-    return source
-
-
-def _plan_of(corpus: Corpus) -> PartsPlan:
-    registry = corpus.registry
-    return PartsPlan(registry=registry, root=corpus.root, name=corpus.name, source=_with_parts(corpus.source), build=registry.build)
-
-
-@dataclass(frozen=True, kw_only=True)
-class JoinedCorpus(Corpus):
-    """The corpus of a data set with `parts` above 1.
-
-    Attributes:
-        force_parts: Whether `force` also builds the parts again.
-    """
-
-    force_parts: bool = field(default=True, compare=False)
-
-    resumable = False  # the parts are
-    is_shared = True
-
-    @property
-    def parts_plan(self) -> PartsPlan:
-        """The artifact of the plan."""
-        return _plan_of(self)
-
-    def part(self, number: int) -> CorpusPart:
-        """Return the artifact of a part."""
-        return CorpusPart(registry=self.registry, root=self.root, name=self.name, processes=self.processes, number=number)
-
-    def steps(self) -> list[Artifact]:
-        """Return everything that is built before this corpus, in order."""
-        return [self.parts_plan, *map(self.part, range(self.source.corpus_parts))]
-
-    def inputs(self) -> Sequence[str]:
-        return [*super().inputs(), *(step.key for step in self.steps())]
-
-    def members(self, plan: Plan | None = None) -> Iterator[CorpusPart]:
-        """Yield the parts of a plan, which is read once for all of them.
-
-        Args:
-            plan: The plan. None: read it.
-
-        Raises:
-            NielsCacheError: If the plan is missing or has other settings.
-        """
-        for planned in (plan or self.parts_plan.read()).parts:
-            yield replace(self.part(planned.number), given=planned)
-
-    def require_parts(self) -> None:
-        """Raise NielsCacheError if a part is missing, or has other settings."""
-        for part in self.members():
-            try:
-                part.current()
-            except NielsCacheError as error:
-                command = f"niels-cache part {self.name} {part.number} --corpus"
-                raise NielsCacheError(f"{part.directory}: is not there as configured; build it first: {command}") from error
-
-    def revision(self) -> str | None:
-        meta = self.parts_plan.finished()
-        if meta is not None and self.parts_plan.is_frozen(meta):
-            revision: str | None = meta["dataset_revision"]
-            return revision
-        return super().revision()
-
-    def need(self) -> SpaceNeed | None:
-        return None  # each part requests its own disk space, and `_join` requests that of the joined corpus
-
-    def parts_summary(self) -> str:
-        """Return the number of parts that are built, stale, unfinished, and being built, in words. It costs a few small reads a part."""
-        folders = [self.part(number).directory for number in range(self.source.corpus_parts)]
-        try:
-            stale = sum(part.is_stale for part in self.members())
-        except NielsCacheError:  # without a plan, each finished part is stale
-            stale = sum((folder / META_NAME).exists() for folder in folders)
-        return summarize_parts(folders, stale=stale)
-
-    def write(self, work: BuildJob) -> WriteResult:
-        work.log(f"preparing {self.name} in {self.source.corpus_parts} parts: {', '.join(self.source.prepare)}")
-        force = work.force and self.force_parts
-        materialize(self.parts_plan, wait=True, force=force, log=work.log, notify=False)
-        plan = self.parts_plan.read()
-        if plan.revision != work.revision:
-            raise NielsCacheError(f"{self.parts_plan.target}: the files have changed since this build began; run it again")
-        parts = [*self.members(plan)]
-        metas = dict[int, Meta]()
-
-        def report(part: CorpusProgress) -> None:
-            if work.progress is not None:
-                work.progress(_progress_of_all(metas.values(), part, parts=len(parts)))
-
-        def build(part: CorpusPart, waits: bool) -> None:
-            outcome = materialize(part, wait=waits, force=force, on_progress=report, log=work.log, notify=False)
-            metas[part.number] = outcome.meta
-            report(CorpusProgress(0, 0, 0, None))
-
-        build_free_parts_first(parts, build, log=work.log)
-        meta = _join(self, [(part.directory, metas[part.number]) for part in parts], work)
-        return WriteResult(meta=self.with_removed_ids_only(meta, work), warning=reading_warning(meta))
-
-
-@dataclass(frozen=True, kw_only=True)
-class CorpusPart(Corpus):
-    """A part of a corpus.
-
-    Attributes:
-        number: The number of the part.
-        given: The part in the plan, if the caller has read the plan. None: read the plan when it is needed.
-    """
-
-    number: int
-    given: PlannedPart | None = field(default=None, compare=False)
-
-    noun = "part"
-    option = "--corpus"
-    is_shared = True
-    is_part = True
-
-    @property
-    def key(self) -> str:
-        return f"corpus_part/{self.name}/{part_name(self.number)}"
-
-    @property
-    def directory(self) -> Path:
-        return corpus_parts_dir(self.root, self.name) / part_name(self.number)
-
-    @cached_property
-    def planned(self) -> PlannedPart:
-        """The part in the plan.
-
-        Raises:
-            NielsCacheError: If the plan is missing or has other settings.
-        """
-        if self.given is not None:
-            return self.given
-        return _plan_of(self).read().parts[self.number]
-
-    @property
-    def is_stale(self) -> bool:
-        """Whether the part is finished, but has other settings or is damaged."""
-        try:
-            return (self.directory / META_NAME).exists() and not self.current()
-        except NielsCacheError:
-            return True
-
-    def revision(self) -> str | None:
-        return self.planned.revision
-
-    def identity(self, revision: str | None) -> dict[str, Any]:
-        identity = identity_of_corpus(self.registry, self.name, revision=None, tokenizer_sha256=None)
-        source = {key: value for key, value in identity["source"].items() if key != "parts"}
-        files = [list(file) for file in self.planned.files]
-        return {**identity, "source": source, "files": files, "text_field": self.planned.text_field, "part": self.number}
-
-    @cached_property
-    def _stream(self) -> PartStream:
-        files, source = self.planned.files, _with_parts(self.source)
-        located = source.located(files, self.planned.revision)
-        reader = source.file_reader([file.name for file in files])
-        excluded = () if source.exclude is None else excluded_ids(source.exclude)
-        files_at = [*zip(files, located, strict=True)]
-        return PartStream(reader=reader, files=files_at, text_field=self.planned.text_field, excluded=excluded)
-
-    def inputs(self) -> Sequence[str]:
-        return [*super().inputs(), f"plan/{self.name}"]
-
-    def stream(self, context: StreamContext) -> Iterator[Documents]:
-        return self._stream.documents(context)
-
-    def finished(self) -> Meta | None:
-        meta = finished_meta(self.directory)
-        if meta is not None and (problem := location_problem(meta, family="corpus", name=self._full_name)):
-            raise NielsCacheError(f"{self.directory}: {problem}")
-        return meta
-
-    @property
-    def _full_name(self) -> str:
-        return f"{self.name}/{part_name(self.number)}"
-
-    def need(self) -> SpaceNeed | None:
-        return corpus_need(sum(file.bytes for file in self.planned.files))
-
-    def write(self, work: BuildJob) -> WriteResult:
-        require_unchanged(self._stream.files)
-        written = super().write(work)
-        part = {"number": self.number, "plan": self.planned.plan}
-        return replace(written, meta={**self.with_removed_ids_only(written.meta, work), "dataset_name": self._full_name, "part": part})
 
 
 def _progress_of_all(finished: Collection[Meta], part: CorpusProgress, *, parts: int) -> CorpusProgress:
@@ -564,7 +500,7 @@ def _progress_of_all(finished: Collection[Meta], part: CorpusProgress, *, parts:
     )
 
 
-def _join(corpus: JoinedCorpus, members: Sequence[tuple[Path, Meta]], work: BuildJob) -> Meta:
+def _join(corpus: Corpus, members: Sequence[tuple[Path, Meta]], work: BuildJob) -> Meta:
     """Write everything except meta.json, and return meta.json."""
     files: Files = {}
     digest = hashlib.sha256()

@@ -2,17 +2,22 @@
 
 If a data set has `prepare`, its cache is built from its corpus and not from its source. The documents in its drop list (the list of
 duplicates) are left out. Only the build of the corpus then asks upstream for its revision.
+
+A pretrain data set that one process builds is a data set of one part, and `PretrainCache` writes both. What differs is a value, the
+`Share`: the documents that are read, their budgets, and the lock. artifacts/parts/part.py has the shares of parts.
 """
 
-from abc import abstractmethod
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Self, TypeVar
 
 from niels_cache_assets.artifacts.base import Artifact, BuildJob, WriteResult, add_unmatched_ids
 from niels_cache_assets.artifacts.cache_identity import cache_identity, is_prepared, val_may_come_late
+from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.prepared_corpora import open_prepared, with_corpus_readers
 from niels_cache_assets.base.config_path import SENTINELS
 from niels_cache_assets.base.documents import Document, DocumentBatch, Documents
@@ -29,7 +34,10 @@ from niels_cache_assets.corpus.prepared import PreparedCorpus
 from niels_cache_assets.disk.space import SpaceNeed, pretrain_need, sft_need
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.facts.contents import budget_rule
+from niels_cache_assets.facts.disjoint import OverlapSettings, compare_splits
 from niels_cache_assets.facts.drops import DropSummary, summarize_drops
+from niels_cache_assets.parts.layout import part_name, parts_dir
+from niels_cache_assets.parts.plan import Plan, PlannedPart, divide_in_proportion
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.project.tables import BuildSettings
 from niels_cache_assets.sources.notes import notes_on_source
@@ -37,40 +45,43 @@ from niels_cache_assets.sources.reading.files import file_bytes
 from niels_cache_assets.sources.reading.keep import kept_columns
 from niels_cache_assets.sources.reading.references import own_revision, revision_with_references
 from niels_cache_assets.sources.text_column import reading_warning, with_text_field
-from niels_cache_assets.sources.types import PretrainSource, SftSource, Source, StreamContext
+from niels_cache_assets.sources.types import PretrainSource, SftSource, Source, SourceWithParts, StreamContext
 from niels_cache_assets.streaming.decontaminate import ReferenceTexts
 from niels_cache_assets.streaming.feed import Feed, ValShare
 from niels_cache_assets.streaming.splits import UNLIMITED
 from niels_cache_assets.tokenizer.encoder import EngineMismatchError
 from niels_cache_assets.tokenizer.engines import reference_of
 from niels_cache_assets.tokenizer.kinds import TextTokenizer, load_tokenizer
+from niels_cache_runtime.cache.opening import check_sizes, listed_files
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, SPLITS, TOKEN_DTYPES, Family, dataset_dir
 from niels_cache_runtime.format.meta import ForeignMetaError, Meta, check_location, is_foreign, load_meta, location_problem
 
+S = TypeVar("S", bound=Source, covariant=True)
+
 
 @dataclass(frozen=True, kw_only=True)
-class Dataset(Artifact):
-    """The cache of one data set.
+class DatasetSpec(Generic[S]):
+    """A data set with the settings of one run, and everything that its caches read.
+
+    The tokenizer, the plan and the corpus are opened once for all artifacts that hold the same spec.
 
     Attributes:
         source: The table of the data set, with the settings of this run.
         build: The table [build], with the settings of this run.
+        given_plan: The plan of a data set in parts, if the caller has made it in memory. None: the plan on disk.
     """
 
     registry: Registry
     root: Path
     name: str
-    source: Source
+    source: S
     build: BuildSettings
+    given_plan: Plan | None = field(default=None, compare=False)
 
-    resumable = True
-    uses_network = True
-    noun = "cache"
-
-    @abstractmethod
-    def builder(self, context: StreamContext, provenance: Provenance, progress: OnProgress | None) -> CacheBuild:
-        """Return the builder that streams the source in this context."""
+    def uncached(self) -> Self:
+        """Return the same spec, which opens everything again."""
+        return replace(self)
 
     @property
     def family(self) -> Family:
@@ -79,10 +90,12 @@ class Dataset(Artifact):
 
     @property
     def key(self) -> str:
+        """The key of the cache of the whole data set."""
         return f"{self.family}/{self.name}"
 
     @property
     def directory(self) -> Path:
+        """The folder of the cache of the whole data set."""
         return dataset_dir(self.root, self.family, self.name)
 
     @cached_property
@@ -96,6 +109,7 @@ class Dataset(Artifact):
 
     @property
     def reference(self) -> str | None:
+        """See `Artifact.reference`."""
         return reference_of(self.tokenizer)
 
     @property
@@ -119,6 +133,43 @@ class Dataset(Artifact):
             return None
         return open_prepared(self.registry, self.name, root=self.root, source=self.source, build=self.build)
 
+    @property
+    def corpus(self) -> PreparedCorpus:
+        """The corpus of a data set with `prepare`.
+
+        Raises:
+            NielsCacheError: If the corpus or its drop list is not current.
+        """
+        assert self.prepared is not None  # the table has `prepare`
+        return self.prepared
+
+    @property
+    def parts_plan(self) -> PartsPlan:
+        """The artifact of the plan of a data set in parts."""
+        assert isinstance(self.source, SourceWithParts)  # other kinds refuse `parts`
+        return PartsPlan(registry=self.registry, root=self.root, name=self.name, source=self.source, build=self.build)
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The plan of a data set in parts.
+
+        Raises:
+            NielsCacheError: If the plan is missing or has other settings.
+        """
+        return self.given_plan or self.parts_plan.read()
+
+    @cached_property
+    def corpus_plan(self) -> str:
+        """The fingerprint of the kept documents, their splits, and the parts of the corpus. It decides a cache in parts as a plan does."""
+        return fingerprint_of({**self.corpus.identity(), "parts": [len(part) for part in self.corpus.parts]})
+
+    @cached_property
+    def corpus_budgets(self) -> dict[str, list[int]]:
+        """The shares of the parts of the corpus in `train_tokens` and `val_tokens`, by the number of their documents."""
+        source, weights = self.source, [len(part) for part in self.corpus.parts]
+        totals = {"train_tokens": source.train_tokens, "val_tokens": source.val_tokens} if isinstance(source, PretrainSource) else {}
+        return {key: divide_in_proportion(total, weights) for key, total in totals.items() if total}
+
     @cached_property
     def text_bytes(self) -> int | None:
         """The number of bytes of the data set's text, or None if it is unknown."""
@@ -126,19 +177,29 @@ class Dataset(Artifact):
             return int(self.prepared.meta["bytes"]["after"])
         return file_bytes(getattr(self.source, "files", None), self.source.endings)
 
-    def inputs(self) -> Sequence[str]:
+    def inputs(self) -> list[str]:
+        """Return the keys of the artifacts that the cache of the whole data set is built from."""
         others = {*mixture_dependencies(self.registry, self.source), *getattr(self.source, "decontaminate_against", ())}
         read = [each for each in self.registry.prepared() if each == self.name or each in others]
         searched = any("dedup" in self.registry.pretrain[each].prepare for each in read)
         return ["tokenizer", *(f"corpus/{each}" for each in read), *(["corpus/duplicates"] if searched else [])]
 
-    def unavailable(self) -> str | None:
+    def unavailable(self) -> None:
+        """Check that the table has every setting that a build needs.
+
+        Raises:
+            NielsCacheError: If one is missing.
+        """
         missing = self.source.missing_setting()
         if missing is not None:
             raise NielsCacheError(f"{self.registry.origin}: [{self.family}.{self.name}] cannot be built: it needs {missing}")
-        return None
 
     def finished(self) -> Meta | None:
+        """Return the meta.json of the finished cache of the whole data set, or None.
+
+        Raises:
+            NielsCacheError: If there is a build that must be neither used nor replaced.
+        """
         meta = finished_meta(self.directory)
         if meta is not None and meta.get("built"):
             check_location(meta, self.directory)  # a folder that was swapped or copied is not a cache hit, and a build must not replace it
@@ -158,6 +219,7 @@ class Dataset(Artifact):
             return False
 
     def revision(self) -> str | None:
+        """Return the revision of everything that a build reads."""
         assert self.tokenizer  # fail early: nothing can be built without it
         return revision_with_references(self.source, self._own_revision(), self.siblings)
 
@@ -176,11 +238,8 @@ class Dataset(Artifact):
         """
         return own_revision(self.source, self._own_revision, self.siblings, revision)
 
-    def identity(self, revision: str | None) -> dict[str, Any]:
-        return self.identity_with(self.tokenizer.model_sha256, self.tokenizer.vocab_size, revision)
-
-    def identity_with(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
-        """Return everything that decides the bytes of the cache if this tokenizer is used."""
+    def identity(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
+        """Return everything that decides the bytes of the cache of the whole data set if this tokenizer is used."""
         return cache_identity(
             self.registry,
             self.source,
@@ -192,126 +251,194 @@ class Dataset(Artifact):
             prepared=self.prepared,
         )
 
-    def write(self, work: BuildJob) -> WriteResult:
-        for note in notes_on_source(self.source) if self.prepared is None else ():
-            work.log(note)
-        with HeldOutDocuments(self.registry, root=self.root, siblings=self.siblings, tokenizer=self.tokenizer) as held_out:
-            revision = self.source_revision(work.revision)
-            context = StreamContext(
-                seed=self.build.seed, revision=revision, log=work.log, siblings=self.siblings, held_out=held_out, building=self.key
-            )
-            build, resume = self.builder(context, self.provenance(work.revision, work.fingerprint), work.report), work.resume
-            try:
-                meta = build.write(work.directory, resume)
-            except EngineMismatchError as error:
-                command = self.registry.build_command(self.name, self.root, "tokenizer.engine=reference")
-                raise NielsCacheError(f"{self.key}: {error}; go on with the reference: {command}") from error
-        meta = {**meta, **with_text_field(meta["source"], meta["facts"])}
-        # the corpus has already given this warning
-        warning = None if self.prepared else reading_warning(meta)
-        return WriteResult(meta=meta, resumed=resume.resumed_tokens, warning=warning, engines=build.encoder.uses)
-
     def drop_summary(self, meta: Meta) -> DropSummary:
-        if self.is_part:
-            return DropSummary()
+        """Return what the cache of the whole data set left out, in words."""
         if self.prepared is not None:  # the corpus has given its own warning
             return summarize_drops(meta, already_reported=self.prepared.dropped)
         return add_unmatched_ids(summarize_drops(meta), self.source, meta)
 
-    def journal(self, revision: str | None) -> JournalFingerprint:
-        if self.prepared is not None and not getattr(self.source, "decontaminate_against", ()):
-            revision = self.prepared.meta["dataset_revision"]
-        identity = self.identity(revision)
-        resume = Resume(fingerprint=fingerprint_of(identity), identity=identity)
-        context = StreamContext(seed=self.build.seed, revision=revision, siblings=self.siblings)
-        build = self.builder(context, self.provenance(revision, resume.fingerprint), None)
-        return build.journal_fingerprint(resume)
+    def provenance(self, revision: str | None, fingerprint: str, split_rule: str, *, member: str | None = None) -> Provenance:
+        """Return the entries of meta.json about the origin of a cache.
 
-    def provenance(self, revision: str | None, fingerprint: str) -> Provenance:
-        """Return the entries of meta.json about the origin of the cache."""
+        Args:
+            revision: The revision of upstream.
+            fingerprint: The hash of everything that decides the bytes.
+            split_rule: The rule that splits the data set into train and val, as one line.
+            member: The name of a part, or None for the whole data set.
+        """
         return Provenance(
-            dataset_name=self.name,
+            dataset_name=self.name if member is None else f"{self.name}/{member}",
             dataset_config=self.source.hub_config,
             dataset_revision=revision,
             source=self.source.describe(),
-            split_rule=self.split_rule(),
+            split_rule=split_rule,
             fingerprint=fingerprint,
         )
 
-    @abstractmethod
-    def split_rule(self) -> str:
-        """Return the rule that splits the data set into train and val, as one line for meta.json."""
+
+def write_cache(cache: PretrainCache | SftCache, work: BuildJob) -> WriteResult:
+    """Write a cache from its stream."""
+    spec = cache.spec
+    for note in notes_on_source(spec.source) if spec.prepared is None else ():
+        work.log(note)
+    with HeldOutDocuments(spec.registry, root=spec.root, siblings=spec.siblings, tokenizer=spec.tokenizer) as held_out:
+        context = StreamContext(
+            seed=spec.build.seed,
+            revision=spec.source_revision(work.revision),
+            log=work.log,
+            siblings=spec.siblings,
+            held_out=held_out,
+            building=cache.key,
+        )
+        build, resume = _builder(cache, context, work.revision, work.fingerprint, work.report), work.resume
+        try:
+            meta = build.write(work.directory, resume)
+        except EngineMismatchError as error:
+            command = spec.registry.build_command(spec.name, spec.root, "tokenizer.engine=reference")
+            raise NielsCacheError(f"{cache.key}: {error}; go on with the reference: {command}") from error
+    meta = {**meta, **with_text_field(meta["source"], meta["facts"])}
+    # the corpus has already given this warning
+    warning = None if spec.prepared else reading_warning(meta)
+    return WriteResult(meta=meta, resumed=resume.resumed_tokens, warning=warning, engines=build.encoder.uses)
+
+
+def _builder(
+    cache: PretrainCache | SftCache, context: StreamContext, revision: str | None, fingerprint: str, progress: OnProgress | None
+) -> CacheBuild:
+    provenance = cache.spec.provenance(revision, fingerprint, cache.split_rule, member=cache.member)
+    return cache.builder(context, provenance, progress)
+
+
+def journal_of(cache: PretrainCache | SftCache, revision: str | None) -> JournalFingerprint:
+    """Return the fingerprint that the journal of a cache would have now (`Artifact.journal`)."""
+    spec = cache.spec
+    if spec.prepared is not None and not getattr(spec.source, "decontaminate_against", ()):
+        revision = spec.prepared.meta["dataset_revision"]
+    identity = cache.identity(revision)
+    resume = Resume(fingerprint=fingerprint_of(identity), identity=identity)
+    context = StreamContext(seed=spec.build.seed, revision=revision, siblings=spec.siblings)
+    return _builder(cache, context, revision, resume.fingerprint, None).journal_fingerprint(resume)
+
+
+def finished_member(spec: DatasetSpec[PretrainSource], directory: Path, member: str) -> Meta | None:
+    """Return the meta.json of a finished part, or None.
+
+    Raises:
+        NielsCacheError: If the folder holds another part.
+    """
+    meta = finished_meta(directory)
+    if meta is not None and (problem := location_problem(meta, family="pretrain", name=f"{spec.name}/{member}")):
+        raise NielsCacheError(f"{directory}: {problem}")
+    return meta if meta is not None and content_matches(spec, directory, meta) else None
+
+
+def content_matches(spec: DatasetSpec[PretrainSource], directory: Path, meta: Meta) -> bool:
+    """Return whether the content of the files is that of meta.json. They are read only with verify_parts = "sha256" in [build]."""
+    if spec.build.verify_parts == "sha256":
+        try:
+            check_files(spec, directory, meta)
+        except NielsCacheError:
+            return False
+    return True
+
+
+def check_files(spec: DatasetSpec[PretrainSource], directory: Path, meta: Meta) -> None:
+    """Raise NielsCacheError for a file that differs from meta.json, by size or by content ([build] verify_parts)."""
+    listed = listed_files(meta, directory)
+    found = {name: (directory / name).stat().st_size for name in listed if (directory / name).is_file()}
+    check_sizes(directory, listed, found, verify=spec.build.verify_parts)
+
+
+def split_rule(spec: DatasetSpec[PretrainSource]) -> str:
+    """Return the rule that splits a data set into train and val, as one line for meta.json."""
+    source = spec.source
+    if source.has_own_splits:
+        return "upstream's own splits"
+    if source.seeded_val_frac is not None:
+        return f"seeded {source.seeded_val_frac:g} of documents to val, seed {spec.build.seed}"
+    return budget_rule(train_tokens=source.train_tokens, val_tokens=source.val_tokens or 0)
+
+
+def with_overlap(spec: DatasetSpec[PretrainSource], meta: Meta, work: BuildJob) -> Meta:
+    """Return the content of meta.json with the result of comparing train with val, whose files are finished."""
+    if meta["val_tokens"]:
+        work.log("comparing train with val")
+    settings = OverlapSettings.of(spec.registry, spec.source, spec.build)
+    overlap = compare_splits(work.directory, meta, spec.tokenizer, settings, threads=spec.build.threads, scratch=work.directory)
+    return {**meta, "overlap": overlap.record}
+
+
+def pretrain_build(spec: DatasetSpec[PretrainSource], directory: Path, **own: Any) -> PretrainBuild:
+    """Return a build with the settings that all builds for a data set have.
+
+    Args:
+        spec: The data set.
+        directory: The folder of the cache.
+        **own: The other fields of the build.
+    """
+    source, build = spec.source, spec.build
+    return PretrainBuild(
+        out_dir=str(directory),
+        tokenizer=spec.tokenizer,
+        shard_bytes=build.shard_bytes,
+        threads=build.threads,
+        token_dtype=build.token_dtype,
+        decontaminate=source.decontaminate,
+        decontaminate_threshold=source.decontaminate_threshold,
+        keep=kept_columns(source, spec.registry.pretrain),
+        **own,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class SwitchedOff(Artifact):
-    """The empty cache of a data set that is switched off, with a meta.json that says so. A finished cache is kept instead."""
+class Share:
+    """All of a pretrain data set: what its cache reads, and what decides its bytes. Each subclass is the share of a part.
 
-    dataset: Dataset
+    A cache of all has a lock of the file system. The cache of a part has a lease, because machines share the parts.
 
-    states = ("disabled", "disabled")
+    Attributes:
+        number: The number of the part. None: all of the data set.
+    """
+
+    spec: DatasetSpec[PretrainSource]
+    number: int | None = None
 
     @property
-    def key(self) -> str:
-        return self.dataset.key
+    def planned(self) -> PlannedPart:
+        """The part in the plan."""
+        raise NotImplementedError("all of a data set is no part")
 
-    @property
-    def directory(self) -> Path:
-        return self.dataset.directory
+    def inputs(self) -> list[str]:
+        """See `Artifact.inputs`."""
+        return self.spec.inputs()
 
-    def unavailable(self) -> str | None:
-        return self.dataset.unavailable()
+    def revision(self) -> str | None:
+        """See `Artifact.revision`."""
+        return self.spec.revision()
 
-    def finished(self) -> Meta | None:
-        meta = finished_meta(self.directory)
-        if meta is not None and meta.get("built"):
-            check_location(meta, self.directory)
-        elif meta is not None and location_problem(meta, family=self.dataset.family, name=self.dataset.name) is not None:
-            return None  # an empty cache may be replaced
-        return meta
+    def identity(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
+        """Return everything that decides the bytes of the cache if this tokenizer is used."""
+        return self.spec.identity(tokenizer_sha256, vocab_size, revision)
 
-    def reason_to_keep_stale(self) -> str | None:
-        meta = self.finished()
-        if not self.dataset.is_of_another_program() and not (meta is not None and meta.get("built")):
-            return None
-        return f"{self.dataset.name} is switched off; its finished cache is kept (force replaces it)"
-
-    def identity(self, revision: str | None) -> dict[str, Any]:
-        return {"enabled": False, "source": self.dataset.source.source}
-
-    def write(self, work: BuildJob) -> WriteResult:
-        provenance = self.dataset.provenance(None, work.fingerprint)
-        return WriteResult(meta=write_unbuilt(work.directory, family=self.dataset.family, provenance=provenance))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pretrain(Dataset):
-    """The cache of a pretrain data set."""
-
-    source: PretrainSource
-
-    version = CODE_VERSIONS["pretrain"]
+    def identities(self, meta: Meta, identity: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+        """Return the identities that a finished cache may have if it equals a build that would be made from `identity`."""
+        return [identity]
 
     def need(self) -> SpaceNeed | None:
+        """See `Artifact.need`."""
+        spec = self.spec
         # how much text a drop list or `decontaminate_against` removes is unknown
-        exact = self.prepared is not None and self.prepared.duplicates is None and not self.source.decontaminate_against
-        return pretrain_need(
-            train_tokens=self.source.train_tokens,
-            val_tokens=self.source.val_tokens,
-            token_bytes=self.token_bytes,
-            text_bytes=self.text_bytes,
-            exact=exact,
-        )
+        exact = spec.prepared is not None and spec.prepared.duplicates is None and not spec.source.decontaminate_against
+        budgets = {"train_tokens": spec.source.train_tokens, "val_tokens": spec.source.val_tokens}
+        return pretrain_need(**budgets, token_bytes=spec.token_bytes, text_bytes=spec.text_bytes, exact=exact)
 
     def split_rule(self) -> str:
-        if self.source.has_own_splits:
-            return "upstream's own splits"
-        if self.source.seeded_val_frac is not None:
-            return f"seeded {self.source.seeded_val_frac:g} of documents to val, seed {self.build.seed}"
-        return budget_rule(train_tokens=self.source.train_tokens, val_tokens=self.source.val_tokens or 0)
+        """Return the rule that splits the documents into train and val, as one line for meta.json."""
+        return split_rule(self.spec)
 
-    def builder(self, context: StreamContext, provenance: Provenance, progress: OnProgress | None) -> PretrainBuild:
-        source, feed = self.source, self._feed(context)
+    def stream(self, context: StreamContext) -> dict[str, Any]:
+        """Return the documents to read, their budgets, and what train is compared with, as fields of PretrainBuild."""
+        spec, source, feed = self.spec, self.spec.source, self._feed(context)
 
         def val_documents() -> Iterator[Document]:
             context.log("reading val, to keep its documents out of train")
@@ -319,80 +446,203 @@ class Pretrain(Dataset):
                 documents = DocumentBatch.of(batch)
                 yield from documents[documents.split == SPLITS.index("val")]
 
-        return self.new_build(
-            items=feed,
-            max_train_tokens=UNLIMITED if source.train_tokens is None else source.train_tokens,
-            max_val_tokens=source.val_tokens or 0,
-            seed=self.build.seed,
-            shuffle_buffer=source.builder_shuffle or None,
-            val_texts=val_documents() if source.decontaminate != "off" and val_may_come_late(source) else None,
-            references=self._references(context),
-            provenance=provenance,
-            progress=progress,
-        )
-
-    def new_build(self, **own: Any) -> PretrainBuild:
-        """Return a build with the settings that all builds for this data set have.
-
-        Args:
-            **own: The other fields of the build.
-        """
-        return PretrainBuild(
-            out_dir=str(self.directory),
-            tokenizer=self.tokenizer,
-            shard_bytes=self.build.shard_bytes,
-            threads=self.build.threads,
-            token_dtype=self.build.token_dtype,
-            decontaminate=self.source.decontaminate,
-            decontaminate_threshold=self.source.decontaminate_threshold,
-            keep=self.keep,
-            **own,
-        )
-
-    @property
-    def keep(self) -> tuple[str, ...]:
-        """The columns whose values are kept in lineage."""
-        return kept_columns(self.source, self.registry.pretrain)
+        return {
+            "items": feed,
+            "max_train_tokens": UNLIMITED if source.train_tokens is None else source.train_tokens,
+            "max_val_tokens": source.val_tokens or 0,
+            "seed": spec.build.seed,
+            "shuffle_buffer": source.builder_shuffle or None,
+            "val_texts": val_documents() if source.decontaminate != "off" and val_may_come_late(source) else None,
+            "references": self._references(context),
+        }
 
     def _references(self, context: StreamContext) -> ReferenceTexts | None:
         """Return the texts of `decontaminate_against`, or None without this key."""
-        if not self.source.decontaminate_against:
+        if not self.spec.source.decontaminate_against:
             return None
         held_out = context.held_out if isinstance(context.held_out, HeldOutDocuments) else None
-        return reference_texts(self.registry, self.source, context, held_out)
+        return reference_texts(self.spec.registry, self.spec.source, context, held_out)
 
     def _feed(self, context: StreamContext) -> Feed[Documents]:
         """Return the documents of the corpus, or the documents of the source if the data set has no corpus.
 
         Documents of a corpus already have a split.
         """
-        if self.prepared is not None:
-            return Feed(self.prepared.stream, context, expected=self.prepared.kept if self.source.train_tokens is None else None)
-        if self.source.seeded_val_frac is None:
-            return Feed(self.source.kept_documents, context)
+        source, prepared, seed = self.spec.source, self.spec.prepared, self.spec.build.seed
+        if prepared is not None:
+            return Feed(prepared.stream, context, expected=prepared.kept if source.train_tokens is None else None)
+        if source.seeded_val_frac is None:
+            return Feed(source.kept_documents, context)
 
         def count() -> int:
             context.log("counting documents, to split them by val_frac")
-            return self.source.count_unsplit(context)
+            return source.count_unsplit(context)
 
-        return Feed(
-            self.source.kept_documents, context, share=ValShare(val_frac=self.source.seeded_val_frac, seed=self.build.seed, count=count)
-        )
+        share = ValShare(val_frac=source.seeded_val_frac, seed=seed, count=count, exclude=source.exclude)
+        return Feed(source.documents, context, share=share)
+
+    def write(self, cache: PretrainCache, work: BuildJob) -> WriteResult:
+        """See `Artifact.write`."""
+        written = write_cache(cache, work)
+        return replace(written, meta=with_overlap(self.spec, written.meta, work))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sft(Dataset):
+class PretrainCache(Artifact):
+    """The cache of a pretrain data set or of one part of it.
+
+    Attributes:
+        share: What the cache reads.
+    """
+
+    share: Share
+
+    version = CODE_VERSIONS["pretrain"]
+    resumable = True
+    uses_network = True
+    noun = "cache"
+
+    @property
+    def spec(self) -> DatasetSpec[PretrainSource]:
+        """The data set."""
+        return self.share.spec
+
+    @property
+    def registry(self) -> Registry:
+        """The configuration."""
+        return self.spec.registry
+
+    @property
+    def member(self) -> str | None:
+        """The name of the part, or None for all of the data set."""
+        return None if self.share.number is None else part_name(self.share.number)
+
+    @property
+    def key(self) -> str:
+        return f"part/{self.spec.name}/{self.member}" if self.member else self.spec.key
+
+    @property
+    def directory(self) -> Path:
+        return parts_dir(self.spec.root, self.spec.name) / self.member if self.member else self.spec.directory
+
+    @property
+    def root(self) -> Path:
+        """The folder of the caches."""
+        return self.spec.root
+
+    @property
+    def part_arguments(self) -> list[str]:
+        """The arguments of `niels-cache part` that build the part."""
+        return [self.spec.name, str(self.share.number)]
+
+    @property
+    def is_shared(self) -> bool:
+        return self.is_part
+
+    @property
+    def is_part(self) -> bool:
+        return self.member is not None
+
+    @property
+    def reference(self) -> str | None:
+        return self.spec.reference
+
+    @property
+    def planned_by(self) -> str:
+        """The fingerprint of the group of parts that decides this part. Growth never changes it."""
+        return self.share.planned.plan
+
+    def with_spec(self, spec: DatasetSpec[PretrainSource]) -> Self:
+        """Return the same cache of another spec."""
+        return replace(self, share=replace(self.share, spec=spec))
+
+    def uncached(self) -> Self:
+        return self.with_spec(self.spec.uncached())
+
+    def inputs(self) -> list[str]:
+        return self.share.inputs()
+
+    def unavailable(self) -> None:
+        self.spec.unavailable()
+
+    def finished(self) -> Meta | None:
+        return finished_member(self.spec, self.directory, self.member) if self.member else self.spec.finished()
+
+    def revision(self) -> str | None:
+        return self.share.revision()
+
+    def identity(self, revision: str | None) -> dict[str, Any]:
+        return self.identity_with(self.spec.tokenizer.model_sha256, self.spec.tokenizer.vocab_size, revision)
+
+    def identity_with(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
+        """Return everything that decides the bytes of the cache if this tokenizer is used."""
+        return self.share.identity(tokenizer_sha256, vocab_size, revision)
+
+    def matches(self, meta: Meta, identity: Mapping[str, Any]) -> bool:
+        return any(super(PretrainCache, self).matches(meta, each) for each in self.share.identities(meta, identity))
+
+    def need(self) -> SpaceNeed | None:
+        return self.share.need()
+
+    def drop_summary(self, meta: Meta) -> DropSummary:
+        return DropSummary() if self.is_part else self.spec.drop_summary(meta)
+
+    def journal(self, revision: str | None) -> JournalFingerprint:
+        return journal_of(self, revision)
+
+    @property
+    def split_rule(self) -> str:
+        """The rule that splits the documents into train and val, as one line for meta.json."""
+        return self.share.split_rule()
+
+    def builder(self, context: StreamContext, provenance: Provenance, progress: OnProgress | None) -> PretrainBuild:
+        """Return the builder that streams the documents in this context."""
+        return pretrain_build(self.spec, self.directory, provenance=provenance, progress=progress, **self.share.stream(context))
+
+    def write(self, work: BuildJob) -> WriteResult:
+        return self.share.write(self, work)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SftCache(Artifact):
     """The cache of an SFT data set."""
 
-    source: SftSource
+    spec: DatasetSpec[SftSource]
 
     version = CODE_VERSIONS["sft"]
+    member = None
+    resumable = True
+    uses_network = True
+    noun = "cache"
 
-    def unavailable(self) -> str | None:
-        problem = self.registry.tokenizer.roles_problem if self.source.template == SENTINELS else None
-        if problem is not None and self.source.enabled:
+    @property
+    def registry(self) -> Registry:
+        """The configuration."""
+        return self.spec.registry
+
+    @property
+    def key(self) -> str:
+        return self.spec.key
+
+    @property
+    def directory(self) -> Path:
+        return self.spec.directory
+
+    @property
+    def reference(self) -> str | None:
+        return self.spec.reference
+
+    def uncached(self) -> Self:
+        return replace(self, spec=self.spec.uncached())
+
+    def inputs(self) -> list[str]:
+        return self.spec.inputs()
+
+    def unavailable(self) -> None:
+        problem = self.registry.tokenizer.roles_problem if self.spec.source.template == SENTINELS else None
+        if problem is not None and self.spec.source.enabled:
             raise NielsCacheError(f"{self.registry.origin}: [{self.key.replace('/', '.')}] cannot be built: {problem}")
-        return super().unavailable()
+        self.spec.unavailable()
 
     @cached_property
     def template(self) -> Template | None:
@@ -401,34 +651,104 @@ class Sft(Dataset):
         Raises:
             NielsCacheError: If the template is missing.
         """
-        return find_template(self.source.template, self.registry.tokenizer)
+        return find_template(self.spec.source.template, self.registry.tokenizer)
+
+    def finished(self) -> Meta | None:
+        return self.spec.finished()
+
+    def revision(self) -> str | None:
+        return self.spec.revision()
+
+    def identity(self, revision: str | None) -> dict[str, Any]:
+        return self.identity_with(self.spec.tokenizer.model_sha256, self.spec.tokenizer.vocab_size, revision)
 
     def identity_with(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
-        identity = super().identity_with(tokenizer_sha256, vocab_size, revision)
+        """Return everything that decides the bytes of the cache if this tokenizer is used."""
+        identity = self.spec.identity(tokenizer_sha256, vocab_size, revision)
         return identity if self.template is None else {**identity, "template": self.template.identity}
 
     def need(self) -> SpaceNeed | None:
-        return sft_need(self.text_bytes, token_bytes=self.token_bytes)
+        return sft_need(self.spec.text_bytes, token_bytes=self.spec.token_bytes)
 
+    def drop_summary(self, meta: Meta) -> DropSummary:
+        return self.spec.drop_summary(meta)
+
+    def journal(self, revision: str | None) -> JournalFingerprint:
+        return journal_of(self, revision)
+
+    def write(self, work: BuildJob) -> WriteResult:
+        return write_cache(self, work)
+
+    @property
     def split_rule(self) -> str:
-        unit = "conversation" if self.source.turns == "each" and self.source.split_unit == "example" else self.source.split_unit
-        return f"seeded {self.source.val_frac:g} of {unit}s to val, seed {self.build.seed}"
+        """The rule that splits the conversations into train and val, as one line for meta.json."""
+        source = self.spec.source
+        unit = "conversation" if source.turns == "each" and source.split_unit == "example" else source.split_unit
+        return f"seeded {source.val_frac:g} of {unit}s to val, seed {self.spec.build.seed}"
 
     def builder(self, context: StreamContext, provenance: Provenance, progress: OnProgress | None) -> SftBuild:
+        """Return the builder that streams the source in this context."""
+        source, build = self.spec.source, self.spec.build
         return SftBuild(
-            items=Feed(self.source.conversations, context),
+            items=Feed(source.conversations, context),
             out_dir=str(self.directory),
-            tokenizer=self.tokenizer,
-            val_frac=self.source.val_frac,
-            seed=self.build.seed,
-            split_by="example" if self.source.split_unit == "prompt" else self.source.split_unit,
-            preference=self.source.is_preference,
-            max_tokens=getattr(self.source, "max_tokens", None),
-            turns=self.source.turns,
+            tokenizer=self.spec.tokenizer,
+            val_frac=source.val_frac,
+            seed=build.seed,
+            split_by="example" if source.split_unit == "prompt" else source.split_unit,
+            preference=source.is_preference,
+            max_tokens=getattr(source, "max_tokens", None),
+            turns=source.turns,
             on_invalid="drop",
-            threads=self.build.threads,
-            token_dtype=self.build.token_dtype,
+            threads=build.threads,
+            token_dtype=build.token_dtype,
             template=self.template,
             provenance=provenance,
             progress=progress,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwitchedOff(Artifact):
+    """The empty cache of a data set that is switched off, with a meta.json that says so. A finished cache is kept instead.
+
+    Attributes:
+        split_rule: The rule that splits the data set if it is switched on, as one line for meta.json.
+    """
+
+    spec: DatasetSpec[Source]
+    split_rule: str
+
+    states = ("disabled", "disabled")
+
+    @property
+    def key(self) -> str:
+        return self.spec.key
+
+    @property
+    def directory(self) -> Path:
+        return self.spec.directory
+
+    def unavailable(self) -> None:
+        self.spec.unavailable()
+
+    def finished(self) -> Meta | None:
+        meta, spec = finished_meta(self.directory), self.spec
+        if meta is not None and meta.get("built"):
+            check_location(meta, self.directory)
+        elif meta is not None and location_problem(meta, family=spec.family, name=spec.name) is not None:
+            return None  # an empty cache may be replaced
+        return meta
+
+    def reason_to_keep_stale(self) -> str | None:
+        meta, spec = self.finished(), self.spec
+        if not spec.is_of_another_program() and not (meta is not None and meta.get("built")):
+            return None
+        return f"{spec.name} is switched off; its finished cache is kept (force replaces it)"
+
+    def identity(self, revision: str | None) -> dict[str, Any]:
+        return {"enabled": False, "source": self.spec.source.source}
+
+    def write(self, work: BuildJob) -> WriteResult:
+        provenance = self.spec.provenance(None, work.fingerprint, self.split_rule)
+        return WriteResult(meta=write_unbuilt(work.directory, family=self.spec.family, provenance=provenance))

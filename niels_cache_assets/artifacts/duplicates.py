@@ -258,7 +258,6 @@ class HashRange(SearchStep):
 
     number: int
 
-    option = "--range"
     resumable = True
     noun = "range"
 
@@ -271,9 +270,9 @@ class HashRange(SearchStep):
         return f"range/{self.member}"
 
     @property
-    def name(self) -> str:
-        """One of the data sets that are searched, for the command of a range. A range covers all of them."""
-        return next(iter(self.required.corpora), dedup_order(self.registry)[0])
+    def part_arguments(self) -> list[str]:
+        """The arguments of `niels-cache part` that build the range, with one of the data sets that are searched."""
+        return [next(iter(self.required.corpora), dedup_order(self.registry)[0]), str(self.number), "--range"]
 
     def inputs(self) -> list[str]:
         return [HASHES]

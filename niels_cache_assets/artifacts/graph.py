@@ -18,14 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from niels_cache_assets.artifacts.base import Artifact
-from niels_cache_assets.artifacts.corpus import Corpus, CorpusPart, JoinedCorpus
+from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.corpus_report import CorpusReport
-from niels_cache_assets.artifacts.dataset import Dataset, Pretrain, Sft, SwitchedOff
+from niels_cache_assets.artifacts.dataset import DatasetSpec, PretrainCache, SftCache, Share, SwitchedOff
 from niels_cache_assets.artifacts.duplicates import Duplicates, HashRange
 from niels_cache_assets.artifacts.index import BlendIndex
-from niels_cache_assets.artifacts.parts.part import Part
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
-from niels_cache_assets.artifacts.parts.seal import PreparedSealedDataset, SealedDataset
+from niels_cache_assets.artifacts.parts.seal import DatasetCache, JoinedCache
 from niels_cache_assets.artifacts.prepared_corpora import with_corpus_readers
 from niels_cache_assets.artifacts.state import CacheState, state_of, unlisted_corpus_state, unlisted_state
 from niels_cache_assets.artifacts.tokenizer import Tokenizer
@@ -63,24 +62,22 @@ class Graph:
         return Tokenizer(registry=self.registry, root=self.root, is_shared=self.registry.has_parts or was_shared)
 
     def corpus(self, name: str, *, processes: int | None = None) -> Corpus:
-        """Return the corpus of a data set. It is joined from its parts if the data set has several."""
+        """Return the corpus of a data set."""
         siblings = partial(with_corpus_readers, self.registry, self.root)
-        source = self.registry.pretrain.get(name)
-        kind = JoinedCorpus if source is not None and source.corpus_parts > 1 else Corpus
-        return kind(registry=self.registry, root=self.root, name=name, processes=processes, siblings=siblings)
+        return Corpus(registry=self.registry, root=self.root, name=name, processes=processes, siblings=siblings)
 
-    def joined_corpus(self, name: str) -> JoinedCorpus:
+    def joined_corpus(self, name: str) -> Corpus:
         """Return the corpus of a data set whose corpus is in parts.
 
         Raises:
             NielsCacheError: If the corpus of the data set is not in parts.
         """
         corpus = self.corpus(name)
-        if not isinstance(corpus, JoinedCorpus):
+        if not corpus.is_joined:
             raise NielsCacheError(f"{self.registry.origin}: the corpus of {name} is not in parts; set parts in [pretrain.{name}]")
         return corpus
 
-    def corpus_part(self, name: str) -> CorpusPart:
+    def corpus_part(self, name: str) -> Corpus:
         """Return a part of a corpus by its name, NAME/part-00017.
 
         Raises:
@@ -96,7 +93,7 @@ class Graph:
         Raises:
             NielsCacheError: If the data set is not in parts.
         """
-        return self.joined_corpus(name).parts_plan if name in self.registry.corpora_in_parts() else self.sealed(name).parts_plan
+        return self.joined_corpus(name).parts_plan if name in self.registry.corpora_in_parts() else self.sealed(name).spec.parts_plan
 
     def hash_range(self, name: str) -> HashRange:
         """Return a range of the search for duplicates by its name, range-00003.
@@ -115,7 +112,7 @@ class Graph:
         """Return the report of a data set's corpus."""
         return CorpusReport(registry=self.registry, root=self.root, name=name)
 
-    def dataset(self, name: str, run_settings: Mapping[str, Any] | None = None) -> Dataset:
+    def dataset(self, name: str, run_settings: Mapping[str, Any] | None = None) -> DatasetCache:
         """Return the cache of a data set.
 
         Args:
@@ -131,10 +128,10 @@ class Graph:
         own = {key: value for key, value in given.items() if key not in BuildSettings.model_fields}
         build = apply_run_settings(self.registry.build, shared)
         source = apply_run_settings(self.registry.source(name), own)
-        kind: type[Dataset] = Pretrain if isinstance(source, PretrainSource) else Sft
+        spec: DatasetSpec[Any] = DatasetSpec(registry=self.registry, root=self.root, name=name, source=source, build=build)
         if isinstance(source, SourceWithParts) and source.is_in_parts:
-            kind = PreparedSealedDataset if source.prepare else SealedDataset
-        return kind(registry=self.registry, root=self.root, name=name, source=source, build=build)
+            return JoinedCache(spec=spec)
+        return PretrainCache(share=Share(spec=spec)) if isinstance(source, PretrainSource) else SftCache(spec=spec)
 
     def cache(self, name: str) -> Artifact:
         """Return the artifact that a build of a data set makes: its cache, or an empty cache if the data set is switched off.
@@ -146,20 +143,25 @@ class Graph:
             NielsCacheError: If the name is unknown.
         """
         dataset = self.dataset(name)
-        return dataset if dataset.source.enabled else SwitchedOff(dataset=dataset)
+        return dataset if dataset.spec.source.enabled else SwitchedOff(spec=dataset.spec, split_rule=dataset.split_rule)
 
-    def sealed(self, name: str) -> SealedDataset:
+    def sealed(self, name: str) -> JoinedCache:
         """Return the cache of a data set in parts.
 
         Raises:
             NielsCacheError: If the data set is not in parts.
         """
         dataset = self.dataset(name)
-        if not isinstance(dataset, SealedDataset):
+        if not isinstance(dataset, JoinedCache):
             raise NielsCacheError(f"{self.registry.origin}: {name} is not in parts; set parts in [pretrain.{name}]")
         return dataset
 
-    def part(self, name: str) -> Part:
+    def joined(self, name: str) -> list[Corpus | JoinedCache]:
+        """Return what joins the parts of a data set, in build order: its corpus, its cache or both."""
+        corpora, caches = self.registry.corpora_in_parts(), self.registry.in_parts()
+        return [*([self.joined_corpus(name)] if name in corpora else []), *([self.sealed(name)] if name in caches else [])]
+
+    def part(self, name: str) -> PretrainCache:
         """Return a part by its name, NAME/part-00017.
 
         Raises:
@@ -167,7 +169,7 @@ class Graph:
         """
         dataset, _, member = name.rpartition("/")
         sealed = self.sealed(dataset)
-        return sealed.part(self._number(member, "part", sealed.source.total_parts, f"{dataset} has no part"))
+        return sealed.part(self._number(member, "part", sealed.spec.source.total_parts, f"{dataset} has no part"))
 
     def _number(self, name: str, prefix: str, count: int, problem: str) -> int:
         """Return the number in a name such as part-00017.

@@ -161,6 +161,7 @@ def _build(required: _RequiredBuild, lock: BuildLock, *, force: bool, on_progres
             log=log,
             lease=lock.lease,
             reference=artifact.reference,
+            record_seconds=artifact.record_seconds,
         )
         written = artifact.write(work)
         drops = artifact.drop_summary(written.meta)

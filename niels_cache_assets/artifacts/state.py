@@ -13,19 +13,22 @@ from pathlib import Path
 from typing import Literal, cast
 
 from niels_cache_assets.artifacts.base import Artifact, add_unmatched_ids
-from niels_cache_assets.artifacts.corpus import Corpus, CorpusPart, JoinedCorpus
+from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.corpus_report import CorpusReport
-from niels_cache_assets.artifacts.dataset import Dataset, SwitchedOff
+from niels_cache_assets.artifacts.dataset import PretrainCache, SftCache, SwitchedOff
 from niels_cache_assets.artifacts.duplicates import Duplicates, HashRange, SearchHashes
 from niels_cache_assets.artifacts.index import BlendIndex, is_prebuilt
-from niels_cache_assets.artifacts.parts.part import Part, ValPart
+from niels_cache_assets.artifacts.parts.part import ValPart, difference
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
-from niels_cache_assets.artifacts.parts.seal import PreparedSealedDataset, SealedDataset
+from niels_cache_assets.artifacts.parts.seal import DatasetCache, JoinedCache
 from niels_cache_assets.artifacts.tokenizer import Tokenizer
 from niels_cache_assets.artifacts.tokenizer_note import training_note
 from niels_cache_assets.corpus.layout import REPORT_NAME, corpus_dir
+from niels_cache_assets.disk.journal import JOURNAL_NAME, partial_directory
 from niels_cache_assets.facts.contents import budget_shortfall
 from niels_cache_assets.facts.drops import DropSummary, summarize_drops
+from niels_cache_assets.parts.layout import CHILD_BUILT_KINDS
+from niels_cache_assets.parts.lease import lease_owner
 from niels_cache_assets.sources.types import Source
 from niels_cache_runtime.cache.opening import check_sizes, listed_files, open_consistently
 from niels_cache_runtime.errors import NielsCacheError
@@ -117,10 +120,8 @@ class CacheState:
 
 def state_of(artifact: Artifact) -> CacheState:
     """Return the state of one artifact of a configuration. This costs one or two small reads, and a few more for a report or an index."""
-    if isinstance(artifact, SwitchedOff):
-        artifact = artifact.dataset
     kind = cast(Kind, artifact.key.partition("/")[0])
-    name = artifact.name if isinstance(artifact, Dataset) and kind in FAMILIES else artifact.key
+    name = artifact.spec.name if isinstance(artifact, DatasetCache | SwitchedOff) and kind in FAMILIES else artifact.key
     return _state(name, kind, artifact.directory, partial(_evaluate, artifact), note=partial(_note, artifact))
 
 
@@ -129,7 +130,9 @@ def _note(artifact: Artifact, meta: Meta) -> str | None:
         return training_note(artifact.registry, meta)
     if artifact.is_part:
         return budget_shortfall(meta)
-    return _content_note(meta, artifact.source) if isinstance(artifact, Dataset | Corpus) else None
+    if isinstance(artifact, DatasetCache | SwitchedOff):
+        return _content_note(meta, artifact.spec.source)
+    return _content_note(meta, artifact.source) if isinstance(artifact, Corpus) else None
 
 
 def _content_note(meta: Meta, source: Source | None = None) -> str:
@@ -147,23 +150,25 @@ def _evaluate(artifact: Artifact) -> Evaluation:
 
 
 @_evaluate.register
-def _(dataset: Dataset) -> Evaluation:
-    source, directory, root = dataset.source, dataset.directory, dataset.root
+def _(dataset: PretrainCache | JoinedCache | SftCache | SwitchedOff) -> Evaluation:
+    if isinstance(dataset, PretrainCache) and dataset.is_part:
+        return _evaluate_member(dataset)
+    source, directory, root = dataset.spec.source, dataset.directory, dataset.spec.root
     missing = source.missing_setting()
     if missing is not None and source.enabled:
         return "not configured", f"needs {missing}"
 
     def so_far() -> str:
-        return f"; {dataset.parts_summary()}" if isinstance(dataset, SealedDataset) else ""
+        return f"; {_parts_summary(dataset)}" if isinstance(dataset, JoinedCache) else ""
 
     if not (directory / META_NAME).exists():
         return ("missing", f"build it{so_far()}") if source.enabled else ("disabled", "")
-    meta = _read_dataset(directory, dataset.family)
+    meta = _read_dataset(directory, dataset.spec.family)
     if is_foreign(meta):
         return "unverifiable", f"{UNVERIFIABLE}; a build does not replace it without force (--force)"
     if not source.enabled:
         return ("switched off", "switched off; its old cache is kept") if meta["built"] else ("disabled", "")
-    if not meta["built"]:
+    if not meta["built"] or isinstance(dataset, SwitchedOff):
         return "other settings", "build it: it has been switched on since"
     evaluation = _evaluate_tokenizer(meta, root)
     if evaluation[0] != "built":
@@ -171,7 +176,7 @@ def _(dataset: Dataset) -> Evaluation:
     try:
         same = dataset.matches(meta, dataset.identity_with(meta["tokenizer_sha256"], meta.get("vocab_size"), meta["dataset_revision"]))
     except NielsCacheError as error:
-        has_plan = isinstance(dataset, SealedDataset) and not isinstance(dataset, PreparedSealedDataset)
+        has_plan = isinstance(dataset, JoinedCache) and not dataset.is_of_corpus
         return "other settings" if has_plan else "no corpus", str(error)
     if not same:
         return (
@@ -186,18 +191,17 @@ def _(plan: PartsPlan) -> Evaluation:
     return _evaluate_current(plan.target, plan.read)
 
 
-@_evaluate.register
-def _(part: Part | ValPart) -> Evaluation:
+@_evaluate.register(ValPart)
+def _evaluate_member(part: ValPart | PretrainCache) -> Evaluation:
     if not (part.directory / META_NAME).exists():
         return "missing", "build it"
     meta = _read_with(part.directory, _BUILT_KEYS, named=False)
-    evaluation = _evaluate_tokenizer(meta, part.root)
+    evaluation = _evaluate_tokenizer(meta, part.spec.root)
     if evaluation[0] != "built":
         return evaluation
     try:
         part.finished()  # raises if the folder holds another part
-        same = part.is_current(meta)
-        return ("in sync", "") if same else ("other settings", part.difference(meta))
+        return ("in sync", "") if part.is_current(meta) else ("other settings", difference(part, meta))
     except NielsCacheError as error:
         return "other settings", str(error)
 
@@ -217,8 +221,10 @@ def _(tokenizer: Tokenizer) -> Evaluation:
 
 @_evaluate.register
 def _(corpus: Corpus) -> Evaluation:
+    if corpus.is_part:
+        return _evaluate_current(corpus.directory / META_NAME, corpus.current)
     evaluation = _evaluate_presence(corpus.directory, _CORPUS_KEYS, named=True)
-    so_far = f"; {corpus.parts_summary()}" if isinstance(corpus, JoinedCorpus) else ""
+    so_far = f"; {_parts_summary(corpus)}" if corpus.is_joined else ""
     if evaluation[0] == "missing":
         return "missing", f"{evaluation[1]}{so_far}"
     if evaluation[0] != "built":
@@ -228,7 +234,7 @@ def _(corpus: Corpus) -> Evaluation:
 
 
 @_evaluate.register
-def _(part: CorpusPart | SearchHashes | HashRange) -> Evaluation:
+def _(part: SearchHashes | HashRange) -> Evaluation:
     return _evaluate_current(part.directory / META_NAME, part.current)
 
 
@@ -269,6 +275,28 @@ def _(index: BlendIndex) -> Evaluation:
     if is_prebuilt(index.registry, index.name, root=index.root):
         return "in sync", ""
     return "missing", f"build it: niels-cache prebuild-index {index.name}, or build-all"
+
+
+def _parts_summary(joined: JoinedCache | Corpus) -> str:
+    """Return the number of parts that are built, stale, unfinished, and being built, in words. It costs a few small reads a part."""
+    folders = [step.directory for step in joined.steps() if step.key.partition("/")[0] in CHILD_BUILT_KINDS]
+    finished = {folder for folder in folders if (folder / META_NAME).exists()}
+    try:
+        stale = sum(not _is_current(member) for member in joined.members() if member.directory in finished)
+    except NielsCacheError:  # without a plan, a corpus or a tokenizer, no part can be compared
+        stale = 0
+    running = [folder for folder in folders if lease_owner(folder) is not None]
+    unfinished = sum((partial_directory(folder) / JOURNAL_NAME).exists() for folder in folders if folder not in running)
+    others = {"have other settings or are damaged": stale, "are being built": len(running), "are unfinished": unfinished}
+    more = "".join(f", {count} {what}" for what, count in others.items() if count)
+    return f"{len(finished) - stale} of {len(folders)} parts are built{more}"
+
+
+def _is_current(member: Artifact) -> bool:
+    try:
+        return member.is_current(read_meta(str(member.directory / META_NAME)))
+    except NielsCacheError:
+        return False
 
 
 def unlisted_corpus_state(name: str, *, root: Path) -> CacheState:

@@ -1,10 +1,9 @@
 """The error for a name that is not among the valid ones."""
 
-import difflib
 from collections.abc import Iterable
 from typing import NoReturn
 
-from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.errors import NielsCacheError, did_you_mean
 
 
 def raise_unknown_choice(where: str, problem: str, given: str, choices: Iterable[str], elsewhere: str = "") -> NoReturn:
@@ -21,6 +20,5 @@ def raise_unknown_choice(where: str, problem: str, given: str, choices: Iterable
         NielsCacheError: Always.
     """
     choices = list(choices)
-    near = difflib.get_close_matches(given, choices, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(choices) or 'none'}{elsewhere}"
+    hint = did_you_mean(given, choices, f"choose from {', '.join(choices) or 'none'}{elsewhere}")
     raise NielsCacheError(f"{where}: {problem} {given!r}; {hint}")

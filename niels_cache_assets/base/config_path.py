@@ -3,15 +3,15 @@
 The key `turns`, which depends on the chat template, is here too.
 """
 
-import difflib
 import os
 import re
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, ValidationInfo
 
 from niels_cache_assets.base.defaults import Turns
+from niels_cache_runtime.errors import did_you_mean
 
 
 def _resolve_path(value: Any, info: ValidationInfo) -> Any:
@@ -54,8 +54,7 @@ def _resolve_template(value: Any, info: ValidationInfo) -> Any:
     if not isinstance(value, str) or value in NAMED_TEMPLATES:
         return value
     if not value.endswith(".jinja"):
-        near = difflib.get_close_matches(value, NAMED_TEMPLATES, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"choose {', '.join(NAMED_TEMPLATES)}, or give the path of a .jinja file"
+        hint = did_you_mean(value, NAMED_TEMPLATES, f"choose {', '.join(NAMED_TEMPLATES)}, or give the path of a .jinja file")
         raise ValueError(f"{value!r:.80} is no chat template; {hint}")
     return _resolve_path(value, info)
 
@@ -69,12 +68,5 @@ def _require_template(turns: Turns, info: ValidationInfo) -> Turns:
     return turns
 
 
-LearnedTurns = Annotated[
-    Turns,
-    AfterValidator(_require_template),
-    Field(
-        description="With a template: 'all' makes one example that trains on all assistant turns; 'each' makes one example per "
-        "assistant turn; 'last' makes one example, for the last turn"
-    ),
-]
+LearnedTurns = Annotated[Turns, AfterValidator(_require_template)]
 """The key `turns`. The key `template` must come before it."""

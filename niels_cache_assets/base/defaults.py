@@ -27,7 +27,7 @@ TOKENIZER_TRAIN_THREADS = 2  # SentencePiece's result depends on this number, so
 
 _SUFFIX = "84a5023f67d74cf29cc4001becde983c"
 ROLE_KEYS = ("sys", "usr", "asst", "eot")
-SPECIAL_TOKENS: dict[str, str] = {key: f"<|ngpt_{key}_{_SUFFIX}|>" for key in ROLE_KEYS}
+SPECIAL_TOKENS = {key: f"<|ngpt_{key}_{_SUFFIX}|>" for key in ROLE_KEYS}
 BOS = "bos"  # the key of an optional special token, which begins each document of a pretrain cache
 ROLE_TO_KEY = {"system": "sys", "user": "usr", "assistant": "asst"}
 Turns = Literal["all", "each", "last"]  # the turns of a conversation that are targets, see the key `turns`
@@ -35,6 +35,7 @@ TEMPLATE_ROLES = frozenset({"developer", "tool"})  # further roles, which only c
 
 PROGRESS_SECONDS = 10.0
 NETWORK_RETRY_SECONDS = 600.0
+RECORD_SECONDS = 10.0
 
 
 CONFIG_NAME = "niels_cache.toml"

@@ -269,7 +269,7 @@ class DropReport:
 
     def __init__(self, dropped: Mapping[str, int] | None = None, facts: Mapping[str, Any] | None = None) -> None:
         self.dropped = DropCounts(dropped)
-        self.facts: dict[str, Any] = dict(facts or {})
+        self.facts = dict(facts or {})
 
     def drop(self, reason: str, where: str, *, count: int = 1, of_val: int = 0) -> None:
         """Count dropped items.

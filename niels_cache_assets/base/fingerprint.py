@@ -15,7 +15,7 @@ from niels_cache_runtime.format.meta import canonical_json, sha256_text
 
 # For each table (for sources: each kind), the keys that count even at their defaults, because fingerprints had them from the start.
 # Never add a key to a table that has been released. A new kind lists all of its keys.
-_FIRST_KEYS: dict[str, str] = {
+_FIRST_KEYS = {
     "fineweb_edu": "config dataset enabled id_field pinned_revision shuffle_buffer split text_field train_tokens val_frac val_split"
     " val_tokens",
     "wikitext": "config dataset enabled pinned_revision shuffle_buffer split train_tokens val_frac val_split val_tokens",

@@ -41,7 +41,7 @@ def _rename(suffix: str) -> str:
     return f"let its name end in {suffix}"
 
 
-_CONTENTS: dict[bytes, FileContent] = {  # by a regular expression for the first bytes
+_CONTENTS = {  # by a regular expression for the first bytes
     rb"version https://git-lfs\.github\.com/": FileContent("a pointer of Git LFS, without the content", _GET_LFS, is_refused=True),
     rb"# xet version \d": FileContent("a pointer of Xet, without the content", _DOWNLOAD, is_refused=True),
     rb"/annex/objects/|(\.\./)*\.git/annex/objects/": FileContent(

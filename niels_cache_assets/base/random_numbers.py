@@ -49,4 +49,5 @@ class TorchRandom:
         generator = torch.Generator().manual_seed(self._seed)
         for start in range(0, self._drawn, _SKIPPED_TOGETHER):  # the numbers that have already been drawn
             torch.randint(2, (min(_SKIPPED_TOGETHER, self._drawn - start),), generator=generator)
-        return torch.randperm(count, generator=generator).numpy()
+        dtype = torch.int32 if count < 1 << 31 else torch.int64  # the numbers are the same, and take half of the memory
+        return torch.randperm(count, generator=generator, dtype=dtype).numpy()

@@ -169,9 +169,7 @@ _TABLE: dict[Stage, dict[str, DropReason]] = {
     },
 }
 
-DROP_REASONS: dict[str, DropReason] = {
-    name: row if row.stages else row._replace(stages=(stage,)) for stage, rows in _TABLE.items() for name, row in rows.items()
-}
+DROP_REASONS = {name: row if row.stages else row._replace(stages=(stage,)) for stage, rows in _TABLE.items() for name, row in rows.items()}
 
 
 class DropCounts(Counter[str]):

@@ -9,6 +9,9 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class Table(BaseModel):
-    """A table of the configuration: no unknown keys, no conversion between types, and frozen."""
+    """A table of the configuration: no unknown keys, no conversion between types, and frozen.
+
+    The string after a key describes it in docs/configuration.md.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)

@@ -91,13 +91,13 @@ class Strings:
         return chosen.copied() if 2 * len(chosen) < min(len(self), len(self.values)) else chosen
 
     def tolist(self) -> list[str]:
-        return cast(list[str], self.arrow().to_numpy(zero_copy_only=False).tolist())
+        return self.arrow().to_numpy(zero_copy_only=False).tolist()
 
     def arrow(self) -> pa.LargeStringArray:
         """Return an Arrow array of exactly these strings."""
         if self._rows is None:
             return self.values
-        import pyarrow.compute as compute
+        from pyarrow import compute
 
         return compute.take(self.values, int64_array(self._rows), boundscheck=False)
 
@@ -107,7 +107,7 @@ class Strings:
 
     def with_line_feeds(self) -> Strings:
         """Return the strings as a separate array, with LF for each CRLF and CR."""
-        import pyarrow.compute as compute
+        from pyarrow import compute
 
         copy = self.copied()
         if not (copy.buffers()[0] == ord("\r")).any():
@@ -142,17 +142,17 @@ def join_strings(columns: Sequence[Strings | Objects]) -> Strings | Objects:
 
 def as_objects(column: Strings | Objects) -> Objects:
     """Return the column as an object array of str, (n,)."""
-    return cast(Objects, column.arrow().to_numpy(zero_copy_only=False)) if isinstance(column, Strings) else column
+    return column.arrow().to_numpy(zero_copy_only=False) if isinstance(column, Strings) else column
 
 
 def buffers_of(strings: pa.Array) -> tuple[Bytes, Ints]:
-    """Return the bytes of all strings of an Arrow array, and the offset of each string in them, (n + 1,), starting with 0."""
-    import pyarrow.types as types
+    """Return the bytes of all strings or binary values of an Arrow array, and their offsets, (n + 1,), starting with 0."""
+    from pyarrow import types
 
     if not len(strings):
         return np.empty(0, np.uint8), np.zeros(1, np.int64)
     _, offsets, content = strings.buffers()
-    width = np.int64 if types.is_large_string(strings.type) else np.int32
+    width = np.int64 if types.is_large_string(strings.type) or types.is_large_binary(strings.type) else np.int32
     found = np.frombuffer(offsets, width)[strings.offset : strings.offset + len(strings) + 1].astype(np.int64)
     return np.frombuffer(content, np.uint8)[found[0] : found[-1]] if content else np.empty(0, np.uint8), found - found[0]
 

@@ -29,7 +29,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 def _whole_numbers(tables: dict[str, Any]) -> Iterator[tuple[str, int]]:
     """Yield every whole number with its key, without recursion, because a table may be nested thousands of levels deep."""
-    left: list[tuple[str, Any]] = list(tables.items())
+    left = list(tables.items())
     while left:
         key, value = left.pop()
         if isinstance(value, dict):

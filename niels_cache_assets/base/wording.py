@@ -3,7 +3,7 @@
 People read "tokens of train" for `train_tokens`. Programs (--json) and files use the keys of meta.json.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 UNKNOWN = "-"
 SHORT_SHA256 = 12  # number of digits; enough to distinguish builds
@@ -60,6 +60,11 @@ _PREFIXES = {
     "special_tokens": "special token",
     "trained_on": "trained on",
 }
+
+
+def by_count(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Return names and counts, the largest count first, and equal counts by name."""
+    return sorted(counts.items(), key=lambda row: (-row[1], row[0]))
 
 
 def format_count(number: int, unit: str) -> str:

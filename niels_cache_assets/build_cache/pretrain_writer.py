@@ -8,11 +8,11 @@ import numpy as np
 
 from niels_cache_assets.disk.journal import SCRATCH_NAME
 from niels_cache_assets.disk.lineage_files import LineageWriter, RowSpool
+from niels_cache_assets.disk.table_file import TEXT_HASH
 from niels_cache_assets.disk.writers import Files, NpyWriter, ShardWriter, Sizes
 from niels_cache_assets.streaming.splits import SplitPart
 from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, SPLITS, Split, doc_ends_name, documents_name
 
-TEXT_HASH = "text_hash"  # the column of hashes of texts
 LINEAGE = {"source_id": "string", "file": "string", "row": "int64", "tokens": "int64"}
 KEPT = {"kept": "string"}  # one more column with `keep`: the kept values as a JSON object
 

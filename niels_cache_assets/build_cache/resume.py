@@ -17,6 +17,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from pydantic import TypeAdapter
 
+from niels_cache_assets.base.defaults import RECORD_SECONDS
 from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.disk.identity import Identity, as_recorded
 from niels_cache_assets.disk.journal import Journal
@@ -51,6 +52,7 @@ class Resume:
         afresh: Whether to start from the beginning in any case. The default resumes if it can.
         identity: The values that the fingerprint hashes, for messages about differences. None records no values.
         attempt: The number that the records of the journal name. None records no number.
+        record_seconds: The longest time between two records.
         check: Called before each record. It raises NielsCacheError if this build must not continue. The default does nothing.
         resumed_tokens: The number of tokens that an interrupted build had already written. The builder sets it.
     """
@@ -60,6 +62,7 @@ class Resume:
     afresh: bool = False
     identity: Mapping[str, Any] | None = None
     attempt: int | None = None
+    record_seconds: float = RECORD_SECONDS
     check: Callable[[], None] = lambda: None
     resumed_tokens: int = field(default=0, init=False)
 
@@ -110,7 +113,7 @@ def open_journal(
         identity=journalled.identity,
         attempt=resume.attempt,
     )
-    journal.check = resume.check
+    journal.check, journal.seconds = resume.check, resume.record_seconds
     if journal.state is not None:
         resume.log(f"resuming {name}{'' if journal.share is None else f' at {journal.share:.0%}'}")
     return journal

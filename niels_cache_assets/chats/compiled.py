@@ -99,7 +99,7 @@ class CompiledTemplate:
         from jinja2.visitor import NodeTransformer
 
         template, numbers = self, count()
-        self.passes: LoopPasses = LoopPasses({})
+        self.passes = LoopPasses({})
         blocks: list[nodes.Node] = []
 
         class Marks(Extension):

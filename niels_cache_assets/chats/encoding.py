@@ -109,7 +109,7 @@ class ChatEncoder:
 
     def _prepared(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return a message with plain newlines, and with the arguments of its calls as the template expects them."""
-        plain = _with_plain_newlines(message)
+        plain = {key: normalize_newlines(value) if isinstance(value, str) else value for key, value in message.items()}
         return convert_arguments(plain, self._rendering.argument_form) if plain.get("tool_calls") else plain
 
     def _checked(self, chat: Chat, rendered: RenderedChat, ids: Array, spans: Ints, allowed: Sequence[int]) -> EncodedChat | UnusableChat:
@@ -148,8 +148,7 @@ class ChatEncoder:
         return is_guarded
 
     def _guarded_in(self, ids: Array) -> list[int]:
-        found: list[int] = ids[self._is_guarded[ids]].tolist()
-        return found
+        return ids[self._is_guarded[ids]].tolist()
 
     def _guarded_of_neutral(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the guarded tokens of each neutral text. Conversations of one form have the same neutral text."""
@@ -220,8 +219,3 @@ def merge_spans(spans: Ints) -> Ints:
     reached = np.maximum.accumulate(spans[:, 1])
     begins = np.append(True, spans[1:, 0] > reached[:-1])
     return np.stack([spans[begins, 0], reached[np.append(begins[1:], True)]], axis=1)
-
-
-def _with_plain_newlines(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message whose texts have the newlines that every text of a cache has."""
-    return {key: normalize_newlines(value) if isinstance(value, str) else value for key, value in message.items()}

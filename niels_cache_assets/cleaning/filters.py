@@ -273,17 +273,16 @@ def most_frequent_pair(facts: DocumentFacts) -> str | None:
     return _most_frequent_pair(facts.units, 0.0)[0]
 
 
-def _top_characters(size: int) -> Callable[[DocumentFacts], float | None]:
-    return lambda facts: _ratio(*_top_ngram_characters(facts.units, size))
-
-
 def _repeated_paragraphs(facts: DocumentFacts) -> float | None:
     return _ratio(*_repeated([paragraph for paragraph in map(str.strip, _PARAGRAPH_END.split(facts.text)) if paragraph]))
 
 
 # Further measures of `repetitive`, by the setting that limits them. A limit of None switches the rule off.
 REPEATED: dict[str, Callable[[DocumentFacts], float | None]] = {
-    **{f"max_top_{size}gram_characters": _top_characters(size) for size in (2, 3, 4)},
+    **{
+        f"max_top_{size}gram_characters": lambda facts, size=size: _ratio(*_top_ngram_characters(facts.units, size))  # type: ignore[misc]
+        for size in (2, 3, 4)
+    },
     "max_duplicate_lines": lambda facts: _ratio(*_repeated(facts.lines)),
     "max_duplicate_paragraphs": _repeated_paragraphs,
 }

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 # English: the words of Gopher (Rae et al. 2021). Others: frequent function words; for zh, ja and th, which have no blanks, parts of words.
-STOP_WORDS: dict[str, frozenset[str]] = {
+STOP_WORDS = {
     code: frozenset(words.split())
     for code, words in {
         "en": "the be to of and that have with",

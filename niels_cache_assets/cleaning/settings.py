@@ -1,6 +1,5 @@
 """The schema of [cleaning], and the names of filters, normalizers, masks and languages."""
 
-import difflib
 import re
 from typing import Any, Literal, Self
 
@@ -8,6 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from niels_cache_assets.base.reasons import reasons_of
 from niels_cache_assets.base.schema import Share, Table, Words
+from niels_cache_runtime.errors import did_you_mean
 
 LANGUAGES = (  # that cleaning/languages.py can identify
     "af ar bg bn ca cs cy da de el en es et fa fi fr gu he hi hr hu id it ja kn ko lt lv mk ml mr ne nl no pa pl pt ro ru sk sl so sq sv "
@@ -36,60 +36,47 @@ class CleaningSettings(Table):
     `cleaning = {...}` in the table of a data set replaces keys. docs/cleaning.md names the source of each threshold.
     """
 
-    skip: Words = Field(
-        (), description="Filters to skip, by drop reason, such as 'not_english', and normalizers, such as 'tags' and 'blanks'"
-    )
-    mask: tuple[Literal["email", "ip", "phone", "key"], ...] = Field(
-        (),
-        strict=False,
-        description="Personal data and secrets to mask: 'email' replaces addresses with [email]; 'ip', 'phone' and 'key' work the same way",
-    )
-    min_characters: int = Field(400, ge=0, description="Drop documents with fewer characters (too_short)")
-    min_words: int = Field(50, ge=0, description="Drop documents with fewer words (too_short)")
-    max_bullet_share: Share = Field(
-        0.5, description="Drop documents in which bulleted lines make up a larger share of both lines and characters (list_page)"
-    )
-    min_alpha_word_share: Share = Field(
-        0.8, description="Drop documents in which a smaller share of words contains a letter (low_alpha_ratio)"
-    )
-    min_mean_word_length: float = Field(
-        3, ge=0, description="Drop documents with a lower mean word length, in characters (bad_mean_word_len)"
-    )
-    max_mean_word_length: float = Field(
-        12, ge=0, description="Drop documents with a higher mean word length, in characters (bad_mean_word_len)"
-    )
-    max_symbols_per_word: float = Field(0.1, ge=0, description="Drop documents with more # signs and ellipses per word (high_symbol_ratio)")
-    min_stopwords: int = Field(2, ge=0, description="Drop documents with fewer distinct stop words of their language (no_stopwords)")
-    max_bigram_share: Share = Field(
-        0.05, description="Drop documents in which a single word pair makes up a larger share of all word pairs (repetitive)"
-    )
-    max_top_2gram_characters: Share | None = Field(
-        None, description="Drop documents in which the most frequent word pair makes up a larger share of characters (repetitive)"
-    )
-    max_top_3gram_characters: Share | None = Field(
-        None, description="Drop documents in which the most frequent three-word phrase makes up a larger share of characters (repetitive)"
-    )
-    max_top_4gram_characters: Share | None = Field(
-        None, description="Drop documents in which the most frequent four-word phrase makes up a larger share of characters (repetitive)"
-    )
-    max_duplicate_lines: Share | None = Field(
-        None, description="Drop documents in which duplicate lines make up a larger share of all lines (repetitive)"
-    )
-    max_duplicate_paragraphs: Share | None = Field(
-        None, description="Drop documents in which duplicate paragraphs make up a larger share of all paragraphs (repetitive)"
-    )
-    languages: Words = Field(("en",), min_length=1, description="Languages to keep, as ISO 639-1 codes")
-    language_characters: int = Field(
-        400,
-        ge=1,
-        le=1_000,
-        description="Number of characters at the start of a document from which to identify its language. If that language is not in "
-        "`languages`, the middle and ten times as many characters are also tried",
-    )
-    max_reason_share: float = Field(0.5, gt=0, le=1, description="Warn if a single reason drops a larger share of the documents")
-    min_language_share: Share = Field(
-        0.5, description="Warn if `languages` covers a smaller share of the documents whose language was identified"
-    )
+    skip: Words = ()
+    """Filters to skip, by drop reason, such as 'not_english', and normalizers, such as 'tags' and 'blanks'"""
+    mask: tuple[Literal["email", "ip", "phone", "key"], ...] = Field((), strict=False)
+    """Personal data and secrets to mask: 'email' replaces addresses with [email]; 'ip', 'phone' and 'key' work the same way"""
+    min_characters: int = Field(400, ge=0)
+    """Drop documents with fewer characters (too_short)"""
+    min_words: int = Field(50, ge=0)
+    """Drop documents with fewer words (too_short)"""
+    max_bullet_share: Share = 0.5
+    """Drop documents in which bulleted lines make up a larger share of both lines and characters (list_page)"""
+    min_alpha_word_share: Share = 0.8
+    """Drop documents in which a smaller share of words contains a letter (low_alpha_ratio)"""
+    min_mean_word_length: float = Field(3, ge=0)
+    """Drop documents with a lower mean word length, in characters (bad_mean_word_len)"""
+    max_mean_word_length: float = Field(12, ge=0)
+    """Drop documents with a higher mean word length, in characters (bad_mean_word_len)"""
+    max_symbols_per_word: float = Field(0.1, ge=0)
+    """Drop documents with more # signs and ellipses per word (high_symbol_ratio)"""
+    min_stopwords: int = Field(2, ge=0)
+    """Drop documents with fewer distinct stop words of their language (no_stopwords)"""
+    max_bigram_share: Share = 0.05
+    """Drop documents in which a single word pair makes up a larger share of all word pairs (repetitive)"""
+    max_top_2gram_characters: Share | None = None
+    """Drop documents in which the most frequent word pair makes up a larger share of characters (repetitive)"""
+    max_top_3gram_characters: Share | None = None
+    """Drop documents in which the most frequent three-word phrase makes up a larger share of characters (repetitive)"""
+    max_top_4gram_characters: Share | None = None
+    """Drop documents in which the most frequent four-word phrase makes up a larger share of characters (repetitive)"""
+    max_duplicate_lines: Share | None = None
+    """Drop documents in which duplicate lines make up a larger share of all lines (repetitive)"""
+    max_duplicate_paragraphs: Share | None = None
+    """Drop documents in which duplicate paragraphs make up a larger share of all paragraphs (repetitive)"""
+    languages: Words = Field(("en",), min_length=1)
+    """Languages to keep, as ISO 639-1 codes"""
+    language_characters: int = Field(400, ge=1, le=1_000)
+    """Number of characters at the start of a document from which to identify its language. If that language is not in `languages`, the
+    middle and ten times as many characters are also tried"""
+    max_reason_share: float = Field(0.5, gt=0, le=1)
+    """Warn if a single reason drops a larger share of the documents"""
+    min_language_share: Share = 0.5
+    """Warn if `languages` covers a smaller share of the documents whose language was identified"""
 
     @field_validator("skip")
     @classmethod
@@ -99,8 +86,7 @@ class CleaningSettings(Table):
             if name in _NEVER_SKIPPED:
                 raise ValueError(f"{name!r} cannot be skipped: {_NEVER_SKIPPED[name]}")
             if name not in skippable:
-                near = difflib.get_close_matches(name, skippable, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(skippable)}"
+                hint = did_you_mean(name, skippable, f"choose from {', '.join(skippable)}")
                 raise ValueError(f"no reason or normalizer {name!r}; {hint}")
         return value
 

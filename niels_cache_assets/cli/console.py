@@ -140,7 +140,7 @@ def _console(*, stderr: bool, quiet: bool) -> Console:
     return LineConsole(quiet=quiet, stderr=stderr, highlight=False, markup=False, emoji=False, width=None if is_terminal else _PIPE_WIDTH)
 
 
-def new_table(*columns: str, right: frozenset[str] = frozenset(), shrinking: Collection[str] = ()) -> Table:
+def new_table(*columns: str, right: Collection[str] = (), shrinking: Collection[str] = ()) -> Table:
     """Return a table. `right` columns are right-aligned. On a narrow terminal, only `shrinking` columns fold."""
     from rich import box
     from rich.table import Table

@@ -26,10 +26,10 @@ from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 
 if TYPE_CHECKING:
     from niels_cache_assets.artifacts.base import Artifact, Outcome
-    from niels_cache_assets.artifacts.corpus import JoinedCorpus
+    from niels_cache_assets.artifacts.corpus import Corpus
     from niels_cache_assets.artifacts.duplicates import Duplicates
     from niels_cache_assets.artifacts.graph import Graph
-    from niels_cache_assets.artifacts.parts.seal import SealedDataset
+    from niels_cache_assets.artifacts.parts.seal import JoinedCache
     from niels_cache_assets.artifacts.tokenizer import Tokenizer
     from niels_cache_assets.project.registry import Registry
     from niels_cache_runtime.format.meta import Meta
@@ -145,7 +145,8 @@ def build_and_report(choose: Callable[[JsonLines], Artifact], *, wait: bool, not
         with stop_on_signals(), build_listener(diagnostics()) as lines.listener:
             artifact = choose(lines)
             lines.started(artifact.key)
-            lines.finished(_build(artifact, lines, wait=wait, progress=lines.progress))
+            outcome = _build(artifact, lines, wait=wait, progress=lines.progress)
+            lines.finished(_with_warnings_of_splits(artifact, outcome))
     except (BusyError, LeaseLostError, StopRequested, BuildFailedError) as error:
         print_error(str(error) if isinstance(error, StopRequested) else f"error: {error}")
         return lines.failed(
@@ -177,12 +178,23 @@ def _build(artifact: Artifact, lines: JsonLines, *, wait: bool, progress: Callab
         raise BuildFailedError(str(error)) from error
 
 
+def _with_warnings_of_splits(artifact: Artifact, outcome: Outcome) -> Outcome:
+    """Return the outcome of a seal with what `build-all` reports after its checks. Other outcomes stay as they are."""
+    from niels_cache_assets.artifacts.parts.seal import JoinedCache
+    from niels_cache_assets.inspection.splits import warnings_of_splits
+
+    if not isinstance(artifact, JoinedCache):
+        return outcome
+    said = [outcome.warning, *warnings_of_splits(artifact.registry, artifact.spec.name, artifact.spec.root)]
+    return replace(outcome, warning="; ".join(line for line in said if line) or None)
+
+
 def _build_input(artifact: Artifact, lines: JsonLines, *, progress: Callable[[Any], None] | None = None) -> None:
     lines.started(artifact.key)
     _build(artifact, lines, wait=True, progress=progress)
 
 
-def ready_dataset(artifacts: Graph, name: str, lines: JsonLines) -> SealedDataset:
+def ready_dataset(artifacts: Graph, name: str, lines: JsonLines) -> JoinedCache:
     """Return the cache of a data set in parts whose tokenizer and plan exist. Make them if they are missing.
 
     With `prepare`, the corpus takes the place of the plan, and must exist.
@@ -201,7 +213,7 @@ def ready_dataset(artifacts: Graph, name: str, lines: JsonLines) -> SealedDatase
         raise NielsCacheError(f"{registry.origin}: {name} {problem}")
     sealed = artifacts.sealed(name)
     sealed.unavailable()
-    tokenizer, plan = artifacts.tokenizer(), sealed.parts_plan
+    tokenizer, plan = artifacts.tokenizer(), sealed.spec.parts_plan
     if tokenizer.finished() is None:
         if tokenizer.inputs():
             first = f"{PROGRAM} build-all --only tokenizer"
@@ -234,7 +246,7 @@ def _require_current(tokenizer: Tokenizer) -> None:
         )
 
 
-def ready_corpus(artifacts: Graph, name: str, lines: JsonLines) -> JoinedCorpus:
+def ready_corpus(artifacts: Graph, name: str, lines: JsonLines) -> Corpus:
     """Return the corpus of a data set in parts whose plan exists. Make the plan if it is missing.
 
     Raises:
@@ -310,5 +322,4 @@ def ready_seal(artifacts: Graph, name: str, lines: JsonLines) -> Artifact:
     corpus = ready_corpus(artifacts, name, lines)
     if name in artifacts.registry.in_parts() and artifacts.is_done(corpus.part(0).key):
         return ready_dataset(artifacts, name, lines)
-    corpus.require_parts()
     return corpus

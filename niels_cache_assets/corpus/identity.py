@@ -118,7 +118,7 @@ def identity_of_corpus(registry: Registry, name: str, *, revision: str | None, t
     """
     source = registry.pretrain[name]
     identity = source.identity()
-    for key in _APPLIED_LATER if source.shuffles_itself else (*_APPLIED_LATER, "shuffle_buffer"):
+    for key in _APPLIED_LATER if source.stream_shuffle else (*_APPLIED_LATER, "shuffle_buffer"):
         identity.pop(key, None)
     return {
         "source": identity,

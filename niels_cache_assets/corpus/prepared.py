@@ -165,7 +165,7 @@ class PreparedCorpus:
         """Yield what `stream` yields from the beginning."""
         return self.stream(StreamContext(seed=self.seed))
 
-    @property
+    @cached_property
     def parts(self) -> list[range]:
         """The ordinals of the documents of each part, if the corpus was joined from parts."""
         ends = [0, *accumulate(part["documents"] for part in self.meta["parts"])]

@@ -126,7 +126,7 @@ class CorpusWriter:
         self._text_bytes = 0  # bytes of text in the open file, without the waiting rows
         self._waiting: list[tuple[Any, ...]] = []  # rows of DOCUMENTS
         self._waiting_bytes = 0
-        self._hashes_files: Files = self.files if hashes_stay else {}
+        self._hashes_files = self.files if hashes_stay else {}
         hashes_name = HASHES_NAME if hashes_stay else _HASHES_NAME
         self._hashes = HashedFile(root, hashes_name, self._hashes_files, resume_at=self.documents * _HASH_BYTES)
         self._digests = self._slots = None

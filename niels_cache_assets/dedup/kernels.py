@@ -22,15 +22,17 @@ _S7, _S27, _S30, _S31, _S32, _S56 = (np.uint64(shift) for shift in (7, 27, 30, 3
 _LOW_BITS, _HIGH_BITS, _BLANKS = (np.uint64(byte * 0x0101010101010101) for byte in (0x01, 0x80, 0x20))
 _BUFFER = 4096  # number of shingles that are collected, in the first-level cache, before the slots are updated
 
+_compiled = njit(cache=True, nogil=True)
 
-@njit(cache=True, nogil=True)
+
+@_compiled
 def _mix(value):  # type: ignore[no-untyped-def]
     value = (value ^ (value >> _S30)) * _MIX_1
     value = (value ^ (value >> _S27)) * _MIX_2
     return value ^ (value >> _S31)
 
 
-@njit(cache=True, nogil=True)
+@_compiled
 def _lower_slots(values, filled, xors, factors, slots):  # type: ignore[no-untyped-def]
     """Lower each slot to the minimum over the waiting shingles.
 
@@ -46,7 +48,7 @@ def _lower_slots(values, filled, xors, factors, slots):  # type: ignore[no-untyp
         slots[slot] = least
 
 
-@njit(cache=True, nogil=True)
+@_compiled
 def _block(canonical, position):  # type: ignore[no-untyped-def]
     """Return eight bytes as a little-endian integer, which the compiler turns into one load instruction."""
     block = np.uint64(canonical[position])
@@ -60,7 +62,7 @@ def _block(canonical, position):  # type: ignore[no-untyped-def]
     return block
 
 
-@njit(cache=True, nogil=True)
+@_compiled
 def _first_blank(block):  # type: ignore[no-untyped-def]
     """Return an integer whose lowest set bit is the highest bit of the first blank in `block`, or 0 if there is no blank.
 
@@ -70,7 +72,7 @@ def _first_blank(block):  # type: ignore[no-untyped-def]
     return (difference - _LOW_BITS) & ~difference & _HIGH_BITS
 
 
-@njit(cache=True, nogil=True)
+@_compiled
 def _next_word(canonical, position):  # type: ignore[no-untyped-def]
     """Return the hash of the word that begins at a position, and the position after the blank at the end of the word."""
     value = _WORD_START
@@ -87,7 +89,7 @@ def _next_word(canonical, position):  # type: ignore[no-untyped-def]
     return _mix(value), position + length + _ONE
 
 
-@njit(cache=True, nogil=True)
+@_compiled
 def _roll(rolling, word, leaving, window, leaving_power):  # type: ignore[no-untyped-def]
     """Move the polynomial one word further.
 
@@ -104,7 +106,7 @@ def _roll(rolling, word, leaving, window, leaving_power):  # type: ignore[no-unt
     return rolling, leaving if leaving < np.uint64(len(window)) else _ZERO
 
 
-@njit(cache=True, nogil=True)
+@_compiled
 def _power(exponent):  # type: ignore[no-untyped-def]
     power = _ONE
     for _ in range(exponent):
@@ -112,7 +114,7 @@ def _power(exponent):  # type: ignore[no-untyped-def]
     return power
 
 
-@njit(cache=True, nogil=True)
+@_compiled
 def shingle(canonical: Bytes, ends: Ints, ngram: int, shingles: Uints, shingle_ends: Ints) -> None:
     """Write the hash of every shingle (run of words), in text order. `shingles` has room for one hash per word."""
     window, leaving_power = np.empty(ngram, dtype=np.uint64), _power(ngram)
@@ -132,7 +134,7 @@ def shingle(canonical: Bytes, ends: Ints, ngram: int, shingles: Uints, shingle_e
         shingle_ends[document] = filled
 
 
-@njit(cache=True, nogil=True)
+@_compiled
 def sign(canonical: Bytes, ends: Ints, ngram: int, xors: Uint32s, factors: Uint32s, slots: Uint32s) -> None:
     """Write the slots (the numbers of the signatures) of canonical texts, (documents, num_perm) uint32.
 
@@ -160,7 +162,7 @@ def sign(canonical: Bytes, ends: Ints, ngram: int, xors: Uint32s, factors: Uint3
         _lower_slots(values, filled, xors, factors, slots[document])
 
 
-@njit(cache=True, nogil=True)
+@_compiled
 def hash_bands(slots: Uint32s, rows: int, hashes: Uints) -> None:
     """Write the hash of each band, (documents, bands) uint64: `bands.band_hashes`.
 
@@ -176,7 +178,7 @@ def hash_bands(slots: Uint32s, rows: int, hashes: Uints) -> None:
             hashes[document, band] = max(hashes[document, band], _ONE) if has_words else _ZERO
 
 
-@njit(cache=True, nogil=True)
+@_compiled
 def remove_repeated(hashes: Uints, ends: Ints, new_ends: Ints) -> None:
     """Move the distinct hashes of each document to the front of `hashes`, and write the new end of each document.
 
@@ -193,7 +195,7 @@ def remove_repeated(hashes: Uints, ends: Ints, new_ends: Ints) -> None:
         new_ends[document] = write
 
 
-@njit(cache=True, nogil=True)
+@_compiled
 def count_shared(shingles: Uints, others: Uints) -> int:
     """Return the number of hashes that are in both sets, each sorted and without repetitions."""
     one, other, shared = _ZERO, _ZERO, 0

@@ -10,16 +10,22 @@ from niels_cache_assets.base.schema import Table, Words
 class DedupSettings(Table):
     """[dedup]: how near duplicates are defined, and which copy is kept, for every data set with `prepare = [..., "dedup"]`."""
 
-    threshold: float = Field(0.85, gt=0, lt=1, description="Minimum Jaccard similarity of the word n-grams of near duplicates")
-    num_perm: int = Field(128, ge=16, le=1024, description="Number of hashes per MinHash signature")
-    ngram: int = Field(5, ge=1, le=32, description="Number of words per n-gram")
-    bands: int | None = Field(
-        None, ge=1, description="Number of LSH bands; by default chosen to fit the threshold. Must be set together with `rows`"
-    )
-    rows: int | None = Field(None, ge=1, description="Number of hashes per band")
-    verify: Literal["none", "jaccard"] = Field("none", description="'jaccard' also compares the texts of documents that share a band")
-    priority: Words = Field((), description="Data sets whose copies are kept, highest priority first; the rest follow in table order")
-    ranges: int = Field(1, ge=1, le=1024, description="Number of hash ranges. More ranges need less memory and drop the same documents")
+    threshold: float = Field(0.85, gt=0, lt=1)
+    """Minimum Jaccard similarity of the word n-grams of near duplicates"""
+    num_perm: int = Field(128, ge=16, le=1024)
+    """Number of hashes per MinHash signature"""
+    ngram: int = Field(5, ge=1, le=32)
+    """Number of words per n-gram"""
+    bands: int | None = Field(None, ge=1)
+    """Number of LSH bands; by default chosen to fit the threshold. Must be set together with `rows`"""
+    rows: int | None = Field(None, ge=1)
+    """Number of hashes per band"""
+    verify: Literal["none", "jaccard"] = "none"
+    """'jaccard' also compares the texts of documents that share a band"""
+    priority: Words = ()
+    """Data sets whose copies are kept, highest priority first; the rest follow in table order"""
+    ranges: int = Field(1, ge=1, le=1024)
+    """Number of hash ranges. More ranges need less memory and drop the same documents"""
 
     @model_validator(mode="after")
     def _bands_fit(self) -> Self:

@@ -55,7 +55,7 @@ NGRAM = 13
 _SHINGLE = 5
 _BITS_PER_SHINGLE = 16
 _BLOCK = 1 << 20
-_MINIMAL_HEAD = 100  # characters
+_MINIMAL_HEAD = 500  # characters; a shorter start costs more than it saves
 _HEAD = 1.5  # length of the start that is read first / length that may be missing from the set; a wrong guess only costs time
 _ROUNDING = 1e-9  # 0.8 * 15 is 12.000000000000002: bounds must be wide enough
 
@@ -151,9 +151,13 @@ class TextSet:
     def __exit__(self, *_: object) -> None:
         self._spool.close()
 
-    def add(self, texts: Sequence[str]) -> None:
-        """Add texts. After `seal`, nothing is added."""
-        self._add(texts, self._signer.shingle(texts), range(len(texts)))
+    def shingle(self, texts: Sequence[str]) -> Shingles:
+        """Return what `add` needs of texts. Any thread may call this method."""
+        return self._signer.shingle(texts)
+
+    def add(self, texts: Sequence[str], shingles: Shingles | None = None) -> None:
+        """Add texts, whose `shingle` may have been computed before. After `seal`, nothing is added."""
+        self._add(texts, self.shingle(texts) if shingles is None else shingles, range(len(texts)))
 
     def add_new(self, texts: Sequence[str]) -> list[int]:
         """Add the texts whose canonical text is not in the set yet, and return their positions in `texts`.

@@ -1,15 +1,19 @@
-"""A sensor that records plans and parts that were built without Dagster, for example by an array job. It is off by default.
+"""A sensor that records plans and parts that were built without Dagster, for example by an array job. It is on by default with [cluster].
 
 Each finished part is recorded once, with the metadata and the data version that its step would record. A tick looks at every part on the
 disk, which is one system call for each. It reads and compares only parts that have changed since the last tick. Dagster's records determine
 whether a part is new, so a part that a run has recorded is not recorded again, and a lost cursor does no harm. While a run builds a part,
 the run records it. Without a run, a tick only notes a new part, and the next tick records it: `build-all` builds parts in children, and
 their runs follow some seconds later.
+
+While a step of a data set is running, each tick also observes the plan, with a table of all steps that run, failed or stopped answering,
+whoever builds them (artifacts/parts/watch.py). After that, it observes only changes. The time of the observation is the age of the table.
 """
 
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -19,19 +23,21 @@ from dagster._core.storage.dagster_run import IN_PROGRESS_RUN_STATUSES  # no pub
 from dagster._core.storage.tags import PARTITION_NAME_TAG
 
 from niels_cache_assets.artifacts.base import Artifact, Outcome
-from niels_cache_assets.artifacts.corpus import CorpusPart, JoinedCorpus
+from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.parts.part import ValPart
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
-from niels_cache_assets.artifacts.parts.seal import SealedDataset
+from niels_cache_assets.artifacts.parts.watch import RUNNING, WAITING, describe_steps, summarize_steps, watch_steps
 from niels_cache_assets.base.wording import format_count
 from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assets.corpus import corpus_part_metadata
 from niels_cache_assets.defs.assets.parts import is_recorded_plan, list_of_ids, part_metadata, plan_metadata, plan_version
 from niels_cache_assets.defs.assets.upstream import last_materialization, materialized_version
 from niels_cache_assets.defs.metadata.builds import STATE
+from niels_cache_assets.defs.metadata.entries import table, without_empty
 from niels_cache_assets.defs.part_slots import limit_parts
 from niels_cache_assets.defs.resources import CacheRoot, RootParam
+from niels_cache_assets.parts.lease import DONE
 from niels_cache_assets.project.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import Meta
@@ -54,15 +60,16 @@ class _Candidate(NamedTuple):
 def finished_parts_sensor(registry: Registry) -> dg.SensorDefinition:
     """Return the sensor.
 
-    Its cursor is {next: the next id to look at, seen: {id: stamp}, pending: {id: stamp}}. A stamp is the inode and the time of a record.
-    Pending are parts that were new at the last look.
+    Its cursor is {next: the next id to look at, seen: {id: stamp}, pending: {id: stamp}, states: {data set: {state: steps}}}. A stamp is
+    the inode and the time of a record. Pending are parts that were new at the last look.
     """
 
     @dg.sensor(
         name=PARTS_SENSOR,
         minimum_interval_seconds=_SECONDS,
-        default_status=dg.DefaultSensorStatus.STOPPED,
-        description="Records plans and parts that were built without Dagster, such as by an array job of Slurm. Each is recorded once.",
+        default_status=dg.DefaultSensorStatus.RUNNING if registry.cluster.model_fields_set else dg.DefaultSensorStatus.STOPPED,
+        description="Records plans and parts that were built without Dagster, such as by an array job of Slurm. Each is recorded once. "
+        "Observes what is running, whoever started it.",
     )
     def sensor(context: dg.SensorEvaluationContext, cache_root: RootParam) -> dg.SensorResult:
         limit_parts(context.instance, registry)
@@ -73,7 +80,7 @@ def finished_parts_sensor(registry: Registry) -> dg.SensorDefinition:
         candidates = [*_candidates(registry, cache_root, problems)]
         ids = [candidate.id for candidate in candidates]
         first = ids.index(state["next"]) if state.get("next") in ids else 0
-        events: list[dg.AssetMaterialization] = []
+        events: list[dg.AssetMaterialization | dg.AssetObservation] = []
         began, count = time.monotonic(), 0
         for candidate in candidates[first:] + candidates[:first]:
             if count and time.monotonic() - began >= _SCAN_SECONDS:
@@ -94,8 +101,21 @@ def finished_parts_sensor(registry: Registry) -> dg.SensorDefinition:
             if is_new:
                 events.append(_event(candidate, meta, version))
             seen[candidate.id] = stamp
+        states = dict[str, Counter[str]]()
+        for name in keys.datasets_with_plan(registry):
+            steps = watch_steps(graph(registry, cache_root.path), name)
+            states[name] = summarize_steps(steps)["states"]
+            if states[name][RUNNING] or states[name] != state.get("states", {}).get(name):
+                rows = [
+                    {"step": each.key, "state": each.state, "progress": each.reason} for each in steps if each.state not in (WAITING, DONE)
+                ]
+                shown = without_empty(
+                    {"steps": describe_steps(steps), "active": table(rows, step="string", state="string", progress="string")}
+                )
+                events.append(dg.AssetObservation(keys.PLAN, partition=name, metadata=shown))
         cursor = {
             "next": ids[(first + count) % len(ids)] if ids else None,
+            "states": states,
             **{key: {name: known[name] for name in ids if name in known} for key, known in (("seen", seen), ("pending", pending))},
         }
         summary = f"Looked at {format_count(count, 'part')}; recorded {len(events)}"
@@ -110,14 +130,10 @@ def finished_parts_sensor(registry: Registry) -> dg.SensorDefinition:
 
 def _candidates(registry: Registry, cache_root: CacheRoot, problems: list[str]) -> Iterator[_Candidate]:
     """Yield the plan, the val part and the parts of every data set and corpus in parts. Add a line to `problems` if there is no plan."""
-    all_artifacts, corpora, caches = graph(registry, cache_root.path), registry.corpora_in_parts(), registry.in_parts()
+    all_artifacts = graph(registry, cache_root.path)
     for name in keys.datasets_with_plan(registry):
         yield _Candidate(f"plan/{name}", keys.PLAN, name, all_artifacts.plan(name))
-        joined_artifacts: list[JoinedCorpus | SealedDataset] = [
-            *([all_artifacts.joined_corpus(name)] if name in corpora else []),
-            *([all_artifacts.sealed(name)] if name in caches else []),
-        ]
-        for each in joined_artifacts:
+        for each in all_artifacts.joined(name):
             try:
                 members: list[Artifact] = [*each.members()]
             except NielsCacheError as error:  # no plan, no tokenizer or no corpus yet, or those of other settings
@@ -127,7 +143,7 @@ def _candidates(registry: Registry, cache_root: CacheRoot, problems: list[str]) 
                 if isinstance(member, ValPart):
                     yield _Candidate(member.key, keys.VAL_PART, name, member)
                 else:
-                    asset = keys.CORPUS_PARTS if isinstance(member, CorpusPart) else keys.PARTS
+                    asset = keys.CORPUS_PARTS if isinstance(member, Corpus) else keys.PARTS
                     yield _Candidate(member.key, asset, f"{name}/{member.directory.name}", member)
 
 

@@ -6,18 +6,18 @@ from niels_cache_assets.corpus.identity import dedup_order
 from niels_cache_assets.corpus.layout import range_name
 from niels_cache_assets.parts.layout import part_name
 from niels_cache_assets.project.registry import Registry
-from niels_cache_runtime.format.layout import Family
+from niels_cache_runtime.format.layout import FAMILIES, Family
 
 LOCATION = "niels_cache_assets"
 TOKENIZER = AssetKey("tokenizer")
 PARTITION_TAG = "dagster/partition"
 STREAM_POOL = "source_stream"  # the limit of this pool is the number of streams at the same time; no op is in the pool (stream_slots.py)
 
-STREAM_OPS: dict[str, str] = {"pretrain": "stream_pretrain_dataset", "sft": "stream_sft_dataset"}
+STREAM_OPS = {family: f"stream_{family}_dataset" for family in FAMILIES}
 TRAIN_KEYS: dict[Family, AssetKey] = {"pretrain": AssetKey(["pretrain", "train_shards"]), "sft": AssetKey(["sft", "train_pair"])}
 VAL_KEYS: dict[Family, AssetKey] = {"pretrain": AssetKey(["pretrain", "val_shards"]), "sft": AssetKey(["sft", "val_pair"])}
-META_KEYS: dict[Family, AssetKey] = {"pretrain": AssetKey(["pretrain", "meta_json"]), "sft": AssetKey(["sft", "meta_json"])}
-UPSTREAM_KEYS: dict[Family, AssetKey] = {"pretrain": AssetKey(["upstream", "pretrain"]), "sft": AssetKey(["upstream", "sft"])}
+META_KEYS = {family: AssetKey([family, "meta_json"]) for family in FAMILIES}
+UPSTREAM_KEYS = {family: AssetKey(["upstream", family]) for family in FAMILIES}
 
 PLAN, VAL_PART, PARTS = (AssetKey(["pretrain", name]) for name in ("plan", "val_part", "parts"))
 PARTS_POOL = "parts"  # its limit is the number of parts that are built at a time
@@ -32,17 +32,17 @@ CACHE_REPORT = AssetKey(["reports", "cache"])
 REPORTS_GROUP = "reports"  # reports for people; no asset depends on them
 
 INDEX = AssetKey(["index", "gpt"])
-PUBLISHED_KEYS: dict[Family, AssetKey] = {"pretrain": AssetKey(["published", "pretrain"]), "sft": AssetKey(["published", "sft"])}
+PUBLISHED_KEYS = {family: AssetKey(["published", family]) for family in FAMILIES}
 
 TOKENIZER_JOB = "build_tokenizer"
 CORPUS_JOB, DUPLICATES_JOB, REPORT_JOB = "build_corpus", "find_duplicates", "report_corpus"
 INDEX_JOB = "build_index"
-PUBLISH_JOBS: dict[Family, str] = {"pretrain": "publish_pretrain", "sft": "publish_sft"}
+PUBLISH_JOBS = {family: f"publish_{family}" for family in FAMILIES}
 PLAN_JOB, VAL_PART_JOB, PARTS_JOB = "plan_parts", "build_val_part", "build_parts"
 CORPUS_PARTS_JOB, HASHES_JOB, RANGES_JOB = "build_corpus_parts", "hash_signatures", "link_ranges"
 REPORTS_JOB = "write_reports"
 OBSERVE_JOB, VERIFY_JOB = "observe_upstream", "verify_caches"
-FAMILY_JOBS: dict[Family, str] = {"pretrain": "build_pretrain", "sft": "build_sft"}
+FAMILY_JOBS = {family: f"build_{family}" for family in FAMILIES}
 
 
 def family_keys(family: Family) -> list[AssetKey]:

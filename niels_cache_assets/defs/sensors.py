@@ -1,4 +1,4 @@
-"""Sensors that watch upstream: data sets of the hub by commit, and folders of notes by content. All sensors are off by default.
+"""Sensors that watch upstream: data sets of the hub by commit, and folders of notes by content. They are off by default.
 
 A change on the hub is recorded as an observation when a sensor sees the change. A change of notes is recorded when their build is requested
 (assets/upstream.py). Partitions that were built from a different version then show as unsynced. A build is requested only once for each

@@ -18,8 +18,7 @@ _CORPUS = {"content_sha256": "its corpus", "drop_sha256": "its list of duplicate
 
 def as_recorded(identity: Mapping[str, Any]) -> Identity:
     """Return the values in the form in which a journal returns them: with lists instead of tuples."""
-    values: Identity = json.loads(canonical_json(dict(identity)))
-    return values
+    return json.loads(canonical_json(dict(identity)))
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

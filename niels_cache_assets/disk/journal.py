@@ -1,13 +1,13 @@
 """The journal of a build that can be resumed: which data are safely on disk, and the state that the builder needs to continue.
 
     Journal.open   the latest record, with every file truncated to its recorded size; or an empty directory and `state` None
-    due, record    a new record after 32 MiB of written data, a finished file, or 60 s; the builder flushes its files to disk first
+    due, record    a new record after 32 MiB of written data, a finished file, or 10 s; the builder flushes its files to disk first
 
 A record is one small JSON file. A new record is written next to the old one and then renamed over it, so one of the two exists after a
 kill. A record contains the fingerprint of everything that determines the bytes. A build with a different fingerprint starts from the
 beginning. A record costs an fsync of each unfinished file, of the journal, and of the directories with new files, and some microseconds for
-each finished file that it names. If records take more than a fiftieth of the time, they are made less often. The builders define the state.
-Locks are in build_lock.py, and the exchange of directories is in staging.py.
+each finished file that it names. If records take more than a fiftieth of the time, they become rarer, but there is one every minute. The
+builders define the state. Locks are in build_lock.py, and the exchange of directories is in staging.py.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from niels_cache_assets.base.defaults import RECORD_SECONDS
 from niels_cache_assets.disk.attempts import staged_attempts
 from niels_cache_assets.disk.identity import Identity, as_recorded, differences
 from niels_cache_runtime.errors import NielsCacheError
@@ -81,11 +82,12 @@ class Journal:
         finished: The files that were finished at that record.
         notes: The notes of that record.
         take_notes: A function that returns the notes for each new record, or None.
+        seconds: The time after which a record is due, [build] record_seconds.
         check: Called before each new record. It raises NielsCacheError if this build must stop.
     """
 
     BYTES = 1 << 25  # bytes written between two records; NIELS_CACHE_JOURNAL_BYTES replaces this
-    SECONDS = 60.0
+    MOST_SECONDS = 60.0  # between two records, even if they take long
     REST = 50  # minimal ratio of building time to recording time, unless NIELS_CACHE_JOURNAL_BYTES is set
 
     def __init__(
@@ -99,6 +101,7 @@ class Journal:
     ) -> None:
         self._directory, self._fingerprint, self._identity, self._attempt = directory, fingerprint, identity, attempt
         self.check: Callable[[], None] = lambda: None
+        self.seconds = RECORD_SECONDS
         self.state = state
         self.share = latest.share if latest else None
         self.finished = latest.finished if latest else {}
@@ -156,19 +159,20 @@ class Journal:
     def due(self, bytes_written: int, *, finished: int = 0, seconds: float | None = None) -> bool:
         """Return whether it is time for a new record.
 
-        A record is due after 32 MiB of written data, after a finished file, or some time after the last record.
+        A record is due after 32 MiB of written data, after a finished file, or some time after the last record. A record that takes long
+        delays the next one.
 
         Args:
             bytes_written: The bytes written to all files since the build began, including those that existed at `open`.
             finished: The number of complete files, including those that existed at `open`.
-            seconds: The longest time between two records. The default is 60.
+            seconds: The longest delay. The default is 60.
         """
         if self._bytes is None or self._finished is None:
             self._bytes, self._finished = bytes_written, finished
         self._asked = time.monotonic()
-        passed, longest = self._asked - self._time, self.SECONDS if seconds is None else seconds
-        grown = bytes_written - self._bytes >= self._interval or finished > self._finished
-        return passed >= longest or (grown and passed >= self._rest * self._took)
+        passed, longest = self._asked - self._time, self.MOST_SECONDS if seconds is None else seconds
+        is_wanted = bytes_written - self._bytes >= self._interval or finished > self._finished or passed >= self.seconds
+        return passed >= longest or (is_wanted and passed >= self._rest * self._took)
 
     def record(
         self,

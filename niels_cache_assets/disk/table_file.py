@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -19,11 +19,14 @@ from niels_cache_assets.disk.space import name_path
 from niels_cache_assets.disk.writers import Files, add_file, sync_and_close
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, Ints
-from niels_cache_runtime.format.meta import read_meta
+from niels_cache_runtime.format.meta import Meta, read_meta
 
 if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
+
+Sealable = TypeVar("Sealable", bound=Any)  # a writer with `seal` and `abandon`
+TEXT_HASH = "text_hash"  # the column of hashes of canonical texts (dedup/signatures.py)
 
 
 def arrow_schema(columns: Mapping[str, str]) -> pa.Schema:
@@ -86,7 +89,7 @@ class ParquetWriter:
 
 
 @contextmanager
-def closing_table(table: ParquetWriter) -> Iterator[ParquetWriter]:
+def closing_table(table: Sealable) -> Iterator[Sealable]:
     """Seal the table at the end of the block, or abandon it if the block fails."""
     try:
         yield table
@@ -108,44 +111,79 @@ class LineageFile(NamedTuple):
     rows: int | None
 
     @contextmanager
-    def open(self) -> Iterator[pq.ParquetFile]:
+    def open(self, columns: Iterable[str] = ()) -> Iterator[pq.ParquetFile]:
         """Open the file.
 
+        Args:
+            columns: Columns that the file must have.
+
         Raises:
-            NielsCacheError: If the file is missing or has a wrong number of rows. A damaged file raises Arrow's errors.
+            NielsCacheError: If the file is missing or has a wrong number of rows, or if it cannot be read at any time in the block.
         """
         import pyarrow.parquet
 
         try:
-            parquet = pyarrow.parquet.ParquetFile(self.path, pre_buffer=False)
+            with pyarrow.parquet.ParquetFile(self.path, pre_buffer=False) as parquet:
+                found = parquet.metadata.num_rows
+                if self.rows not in (None, found):
+                    raise NielsCacheError(f"{self.path}: has {found:,} rows, but meta.json says {self.rows:,}; rebuild this data set")
+                missing = [name for name in columns if name not in parquet.schema_arrow.names]
+                if missing:
+                    raise NielsCacheError(f"{self.path}: has no column {missing[0]!r}; rebuild this data set")
+                yield parquet
         except FileNotFoundError as error:
             raise NielsCacheError(f"{self.path}: no such file; rebuild this data set") from error
-        with parquet:
-            found = parquet.metadata.num_rows
-            if self.rows not in (None, found):
-                raise NielsCacheError(f"{self.path}: has {found:,} rows, but meta.json says {self.rows:,}; rebuild this data set")
-            yield parquet
+        except (OSError, pyarrow.ArrowException) as error:
+            raise NielsCacheError(f"{self.path}: not a readable parquet file (cut short?): {error}; rebuild this data set") from error
 
 
-def lineage_files(path: Path) -> list[LineageFile]:
+def lineage_files(path: Path, meta: Meta | None = None) -> list[LineageFile]:
     """Return the Parquet files of a lineage, in order.
 
     Usually this is `path` itself. If the split was joined from parts, it is one file for each part with documents, in a folder named like
     `path` without its ending. The meta.json next to `path` then lists these files; a file may be missing. Ordinals in such a file start at
     0.
 
+    Args:
+        path: The path of the lineage.
+        meta: The content of this meta.json. None: it is read.
+
     Raises:
         NielsCacheError: If the meta.json does not list the parts of such a folder.
     """
-    folder, meta = path.with_suffix(""), path.with_name(META_NAME)
+    folder, meta_path = path.with_suffix(""), path.with_name(META_NAME)
     if path.exists() or not folder.is_dir():
         return [LineageFile(path, None)]
     split = folder.name.partition("_")[0]
-    parts = read_meta(str(meta)).get("parts")
+    parts = (read_meta(str(meta_path)) if meta is None else meta).get("parts")
     if not isinstance(parts, list):
-        raise NielsCacheError(f"{meta}: does not list the parts of {folder.name}; rebuild this data set")
+        raise NielsCacheError(f"{meta_path}: does not list the parts of {folder.name}; rebuild this data set")
     counted = [(part["name"], part["documents"][split]) for part in parts]
     return [LineageFile(folder / f"{name}{path.suffix}", documents) for name, documents in counted if documents]
+
+
+class NoTextHashesError(NielsCacheError):
+    """A lineage without hashes of texts."""
+
+
+def read_text_hashes(path: Path, meta: Meta | None = None) -> Iterator[tuple[tuple[Path, int], Ints]]:
+    """Yield (file, number of the row group) and the hashes of this row group.
+
+    Args:
+        path: See `lineage_files`.
+        meta: See `lineage_files`.
+
+    Raises:
+        NoTextHashesError: If the lineage has none.
+        NielsCacheError: If a file is missing or unreadable.
+    """
+    for table in lineage_files(path, meta):
+        with table.open() as parquet:
+            if TEXT_HASH not in parquet.schema_arrow.names:
+                raise NoTextHashesError(f"{table.path}: has no hashes of texts")
+            for group in range(parquet.num_row_groups):
+                column = parquet.read_row_group(group, columns=[TEXT_HASH], use_threads=False).column(0)
+                yield (table.path, group), column.to_numpy()
 
 
 def rows_of(parquet: pq.ParquetFile, ordinals: Ints, columns: Sequence[str], *, first: int = 0) -> Iterator[tuple[Ints, pa.Table]]:

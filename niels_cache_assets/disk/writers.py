@@ -63,7 +63,7 @@ class GrowingFile:
         self.file: BinaryIO = open(self.path, "r+b" if self.path.exists() else "wb")  # noqa: SIM115  (closed by seal or abandon)
         self.file.seek(resume_at)
         self.bytes = resume_at
-        self._on_disk: int | None = resume_at or None  # a new file is not on disk yet
+        self._on_disk = resume_at or None  # a new file is not on disk yet
         self._header, self._hash = header, hashlib.sha256()
         if resume_at > header:
             with open(self.path, "rb") as written:

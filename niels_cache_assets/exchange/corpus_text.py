@@ -40,6 +40,8 @@ _LEVEL = 3  # of zstd
 _MAX_EXACT_INT = 2**53  # up to this, a double holds each whole number
 _MAX_INT64 = 2**63
 
+_Entry = dict[str, Any]  # of a file in the list of an export
+
 Kind = Literal["any", "bool", "int64", "double", "string", "json"]
 Kinds = dict[str, Kind]
 """The kind of each kept column. "json": values of several kinds, lists, objects or large numbers, as JSON text. "any": not needed."""
@@ -114,7 +116,7 @@ class TextExport:
             self._move_files(stage, manifest, done, old)
         return manifest
 
-    def _files(self, stage: Path, done: Sequence[dict[str, Any]], progress: Callable[[int, int], None] | None) -> Iterator[dict[str, Any]]:
+    def _files(self, stage: Path, done: Sequence[_Entry], progress: Callable[[int, int], None] | None) -> Iterator[_Entry]:
         """Write the files after those that are done, and yield the manifest's entry of each."""
         ends, kinds = _ends(self._sources()), self._kinds()
         context = StreamContext(seed=self.prepared.seed, start={"row": ends[len(done) - 1] if done else 0})
@@ -130,7 +132,7 @@ class TextExport:
         group = next(groups, None)
         for number, name in [*enumerate(self.names())][len(done) :]:
             files, documents, characters = Files(), 0, 0
-            columns = {**COLUMNS, **{name: column_type(kind) for name, kind in kinds.items()}}
+            columns = {**COLUMNS, **{name: "string" if kind in ("json", "any") else kind for name, kind in kinds.items()}}
             (stage / name).unlink(missing_ok=True)  # the beginning that a killed export has left
             with closing_table(_TABLES[self.file_type](stage, name, columns, files)) as table:
                 if group is not None and group[0] == number:
@@ -144,7 +146,7 @@ class TextExport:
             before += documents
             yield {"name": name, "documents": documents, "characters": characters, **files[name]}
 
-    def _move_files(self, stage: Path, manifest: dict[str, Any], done: Sequence[dict[str, Any]], old: Sequence[str]) -> None:
+    def _move_files(self, stage: Path, manifest: dict[str, Any], done: Sequence[_Entry], old: Sequence[str]) -> None:
         """Move all files to their destination, the manifest last. A killed export does this again from its state."""
         self.manifest.unlink(missing_ok=True)  # without a manifest, nothing looks finished
         for entry in done:
@@ -174,7 +176,7 @@ class TextExport:
             return []
         return [name for name in names if name.startswith(f"{self.prepared.name}-") and "/" not in name]
 
-    def _state(self, stage: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    def _state(self, stage: Path) -> tuple[list[_Entry], list[str]]:
         """Return the files that a stopped export of the same documents has finished, and the names that it may have left in the folder.
 
         There are such names only if it was stopped while it moved its files. Then they also count for an export of other documents.
@@ -187,10 +189,10 @@ class TextExport:
         except (OSError, ValueError, LookupError, TypeError):
             return [], []
 
-    def _is_moved(self, entry: dict[str, Any]) -> bool:
+    def _is_moved(self, entry: _Entry) -> bool:
         return _is_complete(self.folder, entry) and sha256_file(self.folder / entry["name"]) == entry["sha256"]
 
-    def _record(self, stage: Path, done: Sequence[dict[str, Any]], *, placing: Sequence[str] = ()) -> None:
+    def _record(self, stage: Path, done: Sequence[_Entry], *, placing: Sequence[str] = ()) -> None:
         """Write the state.
 
         Args:
@@ -262,11 +264,6 @@ def kinds_of_kept(files: Iterable[Path], keep: Sequence[str]) -> Kinds:
     return {name: _common_kind(kinds) for name, kinds in found.items()}
 
 
-def column_type(kind: Kind) -> str:
-    """Return the type of a column of this kind, for `arrow_schema`."""
-    return "string" if kind in ("json", "any") else kind
-
-
 def convert_to_kind(value: Any, kind: Kind) -> Any:
     """Return a value in the form that a column of this kind stores."""
     return json.dumps(value, ensure_ascii=False) if kind == "json" and value is not None else value
@@ -304,7 +301,7 @@ def _write_json(path: Path, value: Any) -> None:
     write_atomically(path, f"{json.dumps(value, indent=1, ensure_ascii=False)}\n".encode())
 
 
-def _is_complete(stage: Path, entry: dict[str, Any]) -> bool:
+def _is_complete(stage: Path, entry: _Entry) -> bool:
     path = stage / entry["name"]
     return path.is_file() and path.stat().st_size == entry["bytes"]
 

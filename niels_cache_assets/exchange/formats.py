@@ -36,18 +36,6 @@ class ExportSettings:
     link: megatron.Link = "copy"
 
 
-def _default_target(name: str, split: Split, settings: ExportSettings) -> ExportTarget:
-    return ExportTarget(list_name=f"{name}_{split}.{settings.format}.files")
-
-
-def _default_label(name: str, settings: ExportSettings) -> tuple[Path, str]:
-    return settings.out, f"{name}.{settings.format}"
-
-
-def _no_notes(splits: Sequence[ExportSplit], settings: ExportSettings) -> tuple[list[str], list[str]]:
-    return [], []
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Format:
     """What differs between the export formats.
@@ -66,9 +54,11 @@ class _Format:
     units: Callable[[ExportSplit, int, ExportSettings], list[Unit]]
     max_bytes: int = 0
     max_tokens: int = 0
-    target: Callable[[str, Split, ExportSettings], ExportTarget] = _default_target
-    label: Callable[[str, ExportSettings], tuple[Path, str]] = _default_label
-    notes_and_lines: Callable[[Sequence[ExportSplit], ExportSettings], tuple[list[str], list[str]]] = _no_notes
+    target: Callable[[str, Split, ExportSettings], ExportTarget] = lambda name, split, settings: ExportTarget(
+        list_name=f"{name}_{split}.{settings.format}.files"
+    )
+    label: Callable[[str, ExportSettings], tuple[Path, str]] = lambda name, settings: (settings.out, f"{name}.{settings.format}")
+    notes_and_lines: Callable[[Sequence[ExportSplit], ExportSettings], tuple[list[str], list[str]]] = lambda splits, settings: ([], [])
     eot: str = "is after each document, as in the cache"
 
 

@@ -50,11 +50,6 @@ class ExportTarget:
         return [name for name in names if os.path.lexists(folder / name)]
 
 
-def encode_file_list(names: Sequence[str]) -> bytes:
-    """Return the content of a list of files (`ExportTarget.list_name`)."""
-    return "".join(f"{name}\n" for name in names).encode()
-
-
 def _read_list(path: Path) -> list[str]:
     """Return the names in a list. Raise NielsCacheError for any other file, so that only files of an export are ever deleted."""
     try:

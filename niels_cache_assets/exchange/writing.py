@@ -14,7 +14,7 @@ from pathlib import Path
 
 from niels_cache_assets.disk.space import SpaceNeed, explain_disk_full, name_path, require_free_space
 from niels_cache_assets.disk.staging import export_stage
-from niels_cache_assets.exchange.replacing import NEW, OLD, ExportTarget, encode_file_list, leftover_files, remove_leftovers, swap_files
+from niels_cache_assets.exchange.replacing import NEW, OLD, ExportTarget, leftover_files, remove_leftovers, swap_files
 from niels_cache_assets.exchange.splits import ExportSplit
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -195,7 +195,7 @@ def make_unit(*files: tuple[PlannedFile, Callable[[], Iterable[bytes]]]) -> Unit
 
 def list_unit(list_name: str, units: Iterable[Unit]) -> Unit:
     """Return a unit with one file: the list of the files of `units`."""
-    content = encode_file_list([file.name for unit in units for file in unit.files])
+    content = "".join(f"{file.name}\n" for unit in units for file in unit.files).encode()
     return make_unit((PlannedFile(name=list_name, bytes=len(content)), lambda: [content]))
 
 

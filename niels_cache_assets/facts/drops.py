@@ -11,7 +11,7 @@ from typing import Any
 
 from niels_cache_assets.base.documents import DROPPED_OF_VAL, FILES_WITHOUT_ITEMS, FIRST_DROPPED
 from niels_cache_assets.base.reasons import explain, is_asked
-from niels_cache_assets.base.wording import format_count, format_list, format_share, label
+from niels_cache_assets.base.wording import by_count, format_count, format_list, format_share, label
 from niels_cache_runtime.format.layout import SPLITS
 from niels_cache_runtime.format.meta import Meta
 
@@ -75,7 +75,7 @@ def _kept(meta: Meta) -> dict[str, int] | None:
 
 
 def _requested_line(dropped: Mapping[str, int], meta: Meta, kept: int, noun: str) -> str | None:
-    requested = sorted(((reason, count) for reason, count in dropped.items() if is_asked(reason)), key=lambda item: (-item[1], item[0]))
+    requested = [(reason, count) for reason, count in by_count(dropped) if is_asked(reason)]
     cut = sum((meta.get("cut") or {}).values())
     parts = []
     if requested:
@@ -90,7 +90,7 @@ def _requested_line(dropped: Mapping[str, int], meta: Meta, kept: int, noun: str
 
 def _warnings(counts: Mapping[str, int], given: int, split: str, noun: str, first_examples: Mapping[str, str]) -> list[str]:
     """Return a line for each reason that takes too much of a split, and one line for all others if all together take too much."""
-    ordered = sorted(((reason, count) for reason, count in counts.items() if count > 0), key=lambda item: (-item[1], item[0]))
+    ordered = [(reason, count) for reason, count in by_count(counts) if count > 0]
     of = f"of {'' if split == 'all' else f'{split}: '}{format_count(given, noun)}"
     frequent = [(reason, count) for reason, count in ordered if count > MAX_OF_ONE_REASON * given]
     lines = [_line(reason, count, given, split, noun, first_examples) for reason, count in frequent]

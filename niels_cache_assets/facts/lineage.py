@@ -12,6 +12,7 @@ import numpy as np
 
 from niels_cache_assets.disk.table_file import lineage_files, rows_of
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.meta import Meta
 
 
 class Lineage(NamedTuple):
@@ -34,39 +35,31 @@ class Lineage(NamedTuple):
     kept: str | None = None
 
 
-def read_lineage(path: str | Path, ordinals: Iterable[int]) -> dict[int, Lineage]:
+def read_lineage(path: str | Path, ordinals: Iterable[int], meta: Meta | None = None) -> dict[int, Lineage]:
     """Return the lineage of these ordinals, by ordinal.
 
     Args:
         path: The Parquet file of the split, or the path that stands for the files of a split joined from parts (see `lineage_files`).
         ordinals: The numbers of the documents or examples.
+        meta: The content of meta.json (see `lineage_files`).
 
     Raises:
         NielsCacheError: If the file is missing or unreadable, or lacks a column or one of the ordinals.
     """
-    import pyarrow
-
     requested = np.unique(np.fromiter(ordinals, dtype=np.int64))
     found: dict[int, Lineage] = {}
     path, rows = Path(path), 0
-    try:
-        for table_file in lineage_files(path):
-            path = table_file.path  # for the messages
-            with table_file.open() as parquet:
-                columns_in_file = parquet.schema_arrow.names
-                missing = [name for name in Lineage._fields if name not in columns_in_file and name not in Lineage._field_defaults]
-                if missing:
-                    raise NielsCacheError(f"{path}: has no column {missing[0]!r}; rebuild this data set")
-                columns = [name for name in Lineage._fields if name in columns_in_file]
-                for _, table in rows_of(parquet, requested, columns, first=rows):
-                    lineages = (Lineage(**{**row, "ordinal": row["ordinal"] + rows}) for row in table.to_pylist())
-                    found.update((lineage.ordinal, lineage) for lineage in lineages)
-                rows += parquet.metadata.num_rows
-        if len(requested) and not 0 <= requested[0] <= requested[-1] < rows:
-            outside = requested[0] if requested[0] < 0 else requested[-1]
-            raise NielsCacheError(f"{path}: has {rows:,} rows, so there is no ordinal {outside:,}; rebuild this data set")
-    except (OSError, pyarrow.ArrowException) as error:
-        raise NielsCacheError(f"{path}: not a readable parquet file (cut short?): {error}; rebuild this data set") from error
+    for table_file in lineage_files(path, meta):
+        path = table_file.path  # for the messages
+        with table_file.open(name for name in Lineage._fields if name not in Lineage._field_defaults) as parquet:
+            columns = [name for name in Lineage._fields if name in parquet.schema_arrow.names]
+            for _, table in rows_of(parquet, requested, columns, first=rows):
+                lineages = (Lineage(**{**row, "ordinal": row["ordinal"] + rows}) for row in table.to_pylist())
+                found.update((lineage.ordinal, lineage) for lineage in lineages)
+            rows += parquet.metadata.num_rows
+    if len(requested) and not 0 <= requested[0] <= requested[-1] < rows:
+        outside = requested[0] if requested[0] < 0 else requested[-1]
+        raise NielsCacheError(f"{path}: has {rows:,} rows, so there is no ordinal {outside:,}; rebuild this data set")
     if found.keys() != set(requested.tolist()):
         raise NielsCacheError(f"{path}: its ordinals do not match its rows; rebuild this data set")
     return found
@@ -81,15 +74,11 @@ def files_of_lineage(path: str | Path) -> set[str]:
     Raises:
         NielsCacheError: If the file is missing or unreadable.
     """
-    import pyarrow
     import pyarrow.compute
 
     found: set[str] = set()
-    try:
-        for table_file in lineage_files(Path(path)):
-            with table_file.open() as parquet:
-                for batch in parquet.iter_batches(columns=["file"]):
-                    found.update(pyarrow.compute.unique(batch.column(0)).to_pylist())
-    except (OSError, pyarrow.ArrowException) as error:
-        raise NielsCacheError(f"{path}: not a readable parquet file (cut short?): {error}; rebuild this data set") from error
+    for table_file in lineage_files(Path(path)):
+        with table_file.open(["file"]) as parquet:
+            for batch in parquet.iter_batches(columns=["file"]):
+                found.update(pyarrow.compute.unique(batch.column(0)).to_pylist())
     return found

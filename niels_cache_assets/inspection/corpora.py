@@ -37,8 +37,7 @@ def duplicate_counts(root: Path, name: str, meta: Meta) -> Meta | None:
     duplicates = read_meta(str(path))
     if duplicates["inputs"].get(name) != meta["content_sha256"]:
         return None
-    counts: Meta = duplicates["datasets"][name]
-    return counts
+    return duplicates["datasets"][name]
 
 
 def find_corpus(registry: Registry, root: Path, name: str) -> tuple[Path, Meta]:
@@ -133,8 +132,7 @@ def seeded_choice(count: int, wanted: int, seed: int) -> np.ndarray:
     import torch
 
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:wanted]
-    chosen: np.ndarray = np.sort(order.numpy())
-    return chosen
+    return np.sort(order.numpy())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,9 +1,8 @@
 """Documents of train whose text is also in the val of another data set, by the hashes in the lineage of pretrain caches.
 
 Cost: a read of 8 bytes per document, and of no token. Memory: 24 bytes for each document of val, and a row group of lineage. A billion
-documents take minutes. Only equal texts count (after the conversion of newlines), and no empty texts. So this promises less than
-`inspection/disjoint.py`, which compares the canonical texts of train and val of one cache. A cache that was made from tokens has no hashes,
-and is not checked.
+documents take minutes. Only equal canonical texts count, and no empty texts. So this promises less than facts/disjoint.py, which also finds
+near copies in the train and val of one cache. A cache that was made from tokens has no hashes, and is not checked.
 """
 
 from __future__ import annotations
@@ -16,13 +15,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from niels_cache_assets.base.strings import hash_strings
-from niels_cache_assets.build_cache.pretrain_writer import TEXT_HASH
+from niels_cache_assets.dedup.signatures import hash_canonical
 from niels_cache_assets.dedup.text_set import HashIndex
-from niels_cache_assets.disk.table_file import lineage_files
+from niels_cache_assets.disk.table_file import read_text_hashes
 from niels_cache_assets.project.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import Ints, Split, documents_name
+from niels_cache_runtime.format.layout import documents_name
 
 _ORIGIN = ("source_id", "file", "row")
 
@@ -79,11 +77,11 @@ class _ValHashes:
         names, not_checked = list[str](), list[str]()
         for name, folder in folders.items():
             try:
-                own = np.unique(np.concatenate([hashes[0], *(part for _, part in _hashes(folder, "val"))]))
+                own = np.unique(np.concatenate([hashes[0], *(part for _, part in read_text_hashes(folder / documents_name("val")))]))
             except NielsCacheError:
                 not_checked.append(name)
                 continue
-            hashes.append(own[own != hash_strings([""])[0]])
+            hashes.append(own[own != hash_canonical([""])[0]])
             owners.append(np.full(len(hashes[-1]), len(names), np.int64))
             names.append(name)
         return cls(index=HashIndex(np.concatenate(hashes), np.concatenate(owners)), names=tuple(names), not_checked=tuple(not_checked))
@@ -119,7 +117,7 @@ def advice_against(registry: Registry, name: str, others: Sequence[str]) -> str 
 def _shared(name: str, folder: Path, vals: _ValHashes) -> Iterator[SharedText]:
     """Yield for each other cache how many documents of train have a hash of its val."""
     counts, first = np.zeros(len(vals.names), np.int64), dict[int, DocumentOrigin]()
-    for (path, group), train in _hashes(folder, "train"):
+    for (path, group), train in read_text_hashes(folder / documents_name("train")):
         rows, owners = vals.index.find(train)
         counts += np.bincount(owners, minlength=len(counts))
         for owner, at in zip(*(column.tolist() for column in np.unique(owners, return_index=True)), strict=True):
@@ -127,26 +125,6 @@ def _shared(name: str, folder: Path, vals: _ValHashes) -> Iterator[SharedText]:
                 first[owner] = _origin(path, group, int(rows[at]))
     for owner, origin in sorted(first.items()):
         yield SharedText(train=name, val=vals.names[owner], documents=int(counts[owner]), first=origin)
-
-
-def _hashes(folder: Path, split: Split) -> Iterator[tuple[tuple[Path, int], Ints]]:
-    """Yield (file, number of the row group) and the hashes of this row group.
-
-    Raises:
-        NielsCacheError: If the lineage has none.
-    """
-    import pyarrow
-
-    for table in lineage_files(folder / documents_name(split)):
-        try:
-            with table.open() as parquet:
-                if TEXT_HASH not in parquet.schema_arrow.names:
-                    raise NielsCacheError(f"{table.path}: has no hashes of texts")
-                for group in range(parquet.num_row_groups):
-                    column = parquet.read_row_group(group, columns=[TEXT_HASH]).column(0)
-                    yield (table.path, group), column.to_numpy()
-        except (OSError, pyarrow.ArrowException) as error:
-            raise NielsCacheError(f"{table.path}: not a readable parquet file: {error}; rebuild this data set") from error
 
 
 def _origin(path: Path, group: int, row: int) -> DocumentOrigin:

@@ -5,6 +5,7 @@ from pathlib import Path
 from niels_cache_runtime.format.layout import parts_root
 
 PLAN_NAME = "plan.json"
+VAL_BITS = "val-*.npy"  # the files of a plan that say which documents go to val (`sources/val_share.py`)
 PLAN_STAGED = "plan"  # the name for the lease and the staging directory of the plan; no file has it
 VAL_NAME = "val"
 PART_KINDS = ("plan", "val_part", "part")  # kinds of artifacts that only data sets in parts have

@@ -1,6 +1,6 @@
 """The lease of a part, which decides which process builds the part, even among machines that share no file locks.
 
-    .part-00017.lease/attempt-00002.json    attempt, host, process, count: who makes the latest attempt
+    .part-00017.lease/attempt-00002.json    who makes the latest attempt, how far it is, what it cost, and how it has ended
     .part-00017.lease/stop                  a request to stop, for all processes that build the part or wait for it
     .part-00017.lease/stop-LAUNCH           the same, for processes that were started with this name (cluster/child.py)
 
@@ -25,7 +25,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -34,18 +34,22 @@ from typing import Any
 from niels_cache_assets.base.processes import Process
 from niels_cache_assets.disk.attempts import attempt_record, highest_number, lease_path, recorded_attempts, stop_path
 from niels_cache_assets.disk.build_lock import path_stamp
+from niels_cache_assets.facts.progress import BuildProgress, SpeedEstimate, SpeedMeter
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import UNKNOWN, BusyError, LockOwner, LockRefusedError, hold_lock, lock_owner, sync
 
 LOCK_SECONDS = 0.5  # how long a new holder tries to lock its own file, because others try it for an instant
-_RECORD_BYTES = 2048  # every record has this size, so it can be overwritten in place and its lock stays
+_RECORD_BYTES = 2048  # every record is padded to this size, so it can be overwritten in place and its lock stays
+_LONGEST_ERROR = 500  # characters
+UNKNOWN_SPEED = SpeedEstimate(None, None)
+DONE, STOPPED = "done", "stopped"
 
 Stamp = tuple[int, int] | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class LeaseHolder:
-    """The process that makes an attempt, as recorded in the attempt's file.
+    """The process that makes an attempt, and the attempt so far, as recorded in the attempt's file.
 
     Attributes:
         attempt: The number of the attempt.
@@ -53,9 +57,15 @@ class LeaseHolder:
         token: A random value that differs between any two attempts.
         boot: Identifies the kernel on which the holder runs.
         is_locked: Whether the holder holds the lock of the file.
-        is_over: Whether the attempt has ended properly.
         overtaken: The process that still held the lock of the target when this attempt began, after its own lease had expired.
-        count: The number of renewals.
+        log: The file to which stderr of the holder goes, or None.
+        earlier_cpu_seconds: The CPU time of earlier attempts: of those that finished, and of all others up to their last renewal.
+        seconds: How long the attempt has run, at the last renewal.
+        cpu_seconds: The CPU time of the holder in this attempt, with that of its children that have ended.
+        counts: What was read or written, by unit.
+        share: The finished share from 0 to 1, or None if it is unknown.
+        speed: The speed in the last unit of the counts, and the remaining time.
+        ended: `done`, `stopped`, or the error with which the attempt failed. None while it runs, and if its process was killed.
     """
 
     attempt: int
@@ -63,12 +73,23 @@ class LeaseHolder:
     token: str
     boot: str
     is_locked: bool = False
-    is_over: bool = False
     overtaken: str | None = None
-    count: int = 0
+    log: str | None = None
+    earlier_cpu_seconds: Sequence[float] = (0.0, 0.0)
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    counts: Mapping[str, int] = field(default_factory=dict)
+    share: float | None = None
+    speed: SpeedEstimate = UNKNOWN_SPEED
+    ended: str | None = None
+
+    def all_cpu_seconds(self) -> tuple[float, float]:
+        """Return the CPU time of all attempts: of those that finished, and of all others."""
+        finished, lost = self.earlier_cpu_seconds
+        return (finished + self.cpu_seconds, lost) if self.ended == DONE else (finished, lost + self.cpu_seconds)
 
     def encoded(self) -> bytes:
-        """Return the content of the file, which always has the same size."""
+        """Return the content of the file: one line, which almost always has the same size."""
         fields = {**asdict(self.writer), **{key: value for key, value in asdict(self).items() if key != "writer"}}
         return json.dumps(fields).encode().ljust(_RECORD_BYTES - 1) + b"\n"
 
@@ -76,9 +97,9 @@ class LeaseHolder:
     def decoded(cls, content: bytes) -> LeaseHolder | None:
         """Return the holder, or None if the file is not written yet or is damaged."""
         try:
-            fields: dict[str, Any] = json.loads(content)
+            fields: dict[str, Any] = json.loads(content.partition(b"\n")[0])  # a longer record may have been there before
             writer = LockOwner(**{key: fields.pop(key) for key in ("pid", "host", "since", "command")})
-            return cls(writer=writer, **fields)
+            return cls(writer=writer, speed=SpeedEstimate(*fields.pop("speed")), **fields)
         except (ValueError, TypeError, KeyError, RecursionError):
             return None
 
@@ -100,7 +121,7 @@ class AttemptFile:
     @property
     def is_over(self) -> bool:
         """Whether the attempt has ended properly."""
-        return self.holder is not None and self.holder.is_over
+        return self.holder is not None and self.holder.ended is not None
 
     @property
     def writer(self) -> LockOwner:
@@ -186,6 +207,14 @@ def take_lock(descriptor: int) -> bool:
             return True
 
 
+def _log_file() -> str | None:
+    """Return the file to which stderr of this process goes, such as the log of a scheduler. None on a terminal, and without /proc."""
+    with suppress(OSError):
+        path = os.readlink("/proc/self/fd/2")
+        return path if os.path.isfile(path) else None
+    return None
+
+
 Log = Callable[[str], None]
 
 _MAX_POLL_SECONDS = 1.0
@@ -224,7 +253,9 @@ class Lease:
     def __init__(self, target: Path, holder: LeaseHolder, descriptor: int, *, waited: bool) -> None:
         self.target, self.attempt, self.waited = target, holder.attempt, waited
         self._holder, self._descriptor = holder, descriptor
-        self._count = 0
+        self._began, self._cpu_before = time.monotonic(), sum(os.times()[:4])
+        self._meter = SpeedMeter()
+        self._progress: dict[str, Any] = {}
         self._is_lost = False
         self._stop: Path | None = None  # the latest request that was seen
         self._ended = threading.Event()
@@ -272,9 +303,20 @@ class Lease:
         except FileNotFoundError:
             return True
 
-    def _write(self, *, is_over: bool = False) -> None:
+    def report(self, progress: BuildProgress) -> None:
+        """Record the progress of the attempt with the next renewal."""
+        speed = self._meter.estimate(progress, time.monotonic())
+        self._progress = {"counts": dict(progress.counts), "share": progress.share, "speed": speed}
+
+    def _write(self, ended: str | None = None) -> None:
         with self._writing:
-            record = replace(self._holder, count=self._count, is_over=is_over)
+            record = replace(
+                self._holder,
+                **self._progress,
+                seconds=time.monotonic() - self._began,  # differs in each record, which shows that this process is alive
+                cpu_seconds=sum(os.times()[:4]) - self._cpu_before,
+                ended=ended,
+            )
             os.pwrite(self._descriptor, record.encoded(), 0)
             os.fsync(self._descriptor)  # other machines see it only after this
 
@@ -292,24 +334,24 @@ class Lease:
                         self._stop = stops.requested(self.target)
                         if self._stop is not None and on_stop is not None:
                             on_stop()
-                    self._count += 1
                     self._write()
 
         thread = threading.Thread(target=renew, name="lease", daemon=True)
         thread.start()
+        ended = DONE
         try:
             yield
+        except BaseException as error:
+            is_failure = isinstance(error, Exception) and not isinstance(error, StopRequested)
+            ended = (str(error) or type(error).__name__).partition("\n")[0][:_LONGEST_ERROR] if is_failure else STOPPED
+            raise
         finally:
             self._ended.set()
             thread.join(max(times.renew_seconds, _WRITE_SECONDS))
             if not thread.is_alive():  # otherwise the thread hangs in a stalled write and still needs the descriptor
-                self._end()
-
-    def _end(self) -> None:
-        """Record that this attempt has ended, so that the next process need not wait."""
-        with suppress(OSError):
-            self._write(is_over=True)
-        os.close(self._descriptor)
+                with suppress(OSError):
+                    self._write(ended)  # the next process need not wait
+                os.close(self._descriptor)
 
 
 @contextmanager
@@ -485,6 +527,8 @@ class _Claim:
             token=secrets.token_hex(8),
             boot=Process.current().boot,
             overtaken=None if locker is None else str(locker),
+            log=_log_file(),
+            earlier_cpu_seconds=(0.0, 0.0) if last is None or last.holder is None else last.holder.all_cpu_seconds(),
         )
         path = attempt_record(target, holder.attempt)
         try:

@@ -2,6 +2,7 @@
 
 The plan is made once, from the list of files of one revision. It is one JSON file, without timestamps and without paths on this machine.
 Everything that is built afterwards reads this file, and nothing lists the files again. Making a plan costs no more than listing the files.
+With val_frac, it also reads all text once to count the documents, and a file beside the plan says which of them go to val.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class PlannedPart:
         files: Its files. Those that upstream assigns to val come first.
         train_tokens: Its share of the train budget, or None without a budget.
         val_tokens: Its share of the val budget, or None without a budget.
+        val: With val_frac, the file of its group (see `PlannedGroup`), and the numbers of its own documents in the group. Otherwise None.
     """
 
     number: int
@@ -50,6 +52,7 @@ class PlannedPart:
     files: tuple[ListedFile, ...]
     train_tokens: int | None
     val_tokens: int | None
+    val: tuple[str, range] | None = None
 
     @property
     def name(self) -> str:
@@ -72,6 +75,9 @@ class PlannedGroup:
         text_field: The text field in every file, or None if no file contains rows.
         listed: The files, in the order of the listing.
         parts: The parts, in order.
+        documents: With val_frac, the number of documents of each file that have no split of their own. Otherwise None.
+        val: With val_frac, the name of the file beside the plan that says which documents go to val, and the numbers of these documents.
+            Otherwise None.
     """
 
     fingerprint: str
@@ -80,6 +86,8 @@ class PlannedGroup:
     text_field: str | None
     listed: tuple[ListedFile, ...]
     parts: tuple[PlannedPart, ...]
+    documents: tuple[int, ...] | None = None
+    val: tuple[str, range] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +129,7 @@ class Plan:
 
     @cached_property
     def parts(self) -> tuple[PlannedPart, ...]:
+        """The parts of all groups, in order."""
         return tuple(part for group in self.groups for part in group.parts)
 
     @property
@@ -134,6 +143,8 @@ def _group(entry: Mapping[str, Any], *, first: int) -> PlannedGroup:
     """Return a group from its entry in the file of a plan. `first` is the number of its first part."""
     listed = tuple(ListedFile(**file) for file in entry["listed"])
     shared: dict[str, Any] = {"revision": entry["dataset_revision"], "text_field": entry["text_field"]}
+    val, documents = entry["val"], entry["documents"]
+    before = [*accumulate(documents or (), initial=0)]
     parts = tuple(
         PlannedPart(
             number=number,
@@ -141,10 +152,12 @@ def _group(entry: Mapping[str, Any], *, first: int) -> PlannedGroup:
             files=tuple(listed[index] for begin, stop in part["files"] for index in range(begin, stop)),
             train_tokens=part["train_tokens"],
             val_tokens=part["val_tokens"],
+            val=(val, range(before[part["files"][0][0]], before[part["files"][-1][1]])) if val and part["files"] else None,
             **shared,
         )
         for number, part in enumerate(entry["parts"], start=first)
     )
+    shared |= {"documents": documents and tuple(documents), "val": val and (val, range(before[-1]))}
     return PlannedGroup(fingerprint=entry["fingerprint"], identity=entry["made_of"], listed=listed, parts=parts, **shared)
 
 
@@ -157,22 +170,24 @@ def encode_group(group: PlannedGroup) -> dict[str, Any]:
         "dataset_revision": group.revision,
         "text_field": group.text_field,
         "listed": [file._asdict() for file in group.listed],
+        "documents": group.documents,
+        "val": group.val and group.val[0],
         "parts": [
-            {"files": _runs([number[id(file)] for file in part.files]), "train_tokens": part.train_tokens, "val_tokens": part.val_tokens}
+            {"files": runs([number[id(file)] for file in part.files]), "train_tokens": part.train_tokens, "val_tokens": part.val_tokens}
             for part in group.parts
         ],
     }
 
 
-def _runs(indices: Sequence[int]) -> list[list[int]]:
+def runs(indices: Sequence[int]) -> list[list[int]]:
     """Return these ascending or separate indices as runs [first, stop]."""
-    runs: list[list[int]] = []
+    found: list[list[int]] = []
     for index in indices:
-        if runs and runs[-1][1] == index:
-            runs[-1][1] += 1
+        if found and found[-1][1] == index:
+            found[-1][1] += 1
         else:
-            runs.append([index, index + 1])
-    return runs
+            found.append([index, index + 1])
+    return found
 
 
 def plan_parts(
@@ -187,6 +202,8 @@ def plan_parts(
 ) -> PlannedGroup:
     """Return a group of parts. Each part has a contiguous run of the files of each split, balanced by bytes.
 
+    With fewer files than parts, some parts have no file.
+
     Args:
         files: The files of all parts.
         parts: The number of parts.
@@ -197,25 +214,24 @@ def plan_parts(
         **group_fields: `revision` and `text_field` (see `PlannedGroup`).
 
     Raises:
-        NielsCacheError: If there are fewer files than parts, or if a part gets no token of the train budget.
+        NielsCacheError: If a part with files gets no token of the train budget.
     """
     splits: list[Split | None] = list(dict.fromkeys(file.split for file in files))
-    main = "train" if "train" in splits else None
-    count = sum(file.split == main for file in files)
-    if parts > count:
-        raise NielsCacheError(f"parts is {parts}, but there are only {count} files to divide; set parts to at most {count}")
     divided: list[list[ListedFile]] = [[] for _ in range(parts)]
     for split in splits:
         chosen = [file for file in files if file.split == split]
-        for part, run in zip(divided, contiguous_runs([file.bytes for file in chosen], parts), strict=True):
+        for part, run in zip(divided, contiguousruns([file.bytes for file in chosen], parts), strict=True):
             part += chosen[run.start : run.stop]
     weights = [sum(file.bytes for file in part) for part in divided]
+    if not any(weights):  # no size is known
+        weights = [bool(part) for part in divided]
     budgets: list[list[Any]] = [
         [None] * parts if total is None else divide_in_proportion(total, weights) for total in (train_tokens, val_tokens or None)
     ]
     train, val = budgets
-    if 0 in train:
-        number = train.index(0)
+    starved = [number for number, part in enumerate(divided) if part and train[number] == 0]
+    if starved:
+        number = starved[0]
         unknown_size = next((file.name for file in divided[number] if not file.bytes), None)
         why = "" if unknown_size is None else f" ({unknown_size} is empty, or its server tells no size)"
         raise NielsCacheError(
@@ -223,8 +239,8 @@ def plan_parts(
         )
     shared: dict[str, Any] = {"revision": None, "text_field": None, **group_fields}
     planned = tuple(
-        PlannedPart(number=number, files=tuple(part), plan=fingerprint, train_tokens=train[number], val_tokens=val[number], **shared)
-        for number, part in enumerate(divided)
+        PlannedPart(number=number, files=tuple(part), plan=fingerprint, train_tokens=own or None, val_tokens=val[number], **shared)
+        for number, (part, own) in enumerate(zip(divided, train, strict=True))
     )
     return PlannedGroup(fingerprint=fingerprint, identity=identity, listed=tuple(files), parts=planned, **shared)
 
@@ -254,7 +270,7 @@ def proposed_shard_bytes(
     return -(-tokens * token_bytes // (MAX_SHARDS * _SHARD_BYTES_STEP)) * _SHARD_BYTES_STEP
 
 
-def contiguous_runs(sizes: Sequence[int], parts: int) -> list[range]:
+def contiguousruns(sizes: Sequence[int], parts: int) -> list[range]:
     """Return a range of files for each part, balanced by size. The ranges are consecutive and cover all files.
 
     Every range has at least one file, if there are as many files as parts. Each cut is at the start of the file that is nearest to the

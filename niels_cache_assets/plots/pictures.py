@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from niels_cache_assets.base.wording import format_count, format_share, label
+from niels_cache_assets.base.wording import by_count, format_count, format_share, label
 from niels_cache_assets.plots.drawing import Panel, Picture, Series, short_number, thin_ticks
 from niels_cache_assets.plots.measures import CONTEXT, LENGTH_EDGES, MAX_TURNS, SHARE_BINS, CacheMeasures, ConversationMeasures
 from niels_cache_runtime.format.layout import SIDES, Family
@@ -35,7 +35,7 @@ def cache_pictures(measures: CacheMeasures, family: Family, *, dropped: Mapping[
     if measures.conversations is not None:
         pictures.append(_conversations(measures.conversations, measures))
     kept, noun = (measures.items // len(SIDES), "pairs") if measures.noun == "sides" else (measures.items, measures.noun)
-    reasons = [(reason, count, "cleaning") for reason, count in sorted(dropped.items(), key=lambda item: (-item[1], item[0]))]
+    reasons = [(reason, count, "cleaning") for reason, count in by_count(dropped)]
     return [*pictures, _frequency(measures), _reasons("dropped", reasons, kept + sum(dropped.values()), noun)]
 
 
@@ -261,7 +261,7 @@ def limit_picture(rule: Mapping[str, Any]) -> Picture:
     bins, form, limit = rule["bins"], rule["form"], format_measure(rule["limit"], rule["form"])
     first = next(number for number, row in enumerate(bins) if row["drops"] != (rule["side"] == "below"))
     edges = [(number, format_measure(row["from"], form)) for number, row in enumerate(bins) if row["from"] is not None]
-    ticks: list[tuple[float, str]] = thin_ticks(edges)
+    ticks = thin_ticks(edges)
     if bins[-1]["to"] is None and edges:  # the last column has everything from there on, so it may be the highest one
         last, text = edges[-1]
         ticks = [tick for tick in ticks if tick[0] <= last - len(bins) / 12] + [(last, f"{text}+")]

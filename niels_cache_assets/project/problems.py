@@ -19,7 +19,7 @@ from niels_cache_assets.base.choices import raise_unknown_choice
 from niels_cache_assets.base.defaults import CONFIG_NAME
 from niels_cache_assets.base.toml import parse_toml, typed_toml
 from niels_cache_assets.project.shipped import catalog
-from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.errors import NielsCacheError, did_you_mean
 from niels_cache_runtime.format.layout import FAMILIES, Family
 
 _EXAMPLES = (1_000, 1, 0.5, "...", ["..."], {"NAME": 0.5}, {"NAME": "..."}, [{"files": ["..."]}])
@@ -118,8 +118,8 @@ def _explain(
 ) -> str:
     key = ".".join(map(str, path))
     if problem["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(key, list(model.model_fields), n=1)
-        return f" has an unknown key {key!r}; " + (f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(model.model_fields)}")
+        hint = did_you_mean(key, model.model_fields, f"known keys: {', '.join(model.model_fields)}")
+        return f" has an unknown key {key!r}; {hint}"
     field = model.model_fields.get(str(path[0])) if path else None
     if problem["type"] == "missing" and field is not None:
         example = _example(field, model)
@@ -289,7 +289,7 @@ def _replaced(value: Any, path: Sequence[int | str], candidate: Any) -> Any:
 
 
 def _acceptance_test(field: FieldInfo, model: type[BaseModel]) -> Callable[[Any], bool]:
-    adapter: TypeAdapter[Any] = TypeAdapter(field.rebuild_annotation(), config={"strict": bool(model.model_config.get("strict"))})
+    adapter = TypeAdapter(field.rebuild_annotation(), config={"strict": bool(model.model_config.get("strict"))})
 
     def accepts(value: Any) -> bool:
         try:

@@ -299,7 +299,7 @@ def load_registry(
     file = named or (CONFIG_NAME if chosen != "quickstart" and Path(CONFIG_NAME).exists() else None)
     remedy = f"correct {'--config' if config else CONFIG_VARIABLE}" if named else "make it readable, or name another file with --config"
     user = read_tables(Path(file), remedy) if file else {}
-    named_profile = chosen if chosen else user.get("profile")
+    named_profile = chosen or user.get("profile")
     profile_name = None if file and named_profile is None else str(named_profile or FALLBACK_PROFILE)
     user.pop("profile", None)
     if profile_name is not None and profile_name not in PROFILES:

@@ -20,12 +20,9 @@ class NotifySettings(Table):
     """[notify]: a command that receives a message when a build fails, makes no progress for 30 minutes, or completes a data set."""
 
     model_config = ConfigDict(hide_input_in_errors=True)  # arguments may be secrets
-    command: Words = Field(
-        (),
-        description="A program and its arguments, as a list or a shell-quoted line. It receives a JSON object with `event`, `host`, "
-        "`name` and `text` on stdin",
-        repr=False,
-    )
+    command: Words = Field((), repr=False)  # not in messages, because it may contain a password by mistake
+    """A program and its arguments, as a list or a shell-quoted line. It receives a JSON object with `event`, `host`, `name` and `text` on
+    stdin"""
 
     @field_validator("command", mode="before")
     @classmethod
@@ -36,40 +33,24 @@ class NotifySettings(Table):
 class ClusterSettings(Table):
     """[cluster]: where parts of a data set are built, how many at a time, and how processes on several machines share them."""
 
-    command: Words = Field(
-        (),
-        description='Prefix for the command that builds a part, such as ["srun", "-c16"]; `{host}` is replaced by one of `hosts`. By '
-        "default, parts are built on this machine",
-    )
-    hosts: Words = Field((), description="Values for `{host}`. Each host builds one part at a time, or two if it is listed twice")
+    command: Words = ()
+    """Prefix for the command that builds a part, such as ["srun", "-c16"]; `{host}` is replaced by one of `hosts`. By default, parts are
+    built on this machine"""
+    hosts: Words = ()
+    """Values for `{host}`. Each host builds one part at a time, or two if it is listed twice"""
     at_once: int | None = Field(
         None,
         ge=1,
         le=10_000,
         description=f"Parts built at a time; by default one per host, or one per {_CORES_OF_A_PART} cores of this machine",
     )
-    program: Words = Field(
-        (),
-        description='The program that `command` runs, such as ["niels-cache"] in a container; by default this process\'s Python '
-        "interpreter",
-    )
+    program: Words = ()
+    """The program that `command` runs, such as ["niels-cache"] in a container; by default this process's Python interpreter"""
 
-    renew_seconds: float = Field(
-        15.0,
-        gt=0,
-        le=3_600,
-        allow_inf_nan=False,
-        strict=False,
-        description="How often the process that builds a part renews its lease, in seconds",
-    )
-    lease_seconds: float = Field(
-        120.0,
-        gt=0,
-        le=86_400,
-        allow_inf_nan=False,
-        strict=False,
-        description="How long a lease may go without renewal, in seconds, before a waiting process takes over the part",
-    )
+    renew_seconds: float = Field(15.0, gt=0, le=3_600, allow_inf_nan=False, strict=False)
+    """How often the process that builds a part renews its lease, in seconds"""
+    lease_seconds: float = Field(120.0, gt=0, le=86_400, allow_inf_nan=False, strict=False)
+    """How long a lease may go without renewal, in seconds, before a waiting process takes over the part"""
 
     @field_validator("hosts")
     @classmethod
@@ -105,13 +86,12 @@ class PublishSettings(Table):
     """[publish]: where the assets `published/pretrain` and `published/sft` upload caches, and which licences data cards name."""
 
     model_config = ConfigDict(hide_input_in_errors=True)
-    address: str | None = Field(
-        None,
-        repr=False,  # not in messages, because it may contain a password by mistake
-        description="Target address, such as `s3://bucket/caches`; caches are uploaded to ADDRESS/pretrain/NAME and ADDRESS/sft/NAME",
-    )
-    data_sets: Words | None = Field(None, description="The data sets to publish; by default all")
-    licenses: dict[str, str] = Field({}, description='Licences for data cards on the hub, such as `{ wikitext = "cc-by-sa-3.0" }`')
+    address: str | None = Field(None, repr=False)
+    """Target address, such as `s3://bucket/caches`; caches are uploaded to ADDRESS/pretrain/NAME and ADDRESS/sft/NAME"""
+    data_sets: Words | None = None
+    """The data sets to publish; by default all"""
+    licenses: dict[str, str] = Field({})
+    """Licences for data cards on the hub, such as `{ wikitext = "cc-by-sa-3.0" }`"""
 
     @field_validator("address")
     @classmethod

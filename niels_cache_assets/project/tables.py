@@ -24,40 +24,40 @@ _TAG = re.compile(r"[A-Za-z0-9_.-]{1,63}")
 class BuildSettings(Table):
     """[build]: settings that all data sets share."""
 
-    cache_dir: ConfigPath = Field("cache", description="Root folder of all caches")
-    seed: int = Field(defaults.SEED, ge=0, lt=2**63, description="Seed for shuffles and splits")
-    shard_bytes: int = Field(defaults.SHARD_BYTES, ge=2, multiple_of=2, description="Exact size of a full shard, in bytes")
-    token_dtype: Literal["uint16-le", "uint32-le"] | None = Field(
-        None, description="On-disk token type; by default uint16-le for up to 65,536 ids, otherwise uint32-le"
-    )
-    threads: int | None = Field(
-        None, ge=1, le=256, description="Number of encoding threads; by default one per core. Does not affect the bytes"
-    )
-    verify_parts: Literal["size", "sha256"] = Field(
-        "size", description="How each part is checked against its meta.json before parts are joined: by size, or by content"
-    )
-    network_patience: float = Field(
-        defaults.NETWORK_RETRY_SECONDS,
-        ge=0,
-        allow_inf_nan=False,
-        strict=False,
-        description="How long to retry a failed request, in seconds, before the build fails",
-    )
+    cache_dir: ConfigPath = "cache"
+    """Root folder of all caches"""
+    seed: int = Field(defaults.SEED, ge=0, lt=2**63)
+    """Seed for shuffles and splits"""
+    shard_bytes: int = Field(defaults.SHARD_BYTES, ge=2, multiple_of=2)
+    """Exact size of a full shard, in bytes"""
+    token_dtype: Literal["uint16-le", "uint32-le"] | None = None
+    """On-disk token type; by default uint16-le for up to 65,536 ids, otherwise uint32-le"""
+    threads: int | None = Field(None, ge=1, le=256)
+    """Number of encoding threads; by default one per core. Does not affect the bytes"""
+    verify_parts: Literal["size", "sha256"] = "size"
+    """How each part is checked against its meta.json before parts are joined: by size, or by content"""
+    near_check: Literal["sample", "all"] = "sample"
+    """How much of train is compared with val for near copies: a sample of about 20 million tokens, or all. Equal texts are always found"""
+    network_patience: float = Field(defaults.NETWORK_RETRY_SECONDS, ge=0, allow_inf_nan=False, strict=False)
+    """How long to retry a failed request, in seconds, before the build fails"""
+    record_seconds: float = Field(defaults.RECORD_SECONDS, gt=0, le=60, strict=False)
+    """How often a build records its progress at least, in seconds; a killed build repeats the work since its last record"""
 
 
 class BlendSettings(Table):
     """[blend.NAME]: a weighted blend of pretrain data sets in Megatron-LM's order, with indices built in advance."""
 
-    weights: dict[str, PositiveFloat] = Field(
-        min_length=1, description="Weight of each member, by the name of its pretrain table, on any scale"
-    )
-    sequence_length: int = Field(ge=1, description="Number of tokens per sample: Megatron-LM's --seq-length")
-    num_samples: int = Field(
-        ge=1, le=2**60, description="Number of samples in the run: --train-iters times --global-batch-size, or --train-samples"
-    )
-    seed: int = Field(MEGATRON_SEED, ge=0, lt=2**32, description="Megatron-LM's --seed")
+    weights: dict[str, PositiveFloat] = Field(min_length=1)
+    """Weight of each member, by the name of its pretrain table, on any scale"""
+    sequence_length: int = Field(ge=1)
+    """Number of tokens per sample: Megatron-LM's --seq-length"""
+    num_samples: int = Field(ge=1, le=2**60)
+    """Number of samples in the run: --train-iters times --global-batch-size, or --train-samples"""
+    seed: int = Field(MEGATRON_SEED, ge=0, lt=2**32)
+    """Megatron-LM's --seed"""
     split: str = Field(ALL_TRAIN, description='Megatron-LM\'s --split: shares of train, valid and test, such as "99,1,0"')
-    part: Literal["train", "valid", "test"] = Field("train", description="The split to blend: train, valid or test")
+    part: Literal["train", "valid", "test"] = "train"
+    """The split to blend: train, valid or test"""
 
     @field_validator("weights")
     @classmethod
@@ -79,24 +79,29 @@ class BlendSettings(Table):
 class ReportsSettings(Table):
     """[reports]: the training run over all pretrain data sets that `reports/mixture` assumes if there is no [blend.NAME]."""
 
-    steps: int | None = Field(None, ge=1, le=2**40, description="Number of training steps; by default enough to read everything once")
-    batch_size: int = Field(32, ge=1, le=2**20, description="Number of samples per step across all ranks; also applies to blends")
-    sequence_length: int = Field(1024, ge=1, lt=2**31, description="Number of tokens per sample")
-    max_epochs: float = Field(
-        MAX_EPOCHS, gt=0, le=2**20, strict=False, description="Warn if a data set is read for more epochs; also applies to blends"
-    )
+    steps: int | None = Field(None, ge=1, le=2**40)
+    """Number of training steps; by default enough to read everything once"""
+    batch_size: int = Field(32, ge=1, le=2**20)
+    """Number of samples per step across all ranks; also applies to blends"""
+    sequence_length: int = Field(1024, ge=1, lt=2**31)
+    """Number of tokens per sample"""
+    max_epochs: float = Field(MAX_EPOCHS, gt=0, le=2**20, strict=False)
+    """Warn if a data set is read for more epochs; also applies to blends"""
 
 
 class DagsterSettings(Table):
     """[dagster]: settings for Dagster and its UI, which never change the bytes of a cache."""
 
-    owners: Words = Field((), description='Owners of the assets: email addresses ("ada@example.org") and teams ("team:data")')
-    tags: dict[str, str] = Field({}, description='Tags for the assets, such as { project = "tiny" }')
-    plots: bool = Field(False, description="Draw PNG plots of each build, at the cost of time and database space")
-    upstream_builds: bool = Field(False, description="Let `upstream_revision_sensor` request a new build when upstream has changed")
-    notes_quiet_seconds: int = Field(
-        300, ge=0, description="How long a folder of notes must stay unchanged, in seconds, before it is built"
-    )
+    owners: Words = ()
+    """Owners of the assets: email addresses ("ada@example.org") and teams ("team:data")"""
+    tags: dict[str, str] = Field({})
+    """Tags for the assets, such as { project = "tiny" }"""
+    plots: bool = False
+    """Draw PNG plots of each build, at the cost of time and database space"""
+    upstream_builds: bool = False
+    """Let `upstream_revision_sensor` request a new build when upstream has changed"""
+    notes_quiet_seconds: int = Field(300, ge=0)
+    """How long a folder of notes must stay unchanged, in seconds, before it is built"""
 
     @field_validator("owners")
     @classmethod

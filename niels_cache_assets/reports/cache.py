@@ -15,8 +15,9 @@ from niels_cache_assets.artifacts.corpus_facts import duplicates_matrix
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.index import index_folder
 from niels_cache_assets.artifacts.state import CacheState, index_state
-from niels_cache_assets.base.wording import format_count, label
+from niels_cache_assets.base.wording import by_count, format_count, label
 from niels_cache_assets.facts.contents import all_counts, budget_shortfall, content_hash, total_bytes
+from niels_cache_assets.facts.disjoint import SplitOverlap
 from niels_cache_assets.facts.drops import DropSummary, summarize_drops
 from niels_cache_assets.facts.mixture import MixturePlan, all_mixtures
 from niels_cache_assets.inspection.shared_texts import SharedTexts, advice_against, shared_texts
@@ -126,8 +127,7 @@ class CacheItem:
     @property
     def dropped(self) -> dict[str, int]:
         """Number of dropped documents or examples for each reason, most frequent reason first."""
-        found = self.meta.get("dropped", {}) if self.is_built else {}
-        return dict(sorted(found.items(), key=lambda row: (-row[1], row[0])))
+        return dict(by_count(self.meta.get("dropped", {}) if self.is_built else {}))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,9 +235,10 @@ class CacheReport:
         texts += [
             f"{label(check.name)}: {check.said or check.outcome}" for check in recorded.checks if check.outcome in ("failed", "warning")
         ]
-        short = budget_shortfall(item.meta) if item.is_expected else None
-        if short is not None and all(check.said != short for check in recorded.checks):  # the cache may be older than the check
-            texts.append(short)
+        overlap = SplitOverlap.recorded(item.meta)
+        for found in (budget_shortfall(item.meta), overlap and overlap.describe()) if item.is_expected else ():
+            if found and not any(found in (check.said or "") for check in recorded.checks):  # the cache may be older than the check
+                texts.append(found)
         newest = recorded.newest_revision
         if item.revision is not None and newest not in (None, item.revision) and not has_corpus:
             texts.append(f"built from revision {item.revision}; upstream was last observed at {newest}")

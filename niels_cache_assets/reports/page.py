@@ -15,12 +15,12 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from niels_cache_assets.base.reasons import explain
-from niels_cache_assets.base.wording import SHORT_SHA256, UNKNOWN, file_size, format_count, format_share, label
+from niels_cache_assets.base.wording import SHORT_SHA256, UNKNOWN, by_count, file_size, format_count, format_share, label
 from niels_cache_assets.facts.contents import content_cells
 from niels_cache_assets.facts.mixture import share
 from niels_cache_assets.plots.drawing import as_svg
 from niels_cache_assets.plots.pictures import format_measure, limit_picture, mixture_picture, similarity_pictures
-from niels_cache_assets.reports.cache import CacheItem, CacheReport
+from niels_cache_assets.reports.cache import CacheReport
 from niels_cache_assets.reports.drawings import Drawings
 from niels_cache_assets.reports.history import date
 from niels_cache_runtime.errors import NielsCacheError
@@ -62,14 +62,14 @@ def render_page(report: CacheReport, drawings: Drawings, *, now: float) -> str:
         SHORT_SHA256=SHORT_SHA256,
         UNKNOWN=UNKNOWN,
         mixture_picture=mixture_picture,
-        is_open=lambda item: _is_open(report, item),
+        is_open=lambda item: len(report.items) <= _FEW or item.name in report.names_with_notices,
     )
 
 
 def render_tuning(found: Mapping[str, Any]) -> str:
     """Return the page of a data set with a corpus, given the result of `tuning` in reports/tuning.py."""
     cleaning, duplicates = found["cleaning"], found["duplicates"]
-    languages = sorted(cleaning["languages"].items(), key=lambda each: (-each[1], each[0])) if cleaning else []
+    languages = by_count(cleaning["languages"]) if cleaning else []
     others = sum(count for _, count in languages[_LANGUAGES:])
     return _rendered(
         "tuning.html",
@@ -98,14 +98,6 @@ def _rendered(template: str, **values: Any) -> str:
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
     return environment.get_template(template).render(style=style, policy=policy, **values)
-
-
-def _is_open(report: CacheReport, item: CacheItem) -> bool:
-    """Return whether the page shows this item open.
-
-    If there are few items, all items are open. Otherwise only items that need attention are open.
-    """
-    return len(report.items) <= _FEW or item.name in report.names_with_notices
 
 
 def write_page(path: Path, page: str) -> None:

@@ -159,10 +159,6 @@ class _Columns:
         return name in self.of_messages or any(isinstance(row.get(name), str) for row in self.rows)
 
 
-def _first_fitting(tables: Iterable[Keys], fits: Fits) -> Keys | None:
-    return next((keys for keys in tables if fits(keys)), None)
-
-
 def _pair_keys(columns: _Columns, fits: Fits) -> Keys | None:
     """Return the keys of a table that makes preference pairs, or None."""
     for chosen, rejected in _SIDES:
@@ -213,7 +209,7 @@ def _message_keys(columns: _Columns, fits: Fits) -> Keys | None:
     if not whole:
         return None
     system = columns.one("system_field", _SYSTEMS)
-    return _first_fitting([tables[whole[0]] | system, tables[whole[0]]], fits)
+    return next(filter(fits, [tables[whole[0]] | system, tables[whole[0]]]), None)
 
 
 def _instruction_keys(columns: _Columns, fits: Fits) -> Keys | None:
@@ -227,4 +223,5 @@ def _instruction_keys(columns: _Columns, fits: Fits) -> Keys | None:
     extra = {} if is_input_instruction else columns.one("input_field", _INPUTS)
     keys = instruction | extra | columns.one("output_field", _ANSWERS)
     system = columns.one("system_field", _SYSTEMS)
-    return _first_fitting([keys | columns.one("history_field", _HISTORIES, with_text=False) | system, keys | system, keys], fits)
+    with_history = keys | columns.one("history_field", _HISTORIES, with_text=False) | system
+    return next(filter(fits, [with_history, keys | system, keys]), None)

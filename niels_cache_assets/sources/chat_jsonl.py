@@ -6,9 +6,9 @@ This module turns rows into messages. `sources.conversations` decides which conv
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import PositiveInt, model_validator
 
 from niels_cache_assets.base.config_path import SENTINELS
 from niels_cache_assets.base.documents import Conversation, Message
@@ -29,15 +29,23 @@ from niels_cache_assets.sources.conversations import (
     with_system,
     without_labels,
 )
-from niels_cache_assets.sources.messages import holds_messages, join_input, media_of, plain_messages, template_messages, tools_of
+from niels_cache_assets.sources.messages import (
+    ReadMessages,
+    holds_messages,
+    join_input,
+    media_of,
+    plain_messages,
+    template_messages,
+    tools_of,
+)
 from niels_cache_assets.sources.pairs import complete_prompt, pair_sides, prompt_length, system_messages
 from niels_cache_assets.sources.reading.compressed import endings_with_compressions
-from niels_cache_assets.sources.reading.encodings import DecodingCounts
+from niels_cache_assets.sources.reading.encodings import DecodingCounts, Values
 from niels_cache_assets.sources.reading.file_source import FileSource
 from niels_cache_assets.sources.reading.files import SourceFile
 from niels_cache_assets.sources.reading.positions import FilePass, FilePosition
 from niels_cache_assets.sources.reading.rows import SEARCH_LIMITS, file_rows, first_rows, kind_of, row_id
-from niels_cache_assets.sources.types import PretrainSource, SftSource, StreamContext
+from niels_cache_assets.sources.types import SftSource, Siblings, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 
 _MAX_FIELDS, _SAMPLE_ROWS = 50, 20
@@ -81,49 +89,43 @@ class ChatJsonl(FileSource, SftSource):
     roles observation and function_call. Empty system messages are left out.
     """
 
-    never_counts: ClassVar[frozenset[str]] = frozenset({"on_broken"})  # a build that succeeds has the same bytes
-    endings: ClassVar[tuple[str, ...]] = (*endings_with_compressions(".jsonl", ".ndjson", ".json"), ".parquet")
+    never_counts = frozenset({"on_broken"})  # a build that succeeds has the same bytes
+    endings = (*endings_with_compressions(".jsonl", ".ndjson", ".json"), ".parquet")
 
     source: Literal["chat_jsonl"] = "chat_jsonl"
-    messages_field: str = Field("messages", description="Field with the list of messages")
-    instruction_field: str | None = Field(
-        None, description="Field with the instruction (text) or the prompt (messages), for rows with the answer in a separate field"
-    )
-    input_field: str | None = Field(
-        None, description="Field with additional input, added to the instruction or a pair's prompt after a blank line"
-    )
-    history_field: str | None = Field(None, description="Field with earlier turns: a list of [instruction, answer]")
-    output_field: str | None = Field(None, description="Field with the answer (text or messages); required with instruction_field")
-    system_field: str | None = Field(None, description="Field with a system message")
-    tools_field: str | None = Field(
-        None, description="With a template: field that contains the tools (a list or JSON); by default `tools` if it exists"
-    )
-    kind: Literal["chat", "preference"] = Field(
-        "chat", description="'preference' reads pairs of a chosen and a rejected answer, for DPO and similar methods"
-    )
-    prompt_field: str | None = Field(
-        None, description="For pairs: field with the prompt (text or messages); by default `prompt` if it exists; '' means no prompt field"
-    )
-    chosen_field: str = Field("chosen", description="For pairs: field that contains the chosen side (text or messages)")
-    rejected_field: str = Field("rejected", description="For pairs: field that contains the rejected side")
-    max_tokens: PositiveInt | None = Field(
-        None, description="For pairs: maximum number of tokens per side; pairs with a longer side are dropped and counted"
-    )
-    split_by: Literal["prompt", "conversation"] = Field(
-        "prompt",
-        description="For pairs: 'prompt' keeps all pairs with the same prompt in one split; 'conversation' keeps pairs together if "
-        "their prompts are identical up to the first user message",
-    )
-    kto: Kto | None = Field(
-        None,
-        description="For rows whose `label` or `kto_tag` is true or false: 'positives' keeps the true rows and drops the false ones; "
-        "'drop' drops both. By default, such a row is an error",
-    )
-    on_broken: OnBroken | None = Field(
-        None,
-        description="For rows with an unknown role, no assistant message, an unclear message weight, or broken JSON in calls or tools: "
-        "'stop' fails the build, 'drop' drops and counts the row. Default: 'stop' with a chat template, 'drop' with sentinels",
-    )
+    messages_field: str = "messages"
+    """Field with the list of messages"""
+    instruction_field: str | None = None
+    """Field with the instruction (text) or the prompt (messages), for rows with the answer in a separate field"""
+    input_field: str | None = None
+    """Field with additional input, added to the instruction or a pair's prompt after a blank line"""
+    history_field: str | None = None
+    """Field with earlier turns: a list of [instruction, answer]"""
+    output_field: str | None = None
+    """Field with the answer (text or messages); required with instruction_field"""
+    system_field: str | None = None
+    """Field with a system message"""
+    tools_field: str | None = None
+    """With a template: field that contains the tools (a list or JSON); by default `tools` if it exists"""
+    kind: Literal["chat", "preference"] = "chat"
+    """'preference' reads pairs of a chosen and a rejected answer, for DPO and similar methods"""
+    prompt_field: str | None = None
+    """For pairs: field with the prompt (text or messages); by default `prompt` if it exists; '' means no prompt field"""
+    chosen_field: str = "chosen"
+    """For pairs: field that contains the chosen side (text or messages)"""
+    rejected_field: str = "rejected"
+    """For pairs: field that contains the rejected side"""
+    max_tokens: PositiveInt | None = None
+    """For pairs: maximum number of tokens per side; pairs with a longer side are dropped and counted"""
+    split_by: Literal["prompt", "conversation"] = "prompt"
+    """For pairs: 'prompt' keeps all pairs with the same prompt in one split; 'conversation' keeps pairs together if their prompts are
+    identical up to the first user message"""
+    kto: Kto | None = None
+    """For rows whose `label` or `kto_tag` is true or false: 'positives' keeps the true rows and drops the false ones; 'drop' drops both. By
+    default, such a row is an error"""
+    on_broken: OnBroken | None = None
+    """For rows with an unknown role, no assistant message, an unclear message weight, or broken JSON in calls or tools: 'stop' fails the
+    build, 'drop' drops and counts the row. Default: 'stop' with a chat template, 'drop' with sentinels"""
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
@@ -154,7 +156,7 @@ class ChatJsonl(FileSource, SftSource):
         is_needed = not self.instruction_field and not self.is_preference
         return f"instruction_field ({unused[0]} needs it)" if unused and is_needed else None
 
-    def check_input(self, siblings: Mapping[str, PretrainSource]) -> None:
+    def check_input(self, siblings: Siblings) -> None:
         """Check that each configured field occurs in the first rows, and that at least one of these rows has the right form.
 
         An optional field may occur in any row. If a build would stop at a broken row, no broken row may be among the first rows.
@@ -163,7 +165,7 @@ class ChatJsonl(FileSource, SftSource):
         stream = ((file.name, row, values) for file in files for row, values in self._rows(file))
         unseen, fields, has_labels = self._configured(), "", False
         problems: Counter[str | None] = Counter()
-        sample: list[dict[str, Any]] = []
+        sample: list[Values] = []
         broken = None
         for name, row, values in first_rows(stream, *SEARCH_LIMITS):
             sample += [values] if len(sample) < _SAMPLE_ROWS else []
@@ -196,14 +198,14 @@ class ChatJsonl(FileSource, SftSource):
                 found, more = DROP_REASONS[problem], self._template_advice(sample) or fitting()
                 raise NielsCacheError(f"{files[0].name}: {found.meaning}, in each of the {first}; {found.advice}; {_FORMS}{more}")
 
-    def _template_advice(self, rows: Sequence[dict[str, Any]]) -> str:
+    def _template_advice(self, rows: Sequence[Values]) -> str:
         """Return a clause for a table without a chat template whose rows need one, for example for tool calls. Otherwise it is empty."""
         with_template = self.model_copy(update={"template": "model"})
         needs = self.template == SENTINELS and any(with_template._problem(row) is None for row in rows)
         return '; these rows need a chat template, such as template = "model"' if needs else ""
 
     @classmethod
-    def fits(cls, rows: Sequence[dict[str, Any]], keys: Mapping[str, str]) -> bool:
+    def fits(cls, rows: Sequence[Values], keys: Mapping[str, str]) -> bool:
         """Return whether a table with these keys makes a conversation or a pair from at least one row. A list of messages may be empty."""
         for template in (SENTINELS, "chatml"):  # a template supports more roles, and tool calls
             table = cls.model_validate({"source": "chat_jsonl", "files": ["*"], "template": template, **keys})
@@ -212,11 +214,11 @@ class ChatJsonl(FileSource, SftSource):
                 return True
         return False
 
-    def _problem(self, values: dict[str, Any]) -> str | None:
+    def _problem(self, values: Values) -> str | None:
         example = self._parse_row(values)
         return example if isinstance(example, str) else example_problem(Conversation(example[0], rejected=example[1]), self.roles)
 
-    def _parse_row(self, values: dict[str, Any]) -> tuple[list[Message], list[Message] | None, list[Any] | None] | str:
+    def _parse_row(self, values: Values) -> tuple[list[Message], list[Message] | None, list[Any] | None] | str:
         """Return the messages of a row, those of the rejected side or None, and the tools, or the reason why the row has none."""
         example, tools = self.example_of(values), self._tools(values)
         return example if isinstance(example, str) else tools if isinstance(tools, str) else (*example, tools)
@@ -235,7 +237,7 @@ class ChatJsonl(FileSource, SftSource):
             keys = ("instruction_field", *_INSTRUCTION_KEYS)
         return {key: name for key in (*keys, "system_field", "tools_field") if (name := getattr(self, key))}
 
-    def _rows(self, file: SourceFile, position: FilePosition | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
+    def _rows(self, file: SourceFile, position: FilePosition | None = None) -> Iterator[tuple[int, Values]]:
         return file_rows(file, position, encoding=self.encoding, limit=self.max_document_bytes)
 
     def conversations(self, context: StreamContext) -> Iterator[list[Conversation]]:
@@ -297,7 +299,7 @@ class ChatJsonl(FileSource, SftSource):
                 f"{name}: row {row}: {configured[key]!r} holds {kind_of(value)}, and no row has {expected} there; {hint}"
             )
 
-    def example_of(self, values: dict[str, Any]) -> Example | str:
+    def example_of(self, values: Values) -> Example | str:
         """Return the messages of a row and those of the rejected side or None, or the reason why the row has none."""
         if self.template != SENTINELS and (media := media_of(values)) is not None:
             return media
@@ -313,14 +315,14 @@ class ChatJsonl(FileSource, SftSource):
             return messages
         return with_system(system, messages), None
 
-    def _read(self, value: Any) -> list[Message] | str:
+    def _read(self, value: Any) -> ReadMessages:
         return plain_messages(value) if self.template == SENTINELS else template_messages(value)
 
-    def _prompt_of(self, values: dict[str, Any]) -> Any:
+    def _prompt_of(self, values: Values) -> Any:
         """Return the prompt of a pair if it has a field of its own, or None."""
         return values.get(_PROMPT if self.prompt_field is None else self.prompt_field)
 
-    def _tools(self, values: dict[str, Any]) -> list[Any] | str | None:
+    def _tools(self, values: Values) -> list[Any] | str | None:
         """Return the tools of a row for the chat template, None if there are none, or the reason why they cannot be used."""
         if self.template == SENTINELS:
             return None
@@ -328,7 +330,7 @@ class ChatJsonl(FileSource, SftSource):
         beside = prompt.get(_TOOLS) if isinstance(prompt, dict) else None  # where OpenAI's pairs have their tools
         return tools_of(values.get(self.tools_field or _TOOLS, beside))
 
-    def _messages_of_fields(self, values: dict[str, Any]) -> list[Message] | str:
+    def _messages_of_fields(self, values: Values) -> ReadMessages:
         """Return the messages of an instruction (or prompt) and its answer, after those of the history, or the reason if there are none."""
         prompt, answer = values.get(self.instruction_field or ""), values.get(self.output_field or "")
         extra = values.get(self.input_field) if self.input_field else None

@@ -3,7 +3,6 @@
 They check whether a conversation can be used for training, make batches, and make messages from an instruction.
 """
 
-import difflib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, cast
 
@@ -13,6 +12,7 @@ from niels_cache_assets.base.reasons import DROP_REASONS
 from niels_cache_assets.sources.messages import (
     SHARED_ROLES,
     WEIGHT_PROBLEMS,
+    AnyMessage,
     describe_weight_problem,
     has_calls_or_reasoning,
     weight_problem,
@@ -21,12 +21,12 @@ from niels_cache_assets.sources.pairs import pair_problem
 from niels_cache_assets.sources.reading.positions import FilePass
 from niels_cache_assets.sources.reading.rows import batched
 from niels_cache_assets.sources.types import StreamContext
-from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.errors import NielsCacheError, did_you_mean
 
 _EMPTY = ("null_content", "empty_content")
 
 
-def conversation_problem(messages: Sequence[Mapping[str, Any]], roles: Collection[str] = ROLE_TO_KEY) -> str | None:
+def conversation_problem(messages: Sequence[AnyMessage], roles: Collection[str] = ROLE_TO_KEY) -> str | None:
     """Return the drop reason if these messages are not an SFT example, otherwise None.
 
     Roles may come in any order. Each role must be in `roles`, and each message needs content. At least one message must be the assistant's,
@@ -38,7 +38,7 @@ def conversation_problem(messages: Sequence[Mapping[str, Any]], roles: Collectio
     return _problem_without_weights(messages, roles) or weight_problem(messages)
 
 
-def _problem_without_weights(messages: Sequence[Mapping[str, Any]], roles: Collection[str]) -> str | None:
+def _problem_without_weights(messages: Sequence[AnyMessage], roles: Collection[str]) -> str | None:
     if not messages:
         return "empty_conversation"
     if TEMPLATE_ROLES & {*roles}:
@@ -51,7 +51,7 @@ def _problem_without_weights(messages: Sequence[Mapping[str, Any]], roles: Colle
     return None if any(message["role"] == "assistant" for message in messages) else "no_assistant"
 
 
-def _problem_with_template(messages: Sequence[Mapping[str, Any]], roles: Collection[str]) -> str | None:
+def _problem_with_template(messages: Sequence[AnyMessage], roles: Collection[str]) -> str | None:
     if not all(_is_known(message.get("role"), roles) for message in messages):
         return "unknown_role"
     silent = {*empty_assistant_turns(messages)}
@@ -61,7 +61,7 @@ def _problem_with_template(messages: Sequence[Mapping[str, Any]], roles: Collect
     return next(filter(None, problems), None)
 
 
-def empty_assistant_turns(messages: Sequence[Mapping[str, Any]]) -> list[int]:
+def empty_assistant_turns(messages: Sequence[AnyMessage]) -> list[int]:
     """Return the indices of the assistant messages that are empty.
 
     A chat template writes them, but they are not targets.
@@ -74,7 +74,7 @@ def _is_known(role: Any, roles: Collection[str]) -> bool:
     return isinstance(role, str) and role in roles
 
 
-def _may_be_empty(message: Mapping[str, Any]) -> bool:
+def _may_be_empty(message: AnyMessage) -> bool:
     """Return whether a message without content is valid.
 
     It is if the message has tool calls or reasoning, if it is the empty answer of a tool, or if it is an empty system message, which
@@ -84,7 +84,7 @@ def _may_be_empty(message: Mapping[str, Any]) -> bool:
     return not content and (has_calls_or_reasoning(message) or (message["role"] in ("tool", "system", "developer") and content == ""))
 
 
-def _content_problem(message: Mapping[str, Any]) -> str | None:
+def _content_problem(message: AnyMessage) -> str | None:
     content = message.get("content")
     if not isinstance(content, str):
         return "null_content" if content is None else "non_string_content"
@@ -181,7 +181,7 @@ def stops_build(reason: str | None, on_broken: OnBroken | None) -> bool:
     return reason == "kto_label_without_key" or (on_broken == "stop" and reason in _MISTAKES)
 
 
-def broken_row(where: str, reason: str, messages: Iterable[Mapping[str, Any]], roles: Collection[str], advice: str = "") -> BrokenRowError:
+def broken_row(where: str, reason: str, messages: Iterable[AnyMessage], roles: Collection[str], advice: str = "") -> BrokenRowError:
     """Return the error for a row with a mistake.
 
     Args:
@@ -212,7 +212,7 @@ class RowErrorPolicy:
         self._context, self._on_broken, self._roles = context, on_broken, roles
         self._reported: set[str] = set()
 
-    def refuse(self, reason: str, file: str, row: int, messages: Iterable[Mapping[str, Any]] = ()) -> None:
+    def refuse(self, reason: str, file: str, row: int, messages: Iterable[AnyMessage] = ()) -> None:
         """Count a dropped row.
 
         Raises:
@@ -230,7 +230,7 @@ class RowErrorPolicy:
             self._context.log(hint)
 
 
-def _unknown_role(messages: Iterable[Mapping[str, Any]], roles: Collection[str]) -> str | None:
+def _unknown_role(messages: Iterable[AnyMessage], roles: Collection[str]) -> str | None:
     """Return a description of the unknown role with the nearest known one, or None if the messages have no unknown role."""
     for number, message in enumerate(messages):
         role = message.get("role")
@@ -238,8 +238,7 @@ def _unknown_role(messages: Iterable[Mapping[str, Any]], roles: Collection[str])
             return f"message {number} has no role"
         if role not in roles:
             shared = [name for name, meant in SHARED_ROLES.items() if meant in roles and name != role]
-            near = difflib.get_close_matches(role.lower(), [*roles, *shared], n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known roles: {', '.join(sorted(roles))}"
+            hint = did_you_mean(role.lower(), [*roles, *shared], f"known roles: {', '.join(sorted(roles))}")
             return f"message {number} has the unknown role {role[:40]!r} ({hint})"
     return None
 

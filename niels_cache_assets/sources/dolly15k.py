@@ -3,8 +3,6 @@
 from collections.abc import Iterator
 from typing import Literal
 
-from pydantic import Field
-
 from niels_cache_assets.base.documents import Conversation
 from niels_cache_assets.sources.conversations import instruction_messages, valid_batches
 from niels_cache_assets.sources.hub.data import HubData
@@ -23,7 +21,8 @@ class Dolly15k(HubData, SftSource):
 
     source: Literal["dolly15k"] = "dolly15k"
     dataset: str = "databricks/databricks-dolly-15k"
-    system_message: str | None = Field(None, description="System message to put before each example; by default none")
+    system_message: str | None = None
+    """System message to put before each example; by default none"""
 
     def conversations(self, context: StreamContext) -> Iterator[list[Conversation]]:
         return valid_batches(self._conversations(context), context.report)

@@ -4,10 +4,8 @@ The books are read from the hub, or from a folder of *.txt. One book of a folder
 """
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import ClassVar, Literal
-
-from pydantic import Field
+from collections.abc import Iterator
+from typing import Literal
 
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.sources.hub.data import HubData
@@ -15,7 +13,7 @@ from niels_cache_assets.sources.reading.encodings import DecodingCounts, read_te
 from niels_cache_assets.sources.reading.files import SourceFile, files_digest, files_of_folder
 from niels_cache_assets.sources.reading.positions import FilePass, RowsPass
 from niels_cache_assets.sources.reading.rows import TextFieldCheck, batched
-from niels_cache_assets.sources.types import ConfigPath, PretrainSource, StreamContext
+from niels_cache_assets.sources.types import ConfigPath, PretrainSource, Siblings, StreamContext
 
 _FLAGS = re.MULTILINE | re.IGNORECASE
 _NAME = r"(?:THE|THIS) PROJECT GUTENBERG E(?:BOOK|TEXT)"
@@ -34,16 +32,17 @@ _PHRASE_DISTANCE = 500  # the phrase may come this many characters before the en
 class Gutenberg(HubData, PretrainSource):
     """Books from Project Gutenberg."""
 
-    endings: ClassVar[tuple[str, ...]] = (".txt",)
+    endings = (".txt",)
 
     source: Literal["gutenberg"] = "gutenberg"
     dataset: str = "nikolina-p/gutenberg_clean_en_splits"
-    path: ConfigPath | None = Field(None, description="Folder of *.txt books to read instead of the hub data set")
+    path: ConfigPath | None = None
+    """Folder of *.txt books to read instead of the hub data set"""
 
     def input_files(self) -> list[SourceFile]:
         return files_of_folder(self.path, self.endings) if self.path else super().input_files()
 
-    def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
+    def revision(self, siblings: Siblings) -> str | None:
         return files_digest(self.input_files()) if self.path else super().revision(siblings)
 
     @property

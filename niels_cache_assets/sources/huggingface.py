@@ -1,6 +1,6 @@
 """The source `huggingface`, for any text data set of the Hugging Face hub, and the base class of `fineweb_edu`.
 
-The hub's library shuffles the documents.
+The hub's library shuffles the documents. With val_frac, which numbers them in the order of the files, the builder does.
 """
 
 import difflib
@@ -24,7 +24,7 @@ from niels_cache_assets.sources.reading.keep import HasColumns
 from niels_cache_assets.sources.reading.positions import RowsPass, UpstreamSplit
 from niels_cache_assets.sources.reading.rows import BATCH_DOCUMENTS, TextFieldCheck
 from niels_cache_assets.sources.text_column import MISSING_FIELD_REASON
-from niels_cache_assets.sources.types import AddedHubFiles, ListedFile, PretrainSource, SourceWithParts, StreamContext
+from niels_cache_assets.sources.types import AddedHubFiles, ListedFile, SourceWithParts, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 
 
@@ -47,12 +47,11 @@ _READERS: dict[tuple[str, bool], type[Parquet] | type[Jsonl]] = {  # (loader, `r
 class HubText(HasColumns, HubData, SourceWithParts):
     """One document per row of a hub data set."""
 
-    shuffles_itself: ClassVar[bool] = True
+    shuffles_itself = True
 
-    shuffle_buffer: NonNegativeInt = Field(
-        defaults.SHUFFLE_BUFFER, description="Size of Hugging Face's shuffle buffer in documents; 0 disables shuffling"
-    )
-    added: tuple[AddedHubFiles, ...] = Field((), strict=False, description=PretrainSource.model_fields["added"].description)
+    shuffle_buffer: NonNegativeInt = defaults.SHUFFLE_BUFFER
+    """Size of the shuffle buffer in documents; 0 disables shuffling"""
+    added: tuple[AddedHubFiles, ...] = Field((), strict=False)
 
     @model_validator(mode="after")
     def _check_added(self) -> Self:
@@ -135,7 +134,7 @@ class HubText(HasColumns, HubData, SourceWithParts):
                 fields.update(found)
                 return self._columns(found, part, context)
 
-            stream = self.stream(part, context, choose, shuffle_buffer=self.shuffle_buffer, start=begin, without=without)
+            stream = self.stream(part, context, choose, shuffle_buffer=self.stream_shuffle, start=begin, without=without)
             for columns, files, rows, damaged in stream:
                 check.field = next(iter(columns))
                 values = columns[check.field]
@@ -172,7 +171,7 @@ class HubText(HasColumns, HubData, SourceWithParts):
                 batch = found if kept.all() else found[kept]
                 for start in range(0, len(batch), BATCH_DOCUMENTS):
                     context.report.position = None
-                    if not self.shuffle_buffer and start + BATCH_DOCUMENTS >= len(batch):  # all of these rows are counted
+                    if not self.stream_shuffle and start + BATCH_DOCUMENTS >= len(batch):  # all of these rows are counted
                         rows_pass.file, rows_pass.row = files[-1], rows[-1] + 1
                         rows_pass.report_position()
                     yield batch[start : start + BATCH_DOCUMENTS]

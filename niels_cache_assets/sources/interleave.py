@@ -19,11 +19,12 @@ from pydantic import Field, FiniteFloat, model_validator
 
 from niels_cache_assets.base.choices import raise_unknown_choice
 from niels_cache_assets.base.documents import Document, SourceReport
+from niels_cache_assets.sources.excluding import without_excluded
 from niels_cache_assets.sources.reading.part_stream import PartStream, heads_of_parts, streams_of_all_parts
 from niels_cache_assets.sources.reading.references import revision_with_references
 from niels_cache_assets.sources.reading.rows import batched
-from niels_cache_assets.sources.types import PretrainSource, SourceWithParts, StreamContext, growth_identity
-from niels_cache_assets.sources.val_share import split_by_fraction
+from niels_cache_assets.sources.types import PretrainSource, Siblings, SourceWithParts, StreamContext, growth_identity
+from niels_cache_assets.sources.val_share import FractionSplitter
 from niels_cache_runtime.errors import NielsCacheError
 
 
@@ -44,10 +45,10 @@ class Interleave(PretrainSource):
     """
 
     source: Literal["interleave"] = "interleave"
-    members: dict[str, FiniteFloat] = Field(min_length=1, description="Weight of each member, by the name of its pretrain table")
-    stopping_strategy: Literal["first_exhausted", "all_exhausted"] = Field(
-        "first_exhausted", description="'first_exhausted' stops when the first member runs out of documents, 'all_exhausted' when all have"
-    )
+    members: dict[str, FiniteFloat] = Field(min_length=1)
+    """Weight of each member, by the name of its pretrain table"""
+    stopping_strategy: Literal["first_exhausted", "all_exhausted"] = "first_exhausted"
+    """'first_exhausted' stops when the first member runs out of documents, 'all_exhausted' when all have"""
 
     @model_validator(mode="after")
     def _no_val_of_repeated_documents(self) -> Self:
@@ -58,22 +59,22 @@ class Interleave(PretrainSource):
                 raise ValueError(f"all_exhausted repeats documents, which would be in both train and val; set {setting}")
         return self
 
-    def check_input(self, siblings: Mapping[str, PretrainSource]) -> None:
+    def check_input(self, siblings: Siblings) -> None:
         self._sources(siblings)  # the data of the members is not checked here, because each member has its own check
 
-    def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
+    def revision(self, siblings: Siblings) -> str | None:
         return self._digest(siblings, self._revisions(siblings))
 
-    def _revisions(self, siblings: Mapping[str, PretrainSource]) -> dict[str, str | None]:
+    def _revisions(self, siblings: Siblings) -> dict[str, str | None]:
         """Return the revision of each member. A member in parts is read at the revision of its plan, like its parts."""
         planned = {name: member.plan.revision() for name, member in self._sources(siblings).items() if member.plan is not None}
         return {name: planned.get(name) or member.revision(siblings) for name, member in self._sources(siblings).items()}
 
-    def _digest(self, siblings: Mapping[str, PretrainSource], revisions: Mapping[str, str | None]) -> str:
+    def _digest(self, siblings: Siblings, revisions: Mapping[str, str | None]) -> str:
         digest = hashlib.sha256()
         for name, member in self._sources(siblings).items():
             rule = "\0without its val" if member.seeded_val_frac else ""
-            rule += "\0read by file" if member.parts > 1 and member.shuffles_itself else ""
+            rule += "\0read by file" if member.parts > 1 and member.stream_shuffle else ""
             revision = revision_with_references(member, revisions[name], siblings)
             digest.update(f"{name}\0{member.identity()}\0{revision}{growth_identity(member.added)}{rule}\n".encode())
         return f"sha256:{digest.hexdigest()}"
@@ -113,7 +114,7 @@ class Interleave(PretrainSource):
         finally:
             rows.close()
 
-    def _sources(self, siblings: Mapping[str, PretrainSource]) -> dict[str, PretrainSource]:
+    def _sources(self, siblings: Siblings) -> dict[str, PretrainSource]:
         sources = {}
         for name, weight in self.members.items():
             if name not in siblings:
@@ -143,7 +144,7 @@ class MixtureMember:
         self._context = context
         self._keys = count()
         self._started = False
-        self._unsplit: int | None = None
+        self._val: FractionSplitter | None = None
         self._part_streams: list[PartStream] | None = None
         self.waiting: dict[int, Document] = {}
 
@@ -184,7 +185,7 @@ class MixtureMember:
         """Yield for each part of this member the number of tokens that its head contributes to val, and its documents."""
         context = self._own_context(SourceReport())
         assert isinstance(self._source, SourceWithParts)
-        for val_tokens, stream in heads_of_parts(self._source, revision=context.revision, seed=context.seed):
+        for val_tokens, stream in heads_of_parts(self._source, revision=context.revision):
             yield val_tokens, chain.from_iterable(stream.documents(replace(context, report=SourceReport())))
 
     def _own_context(self, report: SourceReport) -> StreamContext:
@@ -200,16 +201,15 @@ class MixtureMember:
     def documents(self, report: SourceReport) -> Iterator[Document]:
         """Yield the documents with the splits that the member's own build assigns before tokenization."""
         context = self._own_context(report)
-        # Rows keep the numbers that the parts give them, because these numbers determine val.
-        if isinstance(self._source, SourceWithParts) and self._source.parts > 1:
+        if isinstance(self._source, SourceWithParts) and self._source.plan is not None:
             if self._part_streams is None:
-                self._part_streams = streams_of_all_parts(self._source, revision=context.revision, seed=context.seed)
+                self._part_streams = streams_of_all_parts(self._source, revision=context.revision)
             return chain.from_iterable(chain.from_iterable(stream.documents(context) for stream in self._part_streams))
-        batches = self._source.kept_documents(context)
-        if not self._source.seeded_val_frac:
-            return chain.from_iterable(batches)
-        if self._unsplit is None:
+        share = self._source.seeded_val_frac
+        if not share:
+            return chain.from_iterable(self._source.kept_documents(context))
+        if self._val is None:
             context.log(f"counting documents of {self._name}, to leave out its val documents")
-            self._unsplit = self._source.count_unsplit(context)
-        split = split_by_fraction(batches, count=self._unsplit, val_frac=self._source.seeded_val_frac, seed=context.seed)
-        return chain.from_iterable(split)
+            self._val = FractionSplitter.of(self._source.count_unsplit(context), val_frac=share, seed=context.seed)
+        split = replace(self._val).batches(self._source.documents(context))
+        return chain.from_iterable(without_excluded(split, self._source.exclude, report))

@@ -1,32 +1,32 @@
 """The source `jsonl`, for pretrain data sets from the user's files with one JSON object per line."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.sources.reading import rows
 from niels_cache_assets.sources.reading.columns import is_plain
 from niels_cache_assets.sources.reading.compressed import endings_with_compressions
-from niels_cache_assets.sources.reading.encodings import DecodingCounts
+from niels_cache_assets.sources.reading.encodings import DecodingCounts, Values
 from niels_cache_assets.sources.reading.file_source import HasKeepDamaged, RowFileSource
 from niels_cache_assets.sources.reading.files import SourceFile, valid_unicode
 from niels_cache_assets.sources.reading.positions import FilePass
 from niels_cache_assets.sources.text_column import MISSING_FIELD_REASON, ROWS, TEXT, choose_text_field, count_file_without, require_field
-from niels_cache_assets.sources.types import PretrainSource, StreamContext
+from niels_cache_assets.sources.types import Siblings, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 
 
 class Jsonl(HasKeepDamaged, RowFileSource):
     """JSON Lines: one object per line. A string `title` becomes the document's title. In the lineage, `row` counts blank lines too."""
 
-    endings: ClassVar[tuple[str, ...]] = endings_with_compressions(".jsonl", ".ndjson", ".json")
+    endings = endings_with_compressions(".jsonl", ".ndjson", ".json")
 
     source: Literal["jsonl"] = "jsonl"
 
-    def check_input(self, siblings: Mapping[str, PretrainSource]) -> None:
+    def check_input(self, siblings: Siblings) -> None:
         context = StreamContext(seed=0)
         files = self.readable_files()
         text_field = self.text_field_of(files)
@@ -82,14 +82,14 @@ class Jsonl(HasKeepDamaged, RowFileSource):
             require_field(self.text_field, fields, name)
         return self.text_field
 
-    def _first_rows(self, files: Sequence[SourceFile]) -> list[tuple[str, int, dict[str, Any]]]:
+    def _first_rows(self, files: Sequence[SourceFile]) -> list[tuple[str, int, Values]]:
         """Return the first rows of the first of these files that has rows."""
         context = StreamContext(seed=0)
         for _, of_file in groupby(self._rows(FilePass(files, context), context), key=itemgetter(0)):
             return [*rows.first_rows(of_file, ROWS)]
         return []
 
-    def _rows(self, files: FilePass, context: StreamContext, text_field: str | None = None) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    def _rows(self, files: FilePass, context: StreamContext, text_field: str | None = None) -> Iterator[tuple[str, int, Values]]:
         """Yield (name of the file, row, values).
 
         Files in which no row has `text_field` are recorded. A pass that resumes inside a file begins after a text, so that file has the
@@ -107,7 +107,7 @@ class Jsonl(HasKeepDamaged, RowFileSource):
                 count_file_without(context.report, file.name, fields)
 
 
-def _fields(head: Sequence[tuple[str, int, dict[str, Any]]]) -> dict[str, bool]:
+def _fields(head: Sequence[tuple[str, int, Values]]) -> dict[str, bool]:
     """Return for each field whether it holds a string in any of these rows."""
     fields: dict[str, bool] = {}
     for _, _, values in head:

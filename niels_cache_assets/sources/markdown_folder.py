@@ -5,9 +5,7 @@ time.
 """
 
 from collections.abc import Iterator
-from typing import ClassVar, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.sources.reading.encodings import DecodesText, DecodingCounts, read_text
@@ -45,10 +43,11 @@ class NotesSource(DecodesText, PretrainSource):
 class MarkdownFolder(NotesSource):
     """All *.md files under `path`."""
 
-    endings: ClassVar[tuple[str, ...]] = (".md",)
+    endings = (".md",)
 
     source: Literal["markdown_folder"] = "markdown_folder"
-    path: ConfigPath = Field(description="Folder of notes")
+    path: ConfigPath
+    """Folder of notes"""
 
     def input_files(self) -> list[SourceFile]:
         return files_of_folder(self.path, self.endings)

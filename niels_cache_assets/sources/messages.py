@@ -24,12 +24,16 @@ _MESSAGE_KEYS = ("role", "from", "content", "value")
 _MEDIA = ("image", "audio", "video")
 _NOTHING = (None, "", "null")  # JSON texts without a value
 
+AnyMessage = Mapping[str, Any]  # with the keys of its file
+ReadMessages = list[Message] | str
+"""The messages of a row, or the reason why the row is dropped."""
+
 
 class _RepeatedKeyError(Exception):
     """An object in a JSON text has a key twice."""
 
 
-def plain_messages(value: Any) -> list[Message] | str:
+def plain_messages(value: Any) -> ReadMessages:
     """Return the messages with the role names of this project, or the reason why they cannot be used.
 
     Empty system messages are removed. So are all other keys, except those that say whether to train on a message.
@@ -37,7 +41,7 @@ def plain_messages(value: Any) -> list[Message] | str:
     return _read(value) if _are_objects(value) else "malformed_messages"
 
 
-def template_messages(value: Any) -> list[Message] | str:
+def template_messages(value: Any) -> ReadMessages:
     """Return the messages for a chat template, or the reason why they cannot be used.
 
     Messages keep their other keys, except those without a value. An empty system message stays, because many templates otherwise write
@@ -54,7 +58,7 @@ def template_messages(value: Any) -> list[Message] | str:
         return "repeated_key_in_json"
 
 
-def _convert(given: Mapping[str, Any], message: dict[str, Any]) -> str | None:
+def _convert(given: AnyMessage, message: dict[str, Any]) -> str | None:
     """Decode the calls of a message and join the parts of its content, in place.
 
     Returns:
@@ -111,7 +115,7 @@ def join_input(instruction: Any, extra: Any, between: str) -> Any:
     return f"{instruction}{between}{extra}" if extra.strip() else instruction
 
 
-def has_calls_or_reasoning(message: Mapping[str, Any]) -> bool:
+def has_calls_or_reasoning(message: AnyMessage) -> bool:
     """Return whether a message has tool calls or reasoning, which make it useful without content."""
     return bool(message.get("tool_calls") or message.get("reasoning_content"))
 
@@ -120,11 +124,11 @@ def _are_objects(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(message, dict) for message in value)
 
 
-def _role_of(message: Mapping[str, Any]) -> Any:
+def _role_of(message: AnyMessage) -> Any:
     return message["role"] if message.get("role") is not None else message.get("from")
 
 
-def _content_of(message: Mapping[str, Any]) -> Any:
+def _content_of(message: AnyMessage) -> Any:
     return message["content"] if message.get("content") is not None else message.get("value")
 
 
@@ -219,7 +223,7 @@ _MASKING = "masked"  # torchtune's key; true means that the message is not train
 WEIGHT_KEYS = frozenset({"weight", "train", "training", "trainable", "loss", "loss_mask", "loss_scale", "train_detail", _MASKING})
 
 
-def masked_messages(messages: Sequence[Mapping[str, Any]], *, first: int = 0) -> frozenset[int]:
+def masked_messages(messages: Sequence[AnyMessage], *, first: int = 0) -> frozenset[int]:
     """Return the indices of the assistant messages, from index `first` on, that are marked as not to be trained on."""
     if all(map(WEIGHT_KEYS.isdisjoint, messages)):
         return frozenset()
@@ -230,19 +234,19 @@ def masked_messages(messages: Sequence[Mapping[str, Any]], *, first: int = 0) ->
     )
 
 
-def weight_problem(messages: Iterable[Mapping[str, Any]]) -> str | None:
+def weight_problem(messages: Iterable[AnyMessage]) -> str | None:
     """Return the drop reason if the weights of these messages cannot be used, otherwise None."""
     found = _find_weight_problem(messages)
     return None if found is None else found[0]
 
 
-def describe_weight_problem(messages: Iterable[Mapping[str, Any]]) -> str | None:
+def describe_weight_problem(messages: Iterable[AnyMessage]) -> str | None:
     """Return a description of the `weight_problem` of these messages, or None if they have none."""
     found = _find_weight_problem(messages)
     return None if found is None else found[1]
 
 
-def without_weights(message: Mapping[str, Any]) -> Mapping[str, Any]:
+def without_weights(message: AnyMessage) -> AnyMessage:
     """Return a message without the keys that say whether to train on it."""
     return message if WEIGHT_KEYS.isdisjoint(message) else {key: value for key, value in message.items() if key not in WEIGHT_KEYS}
 
@@ -261,7 +265,7 @@ def masked_before(messages: Sequence[Message], first: int) -> list[Message]:
     ]
 
 
-def _marks(message: Mapping[str, Any]) -> dict[str, bool | None]:
+def _marks(message: AnyMessage) -> dict[str, bool | None]:
     """Return for each weight key whether to train on the message, or None if its value is unclear. Keys that are null are left out."""
     return {key: _is_trained_on(key, message[key]) for key in sorted(WEIGHT_KEYS & message.keys()) if message[key] is not None}
 
@@ -272,7 +276,7 @@ def _is_trained_on(key: str, value: Any) -> bool | None:
     return bool(value) != (key == _MASKING)
 
 
-def _find_weight_problem(messages: Iterable[Mapping[str, Any]]) -> tuple[str, str] | None:
+def _find_weight_problem(messages: Iterable[AnyMessage]) -> tuple[str, str] | None:
     """Return the reason and a description for the first message whose weights cannot be used, or None."""
     for number, message in enumerate(messages):
         if WEIGHT_KEYS.isdisjoint(message):

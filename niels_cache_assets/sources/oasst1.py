@@ -60,9 +60,12 @@ class Oasst1(HubData, SftSource):
 
     source: Literal["oasst1"] = "oasst1"
     dataset: str = "OpenAssistant/oasst1"
-    languages: list[str] = Field(default=["en"], description="Languages of the messages to keep; [] keeps all languages")
-    max_messages: int = Field(32, ge=2, description="Maximum number of messages per thread; later messages are cut")
-    split_by: Literal["example", "tree"] = Field("example", description="'tree' keeps all threads of a tree in the same split")
+    languages: list[str] = Field(["en"])
+    """Languages of the messages to keep; [] keeps all languages"""
+    max_messages: int = Field(32, ge=2)
+    """Maximum number of messages per thread; later messages are cut"""
+    split_by: Literal["example", "tree"] = "example"
+    """'tree' keeps all threads of a tree in the same split"""
 
     @property
     def split_unit(self) -> Literal["example", "group"]:

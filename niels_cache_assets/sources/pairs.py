@@ -8,11 +8,11 @@ white space and of the form of the calls' arguments. This module reads no files.
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from niels_cache_assets.base.documents import Message
-from niels_cache_assets.sources.messages import join_input, masked_before, without_weights
+from niels_cache_assets.sources.messages import AnyMessage, ReadMessages, join_input, masked_before, without_weights
 from niels_cache_assets.sources.tool_arguments import convert_arguments, json_value
 from niels_cache_runtime.format.meta import sha256_text
 
@@ -20,8 +20,8 @@ _HASH_DIGITS = 15  # 60 bits, so that the number fits an int64
 _TURN = re.compile(r"\n\n(Human|Assistant):")  # a turn of a dialogue in one text, as in Anthropic/hh-rlhf
 _SPEAKERS = {"Human": "user", "Assistant": "assistant"}
 
-Messages = Sequence[Mapping[str, Any]]
-Read = Callable[[Any], list[Message] | str]
+Messages = Sequence[AnyMessage]
+Read = Callable[[Any], ReadMessages]
 
 
 def pair_sides(prompt: Any, chosen: Any, rejected: Any, read: Read, *, extra: Any = None) -> tuple[list[Message], list[Message]] | str:
@@ -48,7 +48,7 @@ def pair_sides(prompt: Any, chosen: Any, rejected: Any, read: Read, *, extra: An
     return of_chosen, of_rejected
 
 
-def continue_prompt(prompt: Any, side: Any, read: Read, *, extra: Any = None) -> list[Message] | str:
+def continue_prompt(prompt: Any, side: Any, read: Read, *, extra: Any = None) -> ReadMessages:
     """Return the messages of a prompt and of a side that continues it or repeats it, or the reason why there are none.
 
     The prompt is in the result once. A side that begins like the prompt but then differs from it is rejected.
@@ -75,7 +75,7 @@ def continue_prompt(prompt: Any, side: Any, read: Read, *, extra: Any = None) ->
     return _joined(before, messages)
 
 
-def complete_prompt(prompt: Any, completion: Any, read: Read, *, extra: Any = None) -> list[Message] | str:
+def complete_prompt(prompt: Any, completion: Any, read: Read, *, extra: Any = None) -> ReadMessages:
     """Return the messages of a prompt and its completion (see `continue_prompt`).
 
     As in trl, replies inside the prompt are not trained on.
@@ -87,7 +87,7 @@ def complete_prompt(prompt: Any, completion: Any, read: Read, *, extra: Any = No
     return masked_before(messages, len(system_messages(messages)) + len(before) - len(system_messages(before)))
 
 
-def _prompt_messages(prompt: Any, extra: Any, read: Read) -> list[Message] | str | None:
+def _prompt_messages(prompt: Any, extra: Any, read: Read) -> ReadMessages | None:
     """Return the messages of a prompt with further input, None if there is no prompt, or the reason why it cannot be used."""
     has_extra = extra is not None and (not isinstance(extra, str) or bool(extra.strip()))
     if prompt is None:
@@ -102,7 +102,7 @@ def _prompt_messages(prompt: Any, extra: Any, read: Read) -> list[Message] | str
     return [*messages[:-1], last]
 
 
-def _joined(prompt: list[Message], side: list[Message]) -> list[Message] | str:
+def _joined(prompt: list[Message], side: list[Message]) -> ReadMessages:
     """Return the messages of a prompt and a side, system messages first, or the reason why they differ (see `continue_prompt`)."""
     of_prompt, of_side = (system_messages(messages) for messages in (prompt, side))
     prompt_turns, side_turns = prompt[len(of_prompt) :], side[len(of_side) :]
@@ -124,7 +124,7 @@ def system_messages(messages: list[Message]) -> list[Message]:
     return messages[: next(others, len(messages))]
 
 
-def _messages_of_text(before: list[Message] | None, prompt: str | None, side: str) -> list[Message] | str:
+def _messages_of_text(before: list[Message] | None, prompt: str | None, side: str) -> ReadMessages:
     """Return the messages of a side that is text, or the reason why there are none.
 
     Args:
@@ -142,7 +142,7 @@ def _messages_of_text(before: list[Message] | None, prompt: str | None, side: st
     return [*before, Message(role="assistant", content=side)]
 
 
-def _read(value: Any, read: Read) -> list[Message] | str:
+def _read(value: Any, read: Read) -> ReadMessages:
     """Return the messages in a list, a single message, or an object with `messages`, or the reason why there are none."""
     messages = value.get("messages", [value]) if isinstance(value, dict) else value
     return read(messages) if isinstance(messages, list) else "malformed_pair"

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from niels_cache_assets.base.documents import DocumentBatch
 from niels_cache_assets.base.strings import Objects, Strings, repeat_string
 from niels_cache_assets.sources.reading import rows
 from niels_cache_assets.sources.reading.columns import Collector, batch_of, ids_of_column, texts_of_column
-from niels_cache_assets.sources.reading.encodings import DecodingCounts, refuse_length
+from niels_cache_assets.sources.reading.encodings import DecodingCounts, Values, refuse_length
 from niels_cache_assets.sources.reading.file_source import RowFileSource
 from niels_cache_assets.sources.reading.files import SourceFile
 from niels_cache_assets.sources.reading.parquet_files import (
@@ -31,7 +31,7 @@ from niels_cache_assets.sources.text_column import (
     find_text_column,
     require_field,
 )
-from niels_cache_assets.sources.types import PretrainSource, StreamContext
+from niels_cache_assets.sources.types import Siblings, StreamContext
 
 MAX_ROWS = 2048  # rows of a joined batch: the number of short documents in one task of the encoder
 
@@ -39,7 +39,7 @@ MAX_ROWS = 2048  # rows of a joined batch: the number of short documents in one 
 class Parquet(RowFileSource):
     """Parquet files. Only the text and id columns, a string column `title`, and the columns in `where` and `keep` are read."""
 
-    endings: ClassVar[tuple[str, ...]] = (".parquet",)
+    endings = (".parquet",)
 
     source: Literal["parquet"] = "parquet"
 
@@ -61,7 +61,7 @@ class Parquet(RowFileSource):
             fields, kind = self._columns(found, text_field)
             check.report_hint(context, fields, key="text_field", kind=kind)
 
-    def check_input(self, siblings: Mapping[str, PretrainSource]) -> None:
+    def check_input(self, siblings: Siblings) -> None:
         found = self.readable_files()
         text_field = self.text_field_of(found)
         if text_field is None:
@@ -92,7 +92,7 @@ class Parquet(RowFileSource):
             return find_text_column(columns) or choose_text_field(self._first_rows(file), file.name)
         return None
 
-    def _first_rows(self, file: SourceFile) -> list[dict[str, Any]]:
+    def _first_rows(self, file: SourceFile) -> list[Values]:
         found = rows.parquet_rows(file, encoding=self.encoding, limit=self.max_document_bytes)
         return [values for _, values in rows.first_rows(found, ROWS)]
 

@@ -11,14 +11,14 @@ import platform
 import sys
 import sysconfig
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.sources.reading.encodings import read_text
 from niels_cache_assets.sources.reading.files import SourceFile, files_digest, walk_folder
 from niels_cache_assets.sources.reading.rows import batched
-from niels_cache_assets.sources.types import PretrainSource, StreamContext
+from niels_cache_assets.sources.types import PretrainSource, Siblings, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 
 # Folders with tests, with vendored or generated code, or with packages that are not part of the standard library.
@@ -53,7 +53,7 @@ class PythonDocs(PretrainSource):
 
     source: Literal["python_docs"] = "python_docs"
 
-    def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
+    def revision(self, siblings: Siblings) -> str | None:
         return stdlib_revision()
 
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:

@@ -6,9 +6,7 @@ Each Markdown file, or each page of a JSON export, is one document.
 import json
 import os
 from collections.abc import Iterator
-from typing import Any, ClassVar, Literal
-
-from pydantic import Field
+from typing import Any, Literal
 
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.base.first_bytes import HEAD_BYTES, describe_content
@@ -25,10 +23,11 @@ from niels_cache_runtime.format.meta import unique_keys
 class Roam(NotesSource):
     """A Roam graph."""
 
-    endings: ClassVar[tuple[str, ...]] = (".md", ".json")
+    endings = (".md", ".json")
 
     source: Literal["roam"] = "roam"
-    path: ConfigPath | None = Field(None, description="Folder of *.md files or JSON exports, or a single JSON export")
+    path: ConfigPath | None = None
+    """Folder of *.md files or JSON exports, or a single JSON export"""
 
     def missing_setting(self) -> str | None:
         return "path (the folder of the exported notes, or a Roam JSON export)" if self.path is None else None

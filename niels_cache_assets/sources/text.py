@@ -2,9 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import chain
-from typing import IO, ClassVar, Literal
-
-from pydantic import Field
+from typing import IO, Literal
 
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.sources.reading import rows
@@ -19,10 +17,11 @@ from niels_cache_assets.sources.types import PretrainSource, StreamContext
 class Text(HasKeepDamaged, FileSource, PretrainSource):
     """Plain text files: one document per file, paragraph (between blank lines) or line. `row` in the lineage counts them in a file."""
 
-    endings: ClassVar[tuple[str, ...]] = endings_with_compressions(".txt", ".md", ".rst")
+    endings = endings_with_compressions(".txt", ".md", ".rst")
 
     source: Literal["text"] = "text"
-    sample_by: Literal["document", "paragraph", "line"] = Field("document", description="The unit of text that becomes a document")
+    sample_by: Literal["document", "paragraph", "line"] = "document"
+    """The unit of text that becomes a document"""
 
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
         files = FilePass(self.input_files(), context, one_item_each=self.sample_by == "document")

@@ -21,7 +21,6 @@ from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 
 TEXT = "text"
-TEXT_FIELD_HELP = "Field with the text; by default `text` if it exists, otherwise the only field that could contain text"
 ROWS = 256  # number of rows from which the column is chosen
 MISSING_FIELD_REASON = "missing_text_field"
 TEXT_FIELD_FACT = "text_field"  # the fact of a pass that names the column; meta.json has it in `source`

@@ -33,13 +33,13 @@ from niels_cache_assets.base.documents import (
 from niels_cache_assets.base.fingerprint import identity_settings
 from niels_cache_assets.sources.excluding import exclude_identity, without_excluded
 from niels_cache_assets.sources.reading.files import SourceFile
+from niels_cache_assets.sources.val_share import FractionSplitter
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Family, Split
 
 PrepareStep = Literal["clean", "dedup"]
 _DECONTAMINATION = {f"decontaminate{key}" for key in ("", "_threshold", "_against", "_share", "_words")}
 
-FILES_HELP = "Globs or folders, as local paths or fsspec URLs; .gz, .bz2, .xz and .zst files are decompressed"
 PATH_KEYS = frozenset({"path", "files", "val_files"})  # the location of the data, not its identity: the revision is a digest of the content
 
 
@@ -67,12 +67,14 @@ class GroupFiles(NamedTuple):
         revision: The revision of upstream at which the files were listed.
         text_field: The field with the text in every file, or None.
         parts: For each part, its files and the number of tokens that its head contributes to val.
+        val: With val_frac, the splitter of all documents. Otherwise None.
     """
 
     listed: tuple[ListedFile, ...]
     revision: str | None
     text_field: str | None
     parts: tuple[tuple[tuple[ListedFile, ...], int], ...]
+    val: FractionSplitter | None
 
 
 class MemberPlan(Protocol):
@@ -125,20 +127,27 @@ class HeldOutFilter(Protocol):
         """Yield each document of a member with the reason to leave it out, or with None to keep it."""
 
 
+Siblings = Mapping[str, "PretrainSource"]
+"""The pretrain tables of the configuration, by name."""
+
+
 class AddedTable(BaseModel):
     """The keys of every table `added`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    files: list[str] = Field(min_length=1, description="Globs of the new files; the globs of the main table no longer match these files")
-    parts: PositiveInt = Field(1, description="Number of parts to add for the new files")
-    train_tokens: PositiveInt | None = Field(None, description="Token budget for train from the new files; by default all tokens")
+    files: list[str] = Field(min_length=1)
+    """Globs of the new files; the globs of the main table no longer match these files"""
+    parts: PositiveInt = 1
+    """Number of parts to add for the new files"""
+    train_tokens: PositiveInt | None = None
+    """Token budget for train from the new files; by default all tokens"""
 
 
 class AddedFiles(AddedTable):
     """The keys of a table `added` that names local files or URLs."""
 
-    files: list[ConfigPath] = Field(min_length=1, description=AddedTable.model_fields["files"].description)
+    files: list[ConfigPath] = Field(min_length=1)
 
 
 class AddedHubFiles(AddedTable):
@@ -147,7 +156,8 @@ class AddedHubFiles(AddedTable):
     A pattern is matched from the right: `CC-MAIN-2026-05/*` matches `data/CC-MAIN-2026-05/0.parquet`.
     """
 
-    revision: str | None = Field(None, description="Hub commit that contains the new files; by default the commit of the data set")
+    revision: str | None = None
+    """Hub commit that contains the new files; by default the commit of the data set"""
 
 
 def patterns_without_folders(added: AddedTable) -> list[str]:
@@ -193,7 +203,7 @@ class StreamContext:
     revision: str | None = None
     report: SourceReport = field(default_factory=SourceReport)
     log: Callable[[str], None] = lambda message: None
-    siblings: Mapping[str, PretrainSource] = field(default_factory=dict)
+    siblings: Siblings = field(default_factory=dict)
     start: SourcePosition | None = None
     revisions: dict[str, str | None] = field(default_factory=dict)
     held_out: HeldOutFilter | None = None
@@ -216,7 +226,8 @@ class Source(BaseModel):
     endings: ClassVar[tuple[str, ...]] = ()  # a folder in `files` stands for all files below it with one of these endings
 
     source: str
-    enabled: bool = Field(True, description="False disables the data set; only `status --all` lists it")
+    enabled: bool = True
+    """False disables the data set; only `status --all` lists it"""
 
     @model_validator(mode="before")
     @classmethod
@@ -254,7 +265,7 @@ class Source(BaseModel):
         """
         return []
 
-    def check_input(self, siblings: Mapping[str, PretrainSource]) -> None:
+    def check_input(self, siblings: Siblings) -> None:
         """Read the beginning of the local files in the same way as a build.
 
         Args:
@@ -282,7 +293,7 @@ class Source(BaseModel):
                 raise NielsCacheError(f"{file.name}: not a regular file, so it cannot be read twice; write its content to a file")
         return files
 
-    def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
+    def revision(self, siblings: Siblings) -> str | None:
         """Return the version of upstream: the hub commit, or a digest of the names and content of the files. None if there is none.
 
         Args:
@@ -327,44 +338,43 @@ class PretrainSource(Source):
     Expensive work per document, such as converting markup to text, belongs in `convert`, which a corpus runs in worker processes.
     """
 
-    family: ClassVar[Family] = "pretrain"
+    family = "pretrain"
     # Separate fingerprints cover these keys: those of preparation and of decontamination.
     # A plan has its own identity for `added`, and the fingerprint has the ids in the file for `exclude`.
-    never_counts: ClassVar[frozenset[str]] = frozenset(
-        {"prepare", "cleaning", "added", "exclude", "exclude_must_match", "tokens_in_parts", *_DECONTAMINATION}
-    )
+    never_counts = frozenset({"prepare", "cleaning", "added", "exclude", "exclude_must_match", "tokens_in_parts", *_DECONTAMINATION})
     shuffles_itself: ClassVar[bool] = False  # True: the stream applies shuffle_buffer (Hugging Face); False: the builder does
 
-    train_tokens: PositiveInt | None = Field(None, description="Token budget for train; reading stops when it is met")
-    val_tokens: NonNegativeInt | None = Field(None, description="Token budget for val, which is filled first; 0 means no val")
+    train_tokens: PositiveInt | None = None
+    """Token budget for train; reading stops when it is met"""
+    val_tokens: NonNegativeInt | None = None
+    """Token budget for val, which is filled first; 0 means no val"""
     val_frac: float | None = Field(None, ge=0, lt=1, description=f"Share of documents that go to val (default {defaults.VAL_FRAC})")
-    shuffle_buffer: NonNegativeInt = Field(0, description="Size of the shuffle buffer in documents; 0 keeps the input order")
-    prepare: tuple[PrepareStep, ...] = Field(
-        (), strict=False, description="'clean', 'dedup' or both, applied to the whole source before tokenization and token budgets"
-    )
-    cleaning: dict[str, Any] | None = Field(None, description="Keys that override [cleaning] for this data set")
-    decontaminate: Literal["off", "exact", "near"] = Field(
-        "off",
-        description="'exact' drops train documents that are equal to a val document; 'near' also drops near duplicates of val documents",
-    )
-    decontaminate_threshold: float = Field(0.8, gt=0, lt=1, description="Minimum Jaccard similarity of near duplicates")
-    decontaminate_against: tuple[NameOrPath, ...] = Field(
-        (), strict=False, description="Texts to keep out of train: val of these data sets, and evaluation questions in JSON Lines files"
-    )
-    decontaminate_share: float = Field(
-        0.5, gt=0, le=1, description="Drop train documents that contain this share of the 13-grams of a text in `decontaminate_against`"
-    )
-    decontaminate_words: int = Field(
-        50, ge=13, description="Drop train documents that contain this many consecutive words of a text in `decontaminate_against`"
-    )
-    parts: PositiveInt = Field(1, description="Number of parts, which several processes can build in parallel")
-    tokens_in_parts: bool = Field(
-        False,
-        description="With `parts` and `prepare`: also build the cache in parts, one per corpus part. Requires val_frac or upstream splits",
-    )
-    exclude: ConfigPath | None = Field(None, description="File that lists documents to leave out: one source id or JSON string per line")
-    exclude_must_match: bool = Field(False, description="Treat an id in `exclude` that matches no document as an error")
-    added: tuple[AddedTable, ...] = Field((), strict=False, description="Files added later, in tables `[[pretrain.NAME.added]]`")
+    shuffle_buffer: NonNegativeInt = 0
+    """Size of the shuffle buffer in documents; 0 keeps the input order"""
+    prepare: tuple[PrepareStep, ...] = Field((), strict=False)
+    """'clean', 'dedup' or both, applied to the whole source before tokenization and token budgets"""
+    cleaning: dict[str, Any] | None = None
+    """Keys that override [cleaning] for this data set"""
+    decontaminate: Literal["off", "exact", "near"] = "off"
+    """'exact' drops train documents that are equal to a val document; 'near' also drops near duplicates of val documents"""
+    decontaminate_threshold: float = Field(0.8, gt=0, lt=1)
+    """Minimum Jaccard similarity of near duplicates"""
+    decontaminate_against: tuple[NameOrPath, ...] = Field((), strict=False)
+    """Texts to keep out of train: val of these data sets, and evaluation questions in JSON Lines files"""
+    decontaminate_share: float = Field(0.5, gt=0, le=1)
+    """Drop train documents that contain this share of the 13-grams of a text in `decontaminate_against`"""
+    decontaminate_words: int = Field(50, ge=13)
+    """Drop train documents that contain this many consecutive words of a text in `decontaminate_against`"""
+    parts: PositiveInt = 1
+    """Number of parts, which several processes can build in parallel"""
+    tokens_in_parts: bool = False
+    """With `parts` and `prepare`: also build the cache in parts, one per corpus part."""
+    exclude: ConfigPath | None = None
+    """File that lists documents to leave out: one source id or JSON string per line"""
+    exclude_must_match: bool = False
+    """Treat an id in `exclude` that matches no document as an error"""
+    added: tuple[AddedTable, ...] = Field((), strict=False)
+    """Files added later, in tables `[[pretrain.NAME.added]]`"""
 
     _plan: MemberPlan | None = PrivateAttr(None)
 
@@ -393,7 +403,10 @@ class PretrainSource(Source):
         if self.has_own_splits and unused:
             raise ValueError(f"upstream's own splits are kept, so {', '.join(sorted(unused))} would do nothing; remove it")
         if self.decontaminate_against and self.is_in_parts:
-            raise ValueError("decontaminate_against needs a cache that is not in parts; remove it, or parts, added or tokens_in_parts")
+            raise ValueError(
+                "decontaminate_against needs a cache that is not in parts, because each part would have to read val of all of them; "
+                "remove it, or parts, added or tokens_in_parts"
+            )
         if self.parts > 1 or self.added:
             self._refuse_for_parts()
         return self
@@ -444,11 +457,14 @@ class PretrainSource(Source):
     def has_val_part(self) -> bool:
         """Whether the val of a data set in parts is built before its parts.
 
-        This is the case with a token budget for val, and if train is compared with a val that a hash determines. A data set that grows
+        This is the case with a token budget for val, and if train is compared with the val of `val_frac`. A data set that grows
         without `parts` has its val in part 0.
         """
         return (
-            self.is_in_parts and self.parts > 1 and (bool(self.val_tokens) or (self.decontaminate != "off" and bool(self.seeded_val_frac)))
+            self.is_in_parts
+            and not self.prepare
+            and self.parts > 1
+            and (bool(self.val_tokens) or (self.decontaminate != "off" and bool(self.seeded_val_frac)))
         )
 
     @property
@@ -457,9 +473,17 @@ class PretrainSource(Source):
 
         The stream itself may already be shuffled. A corpus in parts has the order of the files.
         """
-        return 0 if self.shuffles_itself and self.corpus_parts == 1 else self.shuffle_buffer
+        return 0 if self.stream_shuffle and self.corpus_parts == 1 else self.shuffle_buffer
 
-    def check_input(self, siblings: Mapping[str, PretrainSource]) -> None:
+    @property
+    def stream_shuffle(self) -> int:
+        """The number of documents in the stream's own shuffle buffer, or 0 if the stream has the order of the files.
+
+        val_frac numbers the documents in this order.
+        """
+        return self.shuffle_buffer if self.shuffles_itself and not self.seeded_val_frac else 0
+
+    def check_input(self, siblings: Siblings) -> None:
         if self.readable_files():
             unshuffled = self.model_copy(update={"shuffle_buffer": 0})
             next(iter(unshuffled.unconverted(StreamContext(seed=0, siblings=siblings))), None)
@@ -485,10 +509,11 @@ class PretrainSource(Source):
     def count_unsplit(self, context: StreamContext) -> int:
         """Return the number of documents without a split, which val_frac needs before the first document.
 
-        This reads the whole source once. It does not change `context.report`.
+        The documents that `exclude` names count too, so that a longer list does not choose another val. This reads the whole source once.
+        It does not change `context.report`.
         """
         unreported = replace(context, report=SourceReport(), start=None)
-        return sum(int((DocumentBatch.of(batch).split == NO_SPLIT).sum()) for batch in self.kept_documents(unreported))
+        return sum(int((DocumentBatch.of(batch).split == NO_SPLIT).sum()) for batch in self.documents(unreported))
 
     def unconverted(self, context: StreamContext) -> Iterator[Documents]:
         """Yield the documents before `convert`, in batches.
@@ -562,9 +587,15 @@ class SourceWithParts(PretrainSource):
     def _refuse_for_parts(self) -> None:
         if self.prepare:
             if self.added:
-                raise ValueError("added parts cannot be combined with prepare yet; remove one of them")
-            if self.tokens_in_parts:
-                self._refuse_for_tokens_in_parts()
+                raise ValueError(
+                    "added keeps val and all tokens as they are, but prepare compares and splits all documents together; put new files "
+                    "into `files`, or make a data set of them"
+                )
+            if self.tokens_in_parts and self.decontaminate != "off":
+                raise ValueError(
+                    "tokens_in_parts cannot be combined with decontaminate, because each part would have to read val of all others; use "
+                    'prepare = [..., "dedup"], which keeps them apart, or remove it'
+                )
             return
         if self.tokens_in_parts:
             raise ValueError("tokens_in_parts does nothing without prepare, because the tokens are in parts already; remove it")
@@ -586,29 +617,20 @@ class SourceWithParts(PretrainSource):
                 'make a data set of the new files, or set decontaminate = "off" (which builds all parts again)'
             )
 
-    def _refuse_for_tokens_in_parts(self) -> None:
-        """Raise ValueError if a part would need to know the content of the other parts."""
-        for key, tokens in (("train_tokens", self.train_tokens), ("val_tokens", self.val_tokens)):
-            if tokens is not None:
-                raise ValueError(
-                    f"tokens_in_parts cannot be combined with {key}, because it divides no budgets; use val_frac, or remove it"
-                )
-        if self.decontaminate != "off":
-            raise ValueError('tokens_in_parts cannot be combined with decontaminate; use prepare = [..., "dedup"], or remove it')
-
 
 class SftSource(Source):
     """A table of [sft.*]."""
 
-    family: ClassVar[Family] = "sft"
-    never_counts: ClassVar[frozenset[str]] = frozenset({"template"})  # the fingerprint has the text of the template instead
-    val_frac: float = Field(defaults.VAL_FRAC, ge=0, lt=1, description="Share of examples that go to val")
-    template: TemplateName = Field(
-        SENTINELS,
-        description="Conversation format: 'sentinels' for the special tokens in [tokenizer], 'chatml' for ChatML, 'model' for the "
-        "chat template in the folder of the tokenizer model, or the path of a .jinja file",
-    )
+    family = "sft"
+    never_counts = frozenset({"template"})  # the fingerprint has the text of the template instead
+    val_frac: float = Field(defaults.VAL_FRAC, ge=0, lt=1)
+    """Share of examples that go to val"""
+    template: TemplateName = SENTINELS
+    """Conversation format: 'sentinels' for the special tokens in [tokenizer], 'chatml' for ChatML, 'model' for the chat template in the
+    folder of the tokenizer model, or the path of a .jinja file"""
     turns: LearnedTurns = "all"
+    """With a template: 'all' makes one example that trains on all assistant turns; 'each' makes one example per assistant turn; 'last'
+    makes one example, for the last turn"""
 
     @model_validator(mode="before")
     @classmethod
@@ -639,7 +661,7 @@ class SftSource(Source):
         """Whether the examples are preference pairs."""
         return False
 
-    def check_input(self, siblings: Mapping[str, PretrainSource]) -> None:
+    def check_input(self, siblings: Siblings) -> None:
         if self.readable_files():
             next(iter(self.conversations(StreamContext(seed=0, siblings=siblings))), None)
 

@@ -1,7 +1,8 @@
 """The seeded share of a finite source's documents that goes to val.
 
-`val_mask` is the rule, and `FractionSplitter` applies it to documents. `HashSplitRule` is the rule for data sets in parts. A document that
-already has a split keeps it.
+`val_mask` is the rule, and `FractionSplitter` applies it to documents, with one bit for each. A document that already has a split keeps it.
+In a data set in parts, the plan counts the documents and keeps the bits in a file, and each part reads its own bits. So val does not depend
+on the parts. A choice among 100 million documents takes 8 s and 0.6 GB of memory, and among a billion 6 minutes and 5 GB.
 
 Streams with token budgets are split by `streaming.splits`.
 """
@@ -10,13 +11,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import groupby
+from pathlib import Path
 
 import numpy as np
 
 from niels_cache_assets.base.documents import NO_SPLIT, DocumentBatch, Documents
 from niels_cache_assets.base.random_numbers import TorchRandom
+from niels_cache_assets.disk.writers import sync_and_close
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS
 
@@ -38,83 +41,73 @@ def val_mask(count: int, *, val_frac: float, seed: int) -> np.ndarray:
     return mask
 
 
+@dataclass(kw_only=True, eq=False)
 class FractionSplitter:
-    """A splitter for a finite source.
+    """A splitter for a finite source. Both splits keep the input order.
 
-    `val_mask` chooses the val documents, and both splits keep the input order.
-
-    Args:
-        count: The number of documents without a split, from a first pass.
-        val_frac: The share of these documents that goes to val.
-        seed: The seed of the choice.
-        position: The number of these documents that already have a split.
+    Attributes:
+        bits: One bit for each document without a split, in the bytes of `numpy.packbits`. They may be mapped from a file.
+        ordinals: The numbers of the stream's documents among these bits.
+        position: The number of the stream's documents that already have a split.
     """
 
-    def __init__(self, *, count: int, val_frac: float, seed: int, position: int = 0) -> None:
-        self._is_val = val_mask(count, val_frac=val_frac, seed=seed)
-        self.position = position
+    bits: np.ndarray
+    ordinals: range
+    position: int = 0
 
-    def split(self, documents: Documents) -> DocumentBatch:
-        """Return the next documents of the stream with their splits."""
-        batch = DocumentBatch.of(documents)
-        free = np.flatnonzero(batch.split == NO_SPLIT)
-        if not len(free):
-            return batch
-        is_val = self._is_val[self.position : self.position + len(free)]
-        self.position += len(free)
-        split = batch.split.copy()
-        split[free[: len(is_val)]] = np.where(is_val, SPLITS.index("val"), SPLITS.index("train"))  # `finish` raises an error for the rest
-        return replace(batch, split=split)
+    @classmethod
+    def of(cls, count: int, *, val_frac: float, seed: int) -> FractionSplitter:
+        """Return a splitter of `count` documents without a split; see `val_mask`."""
+        return cls(bits=np.packbits(val_mask(count, val_frac=val_frac, seed=seed)), ordinals=range(count))
 
-    def finish(self) -> None:
-        """Check the number of documents after the last one.
+    @classmethod
+    def load(cls, folder: Path, val: tuple[str, range] | None) -> FractionSplitter | None:
+        """Return a splitter with bits that `save` has written, which are mapped, or None without them.
+
+        Args:
+            folder: The folder of the plan.
+            val: The name of the file, and the ordinals.
 
         Raises:
-            NielsCacheError: If the stream had another number of documents without a split than the first pass counted.
+            NielsCacheError: If the file is missing or damaged.
         """
-        if self.position != len(self._is_val):
+        if val is None:
+            return None
+        path = folder / val[0]
+        with suppress(OSError, ValueError):
+            bits = np.load(path, mmap_mode="r", allow_pickle=False)
+            if hashlib.sha256(bits).hexdigest() in path.name:
+                return cls(bits=bits, ordinals=val[1])
+        command = f"niels-cache build-all --only {path.parent.name}"
+        raise NielsCacheError(f"{path}: is missing or damaged; remove plan.json beside it, and make the plan again: {command}")
+
+    def save(self, folder: Path) -> str:
+        """Write the bits to a file, and return its name, which holds their sha256."""
+        name = f"val-{hashlib.sha256(self.bits.data).hexdigest()}.npy"
+        with open(folder / name, "wb") as file:
+            np.save(file, self.bits, allow_pickle=False)
+            sync_and_close(file)
+        return name
+
+    def batches(self, batches: Iterable[Documents]) -> Iterator[DocumentBatch]:
+        """Yield the rest of the stream, each document with its split.
+
+        Raises:
+            NielsCacheError: At the end, if the stream had another number of documents without a split than were counted.
+        """
+        yield from map(self._split, batches)
+        if self.position != len(self.ordinals):
             raise NielsCacheError(
-                f"the source gave {self.position} documents, but counted {len(self._is_val)} before; build again when its files are stable"
+                f"the source gave {self.position} documents, but counted {len(self.ordinals)} before; build again when its files are stable"
             )
 
-
-@dataclass(frozen=True, kw_only=True)
-class HashSplitRule:
-    """The rule for data sets in parts: a document is val if a hash of the seed, its file and its row is small enough.
-
-    About the share `val_frac` of the documents goes to val. No documents are counted beforehand, and no document changes its split when the
-    data set grows. It costs about a microsecond per document.
-    """
-
-    val_frac: float
-    seed: int
-
-    def split(self, documents: Documents) -> DocumentBatch:
-        """Return the documents with their splits. A document that already has a split keeps it."""
+    def _split(self, documents: Documents) -> DocumentBatch:
         batch = DocumentBatch.of(documents)
-        chosen = np.where(self.val_mask(batch), SPLITS.index("val"), SPLITS.index("train")).astype(np.int8)
-        return replace(batch, split=np.where(batch.split == NO_SPLIT, chosen, batch.split))
-
-    def val_mask(self, batch: DocumentBatch) -> np.ndarray:
-        """Return a bool array of shape (documents,), True for the documents that go to val."""
-        found = np.zeros(len(batch), dtype=bool)
-        first = 0
-        for file, group in groupby(batch.file.tolist()):
-            prefix = hashlib.sha256(f"{self.seed}\0{file}\0".encode("utf-8", "surrogatepass"))
-            stop = first + sum(1 for _ in group)
-            found[first:stop] = [self._is_below(prefix, row) for row in batch.row[first:stop].tolist()]
-            first = stop
-        return found
-
-    def _is_below(self, prefix: hashlib._Hash, row: int) -> bool:
-        digest = prefix.copy()
-        digest.update(str(row).encode())
-        return int.from_bytes(digest.digest()[:8]) < self.val_frac * 2**64
-
-
-def split_by_fraction(batches: Iterable[Documents], *, count: int, val_frac: float, seed: int) -> Iterator[DocumentBatch]:
-    """Yield the documents, each with its split; see `FractionSplitter`."""
-    splitter = FractionSplitter(count=count, val_frac=val_frac, seed=seed)
-    for batch in batches:
-        yield splitter.split(batch)
-    splitter.finish()
+        free = np.flatnonzero(batch.split == NO_SPLIT)
+        chosen = self.ordinals[self.position : self.position + len(free)]
+        self.position += len(free)
+        first = chosen.start // 8
+        is_val = np.unpackbits(self.bits[first : -(-chosen.stop // 8)])[chosen.start - 8 * first : chosen.stop - 8 * first]
+        split = batch.split.copy()
+        split[free[: len(chosen)]] = np.where(is_val, SPLITS.index("val"), SPLITS.index("train"))  # the end raises an error for the rest
+        return replace(batch, split=split)

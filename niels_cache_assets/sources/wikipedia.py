@@ -39,12 +39,13 @@ class Wikipedia(HasKeepDamaged, HubData, PretrainSource):
     source: Literal["wikipedia"] = "wikipedia"
     dataset: str = "wikimedia/wikipedia"
     config: str | None = "20231101.en"
-    files: list[ConfigPath] | None = Field(None, min_length=1, description="Globs of XML dumps to read instead of the hub data set")
+    files: list[ConfigPath] | None = Field(None, min_length=1)
+    """Globs of XML dumps to read instead of the hub data set"""
 
-    headings: Literal["plain", "markdown"] = Field(
-        "plain", description="'markdown' preserves the heading levels of a dump: `== A ==` becomes `## A`"
-    )
-    title: bool = Field(False, description="True puts the title before each article, as `# Title` if headings are Markdown")
+    headings: Literal["plain", "markdown"] = "plain"
+    """'markdown' preserves the heading levels of a dump: `== A ==` becomes `## A`"""
+    title: bool = False
+    """True puts the title before each article, as `# Title` if headings are Markdown"""
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
@@ -176,9 +177,7 @@ def _find(groups: tuple[tuple[str, ...], ...]) -> Sequence[SourceFile]:
     return [file for files in find_splits(groups) for file in files]
 
 
-@lru_cache(maxsize=64)
-def _find_once(groups: tuple[tuple[str, ...], ...]) -> Sequence[SourceFile]:
-    return _find(groups)
+_find_once = lru_cache(maxsize=64)(_find)
 
 
 @lru_cache(maxsize=4096)

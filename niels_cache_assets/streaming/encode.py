@@ -15,7 +15,8 @@ import numpy as np
 
 from niels_cache_assets.base.documents import BatchDivider, DocumentBatch, DropReport, describe_origin
 from niels_cache_assets.base.parallel import map_in_order
-from niels_cache_assets.base.strings import Strings, hash_strings
+from niels_cache_assets.base.strings import Strings
+from niels_cache_assets.dedup.signatures import hash_canonical
 from niels_cache_assets.streaming.intake import describe_item
 from niels_cache_assets.streaming.types import Chunks, EncodedDocuments
 from niels_cache_assets.tokenizer.encoder import FIRST_BATCHES, EngineMismatchError
@@ -235,7 +236,7 @@ def _encode_chunks(
 
     with name_unencodable_item(name_of, ([text] for text in texts), lambda one: encode_texts(one, tokenizer, None)):
         encoded = encode_texts(texts, tokenizer, batch)
-    hashes = hash_strings(texts)
+    hashes = hash_canonical(texts)
     special = texts_with_special(encoded, tokenizer)
     if special is not None and raise_on_collision:
         first = int(special.argmax())

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from niels_cache_assets.base.documents import SourceReport
+from niels_cache_assets.sources.excluding import without_excluded
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.sources.val_share import FractionSplitter
 from niels_cache_assets.streaming.intake import in_lists
@@ -31,11 +32,13 @@ class ValShare:
         val_frac: The share, 0 to 1.
         seed: The seed of the choice.
         count: Returns the number of documents. It reads the source once more.
+        exclude: The file with the ids of documents that are left out after the choice, so that the rest of val stays. None: no document is.
     """
 
     val_frac: float
     seed: int
     count: Callable[[], int]
+    exclude: str | None = None
 
 
 class Feed(Generic[Batch]):
@@ -91,9 +94,12 @@ class Feed(Generic[Batch]):
             counter.update(counted or {})
         self.report.hints.clear()
         items, splitter = (mark.items, self._splitter(mark.unsplit)) if mark else (0, self._splitter(0))
-        for batch in self._batches(context):
+        batches: Iterable[Any] = self._batches(context)
+        if splitter and self._share:
+            batches = without_excluded(splitter.batches(batches), self._share.exclude, self.report)
+        for batch in batches:
             count = len(batch)
-            yield splitter.split(batch) if splitter else batch  # type: ignore[misc, arg-type]  # only documents have a share for val
+            yield batch
             del batch  # so that a long text is not kept in memory while the next batch is read
             items += count
             self._share_read = self.report.share
@@ -105,8 +111,6 @@ class Feed(Generic[Batch]):
                     dropped=dict(self.report.dropped),
                     facts=dict(self.report.facts),
                 )
-        if splitter:
-            splitter.finish()
 
     def read_unreported(self) -> Iterator[Batch]:
         """Return all batches of a separate pass, which does not change `report` and `mark`."""
@@ -135,7 +139,8 @@ class Feed(Generic[Batch]):
         if self.expected is None:
             self.count()
         assert self.expected is not None
-        return FractionSplitter(count=self.expected, val_frac=self._share.val_frac, seed=self._share.seed, position=position)
+        whole = FractionSplitter.of(self.expected, val_frac=self._share.val_frac, seed=self._share.seed)
+        return replace(whole, position=position)
 
 
 class _IterableFeed(Feed[list[Any]]):

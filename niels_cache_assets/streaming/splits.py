@@ -33,7 +33,7 @@ class SplitPart:
         row: (n,) int64.
         tokens: (tokens,) of the cache's dtype, one document after the other.
         lengths: (n,) int64, the number of tokens of each document.
-        hashes: (n,) int64, the hashes of the whole texts.
+        hashes: (n,) int64, the hashes of the whole canonical texts.
         characters: The length of all texts.
         cut: The position of the document that a budget cut, or None. A budget is exceeded only once, so a split has at most one.
         kept: (n,) object array of str or None. None instead of the array if no document has kept values.

@@ -20,7 +20,7 @@ class EncodedDocuments:
         documents: The documents.
         tokens: (tokens,) of the cache's dtype, one document after the other. Each document ends with EOT if EOT was requested.
         lengths: (n,) int64, the number of tokens of each document, including EOT.
-        hashes: (n,) int64, the hashes of the whole texts (base/strings.py).
+        hashes: (n,) int64, the hashes of the whole canonical texts.
         drops: The documents that were dropped since they were read.
         chunks: The chunks that were read, which still contain the dropped documents.
         screened: Whether these documents were already compared with val (decontaminate.py).

@@ -6,7 +6,6 @@ at import.
 
 from __future__ import annotations
 
-import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,7 @@ import numpy as np
 
 from niels_cache_assets.base.defaults import BOS, ROLE_KEYS, SPECIAL_TOKENS, ModelKind
 from niels_cache_assets.base.toml import as_toml
-from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.errors import NielsCacheError, did_you_mean
 from niels_cache_runtime.format.layout import TOKEN_DTYPES, token_dtype_name
 
 if TYPE_CHECKING:
@@ -27,6 +26,9 @@ TEXTS_PER_TASK = 64
 
 Span = tuple[int, int]
 """The index of the first item and the index after the last one."""
+
+FlatIds = tuple[np.ndarray, np.ndarray]
+"""The ids of all texts back to back, and the number of ids of each text: two 1-D int arrays."""
 
 _EXCERPT = 60  # characters of a text that a message shows
 _MAX_NAMED = 5  # maximum number of special tokens that one message names
@@ -198,7 +200,7 @@ class TextTokenizer(ABC):
                 return [ids for task in executor.map(self.encode_unchecked, tasks) for ids in task]
         return [ids for task in tasks for ids in self.encode_unchecked(task)]
 
-    def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    def encode_flat(self, texts: Sequence[str]) -> FlatIds:
         """Return the ids of all texts back to back, and the number of ids of each text, int64.
 
         Like `encode_unchecked`, this does not check for special ids.
@@ -241,7 +243,7 @@ class TextTokenizer(ABC):
         self.model_sha256 = sha256
 
 
-def concatenate_ids(encoded: Iterable[Any]) -> tuple[np.ndarray, np.ndarray]:
+def concatenate_ids(encoded: Iterable[Any]) -> FlatIds:
     """Return the ids of all texts back to back, and the number of ids of each text, int64.
 
     Args:
@@ -303,8 +305,7 @@ def guess_eot(candidates: Collection[str]) -> str | None:
 
 def missing_token_error(role: str, token: str, candidates: Collection[str], where: str) -> NielsCacheError:
     """Return the error for a special token that a model does not have, which names the nearest candidate."""
-    near = difflib.get_close_matches(token, [*candidates], n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"its special tokens: {_named(candidates)}"
+    hint = did_you_mean(token, candidates, f"its special tokens: {_named(candidates)}")
     return NielsCacheError(f"{where}: has no token {token!r}, which [tokenizer] special_tokens names as {role}; {hint}")
 
 

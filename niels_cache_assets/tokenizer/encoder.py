@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from niels_cache_assets.base.strings import Strings
+from niels_cache_assets.tokenizer.base import FlatIds
 from niels_cache_assets.tokenizer.engines import (
     Engine,
     describe_reference,
@@ -187,7 +188,7 @@ class BuildEncoder:
             self._compares_next = True
             self._load_engine()
 
-    def encode_flat(self, texts: Sequence[str] | Strings, batch: int | None) -> tuple[np.ndarray, np.ndarray]:
+    def encode_flat(self, texts: Sequence[str] | Strings, batch: int | None) -> FlatIds:
         """Return the ids of all texts back to back, and the number of ids of each text, int64.
 
         Args:
@@ -217,7 +218,7 @@ class BuildEncoder:
             self._engine_use = _add_texts(self._engine_use, len(texts), checked=checked)
         return found
 
-    def _compare(self, texts: Sequence[str], found: tuple[np.ndarray, np.ndarray], chosen: slice) -> int:
+    def _compare(self, texts: Sequence[str], found: FlatIds, chosen: slice) -> int:
         """Compare the ids of some texts of a batch, and return how many were compared: those that the reference can encode.
 
         Args:
@@ -249,7 +250,7 @@ class BuildEncoder:
             raise mismatch
         return len(texts)
 
-    def _with_engine(self, engine: Engine, texts: Sequence[str] | Strings) -> tuple[np.ndarray, np.ndarray] | None:
+    def _with_engine(self, engine: Engine, texts: Sequence[str] | Strings) -> FlatIds | None:
         """Return the ids, or None if the engine fails. The reference then encodes the batch, or raises a clear error."""
         try:
             ids, lengths = engine.encode_flat(texts)

@@ -20,12 +20,13 @@ from functools import cache
 from importlib import metadata
 from itertools import pairwise
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from niels_cache_assets.base.strings import Strings
 from niels_cache_assets.disk.journal import write_atomically
+from niels_cache_assets.tokenizer.base import FlatIds, TextTokenizer
 from niels_cache_assets.tokenizer.byte_level import byte_characters
 from niels_cache_assets.tokenizer.kinds import LIBRARIES, SentencePieceTokenizer
 from niels_cache_assets.tokenizer.proof import EngineProof, compare, difficult_texts
@@ -33,9 +34,6 @@ from niels_cache_assets.tokenizer.tiktoken_ranks import TiktokenTokenizer, read_
 from niels_cache_assets.tokenizer.tokenizer_json import HuggingFaceTokenizer
 from niels_cache_assets.tokenizer.unigram_words import UnigramWords
 from niels_cache_runtime.errors import panics_as_errors
-
-if TYPE_CHECKING:
-    from niels_cache_assets.tokenizer.base import TextTokenizer
 
 _THREADS_VARIABLE = "FASTOKENS_BPE_THREADS"
 _GPT2_PATTERNS = frozenset(  # three spellings of the same words, of different versions of tiktoken
@@ -60,7 +58,7 @@ class Engine(Protocol):
     name: str
     version: str
 
-    def encode_flat(self, texts: Sequence[str] | Strings) -> tuple[np.ndarray, np.ndarray]:
+    def encode_flat(self, texts: Sequence[str] | Strings) -> FlatIds:
         """Return the ids of all texts back to back, and the number of ids of each text, int64.
 
         The texts must be valid Unicode. Special tokens in the texts are ordinary text. May raise any Exception for a text that the engine
@@ -115,7 +113,7 @@ class Fastokens:
             return library.from_tiktoken(tokenizer.ranks_path, encoding="cl100k_base", special_tokens={})
         return library.from_tiktoken(tokenizer.ranks_path, pattern=tokenizer.pattern, special_tokens={})
 
-    def encode_flat(self, texts: Sequence[str] | Strings) -> tuple[np.ndarray, np.ndarray]:
+    def encode_flat(self, texts: Sequence[str] | Strings) -> FlatIds:
         with panics_as_errors():
             ids, offsets = self._tokenizer.encode_batch_flat(self._prepare(texts), add_special_tokens=False, split_special_tokens=True)
         return np.frombuffer(ids, np.uint32), np.diff(np.frombuffer(offsets, np.uint64)).astype(np.int64)

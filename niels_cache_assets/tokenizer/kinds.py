@@ -16,7 +16,7 @@ import numpy as np
 
 from niels_cache_assets.base.defaults import BOS, ROLE_KEYS, SPECIAL_TOKENS, ModelKind
 from niels_cache_assets.base.strings import Strings
-from niels_cache_assets.tokenizer.base import TextTokenizer, concatenate_ids
+from niels_cache_assets.tokenizer.base import FlatIds, TextTokenizer, concatenate_ids
 from niels_cache_assets.tokenizer.sentencepiece_model import SentencePieceTokenizer
 from niels_cache_assets.tokenizer.settings import TokenizerSettings, infer_model_kind
 from niels_cache_assets.tokenizer.tiktoken_ranks import TiktokenTokenizer
@@ -37,10 +37,10 @@ PROOFS_NAME = ".tokenizer.engines.json"  # beside the folder of the tokenizer in
 LIBRARIES: dict[ModelKind, str] = {"sentencepiece": "sentencepiece", "tokenizer.json": "tokenizers", "tiktoken": "tiktoken"}
 """The library that defines the ids of each kind."""
 
-EncodeFlat = Callable[[Sequence[str]], tuple[np.ndarray, np.ndarray]]
+EncodeFlat = Callable[[Sequence[str]], FlatIds]
 """Texts to (ids of all texts back to back, number of ids of each text), two 1-D int arrays."""
 
-EncodeNumbered = Callable[[Sequence[str] | Strings, int | None], tuple[np.ndarray, np.ndarray]]
+EncodeNumbered = Callable[[Sequence[str] | Strings, int | None], FlatIds]
 """Texts and the number of their batch, to the same two arrays."""
 
 
@@ -152,7 +152,7 @@ def load_tokenizer(settings: TokenizerSettings, root: Path) -> TextTokenizer:
     if not model.exists():
         raise NielsCacheError(f"{model}: no tokenizer yet; materialize the asset 'tokenizer' first (niels-cache build-all does)")
     if model.name != TOKENIZER_MODEL_NAME:
-        tokenizer: TextTokenizer = open_built_model(folder)
+        tokenizer = open_built_model(folder)
         if tokenizer.special_tokens != settings.special_tokens:  # fingerprints of caches cover those of the configuration
             raise NielsCacheError(f"{model}: the tokenizer was built with other special tokens; materialize the tokenizer first")
     else:
@@ -181,7 +181,7 @@ class BuildTokenizer:
     model_sha256: str | None
     encode_numbered: EncodeNumbered | None = None
 
-    def encode_batch(self, texts: Sequence[str] | Strings, batch: int | None) -> tuple[np.ndarray, np.ndarray]:
+    def encode_batch(self, texts: Sequence[str] | Strings, batch: int | None) -> FlatIds:
         """Return the ids of texts as `encode_flat` does.
 
         Args:

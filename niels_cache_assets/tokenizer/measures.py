@@ -14,7 +14,7 @@ from typing import Any
 from niels_cache_assets.base.defaults import BOS
 from niels_cache_assets.tokenizer.kinds import TextTokenizer
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split, built_names, dataset_dir
+from niels_cache_runtime.format.layout import META_NAME, SPLITS, built_names, dataset_dir
 from niels_cache_runtime.format.meta import Meta, check_location, is_foreign, read_meta
 
 MEASURED_CHARACTERS = 1 << 18  # number of characters of each source that are measured
@@ -33,7 +33,7 @@ def characters_per_token(characters: int, tokens: int) -> float | None:
     return characters / tokens if tokens else None
 
 
-def cache_characters_per_token(meta: Meta, splits: Sequence[Split] = SPLITS) -> float | None:
+def cache_characters_per_token(meta: Meta) -> float | None:
     """Return the characters per token of a pretrain cache, rounded, without EOT and BOS.
 
     Returns None if meta.json counts no characters, as for SFT.
@@ -41,8 +41,8 @@ def cache_characters_per_token(meta: Meta, splits: Sequence[Split] = SPLITS) -> 
     if "characters" not in meta:
         return None
     special = meta["append_eot"] + (meta["special_token_ids"].get(BOS) is not None)  # special tokens of each document
-    tokens = sum(meta[f"{split}_tokens"] - special * meta["documents"][split] for split in splits)
-    return _rounded(characters_per_token(sum(meta["characters"][split] for split in splits), tokens))
+    tokens = sum(meta[f"{split}_tokens"] - special * meta["documents"][split] for split in SPLITS)
+    return _rounded(characters_per_token(sum(meta["characters"][split] for split in SPLITS), tokens))
 
 
 def keep_beginning(texts: Iterable[str], beginning: list[str]) -> Iterator[str]:

@@ -15,6 +15,7 @@ from itertools import islice
 import numpy as np
 
 from niels_cache_assets.base.random_numbers import TorchRandom
+from niels_cache_assets.tokenizer.base import FlatIds
 from niels_cache_assets.tokenizer.kinds import EncodeFlat
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -133,7 +134,7 @@ def compare(texts: Iterable[str], *, reference: EncodeFlat, engine: EncodeFlat) 
     return proof
 
 
-def compare_encoded(texts: Sequence[str], expected: tuple[np.ndarray, np.ndarray], found: tuple[np.ndarray, np.ndarray]) -> EngineProof:
+def compare_encoded(texts: Sequence[str], expected: FlatIds, found: FlatIds) -> EngineProof:
     """Compare the ids of texts that are already encoded.
 
     Args:

@@ -115,9 +115,8 @@ class SentencePieceTokenizer(TextTokenizer):
 
     def decode_continued(self, ids: Sequence[int]) -> str:
         """Return the text of ids that follow other ids, with the blank at their start, which SentencePiece itself drops."""
-        eot = self._special_ids["eot"]
-        before = self.decode([eot])
-        if before:
+        eot = self._special_ids.get("eot")
+        if eot is not None and (before := self.decode([eot])):
             return self.decode([eot, *ids]).removeprefix(before)
         pieces = self.piece_bytes()  # a control piece decodes to nothing
         return b"".join(pieces[token] for token in self._require_known(ids)).decode(errors="replace")

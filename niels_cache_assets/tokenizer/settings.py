@@ -15,40 +15,30 @@ class TokenizerSettings(Table):
     """[tokenizer]: a model to import, or the settings for training one."""
 
     model_config = ConfigDict(protected_namespaces=())
-    model: ConfigPath | None = Field(
-        None,
-        description="A model to import instead of training one: a SentencePiece .model, a tokenizer.json or its folder, or a tiktoken rank "
-        "file",
-    )
-    kind: defaults.ModelKind | None = Field(
-        None,
-        description="Model kind, if the file name does not show it; files other than .json and .tiktoken are assumed to be SentencePiece",
-    )
-    encoding: Literal[defaults.ENCODINGS] | None = Field(  # type: ignore[valid-type]
-        None, description="For a tiktoken rank file: the name of its encoding, if tiktoken defines it"
-    )
-    pattern: str | None = Field(
-        None, min_length=1, description="For any other tiktoken rank file: the regular expression that splits text into words"
-    )
-    normalize: Literal["nfc"] | None = Field(
-        None, description="For a tiktoken rank file whose model normalizes text to Unicode NFC before encoding, such as Qwen's"
-    )
-    engine: Literal["auto", "reference"] = Field(
-        "auto", description="The encoder: 'auto' uses a fast engine if its ids equal those of 'reference', the library that defines them"
-    )
-    vocab_size: int = Field(defaults.VOCAB_SIZE, ge=1, le=MAX_VOCAB_SIZE, description="Vocabulary size, including special tokens")
-    model_type: Literal["unigram", "bpe", "bytelevel_bpe"] = Field(
-        "unigram", description="Type of model to train: 'unigram' and 'bpe' produce a SentencePiece model, 'bytelevel_bpe' a tokenizer.json"
-    )
-    character_coverage: float = Field(
-        1.0, gt=0, le=1, description="For SentencePiece: share of characters that get their own piece; all others are encoded as bytes"
-    )
-    train_on: Words | None = Field(None, description="Data sets to train on; by default all")
-    sample_bytes: int = Field(defaults.TOKENIZER_SAMPLE_BYTES, ge=1, description="Bytes of text to take from the start of each data set")
-    special_tokens: dict[str, str] = Field(
-        defaults.SPECIAL_TOKENS,
-        description="Strings for eot and, for SFT data, for sys, usr and asst; if bos is set, every pretraining document begins with it",
-    )
+    model: ConfigPath | None = None
+    """A model to import instead of training one: a SentencePiece .model, a tokenizer.json or its folder, or a tiktoken rank file"""
+    kind: defaults.ModelKind | None = None
+    """Model kind, if the file name does not show it; files other than .json and .tiktoken are assumed to be SentencePiece"""
+    encoding: Literal[defaults.ENCODINGS] | None = None  # type: ignore[valid-type]
+    """For a tiktoken rank file: the name of its encoding, if tiktoken defines it"""
+    pattern: str | None = Field(None, min_length=1)
+    """For any other tiktoken rank file: the regular expression that splits text into words"""
+    normalize: Literal["nfc"] | None = None
+    """For a tiktoken rank file whose model normalizes text to Unicode NFC before encoding, such as Qwen's"""
+    engine: Literal["auto", "reference"] = "auto"
+    """The encoder: 'auto' uses a fast engine if its ids equal those of 'reference', the library that defines them"""
+    vocab_size: int = Field(defaults.VOCAB_SIZE, ge=1, le=MAX_VOCAB_SIZE)
+    """Vocabulary size, including special tokens"""
+    model_type: Literal["unigram", "bpe", "bytelevel_bpe"] = "unigram"
+    """Type of model to train: 'unigram' and 'bpe' produce a SentencePiece model, 'bytelevel_bpe' a tokenizer.json"""
+    character_coverage: float = Field(1.0, gt=0, le=1)
+    """For SentencePiece: share of characters that get their own piece; all others are encoded as bytes"""
+    train_on: Words | None = None
+    """Data sets to train on; by default all"""
+    sample_bytes: int = Field(defaults.TOKENIZER_SAMPLE_BYTES, ge=1)
+    """Bytes of text to take from the start of each data set"""
+    special_tokens: dict[str, str] = defaults.SPECIAL_TOKENS
+    """Strings for eot and, for SFT data, for sys, usr and asst; if bos is set, every pretraining document begins with it"""
 
     @field_validator("special_tokens")
     @classmethod

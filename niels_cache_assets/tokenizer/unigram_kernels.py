@@ -30,14 +30,16 @@ _BLANK, _LINE_FEED = np.uint8(0x20), np.uint8(0x0A)
 _ROUNDING = 2.0**-24  # the largest relative error of a sum of two 32-bit numbers
 _FAR = np.float32(-1.0e38)
 
+_compiled = njit(cache=True, nogil=True)
 
-@njit(cache=True, nogil=True)
+
+@_compiled
 def _errors(total, length):  # type: ignore[no-untyped-def]
     """Return an upper bound of all rounding errors of the sums in a word of `length` bytes, after the sum `total`."""
     return 4.0 * (length + 2) * _ROUNDING * (WORST_SCORE * (length + 1) - total)
 
 
-@njit(cache=True, nogil=True)
+@_compiled
 def _search(  # type: ignore[no-untyped-def]
     source, begin, length, total, nodes, scores, byte_ids, unknown, sums, seconds, starts, found, steps, way, way_scores
 ):
@@ -133,7 +135,7 @@ def _search(  # type: ignore[no-untyped-def]
     return count, lead
 
 
-@njit(cache=True, nogil=True)
+@_compiled
 def encode(  # type: ignore[no-untyped-def]
     source, ends, is_line_feed_alone, nodes, scores, byte_ids, unknown, rows, leads, pool, pool_scores, pool_bytes, filled, ids, lengths
 ):

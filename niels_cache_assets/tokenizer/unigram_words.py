@@ -15,16 +15,13 @@ import struct
 from collections import deque
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from niels_cache_assets.base.strings import Strings, buffers_of
-from niels_cache_assets.tokenizer.base import concatenate_ids
+from niels_cache_assets.tokenizer.base import FlatIds, TextTokenizer, concatenate_ids
 from niels_cache_assets.tokenizer.sentencepiece_model import SentencePieceTokenizer
-
-if TYPE_CHECKING:
-    from niels_cache_assets.tokenizer.base import TextTokenizer
 
 _BLANK = "\u2581"
 _TABLE_ROWS = 1 << 17  # the table is emptied when half of them are used
@@ -115,7 +112,7 @@ class UnigramWords:
             return None
         return None if found is None else cls(processor, found[0], is_line_feed_alone=found[1])
 
-    def encode_flat(self, texts: Sequence[str] | Strings) -> tuple[np.ndarray, np.ndarray]:
+    def encode_flat(self, texts: Sequence[str] | Strings) -> FlatIds:
         if isinstance(texts, Strings):
             content, ends = _with_blanks(texts)
             if not _has_unsupported(content):
@@ -135,7 +132,7 @@ class UnigramWords:
         lengths[whole] = -1
         return self._with_whole_texts(texts, ids, lengths)
 
-    def _encoded(self, content: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _encoded(self, content: np.ndarray, ends: np.ndarray) -> FlatIds:
         """Return ids, and the number of ids of each text, -1 for a text to encode whole.
 
         Args:
@@ -151,7 +148,7 @@ class UnigramWords:
         self._tables.append(table)
         return ids[:count], lengths
 
-    def _with_whole_texts(self, texts: Sequence[str] | Strings, ids: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _with_whole_texts(self, texts: Sequence[str] | Strings, ids: np.ndarray, lengths: np.ndarray) -> FlatIds:
         """Return ids and lengths with those of the texts whose length is -1, which SentencePiece encodes."""
         is_whole = lengths < 0
         if not is_whole.any():
@@ -167,7 +164,7 @@ class UnigramWords:
 def _with_blanks(texts: Strings) -> tuple[np.ndarray, np.ndarray]:
     """Return the bytes of texts with a blank before each, and the end of each text in them, (n,) int64."""
     import pyarrow as pa
-    import pyarrow.compute as compute
+    from pyarrow import compute
 
     empty, blank = (pa.scalar(each, pa.large_string()) for each in ("", " "))
     content, offsets = buffers_of(compute.binary_join_element_wise(empty, texts.arrow(), blank))

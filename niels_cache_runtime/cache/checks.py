@@ -1,13 +1,12 @@
 """Checks of settings that a caller gives: whole numbers, token ids, choices and indices. They need no torch."""
 
-import difflib
 import operator
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.errors import NielsCacheError, did_you_mean
 from niels_cache_runtime.format.layout import max_vocab_size
 
 MAX_COUNT = 2**62 - 1  # the largest count: the sum of two counts still fits into an int64
@@ -55,8 +54,7 @@ def check_token_id(name: str, value: Any, *, dtype: np.dtype) -> int:
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
     """Raise NielsCacheError unless `value` is one of `choices`. The message suggests the nearest choice."""
     if value not in choices:
-        close = difflib.get_close_matches(str(value), choices, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(map(repr, choices))}"
+        hint = did_you_mean(value, choices, f"choose from {', '.join(map(repr, choices))}")
         raise NielsCacheError(f"{name}={value!r}: unknown; {hint}")
 
 

@@ -101,6 +101,9 @@ class InputTargetMaker:
         self._is_cpu, self._is_cuda = device.type == "cpu", device.type == "cuda"  # reading device.type costs a microsecond per batch
         self._memory = _RecycledMemory()
 
+    def __reduce__(self) -> tuple[type, tuple[torch.device]]:  # recycled memory belongs to one process
+        return InputTargetMaker, (self._device,)
+
     def pairs(self, rows: Tokens | Ints) -> tuple[torch.Tensor, torch.Tensor]:
         """Return x, y from rows of tokens: (B, T) int64, contiguous, on the device.
 

@@ -82,6 +82,7 @@ _KEYS = {  # by form; a key has the same form in all kinds of folders
         "inputs",
         "datasets",
         "parameters",
+        "overlap",
     ),
     "true or false": ("built", "append_eot"),
     "text or null": ("fingerprint", "dataset_name", "dataset_config", "dataset_revision", "split_rule", "tokenizer_sha256"),

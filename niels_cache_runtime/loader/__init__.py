@@ -7,8 +7,9 @@ The modules of this folder import `cache`, `format` and `remote`. TokenLoader is
 without torch.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from niels_cache_runtime.lazy_names import load_lazily
 
 if TYPE_CHECKING:
     from niels_cache_runtime.loader.loader import TokenLoader
@@ -16,8 +17,4 @@ if TYPE_CHECKING:
 __all__ = ["TokenLoader"]
 
 if not TYPE_CHECKING:  # otherwise a type checker would accept every name
-
-    def __getattr__(name: str) -> Any:
-        if name not in __all__:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(f"{__name__}.loader"), name)
+    __getattr__ = load_lazily(__name__, {"loader": "TokenLoader"})

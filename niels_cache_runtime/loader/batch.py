@@ -68,7 +68,7 @@ class Batch:
                 yield value
 
     def _map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Batch":
-        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
         values |= {name: change(value) for name, value in values.items() if isinstance(value, torch.Tensor)}
         return Batch(**values)
 
@@ -96,13 +96,6 @@ class BatchMaker:
         for source in self._sources:
             if self._boundaries and not source.packs:
                 source.read(np.zeros(1, dtype=np.int64), epoch=0, boundaries=True)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_pairs"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._pairs = InputTargetMaker(self._device)
 
     def make(self, located: SampleLocations) -> Batch:
         """Return a batch of the samples at `located` (n,): one row for each sample, in the same order."""

@@ -12,7 +12,6 @@ of this code, a new order.ORDER_VERSION is needed. Nothing is random here. `orde
 decides when a source ends.
 """
 
-import difflib
 import heapq
 import itertools
 import math
@@ -24,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from niels_cache_runtime.cache.checks import as_int, check_whole
-from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.errors import NielsCacheError, did_you_mean
 from niels_cache_runtime.format.layout import Array, Int32s, Ints
 
 Schedule = Sequence[tuple[int, Mapping[str, float]]]  # (first sample, weight per name) of every segment
@@ -255,9 +254,8 @@ def _whole_schedule(names: list[str], schedule: Schedule) -> tuple[tuple[int, tu
 def _check_names(where: str, names: list[str], weights: Mapping[str, float]) -> None:
     unknown = [name for name in weights if name not in names]
     if unknown:
-        close = difflib.get_close_matches(str(unknown[0]), names, n=1)
-        hint = f"; did you mean {close[0]}?" if close else f"; the sources are {', '.join(names)}"
-        raise NielsCacheError(f"{where}: no source is named {', '.join(map(str, unknown))}{hint}")
+        hint = did_you_mean(unknown[0], names, f"the sources are {', '.join(names)}")
+        raise NielsCacheError(f"{where}: no source is named {', '.join(map(str, unknown))}; {hint}")
     missing = [name for name in names if name not in weights]
     if missing:
         raise NielsCacheError(f"{where}: no weight for {', '.join(missing)}; every source needs one")

@@ -36,7 +36,7 @@ class Epochs:
     """
 
     def __init__(self, phases: Sequence[tuple[int, int]]) -> None:
-        self.phases: Phases = tuple((int(first), int(samples)) for first, samples in phases)
+        self.phases = tuple((int(first), int(samples)) for first, samples in phases)
         self._firsts = np.array([first for first, _ in self.phases], dtype=np.int64)
         self._samples = np.array([samples for _, samples in self.phases], dtype=np.int64)
         lengths = np.diff(self._firsts)

@@ -28,7 +28,6 @@ from niels_cache_runtime.loader.remote.opening import Sources, batches_of
 from niels_cache_runtime.loader.report import MixtureReport, make_report
 from niels_cache_runtime.loader.run_order import RunOrder, plan_batches
 from niels_cache_runtime.loader.settings import SFT, Blocks, LoaderSettings, check_one_tokenizer, have_pairs, row_weights
-from niels_cache_runtime.loader.source import SampleSource
 from niels_cache_runtime.loader.state import (
     State,
     arguments_of_state,
@@ -161,7 +160,7 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
         self.T, self.B, self.rank, self.world_size = settings.T, settings.B, settings.rank, settings.world_size
         self.device = resolve_device(device)
         self._prefetch = check_whole("prefetch", int(self.device.type == "cuda") if prefetch is None else prefetch)
-        self._sources: list[SampleSource] = opener.open(settings, verify=verify)
+        self._sources = opener.open(settings, verify=verify)
         check_one_tokenizer(self.names, self._sources)
         pairs = have_pairs(self.names, self._sources, packing=settings.sft.packing)
         self._settings = settings = replace(settings, pairs=pairs)

@@ -316,9 +316,10 @@ def check_shares(shares: Mapping[str, float]) -> dict[str, float]:
         whole = as_int(weight)
         if whole is None and (isinstance(weight, bool | str) or not hasattr(weight, "__float__") or not math.isfinite(weight)):
             raise NielsCacheError(f"weights: {name} has {weight!r}; a weight must be a positive number")
-        if abs(weight) > _MAX_WEIGHT:
+        number = float(weight) if whole is None else whole
+        if abs(number) > _MAX_WEIGHT:
             raise NielsCacheError(f"weights: {name} has {weight!r:.40}; only their ratios matter; give smaller numbers")
-        weights[str(name)] = float(weight) if whole is None else whole
+        weights[str(name)] = number
     return weights
 
 

@@ -21,7 +21,7 @@ from niels_cache_runtime.cache.checks import check_positive
 from niels_cache_runtime.cache.gather import WindowReader
 from niels_cache_runtime.cache.opening import OpenedSplit, Verify, check_same_build, listed_of_split, open_split, require_doc_ends
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import IDX_DTYPE, TOKEN_DTYPE, Array, Ints, Tokens, doc_ends_name
+from niels_cache_runtime.format.layout import IDX_DTYPE, TOKEN_DTYPE, Ints, Tokens, doc_ends_name
 from niels_cache_runtime.format.meta import content_sha256, is_foreign
 from niels_cache_runtime.loader.documents import find_boundaries
 from niels_cache_runtime.loader.source import SampleRows, SourceBlocks, TokenOrigins
@@ -111,7 +111,7 @@ class PretrainWindows:
         if self._dtype != TOKEN_DTYPE:
             digest.update(f"{self._dtype}\n".encode())
         names = [os.path.basename(path) for path in self.files]
-        arrays: list[Array] = [*self._shards]
+        arrays = [*self._shards]
         if self.doc_ends is not None:
             names.append(doc_ends_name(os.path.basename(self.path)))
             arrays.append(self.doc_ends)

@@ -6,8 +6,9 @@ Only numpy and torch are needed. If numba is installed, large blends are built f
 use.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from niels_cache_runtime.lazy_names import load_lazily
 
 if TYPE_CHECKING:
     from niels_cache_runtime.megatron.blended import MegatronBlendedDataset, open_blend, prebuild_blend
@@ -34,22 +35,13 @@ __all__ = [
 ]
 
 _MODULES = {
-    "MegatronCacheSplit": "cache_split",
-    "IndexCache": "index_cache",
-    "IndexedDataset": "indexed",
-    "IndexedWriter": "indexed_writer",
-    "MegatronBlendedDataset": "blended",
-    "MegatronGPTDataset": "gpt_dataset",
-    "open_blend": "blended",
-    "open_indexed": "cache_split",
-    "plan_indexed": "indexed_writer",
-    "prebuild_blend": "blended",
-    "split_ranges": "gpt_indices",
-    "write_indexed": "indexed_writer",
+    "blended": "MegatronBlendedDataset open_blend prebuild_blend",
+    "cache_split": "MegatronCacheSplit open_indexed",
+    "gpt_dataset": "MegatronGPTDataset",
+    "gpt_indices": "split_ranges",
+    "index_cache": "IndexCache",
+    "indexed": "IndexedDataset",
+    "indexed_writer": "IndexedWriter plan_indexed write_indexed",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+__getattr__ = load_lazily(__name__, _MODULES)

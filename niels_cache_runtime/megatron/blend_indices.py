@@ -151,8 +151,7 @@ def compiled_blend() -> Callable[..., None] | None:
         return None
     if vars(numba.config).get("DISABLE_JIT"):
         return None
-    compiled: Callable[..., None] = numba.njit(nogil=True)(_blend_loop)
-    return compiled
+    return numba.njit(nogil=True)(_blend_loop)
 
 
 def _blend_loop(weights: Array, counts: Array, first: int, chosen: Array, numbers: Array) -> None:

@@ -112,7 +112,7 @@ class IndexedDataset:
             raise NielsCacheError(
                 f"{self.bin_path}: has {tokens} bytes, not a whole number of {self.dtype} tokens; it is damaged, or of another data set"
             )
-        self.tokens: Array = np.frombuffer(content, dtype=self.dtype)
+        self.tokens = np.frombuffer(content, dtype=self.dtype)
 
     def _check(self) -> None:
         documents, sequences = self.document_indices, len(self)

@@ -355,8 +355,10 @@ class Ledger:
         now = time.monotonic_ns()  # any new value
         with suppress(OSError):
             descriptor = self.files.open("wake", os.O_WRONLY, make=True)
-            os.utime(descriptor, ns=(now, now))
-            os.close(descriptor)
+            try:
+                os.utime(descriptor, ns=(now, now))
+            finally:
+                os.close(descriptor)
 
     def woken(self) -> int:
         """Return a value that differs after each `wake`."""

@@ -18,6 +18,7 @@ from niels_cache_runtime.format.meta_keys import form_problem
 from niels_cache_runtime.format.reading import BlockConsumer, find_files
 from niels_cache_runtime.verify.invariants import (
     Problem,
+    Problems,
     SplitCheck,
     foreign_checks,
     foreign_size_problems,
@@ -179,7 +180,7 @@ class VerifiedFolder:
             for path, problem in found:
                 yield Finding(kind=kind, folder=str(self.path), path=path, problem=problem)
 
-    def _file_problems(self, hashes: Hashes | None) -> Iterator[Problem]:
+    def _file_problems(self, hashes: Hashes | None) -> Problems:
         """Yield differences between the files on disk and the files that meta.json lists, by name, size and hash."""
         if self.is_unverifiable:
             errors = [sha256 for sha256 in (hashes or {}).values() if isinstance(sha256, NielsCacheError)]
@@ -199,7 +200,7 @@ class VerifiedFolder:
             elif sha256 not in (None, listed["sha256"]):
                 yield path, "its sha256 is not the one in meta.json"
 
-    def _content_problems(self, meta: Meta, damaged: set[str], *, was_read: bool) -> Iterator[Problem]:
+    def _content_problems(self, meta: Meta, damaged: set[str], *, was_read: bool) -> Problems:
         """Yield contradictions in meta.json and in intact files. For damaged files, yield those contradictions that explain the damage."""
         kind = meta.get("kind")
         if self.is_unverifiable:
@@ -225,12 +226,12 @@ class VerifiedFolder:
         if (problem := form_problem(meta)) and not names_meta:
             yield META_NAME, problem
 
-    def _model_problems(self, meta: Meta) -> Iterator[Problem]:
+    def _model_problems(self, meta: Meta) -> Problems:
         name = tokenizer_model_name(meta)
         if self._listed.get(name, {}).get("sha256") != meta.get("sha256"):
             yield META_NAME, f"sha256 is not that of {name} in `files`"
 
-    def _tokenizer_problems(self, meta: Meta) -> Iterator[Problem]:
+    def _tokenizer_problems(self, meta: Meta) -> Problems:
         try:
             problem = tokenizer_problem(meta, current_tokenizer_sha256(self.path))
         except NielsCacheError:  # the tokenizer's meta.json is broken: this is a finding of the tokenizer's folder

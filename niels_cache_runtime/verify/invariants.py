@@ -52,6 +52,7 @@ from niels_cache_runtime.format.reading import BlockConsumer
 from niels_cache_runtime.verify.offset_file import OffsetFile, OffsetKind, check_target_files
 
 Problem = tuple[str, str]
+Problems = Iterator[Problem]
 _COUNTED = ("shards", "tokens", "documents")
 
 
@@ -73,7 +74,7 @@ class SplitParts:
         """Return the numbers of the shards that may be short, if the split has so many shards."""
         return {shards - 1} if self._parts is None else {end - 1 for end in self._ends("shards")}
 
-    def problems(self, sizes: dict[str, int], ends: OffsetFile | None, ends_path: str, token_bytes: int) -> Iterator[Problem]:
+    def problems(self, sizes: dict[str, int], ends: OffsetFile | None, ends_path: str, token_bytes: int) -> Problems:
         """Yield the parts whose shards or documents differ from `parts`.
 
         Args:
@@ -127,7 +128,7 @@ class SplitCheck(Protocol):
     inputs: frozenset[str]
     consumers: dict[str, BlockConsumer]
 
-    def problems(self) -> Iterator[Problem]:
+    def problems(self) -> Problems:
         """Yield the problems. Call this after each function in `consumers` has got all blocks of its file."""
 
 
@@ -167,7 +168,7 @@ def _vocab_size_and_eot(meta: Meta, dtype: np.dtype) -> tuple[int, int | None]:
 class MetaCheck:
     """A check of meta.json alone, which reads no other file."""
 
-    def __init__(self, problems: Callable[[], Iterator[Problem]]) -> None:
+    def __init__(self, problems: Callable[[], Problems]) -> None:
         self.inputs: frozenset[str] = frozenset()
         self.consumers: dict[str, BlockConsumer] = {}
         self.problems = problems
@@ -207,7 +208,7 @@ class SpecialIds:
         largest = int(ids.max()) if len(ids) else -1
         return largest if largest >= self.vocab_size else -1
 
-    def too_large_problems(self, path: str, largest: int) -> Iterator[Problem]:
+    def too_large_problems(self, path: str, largest: int) -> Problems:
         """Yield a problem if an id is outside the vocabulary."""
         if largest >= 0:
             yield path, f"holds id {largest}, but the vocabulary has {self.vocab_size}"
@@ -233,7 +234,7 @@ class _PretrainSplit:
         self.inputs = frozenset({*self._listed, self._ends_path})
         self.consumers: dict[str, BlockConsumer] = {path: shard.add_block for path, shard in self._shards.items()}
 
-    def problems(self) -> Iterator[Problem]:
+    def problems(self) -> Problems:
         meta, split, shards = self._meta, self._split, self._shards.values()
         documents = (meta.get("documents") or {}).get(split)
         if not self._folder_exists:
@@ -324,13 +325,13 @@ def size_problem(size: int, dtype: np.dtype) -> str | None:
     return f"{size} bytes are not a whole number of {dtype} tokens" if size % dtype.itemsize else None
 
 
-def _pretrain_meta_problems(meta: Meta, vocab_size: int, dtype: np.dtype) -> Iterator[Problem]:
+def _pretrain_meta_problems(meta: Meta, vocab_size: int, dtype: np.dtype) -> Problems:
     yield from meta_problems(meta, vocab_size, dtype)
     if not isinstance(meta.get("append_eot"), bool):
         yield META_NAME, f"append_eot is {meta.get('append_eot')!r}, expected true or false"
 
 
-def meta_problems(meta: Meta, vocab_size: int, dtype: np.dtype) -> Iterator[Problem]:
+def meta_problems(meta: Meta, vocab_size: int, dtype: np.dtype) -> Problems:
     """Yield problems of meta.json about tokens. The rules are the same for pretrain and SFT data sets."""
     if meta.get("token_dtype") not in TOKEN_DTYPES:
         yield META_NAME, f"token_dtype is {meta.get('token_dtype')!r}, expected {' or '.join(map(repr, TOKEN_DTYPES))}"
@@ -379,7 +380,7 @@ def problem_of_error(error: NielsCacheError, folder: Path) -> Problem:
     return path, problem
 
 
-def _shard_size_problems(sizes: dict[str, int], shard_bytes: int, dtype: np.dtype, may_be_short: set[int]) -> Iterator[Problem]:
+def _shard_size_problems(sizes: dict[str, int], shard_bytes: int, dtype: np.dtype, may_be_short: set[int]) -> Problems:
     of_part = " of a part" if len(may_be_short) > 1 else ""
     for index, (path, size) in enumerate(sizes.items()):
         if problem := size_problem(size, dtype):
@@ -390,7 +391,7 @@ def _shard_size_problems(sizes: dict[str, int], shard_bytes: int, dtype: np.dtyp
             yield path, f"has {size} bytes, more than shard_bytes={shard_bytes}"
 
 
-def total_problems(meta: Meta, key: str, found: int) -> Iterator[Problem]:
+def total_problems(meta: Meta, key: str, found: int) -> Problems:
     """Yield a problem if a total in meta.json differs from the files."""
     if meta.get(key) != found:
         yield META_NAME, f"{key} is {meta.get(key)}, but the files hold {found}"
@@ -424,7 +425,7 @@ def foreign_checks(meta: Meta, folder: Path, sizes: Mapping[str, int]) -> Iterat
         yield _ForeignSplit(meta, folder, split, sizes)
 
 
-def foreign_size_problems(meta: Meta, folder: Path, sizes: Mapping[str, int]) -> Iterator[Problem]:
+def foreign_size_problems(meta: Meta, folder: Path, sizes: Mapping[str, int]) -> Problems:
     """Yield those problems of both splits that can be found without reading a file.
 
     Raises:
@@ -446,7 +447,7 @@ class _ForeignSplit:
         self._missing = [name for name in self._needed if name not in sizes]
         self._largest = dict.fromkeys(self._files, -1)
         self.inputs = frozenset(self._files)
-        self.consumers: dict[str, BlockConsumer] = {name: self._consumer(name) for name in self._files}
+        self.consumers = {name: self._consumer(name) for name in self._files}
 
     def _consumer(self, name: str) -> BlockConsumer:
         def consume(block: memoryview) -> None:
@@ -454,7 +455,7 @@ class _ForeignSplit:
 
         return consume
 
-    def size_problems(self) -> Iterator[Problem]:
+    def size_problems(self) -> Problems:
         """Yield the problems that can be found from sizes alone."""
         for name in self._files:
             if problem := size_problem(self._sizes[name], self._dtype):
@@ -467,7 +468,7 @@ class _ForeignSplit:
         else:
             yield from ((name, "missing, or not a regular file; an SFT split needs it") for name in self._missing)
 
-    def problems(self) -> Iterator[Problem]:
+    def problems(self) -> Problems:
         yield from self.size_problems()
         for name, largest in self._largest.items():
             if largest >= self._meta["vocab_size"]:
@@ -518,7 +519,7 @@ class _SftSplit:
         self.inputs = frozenset({self._path, idx_path, *self._span_files})
         self.consumers: dict[str, BlockConsumer] = {self._path: self._messages.add_block} if self._path in sizes else {}
 
-    def problems(self) -> Iterator[Problem]:
+    def problems(self) -> Problems:
         for name in (self._path, *self._span_files):
             if name not in self._meta["files"]:
                 yield META_NAME, f"lists no {name}"
@@ -542,7 +543,7 @@ class _SftSplit:
                 yield META_NAME, f"targets.{self._split} is {self._meta['targets'].get(self._split)}, but the files hold {spans}"
 
 
-def _sft_meta_problems(meta: Meta, vocab_size: int, dtype: np.dtype) -> Iterator[Problem]:
+def _sft_meta_problems(meta: Meta, vocab_size: int, dtype: np.dtype) -> Problems:
     yield from meta_problems(meta, vocab_size, dtype)
     recorded = meta["template"].get("sha256") if isinstance(meta.get("template"), dict) else None
     if recorded != meta["files"].get(CHAT_TEMPLATE_NAME, {}).get("sha256"):

@@ -383,7 +383,7 @@ def test_one_missing_part_is_built_alone(parts: PartsProject) -> None:
     steps = forecast(found)
     assert [step.key for step in steps if step.action == "build"] == [key]
     estimate = estimated(steps, key)
-    planned = found.sealed(NAME).part(1).planned
+    planned = found.sealed(NAME).part(1).share.planned
     assert estimate.bytes_to_read == sum(file.bytes for file in planned.files)
 
 
@@ -400,10 +400,10 @@ def test_the_plan_is_read_as_often_for_many_parts_as_for_few(parts: PartsProject
     assert 0 < counts[0] == counts[1]
 
 
-def test_more_parts_than_files_fail_with_one_line(parts: PartsProject) -> None:
-    steps = by_name(forecast(parts.graph(9)))
+def test_a_part_without_a_share_fails_with_one_line(parts: PartsProject) -> None:
+    steps = by_name(forecast(parts.graph(5, "train_tokens = 5")))
     plan = steps[f"plan/{NAME}"]
-    assert (plan.action, missing(plan.why, "parts is 9", "5 files")) == ("fail", [])
+    assert (plan.action, missing(plan.why, "part-0000", "5 train_tokens")) == ("fail", [])
     assert (steps["part/pages/part-00000"].action, steps[NAME].action) == ("skip", "skip")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from niels_cache_assets.artifacts.corpus import CorpusPart
+from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.duplicates import HashRange
 from niels_cache_assets.artifacts.forecast.steps import forecast
 from niels_cache_assets.artifacts.graph import graph
@@ -251,5 +251,5 @@ def test_a_child_makes_a_range_or_a_part_of_a_corpus(tmp_path: Path) -> None:
     part = job(registry, project.root, 2)
     outcome = build_part_in_child(part, home=tmp_path, on_progress=lambda progress: None, log=lambda line: None)
     assert (outcome.key, outcome.state, outcome.meta) == ("range/range-00002", "built", part.current())
-    corpus = PartCommand(part=CorpusPart(registry=registry, root=project.root, name="notes", number=17)).words()
+    corpus = PartCommand(part=Corpus(registry=registry, root=project.root, name="notes", number=17)).words()
     assert corpus[corpus.index("part") :][:4] == ["part", "notes", "17", "--corpus"]

@@ -11,7 +11,7 @@ import torch
 from niels_cache_assets.base.defaults import SPECIAL_TOKENS
 from niels_cache_assets.base.documents import Document, SourceReport
 from niels_cache_assets.build_cache import build_pretrain_cache
-from niels_cache_assets.sources.val_share import split_by_fraction, val_mask
+from niels_cache_assets.sources.val_share import FractionSplitter, val_mask
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import TOKEN_DTYPE, list_shards
@@ -116,7 +116,7 @@ def batches_of(count: int) -> list[list[Document]]:
 
 
 def test_both_splits_keep_the_input_order() -> None:
-    split = list(chain.from_iterable(split_by_fraction(batches_of(40), count=40, val_frac=0.25, seed=3)))
+    split = list(chain.from_iterable(FractionSplitter.of(40, val_frac=0.25, seed=3).batches(batches_of(40))))
     for name, count in (("val", 10), ("train", 30)):
         texts = [document.text for document in split if document.split == name]
         assert len(texts) == count
@@ -126,7 +126,7 @@ def test_both_splits_keep_the_input_order() -> None:
 def test_a_source_that_changed_since_it_was_counted_is_refused() -> None:
     for count in (3, 5):
         with pytest.raises(NielsCacheError, match="counted"):
-            list(split_by_fraction(batches_of(4), count=count, val_frac=0.25, seed=3))
+            list(FractionSplitter.of(count, val_frac=0.25, seed=3).batches(batches_of(4)))
 
 
 def test_lineage_says_where_each_document_came_from(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:

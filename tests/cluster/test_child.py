@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from niels_cache_assets.artifacts.base import Outcome, ReportedProgress
+from niels_cache_assets.artifacts.dataset import PretrainCache
 from niels_cache_assets.artifacts.graph import graph
-from niels_cache_assets.artifacts.parts.part import Part
 from niels_cache_assets.cluster.child import TRIES, LostChildError, PartCommand, build_in_child
 from niels_cache_assets.defs.part_processes import build_in_children, build_part_in_child
 from niels_cache_assets.defs.part_slots import HostSlot
@@ -58,9 +58,9 @@ class Worker:
         self.log: list[str] = []
         self.progress: list[Any] = []
 
-    def part(self, number: int = 0) -> Part:
+    def part(self, number: int = 0) -> PretrainCache:
         part = self.graph[parts_of(self.graph)[number]]
-        assert isinstance(part, Part)
+        assert isinstance(part, PretrainCache)
         return part
 
     def build(self, *, is_stopping: Callable[[], bool] = lambda: False) -> Outcome:
@@ -204,7 +204,7 @@ def test_a_program_that_is_missing_is_named(project: PartsProject) -> None:
 def test_ssh_gets_words_that_its_shell_reads_as_they_are(project: PartsProject, tmp_path: Path) -> None:
     found = project.graph(2)
     registry = replace(found.registry, cluster=ClusterSettings(command=["/usr/bin/ssh", "-p22", "{host}"], hosts=["node1"]))
-    part = replace(found.sealed(NAME).part(3), registry=registry, root=tmp_path / "a folder; rm")
+    part = graph(registry, tmp_path / "a folder; rm").sealed(NAME).part(3)
     command = PartCommand(part=part, host="node1")
     ssh, port, host, *words = command.words()
     assert (ssh, port, host) == ("/usr/bin/ssh", "-p22", "node1")

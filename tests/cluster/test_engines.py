@@ -17,15 +17,28 @@ from niels_cache_assets.disk.attempts import staged_attempts
 from niels_cache_assets.disk.journal import read_journal
 from niels_cache_assets.parts.lease import latest
 from tests.helpers.children import here
-from tests.helpers.cluster_walk import LONG, ROOT, Output, Walk, at_a_time, build_all, running, stop, wait_until
+from tests.helpers.cluster_walk import (
+    LONG,
+    NOTICED_SECONDS,
+    ROOT,
+    Output,
+    Walk,
+    at_a_time,
+    attempts,
+    build_all,
+    parent_of,
+    running,
+    stop,
+    wait_until,
+)
+from tests.helpers.engines import dask
 from tests.helpers.parts_project import NAME, build, parts_of
 from tests.helpers.servers import free_port, redis, wait_for_port
 from tests.helpers.ui.running import LAUNCH, RUNS, TERMINATE, ask, is_alive
 
 pytestmark = pytest.mark.cluster
 
-PARTS = 3
-NOTICED_SECONDS = 5.0
+PARTS = 4
 VISIBILITY_SECONDS = 20.0
 TERMINATED_SECONDS = 60.0
 # Without its queue, a run begins at once. The daemon frees the slots of ended runs.
@@ -60,28 +73,11 @@ def materialize(walk: Walk, definitions: Path, number: int) -> None:
 
 def build_and_kill(walk: Walk, definitions: Path, kill: Callable[[int], None]) -> None:
     """Build all parts, two at a time, and call `kill` with the process of the long part after its first record."""
-    killers = [partial(kill_in_mid_part, walk, kill)]
+    killers = [partial(walk.kill_in_mid_part, kill)]
     at_a_time(3, [*killers, *(partial(materialize, walk, definitions, number) for number in range(PARTS))])
     seal = walk.start("-m", "niels_cache_assets.cli", "part", NAME, "--seal")
     with running(seal):
         seal.wait()
-
-
-def kill_in_mid_part(walk: Walk, kill: Callable[[int], None]) -> None:
-    walk.wait_for_records()
-    pid = walk.worker()
-    os.kill(pid, signal.SIGSTOP)  # so that the part does not end meanwhile
-    assert not (walk.long / "meta.json").exists(), "the part was too short"
-    kill(pid)
-
-
-def attempts(walk: Walk) -> int:
-    last = latest(walk.long)
-    return 0 if last is None else last.attempt
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def has_pending_signals(pid: int) -> bool:
@@ -103,24 +99,8 @@ def resumed_in(walk: Walk, run: str) -> bool:
     with ensure_instance(walk.home) as instance:
         found = [event.user_message for event in instance.all_logs(run)]
     assert len(found) > 1
-    return any("resuming" in message and walk.long.name in message for message in found)
-
-
-@contextmanager
-def dask(walk: Walk) -> Iterator[Output]:
-    """Run a scheduler and two workers, and yield the output of the workers. They are stopped after the block."""
-    pytest.importorskip("dagster_dask")
-    port = free_port()
-    address = f"tcp://127.0.0.1:{port}"
-    walk.env["NIELS_CACHE_DASK"] = address
-    scheduler = walk.start("-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", str(port), "--no-dashboard")
-    with running(scheduler):
-        scheduler.find("Scheduler at")
-        options = ["--nworkers", "2", "--nthreads", "1", "--nanny", "--no-dashboard", "--local-directory", str(walk.folder)]
-        workers = walk.start("-m", "distributed.cli.dask_worker", address, *options)
-        with running(workers):
-            yield workers
-            stop(workers, scheduler)
+    assert any("resuming" in message and walk.long.name in message for message in found) == any("skipped the" in line for line in found)
+    return any(re.search(r"skipped the \d+,\d{3} ", message) for message in found)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import pytest
 
 from niels_cache_assets.artifacts import corpus
 from niels_cache_assets.artifacts.base import Outcome
-from niels_cache_assets.artifacts.corpus import CorpusPart, CorpusProgress, JoinedCorpus
+from niels_cache_assets.artifacts.corpus import Corpus, CorpusProgress
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts.prune import prune_parts
@@ -72,9 +72,9 @@ def prepare(registry: Registry, root: Path, **options: Any) -> Meta:
     return prepare_corpus(registry, "notes", root=root, processes=1, **options).meta
 
 
-def part_of(registry: Registry, root: Path, number: int) -> CorpusPart:
+def part_of(registry: Registry, root: Path, number: int) -> Corpus:
     joined = graph(registry, root).corpus("notes", processes=1)
-    assert isinstance(joined, JoinedCorpus)
+    assert joined.is_joined
     return joined.part(number)
 
 
@@ -110,7 +110,7 @@ def test_parts_that_were_made_before_are_joined_and_not_read_again(tmp_path: Pat
     monkeypatch.setattr(corpus, "TEXT_BYTES_PER_RECORD", 1)
     root = tmp_path / "cache"
     plan = graph(registry, root).corpus("notes")
-    assert isinstance(plan, JoinedCorpus)
+    assert plan.is_joined
     materialize(plan.parts_plan)
     assert materialize(part_of(registry, root, 2)).state == "built"
     for _ in range(2):
@@ -183,10 +183,10 @@ def test_parts_that_do_not_exist_are_refused(tmp_path: Path, capsys: pytest.Capt
     assert words in capsys.readouterr().err
 
 
-def overtake(part: CorpusPart) -> None:
+def overtake(part: Corpus) -> None:
     """Let another process take a part over, and end at once."""
     attempt = max(recorded_attempts(part.directory)) + 1
-    other = LeaseHolder(attempt=attempt, writer=LockOwner.current(), token="other", boot="elsewhere", is_over=True)
+    other = LeaseHolder(attempt=attempt, writer=LockOwner.current(), token="other", boot="elsewhere", ended="done")
     attempt_record(part.directory, attempt).write_bytes(other.encoded())
 
 
@@ -198,8 +198,8 @@ def test_a_part_that_another_process_has_comes_last(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(corpus, "TEXT_BYTES_PER_RECORD", 1)
     root, begun, calls = tmp_path / "cache", list[tuple[int, bool]](), [0]
 
-    def build(part: CorpusPart, *, wait: bool, **options: Any) -> Outcome:
-        if isinstance(part, CorpusPart):
+    def build(part: Corpus, *, wait: bool, **options: Any) -> Outcome:
+        if part.is_part:
             begun.append((part.number, wait))
             if how == "busy" and begun == [(0, False)]:
                 raise BusyError(part.directory, LockOwner.current())
@@ -275,7 +275,7 @@ def test_status_and_verify_know_the_parts(tmp_path: Path) -> None:
     registry, root = registry_of(tmp_path, 3), tmp_path / "cache"
     found = graph(registry, root)
     joined = found.corpus("notes")
-    assert isinstance(joined, JoinedCorpus)
+    assert joined.is_joined
     assert "0 of 3 parts" in found.state("corpus/notes").advice
     materialize(joined.parts_plan)
     materialize(part_of(registry, root, 1))

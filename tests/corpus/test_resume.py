@@ -35,7 +35,6 @@ def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "BATCH_DOCUMENTS", CHUNK)
     monkeypatch.setattr(store, "TEXT_BYTES_PER_GROUP", 5_000)
     monkeypatch.setattr(store, "TEXT_BYTES_PER_FILE", 15_000)
-    monkeypatch.setattr(Journal, "BYTES", 0)
     monkeypatch.setattr(Journal, "REST", 0)
 
 
@@ -126,11 +125,13 @@ def test_a_run_that_was_stopped_anywhere_goes_on_and_ends_in_the_same_bytes(
     assert resumed > chunks // 2
 
 
-def test_a_run_resumes_inside_of_a_file_of_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cleaned: list[int]) -> None:
+@pytest.mark.parametrize("due", ["bytes", "seconds"])
+def test_a_run_resumes_inside_of_a_file_of_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cleaned: list[int], due: str) -> None:
     """With a record after each chunk, no chunk is cleaned twice, and the open file gets the same bytes."""
-    registry = corpus_registry(tmp_path, {"notes": texts()})
+    registry = corpus_registry(tmp_path, {"notes": texts()}, settings="[build]\nrecord_seconds = 1e-9" if due == "seconds" else "")
     expected, chunks = contents(prepare_corpus(registry, "notes", root=tmp_path / "whole", processes=1).directory), len(cleaned)
-    monkeypatch.setattr(corpus, "TEXT_BYTES_PER_RECORD", 1)
+    if due == "bytes":
+        monkeypatch.setattr(corpus, "TEXT_BYTES_PER_RECORD", 1)
     assert len([name for name in expected if name.startswith("documents_")]) < chunks
     for each in range(4):
         begin(monkeypatch, registry, tmp_path, chunks=2)
@@ -282,6 +283,7 @@ COMPARED_WITH_VAL = ["notes", "books"]  # without `verify`, train is compared wi
 def test_a_search_that_was_stopped_at_any_band_goes_on_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: list[str], verify: str
 ) -> None:
+    monkeypatch.setattr(Journal, "BYTES", 0)
     registry = prepared(tmp_path, verify)
     whole = contents(find_duplicates(registry, root=tmp_path).directory)
     assert sum(counts["near"] for counts in json.loads(whole["meta.json"])["datasets"].values()) > 10

@@ -162,8 +162,8 @@ def test_a_corpus_of_which_duplicates_leave_nothing_is_an_error_that_blocks(proj
 
 
 @pytest.mark.parametrize(("settings", "passed"), [("", False), ('decontaminate = "near"\n', True)])
-def test_splits_that_share_documents_are_found_in_the_finished_cache(
-    built_project: Built, tmp_path: Path, settings: str, passed: bool
+def test_splits_that_share_documents_are_found_once_by_the_build(
+    built_project: Built, tmp_path: Path, settings: str, passed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     project = built_project.project.copied(tmp_path)
     texts = sentences(6, words=120)
@@ -178,3 +178,11 @@ def test_splits_that_share_documents_are_found_in_the_finished_cache(
     if not passed:
         assert check.severity == WARN
         assert rows(check.metadata["pairs"].value)[0]["train"].startswith("more")
+    with monkeypatch.context() as patch:
+        for module in ("artifacts.dataset", "inspection.splits"):
+            patch.delattr(f"niels_cache_assets.{module}.compare_splits")
+        hit = checks(project.build("books"))[SPLITS_DISJOINT]
+        assert (hit.passed, hit.description) == (check.passed, check.description)
+    if not passed:  # the record is of another threshold
+        project.configure(extra="val_frac = 0.3\ndecontaminate_threshold = 0.9999\n")
+        assert checks(project.build("books"))[SPLITS_DISJOINT].metadata["near"].value == 0

@@ -135,8 +135,19 @@ def test_a_record_is_due_after_so_many_bytes_or_seconds(tmp_path: Path, monkeypa
     assert [journal.due(written) for written in (100, 199, 200)] == [False, False, True]
     again = opened(tmp_path)
     assert [again.due(written) for written in (150, 249, 250)] == [False, False, True]
-    monkeypatch.setattr(Journal, "SECONDS", 0.0)
+    again.seconds = 0.0
     assert again.due(150)
+
+
+def test_a_record_is_due_after_ten_seconds_without_many_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(journal_module.time, "monotonic", lambda: now)
+    journal = opened(tmp_path)
+    for now, is_due in ((9.9, False), (10.1, True)):  # noqa: B007
+        assert journal.due(1) == is_due
+    journal.record({}, files={}, bytes_written=1)
+    for now, is_due in ((20.0, False), (20.2, True)):  # noqa: B007
+        assert journal.due(2) == is_due
 
 
 def test_a_record_is_due_behind_a_finished_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,6 +170,7 @@ def test_records_rest_fifty_times_as_long_as_they_take_and_at_most_a_minute(tmp_
     journal.record({}, files={}, bytes_written=1 << 25)
     for now, is_due in ((1.0, False), (25.4, False), (25.6, True)):  # noqa: B007
         assert journal.due(1 << 26, finished=1) == is_due
+        assert journal.due(1 << 25) == is_due, "the time counts without new bytes, but not before the rest"
     now = 35.6
     journal.record({}, files={}, bytes_written=1 << 26, finished={"a": ONE})
     for now, is_due in ((95.5, False), (95.7, True)):  # noqa: B007

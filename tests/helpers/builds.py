@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 from niels_cache_assets.artifacts.base import Artifact, Outcome
+from niels_cache_assets.artifacts.dataset import PretrainCache
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts.free_parts import build_free_parts_first
-from niels_cache_assets.artifacts.parts.part import Part
-from niels_cache_assets.artifacts.parts.seal import SealedDataset
+from niels_cache_assets.artifacts.parts.seal import JoinedCache
 from niels_cache_assets.project.registry import Registry
 
 
@@ -27,7 +27,7 @@ def find_duplicates(registry: Registry, *, root: Path, **how: Any) -> Outcome:
 def build_dataset(registry: Registry, name: str, *, root: Path, **how: Any) -> Outcome:
     """Build a cache. If it is in parts, build its plan and parts first; a part that another process builds is awaited."""
     cache = graph(registry, root).cache(name)
-    if not isinstance(cache, SealedDataset):
+    if not isinstance(cache, JoinedCache):
         return materialize(cache, **how)
 
     def build(step: Artifact, wait: bool) -> Outcome:
@@ -35,7 +35,7 @@ def build_dataset(registry: Registry, name: str, *, root: Path, **how: Any) -> O
 
     steps = cache.steps()
     for step in steps:
-        if not isinstance(step, Part):
+        if not isinstance(step, PretrainCache):
             build(step, True)
-    build_free_parts_first([step for step in steps if isinstance(step, Part)], build, log=how.get("log", lambda line: None))
+    build_free_parts_first([step for step in steps if isinstance(step, PretrainCache)], build, log=how.get("log", lambda line: None))
     return build(cache, True)

@@ -1,5 +1,5 @@
-"""The parts that all walks share: a project with one long part, a Dagster home in Postgres, a kill in the middle of the long part, and the
-checks afterwards.
+"""The parts that all walks share: a project with one long part, a Dagster home, a kill in the middle of the long part after a record of its
+journal, and the checks afterwards.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,68 +20,67 @@ from typing import IO
 from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.defs.home.instance import ensure_instance
 from niels_cache_assets.defs.keys import PARTS, PARTS_POOL
-from niels_cache_assets.disk.journal import JOURNAL_NAME
+from niels_cache_assets.disk.journal import partial_directory, read_journal
 from niels_cache_assets.parts.lease import latest
+from niels_cache_runtime.format.meta import read_meta
 from niels_cache_runtime.verify import verify_cache
-from tests.helpers.parts_project import NAME, PartsProject, build, parts_of, stream_of
+from tests.helpers.children import here
+from tests.helpers.parts_project import NAME, PartsProject, build, parts_of
 from tests.helpers.servers import processes_of, python
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG = 2  # the number of the part that is killed
-_LONG_COPIES = 1_200  # it takes some seconds
+_LONG_COPIES = 3_000  # it takes some seconds
+_SHARD_BYTES = 1 << 22
+_RECORD_SECONDS = 0.05
+NOTICED_SECONDS = 5.0
+AGAIN = rf"part-0000{LONG}.*try 2 of 3"
+RESUMED = rf"part-0000{LONG}.*skipped the \d+,\d{{3}} "  # thousands of documents that the record names
+RESULT = rf'"result".*part-0000{LONG}".*"resumed": [1-9]\d{{4}}'  # tokens
+_MIN_TOKENS = 50_000
 _PATIENCE_SECONDS = 180.0
 _LEASE = "renew_seconds = 0.5\nlease_seconds = 3.0"
 
 
-class Walk:
-    """A project of `parts` parts in a Dagster home whose database is at `address`.
+class PartsWalk:
+    """A project of `parts` parts, which any engine may build.
 
-    cluster: lines of [cluster]. copies: how many times as long as the others the long part is.
+    cluster: lines of [cluster]. copies: how many times as long as the others the long part is. A shard is longer than the long part of most
+    walks, and a record comes after 32 MiB or some time, so the first record of the long part comes by time, in the middle of a file.
     """
 
-    def __init__(self, folder: Path, model: Path, address: str, *, parts: int, cluster: str = "", copies: int = _LONG_COPIES) -> None:
+    def __init__(self, folder: Path, model: Path, *, parts: int = 4, cluster: str = "", copies: int = _LONG_COPIES) -> None:
         self.project = PartsProject(folder / "project", model)
         self.project.write([40] * parts)
         long = self.project.folder / "texts" / f"f{LONG:03d}.jsonl"
         long.write_text(long.read_text() * copies)
         self.folder, self._parts = folder, parts
-        self._address = address
-        self.home = self.add_home("home")
-        tables = f"[cluster]\n{_LEASE}\n{cluster}"
-        self.graph: Graph = self.project.graph(parts, build=tables)
+        tables = f"record_seconds = {_RECORD_SECONDS}\n[cluster]\n{_LEASE}\n{cluster}"
+        self.graph: Graph = self.project.graph(parts, build=tables, shard_bytes=_SHARD_BYTES)
         self.config = self.project.folder / "cache.toml"
+        self.prefix: list[str] = []  # of each command: in which namespace it runs
         self.env = {
             **os.environ,
-            "DAGSTER_HOME": str(self.home),
             "NIELS_CACHE_CONFIG": str(self.config),
             "NIELS_CACHE_ROOT": str(self.graph.root),
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
             "PYTHONPATH": str(ROOT),
             "PYTHONUNBUFFERED": "1",
         }
-
-    def add_home(self, name: str) -> Path:
-        """Make a Dagster home, which has its records in the same database as all homes of the walk."""
-        home = self.folder / name
-        home.mkdir()
-        (home / "dagster.yaml").write_text(
-            f"telemetry: {{enabled: false}}\nstorage: {{postgres: {{postgres_url: {self._address}}}}}\n"
-            "python_logs: {python_log_level: INFO}\nconcurrency: {pools: {default_limit: 1, granularity: op}}\n"
-        )
-        return home
 
     @property
     def long(self) -> Path:
         """The folder of the long part."""
         return self.graph[parts_of(self.graph)[LONG]].directory
 
-    def start(self, *words: str, home: Path | None = None) -> Output:
-        """Start a program of Python in a Dagster home (by default, that of the walk), and read what it prints."""
-        return self.start_program(python(*words), **({} if home is None else {"DAGSTER_HOME": str(home)}))
+    def start(self, *words: str, **variables: str) -> Output:
+        """Start a program of Python, and read what it prints."""
+        return self.start_program(python(*words), **variables)
 
     def start_program(self, command: Sequence[str], **variables: str) -> Output:
         """Start a program, and read what it prints. variables: of its environment, in addition to those of the walk."""
         process = subprocess.Popen(
-            command,
+            [*self.prefix, *command],
             env={**self.env, **variables},
             cwd=self.folder,
             stdout=subprocess.PIPE,
@@ -89,10 +89,16 @@ class Walk:
         )
         return Output(process)
 
-    def wait_for_records(self) -> None:
-        """Wait until the journal of the long part has a record, which is in the middle of the part."""
-        wait_until(lambda: any(path.stat().st_size for path in self.long.parent.glob(f".{self.long.name}.partial*/{JOURNAL_NAME}")))
-        assert not (self.long / "meta.json").exists()
+    def recorded_tokens(self) -> int:
+        """Return how many tokens the latest record of the unfinished long part names."""
+        record = read_journal(partial_directory(self.long))
+        return 0 if record is None else sum(size for name, size in record.sizes.items() if name.endswith(".bin")) // 2
+
+    def wait_for_records(self, *, tokens: int = _MIN_TOKENS) -> None:
+        """Wait until the journal of the long part has a record with so many tokens, which is in the middle of the part."""
+        done = self.long / "meta.json"
+        wait_until(lambda: self.recorded_tokens() >= tokens or done.exists())
+        assert not done.exists(), "the part was too short"
 
     def worker(self) -> int:
         """Return the process that builds the long part."""
@@ -101,14 +107,54 @@ class Walk:
         assert holder.holder is not None
         return holder.holder.writer.pid
 
-    def kill_in_mid_part(self) -> float:
-        """Kill the process that builds the long part after its first record. Return the time."""
-        self.wait_for_records()
+    def kill_in_mid_part(
+        self, kill: Callable[[int], object] = lambda pid: os.kill(pid, signal.SIGKILL), *, tokens: int = _MIN_TOKENS
+    ) -> float:
+        """Kill the process that builds the long part after a record with so many tokens. Return the time."""
+        self.wait_for_records(tokens=tokens)
         pid = self.worker()
         os.kill(pid, signal.SIGSTOP)  # so that the part does not end meanwhile
         assert not (self.long / "meta.json").exists(), "the part was too short"
-        os.kill(pid, signal.SIGKILL)
+        kill(pid)
         return time.monotonic()
+
+    def check_cache(self) -> None:
+        """Check that the files are those of the same parts built by one process, and that no process is left."""
+        plain = self.project.graph(self._parts, root="plain", shard_bytes=_SHARD_BYTES)
+        build(plain)
+        built, expected = (read_meta(str(self.project.cache(root) / "meta.json")) for root in ("cache", "plain"))
+        assert len(expected["files"]) > self._parts
+        assert built["files"] == expected["files"]
+        assert built["content_sha256"] == expected["content_sha256"]
+        assert verify_cache(self.graph.root) == []
+        for key in parts_of(self.graph):
+            last = latest(self.graph[key].directory)
+            assert last is not None
+            assert last.is_over, key
+        wait_until(lambda: not processes_of(self.folder), 20)
+
+
+class Walk(PartsWalk):
+    """A project in a Dagster home whose database is at `address`. Without an address, it is that of SQLite."""
+
+    def __init__(
+        self, folder: Path, model: Path, address: str | None, *, parts: int, cluster: str = "", copies: int = _LONG_COPIES
+    ) -> None:
+        super().__init__(folder, model, parts=parts, cluster=cluster, copies=copies)
+        self._address = address
+        self.home = self.add_home("home")
+        self.env["DAGSTER_HOME"] = str(self.home)
+
+    def add_home(self, name: str) -> Path:
+        """Make a Dagster home, which has its records in the same database as all homes of the walk."""
+        home = self.folder / name
+        home.mkdir()
+        storage = "" if self._address is None else f"storage: {{postgres: {{postgres_url: {self._address}}}}}\n"
+        (home / "dagster.yaml").write_text(
+            f"telemetry: {{enabled: false}}\n{storage}"
+            "python_logs: {python_log_level: INFO}\nconcurrency: {pools: {default_limit: 1, granularity: op}}\n"
+        )
+        return home
 
     def held_slots(self) -> int:
         """Return how many slots of the pool of parts are taken or waited for."""
@@ -117,21 +163,13 @@ class Walk:
             return pool.active_slot_count + pool.pending_step_count
 
     def check(self) -> None:
-        """Check that the bytes are those of a plain build, that Dagster knows all parts, and that nothing is left."""
-        plain = self.project.graph(self._parts, root="plain")
-        build(plain)
-        assert stream_of(self.project.cache()) == stream_of(self.project.cache("plain"))
-        assert verify_cache(self.graph.root) == []
+        """Check the cache, and that Dagster knows all parts."""
+        self.check_cache()
         keys = [key.removeprefix("part/") for key in parts_of(self.graph)]
         assert len(keys) == self._parts
         with ensure_instance(self.home) as instance:
             assert instance.get_materialized_partitions(PARTS) == set(keys)
         assert self.held_slots() == 0
-        for key in keys:
-            last = latest(self.long.with_name(key.partition("/")[2]))
-            assert last is not None
-            assert last.is_over, key
-        wait_until(lambda: not processes_of(self.folder), 20)
 
 
 class Output:
@@ -184,7 +222,17 @@ def wait_until(is_so: Callable[[], bool], seconds: float = _PATIENCE_SECONDS, *,
 
 
 def build_all(walk: Walk, *options: str, home: Path | None = None) -> Output:
-    return walk.start("-m", "niels_cache_assets.cli", "build-all", "--only", NAME, *options, home=home)
+    return walk.start("-m", "niels_cache_assets.cli", "build-all", "--only", NAME, *options, DAGSTER_HOME=str(home or walk.home))
+
+
+def killed_and_resumed(walk: Walk) -> None:
+    """Build everything by children of `build-all`, kill that of the long part, and check that the next try resumes it."""
+    output = build_all(walk)
+    with running(output):
+        killed = walk.kill_in_mid_part()
+        assert output.find(AGAIN) - killed < here(NOTICED_SECONDS)
+        output.find(RESUMED)
+        output.wait()
 
 
 def at_a_time(count: int, tasks: Sequence[Callable[[], None]]) -> None:
@@ -194,6 +242,16 @@ def at_a_time(count: int, tasks: Sequence[Callable[[], None]]) -> None:
             if future.exception() is not None:
                 pool.shutdown(wait=False, cancel_futures=True)
             future.result()
+
+
+def attempts(walk: PartsWalk) -> int:
+    """Return the number of attempts at the long part."""
+    last = latest(walk.long)
+    return 0 if last is None else last.attempt
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def stop(*outputs: Output) -> None:

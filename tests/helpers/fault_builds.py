@@ -48,7 +48,7 @@ HUB_TABLES = {
 }
 PARTS_TABLES = {
     "in_parts": 'source = "jsonl"\nfiles = ["lines/*.jsonl"]\nparts = 3\nshuffle_buffer = 200\n' + SPLIT_BY_BUDGETS,
-    "hashed_parts": 'source = "jsonl"\nfiles = ["lines/*.jsonl"]\nparts = 2\nval_frac = 0.1\n',
+    "seeded_parts": 'source = "jsonl"\nfiles = ["lines/*.jsonl"]\nparts = 2\nval_frac = 0.1\n',
     "compared_parts": 'source = "jsonl"\nfiles = ["lines/*.jsonl"]\nparts = 2\nval_frac = 0.1\ndecontaminate = "exact"\n',
 }
 

@@ -9,9 +9,7 @@ from pathlib import Path
 from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.artifacts.graph import Graph, graph
 from niels_cache_assets.artifacts.materialize import materialize
-from niels_cache_assets.base.documents import Document, DocumentBatch
 from niels_cache_assets.project.registry import load_registry
-from niels_cache_assets.sources.val_share import HashSplitRule
 from niels_cache_runtime.format.layout import SPLITS, list_shards
 from tests.helpers.tiny import sentences
 
@@ -41,23 +39,19 @@ class PartsProject:
         build: str = "",
         source: str = "jsonl",
         tokenizer: str | None = None,
+        shard_bytes: int = 1024,
     ) -> Graph:
         config = self.folder / f"{root}.toml"
         config.write_text(
             f"[dagster]\nplots = false\n[tokenizer]\n{tokenizer or f'model = {json.dumps(str(self._model))}'}\n"
             f'[pretrain.{NAME}]\nsource = "{source}"\nfiles = ["texts/*"]\nparts = {parts}\n{settings}\n'
-            f"[build]\nshard_bytes = 1024\nthreads = 1\nseed = 7\n{build}\n",
+            f"[build]\nshard_bytes = {shard_bytes}\nthreads = 1\nseed = 7\n{build}\n",
             encoding="utf-8",
         )
         return graph(load_registry(config=str(config)), self.folder / root)
 
     def cache(self, root: str = "cache") -> Path:
         return self.folder / root / "pretrain" / NAME
-
-
-def is_val(rule: HashSplitRule, file: str, row: int) -> bool:
-    """Return whether the rule puts a document of this file and row into val."""
-    return bool(rule.val_mask(DocumentBatch.of([Document("text", file=file, row=row)]))[0])
 
 
 def build(found: Graph, keys: Iterable[str] | None = None, *, log: Callable[[str], None] = lambda line: None) -> dict[str, Outcome]:

@@ -36,6 +36,9 @@ class WideTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(chr((token - _FIRST_ID) // _IDS_OF_A_LETTER) for token in ids)
 
+    def piece_bytes(self) -> list[bytes]:
+        return [b""] * _FIRST_ID + [self.decode([token]).encode() for token in range(_FIRST_ID, self.vocab_size)]
+
 
 _FIRST_ID, _IDS_OF_A_LETTER = 100, 780  # of "~", the last letter: 98,380 to 99,159
 

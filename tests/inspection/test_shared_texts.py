@@ -14,6 +14,7 @@ import xxhash
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.base.strings import Strings, hash_strings
 from niels_cache_assets.build_cache.pretrain import build_pretrain_cache
+from niels_cache_assets.dedup.signatures import hash_canonical
 from niels_cache_assets.inspection.shared_texts import SharedTexts, shared_texts
 from niels_cache_assets.project.registry import load_registry
 from niels_cache_assets.reports.cache import cache_report, find_items
@@ -38,7 +39,7 @@ def cache_of(folder: Path, tokenizer: SentencePieceTokenizer, train: Sequence[st
 
 @pytest.fixture
 def folders(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> dict[str, Path]:
-    """Nine of the 21 documents in the val of `news` are in the train of `web`, one of them twice. Empty texts do not count."""
+    """Ten of the 21 documents in the val of `news` are in the train of `web`, one twice, one in capitals. Empty texts do not count."""
     texts = sentences(120)
     val = texts[:OF_VAL]
     web = [*texts[30:60], *val[3:12], val[3], val[20].upper(), "", ""]
@@ -59,9 +60,27 @@ def test_a_hash_is_that_of_the_bytes_in_every_form_of_a_column() -> None:
     assert len(hash_strings([])) == 0
 
 
-def test_nine_of_21_documents_are_found(folders: dict[str, Path]) -> None:
+def test_equal_canonical_texts_have_equal_hashes_in_every_form_of_a_column() -> None:
+    groups = [
+        ["", ""],
+        ["'"],
+        ["Gr\u00fc\u00dfe &amp; \U0001f600", "gr\u00fc\u00dfe & \U0001f600"],
+        ["e\u0301 x", "\u00e9  X."],
+        ["a, b!", "A b"],
+    ]
+    texts = [text for group in groups for text in group]
+    column = Strings.of(["left out", *texts])
+    assert column is not None
+    hashes = hash_canonical(texts).tolist()
+    assert hash_canonical(column[1:]).tolist() == hashes
+    assert [hashes.index(each) for each in hashes] == [0, 0, 2, 3, 3, 5, 5, 7, 7]
+    assert hash_canonical(column[:0]).tolist() == hash_canonical([]).tolist() == []
+    assert [*hash_canonical(["", "\ud800"])] == [hash_strings(["\0"])[0], hash_strings(["\0\ud800"])[0]]
+
+
+def test_ten_of_21_documents_are_found(folders: dict[str, Path]) -> None:
     (found,) = shared_texts(folders).found
-    assert (found.train, found.val, found.documents) == ("web", "news", 10)
+    assert (found.train, found.val, found.documents) == ("web", "news", 11)
     assert (found.first.file, found.first.row) == ("web.jsonl", 30)
     assert shared_texts({"web": folders["web"]}) == SharedTexts()
 
@@ -88,7 +107,7 @@ def test_a_cache_without_hashes_is_not_checked(folders: dict[str, Path]) -> None
     path = folders["news"] / "train_documents.parquet"
     pq.write_table(pq.read_table(path).drop_columns(["text_hash"]), path)
     shared = shared_texts(folders)
-    assert ([(each.train, each.val, each.documents) for each in shared.found], shared.not_checked) == ([("web", "news", 10)], ("news",))
+    assert ([(each.train, each.val, each.documents) for each in shared.found], shared.not_checked) == ([("web", "news", 11)], ("news",))
     path = folders["news"] / "val_documents.parquet"
     pq.write_table(pq.read_table(path).drop_columns(["text_hash"]), path)
     assert shared_texts(folders) == SharedTexts(not_checked=("news",))
@@ -105,6 +124,6 @@ def test_the_hashes_are_those_of_the_whole_texts_and_do_not_count_for_the_conten
     assert sum(meta["cut"].values()) == 2
     tables = [pq.read_table(tmp_path / "cut" / f"{split}_documents.parquet") for split in ("val", "train")]
     hashes = [value for table in tables for value in table["text_hash"].to_pylist()]
-    assert hashes == hash_strings([text.replace("\r\n", "\n") for text in texts])[: len(hashes)].tolist()
+    assert hashes == hash_canonical(texts)[: len(hashes)].tolist()
     assert len(hashes) > 2
     assert verify_dataset(tmp_path / "cut") == []

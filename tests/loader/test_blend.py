@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from niels_cache_runtime import NielsCacheError
 from niels_cache_runtime.loader.blend import Blend
+from niels_cache_runtime.loader.settings import check_shares
 
 
 def names(count: int) -> list[str]:
@@ -202,8 +203,13 @@ def test_a_schedule_that_makes_no_sense_is_refused_in_one_line(segments: list, m
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_small_float_of_numpy_is_a_weight() -> None:
+    assert check_shares({"a": np.float16(3)}) == {"a": 3}
+
+
 def test_a_misspelt_name_comes_with_the_likely_one() -> None:
-    with pytest.raises(NielsCacheError, match=r"wikitxt; .* wikitext\?"):
+    with pytest.raises(NielsCacheError, match=r"wikitxt; .* 'wikitext'\?"):
         Blend(["wikitext", "dolly"], [(0, {"wikitxt": 1, "dolly": 1})])
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from niels_cache_assets.artifacts.base import Outcome
-from niels_cache_assets.artifacts.dataset import Pretrain
+from niels_cache_assets.artifacts.dataset import DatasetSpec
 from niels_cache_assets.artifacts.graph import Graph, graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.prepared_corpora import prepared_documents
@@ -30,7 +30,7 @@ from tests.helpers.parts_project import NAME, PartsProject, build, parts_of
 SIZES = [9, 2, 30, 14, 7, 1, 21, 11]
 BUDGETS = "train_tokens = 900\nval_tokens = 301\nshuffle_buffer = 20"
 COMPARED = f'{BUDGETS}\ndecontaminate = "exact"'
-HASHED = "val_frac = 0.2\nshuffle_buffer = 10"
+SHARE = "val_frac = 0.2\nshuffle_buffer = 10"
 LIST = 'exclude = "ids.txt"'
 
 
@@ -108,7 +108,7 @@ def test_a_first_build_with_the_list_is_kept_while_other_ids_come(project: Parts
     assert ids_of(project.cache()) == [each for each in every_id() if each not in ("3-3", "6-2")]
 
 
-@pytest.mark.parametrize("settings", [COMPARED, HASHED])
+@pytest.mark.parametrize("settings", [COMPARED, SHARE])
 def test_val_leaves_them_out_too(project: PartsProject, settings: str) -> None:
     build(without(project, settings=settings))
     assert built(build(without(project, "not-there", "2-99", settings=settings))) == set(), "no part has them"
@@ -176,8 +176,8 @@ def test_a_mixture_reads_the_rest_of_a_member_in_parts(project: PartsProject) ->
     build(graph(registry, root))
     assert {"2-3", "6-1"}.isdisjoint(ids_of(root / "pretrain/mix"))
     mix = registry.pretrain["mix"]
-    artifact = Pretrain(registry=registry, root=root, name="mix", source=mix, build=registry.build)
-    context = StreamContext(seed=7, revision=artifact.revision(), siblings=artifact.siblings)
+    spec = DatasetSpec(registry=registry, root=root, name="mix", source=mix, build=registry.build)
+    context = StreamContext(seed=7, revision=spec.revision(), siblings=spec.siblings)
     read = [document.source_id for batch in mix.kept_documents(context) for document in DocumentBatch.of(batch)]
     assert len(read) > 40
     assert set(read) <= set(every_id()) - {"2-3", "6-1"}

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from niels_cache_assets.artifacts.base import Outcome
@@ -16,6 +17,7 @@ from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts.prune import prune_parts
 from niels_cache_assets.facts.lineage import read_lineage
+from niels_cache_assets.sources.val_share import val_mask
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import list_shards
 from niels_cache_runtime.format.meta import read_meta
@@ -29,7 +31,7 @@ from tests.helpers.parts_project import NAME, PartsProject, build, parts_of, str
 from tests.helpers.tiny import sentences
 
 BUDGETS = "train_tokens = 900\nval_tokens = 301\nshuffle_buffer = 20"
-HASHED = "val_frac = 0.2\nshuffle_buffer = 10"
+SHARE = "val_frac = 0.2\nshuffle_buffer = 10"
 ADDED = f'[[pretrain.{NAME}.added]]\nfiles = ["more/*"]\nparts = 2\n'
 PLAN, SEALED = f"plan/{NAME}", f"pretrain/{NAME}"
 
@@ -57,7 +59,7 @@ def grow(project: PartsProject, parts: int, settings: str, *, added: str = ADDED
     return project.graph(parts, f"{settings}\n{added}", root=root)
 
 
-@pytest.mark.parametrize(("parts", "settings"), [(8, HASHED), (3, BUDGETS), (1, HASHED), (1, BUDGETS)])
+@pytest.mark.parametrize(("parts", "settings"), [(8, SHARE), (3, BUDGETS), (1, SHARE), (1, BUDGETS)])
 def test_a_grown_cache_begins_with_the_old_one_and_is_that_of_a_build_from_nothing(
     project: PartsProject, parts: int, settings: str
 ) -> None:
@@ -109,11 +111,11 @@ def opened() -> Iterator[list[str]]:
 
 @pytest.mark.parametrize("parts", [3, 1])
 def test_adding_parts_opens_no_shard_of_the_old_ones(project: PartsProject, parts: int) -> None:
-    build(project.graph(parts, HASHED))
+    build(project.graph(parts, SHARE))
     old = {os.path.join(folder, name) for folder, _, names in os.walk(project.folder / "cache") for name in names if name.endswith(".bin")}
     assert len(old) > 3
     inodes = {os.stat(path).st_ino for path in old}
-    found = grow(project, parts, HASHED)
+    found = grow(project, parts, SHARE)
     with opened() as paths:
         build(found, [key for key in found.order() if key != "tokenizer"])
     shards = [path for path in paths if path.endswith(".bin")]
@@ -148,14 +150,14 @@ def test_growth_after_prune(project: PartsProject, parts: int) -> None:
     [(3, "changed", "f002.jsonl"), (3, "deleted", "f002.jsonl"), (1, "new", "f030.jsonl"), (1, "changed", "")],
 )
 def test_other_files_of_the_first_parts_are_listed_and_need_force(project: PartsProject, parts: int, change: str, named: str) -> None:
-    build(project.graph(parts, HASHED))
+    build(project.graph(parts, SHARE))
     expected = digests(project.cache())
     path = project.folder / "texts" / (named or "f002.jsonl")
     if change == "deleted":
         path.unlink()
     else:
         project.write([5], first=int(path.name[1:4]))
-    found = grow(project, parts, HASHED)
+    found = grow(project, parts, SHARE)
     with pytest.raises(NielsCacheError, match="--force") as caught:
         build(found)
     assert "\n" not in str(caught.value)
@@ -164,15 +166,29 @@ def test_other_files_of_the_first_parts_are_listed_and_need_force(project: Parts
     for key in found.order():
         materialize(found[key], force=key != "tokenizer")
     assert verify_cache(found.root) == []
-    build(grow(project, parts, HASHED, root="nothing"))
+    build(grow(project, parts, SHARE, root="nothing"))
     assert digests(project.cache("nothing")) == digests(project.cache())
 
 
+def test_each_addition_has_a_choice_of_its_own(project: PartsProject) -> None:
+    build(project.graph(2, SHARE))
+    documents = [(f"more/f{file:03d}.jsonl", row) for file, size in ((8, 12), (9, 8), (10, 15)) for row in range(size)]
+    val = sorted(files_of(project.cache(), "val") + [documents[at] for at in np.flatnonzero(val_mask(35, val_frac=0.2, seed=7 + 1))])
+    for parts in (1, 3):
+        build(grow(project, 2, SHARE, added=ADDED.replace("parts = 2", f"parts = {parts}")))
+        assert sorted(files_of(project.cache(), "val")) == val
+    folder = project.folder / f"cache/pretrain/.parts/{NAME}"
+    assert len([*folder.glob("val-*.npy")]) == 2
+    build(project.graph(1, SHARE))
+    prune_parts(project.graph(1, SHARE), NAME)
+    assert not folder.exists()
+
+
 def test_a_new_file_beside_those_of_a_plan_is_named_and_left_out(project: PartsProject) -> None:
-    build(project.graph(3, HASHED))
+    build(project.graph(3, SHARE))
     project.write([5], first=30)
     said: list[str] = []
-    build(grow(project, 3, HASHED), log=said.append)
+    build(grow(project, 3, SHARE), log=said.append)
     assert any("f030.jsonl" in line for line in said)
     assert "f030.jsonl" not in {file for split in ("train", "val") for file, _ in files_of(project.cache(), split)}
 
@@ -191,7 +207,7 @@ def test_tables_that_do_not_go_with_their_data_set_are_refused(project: PartsPro
         grow(project, 2, settings, added=ADDED + added)
     assert "\n" not in str(caught.value)
     with pytest.raises(NielsCacheError, match=r"f008.*two tables"):
-        build(grow(project, 2, HASHED, added=ADDED + ADDED))
+        build(grow(project, 2, SHARE, added=ADDED + ADDED))
 
 
 def test_decontaminate_compares_new_parts_with_the_val_that_is_there(project: PartsProject) -> None:
@@ -209,7 +225,7 @@ def test_decontaminate_compares_new_parts_with_the_val_that_is_there(project: Pa
 MIX = f'\n[pretrain.mix]\nsource = "interleave"\nmembers = {{ {NAME} = 1 }}\nval_frac = 0.0\n'
 
 
-@pytest.mark.parametrize("settings", [HASHED, 'val_tokens = 301\ndecontaminate = "exact"'])
+@pytest.mark.parametrize("settings", [SHARE, 'val_tokens = 301\ndecontaminate = "exact"'])
 def test_a_mixture_reads_the_added_files_of_a_member_without_its_val(project: PartsProject, settings: str) -> None:
     """The order of builds changes nothing. With decontaminate, copies of val in the added files are left out too."""
     first = (project.folder / "texts/f000.jsonl").read_text().splitlines()[0]  # with val_tokens, the head of a part
@@ -231,13 +247,13 @@ def test_a_mixture_reads_the_added_files_of_a_member_without_its_val(project: Pa
     assert len({file for file, _ in read if file.startswith("more/")}) == 3
     assert read == train
     assert (("more/f010.jsonl", 15) in read) == ("decontaminate" not in settings)
-    if settings == HASHED:
+    if settings == SHARE:
         with pytest.raises(NielsCacheError, match=f"{NAME}.*added"):
-            build(grow(project, 1, HASHED, added=ADDED + MIX, root="no parts"), ["tokenizer", "pretrain/mix"])
+            build(grow(project, 1, SHARE, added=ADDED + MIX, root="no parts"), ["tokenizer", "pretrain/mix"])
 
 
 def test_a_first_part_that_is_built_again_reads_the_files_of_the_plan(project: PartsProject) -> None:
-    found = grow(project, 1, HASHED)
+    found = grow(project, 1, SHARE)
     build(found)
     expected = digests(project.cache())
     shutil.rmtree(project.cache())

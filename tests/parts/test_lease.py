@@ -84,7 +84,6 @@ def frozen(target: Path) -> Iterator[Lease]:
 
 
 def renew(lease: Lease) -> None:
-    lease._count += 1
     lease._write()
 
 

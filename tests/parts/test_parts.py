@@ -9,21 +9,24 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import zstandard
 
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts.prune import prune_parts
-from niels_cache_assets.cli import main
+from niels_cache_assets.cli import exit_codes, main
 from niels_cache_assets.disk.journal import BYTES_VARIABLE
 from niels_cache_assets.facts.lineage import Lineage, read_lineage
 from niels_cache_assets.inspection.differences.documents import compare_documents
-from niels_cache_assets.inspection.disjoint import splits_disjoint
 from niels_cache_assets.parts.layout import PART_KINDS
 from niels_cache_assets.parts.seal import seal
 from niels_cache_assets.project.registry import load_registry
 from niels_cache_assets.sources.jsonl import Jsonl
-from niels_cache_assets.sources.val_share import HashSplitRule
+from niels_cache_assets.sources.reading import part_stream
+from niels_cache_assets.sources.val_share import val_mask
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.cache.opening import open_split
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
@@ -37,16 +40,18 @@ from tests.helpers.hub_builds import Build, build_from
 from tests.helpers.hub_repositories import card, parquet
 from tests.helpers.loopback_hub import LoopbackHub
 from tests.helpers.messages import missing
-from tests.helpers.parts_project import NAME, PartsProject, build, is_val, parts_of, stream_of
+from tests.helpers.overlaps import overlap_of
+from tests.helpers.parts_project import NAME, PartsProject, build, parts_of, stream_of
 from tests.helpers.tiny import sentences
 
+SIZES = [9, 2, 30, 14, 7, 1, 21, 11]
 BUDGETS = "train_tokens = 900\nval_tokens = 301\nshuffle_buffer = 20"
 
 
 @pytest.fixture
 def project(tmp_path: Path, tiny_model: Path) -> PartsProject:
     project = PartsProject(tmp_path, tiny_model)
-    project.write([9, 2, 30, 14, 7, 1, 21, 11])
+    project.write(SIZES)
     return project
 
 
@@ -84,16 +89,17 @@ def test_the_joined_stream_is_that_of_one_build_and_a_second_build_is_a_hit(
     assert {outcome.state for outcome in build(project.graph(parts, build=of_dtype)).values()} == {"cache_hit"}
     if forms:
         narrow = build(project.graph(parts))
-        assert (narrow[f"plan/{NAME}"].state, narrow[f"pretrain/{NAME}"].state) == ("cache_hit", "built")
+        assert (narrow[f"plan/{NAME}"].state, narrow[f"pretrain/{NAME}"].state) == ("built", "built")
     states = {key: outcome.state for key, outcome in build(project.graph(4, build=of_dtype)).items()}
     assert states.pop("tokenizer") == "cache_hit"
     assert set(states.values()) == {"built"}, "another plan"
 
 
-HASHED = 'val_frac = 0.2\nshuffle_buffer = 10\ndecontaminate = "exact"'
+SEEDED = "val_frac = 0.2"
+SHARE = f'{SEEDED}\nshuffle_buffer = 10\ndecontaminate = "exact"'
 
 
-@pytest.mark.parametrize("settings", [BUDGETS, HASHED])
+@pytest.mark.parametrize("settings", [BUDGETS, SHARE])
 def test_the_bytes_do_not_depend_on_order_or_workers(project: PartsProject, settings: str) -> None:
     build(project.graph(5, settings))
     expected = digests(project.cache())
@@ -118,7 +124,7 @@ def test_budgets_are_met_exactly_and_val_is_the_head_of_each_part(project: Parts
     val = lineage(project.cache(), "val")
     assert {each.file for each in val if each.row == 0} == first_files
     assert not {(each.file, each.row) for each in val} & {(each.file, each.row) for each in lineage(project.cache(), "train")}
-    assert splits_disjoint(project.cache(), tokenizer, threshold=None).val_documents == len(val)
+    assert sealed_meta(project)["overlap"] == overlap_of(project.cache(), tokenizer).record
     assert verify_cache(project.folder / "cache") == []
 
 
@@ -140,7 +146,7 @@ def test_documents_that_encoding_drops_are_counted_once(project: PartsProject) -
     bad = json.dumps({"id": "bad", "text": "a \ud800 b"})
     path.write_text("\n".join([bad, rows[0], bad, rows[1], bad, *rows[2:]]) + "\n")
     build(project.graph(1, root="one"))
-    build(project.graph(3, HASHED))
+    build(project.graph(3, SHARE))
     assert sealed_meta(project)["dropped"] == sealed_meta(project, "one")["dropped"] == {"invalid_unicode": 3}
 
 
@@ -158,7 +164,7 @@ def test_a_lineage_of_other_parts_than_meta_json_lists_is_refused(
     copies(project, (0, 0), (0, 1))
     build(project.graph(3, "val_tokens = 120"))
     folder = project.cache() / "train_documents"
-    assert splits_disjoint(project.cache(), tokenizer, threshold=None).exact == 4
+    assert overlap_of(project.cache(), tokenizer, threshold=None).record["exact"] == 4
     assert len({part.stat().st_size for part in folder.iterdir()}) == 3
     if damage == "lost":
         (folder / "part-00001.parquet").unlink()
@@ -170,36 +176,111 @@ def test_a_lineage_of_other_parts_than_meta_json_lists_is_refused(
     for read in (
         lambda: read_lineage(paths["train"], [last]),
         lambda: compare_documents(paths, paths, shown=3),
-        lambda: splits_disjoint(project.cache(), tokenizer, threshold=None),
+        lambda: overlap_of(project.cache(), tokenizer, threshold=None),
     ):
         with pytest.raises(NielsCacheError, match=rf"part-00001.*{said}"):
             read()  # type: ignore[no-untyped-call]
 
 
-def test_every_part_is_compared_with_a_val_that_a_hash_chooses(
+def test_the_seal_finds_copies_of_val_in_every_part_and_says_so(project: PartsProject, capsys: pytest.CaptureFixture[str]) -> None:
+    copies(project, (0, 0), (0, 1))
+    settings = "val_tokens = 120"
+    built = build(project.graph(3, settings))[f"pretrain/{NAME}"].meta
+    assert (built["overlap"]["exact"], built["overlap"]["compared"]) == (4, built["documents"]["train"])
+    command = ["part", NAME, "--seal", "--config", str(project.folder / "cache.toml"), "--cache-dir", str(project.folder / "cache")]
+    for state in ("cache_hit", "built", "cache_hit"):
+        assert main(command) == 0
+        result = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert result["state"] == state
+        assert missing(result["warning"], "splits_disjoint: 4 documents", "decontaminate") == []
+        project.graph(3, settings, build='near_check = "all"')
+    assert sealed_meta(project)["overlap"] == built["overlap"]
+
+
+def test_every_part_is_compared_with_a_val_that_val_frac_chooses(
     project: PartsProject, tokenizer: SentencePieceTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("niels_cache_assets.artifacts.parts.part._TEXTS_AT_A_TIME", 2)
     monkeypatch.setattr("niels_cache_assets.artifacts.parts.part._GROUP_CHARACTERS", 100)
-    rule = HashSplitRule(val_frac=0.2, seed=7)
-    chosen = [(file, row) for file in (2, 3) for row in range(14) if is_val(rule, f"f{file:03d}.jsonl", row)]
-    assert len(chosen) > 2
-    copies(project, *chosen)
-    in_train = [row for row in range(11, 11 + 2 * len(chosen)) if not is_val(rule, "f007.jsonl", row)]
+    copies(project, *((2, row) for row in range(14)))
+    mask = val_mask(95 + 28, val_frac=0.2, seed=7).tolist()  # file 2 begins with document 11
+    equal = [[mask[at] for at in (11 + row, 95 + row, 109 + row)] for row in range(14)]
+    in_train = sum(copies.count(False) for copies in equal if any(copies))
     assert in_train
-    outcomes = build(project.graph(3, HASHED))
+    outcomes = build(project.graph(3, SHARE))
     meta, val = sealed_meta(project), lineage(project.cache(), "val")
-    assert meta["dropped"] == {"in_val": len(in_train)}
+    assert meta["dropped"] == {"in_val": in_train}
     assert outcomes[f"val_part/{NAME}"].meta["documents"] == {"train": 0, "val": len(val)}
-    assert splits_disjoint(project.cache(), tokenizer, threshold=None).disjoint
+    assert overlap_of(project.cache(), tokenizer, threshold=None).is_disjoint
     assert verify_cache(project.folder / "cache") == []
-    build(project.graph(3, HASHED.replace("exact", "off"), root="off"))
-    assert not splits_disjoint(project.cache("off"), tokenizer, threshold=None).disjoint
+    build(project.graph(3, SHARE.replace("exact", "off"), root="off"))
+    assert not overlap_of(project.cache("off"), tokenizer, threshold=None).is_disjoint
     assert {(each.file, each.row) for each in val} == {(each.file, each.row) for each in lineage(project.cache("off"), "val")}
 
 
+@pytest.mark.parametrize(
+    ("source", "ending", "more"),
+    [
+        ("jsonl", "jsonl", ""),
+        ("jsonl", "jsonl.zst", 'decontaminate = "exact"'),
+        ("parquet", "parquet", 'where = "number != 3"'),
+        ("huggingface", "parquet", 'dataset = "of/pages"\nshuffle_buffer = 0\ndecontaminate = "near"'),
+        ("huggingface", "jsonl", 'dataset = "of/pages"'),  # this kind shuffles by default
+    ],
+)
+def test_val_and_train_are_those_of_one_process(project: PartsProject, source: str, ending: str, more: str) -> None:
+    """Among the rows are blank texts, nulls, and copies of the first documents."""
+    shutil.rmtree(project.folder / "texts")
+    (project.folder / "texts").mkdir()
+    for number, size in enumerate(SIZES):
+        texts = [*sentences(size, seed=number), "", None, " \n", *sentences(3)]
+        rows, path = [{"number": row, "text": text} for row, text in enumerate(texts)], project.folder / f"texts/f{number}.{ending}"
+        lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
+        if ending == "parquet":
+            pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=9)
+        else:
+            path.write_bytes(zstandard.compress(lines) if ending.endswith("zst") else lines)
+    found, order = {}, sorted if source == "huggingface" and ending == "jsonl" else list
+    for parts in (1, 3, 4):
+        build(project.graph(parts, f"{SEEDED}\n{more}", source=source, root=f"{parts}"))
+        cache = project.cache(f"{parts}")
+        meta = read_meta(str(cache / "meta.json"))
+        same = [meta[key] for key in ("split_rule", "dropped", "documents", "val_tokens", "train_tokens")]
+        found[parts] = [
+            same,
+            *(order((each.file, each.row) for each in lineage(cache, split)) for split in ("val", "train")),
+            order is list and stream_of(cache),
+        ]
+    assert len(found[1][1]) == (119 - 8 * ("where" in more)) // 5
+    assert found[1] == found[3] == found[4]
+
+
+def test_lost_and_damaged_bits_are_refused_and_made_again_with_the_plan(project: PartsProject) -> None:
+    found = project.graph(2, SEEDED)
+    build(found)
+    (bits,) = found[f"plan/{NAME}"].directory.glob("val-*.npy")
+    content, part = bits.read_bytes(), found[f"part/{NAME}/part-00001"]
+    for damaged in (None, content[:-1] + bytes([content[-1] ^ 255]), content[:-1]):
+        bits.unlink() if damaged is None else bits.write_bytes(damaged)
+        with pytest.raises(NielsCacheError, match=rf"{bits.name}.*damaged.*plan.json"):
+            materialize(part, force=True)
+        (bits.parent / "plan.json").unlink()
+        assert [key for key, outcome in build(project.graph(2, SEEDED)).items() if outcome.state == "built"] == [f"plan/{NAME}"]
+        assert bits.read_bytes() == content
+    project.write([3], first=8)
+    build(project.graph(2, SEEDED))
+    assert not bits.exists()
+
+
+def test_processes_count_the_documents_of_each_file(project: PartsProject, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Jsonl(files=[str(project.folder / "texts")])
+    stream = part_stream.part_stream(source, source.list_files(None), revision=None, text_field="text")
+    monkeypatch.setattr(part_stream, "_BYTES_PER_PROCESS", 1)
+    assert [*part_stream.count_unsplit(stream, processes=2)] == SIZES
+
+
 def test_damaged_texts_of_val_are_named_and_the_next_build_mends_them(project: PartsProject) -> None:
-    found = project.graph(3, HASHED)
+    found = project.graph(3, SHARE)
     build(found)
     expected = digests(project.cache())
     path = found[f"val_part/{NAME}"].directory / "val_texts/part-00001.parquet"
@@ -207,7 +288,7 @@ def test_damaged_texts_of_val_are_named_and_the_next_build_mends_them(project: P
     shutil.rmtree(found[f"part/{NAME}/part-00002"].directory)
     with pytest.raises(NielsCacheError, match=r"val_texts.part-00001.*build-all --only pages --force"):
         build(found)
-    build(project.graph(3, HASHED, build='verify_parts = "sha256"'))
+    build(project.graph(3, SHARE, build='verify_parts = "sha256"'))
     assert digests(project.cache()) == expected
 
 
@@ -221,7 +302,7 @@ def test_every_part_is_compared_with_the_val_of_upstream(project: PartsProject, 
         build(project.graph(parts, upstream, source="huggingface", root=root))
     assert sealed_meta(project)["dropped"] == sealed_meta(project, "one")["dropped"] == {"in_val": 4}
     assert stream_of(project.cache()) == stream_of(project.cache("one"))
-    assert splits_disjoint(project.cache(), tokenizer, threshold=None).disjoint
+    assert overlap_of(project.cache(), tokenizer, threshold=None).is_disjoint
 
 
 def test_a_part_whose_files_end_early_is_listed_as_short(project: PartsProject) -> None:
@@ -263,7 +344,7 @@ class Stopped(Exception):
     ("key", "settings"),
     [
         (f"part/{NAME}/part-00001", "train_tokens = 15000\nval_tokens = 600\nshuffle_buffer = 50"),
-        (f"val_part/{NAME}", HASHED),
+        (f"val_part/{NAME}", SHARE),
     ],
 )
 def test_a_stopped_part_resumes_to_the_same_bytes(project: PartsProject, key: str, settings: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,6 +408,39 @@ def test_a_bad_part_is_named_and_the_next_build_mends_it(project: PartsProject, 
     states = {key: outcome.state for key, outcome in build(found).items()}
     assert [key for key in parts_of(found) if states[key] == "built"] == [f"part/{NAME}/part-00001"]
     assert digests(project.cache()) == expected
+
+
+@pytest.mark.parametrize("settings", ["val_frac = 0.2", "train_tokens = 900\nval_tokens = 60"])
+def test_parts_without_files_are_empty_and_listed(project: PartsProject, settings: str) -> None:
+    lines: list[str] = []
+    build(project.graph(11, settings), log=lines.append)
+    assert [line for line in lines if "8 files" in line and "11 parts" in line and "part-000" in line]
+    build(project.graph(8, settings, root="full"))
+    assert stream_of(project.cache())["val"] == stream_of(project.cache("full"))["val"]
+    meta, full = sealed_meta(project), sealed_meta(project, "full")
+    assert meta["documents"]["train"] == full["documents"]["train"] > 10
+    assert [entry["documents"]["train"] for entry in meta["parts"]].count(0) >= 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "more", "said"),
+    [
+        ("decontaminate = 'exact'", {}, "decontaminate"),
+        ("", {"build": "token_dtype = 'uint32-le'"}, "token_dtype"),
+        ("", {"tokenizer": "vocab_size = 330"}, "tokenizer"),
+    ],
+)
+def test_a_part_and_a_seal_refuse_what_they_were_not_planned_with(
+    project: PartsProject, settings: str, more: dict[str, str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build(project.graph(2, "val_frac = 0.2"))
+    found = project.graph(2, f"val_frac = 0.2\n{settings}", **more)
+    build(found, ["tokenizer"])
+    for step in ("0", "--seal"):
+        where = ["--config", str(project.folder / "cache.toml"), "--cache-dir", str(found.root)]
+        assert main(["part", NAME, step, *where]) == exit_codes.WRONG_USE
+        assert missing(capsys.readouterr().err, "plan.json", said, "build-all") == []
+    build(found)
 
 
 @pytest.mark.parametrize(("changed", "said"), [("plan", "another plan"), ("files", "revision"), ("tokenizer", "tokenizer")])

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from niels_cache_assets.artifacts.materialize import materialize
-from niels_cache_assets.base.documents import Document, DocumentBatch
 from niels_cache_assets.parts.plan import (
     MAX_SHARDS,
     Plan,
@@ -22,9 +21,8 @@ from niels_cache_assets.parts.plan import (
 from niels_cache_assets.sources.hub import data
 from niels_cache_assets.sources.huggingface import Huggingface
 from niels_cache_assets.sources.types import ListedFile
-from niels_cache_assets.sources.val_share import HashSplitRule
 from niels_cache_runtime.errors import NielsCacheError
-from tests.helpers.parts_project import NAME, PartsProject, build, is_val
+from tests.helpers.parts_project import NAME, PartsProject, build
 
 
 def listed(*sizes: int, split: str | None = None) -> list[ListedFile]:
@@ -87,9 +85,9 @@ def test_files_of_upstreams_val_are_divided_apart() -> None:
     assert [file for part in plan.parts for file in part.files if file.split == "train"] == files[2:]
 
 
-def test_more_parts_than_files_are_refused() -> None:
-    with pytest.raises(NielsCacheError, match=r"parts is 3.*2 files"):
-        plan_of(listed(1, 1), 3)
+def test_only_parts_with_files_get_a_share() -> None:
+    assert sorted((len(part.files), part.train_tokens or 0) for part in plan_of(listed(5, 5), 3, train_tokens=100).parts)[0] == (0, 0)
+    assert sum(part.train_tokens or 0 for part in plan_of(listed(0, 0), 3, train_tokens=100).parts) == 100
     with pytest.raises(NielsCacheError, match="part-00001"):
         plan_of(listed(10**9, 1), 2, train_tokens=100)
 
@@ -107,8 +105,8 @@ def test_the_room_for_a_part_is_unknown_if_the_size_of_a_file_is(project: PartsP
     need = part.need()
     assert need is not None
     assert need.bytes > 0
-    files = tuple(file._replace(bytes=0) for file in part.planned.files)
-    vars(part).update(planned=replace(part.planned, files=files))
+    files = tuple(file._replace(bytes=0) for file in part.share.planned.files)
+    vars(part.share).update(planned=replace(part.share.planned, files=files))
     assert part.need() is None
 
 
@@ -130,22 +128,6 @@ def test_shard_bytes_are_proposed_for_too_many_shards() -> None:
     assert proposed_shard_bytes(files, **{**settings, "train_tokens": 1 << 20}) is None  # type: ignore[arg-type]
 
 
-def test_the_hash_rule_depends_on_seed_file_and_row_only() -> None:
-    documents = DocumentBatch.of([Document("text", file=f"f{number % 3}", row=number // 3) for number in range(6_000)])
-    rule = HashSplitRule(val_frac=0.1, seed=7)
-    mask = rule.val_mask(documents)
-    assert 500 < mask.sum() < 700
-    some = np.array([17, 3, 5_000, 4_999])
-    assert rule.val_mask(documents[some]).tolist() == mask[some].tolist()
-    assert [is_val(rule, f"f{number % 3}", number // 3) for number in range(100)] == mask[:100].tolist()
-    assert (HashSplitRule(val_frac=0.1, seed=8).val_mask(documents) != mask).any()
-    assert (HashSplitRule(val_frac=0.2, seed=7).val_mask(documents) >= mask).all()
-    assert np.flatnonzero(mask)[:6].tolist() == GOLDEN_VAL  # for ever: a cache in parts must keep its split when it grows
-
-
-GOLDEN_VAL = [21, 23, 40, 79, 84, 114]
-
-
 @pytest.fixture
 def project(tmp_path: Path, tiny_model: Path) -> PartsProject:
     project = PartsProject(tmp_path, tiny_model)
@@ -163,7 +145,6 @@ def project(tmp_path: Path, tiny_model: Path) -> PartsProject:
 def test_settings_that_do_not_go_with_parts_are_refused(project: PartsProject, settings: str, said: str) -> None:
     with pytest.raises(NielsCacheError, match=said) as caught:
         project.graph(2, settings)
-    assert "parts" in str(caught.value)
     assert "\n" not in str(caught.value)
     with pytest.raises(NielsCacheError, match=r"parts.*text"):  # it lists no files
         project.graph(2, source="text")
@@ -182,6 +163,6 @@ def test_a_plan_is_the_same_bytes_again_and_tells_no_place(project: PartsProject
 
 def test_a_plan_warns_of_too_many_shards(project: PartsProject, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("niels_cache_assets.parts.plan.MAX_SHARDS", 0.1)
-    warning = materialize(project.graph(2, build="").sealed(NAME).parts_plan).warning
+    warning = materialize(project.graph(2, build="").sealed(NAME).spec.parts_plan).warning
     assert warning is not None
     assert "shard_bytes = " in warning

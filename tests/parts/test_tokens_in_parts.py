@@ -159,8 +159,6 @@ def test_a_corpus_that_is_replaced_during_the_join_is_noticed(project: PartsProj
     ("table", "words"),
     [
         ("tokens_in_parts = true\nval_frac = 0.1\n", ["tokens_in_parts", "prepare"]),
-        (f"{TABLE.replace('val_frac = 0.1', 'train_tokens = 900')}", ["train_tokens", "val_frac"]),
-        (f"{TABLE.replace('val_frac = 0.1', 'val_tokens = 90')}", ["val_tokens", "val_frac"]),
         ('prepare = ["clean"]\ntokens_in_parts = true\ndecontaminate = "exact"\n', ["decontaminate", "dedup"]),
     ],
 )
@@ -168,6 +166,13 @@ def test_what_cannot_be_divided_is_refused_in_one_line(project: PartsProject, ta
     with pytest.raises(NielsCacheError) as caught:
         project.graph(PARTS, table)
     assert missing(caught.value, "tokens_in_parts", *words) == []
+
+
+def test_budgets_are_met_exactly_by_shares_of_all_parts(project: PartsProject) -> None:
+    build(project.graph(PARTS, TABLE.replace("val_frac = 0.1", "train_tokens = 901\nval_tokens = 100")))
+    meta = read_meta(str(project.cache() / "meta.json"))
+    assert (meta["train_tokens"], meta["val_tokens"]) == (901, 100)
+    assert all(entry["tokens"]["train"] > 100 for entry in meta["parts"])
 
 
 def test_the_key_changes_no_other_cache(project: PartsProject) -> None:

@@ -16,7 +16,6 @@ from niels_cache_assets.base.documents import Document
 from niels_cache_assets.build_cache import Resume, build_pretrain_cache, build_sft_cache
 from niels_cache_assets.cli import main
 from niels_cache_assets.disk.journal import BYTES_VARIABLE
-from niels_cache_assets.inspection.disjoint import splits_disjoint
 from niels_cache_assets.plots import measures
 from niels_cache_assets.plots.measures import measure_cache
 from niels_cache_assets.plots.pictures import cache_pictures
@@ -31,6 +30,7 @@ from tests.build_cache.test_determinism import conversations, digests
 from tests.helpers.builds import build_dataset, build_tokenizer
 from tests.helpers.exports import WIDE, random_documents, write_documents_cache
 from tests.helpers.messages import missing
+from tests.helpers.overlaps import overlap_of
 from tests.helpers.tiny import WORDS, WideTokenizer, sentences
 
 TOKENIZER = WideTokenizer()
@@ -273,12 +273,12 @@ def test_copies_of_val_are_found_among_tokens_of_32_bits(tmp_path: Path) -> None
     rows = [("train", text) for text in train] + [("val", text) for text in val]
     documents = [Document(text, str(row), "a", row, split=split) for row, (split, text) in enumerate(rows)]  # type: ignore[arg-type]
     build(tmp_path / "leaky", documents)
-    overlap = splits_disjoint(tmp_path / "leaky", TOKENIZER)
-    assert (overlap.train_documents, overlap.val_documents, overlap.exact) == (200, 30, 10)
-    assert [pair.train.row for pair in overlap.pairs] == [*range(100, 110)]
+    overlap = overlap_of(tmp_path / "leaky", TOKENIZER)
+    assert (overlap.documents, overlap.record["exact"]) == (200, 10)
+    assert [pair["train"]["row"] for pair in overlap.record["pairs"]] == [*range(100, 110)]
     meta = build(tmp_path / "clean", documents, decontaminate="near", val_texts=documents[200:])
     assert meta["dropped"] == {"in_val": 10}
-    assert splits_disjoint(tmp_path / "clean", TOKENIZER).disjoint
+    assert overlap_of(tmp_path / "clean", TOKENIZER).is_disjoint
     assert len(stream(tmp_path / "clean")) == sum(len(text) + 1 for number, text in enumerate(train) if number not in range(100, 110))
 
 

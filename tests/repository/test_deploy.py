@@ -18,6 +18,7 @@ from niels_cache_assets.project.running import ClusterSettings
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 READMES = sorted(DEPLOY.rglob("README.md"))
+KUBERNETES = ("kubernetes/job.yaml", "kubernetes/seal.yaml")
 _PROGRAM = "niels-cache"
 
 
@@ -29,17 +30,21 @@ def documents(name: str) -> list[dict[str, Any]]:
 
 def test_kubernetes_accepts_the_manifests() -> None:
     validator = pytest.importorskip("kubernetes_validate", reason="there is no kubernetes-validate")
-    manifests = documents("kubernetes/job.yaml")
-    assert [each["kind"] for each in manifests] == ["ConfigMap", "Job", "Job"]
-    for manifest in manifests:
+    [parts], [seal] = map(documents, KUBERNETES)
+    for manifest in (parts, seal):
         validator.validate(manifest, "1.31", strict=True)
-        if manifest["kind"] == "Job":
-            [rule] = manifest["spec"]["podFailurePolicy"]["rules"]
-            assert (rule["action"], rule["onPodConditions"][0]["type"]) == ("Ignore", "DisruptionTarget")
-            assert manifest["spec"]["template"]["spec"]["restartPolicy"] == "Never", "a failure policy needs it"
-    manifests[1]["spec"]["completionMode"] = 3
+        [rule] = manifest["spec"]["podFailurePolicy"]["rules"]
+        assert (rule["action"], rule["onPodConditions"][0]["type"]) == ("Ignore", "DisruptionTarget")
+        assert manifest["spec"]["template"]["spec"]["restartPolicy"] == "Never", "a failure policy needs it"
+    assert parts["spec"]["completionMode"] == "Indexed"
+    parts["spec"]["completionMode"] = 3
     with pytest.raises(validator.ValidationError):
-        validator.validate(manifests[1], "1.31", strict=True)
+        validator.validate(parts, "1.31", strict=True)
+
+
+@pytest.mark.parametrize("name", [*KUBERNETES, "ray/parts.py", "dask/parts.py", "celery/worker.py"])
+def test_an_example_has_at_most_25_lines(name: str) -> None:
+    assert 5 < len((DEPLOY / name).read_text(encoding="utf-8").splitlines()) <= 25
 
 
 def commands_in(value: object) -> list[list[str]]:
@@ -52,8 +57,8 @@ def commands_in(value: object) -> list[list[str]]:
 
 
 def test_the_commands_of_the_examples_exist() -> None:
-    found = [words for each in documents("kubernetes/job.yaml") for words in commands_in(each)]
-    texts = [*READMES, DEPLOY / "compose/compose.yaml", DEPLOY / "slurm/array.sbatch"]
+    found = [words for name in KUBERNETES for each in documents(name) for words in commands_in(each)]
+    texts = [*READMES, DEPLOY / "compose/compose.yaml", DEPLOY / "slurm/part.sbatch"]
     for path in texts:
         for command in re.findall(rf"^\s*(?:\$ )?({_PROGRAM} [^#|\n]*)", path.read_text(encoding="utf-8"), re.MULTILINE):
             found.append(shlex.split(command))
@@ -92,20 +97,36 @@ def test_compose_has_its_services_and_no_open_port() -> None:
         assert documents(name)
 
 
-@pytest.mark.parametrize(("val", "before"), [("yes", "--val"), ("", "0")])
-def test_the_script_of_slurm_is_a_script(tmp_path: Path, val: str, before: str) -> None:
-    """A program in place of sbatch prints what it gets."""
-    (tmp_path / "sbatch").write_text(
-        "#!/usr/bin/env python3\nimport json, sys\nprint(json.dumps(sys.argv[1:]), file=sys.stderr)\nprint(7)\n"
-    )
-    (tmp_path / "sbatch").chmod(0o755)
-    script = ["bash", str(DEPLOY / "slurm/array.sbatch"), "web", "64"]
-    done = subprocess.run(script, env={"PATH": f"{tmp_path}:/usr/bin:/bin", "VAL": val}, capture_output=True, text=True, check=True)
+def program(path: Path, code: str) -> None:
+    path.write_text(f"#!{sys.executable}\nimport json, os, sys\n{code}\n")
+    path.chmod(0o755)
+
+
+def test_slurm_gets_a_job_for_each_missing_step(tmp_path: Path) -> None:
+    """Programs in place of sbatch and niels-cache."""
+    keys = ["plan/web", "val_part/web", "part/web/part-00003", "part/web/part-00017", "pretrain/web"]
+    steps = [{"key": key, "action": "build", "estimate": {"core_seconds": 1800, "memory_bytes": 2**30}} for key in keys]
+    steps.append({"key": "part/web/part-00004", "action": "cache_hit", "estimate": None})
+    program(tmp_path / _PROGRAM, f"print(json.dumps({{'steps': {steps}}}))")
+    program(tmp_path / "sbatch", "print(json.dumps(sys.argv[1:]), file=sys.stderr)\nprint(7)")
+    words, env = [sys.executable, DEPLOY / "slurm/submit.py", "web"], {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run(words, env=env, capture_output=True, text=True, check=True)
     first, array, seal = map(json.loads, done.stderr.splitlines())
-    assert f"{_PROGRAM} part web {before}" in first
-    waits = {"--dependency=afterok:7", "--kill-on-invalid-dep=yes"}
-    assert waits | {"--array=0-63", f"{_PROGRAM} part web"} <= set(array)
-    assert waits | {f"{_PROGRAM} part web --seal"} <= set(seal)
+    assert first[-2:] == ["web", "--val"]
+    assert {"--array=3,17", "--dependency=afterok:7", "--time=90", "--mem=2G"} <= set(array)
+    assert {"--dependency=afterany:7", f"{_PROGRAM} part web --seal"} <= set(seal)
+
+
+@pytest.mark.parametrize(("codes", "attempts"), [("1 137 0", 3), ("1 1 1 0", 3), ("2", 1), ("143", 1), ("0", 1)])
+def test_a_task_of_slurm_repeats_a_failed_attempt(tmp_path: Path, codes: str, attempts: int) -> None:
+    program(tmp_path / "sleep", "")
+    program(
+        tmp_path / _PROGRAM, f"print(sys.argv[1:])\nopen('n', 'a').write('x')\nsys.exit(int('{codes}'.split()[len(open('n').read()) - 1]))"
+    )
+    words, env = ["bash", DEPLOY / "slurm/part.sbatch", "web"], {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run(words, env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == ["['part', 'web']"] * attempts
+    assert done.returncode == int(codes.split()[attempts - 1])
 
 
 ROOT = Path(__file__).parents[2]

@@ -61,6 +61,7 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "niels-cache build-all": "everything there is; tests/defs/test_corpus.py",
     },
     "docs/cluster.md": {
+        "niels-cache status --watch": "tests/parts/test_watch.py",
         "niels-cache part": "a data set in parts; tests/cli/test_worker.py, tests/artifacts/test_range_jobs.py",
         "niels-cache build-all --only web": "the same",
         "sbatch": "Slurm's own",

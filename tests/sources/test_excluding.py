@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
+import pyarrow.parquet
 import pytest
 
 from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.artifacts.corpus_facts import corpus_report
-from niels_cache_assets.artifacts.dataset import Pretrain
+from niels_cache_assets.artifacts.dataset import DatasetSpec, Share
 from niels_cache_assets.artifacts.forecast.volumes import _documents
 from niels_cache_assets.artifacts.prepared_corpora import open_prepared
 from niels_cache_assets.base.documents import DocumentBatch
@@ -109,10 +110,18 @@ def test_an_estimate_reads_the_rest(tmp_path: Path) -> None:
     assert [document.source_id for batch in read for document in batch] == stay
 
 
-def test_the_count_for_val_frac_leaves_them_out(tmp_path: Path) -> None:
-    stay, _ = excluded(tmp_path, "\n".join(GONE))
-    source = Jsonl(files=[str(tmp_path / "books.jsonl")], exclude=str(tmp_path / "ids.txt"))
-    assert source.count_unsplit(StreamContext(seed=1)) == len(stay) == 57
+def test_they_change_no_other_document_of_val(tmp_path: Path, tiny_model: Path) -> None:
+    found = []
+    for table in ("", 'exclude = "ids.txt"\n'):
+        excluded(tmp_path, "\n".join(GONE))
+        tokenizer = f'[tokenizer]\nmodel = "{tiny_model}"\n'
+        registry = corpus_registry(tmp_path, {"books": articles(60)}, settings=tokenizer, table=f"val_frac = 0.2\n{table}")
+        root = tmp_path / f"cache {len(found)}"
+        build_tokenizer(registry, root=root)
+        val = build_dataset(registry, "books", root=root).directory / "val_documents.parquet"
+        found.append(pyarrow.parquet.read_table(val)["source_id"].to_pylist())
+    assert len(found[0]) == 12
+    assert found[1] == [each for each in found[0] if each not in GONE]
 
 
 def test_the_ids_decide_the_fingerprint_and_the_path_does_not(tmp_path: Path) -> None:
@@ -140,10 +149,10 @@ def test_a_cache_and_a_mixture_read_the_rest(tmp_path: Path, rule: str, name: st
     (tmp_path / "ids.txt").write_text("\n".join(GONE))
     mix = f'[pretrain.mix]\nsource = "interleave"\nmembers = {{ books = 1.0 }}\n{rule}\n'
     registry = corpus_registry(tmp_path, {"books": articles(60)}, settings=mix, table='exclude = "ids.txt"\n' + rule)
-    artifact = Pretrain(registry=registry, root=tmp_path, name=name, source=registry.pretrain[name], build=registry.build)
+    spec = DatasetSpec(registry=registry, root=tmp_path, name=name, source=registry.pretrain[name], build=registry.build)
     siblings = registry.pretrain
-    context = StreamContext(seed=1, revision=artifact.source.revision(siblings), siblings=siblings)
-    read = [document.source_id for batch in artifact._feed(context).open() for document in DocumentBatch.of(batch)]
+    context = StreamContext(seed=1, revision=spec.source.revision(siblings), siblings=siblings)
+    read = [document.source_id for batch in Share(spec=spec).stream(context)["items"].open() for document in DocumentBatch.of(batch)]
     assert len(read) > 40
     assert set(read).isdisjoint(GONE)
     assert context.report.dropped["excluded"] == 3

@@ -189,7 +189,7 @@ def test_a_pass_says_how_much_of_its_files_it_has_read_where_that_is_known(tmp_p
     assert shares_of(MarkdownFolder(path=str(tmp_path)))[-1] == 1.0
     hub_files = {"dataset": "local/files", "files": [str(tmp_path / "*.parquet")]}
     assert set(shares_of(Huggingface(**hub_files, shuffle_buffer=0))) == {0.0, 0.5}  # type: ignore[arg-type]
-    assert set(shares_of(Huggingface(**hub_files, shuffle_buffer=9))) == {None}, "a shuffled stream is anywhere in its files"  # type: ignore[arg-type]
+    assert set(shares_of(Huggingface(**hub_files, shuffle_buffer=9, val_tokens=0))) == {None}, "a shuffled stream is anywhere in its files"  # type: ignore[arg-type]
     one = Huggingface(dataset="local/files", files=[str(tmp_path / "a.parquet")], shuffle_buffer=0)
     assert set(shares_of(one)) == {None}, "no share is made up"
 
@@ -231,7 +231,8 @@ def test_rows_of_local_files_start_at_every_place(tmp_path: Path, monkeypatch: p
     require_every_place_is_exact(parts, at_least=10, every=3)
     context = StreamContext(seed=1)
     assert {
-        context.report.position is None for _ in Huggingface(dataset="local/files", files=val, shuffle_buffer=5).documents(context)
+        context.report.position is None
+        for _ in Huggingface(dataset="local/files", files=val, shuffle_buffer=5, val_tokens=0).documents(context)
     } == {True}
 
 

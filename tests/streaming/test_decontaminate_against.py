@@ -12,6 +12,7 @@ from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.cleaning.filters import REASONS
 from niels_cache_assets.dedup.text_set import TextMatch
 from niels_cache_assets.defs.checks import cache
+from niels_cache_assets.inspection import splits
 from niels_cache_assets.inspection.shared_texts import DocumentOrigin, SharedText, SharedTexts, shared_texts
 from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_assets.streaming.decontaminate import REASONS_OF_REFERENCES, ReferenceOrigin, ReferenceTexts, open_references
@@ -201,7 +202,7 @@ def test_the_check_names_only_a_key_that_the_data_set_can_have(project: Path, ta
     registry = registry_of(project, news=table, web='[pretrain.mix]\nsource = "interleave"\nmembers = { web = 1 }\n')
     place = DocumentOrigin("a", "a.jsonl", 0)
     found = tuple(SharedText(train="news", val=name, documents=9, first=place) for name in others)
-    (told,) = cache._describe_shared(registry, "news", SharedTexts(found=found))
+    (told,) = splits._describe_shared(registry, "news", SharedTexts(found=found))
     assert advice in told
     assert ("keeps them out" in told) == bool(advice)
 

@@ -7,11 +7,12 @@ import json
 import os
 import shlex
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -77,16 +78,19 @@ def tokenizer(ranks: Path) -> TiktokenTokenizer:
 
 
 class Engine:
-    """An engine that encodes with the reference, and counts the texts. `differs`: for which texts the last id is wrong."""
+    """An engine that encodes with the reference. `differs`: for which texts the last id is wrong.
+
+    `Engine.counts` counts the texts since the last `install`. A build that failed may still encode, so each engine keeps its own counter.
+    """
 
     name, version = "hasty", "1.2"
-    asked = 0
+    counts: ClassVar[Counter[str]] = Counter()
 
     def __init__(self, tokenizer: TextTokenizer, differs: Callable[[str], bool]) -> None:
-        self._tokenizer, self._differs = tokenizer, differs
+        self._tokenizer, self._differs, self._counts = tokenizer, differs, Engine.counts
 
     def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        type(self).asked += len(texts)
+        self._counts["texts"] += len(texts)
         ids, lengths = self._tokenizer.encode_flat(texts)
         ids = ids.copy()
         for text, end in zip(texts, np.cumsum(lengths).tolist(), strict=True):
@@ -104,7 +108,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setattr(engines, "ENGINES", loaders)
         monkeypatch.setattr(engines, "_LOADED", {})
         monkeypatch.setattr(engines, "_RESULTS", {})
-        monkeypatch.setattr(Engine, "asked", 0)
+        monkeypatch.setattr(Engine, "counts", Counter())
         if not proven:
             monkeypatch.setattr(engines, "prove", lambda tokenizer, engine: EngineProof(texts=1))
 
@@ -271,7 +275,7 @@ def test_an_engine_that_is_equal_changes_no_byte(ranks: Path, tmp_path: Path, in
     slow = built(registry, tmp_path / "slow")
     install(equal)
     fast = built(registry, tmp_path / "fast")
-    assert Engine.asked >= DOCUMENTS
+    assert Engine.counts["texts"] >= DOCUMENTS
     assert digests(fast.directory) == digests(slow.directory)
     assert [(use.name, use.version) for use in fast.engines] == [("hasty", "1.2")]
     (use,) = fast.engines
@@ -286,7 +290,7 @@ def test_an_engine_that_is_equal_changes_no_byte(ranks: Path, tmp_path: Path, in
     assert "hasty" not in (fast.directory / "meta.json").read_text(encoding="utf-8")
     install(equal)
     reference = built(project(tmp_path, ranks, odd_at=None, engine="reference"), tmp_path / "reference")
-    assert (Engine.asked, [use.name for use in reference.engines]) == (0, ["tiktoken"])
+    assert (Engine.counts["texts"], [use.name for use in reference.engines]) == (0, ["tiktoken"])
     assert built(registry, tmp_path / "reference").state == "cache_hit", "the key decides no byte"
 
 
@@ -305,13 +309,13 @@ def test_a_difference_fails_the_build_with_its_place_and_the_command_that_goes_o
     assert "hasty 1.2" in str(caught.value)
     assert ODD not in str(caught.value), "text stays in the cache"
     assert not (root / "pretrain/texts").exists()
-    assert Engine.asked > 0
+    assert Engine.counts["texts"] > 0
     install(odd)  # as in another process: the result of the proof is kept in the root
     said: list[str] = []
     config = str(tmp_path / "a project/niels_cache.toml")
     again = built(load_registry(config=config), Path(shutil.copytree(root, tmp_path / "again")), said.append)
     assert [line for line in said if "hasty 1.2 is not used" in line]
-    assert (Engine.asked, digests(again.directory)) == (0, expected)
+    assert (Engine.counts["texts"], digests(again.directory)) == (0, expected)
     outcome = go_on(str(caught.value), root)
     assert digests(outcome.directory) == expected
     assert (outcome.resumed > 0) == (odd_at > 0), "every text before the record was compared"
@@ -424,7 +428,7 @@ def test_conversations_are_compared_too(tokenizer: TiktokenTokenizer, tmp_path: 
     examples = answered(f"An {ODD} answer.", 12, seed=5)
     install(equal)
     build_sft_cache(examples, str(tmp_path / "fast"), tokenizer=tokenizer, val_frac=0.1, seed=1)
-    assert Engine.asked == 24
+    assert Engine.counts["texts"] == 24
     install(None)
     build_sft_cache(examples, str(tmp_path / "slow"), tokenizer=tokenizer, val_frac=0.1, seed=1)
     assert digests(tmp_path / "fast") == digests(tmp_path / "slow")
@@ -477,7 +481,7 @@ def test_a_batch_that_is_encoded_again_is_not_the_first_of_an_engine(
     encoder = encoder_of(tokenizer)
     monkeypatch.setattr(encoder, "_load_after", 1)  # an engine that is loaded later, as for SentencePiece
     encoder.encode_flat(["a first text"], None)
-    assert Engine.asked == 0
+    assert Engine.counts["texts"] == 0
     encoder.encode_flat(["a text"], 5)
     encoder.encode_flat(["a first text"], None)
     (engine, reference) = encoder.uses

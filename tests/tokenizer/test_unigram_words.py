@@ -83,6 +83,7 @@ def test_a_document_whose_sum_of_scores_is_large_has_the_ids_of_sentencepiece(tm
     texts += ["x" * count + " ab" for count in (1_900, 1_999, 2_000, 2_001, 2_100, 3_900)]  # the sum grows inside a word
     assert len({tuple(tokenizer.encode(text)[-2:]) for text in texts}) == 2  # SentencePiece rounds in two ways
     assert proof_of(engine, tokenizer, texts).first is None
+    assert tokenizer.decode_continued(tokenizer.encode("a ab")[1:])  # it has no end-of-text token to decode behind
 
 
 def test_a_table_that_is_often_emptied_changes_no_id(

@@ -18,8 +18,8 @@ from typing import Any, Literal
 
 from niels_cache_assets.artifacts.base import Artifact
 from niels_cache_assets.artifacts.cache_identity import is_prepared
-from niels_cache_assets.artifacts.corpus import Corpus, CorpusPart
-from niels_cache_assets.artifacts.dataset import Dataset, Pretrain, Sft, SwitchedOff
+from niels_cache_assets.artifacts.corpus import Corpus
+from niels_cache_assets.artifacts.dataset import DatasetSpec, PretrainCache, SftCache, SwitchedOff
 from niels_cache_assets.artifacts.duplicates import HashRange, SearchHashes
 from niels_cache_assets.artifacts.forecast.volumes import (
     CHECK_MEMORY,
@@ -45,9 +45,9 @@ from niels_cache_assets.artifacts.forecast.volumes import (
 from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.artifacts.index import BlendIndex
 from niels_cache_assets.artifacts.input_problems import input_problems, require_inputs
-from niels_cache_assets.artifacts.parts.part import Part, PlannedCache, ValPart, WholePart
+from niels_cache_assets.artifacts.parts.part import GrownShare, ValPart
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
-from niels_cache_assets.artifacts.parts.seal import SealedDataset
+from niels_cache_assets.artifacts.parts.seal import DatasetCache, JoinedCache
 from niels_cache_assets.artifacts.prepared_corpora import with_corpus_readers
 from niels_cache_assets.artifacts.state import CacheState, State, state_of
 from niels_cache_assets.artifacts.tokenizer import Tokenizer
@@ -63,8 +63,6 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, TOKEN_DTYPES, TOKENIZER_MODEL_NAMES
 from niels_cache_runtime.format.meta import load_meta
 from niels_cache_runtime.format.reading import available_threads
-
-_SHARED = ("plan", "tokenizer", "corpus", "prepared")  # cached properties
 
 Action = Literal["build", "cache_hit", "disabled", "skip", "fail"]
 
@@ -141,16 +139,15 @@ class _StepPlanner:
         self._new: set[str] = set()  # keys that are built after the artifacts that use existing inputs
         self._unavailable: set[str] = set()
         self._done: dict[str, bool] = {}  # by the key of the cache or corpus that parts belong to
-        self._shared: dict[str, dict[str, Any]] = {}  # by data set: what each of its parts would read again
+        self._specs: dict[str, DatasetSpec[Any]] = {}  # by data set: the spec that its parts share, so that they read nothing again
         self._volumes = SourceSizes(graph, lambda: self._encoder)
         self.steps: list[Step] = []
 
     def add(self, key: str) -> None:
         """Add the next step, unless it is built again and no input of it is new."""
         artifact = self._graph[key]
-        shared = self._shared.setdefault(getattr(artifact, "name", key), {})
-        if isinstance(artifact, PlannedCache):
-            vars(artifact).update(shared)
+        if isinstance(artifact, PretrainCache | ValPart | JoinedCache):
+            artifact = artifact.with_spec(self._specs.setdefault(artifact.spec.name, artifact.spec))
         if key in self._seen and self._new.isdisjoint(artifact.inputs()):
             return
         if not self._force and self._is_done(artifact):
@@ -160,7 +157,6 @@ class _StepPlanner:
             step = self._step(key, artifact)
         except NielsCacheError as error:
             step = Step(key=key, action="fail", state=state_of(artifact).state, why=str(error))
-        shared.update((each, value) for each, value in vars(artifact).items() if each in _SHARED)
         self.steps.append(step)
         if step.action in ("fail", "skip"):
             self._unavailable.add(key)
@@ -174,15 +170,17 @@ class _StepPlanner:
 
     def _is_done(self, artifact: Artifact) -> bool:
         """Return whether nothing needs this part or range, because the corpus or the drop lists exist, and no input is built."""
-        owner = artifact.key.rpartition("/")[0] if isinstance(artifact, CorpusPart) else "ranges"
-        if not isinstance(artifact, CorpusPart | SearchHashes | HashRange) or not self._building.isdisjoint(artifact.inputs()):
+        is_corpus_part = isinstance(artifact, Corpus) and artifact.is_part
+        owner = artifact.key.rpartition("/")[0] if is_corpus_part else "ranges"
+        if not (is_corpus_part or isinstance(artifact, SearchHashes | HashRange)) or not self._building.isdisjoint(artifact.inputs()):
             return False
         if owner not in self._done:
             self._done[owner] = self._graph.is_done(artifact.key)
         return self._done[owner]
 
     def _step(self, key: str, artifact: Artifact) -> Step:
-        grows = self._has_new_plan_of_growth(artifact)
+        grown = self._with_new_plan_of_growth(artifact)
+        artifact = grown or artifact
         cache_state = state_of(artifact)
         if isinstance(artifact, SwitchedOff):
             return _disabled(cache_state, key)
@@ -192,10 +190,10 @@ class _StepPlanner:
         if unavailable:
             return Step(key=key, action="skip", state=cache_state.state, why=f"{format_list(unavailable)} cannot be built")
         forced = self._retrains if isinstance(artifact, Tokenizer) else self._force and not isinstance(artifact, BlendIndex)
-        if isinstance(artifact, Dataset | Corpus) and not forced:
+        if isinstance(artifact, DatasetCache | ValPart | Corpus) and not forced:
             artifact.finished()  # raises for files that a build does not replace without force
         cache_state = self._with_revision(cache_state, artifact)
-        rebuilt = [each for each in _rebuild_inputs(artifact) if each in self._building and not (grows and each.startswith("plan/"))]
+        rebuilt = [each for each in _rebuild_inputs(artifact) if each in self._building and not (grown and each.startswith("plan/"))]
         if not (forced or rebuilt or cache_state.needs_build):
             return Step(key=key, action="cache_hit", state=cache_state.state, why=cache_state.state)
         if cache_state.state == "missing":
@@ -213,14 +211,16 @@ class _StepPlanner:
             artifact.identity()  # raises if the model to import is missing
         return replace(step, estimate=self._estimate(artifact))
 
-    def _has_new_plan_of_growth(self, artifact: Artifact) -> bool:
-        """Return whether the artifact is a part of a data set that grows. It then gets the plan that was made in memory."""
-        if not isinstance(artifact, Part | ValPart) or not artifact.source.added or artifact.parts_plan.key not in self._building:
-            return False
-        plan = self._volumes.plan(artifact.name)
-        if plan is not None:
-            vars(artifact).update(plan=plan)
-        return plan is not None
+    def _with_new_plan_of_growth(self, artifact: Artifact) -> Artifact | None:
+        """Return a part of a data set that grows, with the plan that was made in memory. None: it is another artifact."""
+        if not isinstance(artifact, PretrainCache | ValPart) or not artifact.is_part:
+            return None
+        spec: DatasetSpec[Any] = artifact.spec
+        if not spec.source.added or spec.parts_plan.key not in self._building:
+            return None
+        if spec.given_plan is None:
+            spec = self._specs[spec.name] = replace(spec, given_plan=self._volumes.plan(spec.name))
+        return None if spec.given_plan is None else artifact.with_spec(spec)
 
     def _missing_inputs(self, artifact: Artifact) -> list[str]:
         if artifact.builds_from_partial_inputs:
@@ -263,82 +263,80 @@ class _StepPlanner:
             problems = input_problems(self._registry, [name], offline=True)
             if problem := next(problems, None):
                 raise NielsCacheError(problem.message)
-        if isinstance(artifact, CorpusPart):
-            return None  # the corpus that joins the parts has the estimate
-        if isinstance(artifact, Corpus):
-            return estimate_corpus(self._volumes.of_source(artifact.name))
+        if isinstance(artifact, Corpus):  # the corpus that joins the parts has the estimate of all
+            return None if artifact.is_part else estimate_corpus(self._volumes.of_source(artifact.name))
         if isinstance(artifact, PartsPlan):
             self._volumes.make_plan(artifact)
             return None
         if isinstance(artifact, ValPart):
             return self._val_part_estimate(artifact)
-        if isinstance(artifact, WholePart) and artifact.exists:
-            return None  # hard links to the cache that one process built
-        if isinstance(artifact, Part):
+        if isinstance(artifact, PretrainCache) and artifact.is_part:
+            if isinstance(artifact.share, GrownShare) and artifact.share.exists:
+                return None  # hard links to the cache that one process built
             return self._part_estimate(artifact)
-        if isinstance(artifact, SealedDataset) and self._volumes.plan(artifact.name) is not None:
+        if isinstance(artifact, JoinedCache) and self._volumes.plan(artifact.spec.name) is not None:
             return self._seal_estimate(artifact)
-        if isinstance(artifact, Pretrain):
-            source = artifact.source
+        if isinstance(artifact, PretrainCache | JoinedCache):
+            source = artifact.spec.source
             budget = None if source.train_tokens is None else source.train_tokens + (source.val_tokens or 0)
-            volume = self._volume_of_corpus(artifact) if is_prepared(source) else self._volumes.of_source(artifact.name)
-            return self._cache_estimate(
-                artifact, volume, budget, counts_first=not is_prepared(source) and source.seeded_val_frac is not None
-            )
-        if isinstance(artifact, Sft):
-            return self._cache_estimate(artifact, self._volumes.of_source(artifact.name), None)
+            counts_first = not is_prepared(source) and source.seeded_val_frac is not None
+            return self._cache_estimate(artifact, self._volume_of_input(artifact), budget, counts_first=counts_first)
+        if isinstance(artifact, SftCache):
+            return self._cache_estimate(artifact, self._volumes.of_source(artifact.spec.name), None)
         return None
 
-    def _cache_estimate(self, artifact: Dataset, volume: SourceSize, budget: int | None, *, counts_first: bool = False) -> Estimate:
+    def _cache_estimate(
+        self, artifact: DatasetCache | ValPart, volume: SourceSize, budget: int | None, *, counts_first: bool = False
+    ) -> Estimate:
         return estimate_cache(
             volume,
-            family=artifact.family,
+            family=artifact.spec.family,
             budget=budget,
             token_bytes=self._token_bytes(artifact),
             memory=self._memory(artifact),
-            buffered=getattr(artifact.source, "builder_shuffle", 0),
-            is_checked=artifact.family == "pretrain" and not artifact.is_part,
+            buffered=getattr(artifact.spec.source, "builder_shuffle", 0),
+            is_checked=artifact.spec.family == "pretrain" and not artifact.is_part,
             counts_first=counts_first,
         )
 
-    def _seal_estimate(self, sealed: SealedDataset) -> Estimate:
+    def _seal_estimate(self, sealed: JoinedCache) -> Estimate:
         """Return the estimate of the check of the joined splits. The files are links to those of the parts."""
-        parts = [step.estimate for step in self.steps if step.estimate is not None and step.key.startswith(f"part/{sealed.name}/")]
+        parts = [step.estimate for step in self.steps if step.estimate is not None and step.key.startswith(f"part/{sealed.spec.name}/")]
         tokens = sum(part.tokens or 0 for part in parts)
-        seconds = RUN_SECONDS + CHECK_START_SECONDS + CHECK_SECONDS * tokens + SEAL_SECONDS * sealed.source.total_parts
+        seconds = RUN_SECONDS + CHECK_START_SECONDS + CHECK_SECONDS * tokens + SEAL_SECONDS * sealed.spec.source.total_parts
         basis = f"links to the parts, and a check of the {tokens:,} tokens that are built now"
         memory = self._memory(sealed)
         return Estimate(bytes_to_read=0, tokens=0, core_seconds=seconds, memory_bytes=memory, disk_bytes=0, basis=basis)
 
-    def _memory(self, artifact: Dataset) -> int:
+    def _memory(self, artifact: DatasetCache | ValPart) -> int:
         """Return the memory of a build before it reads text, in bytes."""
-        threads = artifact.build.threads or available_threads()
+        threads = artifact.spec.build.threads or available_threads()
         found = START_MEMORY + threads * THREAD_MEMORY + PIECE_MEMORY * self._vocab_size
-        return found + CHECK_MEMORY * (artifact.family == "pretrain" and not artifact.is_part)
+        return found + CHECK_MEMORY * (artifact.spec.family == "pretrain" and not artifact.is_part)
 
     def _val_part_estimate(self, artifact: ValPart) -> Estimate:
-        volume, share = self._volumes.of_source(artifact.name), artifact.source.seeded_val_frac
+        volume, share = self._volumes.of_source(artifact.spec.name), artifact.spec.source.seeded_val_frac
         if share is None:
-            return self._cache_estimate(artifact, volume, artifact.source.val_tokens)
+            return self._cache_estimate(artifact, volume, artifact.spec.source.val_tokens)
         remark = "decontaminate needs val first, so all text is read once to find the val_frac"
         found = self._cache_estimate(artifact, replace(volume.scaled(share), remark=remark), None)
         seconds = None if found.core_seconds is None else found.core_seconds + (1 - share) * volume.read_seconds
         return replace(found, bytes_to_read=volume.file_bytes, core_seconds=seconds)
 
-    def _part_estimate(self, part: Part) -> Estimate | None:
-        plan = self._volumes.plan(part.name)
+    def _part_estimate(self, part: PretrainCache) -> Estimate | None:
+        plan = self._volumes.plan(part.spec.name)
         if plan is None:  # the cache that joins the parts has the estimate
             return None
-        planned = plan.parts[part.number]
-        volume = self._volume_of_corpus(part) if is_prepared(part.source) else self._volumes.of_source(part.name)
-        return self._cache_estimate(part, volume.scaled(self._volumes.share(part.name, planned)), planned.train_tokens)
+        planned = plan.parts[part.share.number or 0]
+        volume = self._volume_of_input(part).scaled(self._volumes.share(part.spec.name, planned))
+        return self._cache_estimate(part, volume, planned.train_tokens)
 
     @property
     def _vocab_size(self) -> int:
         return self._registry.tokenizer.vocab_size if self._tokenizer is None else self._tokenizer.vocab_size
 
-    def _token_bytes(self, artifact: Dataset) -> int:
-        return TOKEN_DTYPES[choose_token_dtype(self._vocab_size, artifact.build.token_dtype)].itemsize
+    def _token_bytes(self, artifact: DatasetCache | ValPart) -> int:
+        return TOKEN_DTYPES[choose_token_dtype(self._vocab_size, artifact.spec.build.token_dtype)].itemsize
 
     @cached_property
     def _tokenizer(self) -> TextTokenizer | None:
@@ -397,27 +395,28 @@ class _StepPlanner:
             basis="with the start of the command; " + ("it is trained on less text here" if model is None else "its engine is proven here"),
         )
 
-    def _volume_of_corpus(self, artifact: Pretrain) -> SourceSize:
-        """Return the volume of the corpus that a cache is built from. Before the corpus exists, it is that of its source."""
+    def _volume_of_input(self, artifact: PretrainCache | JoinedCache) -> SourceSize:
+        """Return the volume of what a cache is built from: its source, or its corpus if the corpus exists."""
+        if not is_prepared(artifact.spec.source):
+            return self._volumes.of_source(artifact.spec.name)
         if not self._building.isdisjoint(artifact.inputs()[1:]):
-            return replace(self._volumes.of_source(artifact.name), remark="cleaning and duplicates are not taken off yet")
-        assert artifact.prepared is not None
-        return self._volumes.of_corpus(artifact.prepared)
+            return replace(self._volumes.of_source(artifact.spec.name), remark="cleaning and duplicates are not taken off yet")
+        return self._volumes.of_corpus(artifact.spec.corpus)
 
 
 def _rebuild_inputs(artifact: Artifact) -> Sequence[str]:
     """Return the inputs with which the artifact must be built again. A tokenizer stays, and so does a cache whose parts are built again."""
     if isinstance(artifact, Tokenizer):
         return ()
-    if isinstance(artifact, PlannedCache):
+    if isinstance(artifact, JoinedCache | ValPart) or (isinstance(artifact, PretrainCache) and artifact.is_part):
         return [each for each in artifact.inputs() if each.partition("/")[0] in ("tokenizer", "plan", "corpus")]
     return [each for each in artifact.inputs() if each.partition("/")[0] != "corpus_part"]
 
 
 def _own_source(artifact: Artifact) -> Source | None:
     """Return the source that this step reads itself, or None. A part reads the files of its plan, and a prepared cache its corpus."""
-    if isinstance(artifact, Corpus | PartsPlan) and not isinstance(artifact, CorpusPart):
+    if isinstance(artifact, Corpus | PartsPlan) and not artifact.is_part:
         return artifact.source
-    if isinstance(artifact, Dataset) and not isinstance(artifact, PlannedCache) and not is_prepared(artifact.source):
-        return artifact.source
+    if isinstance(artifact, PretrainCache | SftCache) and not artifact.is_part and not is_prepared(artifact.spec.source):
+        return artifact.spec.source
     return None

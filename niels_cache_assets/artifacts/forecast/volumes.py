@@ -415,7 +415,7 @@ class SourceSizes:
     def plan(self, name: str) -> Plan | None:
         """Return the plan that was made in memory, or else the plan on disk. Return None if the list of files cannot be reached now."""
         if name not in self._plans:
-            self._plans[name] = self._graph.sealed(name).parts_plan.read()
+            self._plans[name] = self._graph.sealed(name).spec.parts_plan.read()
         return self._plans[name]
 
     def share(self, name: str, part: PlannedPart) -> float:

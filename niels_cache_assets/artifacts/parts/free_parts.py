@@ -1,4 +1,4 @@
-"""The order in which one process builds the parts of a data set if other processes build parts of it too, and their progress.
+"""The order in which one process builds the parts of a data set if other processes build parts of it too.
 
 A part that another process builds is moved behind all others, and waited for only then. So several processes that begin with the same list
 take different parts, and none of them waits before every part is started. A process that waits takes over from one that has died or is
@@ -7,14 +7,11 @@ frozen (parts/lease.py).
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Generic, TypeVar
 
 from niels_cache_assets.artifacts.base import Artifact, Log
-from niels_cache_assets.disk.journal import JOURNAL_NAME, partial_directory
 from niels_cache_assets.parts.lease import LeaseLostError, lease_owner
 from niels_cache_runtime.format.commit import BusyError
-from niels_cache_runtime.format.layout import META_NAME
 
 P = TypeVar("P", bound=Artifact)
 
@@ -62,18 +59,3 @@ def build_free_parts_first(parts: Sequence[P], build: Callable[[P, bool], object
             if isinstance(error, LeaseLostError):
                 log(str(error))
             pending.defer(part)
-
-
-def summarize_parts(folders: Sequence[Path], *, stale: int) -> str:
-    """Return the number of parts that are built, stale, unfinished, and being built, in words. It costs a few small reads a part.
-
-    Args:
-        folders: The folders of the parts.
-        stale: The number of finished parts that have other settings or are damaged.
-    """
-    finished = sum((folder / META_NAME).exists() for folder in folders)
-    running = [folder for folder in folders if lease_owner(folder) is not None]
-    unfinished = sum((partial_directory(folder) / JOURNAL_NAME).exists() for folder in folders if folder not in running)
-    others = {"have other settings or are damaged": stale, "are being built": len(running), "are unfinished": unfinished}
-    more = "".join(f", {count} {what}" for what, count in others.items() if count)
-    return f"{finished - stale} of {len(folders)} parts are built{more}"

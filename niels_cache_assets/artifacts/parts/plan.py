@@ -6,32 +6,35 @@
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from niels_cache_assets.artifacts.base import Artifact, BuildJob, BuildLock, Log, WriteResult
+from niels_cache_assets.artifacts.base import Artifact, BuildJob, BuildLock, Log, ReportedProgress, WriteResult
 from niels_cache_assets.base.fingerprint import fingerprint_of, identity_settings
 from niels_cache_assets.base.wording import format_count, format_list
 from niels_cache_assets.disk.identity import as_recorded, differences
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.facts.lineage import files_of_lineage
 from niels_cache_assets.parts.attempts import attempt_scratch
-from niels_cache_assets.parts.layout import PLAN_NAME, PLAN_STAGED, parts_dir
+from niels_cache_assets.parts.layout import PLAN_NAME, PLAN_STAGED, VAL_BITS, parts_dir
 from niels_cache_assets.parts.plan import CODE_VERSION, Plan, PlannedGroup, encode_group, plan_parts, proposed_shard_bytes
 from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_assets.project.tables import BuildSettings
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.notes import notes_on_source
-from niels_cache_assets.sources.reading.part_stream import planned_text_field
+from niels_cache_assets.sources.reading.part_stream import count_unsplit, part_stream, planned_text_field
 from niels_cache_assets.sources.text_column import TEXT, chosen_note
 from niels_cache_assets.sources.types import GroupFiles, ListedFile, SourceWithParts, patterns_without_folders
+from niels_cache_assets.sources.val_share import FractionSplitter
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.commit import sync
-from niels_cache_runtime.format.layout import SPLITS, TOKEN_DTYPES, dataset_dir, documents_name, token_dtype_name
+from niels_cache_runtime.format.commit import remove, sync
+from niels_cache_runtime.format.layout import META_NAME, SPLITS, TOKEN_DTYPES, dataset_dir, documents_name, token_dtype_name, tokenizer_dir
 from niels_cache_runtime.format.meta import Meta, read_meta
+from niels_cache_runtime.format.reading import available_threads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +79,7 @@ class PartsPlan(Artifact):
 
         Such files are listed only once, because every machine reads the plan.
         """
-        if not self._lists_other_machines or meta.get("added_patterns", self._added_patterns) != self._added_patterns:
+        if not self._lists_other_machines or not self._has_same_patterns(meta):
             return False
         return self.matches(meta, self.identity(meta.get("dataset_revision")))
 
@@ -84,6 +87,9 @@ class PartsPlan(Artifact):
     def _lists_other_machines(self) -> bool:
         patterns = getattr(self.source, "files", None)
         return not patterns or any("://" in pattern for pattern in patterns)
+
+    def _has_same_patterns(self, meta: Meta) -> bool:
+        return bool(meta.get("added_patterns", self._added_patterns) == self._added_patterns)
 
     @property
     def _added_patterns(self) -> list[list[str]]:
@@ -132,18 +138,41 @@ class PartsPlan(Artifact):
             identity["first_part"] = self.source.parts + sum(each.parts for each in self.source.added[: number - 1])
         return identity
 
-    def read(self) -> Plan:
+    def matches(self, meta: Meta, identity: Mapping[str, Any]) -> bool:
+        return super().matches(meta, identity) and not self._encoding_changes(meta)
+
+    def read(self, *, files_only: bool = False) -> Plan:
         """Return the plan of these settings.
 
+        Args:
+            files_only: Whether only the files and their division are used, so that the tokenizer does not matter.
+
         Raises:
-            NielsCacheError: If the plan is missing or damaged, or has other settings.
+            NielsCacheError: If the plan is missing or damaged, or has other settings or another tokenizer.
         """
         meta = read_meta(str(self.target))
         recorded, current = meta.get("made_of", {}), as_recorded(self.identity(meta.get("dataset_revision")))
-        if recorded != current:
-            changes = "; ".join(differences(recorded, current)) or "other settings"
-            raise NielsCacheError(f"{self.target}: is not the plan of these settings ({changes}); make it again: {self.build_command}")
+        changes = [] if recorded == current else differences(recorded, current) or ["other settings"]
+        if changes := [*changes, *([] if files_only else self._encoding_changes(meta))]:
+            raise NielsCacheError(
+                f"{self.target}: is not the plan of these settings ({'; '.join(changes)}); make it again: {self.build_command}"
+            )
         return Plan.of(meta)
+
+    def _encoding(self) -> dict[str, Any]:
+        """Return what decides the tokens of the parts beside the plan. Values that are unknown before there is a tokenizer are left out."""
+        settings = {"token_dtype": self.build.token_dtype, "decontaminate": self.source.decontaminate}
+        with suppress(NielsCacheError):
+            meta = read_meta(str(tokenizer_dir(self.root) / META_NAME))
+            tokenizer = {key: meta.get(key) for key in ("vocab_size", "special_token_ids")}
+            return as_recorded({**settings, "tokenizer_sha256": meta.get("sha256"), **tokenizer})
+        return settings
+
+    def _encoding_changes(self, meta: Meta) -> list[str]:
+        """Return what has changed since this plan was made, of what decides the tokens of the parts, as far as it is known."""
+        then, now = meta.get("encoding", {}), self._encoding()
+        both = then.keys() & now.keys()
+        return differences({key: then[key] for key in both}, {key: now[key] for key in both})
 
     @property
     def build_command(self) -> str:
@@ -157,8 +186,14 @@ class PartsPlan(Artifact):
             with attempt_scratch(lock.lease) as partial:
                 yield partial
                 lock.lease.check()
+                for path in partial.glob(VAL_BITS):
+                    os.replace(path, self.directory / path.name)
                 os.replace(partial / PLAN_NAME, self.target)
                 sync(self.directory)
+                plan = self.target.read_text()
+                for path in self.directory.glob(VAL_BITS):
+                    if path.name not in plan:
+                        remove(path)
         except OSError as error:
             raise NielsCacheError(f"{self.target}: cannot be written: {error.strerror or error}; the last plan is unchanged") from error
 
@@ -170,15 +205,22 @@ class PartsPlan(Artifact):
     def write(self, work: BuildJob) -> WriteResult:
         for note in notes_on_source(self.source):
             work.log(note)
-        source = self.source
-        groups = self.grown(work) if source.added else [self.group(0, work.revision)]
+        source, last = self.source, None if work.force else self.finished()
+        if last is not None and last["fingerprint"] == work.fingerprint and self._has_same_patterns(last):  # only the tokenizer is another
+            return WriteResult(meta={**{key: value for key, value in last.items() if key != "meta_sha256"}, "encoding": self._encoding()})
+        found = self.grown(work) if source.added else [self.group(0, work.revision)]
+        groups = [self._with_val(number, group, work) for number, group in enumerate(found)]
+        for group in groups:
+            if empty := [part.name for part in group.parts if not part.files]:
+                files, parts = format_count(len(group.listed), "file"), format_count(len(group.parts), "part")
+                work.log(f"{self.name}: there are only {files} for {parts}, so these parts are empty: {format_list(empty)}")
         field = groups[0].text_field
         if field not in (None, TEXT) and getattr(source, "text_field", None) is None:
             work.log(chosen_note(field))
-        files = [file for group in groups for file in group.listed]
+        listed = [file for group in groups for file in group.listed]
         budgets = [source.train_tokens, *(each.train_tokens for each in source.added)]
         proposed = proposed_shard_bytes(
-            files,
+            listed,
             train_tokens=None if None in budgets else sum(filter(None, budgets)),
             val_tokens=source.val_tokens,
             token_bytes=TOKEN_DTYPES[self.build.token_dtype or token_dtype_name(self.registry.tokenizer.vocab_size)].itemsize,
@@ -194,10 +236,29 @@ class PartsPlan(Artifact):
             "seed": self.build.seed,
             "made_of": as_recorded(work.identity),
             "fingerprint": work.fingerprint,
+            **({} if source.prepare else {"encoding": self._encoding()}),
             **({"added_patterns": self._added_patterns} if source.added else {}),
             "groups": [*map(encode_group, groups)],
         }
         return WriteResult(meta=meta)
+
+    def _with_val(self, number: int, group: PlannedGroup, work: BuildJob) -> PlannedGroup:
+        """Return the group with the choice of val among its documents, which are counted, unless it needs none or has one already.
+
+        The first files of a data set with one part need none, because one process counts them.
+        """
+        share = self.source.seeded_val_frac
+        if not share or self.source.prepare or group.val or (not number and self.source.parts == 1):
+            return group
+        work.log(f"counting documents in {format_count(len(group.listed), 'file')}, to split them by val_frac")
+        stream = part_stream(self.source, group.listed, revision=group.revision, text_field=group.text_field)
+        counts = list[int]()
+        with closing(count_unsplit(stream, processes=self.build.threads or available_threads())) as found:
+            for count in found:
+                counts.append(count)
+                work.report(ReportedProgress(counts={"files": len(counts)}, share=len(counts) / len(stream.files)))
+        splitter = FractionSplitter.of(sum(counts), val_frac=share, seed=self.build.seed + number)
+        return replace(group, documents=tuple(counts), val=(splitter.save(work.directory), splitter.ordinals))
 
     def grown(self, work: BuildJob) -> list[PlannedGroup]:
         """Return the groups of a data set that grows: those of the last plan stay as they are, and new ones come after them.
@@ -321,29 +382,32 @@ class MemberPlanOnDisk:
 
     def groups(self, revision: str | None) -> tuple[GroupFiles, ...]:
         if revision not in self._groups:
-            on_disk = self._on_disk
-            plan = on_disk if on_disk is not None and on_disk.revision == revision else self._plan_in_memory(revision)
-            self._groups[revision] = tuple(
-                GroupFiles(
-                    listed=group.listed,
-                    revision=group.revision,
-                    text_field=group.text_field,
-                    parts=tuple((part.files, part.val_tokens or 0) for part in group.parts),
+            with TemporaryDirectory() as made:  # bits that are mapped outlive it
+                plan, folder = self._on_disk, self._artifact.directory
+                if plan is None or plan.revision != revision:
+                    plan, folder = self._plan_in(Path(made), revision), Path(made)
+                self._groups[revision] = tuple(
+                    GroupFiles(
+                        listed=group.listed,
+                        revision=group.revision,
+                        text_field=group.text_field,
+                        parts=tuple((part.files, part.val_tokens or 0) for part in group.parts),
+                        val=FractionSplitter.load(folder, group.val),
+                    )
+                    for group in plan.groups
                 )
-                for group in plan.groups
-            )
         return self._groups[revision]
 
     @cached_property
     def _on_disk(self) -> Plan | None:
         try:
-            return self._artifact.read()
+            return self._artifact.read(files_only=True)
         except NielsCacheError:  # missing, or of other settings
             return None
 
-    def _plan_in_memory(self, revision: str | None) -> Plan:
-        work = BuildJob(directory=Path(), revision=revision, identity={}, force=False, progress=None, log=lambda message: None)
-        return Plan.of(self._artifact.write(work).meta)  # a plan writes no file itself
+    def _plan_in(self, folder: Path, revision: str | None) -> Plan:
+        work = BuildJob(directory=folder, revision=revision, identity={}, force=False, progress=None, log=lambda message: None)
+        return Plan.of(self._artifact.write(work).meta)
 
 
 _OPTION = "part --add"

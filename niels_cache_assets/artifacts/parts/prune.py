@@ -11,11 +11,11 @@ from typing import NamedTuple
 from niels_cache_assets.artifacts.base import lease_times
 from niels_cache_assets.artifacts.duplicates import remove_ranges
 from niels_cache_assets.artifacts.graph import Graph
-from niels_cache_assets.artifacts.parts.seal import SealedDataset
+from niels_cache_assets.artifacts.parts.seal import JoinedCache
 from niels_cache_assets.corpus.layout import corpus_parts_dir
 from niels_cache_assets.parts.attempts import remove_target, targets_in
 from niels_cache_assets.parts.exclusion import FOUND_NAME
-from niels_cache_assets.parts.layout import PLAN_NAME, PLAN_STAGED, part_name, parts_dir
+from niels_cache_assets.parts.layout import PLAN_NAME, PLAN_STAGED, VAL_BITS, part_name, parts_dir
 from niels_cache_assets.parts.lease import hold_lease
 from niels_cache_assets.sources.types import PretrainSource
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
@@ -51,18 +51,20 @@ def prune_parts(graph: Graph, name: str) -> list[PrunedPart]:
     dataset, folder, corpus_folder = graph.dataset(name), parts_dir(graph.root, name), corpus_parts_dir(graph.root, name)
     kept: dict[str, object] = {}  # by name: the fingerprint of the plan that the part must have
     kept_of_corpus: dict[str, object] = {}
-    if isinstance(dataset, SealedDataset):
-        kept = {PLAN_STAGED: None, **{member.member: member.planned_by for member in dataset.members()}}
-    if isinstance(dataset.source, PretrainSource) and dataset.source.corpus_parts > 1:
+    if isinstance(dataset, JoinedCache):
+        kept = {PLAN_STAGED: None, **{member.directory.name: member.planned_by for member in dataset.members()}}
+    source = dataset.spec.source
+    if isinstance(source, PretrainSource) and source.corpus_parts > 1:
         kept.setdefault(PLAN_STAGED, None)
-        names = map(part_name, range(dataset.source.corpus_parts))
+        names = map(part_name, range(source.corpus_parts))
         kept_of_corpus = {each: _plan_of(corpus_folder / each) for each in names}  # a part whose files have not changed outlives a plan
     try:
         removed = [*_remove_parts(graph, folder, kept), *_remove_parts(graph, corpus_folder, kept_of_corpus)]
         if not graph.registry.prepared("dedup"):
             removed += [PrunedPart(*each) for each in remove_ranges(graph.registry, graph.root)]
         if not kept:
-            remove(folder / PLAN_NAME)
+            for path in [folder / PLAN_NAME, *folder.glob(VAL_BITS)]:
+                remove(path)
         for each, kept_names in ((folder, kept), (corpus_folder, kept_of_corpus)):
             if not kept_names:
                 remove(each / FOUND_NAME)

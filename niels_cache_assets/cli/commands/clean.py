@@ -230,7 +230,7 @@ def _print_reasons(console: Console, title: str, *, kept: int, by_cleaning: Mapp
     """
     given = kept + sum(by_cleaning.values()) + sum(by_source.values())
     console.print(f"{title}{format_count(given, 'document')} read, {kept:,} kept", style="bold")
-    table = new_table("", "documents", "share", "meaning", right=frozenset({"documents", "share"}), shrinking=["meaning"])
+    table = new_table("", "documents", "share", "meaning", right=["documents", "share"], shrinking=["meaning"])
     table.add_row("kept", f"{kept:,}", format_share(kept, given), "", style="bold")
     rows = [(reason, note, count) for counts, note in ((by_cleaning, ""), (by_source, " (when read)")) for reason, count in counts.items()]
     for reason, note, count in sorted(rows, key=lambda row: (-row[2], row[0] + row[1])):

@@ -146,7 +146,7 @@ def _print_documents(console: Console, found: DocumentDifferences, noun: str) ->
     from niels_cache_runtime.format.layout import SPLITS
 
     console.print()
-    table = new_table(f"{noun}s", *SPLITS, "not in the other", right=frozenset({*SPLITS, "not in the other"}))
+    table = new_table(f"{noun}s", *SPLITS, "not in the other", right=[*SPLITS, "not in the other"])
     for side in SIDES:
         table.add_row(side.upper(), *(f"{found.rows[side][split]:,}" for split in SPLITS), f"{found.only[side]:,}")
     console.print(table)

@@ -95,7 +95,7 @@ def _print_text_locations(arguments: argparse.Namespace) -> int:
     locations = [*text_locations(*open_registry(arguments))]
     if print_facts(arguments, {"text": [asdict(location) for location in locations]}):
         return DONE
-    table = new_table("where", "what", "size", right=frozenset({"size"}), shrinking=["what"])
+    table = new_table("where", "what", "size", right=["size"], shrinking=["what"])
     table.columns[0].overflow = "fold"
     for location in locations:
         table.add_row(location.where, location.what, UNKNOWN if location.bytes is None else file_size(location.bytes))

@@ -102,7 +102,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _print_counts(console: Console, meta: Meta) -> None:
     numbers = ("documents", "exact", "near", "kept")
-    table = new_table("data set", *numbers, "", right=frozenset({*numbers, ""}))
+    table = new_table("data set", *numbers, "", right=[*numbers, ""])
     for name in meta["order"]:
         counts = meta["datasets"][name]
         kept = counts["documents"] - counts["exact"] - counts["near"]

@@ -221,7 +221,7 @@ def _as_json(plan: ExportPlan, format: str, *, dry_run: bool) -> dict[str, Any]:
 
 
 def _print_plan(console: Console, plan: ExportPlan, format: str, *, dry_run: bool) -> None:
-    table = new_table("file", "documents", "tokens", "size", right=frozenset({"documents", "tokens", "size"}))
+    table = new_table("file", "documents", "tokens", "size", right=["documents", "tokens", "size"])
     for file in plan.files:
         cells = ["-" if number is None else f"{number:,}" for number in (file.documents, file.tokens)]
         table.add_row(str(plan.folder / file.name), *cells, f"{file.bytes:,} B")

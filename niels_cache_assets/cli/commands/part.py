@@ -19,6 +19,7 @@ from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
     from niels_cache_assets.artifacts.base import Artifact
+    from niels_cache_assets.artifacts.graph import Graph
     from niels_cache_assets.cli.worker import JsonLines
     from niels_cache_assets.project.registry import Registry
 
@@ -130,7 +131,10 @@ def _artifact(arguments: argparse.Namespace, lines: JsonLines) -> Artifact:
         registry = replace(registry, build=registry.build.model_copy(update={"threads": arguments.threads}))
     artifacts = graph(registry, root)
     if arguments.seal:
-        return ready_seal(artifacts, name, lines)
+        seal = ready_seal(artifacts, name, lines)
+        lines.key = seal.key
+        _require_steps_before(seal.key, artifacts, name, lines)
+        return seal
     if arguments.range:
         target = ranges_dir(root) / range_name(number)
     elif arguments.corpus:
@@ -149,17 +153,45 @@ def _artifact(arguments: argparse.Namespace, lines: JsonLines) -> Artifact:
         return replace(corpus.part(number), stops=stops)
     sealed = ready_dataset(artifacts, name, lines)
     if arguments.val:
-        if not sealed.source.has_val_part:
+        if not sealed.spec.source.has_val_part:
             raise NielsCacheError(f"{registry.origin}: {name} has no val to build before its parts; build them and leave out --val")
         return replace(sealed.val_part(), stops=stops)
     _require_number(number, sum(key.startswith("part/") for key in sealed.inputs()), "part", name)
     part = sealed.part(number)
-    if sealed.source.has_val_part and part.finished() is None:
+    if sealed.spec.source.has_val_part and part.finished() is None:
         try:
             sealed.val_part().current()
         except NielsCacheError as error:
             raise NielsCacheError(f"{error}: {PROGRAM} part {name} --val") from error
     return replace(part, stops=stops)
+
+
+def _require_steps_before(seal: str, artifacts: Graph, name: str, lines: JsonLines) -> None:
+    """Log which steps before a seal are missing, and why.
+
+    Raises:
+        BuildFailedError: If a step is missing. The message has the command that submits exactly the missing parts to Slurm.
+    """
+    from niels_cache_assets.artifacts.parts.watch import watch_steps
+    from niels_cache_assets.cli.worker import BuildFailedError
+    from niels_cache_assets.parts.lease import DONE
+    from niels_cache_assets.parts.plan import runs
+
+    left = {step.key: step for step in watch_steps(artifacts, name) if step.state != DONE}
+    missing = [left[key] for key in artifacts.before(seal) if key in left and seal in left]
+    reasons: dict[str, list[str]] = {}
+    for step in missing:
+        reasons.setdefault(f"{step.state}: {step.reason}", []).append(step.key)
+    for reason, keys in reasons.items():
+        lines.log(f"{format_list(keys)}: {reason}")
+    if missing:
+        parts = [int(step.key[-5:]) for step in missing if not step.key.startswith("val_part/")]
+        array = ",".join(f"{first}-{stop - 1}" if stop - first > 1 else f"{first}" for first, stop in runs(parts))
+        what = " --val" if len(parts) < len(missing) else " --corpus" if seal.startswith("corpus/") else ""
+        raise BuildFailedError(
+            f"{seal}: {format_count(len(missing), 'step')} before it are not done; submit them again, such as with "
+            f"sbatch {'' if what == ' --val' else f'--array={array} '}--wrap '{PROGRAM} part {name}{what}'"
+        )
 
 
 def _refuse_number(arguments: argparse.Namespace) -> None:

@@ -116,7 +116,7 @@ def _plan(arguments: argparse.Namespace, registry: Registry, root: Path) -> Blen
 
 def _print(outcome: Outcome, plan: BlendPlan) -> None:
     console = output()
-    table = new_table("index of", "samples", "size", "hash", right=frozenset({"samples", "size"}), shrinking=["index of"])
+    table = new_table("index of", "samples", "size", "hash", right=["samples", "size"], shrinking=["index of"])
     for index in outcome.meta["indices"]:
         table.add_row(index.label, f"{index.samples:,}", file_size(index.bytes), index.hash)
     console.print(table)

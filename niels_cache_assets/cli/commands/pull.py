@@ -118,7 +118,7 @@ def _local_copy(arguments: argparse.Namespace) -> int:
     if print_facts(arguments, {"folder": folder, **asdict(found), "freed_bytes": freed, "damaged": damaged}):
         return code
     console = output()
-    table = new_table("data set", "address", "build", "files", "size", "in use", right=frozenset({"files", "size"}), shrinking=["address"])
+    table = new_table("data set", "address", "build", "files", "size", "in use", right=["files", "size"], shrinking=["address"])
     for build in found.builds:
         name, sha256, in_use = f"{build.family}/{build.name}", build.content_sha256[:SHORT_SHA256], "yes" if build.in_use else "no"
         table.add_row(name, build.address, sha256, f"{build.files:,}", file_size(build.bytes), in_use)

@@ -119,7 +119,7 @@ def _print_sample(
 
     meta = open_meta(directory) or {}  # raises for a cache that is not built, or was built with a different tokenizer
     tokenizer = open_tokenizer(directory.parent.parent) if meta.get("tokenizer_sha256") else None
-    settings: dict[str, Any] = {"count": arguments.count, "length": arguments.tokens, "generator": torch.Generator().manual_seed(seed)}
+    settings = {"count": arguments.count, "length": arguments.tokens, "generator": torch.Generator().manual_seed(seed)}
     if arguments.notable:
         drawn = notable(directory, kind, split, length=arguments.tokens, tokenizer=tokenizer)
     elif kind == "sft":

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from niels_cache_runtime.format.meta import Meta
 
 _NOT_FACTS = frozenset(
-    {"files", "dropped", "schema_version", "forms", "built", "kind", "dataset_name"}
+    {"files", "dropped", "schema_version", "forms", "built", "kind", "dataset_name", "overlap"}
     | {"train_tokens", "val_tokens", "train_examples", "val_examples"}
 )
 _NOT_CORPUS_FACTS = _NOT_FACTS | {"documents", "characters", "bytes", "lengths", "dropped_by_source"}
@@ -71,7 +70,7 @@ def run(arguments: argparse.Namespace) -> None:
         cache: ShownCache | None = _published(name)
     else:
         registry, root = open_registry(arguments)
-        if is_path(name):
+        if "/" in name:  # a path, because names of data sets have no slash
             cache = _folder(Path(name))
         else:
             cache, corpus = _named(registry, root, name)
@@ -102,11 +101,6 @@ def _named(registry: Registry, root: Path, name: str) -> tuple[ShownCache | None
             return None, corpus
     location = find_cache(registry, root, name)
     return ShownCache(name, location.kind, location.directory, location.meta()), corpus
-
-
-def is_path(given: str) -> bool:
-    """Return whether this is a path. Names of data sets have no slash."""
-    return "/" in given or os.sep in given
 
 
 def _folder(directory: Path) -> ShownCache:
@@ -148,6 +142,7 @@ def _no_dataset(path: Path) -> NielsCacheError:
 
 def _print_cache(console: Console, meta: Meta) -> None:
     from niels_cache_assets.facts.contents import budget_shortfall
+    from niels_cache_assets.facts.disjoint import SplitOverlap
     from niels_cache_runtime.format.meta import UNVERIFIABLE, is_foreign
 
     if is_foreign(meta):
@@ -155,9 +150,10 @@ def _print_cache(console: Console, meta: Meta) -> None:
     if not meta.get("built", True):
         console.print("disabled: meta.json records that this data set was switched off, so nothing was built")
     _print_splits(console, meta)
-    short = budget_shortfall(meta)
-    if short is not None:
-        console.print(f"\n{short}", style="yellow")
+    overlap = SplitOverlap.recorded(meta)
+    for line in (budget_shortfall(meta), overlap and overlap.describe()):
+        if line:
+            console.print(f"\n{line}", style="yellow")
     _print_dropped(console, meta)
     _print_facts(console, meta, without=frozenset({*_NOT_FACTS, *_per_split(meta)}))
     _print_files(console, meta)
@@ -176,7 +172,7 @@ def _print_corpus(console: Console, name: str, *, directory: Path, meta: Meta, d
 
 def _funnel_table(stages: Sequence[Mapping[str, Any]]) -> Table:
     numbers = ("documents", "size", "tokens, about")
-    table = new_table("stage", *numbers, right=frozenset(numbers))
+    table = new_table("stage", *numbers, right=numbers)
     for stage in stages:
         table.add_row(stage["stage"], f"{stage['documents']:,}", file_size(stage["bytes"]), f"{stage['estimated_tokens']:,}")
     return table
@@ -189,7 +185,7 @@ def _print_splits(console: Console, meta: Meta) -> None:
     by_split = _per_split(meta)
     if not by_split:
         return
-    table = new_table("split", *by_split, right=frozenset(by_split))
+    table = new_table("split", *by_split, right=by_split)
     for split in SPLITS:
         table.add_row(split, *(f"{values[split]:,}" for values in by_split.values()))
     _section(console, None, table)
@@ -218,7 +214,7 @@ def _print_dropped(console: Console, meta: Meta) -> None:
 
     dropped: Mapping[str, int] = meta.get("dropped") or {}
     if dropped:
-        table = new_table("dropped because", "count", "meaning", right=frozenset({"count"}), shrinking=["meaning"])
+        table = new_table("dropped because", "count", "meaning", right=["count"], shrinking=["meaning"])
         for reason, count in sorted(dropped.items(), key=lambda item: -item[1]):
             table.add_row(reason, f"{count:,}", explain(reason))
         _section(console, None, table)
@@ -245,7 +241,7 @@ def _print_files(console: Console, meta: Meta) -> None:
     files: dict[str, dict[str, Any]] = meta.get("files", {})
     if not files:
         return
-    table = new_table("file", "size", "sha256", right=frozenset({"size"}), shrinking=["file", "sha256"])
+    table = new_table("file", "size", "sha256", right=["size"], shrinking=["file", "sha256"])
     for path, entry in files.items():
         table.add_row(path, file_size(entry["bytes"]), entry["sha256"])
     _section(console, f"{format_count(len(files), 'file')}, {file_size(total_bytes(files))}", table)

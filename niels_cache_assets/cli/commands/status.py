@@ -7,6 +7,8 @@ it into words. Each cache costs a few small reads, and one look at a lock and a 
 from __future__ import annotations
 
 import argparse
+import json
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -20,12 +22,14 @@ from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
+    from niels_cache_assets.artifacts.graph import Graph
     from niels_cache_assets.artifacts.state import CacheState
     from niels_cache_assets.artifacts.unfinished import UnfinishedBuild
     from niels_cache_assets.disk.build_lock import BuildStatus
     from niels_cache_assets.project.registry import Registry
     from niels_cache_runtime.format.meta import Meta
 
+_WATCH_SECONDS = 5.0  # between two looks
 _STYLES = {"complete": "green", "off": "dim", "broken": "red"}
 
 
@@ -33,6 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that only this command has."""
     parser.add_argument("names", metavar="NAME", nargs="*", help="data sets, `tokenizer`, `corpus/NAME` (default: everything)")
     parser.add_argument("--all", action="store_true", help=ALL_HELP)
+    parser.add_argument("--watch", action="store_true", help="follow the build of one data set in parts, on any machine, until it is done")
 
 
 COMMAND = Command(
@@ -52,6 +57,11 @@ and what to do. status does not contact upstream; build-all checks whether upstr
                 unfinished build changed; the next build starts again
   being built   another process is building it (process id, machine and start time are shown)
 
+--watch shows what each step of one data set in parts is doing and what it has cost, every 5 seconds,
+until all steps are done or you press Ctrl-C. It reads the leases of the steps (docs/cluster.md), so it
+works on any machine that shares the cache directory, whatever started the builds. With --json, it
+prints one line of JSON each time.
+
 Data sets that are not in niels_cache.toml are listed if their cache exists. The columns train and val
 show a percentage if the source ended before its token budget was met. For a corpus, the train column is
 the number of documents after cleaning.
@@ -59,7 +69,8 @@ the number of documents after cleaning.
 exit codes: 0 everything is complete or off, 1 otherwise.""",
     examples="""\
   niels-cache status                  everything
-  niels-cache status wikitext         one data set and its corpus""",
+  niels-cache status wikitext         one data set and its corpus
+  niels-cache status --watch web      the parts of web, until they are built""",
     offers={"names": CACHES},
 )
 
@@ -153,20 +164,49 @@ class StatusRow:
 def run(arguments: argparse.Namespace) -> int:
     """Print the table or JSON, and return 1 if at least one row is not complete."""
     from niels_cache_assets.artifacts.graph import graph
+    from niels_cache_assets.artifacts.parts.watch import steps_json, watch_steps
     from niels_cache_assets.cli.context import count_note, is_listed, open_registry, print_advice
 
     registry, root = open_registry(arguments)
-    known = graph(registry, root).states()
+    artifacts = graph(registry, root)
+    if arguments.watch:
+        return _watch(arguments, artifacts)
+    known = artifacts.states()
     states = _chosen(registry, known, arguments.names)
     print_advice(registry)
     if not arguments.names and not arguments.all:
         states = [state for state in states if is_listed(state, registry)]
     rows = [_row(registry, state, root) for state in states]
-    if not print_facts(arguments, {"root": root, "data_sets": [row.as_json(registry) for row in rows]}):
+    in_parts = [name for name in arguments.names if name in (*registry.in_parts(), *registry.corpora_in_parts())]
+    parts = {name: steps_json(watch_steps(artifacts, name)) for name in in_parts} if arguments.json else {}
+    if not print_facts(arguments, {"root": root, "data_sets": [row.as_json(registry) for row in rows], "parts": parts}):
         left_out = 0 if arguments.names else len(known) - len(states)
         more = f"; {count_note(left_out, registry)}" if left_out else ""
         _print(rows, f"{registry.settings_origin}; caches in {root}{'' if root.exists() else ' (this folder does not exist yet)'}{more}")
     return DONE if all(row.is_fine for row in rows) else FAILED
+
+
+def _watch(arguments: argparse.Namespace, artifacts: Graph) -> int:
+    """Show the steps of a data set in parts again and again, until all are done."""
+    from niels_cache_assets.artifacts.parts.watch import WAITING, describe_steps, steps_json, watch_steps
+    from niels_cache_assets.parts.lease import DONE as BUILT
+
+    if len(arguments.names) != 1:
+        raise NielsCacheError(f"{WHERE}: --watch: give the name of one data set in parts")
+    while True:
+        steps = watch_steps(artifacts, arguments.names[0])
+        if arguments.json:
+            print(json.dumps(steps_json(steps)), flush=True)
+        else:
+            console, table = output(), new_table("step", "state", "progress", shrinking=["progress"])
+            for step in steps:
+                if step.state not in (WAITING, BUILT):
+                    table.add_row(step.key, step.state, step.reason)
+            console.clear()
+            console.print(describe_steps(steps), table, sep="\n\n")
+        if all(step.state == BUILT for step in steps):
+            return DONE
+        time.sleep(min(_WATCH_SECONDS, artifacts.registry.cluster.renew_seconds))
 
 
 def _row(registry: Registry, state: CacheState, root: Path) -> StatusRow:

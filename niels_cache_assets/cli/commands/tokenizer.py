@@ -207,7 +207,7 @@ def _print(models: Sequence[dict[str, Any]], rows: Sequence[TokenizerComparison]
         console.print(f"{letter}  {model['path']}: {model['pieces']:,} pieces, sha256 {model['sha256'][:SHORT_SHA256]}")
     against = [f"{letter} to A" for letter in letters[1:]]
     columns = ("characters", *letters, *against)
-    table = new_table("characters per token", *columns, right=frozenset(columns))
+    table = new_table("characters per token", *columns, right=columns)
     for row in rows:
         ratios = row.characters_per_token
         more = ["-" if not ratio or not ratios[0] else f"{ratio / ratios[0] - 1:+.1%}" for ratio in ratios[1:]]

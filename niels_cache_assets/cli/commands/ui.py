@@ -73,7 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
         console = output()
         diagnostics().print("starting the UI ...")
         for number in SIGNALS:
-            signal.signal(number, _hang_up if number == signal.SIGHUP else _stop)
+            # the web server handles SIGTERM; an exception raised in a callback would not end it
+            signal.signal(number, (lambda *_: os.kill(os.getpid(), signal.SIGTERM)) if number == signal.SIGHUP else _stop)
         try:
             from niels_cache_assets.defs.ui.server import serve  # takes seconds: dagster
 
@@ -101,16 +102,6 @@ def _listen(port: int) -> socket.socket:
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:
-    for each in SIGNALS:
-        signal.signal(each, _exit_now)
+    for each in SIGNALS:  # a second signal ends this process at once; the services of Dagster end by themselves
+        signal.signal(each, lambda second, _: os._exit(128 + second))
     raise _Stopped
-
-
-def _hang_up(number: int, frame: FrameType | None) -> None:
-    """Send SIGTERM, which the web server handles. An exception raised in a callback would not end the server."""
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _exit_now(number: int, frame: FrameType | None) -> NoReturn:
-    """Exit at once after a second signal. The services of Dagster end by themselves."""
-    os._exit(128 + number)

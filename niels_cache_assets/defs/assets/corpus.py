@@ -10,7 +10,7 @@ from dataclasses import replace
 import dagster as dg
 
 from niels_cache_assets.artifacts.base import Outcome
-from niels_cache_assets.artifacts.corpus import Corpus, JoinedCorpus
+from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.corpus_report import CorpusReport
 from niels_cache_assets.artifacts.duplicates import CODE_VERSION as RANGES_VERSION
 from niels_cache_assets.artifacts.duplicates import Duplicates
@@ -140,7 +140,7 @@ def _documents(registry: Registry) -> dg.AssetsDefinition:
     ) -> dg.MaterializeResult:
         name = context.partition_key
         artifact = graph(registry, cache_root.path).corpus(name)
-        if isinstance(artifact, JoinedCorpus):
+        if artifact.is_joined:
             artifact = replace(artifact, force_parts=not progress_sink.has_built([step.key for step in artifact.steps()]))
         reporter = BuildReporter(context, progress_sink, name=artifact.key, observed=keys.DOCUMENTS)
         with readable_failures():

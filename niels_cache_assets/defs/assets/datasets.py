@@ -165,7 +165,7 @@ def _stream(
                 raise NielsCacheError(f"{registry.origin}: [{family}.{name}] is switched off; set enabled = true in it to build it")
             raise_unknown_choice(registry.origin, f"no {family} data set", name, registry.partition_keys(family))
         artifact = graph(registry, cache_root.path).dataset(name, config.run_settings())
-        settings = artifact.source.shown_settings()
+        settings = artifact.spec.source.shown_settings()
         with StreamSlot(context, name, log=reporter.log) as slot:
 
             def wait_for_turn() -> bool:
@@ -185,7 +185,7 @@ def _stream(
         reporter.warn(outcome)
         if not outcome.kept:
             _observe(context, registry, name, outcome.meta, root=cache_root.path)
-        deduplicated = "dedup" in getattr(artifact.source, "prepare", ())
+        deduplicated = "dedup" in getattr(artifact.spec.source, "prepare", ())
         shown = family_metadata(outcome, settings, deduplicated=deduplicated, draw=registry.dagster.plots)
         reporter.log_result(shown[None])
         results: list[dg.MaterializeResult] = [

@@ -14,7 +14,7 @@ from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.base.fingerprint import fingerprint_of, identity_settings
 from niels_cache_assets.base.wording import SHORT_SHA256, file_size, format_count
 from niels_cache_assets.defs.keys import INDEX, TRAIN_KEYS
-from niels_cache_assets.defs.metadata.builds import Metadata, state_of
+from niels_cache_assets.defs.metadata.builds import state_of
 from niels_cache_assets.defs.metadata.entries import json_entry, materialized, table
 from niels_cache_assets.defs.progress import BuildReporter, SinkParam, readable_failures
 from niels_cache_assets.defs.resources import RootParam
@@ -63,7 +63,7 @@ def index_assets(registry: Registry) -> list[dg.AssetsDefinition]:
             for index in indices
         ]
         samples = indices[-1].samples
-        metadata: Metadata = {
+        metadata = {
             **state_of(outcome),
             "contents": f"{file_size(sum(index.bytes for index in indices))}: {format_count(samples, 'sample')}",
             "samples": samples,

@@ -61,7 +61,7 @@ json.load(open("cache/pretrain/.parts/<data set>/plan.json"))["groups"][0]["part
 _VAL = """The val of a data set in parts, if val must be known before the parts.
 
 With token budgets, it is the head of each part, before any shuffle.
-With val_frac and decontaminate, it is what a hash chooses from all files.
+With val_frac and decontaminate, it is a seeded choice from all files.
 `pretrain/.parts/<data set>/val`, in the layout of a data set. meta.json says how many documents the head of each part gave.
 
 ```python

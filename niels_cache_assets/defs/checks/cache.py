@@ -5,9 +5,9 @@ Dagster 1.13 can run partitioned checks alone through its API, but not from its 
 belong to the asset meta_json, because consumers depend on this asset. The checks block, so that a cache that fails a check stops its
 consumers. A sound pretrain cache has two more checks: whether the splits are disjoint, and whether they meet their token budgets.
 
-`splits_disjoint` finds documents of val that are also in train, exactly or nearly. Such documents are an error if the configuration should
-have removed them. Otherwise, they are a warning, because upstream's own splits may contain them. It also warns of documents of train that
-have the text of a document in the val of another data set, by the hashes in lineage. For this check, train and val are decoded once more.
+`splits_disjoint` shows the documents of val that are also in train, exactly or nearly, which the build has found and recorded. Such
+documents are an error if the configuration should have removed them. Otherwise, they are a warning, because upstream's own splits may
+contain them. It also warns of documents of train that have the text of a document in the val of another data set, by the hashes in lineage.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,19 +20,13 @@ from niels_cache_assets.defs.keys import META_KEYS, partitions
 from niels_cache_assets.defs.metadata.entries import table, without_empty
 from niels_cache_assets.defs.progress import readable_failures
 from niels_cache_assets.defs.resources import RootParam
-from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.facts.contents import budget_shortfall
-from niels_cache_assets.inspection.disjoint import SplitDocument, SplitOverlap, splits_disjoint
-from niels_cache_assets.inspection.shared_texts import DocumentOrigin, SharedTexts, advice_against, shared_texts
+from niels_cache_assets.inspection.splits import BUDGETS_MET, SPLITS_DISJOINT, check_splits
 from niels_cache_assets.project.registry import Registry
-from niels_cache_assets.sources.types import PretrainSource
-from niels_cache_assets.tokenizer.kinds import load_tokenizer
-from niels_cache_runtime.format.layout import META_NAME, Family, dataset_dir
+from niels_cache_runtime.format.layout import META_NAME, SPLITS, Family, dataset_dir
 from niels_cache_runtime.format.meta import Meta, is_foreign, load_meta
 from niels_cache_runtime.verify import Finding, FindingKind, verify_dataset
 
-SPLITS_DISJOINT, BUDGETS_MET = "splits_disjoint", "budgets_met"
-MAX_PAIRS = 20
 _UNSOUND = "not compared, because the cache fails another check"
 CHECK_NAMES: dict[FindingKind, str] = {"files": "files_match_meta", "content": "invariants_hold", "tokenizer": "tokenizer_is_current"}
 _DESCRIPTIONS = {
@@ -71,7 +65,7 @@ def cache_checks(registry: Registry, family: Family) -> dg.AssetChecksDefinition
             yield _result(asset, name, [finding for finding in findings if finding.kind == kind], skipped=skipped)
         if SPLITS_DISJOINT in selected:
             with readable_failures():
-                context.log.info(f"{context.partition_key}: comparing the documents of train with those of val")
+                context.log.info(f"{context.partition_key}: comparing the texts of train with the val of other data sets")
                 yield _disjoint_result(registry, context.partition_key, cache_root.path, is_sound=not findings, skipped=skipped)
         if BUDGETS_MET in selected:
             with readable_failures():
@@ -83,45 +77,32 @@ def cache_checks(registry: Registry, family: Family) -> dg.AssetChecksDefinition
 
 
 def _disjoint_result(registry: Registry, name: str, root: Path, *, is_sound: bool, skipped: str | None) -> dg.AssetCheckResult:
-    """Compare the splits of a cache. If `skipped` is given, do not compare, and return `skipped` as the reason.
+    """Return what the build has recorded. If `skipped` is given, return `skipped` as the reason instead.
 
     Raises:
-        NielsCacheError: If the cache cannot be read with the tokenizer of its root.
+        NielsCacheError: If the build has recorded no comparison, and the cache cannot be read with the tokenizer of its root.
     """
     if skipped is not None:
         return _pretrain_result(SPLITS_DISJOINT, passed=True, description=f"{skipped}: there is nothing to compare")
     if not is_sound:
         return _pretrain_result(SPLITS_DISJOINT, passed=False, description=_UNSOUND)
-    source = registry.pretrain[name]
-    threshold = registry.dedup.threshold if "dedup" in source.prepare else source.decontaminate_threshold
-    folder = dataset_dir(root, "pretrain", name)
-    overlap = splits_disjoint(
-        folder, load_tokenizer(registry.tokenizer, root), threshold=threshold, max_pairs=MAX_PAIRS, threads=registry.build.threads
-    )
-    shared = shared_texts({name: folder, **_other_caches(registry, name, root)}, trains=[name])
-    elsewhere = [{"data_set": each.val, "documents": each.documents, "first": _describe_origin(each.first)} for each in shared.found]
-    pairs = [
-        {
-            "kind": pair.kind,
-            "similarity": round(pair.similarity, 4),
-            "train": _describe_origin(pair.train),
-            "val": _describe_origin(pair.val),
-        }
-        for pair in overlap.pairs
+    found = check_splits(registry, name, root)
+    record, shared = found.overlap.record, found.shared
+    estimate = found.overlap.near_estimate
+    elsewhere = [
+        {"data_set": each.val, "documents": each.documents, "first": _describe_origin(**each.first._asdict())} for each in shared.found
     ]
+    pairs = [{**pair, **{split: _describe_origin(**pair[split]) for split in SPLITS}} for pair in record["pairs"]]
     return _pretrain_result(
         SPLITS_DISJOINT,
-        passed=overlap.disjoint and not shared.found,
-        severity=dg.AssetCheckSeverity.ERROR if _should_have_been_prevented(source, overlap) else dg.AssetCheckSeverity.WARN,
-        description="; ".join([_describe_overlap(source, overlap)] * (not overlap.disjoint) + _describe_shared(registry, name, shared))
-        or None,
+        passed=found.overlap.is_disjoint and not shared.found,
+        severity=dg.AssetCheckSeverity.ERROR if found.overlap.was_prevented else dg.AssetCheckSeverity.WARN,
+        description=found.description or (estimate and f"near copies in train: {estimate}"),
         metadata=without_empty(
             {
-                "exact": overlap.exact,
-                "near": overlap.near,
-                "train_documents": overlap.train_documents,
-                "val_documents": overlap.val_documents,
-                "threshold": threshold,
+                **{key: record[key] for key in ("exact", "near", "compared", "threshold")},
+                "near_estimate": estimate,
+                "train_documents": found.overlap.documents,
                 "pairs": table(pairs, kind="string", similarity="float", train="string", val="string"),
                 "in_val_of_others": table(elsewhere, data_set="string", documents="int", first="string"),
             }
@@ -129,56 +110,14 @@ def _disjoint_result(registry: Registry, name: str, root: Path, *, is_sound: boo
     )
 
 
-def _describe_origin(document: SplitDocument | DocumentOrigin) -> str:
-    return f"{document.file}:{document.row} ({document.source_id})"
+def _describe_origin(*, source_id: str, file: str, row: int, **_: int) -> str:
+    return f"{file}:{row} ({source_id})"
 
 
 def _pretrain_result(
     name: str, *, passed: bool, severity: dg.AssetCheckSeverity = dg.AssetCheckSeverity.WARN, **rest: Any
 ) -> dg.AssetCheckResult:
     return dg.AssetCheckResult(check_name=name, asset_key=META_KEYS["pretrain"], passed=passed, severity=severity, **rest)
-
-
-def _should_have_been_prevented(source: PretrainSource, overlap: SplitOverlap) -> bool:
-    """Return whether the settings should have prevented the overlap of train and val.
-
-    The settings prevent all near duplicates only with decontaminate = "near", because only this setting compares documents exactly. The LSH
-    bands of dedup miss some near duplicates at any threshold.
-    """
-    kept_out_exact = source.decontaminate != "off" or "dedup" in source.prepare
-    return bool((overlap.exact and kept_out_exact) or (overlap.near and source.decontaminate == "near"))
-
-
-def _describe_overlap(source: PretrainSource, overlap: SplitOverlap) -> str:
-    found = f"{overlap.exact:,} documents of train equal one of val, {overlap.near:,} are near to one"
-    prevented = source.decontaminate != "off" or "dedup" in source.prepare
-    return found if prevented else f'{found}; decontaminate = "near" keeps them out'
-
-
-def _other_caches(registry: Registry, name: str, root: Path) -> dict[str, Path]:
-    found = {}
-    for other in registry.pretrain:
-        folder = dataset_dir(root, "pretrain", other)
-        meta = finished_meta(folder) if other != name else None
-        if meta is not None and meta.get("built") and meta.get("val_tokens"):
-            found[other] = folder
-    return found
-
-
-def _describe_shared(registry: Registry, name: str, shared: SharedTexts) -> list[str]:
-    """Return the documents of train whose text is in the val of another data set, and the caches that cannot be checked.
-
-    If a key keeps these documents out, it is named.
-    """
-    problems = []
-    if shared.found:
-        names = [each.val for each in shared.found]
-        found = f"{sum(each.documents for each in shared.found):,} documents equal one in the val of {', '.join(names)}"
-        advice = advice_against(registry, name, names)
-        problems.append(found if advice is None else f"{found}; {advice}")
-    if shared.not_checked:
-        problems.append(f"not compared with other data sets: the lineage of {', '.join(shared.not_checked)} has no hashes of texts")
-    return problems
 
 
 def _skip_reason(meta: Meta) -> str | None:

@@ -14,7 +14,7 @@ from typing import Any
 import dagster as dg
 
 from niels_cache_assets.artifacts.base import Outcome
-from niels_cache_assets.base.wording import abbreviate, file_size, format_count, format_duration, format_share
+from niels_cache_assets.base.wording import abbreviate, by_count, file_size, format_count, format_duration, format_share
 from niels_cache_assets.defs.metadata.entries import (
     MAX_TABLE_ROWS,
     code_block,
@@ -67,9 +67,9 @@ def family_metadata(outcome: Outcome, settings: Mapping[str, Any], *, deduplicat
         draw: Whether to draw plots.
     """
     meta, root = outcome.meta, outcome.directory.parent.parent
-    ratio = cache_characters_per_token(meta, SPLITS) if outcome.family == "pretrain" else None
+    ratio = cache_characters_per_token(meta) if outcome.family == "pretrain" else None
     shares = [f"{meta[f'{split}_tokens']:,} tokens of {split}" for split in SPLITS]
-    whole: Metadata = {
+    whole = {
         "sha256": sha256_file(str(outcome.directory / META_NAME)),
         **({"plots": _plots(outcome)} if draw else {}),
         "samples": command_entry("sample", outcome.name, "--notable", root=root),
@@ -130,7 +130,7 @@ def describe_dropped(outcome: Outcome, *, deduplicated: bool) -> str:
     total = sum(_items(meta, outcome.family).values()) + dropped_count
     if not dropped_count:
         return f"none of {format_count(total, noun)}"
-    reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(dropped.items(), key=lambda row: (-row[1], row[0])))
+    reasons = ", ".join(f"{reason} {count:,}" for reason, count in by_count(dropped))
     duplicates = sum(count for reason, count in dropped.items() if reason.endswith("_duplicate"))
     noted = f" ({format_share(duplicates, total)} as duplicates)" if deduplicated else ""
     return f"{format_share(dropped_count, total)} of {format_count(total, noun)}: {reasons}{noted}"

@@ -153,8 +153,7 @@ def _single_headers(scope: Scope) -> dict[bytes, bytes]:
 
 def _first_path_part(scope: Scope) -> str:
     """Return the first part of the path, which selects the rule for the request."""
-    route: str = scope["path"].lstrip("/").partition("/")[0].lower()
-    return route
+    return scope["path"].lstrip("/").partition("/")[0].lower()
 
 
 def _is_link(scope: Scope, headers: dict[bytes, bytes]) -> bool:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain, zip_longest
@@ -30,7 +30,6 @@ from niels_cache_runtime.format.layout import SPLITS, Array, Bools, Bytes, Ints,
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
 Side = Literal["a", "b"]
 SIDES: tuple[Side, Side] = ("a", "b")
@@ -115,23 +114,9 @@ def compare_documents(a: LineagePaths, b: LineagePaths, *, shown: int) -> Docume
 def _row_count(path: Path) -> int:
     count = 0
     for table in lineage_files(path):
-        with _open(table) as parquet:
+        with table.open(_COLUMNS) as parquet:
             count += int(parquet.metadata.num_rows)
     return count
-
-
-@contextmanager
-def _open(table: LineageFile) -> Iterator[pq.ParquetFile]:
-    import pyarrow
-
-    try:
-        with table.open() as parquet:
-            missing = [name for name in _COLUMNS if name not in parquet.schema_arrow.names]
-            if missing:
-                raise NielsCacheError(f"{table.path}: has no column {missing[0]!r}; rebuild this data set")
-            yield parquet
-    except (OSError, pyarrow.ArrowException) as error:
-        raise NielsCacheError(f"{table.path}: not a readable parquet file (cut short?): {error}; rebuild this data set") from error
 
 
 def _batches(path: Path) -> Iterator[pa.RecordBatch]:
@@ -155,7 +140,7 @@ def _batches(path: Path) -> Iterator[pa.RecordBatch]:
 
 
 def _batches_of_file(table: LineageFile) -> Iterator[pa.RecordBatch]:
-    with _open(table) as parquet:
+    with table.open(_COLUMNS) as parquet:
         yield from parquet.iter_batches(batch_size=_ROWS_AT_ONCE, columns=list(_COLUMNS))
 
 
@@ -220,8 +205,7 @@ def _paired(groups: Ints, sides: Bytes) -> Bools:
     """Return which rows have a counterpart: the n-th row of a group on one side, and the n-th row of this group on the other, (n,)."""
     keys = groups * (len(groups) + 1) + _earlier_equals(groups * 2 + sides)
     _, inverse, counts = np.unique(keys, return_inverse=True, return_counts=True)
-    paired: Bools = counts[inverse] == 2
-    return paired
+    return counts[inverse] == 2
 
 
 def _earlier_equals(numbers: Ints) -> Ints:

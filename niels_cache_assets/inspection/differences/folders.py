@@ -230,16 +230,11 @@ def _compare_metas(a: Meta, b: Meta) -> MetaDifferences:
     differing = [
         MetaDifference(key=key, a=ours.get(key), b=theirs.get(key))
         for key in sorted(ours.keys() | theirs.keys())
-        if ours.get(key) != theirs.get(key) and not _is_zero(ours.get(key), theirs.get(key), key)
+        if ours.get(key) != theirs.get(key) and (not key.startswith("dropped.") or ours.get(key) or theirs.get(key))
     ]
     counts = [each for each in differing if each.key.partition(".")[0] in _COUNTS]
     settings = [each for each in differing if each not in counts and each.key != _FINGERPRINT]
     return MetaDifferences(settings=settings, counts=counts, has_unrecorded=not settings and a.get(_FINGERPRINT) != b.get(_FINGERPRINT))
-
-
-def _is_zero(a: Any, b: Any, key: str) -> bool:
-    """Return whether `key` is a number of dropped documents that is zero or missing on both sides."""
-    return key.startswith("dropped.") and not (a or b)
 
 
 def _leaves(table: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import IO, Any, NamedTuple, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from niels_cache_assets.base.documents import SourceReport
 from niels_cache_assets.base.first_bytes import describe_content, detect_content
@@ -24,7 +24,7 @@ from niels_cache_assets.sources.errors import without_credentials
 from niels_cache_assets.sources.hub import tables as hub_tables
 from niels_cache_assets.sources.hub.errors import hub_errors, unknown_choice_message
 from niels_cache_assets.sources.reading.compressed import decompressed
-from niels_cache_assets.sources.reading.encodings import NO_DAMAGE, UTF8, Damage, DecodesText, damage_of, encoding_of, refuse_length
+from niels_cache_assets.sources.reading.encodings import NO_DAMAGE, UTF8, Damage, DecodesText, Values, damage_of, encoding_of, refuse_length
 from niels_cache_assets.sources.reading.files import (
     SourceFile,
     file_errors,
@@ -38,7 +38,7 @@ from niels_cache_assets.sources.reading.parquet_files import may_hold_text
 from niels_cache_assets.sources.reading.positions import UpstreamSplit
 from niels_cache_assets.sources.reading.rows import refuse_long_lines
 from niels_cache_assets.sources.text_column import ROWS, choose_text_field, find_text_column, require_field, text_field_of_pass
-from niels_cache_assets.sources.types import ConfigPath, ListedFile, PretrainSource, StreamContext
+from niels_cache_assets.sources.types import ConfigPath, ListedFile, Siblings, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 
 _ONLY_OF_THE_HUB = ("config", "split", "val_split", "pinned_revision")
@@ -69,15 +69,20 @@ class HubData(DecodesText):
     If `files` is set, the same loading code reads local files, and no request goes to the hub.
     """
 
-    dataset: str = Field(description="Hub data set: owner/name")
-    config: str | None = Field(None, description="Configuration of the data set")
-    split: str = Field("train", description="Upstream split to read")
-    val_split: str | None = Field(None, description="Upstream split to use as val")
-    pinned_revision: str | None = Field(None, description="Commit, tag or branch to read; by default the newest commit on main")
-    files: list[ConfigPath] | None = Field(
-        None, description="Globs of local .parquet, .jsonl or text files to read instead of the hub data set"
-    )
-    val_files: list[ConfigPath] | None = Field(None, description="Globs of local files to use as val; requires `files`")
+    dataset: str
+    """Hub data set: owner/name"""
+    config: str | None = None
+    """Configuration of the data set"""
+    split: str = "train"
+    """Upstream split to read"""
+    val_split: str | None = None
+    """Upstream split to use as val"""
+    pinned_revision: str | None = None
+    """Commit, tag or branch to read; by default the newest commit on main"""
+    files: list[ConfigPath] | None = None
+    """Globs of local .parquet, .jsonl or text files to read instead of the hub data set"""
+    val_files: list[ConfigPath] | None = None
+    """Globs of local files to use as val; requires `files`"""
 
     def missing_setting(self) -> str | None:
         return "files (val_files alone has no train split)" if self.val_files and not self.files else None
@@ -120,7 +125,7 @@ class HubData(DecodesText):
         parts = self.upstream_splits()
         return [*zip(parts, find_splits([part.files or [] for part in parts]), strict=True)]
 
-    def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
+    def revision(self, siblings: Siblings) -> str | None:
         if self.files:
             parts = self.files_by_part()
             return files_digest(file._replace(name=f"{part.split or 'all'}\0{file.name}") for part, files in parts for file in files)
@@ -203,9 +208,9 @@ class HubData(DecodesText):
         if missing := [name for name in needed if name not in fields]:
             raise NielsCacheError(f"{self.origin}: rows have no {' and no '.join(missing)} (they have: {', '.join(fields)})")
 
-    def _first_rows(self, part: UpstreamSplit, context: StreamContext) -> tuple[list[dict[str, Any]], str]:
+    def _first_rows(self, part: UpstreamSplit, context: StreamContext) -> tuple[list[Values], str]:
         """Return the first rows of the first file of a part, and the name of this file."""
-        found: list[dict[str, Any]] = []
+        found: list[Values] = []
         name = self.origin
         with closing(self.stream(part, replace(context, report=SourceReport()), list)) as batches:
             for columns, files, _, _ in batches:
@@ -290,7 +295,7 @@ class HubData(DecodesText):
 
     def rows(
         self, part: UpstreamSplit, context: StreamContext, choose_columns: ChooseColumns, **settings: Any
-    ) -> Iterator[tuple[dict[str, Any], str, int, Damage]]:
+    ) -> Iterator[tuple[Values, str, int, Damage]]:
         """Yield the rows of a part one by one; for the arguments, see `stream`.
 
         Yields:
@@ -302,7 +307,7 @@ class HubData(DecodesText):
 
 
 def hub_files(data: HubData, revision: str | None) -> list[ListedFile]:
-    """Return the files of the configuration and the splits that are read, at a commit. Those of a split are sorted by name.
+    """Return the files of the configuration and the splits that are read, at a commit, in the order in which `stream` reads them.
 
     This sends one request to the hub for every 500 files.
 
@@ -317,7 +322,7 @@ def hub_files(data: HubData, revision: str | None) -> list[ListedFile]:
 
         splits = _builder(datasets, data, data.dataset, {"name": data.config, "revision": revision}).config.data_files or {}
         for part in data.upstream_splits():
-            names = sorted({hub_tables.file_name(url, {}) for url in _split(splits, part, data)})
+            names = list(dict.fromkeys(hub_tables.file_name(url, {}) for url in _split(splits, part, data)))
             for first in range(0, len(names), _NAMES_PER_REQUEST):
                 requested = names[first : first + _NAMES_PER_REQUEST]
                 entries = HfApi().get_paths_info(data.dataset, requested, revision=revision, repo_type="dataset")
@@ -434,7 +439,7 @@ def _fields(dataset: Any) -> dict[str, bool]:
     """Return for each field whether it holds strings. If the loader has no schema, this is determined from the first row."""
     if dataset.features is not None:
         return {name: may_hold_text(kind.type) for name, kind in zip(dataset.features, dataset.features.arrow_schema, strict=True)}
-    first: dict[str, Any] = next(iter(dataset), {})
+    first: Values = next(iter(dataset), {})
     return {name: isinstance(value, str) for name, value in first.items()}
 
 

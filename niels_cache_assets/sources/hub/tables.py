@@ -24,6 +24,7 @@ from niels_cache_assets.sources.reading.encodings import (
     MARKS,
     UTF8,
     Damage,
+    Values,
     damage_of,
     decoded_blocks,
     encode_marks,
@@ -268,7 +269,7 @@ def text_tables(local_names: dict[str, str], encoding: str, *, keep_linebreaks: 
                     if keep_linebreaks:
                         lines = [f"{line}\n" for line in lines]
                     lines += [last] if last else []
-                    damage = [_packed(damage_of(line)) if MARK.search(line) else 0 for line in lines] if MARK.search(marked) else None
+                    damage = [found.size << 32 | found.characters for found in map(damage_of, lines)] if MARK.search(marked) else None
                     texts = lines if damage is None else [*map(unmarked, lines)]
                     columns = {"text": pa.array(texts, pa.string()), DAMAGE: pa.array(damage or [0] * len(lines), pa.int64())}
                     yield (index, number), pa.table(columns)
@@ -282,10 +283,6 @@ def _pieces(text: io.TextIOWrapper) -> Iterator[str]:
     while piece:
         yield piece + text.readline()
         piece = text.read(_TEXT_CHARACTERS)
-
-
-def _packed(damage: Damage) -> int:
-    return damage.size << 32 | damage.characters
 
 
 def damage_of_rows(packed: Sequence[int]) -> dict[int, Damage]:
@@ -376,8 +373,8 @@ def row_batches(dataset: Any, *, shuffled: bool) -> Generator[Any]:
             yield from in_pieces(table.slice(first, ITER_ROWS))
 
 
-def _by_size(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    batch: list[dict[str, Any]] = []
+def _by_size(rows: Iterable[Values]) -> Iterator[list[Values]]:
+    batch: list[Values] = []
     characters = 0
     for row in rows:
         batch.append(row)

@@ -16,6 +16,7 @@ from niels_cache_assets.sources.mediawiki.names import COUNTRIES
 
 EQUALS = "\x0f"  # stands for an equals sign of an inner template, which names no argument of the outer template
 Arguments = dict[str, str]  # "1", "2", ... for arguments without a name
+Template = Callable[[Arguments], str]  # returns the text that a template shows
 _Value = TypeVar("_Value")
 
 _NAME = re.compile(r"[^|{}<>\[\]\n\x02-\x08]{1,60}")
@@ -112,19 +113,19 @@ def _in_order(arguments: Arguments) -> list[str]:
     return values
 
 
-def _argument(*keys: str) -> Callable[[Arguments], str]:
+def _argument(*keys: str) -> Template:
     return lambda arguments: _first_given(arguments, *keys)
 
 
-def _joined(between: str) -> Callable[[Arguments], str]:
+def _joined(between: str) -> Template:
     return lambda arguments: between.join(value for value in _in_order(arguments) if value)
 
 
-def _currency(sign: str) -> Callable[[Arguments], str]:
+def _currency(sign: str) -> Template:
     return lambda arguments: (sign + _first_given(arguments, "1")).strip()
 
 
-def _around(start: str, end: str) -> Callable[[Arguments], str]:
+def _around(start: str, end: str) -> Template:
     def put(arguments: Arguments) -> str:
         text = _first_given(arguments, "1")
         return start + text + end if text.strip("\x03 ") else ""
@@ -132,7 +133,7 @@ def _around(start: str, end: str) -> Callable[[Arguments], str]:
     return put
 
 
-def _form(form: str) -> Callable[[Arguments], str]:
+def _form(form: str) -> Template:
     """Return a function that puts the first two arguments at `{0}` and `{1}`. Without the first argument, there is no text."""
     return lambda arguments: form.format(arguments["1"], _first_given(arguments, "2")) if arguments.get("1") else ""
 
@@ -206,7 +207,7 @@ def _as_of(arguments: Arguments) -> str:
     return f"{word} {' '.join(reversed(values))}"
 
 
-def _nihongo(first: str, *inside: str) -> Callable[[Arguments], str]:
+def _nihongo(first: str, *inside: str) -> Template:
     """Return a function that makes `first (inside, inside)`. A missing argument is left out."""
 
     def put(arguments: Arguments) -> str:
@@ -216,7 +217,7 @@ def _nihongo(first: str, *inside: str) -> Callable[[Arguments], str]:
     return put
 
 
-def _labelled(labels: dict[str, str]) -> Callable[[Arguments], str]:
+def _labelled(labels: dict[str, str]) -> Template:
     """Return a function that makes `label: value; label: value`, in the order of the labels."""
 
     def put(arguments: Arguments) -> str:
@@ -226,7 +227,7 @@ def _labelled(labels: dict[str, str]) -> Callable[[Arguments], str]:
     return put
 
 
-def _years(word: str) -> Callable[[Arguments], str]:
+def _years(word: str) -> Template:
     """Return a function that makes `word 1900–1910`."""
     return lambda arguments: f"{word} {'–'.join(value for value in _in_order(arguments)[:2] if value)}".strip()
 
@@ -353,7 +354,7 @@ _CURRENCIES = {
 _AFTER_NUMBERS = frozenset(("frac", "sfrac", "fraction", "tfrac"))
 _RAISED = frozenset(("sup",))
 
-_TEXTS: dict[str, Callable[[Arguments], str]] = _by_name(
+_TEXTS: dict[str, Template] = _by_name(
     {
         _argument("1"): "nowrap, nobr, nobold, nobreak, small, smaller, smalldiv, big, bigger, large, larger, smallcaps, sc, sc2, abbr"
         ", tooltip, em, strong, bold, italic, i, b, iast, unicode, overline, overbar, overarc, vec, polytonic, hebrew, grc, unihan, proper"

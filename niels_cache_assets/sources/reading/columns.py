@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -96,14 +96,14 @@ def texts_of_column(
 def valid_strings(column: pa.Array) -> Strings | Objects | None:
     """Return an Arrow column of strings as a column of a batch, or None for another type, for nulls, and for invalid UTF-8."""
     import pyarrow as pa
-    import pyarrow.types as types
+    from pyarrow import types
 
     if not (types.is_string(column.type) or types.is_large_string(column.type)) or column.null_count:
         return None
     content, offsets = buffers_of(column)
     try:
         if len(content) > _SHORT_BYTES * len(column):
-            return cast(Objects, column.to_numpy(zero_copy_only=False))
+            return column.to_numpy(zero_copy_only=False)
         if len(content) and content.max() > _FIRST_NOT_ASCII:
             column.validate(full=True)
     except (UnicodeDecodeError, pa.ArrowException):
@@ -119,7 +119,7 @@ def _characters_of(column: pa.Array, content: np.ndarray, offsets: np.ndarray) -
         content: The bytes of all strings; see `strings.buffers_of`.
         offsets: The offset of each string; see `strings.buffers_of`.
     """
-    import pyarrow.compute as compute
+    from pyarrow import compute
 
     sizes = np.diff(offsets)
     if not len(content) or content.max() < _FIRST_NOT_ASCII:
@@ -181,7 +181,7 @@ def _ids_of(values: Sequence[Any] | None, files: Strings | Objects, numbers: Seq
                 return object_array(values, count)
     elif isinstance(files, Strings):
         import pyarrow as pa
-        import pyarrow.compute as compute
+        from pyarrow import compute
 
         named = int64_array(np.asarray(numbers, dtype=np.int64)).cast(pa.large_string())
         joint = pa.scalar("#", pa.large_string())

@@ -22,7 +22,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
-from typing import IO, Any, NamedTuple, cast
+from typing import IO, Any, NamedTuple
 
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -128,7 +128,7 @@ class _ZstdStream:
 
     @property
     def unused_data(self) -> bytes:
-        return cast(bytes, self._object.unused_data) + bytes(self._input)
+        return self._object.unused_data + bytes(self._input)
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
         if data:
@@ -184,7 +184,7 @@ def decompressed(source: IO[bytes], name: str, on_damage: OnDamage | None = None
     suffix = compression_of(name)
     if suffix is None:
         return source
-    return cast(IO[bytes], io.BufferedReader(_Decompressed(source, _FORMATS[suffix], name, on_damage), _BLOCK))
+    return io.BufferedReader(_Decompressed(source, _FORMATS[suffix], name, on_damage), _BLOCK)
 
 
 def bytes_read(stream: IO[bytes]) -> int:

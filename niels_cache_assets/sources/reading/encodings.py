@@ -20,14 +20,15 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from encodings.aliases import aliases
-from typing import IO, Any, ClassVar, NamedTuple, NoReturn
+from typing import IO, Any, NamedTuple, NoReturn
 
 from pydantic import Field, PositiveInt, field_validator
 
+from niels_cache_assets.base.wording import by_count
 from niels_cache_assets.sources.reading.compressed import OnDamage
 from niels_cache_assets.sources.reading.files import SourceFile, file_errors, files_digest, open_bytes
 from niels_cache_assets.sources.reading.positions import FilePosition
-from niels_cache_assets.sources.types import PretrainSource, Source, StreamContext
+from niels_cache_assets.sources.types import Siblings, Source, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 
 UTF8 = "utf-8"
@@ -39,6 +40,8 @@ MAX_DOCUMENT_BYTES = MAX_DOCUMENT_MIB << 20
 MARKS = "niels_cache_marks"  # the error handler that leaves marks
 CARRIED_MARKS = "niels_cache_carried_marks"  # the error handler for bytes that already hold marks (see `encode_marks`)
 MARK = re.compile("[\udc01-\udcff]")
+
+Values = dict[str, Any]  # of a row, by column
 
 _SET_ENCODING = 'set the key encoding to the encoding of the files, such as encoding = "latin-1"'
 _BOMS = (
@@ -66,22 +69,14 @@ class DecodesText(Source):
     library reads it.
     """
 
-    never_counts: ClassVar[frozenset[str]] = frozenset({"max_document_mib"})  # a build may fail because of this limit, but no byte changes
+    never_counts = frozenset({"max_document_mib"})  # a build may fail because of this limit, but no byte changes
 
-    max_document_mib: PositiveInt = Field(
-        MAX_DOCUMENT_MIB, description="Maximum size in MiB of a document or line; the build fails if it is exceeded"
-    )
-    encoding: str = Field(
-        UTF8,
-        description="Python name of the encoding, which a byte order mark overrides; for Parquet, it applies only to non-UTF-8 strings",
-    )
-    max_replaced_share: float = Field(
-        MAX_REPLACED_SHARE,
-        ge=0,
-        le=1,
-        strict=False,
-        description="Maximum share of replacement characters; documents above it, or with a NUL, are dropped (`not_text`)",
-    )
+    max_document_mib: PositiveInt = MAX_DOCUMENT_MIB
+    """Maximum size in MiB of a document or line; the build fails if it is exceeded"""
+    encoding: str = UTF8
+    """Python name of the encoding, which a byte order mark overrides; for Parquet, it applies only to non-UTF-8 strings"""
+    max_replaced_share: float = Field(MAX_REPLACED_SHARE, ge=0, le=1, strict=False)
+    """Maximum share of replacement characters; documents above it, or with a NUL, are dropped (`not_text`)"""
 
     def describe(self) -> dict[str, Any]:
         """Return the description that every source has, with the encoding if it is not the default."""
@@ -112,7 +107,7 @@ class DecodesText(Source):
         codec = codecs.lookup(value).name
         return UTF8 if codec == "utf-8-sig" else codec
 
-    def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
+    def revision(self, siblings: Siblings) -> str | None:
         return files_digest(self.input_files())
 
 
@@ -345,12 +340,12 @@ class DamagedRow(dict[str, Any]):
         mark: A pattern that matches these marks.
     """
 
-    def __init__(self, values: dict[str, Any], marked: dict[str, Any], mark: re.Pattern[str], size: int) -> None:
+    def __init__(self, values: Values, marked: Values, mark: re.Pattern[str], size: int) -> None:
         super().__init__(values)
         self.marked, self.mark, self.size = marked, mark, size
 
     @classmethod
-    def of_json(cls, values: dict[str, Any], line: str) -> DamagedRow:
+    def of_json(cls, values: Values, line: str) -> DamagedRow:
         """Return the damaged row of these values.
 
         Args:
@@ -394,7 +389,7 @@ class DecodingCounts:
     def count_marked(self, file: str, marked: str | None) -> int:
         return 0 if marked is None else self.count(file, damage_of(marked))
 
-    def count_row(self, file: str, values: dict[str, Any], texts: Callable[[dict[str, Any]], Iterable[Any]]) -> int:
+    def count_row(self, file: str, values: Values, texts: Callable[[Values], Iterable[Any]]) -> int:
         """Count the replaced bytes of a row.
 
         Args:
@@ -459,7 +454,7 @@ def decoding_warning(meta: Mapping[str, Any]) -> str | None:
 
 
 def _most_damaged(counted: dict[str, Any]) -> str:
-    by_file = sorted(counted["by_file"].items(), key=lambda item: (-item[1], item[0]))
+    by_file = by_count(counted["by_file"])
     named = ", ".join(f"{name}: {count:,}" for name, count in by_file[:_SHOWN_FILES])
     more = counted["files"] - min(len(by_file), _SHOWN_FILES)
     return f"{named}, and {more:,} more files" if more > 0 else named

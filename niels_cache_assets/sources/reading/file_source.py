@@ -7,7 +7,7 @@ Hub data sets are read in `hub/`.
 """
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Self
 
@@ -20,11 +20,10 @@ from niels_cache_assets.sources.reading.keep import HasColumns
 from niels_cache_assets.sources.reading.positions import FilePass
 from niels_cache_assets.sources.text_column import text_field_of_pass
 from niels_cache_assets.sources.types import (
-    FILES_HELP,
     AddedFiles,
     ConfigPath,
     ListedFile,
-    PretrainSource,
+    Siblings,
     Source,
     SourceWithParts,
     StreamContext,
@@ -36,7 +35,8 @@ from niels_cache_runtime.format.layout import Split
 class HasKeepDamaged(Source):
     """The key `keep_damaged`, for kinds that read files line by line or page by page."""
 
-    keep_damaged: bool = Field(False, description="True keeps the intact start of a damaged file; by default, the build fails")
+    keep_damaged: bool = False
+    """True keeps the intact start of a damaged file; by default, the build fails"""
 
     def on_damage(self, context: StreamContext, files: FilePass) -> OnDamage | None:
         """Return a function that logs a damaged file and counts it as dropped (`damaged_file`), or None if damage is an error.
@@ -58,7 +58,8 @@ class HasKeepDamaged(Source):
 class FileSource(DecodesText):
     """The key `files`, for kinds that read globs of files."""
 
-    files: list[ConfigPath] = Field(min_length=1, description=FILES_HELP)
+    files: list[ConfigPath] = Field(min_length=1)
+    """Globs or folders, as local paths or fsspec URLs; .gz, .bz2, .xz and .zst files are decompressed"""
 
     def input_files(self) -> list[SourceFile]:
         return find_files(self.files, self.endings)
@@ -67,7 +68,7 @@ class FileSource(DecodesText):
 class RowFileSource(HasColumns, FileSource, SourceWithParts):
     """The keys of the kinds that read rows from the user's files, which can be in parts."""
 
-    added: tuple[AddedFiles, ...] = Field((), strict=False, description=PretrainSource.model_fields["added"].description)
+    added: tuple[AddedFiles, ...] = Field((), strict=False)
 
     def files_of(self, context: StreamContext) -> list[SourceFile]:
         """Return the files that this pass reads."""
@@ -88,7 +89,7 @@ class RowFileSource(HasColumns, FileSource, SourceWithParts):
     def every_file(self) -> list[SourceFile]:
         return list(chain.from_iterable(self.groups()))
 
-    def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
+    def revision(self, siblings: Siblings) -> str | None:
         return files_digest(self.every_file())
 
     def revision_of_files(self, number: int, revision: str | None) -> str | None:

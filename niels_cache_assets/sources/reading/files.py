@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from typing import IO, Any, NamedTuple
 from urllib.parse import urlsplit
 
 from niels_cache_assets.base.first_bytes import HEAD_BYTES, refuse_content
@@ -271,7 +271,7 @@ def _filesystem(url: str) -> tuple[Any, str]:
         from niels_cache_assets.sources.net.transport import install
 
         install()
-    return cast(tuple[Any, str], fsspec.core.url_to_fs(url))
+    return fsspec.core.url_to_fs(url)
 
 
 def _exists(filesystem: Any, path: str) -> bool:
@@ -387,7 +387,7 @@ def _open_raw(file: SourceFile) -> IO[bytes]:
     if not file.is_remote:
         return open(file.url, "rb")
     filesystem, path = _filesystem(file.url)
-    return cast(IO[bytes], io.BufferedReader(filesystem.open(path, "rb"), 1 << 18))  # many file objects cannot read a line up to a limit
+    return io.BufferedReader(filesystem.open(path, "rb"), 1 << 18)  # many file objects cannot read a line up to a limit
 
 
 def open_seekable(file: SourceFile) -> IO[bytes]:

@@ -15,8 +15,7 @@ from pydantic import Field, field_validator
 from niels_cache_assets.sources.reading.columns import require_columns
 from niels_cache_assets.sources.reading.files import valid_unicode
 from niels_cache_assets.sources.reading.where import HasWhere
-from niels_cache_assets.sources.text_column import TEXT_FIELD_HELP
-from niels_cache_assets.sources.types import PretrainSource, Source
+from niels_cache_assets.sources.types import Siblings, Source
 from niels_cache_runtime.errors import NielsCacheError
 
 EXPORTED = ("id", "text", "title", "file", "row", "split")  # columns of each text export, so kept columns cannot have these names
@@ -26,9 +25,8 @@ MAX_CHARACTERS = 8192  # maximum length of the kept values of a row
 class HasKeep(Source):
     """The key `keep`, for kinds that read rows with columns."""
 
-    keep: tuple[str, ...] = Field(
-        (), strict=False, description='Columns to keep in the corpus, the lineage, `trace` and `export text`, such as ["url", "score"]'
-    )
+    keep: tuple[str, ...] = Field((), strict=False)
+    """Columns to keep in the corpus, the lineage, `trace` and `export text`, such as ["url", "score"]"""
 
     @field_validator("keep")
     @classmethod
@@ -77,8 +75,10 @@ class HasKeep(Source):
 class HasColumns(HasWhere, HasKeep):
     """The keys that name columns of rows."""
 
-    text_field: str | None = Field(None, description=TEXT_FIELD_HELP)
-    id_field: str | None = Field(None, description="Field with the source id; by default `id` if it exists, otherwise file#row")
+    text_field: str | None = None
+    """Field with the text; by default `text` if it exists, otherwise the only field that could contain text"""
+    id_field: str | None = None
+    """Field with the source id; by default `id` if it exists, otherwise file#row"""
 
     def require_columns(self, columns: Iterable[str], where: str) -> None:
         """Check that the columns of `where`, `keep` and `id_field` exist.
@@ -95,7 +95,7 @@ class HasColumns(HasWhere, HasKeep):
             require_columns(key, key_columns, columns, where)
 
 
-def kept_columns(source: Source, tables: Mapping[str, PretrainSource]) -> tuple[str, ...]:
+def kept_columns(source: Source, tables: Siblings) -> tuple[str, ...]:
     """Return the columns that stay with the documents of a data set. Those of a mixture are the columns of all members.
 
     Args:
@@ -109,8 +109,7 @@ def kept_columns(source: Source, tables: Mapping[str, PretrainSource]) -> tuple[
 
 def kept_values(text: str | None) -> dict[str, Any]:
     """Return the values by column that `kept_of` wrote as JSON, or an empty dict for None."""
-    values: dict[str, Any] = {} if text is None else json.loads(text)
-    return values
+    return {} if text is None else json.loads(text)
 
 
 class _BinaryError(Exception):

@@ -305,14 +305,14 @@ class ParquetTable:
 
 def is_string_type(arrow_type: Any) -> bool:
     """Return whether a column of this type holds strings."""
-    import pyarrow.types as types
+    from pyarrow import types
 
     return bool(types.is_string(arrow_type) or types.is_large_string(arrow_type) or types.is_string_view(arrow_type))
 
 
 def is_bytes_type(arrow_type: Any) -> bool:
     """Return whether a column of this type holds bytes. Old writers store strings as bytes."""
-    import pyarrow.types as types
+    from pyarrow import types
 
     binary = (types.is_binary, types.is_large_binary, types.is_fixed_size_binary, types.is_binary_view)
     return any(is_kind(arrow_type) for is_kind in binary)
@@ -325,7 +325,7 @@ def may_hold_text(arrow_type: Any) -> bool:
 
 def is_text_type(arrow_type: Any) -> bool:
     """Return whether a column of this type may hold strings. A column of nulls has no type yet, so it may."""
-    import pyarrow.types as types
+    from pyarrow import types
 
     return may_hold_text(arrow_type) or bool(types.is_null(arrow_type))
 
@@ -336,7 +336,7 @@ def as_strings(column: pa.Array) -> pa.Array:
     Bytes are not copied, except those of views and of fixed-size values.
     """
     import pyarrow as pa
-    import pyarrow.types as types
+    from pyarrow import types
 
     if not is_bytes_type(column.type):
         return column
@@ -357,7 +357,7 @@ def in_pieces(table: Any) -> Iterator[Any]:
 
 def _repeated_names(fields: Iterable[pa.Field], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """Yield the path of each column or struct field whose name occurs more than once at its level."""
-    import pyarrow.types as types
+    from pyarrow import types
 
     fields = list(fields)
     yield from ((*path, name) for name, count in Counter(field.name for field in fields).items() if count > 1)
@@ -375,7 +375,7 @@ def _decoded(batch: pa.RecordBatch) -> pa.RecordBatch:
     The schema of a file may ask for dictionaries, and each row would then keep a whole dictionary in memory.
     """
     import pyarrow as pa
-    import pyarrow.types as types
+    from pyarrow import types
 
     if all(kind == _plain_type(kind) for kind in batch.schema.types):
         return batch
@@ -387,7 +387,7 @@ def _decoded(batch: pa.RecordBatch) -> pa.RecordBatch:
 def _plain_type(kind: pa.DataType) -> pa.DataType:
     """Return the type of a column after `_decoded`."""
     import pyarrow as pa
-    import pyarrow.types as types
+    from pyarrow import types
 
     if types.is_dictionary(kind):
         return _plain_type(kind.value_type)
@@ -398,8 +398,7 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
 
 def _dictionaries(column: Any, path: str) -> Iterator[tuple[str, int]]:
     """Yield (path of the leaf, length of the longest value in bytes) for each dictionary in an Arrow array."""
-    import pyarrow.compute as compute
-    import pyarrow.types as types
+    from pyarrow import compute, types
 
     if types.is_dictionary(column.type):
         yield path, compute.max(compute.binary_length(column.dictionary)).as_py() or 0

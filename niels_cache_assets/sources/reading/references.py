@@ -5,7 +5,7 @@ The name of a data set has no slash, dot or star. Everything else is a glob of f
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from niels_cache_assets.base.choices import raise_unknown_choice
@@ -14,7 +14,7 @@ from niels_cache_assets.sources.reading.compressed import endings_with_compressi
 from niels_cache_assets.sources.reading.files import SourceFile, files_digest, find_files
 from niels_cache_assets.sources.reading.rows import first_rows, json_rows
 from niels_cache_assets.sources.text_column import ROWS, choose_text_field, chosen_note, errors_without_samples
-from niels_cache_assets.sources.types import PretrainSource, Source, growth_identity
+from niels_cache_assets.sources.types import PretrainSource, Siblings, Source, growth_identity
 from niels_cache_runtime.errors import NielsCacheError
 
 ENDINGS = endings_with_compressions(".jsonl", ".ndjson", ".json")
@@ -76,7 +76,7 @@ def _question_fields(files: Iterable[SourceFile], log: Callable[[str], None]) ->
     return QUESTION_FIELDS
 
 
-def named_data_sets(references: Sequence[str], siblings: Mapping[str, PretrainSource]) -> dict[str, PretrainSource]:
+def named_data_sets(references: Sequence[str], siblings: Siblings) -> dict[str, PretrainSource]:
     """Return the data sets that `decontaminate_against` names.
 
     Raises:
@@ -97,7 +97,7 @@ def named_data_sets(references: Sequence[str], siblings: Mapping[str, PretrainSo
     return found
 
 
-def revision_of_val(source: PretrainSource, siblings: Mapping[str, PretrainSource]) -> str | None:
+def revision_of_val(source: PretrainSource, siblings: Siblings) -> str | None:
     """Return the revision at which the val of another data set is read: that of its own next build.
 
     Remote files of a data set in parts are listed only once, so the revision of its plan is used. Errors of `revision` are passed on.
@@ -106,7 +106,7 @@ def revision_of_val(source: PretrainSource, siblings: Mapping[str, PretrainSourc
     return source.revision(siblings) if frozen is None else frozen
 
 
-def revision_with_references(source: Source, own: str | None, siblings: Mapping[str, PretrainSource]) -> str | None:
+def revision_with_references(source: Source, own: str | None, siblings: Siblings) -> str | None:
     """Return the revision that a build of this table depends on.
 
     With `decontaminate_against`, it is a digest of `own` and of everything that the key names: the content of the files, and the revisions
@@ -121,7 +121,7 @@ def revision_with_references(source: Source, own: str | None, siblings: Mapping[
     return _digest(references, own, siblings) if references else own
 
 
-def own_revision(source: Source, ask: Callable[[], str | None], siblings: Mapping[str, PretrainSource], revision: str | None) -> str | None:
+def own_revision(source: Source, ask: Callable[[], str | None], siblings: Siblings, revision: str | None) -> str | None:
     """Return the revision of the source alone.
 
     Args:
@@ -143,11 +143,10 @@ def own_revision(source: Source, ask: Callable[[], str | None], siblings: Mappin
 
 
 def _references_of(source: Source) -> tuple[str, ...]:
-    references: tuple[str, ...] = getattr(source, "decontaminate_against", ())
-    return references
+    return getattr(source, "decontaminate_against", ())
 
 
-def _digest(references: Sequence[str], own: str | None, siblings: Mapping[str, PretrainSource]) -> str:
+def _digest(references: Sequence[str], own: str | None, siblings: Siblings) -> str:
     digest = hashlib.sha256(f"{own}\n".encode())
     for name, other in named_data_sets(references, siblings).items():
         revision = f"{revision_of_val(other, siblings)}{growth_identity(other.added)}"

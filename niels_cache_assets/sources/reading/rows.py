@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from niels_cache_assets.base.first_bytes import describe_content
 from niels_cache_assets.sources.reading.compressed import DamagedFileError, OnDamage, compression_of
@@ -22,6 +22,7 @@ from niels_cache_assets.sources.reading.encodings import (
     MAX_DOCUMENT_BYTES,
     UTF8,
     DamagedRow,
+    Values,
     damage_of,
     marked_values,
     read_lines,
@@ -208,7 +209,7 @@ def json_rows(
     encoding: str = UTF8,
     limit: int = MAX_DOCUMENT_BYTES,
     on_damage: OnDamage | None = None,
-) -> Iterator[tuple[int, dict[str, Any]]]:
+) -> Iterator[tuple[int, Values]]:
     """Yield (line index from 0, object) of a JSON Lines file, beginning at `position`.
 
     Blank lines are skipped; any other line must be an object. If bytes of a line are invalid in `encoding`, its object is a DamagedRow.
@@ -294,17 +295,17 @@ def column_values(column: Any, encoding: str = UTF8, damaged: dict[int, str] | N
         errors: The error handler.
     """
     import pyarrow as pa
-    import pyarrow.types as types
+    from pyarrow import types
 
     if not is_bytes_type(column.type):
         if not (types.is_string(column.type) or types.is_large_string(column.type)):
-            return cast(list[Any], column.to_pylist())
+            return column.to_pylist()
         with suppress(UnicodeDecodeError, pa.ArrowException):  # invalid UTF-8: files may hold it, Arrow does not check
-            return cast(list[Any], column.to_numpy(zero_copy_only=False).tolist())
+            return column.to_numpy(zero_copy_only=False).tolist()
     return marked_values(column.cast("large_binary").to_pylist(), encoding, errors, {} if damaged is None else damaged)
 
 
-def rows_in(batch: pa.RecordBatch, encoding: str) -> list[dict[str, Any]]:
+def rows_in(batch: pa.RecordBatch, encoding: str) -> list[Values]:
     """Return the rows of a batch.
 
     Strings that are not UTF-8 are decoded as `encoding`, even inside lists and structs. Bytes are decoded too, because old writers store
@@ -312,7 +313,7 @@ def rows_in(batch: pa.RecordBatch, encoding: str) -> list[dict[str, Any]]:
     """
     if not any(map(_has_bytes, batch.schema.types)):
         with suppress(UnicodeDecodeError):
-            return cast(list[dict[str, Any]], batch.to_pylist())
+            return batch.to_pylist()
     columns = [
         [_marked(value, column.type, encoding) for value in column.cast(_with_bytes(column.type)).to_pylist()] for column in batch.columns
     ]
@@ -327,7 +328,7 @@ def _has_bytes(kind: pa.DataType) -> bool:
 def _with_bytes(kind: pa.DataType) -> pa.DataType:
     """Return the type with bytes in place of strings."""
     import pyarrow as pa
-    import pyarrow.types as types
+    from pyarrow import types
 
     if is_string_type(kind):
         return pa.large_binary()
@@ -346,7 +347,7 @@ def _marked(value: Any, kind: pa.DataType, encoding: str) -> Any:
         kind: The type of the value before that cast.
         encoding: The encoding of strings that are not UTF-8.
     """
-    import pyarrow.types as types
+    from pyarrow import types
 
     if value is None:
         return None
@@ -365,7 +366,7 @@ def _marked(value: Any, kind: pa.DataType, encoding: str) -> Any:
     return value
 
 
-def _as_damaged_row(marked: dict[str, Any]) -> dict[str, Any]:
+def _as_damaged_row(marked: Values) -> Values:
     """Return a row that contains marks as a DamagedRow. A row without marks is returned unchanged."""
     size = 0
 
@@ -394,7 +395,7 @@ def json_form(arrow_type: Any) -> Callable[[Any], Any] | None:
     Returns:
         The function, or None if the values already have this form.
     """
-    import pyarrow.types as types
+    from pyarrow import types
 
     if getattr(arrow_type, "extension_name", None) == "arrow.json":
         return lambda value: None if value is None else json.loads(value, object_pairs_hook=unique_keys)
@@ -416,7 +417,7 @@ def _unchanged(value: Any) -> Any:
 
 def parquet_rows(
     file: SourceFile, position: FilePosition | None = None, *, encoding: str = UTF8, limit: int = MAX_DOCUMENT_BYTES
-) -> Iterator[tuple[int, dict[str, Any]]]:
+) -> Iterator[tuple[int, Values]]:
     """Yield (row index from 0, object) of a Parquet file, beginning at `position`.
 
     Nested values are those that JSON Lines would hold (`json_form`). A row with replaced bytes is a DamagedRow.
@@ -448,7 +449,7 @@ def parquet_rows(
 
 def file_rows(
     file: SourceFile, position: FilePosition | None = None, *, encoding: str = UTF8, limit: int = MAX_DOCUMENT_BYTES
-) -> Iterator[tuple[int, dict[str, Any]]]:
+) -> Iterator[tuple[int, Values]]:
     """Yield the rows of a file, which is Parquet or JSON Lines according to its suffix."""
     read = parquet_rows if file.name.lower().endswith(".parquet") else json_rows
     return read(file, position, encoding=encoding, limit=limit)

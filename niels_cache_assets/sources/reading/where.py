@@ -144,7 +144,7 @@ class RowCondition:
             NielsCacheError: If a column has the wrong type.
         """
         import pyarrow as pa
-        import pyarrow.compute as compute
+        from pyarrow import compute
 
         try:
             mask = compute.fill_null(self._node.of_batch(batch), False)
@@ -202,8 +202,7 @@ class _Column(NamedTuple):
     def of_batch(self, batch: pa.RecordBatch) -> Any:
         """Return the column as an Arrow array, with 64-bit numbers and large strings."""
         import pyarrow as pa
-        import pyarrow.compute as compute
-        import pyarrow.types as types
+        from pyarrow import compute, types
 
         found = batch[self.path[0]]
         for name in self.path[1:]:
@@ -255,7 +254,7 @@ class _BoolOp(NamedTuple):
         Raises:
             _WrongType: If a column has the wrong type.
         """
-        import pyarrow.compute as compute
+        from pyarrow import compute
 
         return reduce(compute.or_kleene if self.is_or else compute.and_kleene, (node.of_batch(batch) for node in self.nodes))
 
@@ -272,7 +271,7 @@ class _Not(NamedTuple):
         return None if found is None else not found
 
     def of_batch(self, batch: pa.RecordBatch) -> Any:
-        import pyarrow.compute as compute
+        from pyarrow import compute
 
         return compute.invert(self.node.of_batch(batch))
 
@@ -308,8 +307,7 @@ class _Comparison(NamedTuple):
 
     def of_batch(self, batch: pa.RecordBatch) -> Any:
         import pyarrow as pa
-        import pyarrow.compute as compute
-        import pyarrow.types as types
+        from pyarrow import compute, types
 
         sides = [self.one.of_batch(batch), self.other.of_batch(batch)]
         for side in sides:
@@ -356,7 +354,7 @@ def _kind_of(value: Any) -> type | None:
 
 def _arrow_kind(side: Any) -> Any:
     import pyarrow as pa
-    import pyarrow.types as types
+    from pyarrow import types
 
     if not isinstance(side, pa.Array):
         return _kind_of(side)

@@ -1,4 +1,4 @@
-"""Parts built by children of `build-all`: behind a program in place of srun, and behind ssh. test_homes.py has children without these."""
+"""Parts built by children of `build-all` behind ssh. test_slurm.py has them behind srun, and test_homes.py without either."""
 
 import json
 import os
@@ -12,32 +12,10 @@ import pytest
 
 from niels_cache_assets.parts.lease import latest
 from tests.helpers.children import here
-from tests.helpers.cluster_walk import LONG, ROOT, Walk, build_all, running
+from tests.helpers.cluster_walk import AGAIN, LONG, NOTICED_SECONDS, ROOT, Walk, build_all, killed_and_resumed, running
 from tests.helpers.servers import processes_of, sshd
 
 pytestmark = pytest.mark.cluster
-
-NOTICED_SECONDS = 5.0
-AGAIN = rf"part-0000{LONG}.*try 2 of 3"
-RESUMED = rf"part-0000{LONG}.*resuming"
-
-
-def killed_and_resumed(walk: Walk) -> None:
-    """Build everything, kill the process of the long part, and check that the next try resumes it."""
-    output = build_all(walk)
-    with running(output):
-        killed = walk.kill_in_mid_part()
-        assert output.find(AGAIN) - killed < here(NOTICED_SECONDS)
-        output.find(RESUMED)
-        output.wait()
-    walk.check()
-
-
-def test_srun(tmp_path: Path, tiny_model: Path, database: str) -> None:
-    srun = tmp_path / "srun"
-    srun.write_text('#!/bin/sh\nshift\n"$@"\nexit $?\n')
-    srun.chmod(0o755)
-    killed_and_resumed(Walk(tmp_path, tiny_model, database, parts=4, cluster=f'command = ["{srun}", "-c16"]\nat_once = 2'))
 
 
 def over_ssh(words: list[str]) -> str:
@@ -54,7 +32,9 @@ def login(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
 
 
 def test_ssh(tmp_path: Path, tiny_model: Path, database: str, login: list[str]) -> None:
-    killed_and_resumed(Walk(tmp_path, tiny_model, database, parts=3, cluster=over_ssh(login)))
+    walk = Walk(tmp_path, tiny_model, database, parts=4, cluster=over_ssh(login))
+    killed_and_resumed(walk)
+    walk.check()
 
 
 def test_ssh_is_killed_and_its_worker_lives(tmp_path: Path, tiny_model: Path, database: str, login: list[str]) -> None:

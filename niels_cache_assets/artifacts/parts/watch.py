@@ -1,0 +1,142 @@
+"""What happens to a data set in parts now: which steps are done, running, waiting or failed, and what they cost.
+
+A step is known by its lease (parts/lease.py), so any machine that shares the folder sees it, whatever engine started it. The time of the
+last renewal is that of the file, and is compared with the clock of this machine. Cost: two small reads a step, its lease and its record.
+"""
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+from niels_cache_assets.artifacts.base import Artifact, lease_times
+from niels_cache_assets.artifacts.corpus import Corpus
+from niels_cache_assets.artifacts.graph import Graph
+from niels_cache_assets.artifacts.parts.seal import JoinedCache
+from niels_cache_assets.base.wording import format_duration
+from niels_cache_assets.disk.attempts import attempt_record
+from niels_cache_assets.disk.build_lock import path_stamp
+from niels_cache_assets.facts.progress import describe
+from niels_cache_assets.parts.lease import DONE, STOPPED, UNKNOWN_SPEED, LeaseHolder, has_died, latest
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import META_NAME
+from niels_cache_runtime.format.meta import read_meta
+
+RUNNING, SILENT, FAILED, WAITING = "running", "silent", "failed", "waiting"
+STATES = (SILENT, FAILED, STOPPED, RUNNING, WAITING, DONE)  # first those that need attention
+
+
+class WatchedStep(NamedTuple):
+    """A step of a build.
+
+    Attributes:
+        key: The key of its artifact.
+        state: One of STATES. SILENT: the lease was not renewed in time, because the process was killed or is frozen, or its machine is
+            lost. WAITING: never begun, or what was built is gone or has other settings.
+        attempt: The latest attempt, or None if the step was never begun.
+        silent_seconds: The time since the last renewal. 0 unless the step is running or silent.
+    """
+
+    key: str
+    state: str
+    attempt: LeaseHolder | None
+    silent_seconds: float = 0.0
+
+    @property
+    def reason(self) -> str:
+        """Who makes the latest attempt, how far it is, and why it has ended."""
+        attempt = self.attempt
+        if attempt is None:
+            return "never begun"
+        if self.state == WAITING:
+            return "must be built again"
+        speed = attempt.speed if self.state == RUNNING else UNKNOWN_SPEED
+        return (
+            f"{attempt.writer.host} since {attempt.writer.since}"
+            f"{'; ' + describe(attempt, speed, with_share=True) if attempt.counts else ''}"
+            f"{f'; last renewed {format_duration(self.silent_seconds)} ago' if self.state == SILENT else ''}"
+            f"{f'; {attempt.ended}' if attempt.ended else ''}{f' (log: {attempt.log})' if attempt.log and self.state != RUNNING else ''}"
+        )
+
+
+def watch_steps(graph: Graph, name: str) -> list[WatchedStep]:
+    """Return the steps of a data set that have leases, those that need attention first, and otherwise in build order.
+
+    Raises:
+        NielsCacheError: If there is no data set in parts with this name.
+    """
+    graph.plan(name)
+    artifacts = {key: graph[key] for key in graph.order([name])}
+    for joined in [*artifacts.values()]:
+        if isinstance(joined, JoinedCache) or (isinstance(joined, Corpus) and joined.is_joined):
+            with suppress(NielsCacheError):  # there is no plan yet; otherwise its parts need not read it again
+                artifacts |= {member.key: member for member in joined.members()}
+    steps = [_step(graph, artifact) for artifact in artifacts.values() if artifact.is_shared]
+    return sorted(steps, key=lambda step: STATES.index(step.state))
+
+
+def _step(graph: Graph, artifact: Artifact) -> WatchedStep:
+    seen, seconds = latest(artifact.lease_target), 0.0
+    attempt = None if seen is None else seen.holder
+    try:
+        meta = read_meta(str(artifact.directory / (artifact.record or META_NAME)))
+        is_done = artifact.matches(meta, artifact.identity(meta.get("dataset_revision")))
+    except NielsCacheError:
+        is_done = graph.is_done(artifact.key)  # it was removed because nothing needs it any more
+    if is_done:
+        state = DONE
+    elif seen is None or attempt is None or attempt.ended == DONE:
+        state = WAITING
+    elif attempt.ended is not None:
+        state = STOPPED if attempt.ended == STOPPED else FAILED
+    else:
+        renewed = path_stamp(attempt_record(artifact.lease_target, seen.attempt))
+        seconds = time.time() - renewed[1] / 1e9 if renewed else 0.0
+        is_silent = seconds > lease_times(graph.registry).lease_seconds or has_died(artifact.lease_target, seen)
+        state = SILENT if is_silent else RUNNING
+    return WatchedStep(artifact.key, state, attempt, seconds)
+
+
+def summarize_steps(steps: Sequence[WatchedStep]) -> dict[str, Any]:
+    """Return figures of the steps.
+
+    `states` counts the steps by state. `core_hours` are hours of CPU time, those of killed attempts (as `lost`) up to their last renewal.
+    `seconds_left` is the time until all steps of the kinds that are running are done, at the present speed, or None if it is unknown.
+    """
+    hours, speeds, left = (defaultdict[str, float](float) for _ in range(3))
+    for key, state, attempt, _ in steps:
+        kind, share_left = key.partition("/")[0], 0.0 if state == DONE else 1.0
+        if attempt is not None:
+            finished, lost = attempt.all_cpu_seconds()
+            if state == RUNNING:
+                lost -= attempt.cpu_seconds
+                hours[RUNNING] += attempt.cpu_seconds / 3600
+            hours["finished"] += finished / 3600
+            hours["lost"] += lost / 3600
+            share_left *= 1 - (attempt.share or 0)
+            if state == RUNNING and attempt.speed.seconds_left:
+                speeds[kind] += share_left / attempt.speed.seconds_left
+        left[kind] += share_left
+    seconds_left = max((left[kind] / speed for kind, speed in speeds.items()), default=None)
+    return {"states": Counter(step.state for step in steps), "core_hours": hours, "seconds_left": seconds_left}
+
+
+def steps_json(steps: Sequence[WatchedStep]) -> dict[str, Any]:
+    """Return the figures of `summarize_steps`, and the steps that are not done, as values of JSON."""
+    left = [
+        {**step._asdict(), "reason": step.reason, "attempt": step.attempt and asdict(step.attempt)} for step in steps if step.state != DONE
+    ]
+    return {**summarize_steps(steps), "steps": left}
+
+
+def describe_steps(steps: Sequence[WatchedStep]) -> str:
+    """Return the figures of `summarize_steps` in one line."""
+    facts = summarize_steps(steps)
+    states, left = facts["states"], facts["seconds_left"]
+    words = [f"{states[state]} {state}" for state in STATES if states[state]]
+    words += [f"{hours:.1f} core hours {what}" for what, hours in facts["core_hours"].items()]
+    if left is not None:
+        words.append(f"about {format_duration(left)} left, until {time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime(time.time() + left))}")
+    return ", ".join(words)
