@@ -22,25 +22,15 @@ from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.dataset import DatasetSpec, PretrainCache, SftCache, SwitchedOff
 from niels_cache_assets.artifacts.duplicates import HashRange, SearchHashes
 from niels_cache_assets.artifacts.forecast.volumes import (
-    CHECK_MEMORY,
-    CHECK_SECONDS,
-    CHECK_START_SECONDS,
-    ENGINE_SECONDS,
-    MODEL_BYTES,
-    PIECE_MEMORY,
-    RUN_SECONDS,
-    SEAL_SECONDS,
-    START_MEMORY,
-    START_SECONDS,
-    THREAD_MEMORY,
     TRAINED_BYTES,
-    TRAINING_MEMORY,
     Estimate,
     SourceSize,
     SourceSizes,
     encoder_view,
     estimate_cache,
     estimate_corpus,
+    estimate_seal,
+    estimate_tokenizer,
 )
 from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.artifacts.index import BlendIndex
@@ -54,15 +44,13 @@ from niels_cache_assets.artifacts.tokenizer import Tokenizer
 from niels_cache_assets.artifacts.tokenizer_sample import spool_sample
 from niels_cache_assets.artifacts.unfinished import revision_on_this_machine
 from niels_cache_assets.base.wording import format_list
-from niels_cache_assets.build_cache.base import choose_token_dtype
 from niels_cache_assets.disk.build_lock import build_status
 from niels_cache_assets.sources.types import Source
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer, TextTokenizer, load_tokenizer, open_configured_model
 from niels_cache_assets.tokenizer.training import train
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import FAMILIES, META_NAME, TOKEN_DTYPES, TOKENIZER_MODEL_NAMES
+from niels_cache_runtime.format.layout import FAMILIES, META_NAME, TOKENIZER_MODEL_NAMES
 from niels_cache_runtime.format.meta import load_meta
-from niels_cache_runtime.format.reading import available_threads
 
 Action = Literal["build", "cache_hit", "disabled", "skip", "fail"]
 
@@ -256,7 +244,7 @@ class _StepPlanner:
         """
         if isinstance(artifact, Tokenizer):
             self._building.add(artifact.key)
-            return self._tokenizer_estimate(artifact)
+            return self._tokenizer_estimate()
         source = _own_source(artifact)
         if source is not None:
             name = artifact.key.partition("/")[2]
@@ -274,13 +262,13 @@ class _StepPlanner:
             if isinstance(artifact.share, GrownShare) and artifact.share.exists:
                 return None  # hard links to the cache that one process built
             return self._part_estimate(artifact)
-        if isinstance(artifact, JoinedCache) and self._volumes.plan(artifact.spec.name) is not None:
-            return self._seal_estimate(artifact)
         if isinstance(artifact, PretrainCache | JoinedCache):
             source = artifact.spec.source
             budget = None if source.train_tokens is None else source.train_tokens + (source.val_tokens or 0)
             counts_first = not is_prepared(source) and source.seeded_val_frac is not None
-            return self._cache_estimate(artifact, self._volume_of_input(artifact), budget, counts_first=counts_first)
+            found = self._cache_estimate(artifact, self._volume_of_input(artifact), budget, counts_first=counts_first)
+            is_joined = isinstance(artifact, JoinedCache) and self._volumes.plan(artifact.spec.name) is not None
+            return estimate_seal(found, artifact.spec) if is_joined else found
         if isinstance(artifact, SftCache):
             return self._cache_estimate(artifact, self._volumes.of_source(artifact.spec.name), None)
         return None
@@ -289,30 +277,8 @@ class _StepPlanner:
         self, artifact: DatasetCache | ValPart, volume: SourceSize, budget: int | None, *, counts_first: bool = False
     ) -> Estimate:
         return estimate_cache(
-            volume,
-            family=artifact.spec.family,
-            budget=budget,
-            token_bytes=self._token_bytes(artifact),
-            memory=self._memory(artifact),
-            buffered=getattr(artifact.spec.source, "builder_shuffle", 0),
-            is_checked=artifact.spec.family == "pretrain" and not artifact.is_part,
-            counts_first=counts_first,
+            volume, artifact.spec, is_part=artifact.is_part, budget=budget, vocab_size=self._vocab_size, counts_first=counts_first
         )
-
-    def _seal_estimate(self, sealed: JoinedCache) -> Estimate:
-        """Return the estimate of the check of the joined splits. The files are links to those of the parts."""
-        parts = [step.estimate for step in self.steps if step.estimate is not None and step.key.startswith(f"part/{sealed.spec.name}/")]
-        tokens = sum(part.tokens or 0 for part in parts)
-        seconds = RUN_SECONDS + CHECK_START_SECONDS + CHECK_SECONDS * tokens + SEAL_SECONDS * sealed.spec.source.total_parts
-        basis = f"links to the parts, and a check of the {tokens:,} tokens that are built now"
-        memory = self._memory(sealed)
-        return Estimate(bytes_to_read=0, tokens=0, core_seconds=seconds, memory_bytes=memory, disk_bytes=0, basis=basis)
-
-    def _memory(self, artifact: DatasetCache | ValPart) -> int:
-        """Return the memory of a build before it reads text, in bytes."""
-        threads = artifact.spec.build.threads or available_threads()
-        found = START_MEMORY + threads * THREAD_MEMORY + PIECE_MEMORY * self._vocab_size
-        return found + CHECK_MEMORY * (artifact.spec.family == "pretrain" and not artifact.is_part)
 
     def _val_part_estimate(self, artifact: ValPart) -> Estimate:
         volume, share = self._volumes.of_source(artifact.spec.name), artifact.spec.source.seeded_val_frac
@@ -334,9 +300,6 @@ class _StepPlanner:
     @property
     def _vocab_size(self) -> int:
         return self._registry.tokenizer.vocab_size if self._tokenizer is None else self._tokenizer.vocab_size
-
-    def _token_bytes(self, artifact: DatasetCache | ValPart) -> int:
-        return TOKEN_DTYPES[choose_token_dtype(self._vocab_size, artifact.spec.build.token_dtype)].itemsize
 
     @cached_property
     def _tokenizer(self) -> TextTokenizer | None:
@@ -374,26 +337,17 @@ class _StepPlanner:
     def _encoder(self) -> BuildTokenizer | None:
         return None if self._tokenizer is None else encoder_view(self._tokenizer)
 
-    def _tokenizer_estimate(self, tokenizer: Tokenizer) -> Estimate:
-        """Return the estimate of the tokenizer: its training, or the proof of its engine."""
+    def _tokenizer_estimate(self) -> Estimate:
         settings, began = self._registry.tokenizer, process_time()
-        encoder = self._encoder  # trains or proves it
-        seconds, read, memory = ENGINE_SECONDS + process_time() - began, 0, START_MEMORY + PIECE_MEMORY * self._vocab_size
+        encoder = self._encoder  # trains it, or proves its engine
+        seconds, read = process_time() - began, 0
         if settings.model is None and encoder is not None:
             trained, seconds = self._training
             chosen = settings.train_on or [*self._registry.partition_keys("pretrain"), *self._registry.partition_keys("sft")]
-            sizes = [self._volumes.of_source(name).text_bytes or settings.sample_bytes for name in chosen]
+            sizes = (self._volumes.of_source(name).text_bytes or settings.sample_bytes for name in chosen)
             read = sum(min(size, settings.sample_bytes) for size in sizes)
-            seconds, memory = seconds * max(1.0, read / trained), memory + TRAINING_MEMORY * read
-        model = settings.model
-        return Estimate(
-            bytes_to_read=read if model is None else Path(model).stat().st_size,
-            tokens=0,
-            core_seconds=None if encoder is None else START_SECONDS + RUN_SECONDS + seconds,
-            memory_bytes=memory,
-            disk_bytes=self._vocab_size * MODEL_BYTES if model is None else Path(model).stat().st_size,
-            basis="with the start of the command; " + ("it is trained on less text here" if model is None else "its engine is proven here"),
-        )
+            seconds *= max(1.0, read / trained)
+        return estimate_tokenizer(settings.model, read, None if encoder is None else seconds, vocab_size=self._vocab_size)
 
     def _volume_of_input(self, artifact: PretrainCache | JoinedCache) -> SourceSize:
         """Return the volume of what a cache is built from: its source, or its corpus if the corpus exists."""

@@ -11,21 +11,24 @@ from __future__ import annotations
 import os
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Generator, Iterable, Sequence, Sized
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from niels_cache_assets.artifacts.dataset import DatasetSpec
 from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.artifacts.input_problems import NO_RETRY_SECONDS
 from niels_cache_assets.artifacts.parts.plan import PartsPlan, settings_of_group
 from niels_cache_assets.base.documents import Conversation, DocumentBatch, Documents, SourcePosition, SourceReport, truncate_texts
 from niels_cache_assets.base.wording import file_size, format_count, format_share
+from niels_cache_assets.build_cache.base import choose_token_dtype
 from niels_cache_assets.corpus.prepared import PreparedCorpus
 from niels_cache_assets.disk.space import BYTES_PER_TOKEN, corpus_need
 from niels_cache_assets.facts.contents import total_bytes
+from niels_cache_assets.facts.disjoint import SAMPLE_TOKENS
 from niels_cache_assets.parts.plan import Plan, PlannedGroup, PlannedPart, encode_group, estimated_text_bytes, is_compressed, plan_parts
 from niels_cache_assets.sources.conversations import contents
 from niels_cache_assets.sources.errors import SourceUnavailableError
@@ -41,7 +44,8 @@ from niels_cache_assets.streaming.encode import encode_texts
 from niels_cache_assets.tokenizer.encoder import BuildEncoder
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer, TextTokenizer, view_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import Family
+from niels_cache_runtime.format.layout import TOKEN_DTYPES
+from niels_cache_runtime.format.reading import available_threads
 
 SAMPLE_BYTES = 4_000_000
 SAMPLE_SECONDS = 5.0  # of the processor
@@ -49,23 +53,24 @@ _PIECES = 24
 _FOOTERS = 64
 _PIECE_BYTES = 500_000  # of the files, at least, for each piece
 
-# Measured on two cores on 29 November 2026 (docs/benchmarks.md). Core-seconds, or bytes of memory or disk.
-RUN_SECONDS = 0.5  # of a step, in Dagster
-START_SECONDS = 3.2  # of the command, without reports
-ENGINE_SECONDS = 4.0  # of an imported model, besides the proof: the texts that the reference encodes, too
+# Core-seconds, and bytes of memory or disk, measured on two cores on 29 November 2026 (docs/benchmarks.md).
+START_SECONDS = 3.7  # of the command, and the step of the tokenizer
+ENGINE_SECONDS = 4.0  # of an imported tokenizer, besides the proof of its engine
+STEP_SECONDS = 0.5
+PART_SECONDS = 1.5  # of a part in its own process
+SEAL_SECONDS = 1e-3  # for each part
+REPORT_SECONDS = 1.8  # of a pretrain data set
+CHECK_SECONDS = 0.07e-6  # for each token that is compared
 WRITE_SECONDS = 0.06e-6  # for each token: hashing and the journal
 ITEM_SECONDS = 40e-6  # for each document or conversation: lineage and rows
-CHECK_SECONDS = 0.14e-6  # for each token of a pretrain cache: comparing its splits
-CHECK_START_SECONDS = 3.5  # of a pretrain cache: loading the tokenizer for the check, and the reports
-SEAL_SECONDS = 1e-3  # of a seal, for each part
 ITEM_BYTES = {"pretrain": 27, "sft": 17}  # of disk, for each document or conversation
-START_MEMORY = 270_000_000
-CHECK_MEMORY = 290_000_000
+MODEL_BYTES = 16  # of disk, for each piece of a trained tokenizer
+START_MEMORY = 270_000_000  # of a process
+THREAD_MEMORY = 50_000_000
 PIECE_MEMORY = 1_500  # for each piece of the vocabulary
+CHECK_MEMORY = 290_000_000
 TRAINED_BYTES = 2_000_000  # of text, for a tokenizer that the build trains on more
 TRAINING_MEMORY = 30  # for each byte of the text that a tokenizer is trained on
-MODEL_BYTES = 16  # of disk, for each piece of a trained tokenizer
-THREAD_MEMORY = 50_000_000
 
 Batch = TypeVar("Batch", bound=Sized)
 
@@ -168,90 +173,80 @@ def _sample(
         unit: `document` or `conversation`.
         specials_each: The number of special tokens that a build adds to each text.
     """
-    pieces: list[list[str]] = []
-    items, share = 0, 0.0
-    starts: list[tuple[SourcePosition | None, float]] = [(None, 0.0)]
-    sizes = [os.path.getsize(file.url) for file in files]
-    started, per_byte = time.process_time(), 0.0  # the time to read a byte, from the first piece without its first batch
-    while starts and time.process_time() - started < SAMPLE_SECONDS:
-        start, before = starts.pop(0)
-        piece: list[str] = []
-        size, first, after, counted = 0, 0, 1.0, 0
-        limit = SAMPLE_BYTES if start is None else SAMPLE_BYTES // _PIECES
-        context = replace(context, start=start, report=SourceReport())
-        batches, opened = iter(stream(context)), time.process_time()
+    deadline = time.process_time() + SAMPLE_SECONDS
+
+    def read(limit: int, start: SourcePosition | None = None, before: float = 0.0) -> tuple[list[str], int, float, float, SourceReport]:
+        """Return the texts from a position on, the number of their items, their share, and the time of a byte after the first batch."""
+        texts: list[str] = []
+        items, size, after = 0, 0, 1.0
+        report = SourceReport()
+        batches = iter(stream(replace(context, start=start, report=report)))
+        times = [(time.process_time(), 0)]
         with closing(batches) if isinstance(batches, Generator) else nullcontext():
             for batch in batches:
                 found = texts_of(batch)
-                piece += found
-                counted += len(batch)
+                texts += found
+                items += len(batch)
                 size += sum(map(_bytes, found))
-                if not first:
-                    first, begun = size, time.process_time()
-                if size >= limit or time.process_time() - started >= SAMPLE_SECONDS:
-                    after = context.report.share or 0.0
+                times.append((time.process_time(), size))
+                if size >= limit or times[-1][0] >= deadline:
+                    after = report.share or 0.0
                     break
-        if start is None and size:
-            now = time.process_time()
-            per_byte = (now - begun) / (size - first) if size > first else (now - opened) / size
-            position = context.report.position
-            if after < 1 and position is not None and "offset" in position:
-                spread = [*_spread(files, sizes, position)]
-                if len(spread) > 1:
-                    starts = spread
-                    continue  # these pieces are spread more evenly than this one
-        pieces.append(piece)
-        items += counted
-        share += max(after - before, 0.0)
-    size = sum(_bytes(text) for piece in pieces for text in piece)
+        began, first = times[len(times) > 2]
+        return texts, items, max(after - before, 0.0), (times[-1][0] - began) / max(size - first, 1), report
+
+    pieces = [read(SAMPLE_BYTES)]
+    *_, share, per_byte, report = pieces[0]
+    if share < 1 and report.position and "offset" in report.position and len(starts := _spread(files, report.position)) > 1:
+        pieces = [read(SAMPLE_BYTES // _PIECES, *start) for start in starts if time.process_time() < deadline] or pieces
+    size = sum(_bytes(text) for piece in pieces for text in piece[0])
     if not size:
         return None
     tokens_per_byte = encode_seconds = None
     if encoder is not None:
-        heads = [text for piece in pieces for text in truncate_texts(piece, SAMPLE_BYTES // len(pieces))]
+        heads = [text for piece in pieces for text in truncate_texts(piece[0], SAMPLE_BYTES // len(pieces))]
         encoded = sum(map(_bytes, heads))
         started = time.process_time()
         ids = encode_texts(heads, encoder, None).ids
         encode_seconds = (time.process_time() - started) * size / encoded
-        tokens_per_byte = len(ids) / encoded + specials_each * sum(map(len, pieces)) / size
+        tokens_per_byte = len(ids) / encoded + specials_each * sum(len(piece[0]) for piece in pieces) / size
     return SourceSample(
-        items=items,
+        items=sum(piece[1] for piece in pieces),
         unit=unit,
         text_bytes=size,
-        share=share or None,
+        share=sum(piece[2] for piece in pieces) or None,
         tokens_per_byte=tokens_per_byte,
         read_seconds=per_byte * size,
         encode_seconds=encode_seconds,
     )
 
 
-def _spread(files: Sequence[SourceFile], sizes: Sequence[int], position: SourcePosition) -> Iterator[tuple[SourcePosition, float]]:
-    """Yield positions evenly spaced over the bytes of all files, each with the share of the bytes before it.
+def _spread(files: Sequence[SourceFile], position: SourcePosition) -> list[tuple[SourcePosition, float]]:
+    """Return positions evenly spaced over the bytes of all files, each with the share of the bytes before it.
 
     They are row groups of Parquet files, lines of files that `position` counts in bytes, and beginnings of other files.
     """
-    ends, seen = [*accumulate(sizes, initial=0)], set[tuple[int, int, int]]()
+    ends = [*accumulate((os.path.getsize(file.url) for file in files), initial=0)]
     count = max(1, min(_PIECES, ends[-1] // _PIECE_BYTES))
+    found: dict[tuple[int, int, int], tuple[SourcePosition, float]] = {}
     for target in (ends[-1] * (2 * piece + 1) // (2 * count) for piece in range(count)):
         number = bisect_right(ends, target) - 1
-        file, inside, row, offset = files[number], target - ends[number], 0, 0
+        file, size, inside, row, offset = files[number], ends[number + 1] - ends[number], target - ends[number], 0, 0
         before = 0.0
         if file.name.endswith(".parquet"):
             with open_parquet(file) as table:
-                row = max((first for first in table.first_rows if first * sizes[number] <= inside * table.rows), default=0)
-                before = row / max(table.rows, 1) * sizes[number]
+                row = max((first for first in table.first_rows if first * size <= inside * table.rows), default=0)
+                before = row / max(table.rows, 1) * size
         elif position["offset"] and not is_compressed(file.name):
             with open(file.url, "rb") as lines:
                 lines.seek(inside)
                 lines.readline()
                 row, offset = 1, lines.tell()
             before = offset
-            if offset == sizes[number]:
-                continue
-        if (number, row, offset) not in seen:
-            seen.add((number, row, offset))
+        if offset < size:
             at = {**position, "number": number, "file": file.name, "row": row, "offset": offset, "offset_row": row, "gave": True}
-            yield at, (ends[number] + before) / ends[-1]
+            found[number, row, offset] = at, (ends[number] + before) / ends[-1]
+    return [*found.values()]
 
 
 def _bytes(text: str) -> int:
@@ -330,49 +325,82 @@ class SourceSize:
 
 
 def estimate_cache(
-    volume: SourceSize,
-    *,
-    family: Family,
-    budget: int | None,
-    token_bytes: int,
-    memory: int,
-    buffered: int,
-    is_checked: bool,
-    counts_first: bool = False,
+    volume: SourceSize, spec: DatasetSpec[Any], *, is_part: bool, budget: int | None, vocab_size: int, counts_first: bool = False
 ) -> Estimate:
-    """Return the estimate of a cache that is built from a source of this size, with the check of its splits.
+    """Return the estimate of a cache that is built from a source of this size.
 
     Args:
         volume: The size of the source.
-        family: The family of the cache.
+        spec: The data set.
+        is_part: Whether a process of its own builds the cache, and the splits are compared later.
         budget: The maximum number of tokens of the build. None for no limit.
-        token_bytes: The size of a token.
-        memory: The memory of the processes before any text is read, in bytes.
-        buffered: The number of documents of the shuffle buffer.
-        is_checked: Whether the splits of the cache are compared.
+        vocab_size: The number of pieces of the tokenizer.
         counts_first: Whether the build reads the source once before, to count its documents.
     """
-    sample = volume.sample
+    sample, build = volume.sample, spec.build
     per_byte = 1 / BYTES_PER_TOKEN if sample is None or sample.tokens_per_byte is None else sample.tokens_per_byte
     all_tokens = None if volume.text_bytes is None else round(volume.text_bytes * per_byte)
     known = [tokens for tokens in (all_tokens, budget) if tokens is not None]
     tokens = min(known) if known else None
     used = tokens / all_tokens if tokens is not None and all_tokens else 1.0  # the share of the source that the build reads
+    memory = START_MEMORY * (1 + is_part) + THREAD_MEMORY * (build.threads or available_threads()) + PIECE_MEMORY * vocab_size
+    memory += CHECK_MEMORY * (not is_part and _has_check(spec))
     seconds, items = None, 0.0
     if sample is not None and tokens is not None and volume.text_bytes is not None:
         samples = volume.text_bytes / sample.text_bytes
         items = sample.items * samples * used
-        memory += round(sample.text_bytes / sample.items * min(buffered, items))
+        memory += round(sample.text_bytes / sample.items * min(getattr(spec.source, "builder_shuffle", 0), items))
         if sample.encode_seconds is not None:
-            seconds = RUN_SECONDS + CHECK_START_SECONDS * is_checked + tokens * (WRITE_SECONDS + CHECK_SECONDS * is_checked)
-            seconds += ITEM_SECONDS * items + samples * ((used + counts_first) * sample.read_seconds + used * sample.encode_seconds)
+            seconds = PART_SECONDS if is_part else STEP_SECONDS + _seconds_after(spec, tokens)
+            seconds += WRITE_SECONDS * tokens + ITEM_SECONDS * items
+            seconds += samples * ((used + counts_first) * sample.read_seconds + used * sample.encode_seconds)
+    token_bytes = TOKEN_DTYPES[choose_token_dtype(vocab_size, build.token_dtype)].itemsize
     return Estimate(
         bytes_to_read=None if volume.file_bytes is None else round(volume.file_bytes * used),
         tokens=tokens,
         core_seconds=seconds,
         memory_bytes=memory,
-        disk_bytes=None if tokens is None else tokens * token_bytes + round(ITEM_BYTES[family] * items),
+        disk_bytes=None if tokens is None else tokens * token_bytes + round(ITEM_BYTES[spec.family] * items),
         basis=volume.basis(budget=budget),
+    )
+
+
+def estimate_seal(whole: Estimate, spec: DatasetSpec[Any]) -> Estimate:
+    """Return the estimate of the join of finished parts, from that of a build of everything by one process."""
+    seconds = STEP_SECONDS + SEAL_SECONDS * spec.source.total_parts + _seconds_after(spec, whole.tokens or 0)
+    return replace(
+        whole, bytes_to_read=0, tokens=0, core_seconds=seconds, disk_bytes=0, basis="links to the parts, whose splits are compared"
+    )
+
+
+def _has_check(spec: DatasetSpec[Any]) -> bool:
+    source = spec.source
+    return spec.family == "pretrain" and bool(source.has_own_splits or source.seeded_val_frac or source.val_tokens)
+
+
+def _seconds_after(spec: DatasetSpec[Any], tokens: int) -> float:
+    """Return the time of comparing the splits of a data set of so many tokens, and of its reports."""
+    compared = tokens if spec.build.near_check == "all" else min(tokens, SAMPLE_TOKENS)
+    return REPORT_SECONDS * (spec.family == "pretrain") + CHECK_SECONDS * compared * _has_check(spec)
+
+
+def estimate_tokenizer(model: str | None, read: int, seconds: float | None, *, vocab_size: int) -> Estimate:
+    """Return the estimate of a tokenizer, with the start of the command.
+
+    Args:
+        model: The file to import. None: the tokenizer is trained.
+        read: The bytes of the text that it is trained on.
+        seconds: The time of training, or of the proof of its engine. None if unknown.
+        vocab_size: The number of its pieces.
+    """
+    size = MODEL_BYTES * vocab_size if model is None else os.path.getsize(model)
+    return Estimate(
+        bytes_to_read=read if model is None else size,
+        tokens=0,
+        core_seconds=None if seconds is None else START_SECONDS + ENGINE_SECONDS * (model is not None) + seconds,
+        memory_bytes=START_MEMORY + PIECE_MEMORY * vocab_size + TRAINING_MEMORY * read,
+        disk_bytes=size,
+        basis="from training on a part of the text" if model is None else "from a proof of its engine",
     )
 
 
@@ -401,7 +429,6 @@ class SourceSizes:
         self._graph, self._registry, self._encoder = graph, graph.registry, encoder
         self._volumes: dict[str, SourceSize] = {}
         self._plans: dict[str, Plan | None] = {}
-        self._weights: dict[str, tuple[int, int]] = {}
         self._listings: dict[str, list[ListedFile] | None] = {}
         self._unreachable: set[str] = set()  # data sets whose list of files cannot be reached now
 
@@ -419,12 +446,9 @@ class SourceSizes:
         return self._plans[name]
 
     def share(self, name: str, part: PlannedPart) -> float:
-        """Return the share of a part in the bytes of all files of the plan, or in their number if no size is known."""
-        if name not in self._weights:
-            files = [file for group in self.plan(name).groups for file in group.listed]
-            self._weights[name] = sum(file.bytes for file in files), len(files)
-        size, count = self._weights[name]
-        return sum(file.bytes for file in part.files) / size if size else len(part.files) / count
+        """Return the share of a part in the bytes of all files of the plan, or that of an average part if no size is known."""
+        size, plan = self.of_source(name).file_bytes, self.plan(name)
+        return sum(file.bytes for file in part.files) / size if size else 1 / len(plan.parts if plan else [part])
 
     def make_plan(self, artifact: PartsPlan) -> None:
         """Make the plan of a data set in memory.
@@ -513,8 +537,10 @@ def _text_of_parquet(source: Source, files: Sequence[ListedFile]) -> int | None:
         return None
     chosen = files[:: -(-len(files) // _FOOTERS)]
     located = source.located(chosen, None)
-    size, field = 0, source.text_field_of(located)
-    for file in located if field is not None else ():
+    field, size = source.text_field_of(located), 0
+    if field is None:
+        return None
+    for file in located:
         with open_parquet(file) as table:
             size += table.uncompressed_bytes(field)
     return size * sum(file.bytes for file in files) // max(1, sum(file.bytes for file in chosen))

@@ -83,8 +83,8 @@ With --only, a tokenizer whose settings have changed is replaced only if no othe
 --force, it is always replaced, and the other caches become stale.
 
 --dry-run shows which steps would run and why, and estimates bytes to read, tokens, disk space, memory
-and processor time from file sizes, token budgets and a sample of local files; "-" means unknown. It does not check
-for newer revisions on the hub. The exit code is 1 if a step would fail.""",
+and processor time from file sizes, token budgets and a sample of local files; "-" means unknown. It
+does not check for newer revisions on the hub. The exit code is 1 if a step would fail.""",
     examples="""\
   niels-cache build-all
   niels-cache build-all --dry-run
