@@ -4,6 +4,7 @@ import gzip
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from niels_cache_assets.artifacts.forecast import steps as steps_module
 from niels_cache_assets.artifacts.forecast import volumes
 from niels_cache_assets.artifacts.forecast.steps import Step, forecast
-from niels_cache_assets.artifacts.forecast.volumes import Estimate
+from niels_cache_assets.artifacts.forecast.volumes import Estimate, estimate_seal
 from niels_cache_assets.artifacts.graph import Graph, graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
@@ -398,6 +399,16 @@ def test_the_plan_is_read_as_often_for_many_parts_as_for_few(parts: PartsProject
         counts.append(len(calls))
         monkeypatch.setattr(PartsPlan, "read", read)
     assert 0 < counts[0] == counts[1]
+
+
+def test_a_seal_compares_a_sample_of_train_unless_everything_is_requested(parts: PartsProject) -> None:
+    whole = Estimate(bytes_to_read=None, tokens=10**9, core_seconds=1.0, memory_bytes=1, disk_bytes=1, basis="")
+    spec = parts.graph(3, "val_frac = 0.1").sealed(NAME).spec
+    everything = replace(spec, build=spec.build.model_copy(update={"near_check": "all"}))
+    without_val = parts.graph(3, "val_frac = 0.0").sealed(NAME).spec
+    seconds = [estimate_seal(whole, each).core_seconds or 0.0 for each in (without_val, spec, everything)]
+    assert 0 < seconds[0] < seconds[1] < seconds[2]
+    assert (estimate_seal(whole, spec).disk_bytes, estimate_seal(whole, spec).memory_bytes) == (0, 1)
 
 
 def test_a_part_without_a_share_fails_with_one_line(parts: PartsProject) -> None:

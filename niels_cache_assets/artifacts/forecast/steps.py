@@ -23,6 +23,7 @@ from niels_cache_assets.artifacts.dataset import DatasetSpec, PretrainCache, Sft
 from niels_cache_assets.artifacts.duplicates import HashRange, SearchHashes
 from niels_cache_assets.artifacts.forecast.volumes import (
     TRAINED_BYTES,
+    TRAINING_EXPONENT,
     Estimate,
     SourceSize,
     SourceSizes,
@@ -346,7 +347,7 @@ class _StepPlanner:
             chosen = settings.train_on or [*self._registry.partition_keys("pretrain"), *self._registry.partition_keys("sft")]
             sizes = (self._volumes.of_source(name).text_bytes or settings.sample_bytes for name in chosen)
             read = sum(min(size, settings.sample_bytes) for size in sizes)
-            seconds *= max(1.0, read / trained)
+            seconds *= max(1.0, read / trained) ** TRAINING_EXPONENT
         return estimate_tokenizer(settings.model, read, None if encoder is None else seconds, vocab_size=self._vocab_size)
 
     def _volume_of_input(self, artifact: PretrainCache | JoinedCache) -> SourceSize:

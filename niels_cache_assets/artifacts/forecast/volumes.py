@@ -69,7 +69,8 @@ START_MEMORY = 270_000_000  # of a process
 THREAD_MEMORY = 50_000_000
 PIECE_MEMORY = 1_500  # for each piece of the vocabulary
 CHECK_MEMORY = 290_000_000
-TRAINED_BYTES = 2_000_000  # of text, for a tokenizer that the build trains on more
+TRAINED_BYTES = 3_000_000  # of text, for a tokenizer that the build trains on more
+TRAINING_EXPONENT = 1.16  # of the time of training, by the size of the text
 TRAINING_MEMORY = 30  # for each byte of the text that a tokenizer is trained on
 
 Batch = TypeVar("Batch", bound=Sized)
