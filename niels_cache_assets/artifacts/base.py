@@ -217,7 +217,6 @@ class Artifact(ABC):
         record: The name of the file that is written last. None if each part of the artifact has its own record.
         uses_network: Whether a build makes requests to other machines.
         noun: What a message such as "kept the finished ..." calls the artifact.
-        builds_from_partial_inputs: Whether a build uses the inputs that exist. When more inputs exist, the artifact is built again.
         states: The state after a build, and the state if no build was needed.
         on_stop_requested: Called by another thread if a stop of a shared artifact is requested. None: the build stops at its next batch.
         stops: The requests to stop that count. None: those after the build has requested the lease.
@@ -227,7 +226,6 @@ class Artifact(ABC):
     record: ClassVar[str | None] = META_NAME
     uses_network: ClassVar[bool] = False
     noun: ClassVar[str] = "build"
-    builds_from_partial_inputs: ClassVar[bool] = False
     states: ClassVar[tuple[State, State]] = ("built", "cache_hit")
 
     on_stop_requested: Callable[[], None] | None = field(default=None, compare=False)
@@ -256,6 +254,11 @@ class Artifact(ABC):
     @property
     def resumable(self) -> bool:
         """Whether an interrupted build can be resumed."""
+        return False
+
+    @property
+    def builds_from_partial_inputs(self) -> bool:
+        """Whether a build uses the inputs that exist. When more inputs exist, the artifact is built again."""
         return False
 
     @property

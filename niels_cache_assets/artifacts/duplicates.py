@@ -21,7 +21,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -131,16 +131,33 @@ class RequiredDropLists:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _LinkState:
+    """The state in the journal.
+
+    Attributes:
+        bands: The number of finished bands. The digests count as the first band.
+    """
+
+    bands: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class SearchStep(Artifact):
-    """A step of the search for duplicates in ranges.
+    """A step of the search for duplicates in ranges: the hashes of all documents, or the documents that share a hash of one range.
+
+    The hashes are files for each band and range, with the digests in the order of comparison.
 
     Attributes:
         ranges: The number of ranges.
+        number: The number of the range. None: the hashes.
+        given: The drop lists that are required, if the caller knows them. None: they are computed.
     """
 
     registry: Registry
     root: Path
     ranges: int
+    number: int | None = None
+    given: RequiredDropLists | None = field(default=None, compare=False)
 
     version = CODE_VERSION
     is_shared = True
@@ -148,7 +165,7 @@ class SearchStep(Artifact):
     @cached_property
     def required(self) -> RequiredDropLists:
         """The drop lists that are required now."""
-        return RequiredDropLists.of(self.registry, self.root)
+        return self.given or RequiredDropLists.of(self.registry, self.root)
 
     @property
     def bands(self) -> int:
@@ -158,7 +175,27 @@ class SearchStep(Artifact):
     @property
     def member(self) -> str:
         """The name of the folder."""
-        return HASHES
+        return HASHES if self.number is None else range_name(self.number)
+
+    @property
+    def key(self) -> str:
+        return HASHES if self.number is None else f"range/{self.member}"
+
+    @property
+    def resumable(self) -> bool:
+        return self.number is not None
+
+    @property
+    def builds_from_partial_inputs(self) -> bool:
+        return self.number is None
+
+    @property
+    def part_arguments(self) -> list[str]:
+        """The arguments of `niels-cache part` that build the range, with one of the data sets that are searched."""
+        return [next(iter(self.required.corpora), dedup_order(self.registry)[0]), str(self.number), "--range"]
+
+    def inputs(self) -> list[str]:
+        return [f"corpus/{name}" for name in dedup_order(self.registry)] if self.number is None else [HASHES]
 
     @property
     def directory(self) -> Path:
@@ -188,21 +225,9 @@ class SearchStep(Artifact):
             "content_sha256": fingerprint_of({name: entry["sha256"] for name, entry in files.items()}),
         }
 
-
-@dataclass(frozen=True, kw_only=True)
-class SearchHashes(SearchStep):
-    """The hashes of all documents, in files for each band and range, and their digests in the order of comparison."""
-
-    builds_from_partial_inputs = True
-
-    @property
-    def key(self) -> str:
-        return HASHES
-
-    def inputs(self) -> list[str]:
-        return [f"corpus/{name}" for name in dedup_order(self.registry)]
-
-    def need(self) -> SpaceNeed:
+    def need(self) -> SpaceNeed | None:
+        if self.number is not None:
+            return None
         from niels_cache_assets.dedup.ranges import hashes_bytes
 
         documents = self.required.documents
@@ -210,9 +235,12 @@ class SearchHashes(SearchStep):
         return SpaceNeed(bytes=size, reason=f"the hashes of {documents:,} documents in {self.bands} bands", certain=True)
 
     def warning(self) -> str | None:
-        return self.required.warning
+        return self.required.warning if self.number is None else None
 
     def write(self, work: BuildJob) -> WriteResult:
+        return self._write_hashes(work) if self.number is None else self._write_range(self.number, work)
+
+    def _write_hashes(self, work: BuildJob) -> WriteResult:
         from niels_cache_assets.dedup.ranges import write_hashes
 
         required = self.required
@@ -240,67 +268,24 @@ class SearchHashes(SearchStep):
             done += len(block)
             progress(ReportedProgress(counts={"documents": done}, share=done / max(1, documents)))
 
-
-@dataclass(frozen=True, kw_only=True)
-class _LinkState:
-    """The state in the journal.
-
-    Attributes:
-        bands: The number of finished bands. The digests count as the first band.
-    """
-
-    bands: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class HashRange(SearchStep):
-    """The documents that share a hash, for one range of the hashes of every band."""
-
-    number: int
-
-    resumable = True
-    noun = "range"
-
-    @property
-    def member(self) -> str:
-        return range_name(self.number)
-
-    @property
-    def key(self) -> str:
-        return f"range/{self.member}"
-
-    @property
-    def part_arguments(self) -> list[str]:
-        """The arguments of `niels-cache part` that build the range, with one of the data sets that are searched."""
-        return [next(iter(self.required.corpora), dedup_order(self.registry)[0]), str(self.number), "--range"]
-
-    def inputs(self) -> list[str]:
-        return [HASHES]
-
-    @cached_property
-    def hashes(self) -> SearchHashes:
-        """The artifact of the hashes of the same corpora."""
-        hashes = SearchHashes(registry=self.registry, root=self.root, ranges=self.ranges)
-        vars(hashes).update(required=self.required)  # its cached property: if a corpus changes now, its hashes are not those of this range
-        return hashes
-
-    def write(self, work: BuildJob) -> WriteResult:
+    def _write_range(self, number: int, work: BuildJob) -> WriteResult:
         from niels_cache_assets.dedup.ranges import link_range, links_name
 
-        hashes_meta = self.hashes.current()
+        hashes = replace(self, number=None, given=self.required)  # if a corpus changes now, its hashes are not those of this range
+        hashes_meta = hashes.current()
         documents = hashes_meta["documents"]["searched"]
         journal = work.open_journal(self.key, state=_LinkState)
         files: Files = {name: dict(entry) for name, entry in journal.finished.items()}
         for band in range(journal.state.bands if journal.state else 0, self.bands + 1):
-            link_range(self.hashes.directory, work.directory, band, self.number, documents=documents)
-            path = work.directory / links_name(band, self.number)
+            link_range(hashes.directory, work.directory, band, number, documents=documents)
+            path = work.directory / links_name(band, number)
             sync(path)
             add_file(path, path.name, files)
             share = (band + 1) / (self.bands + 1)
             if journal.due(sum(entry["bytes"] for entry in files.values()), finished=len(files)):
                 journal.record({"bands": band + 1}, files={}, finished=files, share=share)
             work.report(ReportedProgress(counts={"documents": documents}, share=share))
-        require_unchanged(self.hashes.directory, hashes_meta)
+        require_unchanged(hashes.directory, hashes_meta)
         return WriteResult(meta=self._meta(work, files))
 
 
@@ -356,13 +341,13 @@ class Duplicates(Artifact):
 
         return fitting_ranges(self.required.documents, self.registry.dedup.ranges)
 
-    def hashes(self) -> SearchHashes:
+    def hashes(self) -> SearchStep:
         """Return the artifact of the hashes that a search in ranges reads."""
-        return SearchHashes(registry=self.registry, root=self.root, ranges=self.ranges)
+        return SearchStep(registry=self.registry, root=self.root, ranges=self.ranges)
 
-    def range(self, number: int) -> HashRange:
+    def range(self, number: int) -> SearchStep:
         """Return the artifact of a range."""
-        return HashRange(registry=self.registry, root=self.root, ranges=self.ranges, number=number)
+        return SearchStep(registry=self.registry, root=self.root, ranges=self.ranges, number=number)
 
     def inputs(self) -> Sequence[str]:
         return [f"corpus/{name}" for name in dedup_order(self.registry)]
@@ -529,9 +514,9 @@ def _make_ranges(duplicates: Duplicates, work: BuildJob) -> None:
     clear_directory(work.directory)  # of a search that was not in ranges
     force = work.force and duplicates.forces_ranges
 
-    def build(step: HashRange | SearchHashes, waits: bool) -> None:
+    def build(step: SearchStep, waits: bool) -> None:
         meta = materialize(step, wait=waits, force=force, log=work.log, notify=False).meta
-        vars(step).update(required=duplicates.required)  # its cached property
+        step = replace(step, given=duplicates.required)
         if not step.matches(meta, step.identity(None)):
             raise NielsCacheError(f"{duplicates.directory}: a corpus has changed since the search began; run it again")
 

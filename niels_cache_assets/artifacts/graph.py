@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -21,10 +22,11 @@ from niels_cache_assets.artifacts.base import Artifact
 from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.corpus_report import CorpusReport
 from niels_cache_assets.artifacts.dataset import DatasetSpec, PretrainCache, SftCache, Share, SwitchedOff
-from niels_cache_assets.artifacts.duplicates import Duplicates, HashRange
+from niels_cache_assets.artifacts.duplicates import Duplicates, SearchStep
 from niels_cache_assets.artifacts.index import BlendIndex
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.seal import DatasetCache, JoinedCache
+from niels_cache_assets.artifacts.parts.watch import STATES, WatchedStep, watch_step
 from niels_cache_assets.artifacts.prepared_corpora import with_corpus_readers
 from niels_cache_assets.artifacts.state import CacheState, state_of, unlisted_corpus_state, unlisted_state
 from niels_cache_assets.artifacts.tokenizer import Tokenizer
@@ -33,6 +35,7 @@ from niels_cache_assets.corpus.layout import HASHES, range_name
 from niels_cache_assets.disk.attempts import lease_path
 from niels_cache_assets.disk.journal import real_path
 from niels_cache_assets.parts.layout import PART_KINDS, number_in
+from niels_cache_assets.parts.lease import DONE
 from niels_cache_assets.project.registry import Registry, apply_run_settings
 from niels_cache_assets.project.tables import BuildSettings
 from niels_cache_assets.sources.types import PretrainSource, SourceWithParts
@@ -95,7 +98,7 @@ class Graph:
         """
         return self.joined_corpus(name).parts_plan if name in self.registry.corpora_in_parts() else self.sealed(name).spec.parts_plan
 
-    def hash_range(self, name: str) -> HashRange:
+    def hash_range(self, name: str) -> SearchStep:
         """Return a range of the search for duplicates by its name, range-00003.
 
         Raises:
@@ -160,6 +163,22 @@ class Graph:
         """Return what joins the parts of a data set, in build order: its corpus, its cache or both."""
         corpora, caches = self.registry.corpora_in_parts(), self.registry.in_parts()
         return [*([self.joined_corpus(name)] if name in corpora else []), *([self.sealed(name)] if name in caches else [])]
+
+    def watch(self, name: str) -> list[WatchedStep]:
+        """Return what happens now to each step of a data set that has a lease: first what needs attention, and otherwise in build order.
+
+        Raises:
+            NielsCacheError: If there is no data set in parts with this name.
+        """
+        self.plan(name)
+        artifacts = {key: self[key] for key in self.order([name])}
+        for joined in self.joined(name):
+            with suppress(NielsCacheError):  # there is no plan yet; otherwise its parts need not read it again
+                artifacts |= {member.key: member for member in joined.members()}
+        seconds = self.registry.cluster.lease_seconds
+        steps = [watch_step(each, lease_seconds=seconds) for each in artifacts.values() if each.is_shared]
+        steps = [step if step.state == DONE or not self.is_done(step.key) else step._replace(state=DONE) for step in steps]
+        return sorted(steps, key=lambda step: STATES.index(step.state))
 
     def part(self, name: str) -> PretrainCache:
         """Return a part by its name, NAME/part-00017.

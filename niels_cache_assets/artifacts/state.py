@@ -5,6 +5,7 @@ Finding a state costs one or two small reads, and a look at the size of each fil
 revision, so a changed source is not noticed. disk/build_lock.py knows which builds are running, and their progress.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -16,19 +17,19 @@ from niels_cache_assets.artifacts.base import Artifact, add_unmatched_ids
 from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.corpus_report import CorpusReport
 from niels_cache_assets.artifacts.dataset import PretrainCache, SftCache, SwitchedOff
-from niels_cache_assets.artifacts.duplicates import Duplicates, HashRange, SearchHashes
+from niels_cache_assets.artifacts.duplicates import Duplicates, SearchStep
 from niels_cache_assets.artifacts.index import BlendIndex, is_prebuilt
 from niels_cache_assets.artifacts.parts.part import ValPart, difference
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.seal import DatasetCache, JoinedCache
+from niels_cache_assets.artifacts.parts.watch import STATES, WAITING, watch_step
 from niels_cache_assets.artifacts.tokenizer import Tokenizer
 from niels_cache_assets.artifacts.tokenizer_note import training_note
 from niels_cache_assets.corpus.layout import REPORT_NAME, corpus_dir
-from niels_cache_assets.disk.journal import JOURNAL_NAME, partial_directory
 from niels_cache_assets.facts.contents import budget_shortfall
 from niels_cache_assets.facts.drops import DropSummary, summarize_drops
 from niels_cache_assets.parts.layout import CHILD_BUILT_KINDS
-from niels_cache_assets.parts.lease import lease_owner
+from niels_cache_assets.parts.lease import DONE
 from niels_cache_assets.sources.types import Source
 from niels_cache_runtime.cache.opening import check_sizes, listed_files, open_consistently
 from niels_cache_runtime.errors import NielsCacheError
@@ -234,7 +235,7 @@ def _(corpus: Corpus) -> Evaluation:
 
 
 @_evaluate.register
-def _(part: SearchHashes | HashRange) -> Evaluation:
+def _(part: SearchStep) -> Evaluation:
     return _evaluate_current(part.directory / META_NAME, part.current)
 
 
@@ -278,25 +279,16 @@ def _(index: BlendIndex) -> Evaluation:
 
 
 def _parts_summary(joined: JoinedCache | Corpus) -> str:
-    """Return the number of parts that are built, stale, unfinished, and being built, in words. It costs a few small reads a part."""
-    folders = [step.directory for step in joined.steps() if step.key.partition("/")[0] in CHILD_BUILT_KINDS]
-    finished = {folder for folder in folders if (folder / META_NAME).exists()}
+    """Return the number of parts in each state, in words. It costs a few small reads a part."""
     try:
-        stale = sum(not _is_current(member) for member in joined.members() if member.directory in finished)
+        parts: Iterable[Artifact] = joined.members()
     except NielsCacheError:  # without a plan, a corpus or a tokenizer, no part can be compared
-        stale = 0
-    running = [folder for folder in folders if lease_owner(folder) is not None]
-    unfinished = sum((partial_directory(folder) / JOURNAL_NAME).exists() for folder in folders if folder not in running)
-    others = {"have other settings or are damaged": stale, "are being built": len(running), "are unfinished": unfinished}
-    more = "".join(f", {count} {what}" for what, count in others.items() if count)
-    return f"{len(finished) - stale} of {len(folders)} parts are built{more}"
-
-
-def _is_current(member: Artifact) -> bool:
-    try:
-        return member.is_current(read_meta(str(member.directory / META_NAME)))
-    except NielsCacheError:
-        return False
+        parts = joined.steps()
+    seconds = joined.registry.cluster.lease_seconds
+    steps = [watch_step(part, lease_seconds=seconds) for part in parts if part.key.partition("/")[0] in CHILD_BUILT_KINDS]
+    states = Counter(step.state for step in steps)
+    more = "".join(f", {states[state]} {state}" for state in STATES if states[state] and state not in (WAITING, DONE))
+    return f"{states[DONE]} of {len(steps)} parts are built{more}"
 
 
 def unlisted_corpus_state(name: str, *, root: Path) -> CacheState:

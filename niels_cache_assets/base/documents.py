@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niels_cache_assets.base.reasons import DropCounts, is_asked
-from niels_cache_assets.base.strings import Objects, Strings, as_objects, join_strings
+from niels_cache_assets.base.strings import Objects, Strings, as_objects, join_columns
 from niels_cache_runtime.format.layout import SPLITS, Array, Ints, Split
 
 NO_SPLIT = -1
@@ -126,16 +126,7 @@ class DocumentBatch:
         """Return one batch with the documents of all `batches`. At least one batch is required."""
         if len(batches) == 1:
             return batches[0]
-        return cls(
-            text=join_strings([batch.text for batch in batches]),
-            source_id=join_strings([batch.source_id for batch in batches]),
-            file=join_strings([batch.file for batch in batches]),
-            row=np.concatenate([batch.row for batch in batches]),
-            split=np.concatenate([batch.split for batch in batches]),
-            characters=np.concatenate([batch.characters for batch in batches]),
-            title=_joined_column([batch.title for batch in batches], batches),
-            kept=_joined_column([batch.kept for batch in batches], batches),
-        )
+        return cls(**{name: _joined_column([getattr(batch, name) for batch in batches], batches) for name in cls.__slots__})
 
     def with_objects(self) -> DocumentBatch:
         """Return the batch with an object array of str for each column of strings."""
@@ -156,24 +147,16 @@ class DocumentBatch:
         """Return the documents that a slice, a mask (bool, (n,)) or an array of positions (int, (m,)) selects."""
         if isinstance(index, slice) and index.indices(len(self)) == (0, len(self), 1):
             return self  # columns are never changed
-        return DocumentBatch(
-            text=self.text[index],
-            source_id=self.source_id[index],
-            file=self.file[index],
-            row=self.row[index],
-            split=self.split[index],
-            characters=self.characters[index],
-            title=None if self.title is None else self.title[index],
-            kept=None if self.kept is None else self.kept[index],
-        )
+        columns = {name: getattr(self, name) for name in self.__slots__}
+        return DocumentBatch(**{name: None if column is None else column[index] for name, column in columns.items()})
 
 
-def _joined_column(columns: Sequence[Objects | None], batches: Sequence[DocumentBatch]) -> Objects | None:
+def _joined_column(columns: Sequence[Any], batches: Sequence[DocumentBatch]) -> Any:
     """Return the joined column, or None if no batch has it. Documents of batches without it get None."""
     if all(column is None for column in columns):
         return None
     filled = (np.full(len(batch), None) if column is None else column for column, batch in zip(columns, batches, strict=True))
-    return np.concatenate(list(filled))
+    return join_columns(list(filled))
 
 
 class BatchDivider:

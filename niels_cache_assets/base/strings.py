@@ -131,8 +131,8 @@ class Strings:
         return joined[0] if len(joined) == 1 else cls(pa.concat_arrays([column.arrow() for column in joined]))
 
 
-def join_strings(columns: Sequence[Strings | Objects]) -> Strings | Objects:
-    """Return one column with the strings of all `columns`. It is a `Strings` if all of them are."""
+def join_columns(columns: Sequence[Strings | Objects]) -> Strings | Objects:
+    """Return one column with the values of all `columns`. It is a `Strings` if all of them are."""
     if len(columns) == 1:
         return columns[0]
     if all(isinstance(column, Strings) for column in columns):

@@ -65,18 +65,14 @@ def match_pairs(text: str, marks: Iterable[Mark], bound: int, beginning: re.Patt
 
 def _runs_of_braces(text: str) -> Iterator[Mark]:
     """Yield every run of two or more opening braces, and every run of two or more closing braces, in order."""
-    opened, closed = text.find("{{"), text.find("}}")
-    while opened >= 0 or closed >= 0:
-        opens = closed < 0 or 0 <= opened < closed
-        start = opened if opens else closed
-        brace, end = text[start], start + 2
-        while text.startswith(brace, end):
+    end = 0
+    for start, stop, opens, _ in find_marks(text, "{{", "}}"):
+        if start < end:  # in the run before
+            continue
+        end = stop
+        while text.startswith(text[start], end):
             end += 1
         yield start, end, opens, ""
-        if opens:
-            opened = text.find("{{", end)
-        else:
-            closed = text.find("}}", end)
 
 
 def templates(text: str, bound: int, name: re.Pattern[str]) -> Iterator[Span]:

@@ -79,7 +79,7 @@ def measure(source: Bytes, classes: Bytes, lower: NDArray[np.uint16], buckets: U
     (`#`, ellipses), and an upper bound for the number of the most frequent pair of words in lower case.
 
     Args:
-        source: UTF-8 bytes of the text.
+        source: UTF-8 bytes of the text, and a blank, which ends the last word.
         classes: Bits of each code point, (SIZE,).
         lower: Lower case of each code point, (SIZE,).
         buckets: Zeros, (BUCKETS,), that count pairs of words.
@@ -140,10 +140,5 @@ def measure(source: Bytes, classes: Bytes, lower: NDArray[np.uint16], buckets: U
         else:
             dots = 0
             symbols += (code_point == 35) | (code_point == 0x2026)
-    if in_word:
-        words += 1
-        with_letter += has_letter
-        if words > 1:
-            most = max(most, _count_pair(buckets, previous, word))
-    out[0], out[1], out[2], out[3], out[4], out[5], out[6] = words, characters, with_letter, lines, bullets, symbols, most
+    out[:] = words, characters, with_letter, lines, bullets, symbols, most
     return True

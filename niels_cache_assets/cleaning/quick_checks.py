@@ -43,7 +43,7 @@ def counts(text: str, bullets: tuple[str, ...]) -> Counts | None:
     from niels_cache_assets.cleaning import kernels
 
     out = np.empty(len(Counts._fields), dtype=np.int64)
-    found = kernels.measure(bytes_of(text), *_classes(bullets), np.zeros(kernels.BUCKETS, dtype=np.uint32), out)
+    found = kernels.measure(bytes_of(f"{text} "), *_classes(bullets), np.zeros(kernels.BUCKETS, dtype=np.uint32), out)
     return Counts(*out.tolist()) if found else None
 
 

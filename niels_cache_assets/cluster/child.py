@@ -23,7 +23,7 @@ from typing import IO, Any
 from niels_cache_assets.artifacts.base import Log, Outcome, ReportedProgress
 from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.dataset import PretrainCache
-from niels_cache_assets.artifacts.duplicates import HashRange
+from niels_cache_assets.artifacts.duplicates import SearchStep
 from niels_cache_assets.base.processes import attended_command
 from niels_cache_assets.parts.lease import StopRequested, lease_owner, request_stop, stop_error, stop_stamp
 from niels_cache_assets.project.registry import Registry
@@ -38,7 +38,7 @@ from niels_cache_runtime.format.reading import available_threads
 _PACKAGE = __name__.partition(".")[0]
 _CLI = f"{_PACKAGE}.cli"  # a program that is started; it is not imported
 
-BuildInChild = PretrainCache | Corpus | HashRange  # what one command builds
+BuildInChild = PretrainCache | Corpus | SearchStep  # what one command builds
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -82,31 +82,11 @@ _MARKS = {mark: mark for mark in ".,;:!?"} | {
 }
 _OPENING_MARKS = "\u00a1\u00bf"
 _SYLLABLE_MARKS = "\u0f0b\u0f0c"  # Tibetan
-# Ranges (first, end) of invisible characters. Format characters (Cf) of Unicode 16:
-_FORMAT = (
-    (0x00AD, 0x00AE),
-    (0x0600, 0x0606),
-    (0x061C, 0x061D),
-    (0x06DD, 0x06DE),
-    (0x070F, 0x0710),
-    (0x0890, 0x0892),
-    (0x08E2, 0x08E3),
-    (0x180E, 0x180F),
-    (0x200B, 0x2010),
-    (0x202A, 0x202F),
-    (0x2060, 0x2070),
-    (0xFEFF, 0xFF00),
-    (0xFFF9, 0xFFFC),
-    (0x110BD, 0x110BE),
-    (0x110CD, 0x110CE),
-    (0x13430, 0x13440),
-    (0x1BCA0, 0x1BCA4),
-    (0x1D173, 0x1D17B),
-    (0xE0000, 0xE0080),
+# Invisible characters: format characters (Cf) of Unicode 16, variation selectors, and the combining grapheme joiner.
+_INVISIBLE = re.compile(
+    "[\u00ad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000110bd\U000110cd"
+    "\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e007f\u180b-\u180d\u180f\ufe00-\ufe0f\U000e0100-\U000e01ef\u034f]"
 )
-_SELECTORS = ((0x180B, 0x180E), (0x180F, 0x1810), (0xFE00, 0xFE10), (0xE0100, 0xE01F0))  # variation selectors
-_JOINER = (0x034F, 0x0350)  # the combining grapheme joiner
-_VANISHING = frozenset(code_point for limits in (*_FORMAT, *_SELECTORS, _JOINER) for code_point in range(*limits))
 
 _ENTITY = re.compile(r"&(?:amp;)*(#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")
 # Characters that `compose` changes: accents, hamza and madda, vowels of Hangul, the two marks of kana (also of half width), ligatures.
@@ -122,7 +102,7 @@ def canonical_code_point(code_point: int) -> int:
 
     character = chr(code_point)
     category = ucd_3_2_0.category(character)
-    if code_point in _VANISHING or character in _OPENING_MARKS:
+    if _INVISIBLE.match(character) or character in _OPENING_MARKS:
         return REMOVED
     if category in {"Zs", "Zl", "Zp"} or character in _CONTROL_BLANKS or character in _SYLLABLE_MARKS:
         return BLANK

@@ -51,14 +51,9 @@ def _lower_slots(values, filled, xors, factors, slots):  # type: ignore[no-untyp
 @_compiled
 def _block(canonical, position):  # type: ignore[no-untyped-def]
     """Return eight bytes as a little-endian integer, which the compiler turns into one load instruction."""
-    block = np.uint64(canonical[position])
-    block |= np.uint64(canonical[position + np.uint64(1)]) << np.uint64(8)
-    block |= np.uint64(canonical[position + np.uint64(2)]) << np.uint64(16)
-    block |= np.uint64(canonical[position + np.uint64(3)]) << np.uint64(24)
-    block |= np.uint64(canonical[position + np.uint64(4)]) << np.uint64(32)
-    block |= np.uint64(canonical[position + np.uint64(5)]) << np.uint64(40)
-    block |= np.uint64(canonical[position + np.uint64(6)]) << np.uint64(48)
-    block |= np.uint64(canonical[position + np.uint64(7)]) << np.uint64(56)
+    block = _ZERO
+    for byte in range(8):
+        block |= np.uint64(canonical[position + np.uint64(byte)]) << np.uint64(8 * byte)
     return block
 
 

@@ -27,7 +27,7 @@ from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.parts.part import ValPart
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
-from niels_cache_assets.artifacts.parts.watch import RUNNING, WAITING, describe_steps, summarize_steps, watch_steps
+from niels_cache_assets.artifacts.parts.watch import RUNNING, WAITING, describe_steps, summarize_steps
 from niels_cache_assets.base.wording import format_count
 from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assets.corpus import corpus_part_metadata
@@ -103,7 +103,7 @@ def finished_parts_sensor(registry: Registry) -> dg.SensorDefinition:
             seen[candidate.id] = stamp
         states = dict[str, Counter[str]]()
         for name in keys.datasets_with_plan(registry):
-            steps = watch_steps(graph(registry, cache_root.path), name)
+            steps = graph(registry, cache_root.path).watch(name)
             states[name] = summarize_steps(steps)["states"]
             if states[name][RUNNING] or states[name] != state.get("states", {}).get(name):
                 rows = [

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from niels_cache_assets.base.documents import Document, DocumentBatch
 from niels_cache_assets.base.random_numbers import TorchRandom
-from niels_cache_assets.base.strings import Strings, as_objects, join_strings, repeat_string
+from niels_cache_assets.base.strings import Strings, as_objects, join_columns, repeat_string
 from niels_cache_assets.build_cache import build_pretrain_cache
 from niels_cache_assets.sources.parquet import Parquet
 from niels_cache_assets.sources.reading import columns
@@ -66,8 +66,8 @@ def test_joined_columns_have_all_strings_in_order(parts: list[list[str]]) -> Non
     ends = np.cumsum([len(part) for part in parts]).tolist()
     rows = [whole[np.arange(start, end)] for start, end in zip([0, *ends], ends, strict=False)]  # of one array
     for columns_ in (rows, [column(part) for part in parts], [rows[0], *map(column, parts[1:])]):
-        assert join_strings(columns_).tolist() == flat
-    mixed = join_strings([rows[0], *(as_objects(column(part)) for part in parts[1:])])
+        assert join_columns(columns_).tolist() == flat
+    mixed = join_columns([rows[0], *(as_objects(column(part)) for part in parts[1:])])
     assert mixed.tolist() == flat
 
 

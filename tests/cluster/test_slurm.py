@@ -1,27 +1,30 @@
-"""Real Slurm on this machine: an array job, as in deploy/slurm, and `srun` for each part that Dagster starts."""
+"""Real Slurm on this machine: the jobs of deploy/slurm/submit.py, and `srun` for each part that Dagster starts."""
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.helpers.cluster_walk import LONG, RESULT, PartsWalk, Walk, attempts, killed_and_resumed, wait_until
+from tests.helpers.cluster_walk import LONG, RESULT, ROOT, PartsWalk, Walk, attempts, killed_and_resumed, wait_until
 from tests.helpers.engines import answer, slurm
 from tests.helpers.parts_project import NAME
 
 pytestmark = pytest.mark.cluster
 
-TASK = f"for attempt in 1 2 3; do niels-cache part {NAME} && exit; done; exit 1"
 SRUN = 'command = ["srun", "--nodes=1", "--ntasks=1", "--cpus-per-task=1", "--quiet"]\nat_once = 2'
 
 
 def test_array(tmp_path: Path, tiny_model: Path) -> None:
     """Slurm starts a task again when its node is lost, and a task tries again when its process is killed."""
     walk = PartsWalk(tmp_path, tiny_model)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/sleep").write_text("#!/bin/sh\n")  # part.sbatch pauses for 30 seconds
+    (tmp_path / "bin/sleep").chmod(0o755)
+    walk.env["PATH"] = f"{tmp_path / 'bin'}:{walk.env['PATH']}"
     with slurm(walk):
-        options = ["--parsable", "--requeue", "--output=%a.log", "--open-mode=append"]
-        job = answer(walk, "sbatch", *options, "--array=0-3", f"--wrap={TASK}")
-        seal = answer(walk, "sbatch", *options, f"--dependency=afterany:{job}", f"--wrap=niels-cache part {NAME} --seal")
+        submitted = answer(walk, sys.executable, str(ROOT / "deploy/slurm/submit.py"), NAME)
+        _, job, seal = re.findall(r"\d+", submitted)
         task = f"{job}_{LONG}"
 
         def is_restarted() -> bool:
@@ -36,7 +39,7 @@ def test_array(tmp_path: Path, tiny_model: Path) -> None:
         walk.kill_in_mid_part(tokens=before + 1)
         wait_until(lambda: not answer(walk, "squeue", "--noheader"), pause=0.2)
         assert "JobState=COMPLETED" in answer(walk, "scontrol", "show", "job", seal)
-    log = (tmp_path / f"{LONG}.log").read_text()
+    log = (tmp_path / f"niels-cache-{NAME}-{task}.log").read_text()
     assert re.search(RESULT, log)
     assert len(re.findall('"message": "skipped the', log)) == 2
     assert attempts(walk) == 3

@@ -283,7 +283,7 @@ def test_status_and_verify_know_the_parts(tmp_path: Path) -> None:
     stricter = replace(registry, cleaning=registry.cleaning.model_copy(update={"min_words": 7}))
     advice = graph(stricter, root).state("corpus/notes").advice
     assert "0 of 3 parts" in advice
-    assert "1 have other settings" in advice
+    assert "1 stale" in advice
     prepare(registry, root)
     assert found.state("corpus/notes").state == "in sync"
     assert (verify_cache(root), [line for line in notes(root) if ".parts" in line]) == ([], [])

@@ -39,6 +39,7 @@ RESUMED = rf"part-0000{LONG}.*skipped the \d+,\d{{3}} "  # thousands of document
 RESULT = rf'"result".*part-0000{LONG}".*"resumed": [1-9]\d{{4}}'  # tokens
 _MIN_TOKENS = 50_000
 _PATIENCE_SECONDS = 180.0
+_READ_SECONDS = 10.0  # for the last lines of a program that has ended; a child that lives may hold the pipe
 _LEASE = "renew_seconds = 0.5\nlease_seconds = 3.0"
 
 
@@ -179,7 +180,8 @@ class Output:
         assert process.stdout is not None
         self.process = process
         self.lines: list[tuple[float, str]] = []
-        threading.Thread(target=self._read, args=(process.stdout,), daemon=True).start()
+        self._reader = threading.Thread(target=self._read, args=(process.stdout,), daemon=True)
+        self._reader.start()
 
     def _read(self, stream: IO[bytes]) -> None:
         for line in stream:
@@ -188,6 +190,8 @@ class Output:
     def find(self, pattern: str, *, seconds: float = _PATIENCE_SECONDS) -> float:
         """Wait for a line, and return its time."""
         wait_until(lambda: self._found(pattern) is not None or self.process.poll() is not None, seconds)
+        if self.process.poll() is not None:
+            self._reader.join(_READ_SECONDS)
         found = self._found(pattern)
         assert found is not None, f"no line has {pattern!r}:\n{self}"
         return found

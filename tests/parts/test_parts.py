@@ -592,7 +592,7 @@ def test_the_plan_and_the_parts_have_states_of_their_own(project: PartsProject) 
     assert [other.state(key).state for key in keys] == ["in sync"] * 3 + ["other settings"] * 2
     advice = other.dataset_state(NAME).advice
     assert "1 of 3 parts" in advice
-    assert "2 have other settings" in advice
+    assert "2 stale" in advice
     os.truncate(other[keys[1]].directory / "val/shard_00000.bin", 2)
     assert other.state(keys[1]).state == "damaged"
 

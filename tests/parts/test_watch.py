@@ -12,7 +12,7 @@ import pytest
 
 from niels_cache_assets.artifacts.base import ReportedProgress
 from niels_cache_assets.artifacts.graph import Graph
-from niels_cache_assets.artifacts.parts.watch import WatchedStep, summarize_steps, watch_steps
+from niels_cache_assets.artifacts.parts.watch import WatchedStep, summarize_steps
 from niels_cache_assets.base.processes import Process
 from niels_cache_assets.cli import main
 from niels_cache_assets.defs.assembly import build_defs
@@ -82,7 +82,7 @@ def found(tmp_path: Path, tiny_model: Path) -> Iterator[Graph]:
 
 
 def steps_of(found: Graph) -> dict[str, WatchedStep]:
-    return {step.key.rpartition("/")[2]: step for step in watch_steps(found, NAME) if step.key.startswith("part/")}
+    return {step.key.rpartition("/")[2]: step for step in found.watch(NAME) if step.key.startswith("part/")}
 
 
 def test_each_state_is_seen_from_this_machine_and_from_another(found: Graph, monkeypatch: pytest.MonkeyPatch) -> None:

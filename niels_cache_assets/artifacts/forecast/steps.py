@@ -20,7 +20,7 @@ from niels_cache_assets.artifacts.base import Artifact
 from niels_cache_assets.artifacts.cache_identity import is_prepared
 from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.dataset import DatasetSpec, PretrainCache, SftCache, SwitchedOff
-from niels_cache_assets.artifacts.duplicates import HashRange, SearchHashes
+from niels_cache_assets.artifacts.duplicates import SearchStep
 from niels_cache_assets.artifacts.forecast.volumes import (
     TRAINED_BYTES,
     TRAINING_EXPONENT,
@@ -153,7 +153,7 @@ class _StepPlanner:
             self._building.add(key)
             self._new.add(key)
         if artifact.builds_from_partial_inputs and not isinstance(
-            artifact, SearchHashes
+            artifact, SearchStep
         ):  # the drop lists follow the hashes, and use the same inputs
             self._new.difference_update(artifact.inputs())
 
@@ -161,7 +161,7 @@ class _StepPlanner:
         """Return whether nothing needs this part or range, because the corpus or the drop lists exist, and no input is built."""
         is_corpus_part = isinstance(artifact, Corpus) and artifact.is_part
         owner = artifact.key.rpartition("/")[0] if is_corpus_part else "ranges"
-        if not (is_corpus_part or isinstance(artifact, SearchHashes | HashRange)) or not self._building.isdisjoint(artifact.inputs()):
+        if not (is_corpus_part or isinstance(artifact, SearchStep)) or not self._building.isdisjoint(artifact.inputs()):
             return False
         if owner not in self._done:
             self._done[owner] = self._graph.is_done(artifact.key)

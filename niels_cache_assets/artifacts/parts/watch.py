@@ -7,14 +7,10 @@ last renewal is that of the file, and is compared with the clock of this machine
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from niels_cache_assets.artifacts.base import Artifact, lease_times
-from niels_cache_assets.artifacts.corpus import Corpus
-from niels_cache_assets.artifacts.graph import Graph
-from niels_cache_assets.artifacts.parts.seal import JoinedCache
+from niels_cache_assets.artifacts.base import Artifact
 from niels_cache_assets.base.wording import format_duration
 from niels_cache_assets.disk.attempts import attempt_record
 from niels_cache_assets.disk.build_lock import path_stamp
@@ -24,8 +20,8 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.format.meta import read_meta
 
-RUNNING, SILENT, FAILED, WAITING = "running", "silent", "failed", "waiting"
-STATES = (SILENT, FAILED, STOPPED, RUNNING, WAITING, DONE)  # first those that need attention
+RUNNING, SILENT, FAILED, STALE, WAITING = "running", "silent", "failed", "stale", "waiting"
+STATES = (SILENT, FAILED, STOPPED, STALE, RUNNING, WAITING, DONE)  # first those that need attention
 
 
 class WatchedStep(NamedTuple):
@@ -34,7 +30,7 @@ class WatchedStep(NamedTuple):
     Attributes:
         key: The key of its artifact.
         state: One of STATES. SILENT: the lease was not renewed in time, because the process was killed or is frozen, or its machine is
-            lost. WAITING: never begun, or what was built is gone or has other settings.
+            lost. STALE: what was built has other settings, or was removed.
         attempt: The latest attempt, or None if the step was never begun.
         silent_seconds: The time since the last renewal. 0 unless the step is running or silent.
     """
@@ -50,8 +46,8 @@ class WatchedStep(NamedTuple):
         attempt = self.attempt
         if attempt is None:
             return "never begun"
-        if self.state == WAITING:
-            return "must be built again"
+        if self.state == STALE:
+            return "has other settings or was removed; must be built again"
         speed = attempt.speed if self.state == RUNNING else UNKNOWN_SPEED
         return (
             f"{attempt.writer.host} since {attempt.writer.since}"
@@ -61,41 +57,27 @@ class WatchedStep(NamedTuple):
         )
 
 
-def watch_steps(graph: Graph, name: str) -> list[WatchedStep]:
-    """Return the steps of a data set that have leases, those that need attention first, and otherwise in build order.
+def watch_step(artifact: Artifact, *, lease_seconds: float) -> WatchedStep:
+    """Return what happens to an artifact that has a lease.
 
-    Raises:
-        NielsCacheError: If there is no data set in parts with this name.
+    Args:
+        artifact: The artifact.
+        lease_seconds: How long a lease may go without renewal.
     """
-    graph.plan(name)
-    artifacts = {key: graph[key] for key in graph.order([name])}
-    for joined in [*artifacts.values()]:
-        if isinstance(joined, JoinedCache) or (isinstance(joined, Corpus) and joined.is_joined):
-            with suppress(NielsCacheError):  # there is no plan yet; otherwise its parts need not read it again
-                artifacts |= {member.key: member for member in joined.members()}
-    steps = [_step(graph, artifact) for artifact in artifacts.values() if artifact.is_shared]
-    return sorted(steps, key=lambda step: STATES.index(step.state))
-
-
-def _step(graph: Graph, artifact: Artifact) -> WatchedStep:
-    seen, seconds = latest(artifact.lease_target), 0.0
+    seen, seconds, state = latest(artifact.lease_target), 0.0, WAITING
     attempt = None if seen is None else seen.holder
     try:
         meta = read_meta(str(artifact.directory / (artifact.record or META_NAME)))
-        is_done = artifact.matches(meta, artifact.identity(meta.get("dataset_revision")))
-    except NielsCacheError:
-        is_done = graph.is_done(artifact.key)  # it was removed because nothing needs it any more
-    if is_done:
-        state = DONE
-    elif seen is None or attempt is None or attempt.ended == DONE:
-        state = WAITING
-    elif attempt.ended is not None:
-        state = STOPPED if attempt.ended == STOPPED else FAILED
-    else:
-        renewed = path_stamp(attempt_record(artifact.lease_target, seen.attempt))
-        seconds = time.time() - renewed[1] / 1e9 if renewed else 0.0
-        is_silent = seconds > lease_times(graph.registry).lease_seconds or has_died(artifact.lease_target, seen)
-        state = SILENT if is_silent else RUNNING
+        state = DONE if artifact.matches(meta, artifact.identity(meta.get("dataset_revision"))) else STALE
+    except NielsCacheError:  # there is no record, or no plan
+        state = WAITING if attempt is None else STALE
+    if state != DONE and attempt is not None and attempt.ended != DONE:
+        if attempt.ended is not None:
+            state = STOPPED if attempt.ended == STOPPED else FAILED
+        elif seen is not None:
+            renewed = path_stamp(attempt_record(artifact.lease_target, seen.attempt))
+            seconds = time.time() - renewed[1] / 1e9 if renewed else 0.0
+            state = SILENT if seconds > lease_seconds or has_died(artifact.lease_target, seen) else RUNNING
     return WatchedStep(artifact.key, state, attempt, seconds)
 
 

@@ -9,6 +9,7 @@ import argparse
 import os
 import re
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -172,18 +173,14 @@ def _require_steps_before(seal: str, artifacts: Graph, name: str, lines: JsonLin
     Raises:
         BuildFailedError: If a step is missing. The message has the command that submits exactly the missing parts to Slurm.
     """
-    from niels_cache_assets.artifacts.parts.watch import watch_steps
     from niels_cache_assets.cli.worker import BuildFailedError
     from niels_cache_assets.parts.lease import DONE
     from niels_cache_assets.parts.plan import runs
 
-    left = {step.key: step for step in watch_steps(artifacts, name) if step.state != DONE}
+    left = {step.key: step for step in artifacts.watch(name) if step.state != DONE}
     missing = [left[key] for key in artifacts.before(seal) if key in left and seal in left]
-    reasons: dict[str, list[str]] = {}
-    for step in missing:
-        reasons.setdefault(f"{step.state}: {step.reason}", []).append(step.key)
-    for reason, keys in reasons.items():
-        lines.log(f"{format_list(keys)}: {reason}")
+    for reason, steps in groupby(missing, key=lambda step: f"{step.state}: {step.reason}"):
+        lines.log(f"{format_list([step.key for step in steps])}: {reason}")
     if missing:
         parts = [int(step.key[-5:]) for step in missing if not step.key.startswith("val_part/")]
         array = ",".join(f"{first}-{stop - 1}" if stop - first > 1 else f"{first}" for first, stop in runs(parts))

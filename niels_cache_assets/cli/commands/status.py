@@ -164,7 +164,7 @@ class StatusRow:
 def run(arguments: argparse.Namespace) -> int:
     """Print the table or JSON, and return 1 if at least one row is not complete."""
     from niels_cache_assets.artifacts.graph import graph
-    from niels_cache_assets.artifacts.parts.watch import steps_json, watch_steps
+    from niels_cache_assets.artifacts.parts.watch import steps_json
     from niels_cache_assets.cli.context import count_note, is_listed, open_registry, print_advice
 
     registry, root = open_registry(arguments)
@@ -177,8 +177,8 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.names and not arguments.all:
         states = [state for state in states if is_listed(state, registry)]
     rows = [_row(registry, state, root) for state in states]
-    in_parts = [name for name in arguments.names if name in (*registry.in_parts(), *registry.corpora_in_parts())]
-    parts = {name: steps_json(watch_steps(artifacts, name)) for name in in_parts} if arguments.json else {}
+    in_parts = registry.in_parts() + registry.corpora_in_parts() if arguments.json else []
+    parts = {name: steps_json(artifacts.watch(name)) for name in arguments.names if name in in_parts}
     if not print_facts(arguments, {"root": root, "data_sets": [row.as_json(registry) for row in rows], "parts": parts}):
         left_out = 0 if arguments.names else len(known) - len(states)
         more = f"; {count_note(left_out, registry)}" if left_out else ""
@@ -188,13 +188,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _watch(arguments: argparse.Namespace, artifacts: Graph) -> int:
     """Show the steps of a data set in parts again and again, until all are done."""
-    from niels_cache_assets.artifacts.parts.watch import WAITING, describe_steps, steps_json, watch_steps
+    from niels_cache_assets.artifacts.parts.watch import WAITING, describe_steps, steps_json
     from niels_cache_assets.parts.lease import DONE as BUILT
 
     if len(arguments.names) != 1:
         raise NielsCacheError(f"{WHERE}: --watch: give the name of one data set in parts")
     while True:
-        steps = watch_steps(artifacts, arguments.names[0])
+        steps = artifacts.watch(arguments.names[0])
         if arguments.json:
             print(json.dumps(steps_json(steps)), flush=True)
         else:
