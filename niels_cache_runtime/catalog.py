@@ -98,12 +98,8 @@ class CacheSplit:
 
     def __init__(self, dataset: "CacheDataset", split: Split) -> None:
         self.dataset, self.split = dataset, split
-        self.folder = str(Path(dataset.folder) / split)
-        self._location: SplitLocation | None = None  # of the split at an address
-        self._remote = None if dataset.remote is None else dataset.remote.remote
-        if dataset.remote is not None:
-            self._location = replace(dataset.remote, given=f"{dataset.remote.given}/{split}")
-            self.folder = self._location.given
+        self._location = replace(dataset.location, given=f"{dataset.location.given}/{split}")
+        self.folder = self._location.given
         meta = dataset.meta
         example_files = (tokens_name(split), idx_name(split), targets_name(split), target_ends_name(split))
         prefixes = (f"{split}/", f"{split}_doc_ends.npy", *example_files)
@@ -140,7 +136,7 @@ class CacheSplit:
         """
         from niels_cache_runtime.loader.loader import TokenLoader
 
-        return TokenLoader(self.folder, T=T, B=B, seed=seed, **{"split": self.split, "remote": self._remote, **settings})
+        return TokenLoader(self.folder, T=T, B=B, seed=seed, **{"split": self.split, "remote": self._location.remote, **settings})
 
     def sampler(
         self, *, T: int, device: str = "cpu", verify: Verify = "size"
@@ -164,7 +160,7 @@ class CacheSplit:
         from niels_cache_runtime.samplers.pretrain_dataset import PretrainTokenStreamDataset
         from niels_cache_runtime.samplers.sft_dataset import PreferenceDataset, SFTExampleDataset
 
-        settings: dict[str, Any] = {"T": T, "device": device, "verify": verify, "remote": self._remote}
+        settings: dict[str, Any] = {"T": T, "device": device, "verify": verify, "remote": self._location.remote}
         sampler: PretrainTokenStreamDataset | SFTExampleDataset | PreferenceDataset
         if has_pairs(meta := self.dataset.meta):
             sampler = PreferenceDataset(self.folder, **settings)
@@ -188,9 +184,7 @@ class CacheSplit:
             NielsCacheError: For the reasons that `opening.open_split` lists, and if the data set was rebuilt since it was looked up in the
                 cache.
         """
-        folder = self.folder
-        if self._location is not None:
-            folder, self._copy = self._location.whole(self.split)
+        folder, self._copy = self._location.whole(self.split)
         if self.dataset.family == "sft":
             meta, tokens, starts, _ = open_examples(*self._pair(folder), pairs=has_pairs(self.dataset.meta))
             check_same_build(self.folder, opened=self.dataset.meta, reopened=meta)
@@ -214,10 +208,6 @@ class CacheSplit:
         start, stop = offsets[number : number + 2].tolist()
         parts = list(slice_pieces(self.stream.pieces, start, stop))
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-    @property
-    def _name(self) -> str:
-        return f"{self.dataset.family}/{self.dataset.name}/{self.split}"
 
     def _pair(self, folder: str) -> tuple[str, str]:
         """Return the paths or addresses of the two files of this SFT split, below the given folder of the split."""
@@ -248,7 +238,7 @@ class CacheSplit:
 
     def __repr__(self) -> str:
         snippet = "".join(f"\n  {line}" for line in self._snippet().splitlines())
-        return f"{self._name}: {self._summary()}{snippet}"
+        return f"{self.dataset.family}/{self.dataset.name}/{self.split}: {self._summary()}{snippet}"
 
 
 class CacheDataset:
@@ -268,8 +258,9 @@ class CacheDataset:
     """
 
     def __init__(self, root: str, family: Family, name: str, *, remote: SplitLocation | None = None) -> None:
-        self.family, self.name, self.remote = family, name, remote
+        self.family, self.name = family, name
         self.folder = str(dataset_dir(root, family, name))
+        self.location = SplitLocation(given=self.folder) if remote is None else remote
         meta = open_meta(self.folder)
         self.meta = {} if meta is None else check_location(meta, self.folder)
         opened = repr(root) if remote is None else f"{remote.given!r}, remote={remote.remote!r}"

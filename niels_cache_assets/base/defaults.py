@@ -12,17 +12,18 @@ FINEWEB_VAL_TOKENS = 5_000_000
 VOCAB_SIZE = 16_000
 TOKENIZER_SAMPLE_BYTES = 20_000_000
 ModelKind = Literal["sentencepiece", "tokenizer.json", "tiktoken"]  # the kinds of files that describe a tokenizer
-ENCODINGS = (  # known encodings of tiktoken rank files: those of tiktoken, and two whose patterns and special tokens this project defines
-    "gpt2",
-    "r50k_base",
-    "p50k_base",
-    "p50k_edit",
-    "cl100k_base",
-    "o200k_base",
-    "o200k_harmony",
-    "qwen",
-    "llama3",
-)
+# Known encodings of tiktoken rank files, with their numbers of ranks: those of tiktoken, and two that this project defines.
+ENCODINGS = {
+    "gpt2": 50_256,
+    "r50k_base": 50_256,
+    "p50k_base": 50_280,
+    "p50k_edit": 50_280,
+    "cl100k_base": 100_256,
+    "o200k_base": 199_998,
+    "o200k_harmony": 199_998,
+    "qwen": 151_643,
+    "llama3": 128_000,
+}
 TOKENIZER_TRAIN_THREADS = 2  # SentencePiece's result depends on this number, so it belongs to the model's identity
 
 _SUFFIX = "84a5023f67d74cf29cc4001becde983c"

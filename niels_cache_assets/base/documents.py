@@ -143,12 +143,17 @@ class DocumentBatch:
         columns = (self.text.tolist(), self.source_id.tolist(), self.file.tolist(), self.row.tolist(), titles, splits, kept)
         return map(Document._make, zip(*columns, strict=True))
 
+    def document(self, number: int) -> Document:
+        """Return one document."""
+        return next(iter(self[number : number + 1]))
+
     def __getitem__(self, index: slice | Array) -> DocumentBatch:
         """Return the documents that a slice, a mask (bool, (n,)) or an array of positions (int, (m,)) selects."""
         if isinstance(index, slice) and index.indices(len(self)) == (0, len(self), 1):
             return self  # columns are never changed
-        columns = {name: getattr(self, name) for name in self.__slots__}
-        return DocumentBatch(**{name: None if column is None else column[index] for name, column in columns.items()})
+        columns = ((name, getattr(self, name)) for name in self.__slots__)
+        chosen: dict[str, Any] = {name: column if column is None else column[index] for name, column in columns}
+        return DocumentBatch(**chosen)
 
 
 def _joined_column(columns: Sequence[Any], batches: Sequence[DocumentBatch]) -> Any:

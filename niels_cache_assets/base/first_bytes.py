@@ -140,5 +140,5 @@ def describe_content(head: bytes, expected: str = "plain text") -> str:
         head: The first bytes.
         expected: The content that the reader expects. The clause is empty if the file is that, or if its kind is unknown.
     """
-    found = detect_content(head)
+    found = detect_content(head[:HEAD_BYTES])
     return "" if found is None or found.what == "plain text" or expected in found.what else f"; it is {found.what}: {found.advice}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, cast, overload
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,12 +52,11 @@ class Strings:
         return cls.of_buffers(pa.py_buffer(content), offsets)
 
     @classmethod
-    def of_buffers(cls, content: pa.Buffer | None, offsets: Ints) -> Strings:
+    def of_buffers(cls, content: pa.Buffer, offsets: Ints) -> Strings:
         """Return a column of the strings between the offsets, (n + 1,), in a buffer of valid UTF-8."""
         import pyarrow as pa
 
-        kept = pa.py_buffer(b"") if content is None else content
-        return cls(pa.LargeStringArray.from_buffers(len(offsets) - 1, pa.py_buffer(np.ascontiguousarray(offsets)), kept))
+        return cls(pa.LargeStringArray.from_buffers(len(offsets) - 1, pa.py_buffer(np.ascontiguousarray(offsets)), content))
 
     @property
     def rows(self) -> Ints:
@@ -70,11 +69,7 @@ class Strings:
     def __iter__(self) -> Iterator[str]:
         return iter(self.tolist())
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice | Sequence[int] | Array) -> Strings: ...
-    def __getitem__(self, index: int | slice | Sequence[int] | Array) -> str | Strings:
+    def __getitem__(self, index: int | slice | Sequence[int] | Array) -> Any:
         """Return one string, or the strings that a slice, a mask (bool, (n,)) or an array of positions (int, (m,)) selects."""
         if isinstance(index, int):
             return self[[range(len(self))[index]]].tolist()[0]

@@ -91,7 +91,7 @@ class CompiledTemplate:
         jinja2.TemplateError: If the template has a syntax error.
     """
 
-    def __init__(self, text: str, variables: dict[str, Any], names: Collection[str] = ()) -> None:
+    def __init__(self, text: str, variables: dict[str, Any], names: Collection[str]) -> None:
         from jinja2 import nodes, pass_context
         from jinja2.ext import Extension, loopcontrols
         from jinja2.sandbox import ImmutableSandboxedEnvironment

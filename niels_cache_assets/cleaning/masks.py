@@ -29,25 +29,11 @@ _IPV4 = re.compile(rf"(?<![\w.])(?<![\w.]-){_FOUR}(?:-{_FOUR})*(?!\w|\.\d)")  # 
 _ONE_IPV4 = re.compile(_FOUR)
 _IPV6 = re.compile(r"(?<![\w:.])[23][0-9A-Fa-f]{3}:[0-9A-Fa-f:]{2,34}(?![\w:])")  # 2000::/3 is all that is assigned
 _VERSION = re.compile(r"(?i)\b(?:version|release|firmware|build|section|chapter)\s?$")
-_RESERVED_NETWORKS = [
-    IPv4Network(network)
-    for network in (
-        "0.0.0.0/8",
-        "10.0.0.0/8",
-        "100.64.0.0/10",
-        "127.0.0.0/8",
-        "169.254.0.0/16",
-        "172.16.0.0/12",
-        "192.0.0.0/24",
-        "192.0.2.0/24",
-        "192.168.0.0/16",
-        "198.18.0.0/15",
-        "198.51.100.0/24",
-        "203.0.113.0/24",
-        "224.0.0.0/4",
-        "240.0.0.0/4",
-    )
-]
+_RESERVED = (
+    "0.0.0.0/8 10.0.0.0/8 100.64.0.0/10 127.0.0.0/8 169.254.0.0/16 172.16.0.0/12 192.0.0.0/24 192.0.2.0/24 192.168.0.0/16 198.18.0.0/15 "
+    "198.51.100.0/24 203.0.113.0/24 224.0.0.0/4 240.0.0.0/4"
+)
+_RESERVED_NETWORKS = [*map(IPv4Network, _RESERVED.split())]
 _RESERVED_NETWORKS_6 = [IPv6Network(network) for network in ("2001:db8::/32", "2001:2::/48", "3fff::/20")]
 
 _PHONE_FORMS = (

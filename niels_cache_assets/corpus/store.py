@@ -101,10 +101,10 @@ class CorpusWriter:
         root: Path,
         *,
         num_perm: int | None,
-        state: CorpusWriterState | None = None,
-        files: Files | None = None,
-        hashes_stay: bool = False,
-        has_kept_values: bool = False,
+        state: CorpusWriterState | None,
+        files: Files | None,
+        hashes_stay: bool,
+        has_kept_values: bool,
     ) -> None:
         """Open the files to write.
 

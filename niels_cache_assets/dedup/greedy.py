@@ -116,7 +116,7 @@ class _Members:
 
     def __init__(self, window: DocumentWindow, dtype: np.dtype, *, limit: int) -> None:
         numbers, documents = window.read_carried_over()
-        sizes = window.sizes() + np.bincount(numbers, minlength=window.count)
+        sizes = window.sizes + np.bincount(numbers, minlength=window.count)
         self.limit = limit
         self.room = np.concatenate([[0], np.cumsum(np.minimum(sizes, limit), dtype=np.int64)])
         self.filled = np.zeros(window.count, dtype=np.uint8)

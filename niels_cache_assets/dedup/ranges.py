@@ -109,7 +109,7 @@ class DocumentWindow:
         keys, places, following = self._rows(buckets.links)
         self._keys, of_row = np.unique(keys, return_inverse=True)  # of bucket i + 1
         self._numbers[keys % _U64(self._bands), places] = of_row + 1
-        self._members = np.bincount(of_row + 1, minlength=self.count).astype(np.uint32)
+        self.sizes = np.bincount(of_row + 1, minlength=self.count).astype(np.uint32)  # how many documents of each bucket are here
         leaves = (following >= _U64(end)) & (following != _NONE)
         self._leaving = of_row[leaves].astype(np.uint32) + np.uint32(1)
         self._to = (following[leaves] // _U64(self._size)).astype(np.int64)
@@ -134,10 +134,6 @@ class DocumentWindow:
         """Yield (ordinal of the first column, bucket numbers). The numbers are (bands + 1, up to 65,536) uint32."""
         for first in range(0, self._end - self._start, _AT_ONCE):
             yield self._start + first, np.ascontiguousarray(self._numbers[:, first : first + _AT_ONCE])
-
-    def sizes(self) -> Uint32s:
-        """Return how many documents of each bucket this window has, (count,)."""
-        return self._members
 
     def first_documents(self, dtype: np.dtype) -> Array:
         """Return the first document of each bucket, even if it is in an earlier window, (count,)."""

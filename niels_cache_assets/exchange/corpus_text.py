@@ -24,7 +24,7 @@ from niels_cache_assets.disk.journal import write_atomically
 from niels_cache_assets.disk.staging import export_stage
 from niels_cache_assets.disk.table_file import ParquetWriter, closing_table
 from niels_cache_assets.disk.writers import Files, HashedFile
-from niels_cache_assets.sources.reading.keep import kept_values
+from niels_cache_assets.sources.reading.keep import EXPORTED, kept_values
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import sync
@@ -33,7 +33,7 @@ from niels_cache_runtime.format.meta import sha256_file
 FileType = Literal["jsonl.zst", "parquet"]
 FILE_TYPES: tuple[FileType, ...] = ("jsonl.zst", "parquet")
 _FIELDS = ("source_id", "text", "title", "file", "row", "split")
-COLUMNS = {"id": "string", "text": "string", "title": "string", "file": "string", "row": "int64", "split": "string"}
+COLUMNS = dict.fromkeys(EXPORTED, "string") | {"row": "int64"}
 
 _STATE = "state.json"
 _LEVEL = 3  # of zstd

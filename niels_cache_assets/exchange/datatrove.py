@@ -62,5 +62,5 @@ def _tokenizer(split: ExportSplit) -> str:
 
     It contains no `|`, because datatrove reads a number after `|`.
     """
-    sha256 = (split.opened.meta or {}).get("tokenizer_sha256")
+    sha256 = split.meta.get("tokenizer_sha256")
     return f"sha256:{sha256}" if sha256 else "unknown"

@@ -145,7 +145,7 @@ def plan_export(name: str, directory: Path, settings: ExportSettings) -> ExportP
 
 
 def _vocab_size(splits: Sequence[ExportSplit]) -> int | None:
-    return (splits[0].opened.meta or {}).get("vocab_size")
+    return splits[0].meta.get("vocab_size")
 
 
 def _stem(split: Split, settings: ExportSettings) -> str:

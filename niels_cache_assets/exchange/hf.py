@@ -220,11 +220,13 @@ class _CacheTable(InMemoryTable):
         self.__init__(table.replace_schema_metadata(state["metadata"]), origin)  # type: ignore[misc]
 
 
+@dataclass(kw_only=True)
 class _WithLabels:
     """A transform that adds `labels` to rows of SFT examples, and truncates the rows to T tokens."""
 
-    def __init__(self, *, eot: int, asst: int, T: int | None) -> None:
-        self.eot, self.asst, self.T = eot, asst, T
+    eot: int
+    asst: int
+    T: int | None
 
     def __call__(self, batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
         if "input_ids" not in batch:
@@ -239,11 +241,11 @@ class _WithLabels:
         return {**batch, "input_ids": [tokens[part].tolist() for part in cut], "labels": [labels[part].tolist() for part in cut]}
 
 
+@dataclass(kw_only=True)
 class _WithSpans:
     """The transform of `_WithLabels` for examples with target spans."""
 
-    def __init__(self, *, T: int | None) -> None:
-        self.T = T
+    T: int | None
 
     def __call__(self, batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
         if _LABELS not in batch:
@@ -263,16 +265,16 @@ class _WithSpans:
         return {**batch, "input_ids": rows, _LABELS: labels}
 
 
+@dataclass(kw_only=True)
 class _WithPairs:
     """A transform that makes the columns of both sides from rows of preference pairs, and truncates each side to T tokens."""
 
-    def __init__(self, *, T: int | None) -> None:
-        self._of_side = _WithSpans(T=T)
+    T: int | None
 
     def __call__(self, batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
         pairs = {name: batch[name] for name in ("input_ids", _LABELS) if name in batch}
         result = {name: values for name, values in batch.items() if name not in pairs}
         for number, side in enumerate(SIDES):
-            found = self._of_side({name: [sides[number] for sides in values] for name, values in pairs.items()})
+            found = _WithSpans(T=self.T)({name: [sides[number] for sides in values] for name, values in pairs.items()})
             result |= {f"{side}_{name}": values for name, values in found.items()}
         return result

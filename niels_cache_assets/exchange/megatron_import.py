@@ -9,6 +9,7 @@ documents.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,7 @@ def import_megatron(
     vocabulary: Vocabulary,
     shard_bytes: int,
     token_dtype: str | None = None,
-    progress: OnImportProgress | None = None,
+    progress: OnImportProgress = lambda what, done, total: None,
 ) -> Meta:
     """Build the cache `out_dir` from one PREFIX for each split, and return its meta.json.
 
@@ -120,26 +121,20 @@ def import_megatron(
     tokens = sum(len(indexed.tokens) for indexed in opened.values())
     need = SpaceNeed(bytes=tokens * dtype.itemsize, reason=f"{tokens:,} tokens", certain=True)
     require_free_space(Path(out_dir), need, log=lambda message: None)
-    with explain_disk_full(need), atomic_directory(out_dir) as partial:
+    with explain_disk_full(need), atomic_directory(out_dir) as stage:
         files: Files = {}
         counts: dict[Split, _Counts] = {}
         done = 0
         for split in SPLITS:
             indexed = opened.get(split)
             counts[split] = _Counts()
-            writer = _SplitWriter(partial, split, dtype=dtype, shard_bytes=shard_bytes, files=files)
+            writer = _SplitWriter(stage, split, dtype=dtype, shard_bytes=shard_bytes, files=files)
             for size in writer.write(indexed, vocabulary, counts[split]):
                 done += size
-                if progress is not None:
-                    progress("importing", done, total)
+                progress("importing", done, total)
         meta = _meta(Path(out_dir).name, opened, vocabulary, counts, files, dtype_name=dtype_name, shard_bytes=shard_bytes)
-        write_meta(str(partial / META_NAME), meta)
-
-        def on_verified(done: int, total: int) -> None:
-            if progress is not None:
-                progress("verifying", done, total)
-
-        findings = verify_dataset(partial, progress=on_verified)
+        write_meta(str(stage / META_NAME), meta)
+        findings = verify_dataset(stage, progress=partial(progress, "verifying"))
         if findings:
             raise NielsCacheError(f"{out_dir}: not imported, verification found {findings[0].path}: {findings[0].problem}")
     return meta
@@ -195,7 +190,7 @@ def _open(prefix: str | Path) -> IndexedDataset:
 
 
 def _dtype_name(
-    opened: Mapping[Split, IndexedDataset], vocabulary: Vocabulary, token_dtype: str | None, total: int, progress: OnImportProgress | None
+    opened: Mapping[Split, IndexedDataset], vocabulary: Vocabulary, token_dtype: str | None, total: int, progress: OnImportProgress
 ) -> str:
     """Return the name of the dtype of the new cache's tokens. Tokens are read only if nothing else decides it."""
     if vocabulary.vocab_size is not None:
@@ -212,8 +207,7 @@ def _dtype_name(
             if tokens.max() > narrow:
                 return choose_token_dtype(MAX_VOCAB_SIZE, None)
             done += tokens.nbytes
-            if progress is not None:
-                progress("looking at", done, total)
+            progress("looking at", done, total)
     return least
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from niels_cache_assets.base.processes import delay_signals
+from niels_cache_assets.disk.journal import write_atomically
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import sync
 from niels_cache_runtime.format.safe_open import link_problem, name_problem, read_regular
@@ -101,11 +102,7 @@ def _identity(path: Path) -> list[int]:
 
 def _record_moved_files(stage: Path, names: Sequence[str]) -> None:
     lines = [json.dumps([name, *_identity(stage / NEW / name)]) for name in names]
-    with open(stage / _PLACED, "w", encoding="utf-8") as file:
-        file.write("".join(f"{line}\n" for line in lines))
-        file.flush()
-        os.fsync(file.fileno())
-    sync(stage)
+    write_atomically(stage / _PLACED, "".join(f"{line}\n" for line in lines).encode())
 
 
 def swap_files(folder: Path, stage: Path, *, older: Sequence[str], names: Sequence[str]) -> None:

@@ -26,19 +26,28 @@ class ExportSplit:
         split: The split.
         folder: The folder of the split.
         opened: The open split.
-        eot: The id that all documents end with, or None if they do not end with EOT or if meta.json names no EOT.
     """
 
     name: str
     split: Split
     folder: Path
     opened: OpenedSplit
-    eot: int | None
+
+    @property
+    def meta(self) -> Meta:
+        """The content of meta.json, or nothing if there is none."""
+        return self.opened.meta or {}
 
     @property
     def eot_id(self) -> int | None:
         """The id of the tokenizer's EOT, even if documents do not end with it, or None if meta.json names no EOT."""
-        return _eot_id(self.opened.meta or {})
+        eot = (self.meta.get("special_token_ids") or {}).get("eot")
+        return eot if isinstance(eot, int) else None
+
+    @property
+    def eot(self) -> int | None:
+        """The id that all documents end with, or None if they do not end with EOT or if meta.json names no EOT."""
+        return self.eot_id if self.meta.get("append_eot") is True else None
 
     @property
     def dtype(self) -> np.dtype:
@@ -96,17 +105,7 @@ class ExportSplit:
 def open_export_split(name: str, directory: Path, split: Split) -> ExportSplit:
     """Open a split of the pretrain cache in `directory`. The errors are those of `open_split`."""
     folder = directory / split
-    opened = open_split(folder, doc_ends=True)
-    return ExportSplit(name=name, split=split, folder=folder, opened=opened, eot=_eot_of(opened.meta or {}))
-
-
-def _eot_id(meta: Meta) -> int | None:
-    eot = (meta.get("special_token_ids") or {}).get("eot")
-    return eot if isinstance(eot, int) else None
-
-
-def _eot_of(meta: Meta) -> int | None:
-    return _eot_id(meta) if meta.get("append_eot") is True else None
+    return ExportSplit(name=name, split=split, folder=folder, opened=open_split(folder, doc_ends=True))
 
 
 def even_cuts(tokens: int, largest: int) -> list[tuple[int, int]]:

@@ -220,7 +220,7 @@ def plan_parts(
     divided: list[list[ListedFile]] = [[] for _ in range(parts)]
     for split in splits:
         chosen = [file for file in files if file.split == split]
-        for part, run in zip(divided, contiguousruns([file.bytes for file in chosen], parts), strict=True):
+        for part, run in zip(divided, contiguous_runs([file.bytes for file in chosen], parts), strict=True):
             part += chosen[run.start : run.stop]
     weights = [sum(file.bytes for file in part) for part in divided]
     if not any(weights):  # no size is known
@@ -270,7 +270,7 @@ def proposed_shard_bytes(
     return -(-tokens * token_bytes // (MAX_SHARDS * _SHARD_BYTES_STEP)) * _SHARD_BYTES_STEP
 
 
-def contiguousruns(sizes: Sequence[int], parts: int) -> list[range]:
+def contiguous_runs(sizes: Sequence[int], parts: int) -> list[range]:
     """Return a range of files for each part, balanced by size. The ranges are consecutive and cover all files.
 
     Every range has at least one file, if there are as many files as parts. Each cut is at the start of the file that is nearest to the

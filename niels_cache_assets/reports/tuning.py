@@ -185,13 +185,10 @@ def _duplicates(registry: Registry, name: str, corpus: Meta, *, root: Path) -> d
     if documents > MAX_COMPARED:
         positions = np.sort(positions[TorchRandom(seed).permutation(documents)[:MAX_COMPARED]])
     ordinals = own.order[positions]
-    with own.slots() as rows:
-        by_ordinal = np.argsort(ordinals)
-        slots = np.empty((len(positions), rows.width), dtype=np.uint32)
-        slots[by_ordinal] = rows[ordinals[by_ordinal]]
+    before = sum(len(each.order) for each in inputs.all[:number])
+    slots = inputs.slots(positions + before)
     threshold = registry.dedup.threshold
     least = max(_MIN_SHOWN, threshold - BELOW)
-    before = sum(len(each.order) for each in inputs.all[:number])
     best, because = _most_similar(inputs, number, slots, positions + before, least)
     scaled = np.bincount(np.minimum((best * BINS).astype(np.int64), BINS - 1), minlength=BINS) * (documents / max(len(positions), 1))
     counts = np.rint(scaled).astype(np.int64).tolist()

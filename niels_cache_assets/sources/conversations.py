@@ -4,7 +4,8 @@ They check whether a conversation can be used for training, make batches, and ma
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, cast
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from niels_cache_assets.base.defaults import ROLE_TO_KEY, TEMPLATE_ROLES
 from niels_cache_assets.base.documents import Conversation, Message, SourceReport
@@ -26,7 +27,7 @@ from niels_cache_runtime.errors import NielsCacheError, did_you_mean
 _EMPTY = ("null_content", "empty_content")
 
 
-def conversation_problem(messages: Sequence[AnyMessage], roles: Collection[str] = ROLE_TO_KEY) -> str | None:
+def conversation_problem(messages: Sequence[AnyMessage], roles: Collection[str]) -> str | None:
     """Return the drop reason if these messages are not an SFT example, otherwise None.
 
     Roles may come in any order. Each role must be in `roles`, and each message needs content. At least one message must be the assistant's,
@@ -91,7 +92,7 @@ def _content_problem(message: AnyMessage) -> str | None:
     return "empty_content" if not content or content.isspace() else None
 
 
-def example_problem(example: Conversation, roles: Collection[str] = ROLE_TO_KEY) -> str | None:
+def example_problem(example: Conversation, roles: Collection[str]) -> str | None:
     """Return the drop reason if this conversation or preference pair cannot be used for training, otherwise None."""
     problem = conversation_problem(example.messages, roles)
     if problem is not None or example.rejected is None:
@@ -139,12 +140,12 @@ def valid_batches(
 
 def instruction_messages(system: Any, user: Any, assistant: Any) -> list[Message]:
     """Return a conversation of one turn. Values are not checked here."""
-    return with_system(system, cast(list[Message], [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]))
+    return with_system(system, [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}])
 
 
 def with_system(system: Any, messages: list[Message]) -> list[Message]:
     """Return the messages after a system message, or unchanged if it is empty or already there. Values are not checked here."""
-    first = cast(Message, {"role": "system", "content": system})
+    first: Message = {"role": "system", "content": system}
     return messages if system in (None, "") or messages[:1] == [first] else [first, *messages]
 
 
@@ -199,18 +200,20 @@ def broken_row(where: str, reason: str, messages: Iterable[AnyMessage], roles: C
     )
 
 
+@dataclass
 class RowErrorPolicy:
     """The broken rows of one pass over a source. Each one is counted, or stops the build.
 
-    Args:
+    Attributes:
         context: The pass.
         on_broken: "drop" also reports the first row of each reason. None reports nothing.
         roles: The known roles.
     """
 
-    def __init__(self, context: StreamContext, on_broken: OnBroken | None, roles: Collection[str]) -> None:
-        self._context, self._on_broken, self._roles = context, on_broken, roles
-        self._reported: set[str] = set()
+    context: StreamContext
+    on_broken: OnBroken | None
+    roles: Collection[str]
+    _reported: set[str] = field(default_factory=set)
 
     def refuse(self, reason: str, file: str, row: int, messages: Iterable[AnyMessage] = ()) -> None:
         """Count a dropped row.
@@ -219,15 +222,15 @@ class RowErrorPolicy:
             BrokenRowError: If the row has a mistake, and this pass builds a cache that may not leave it out.
         """
         where = f"{file}: row {row}"
-        if stops_build(reason, self._on_broken) and self._context.building is not None:
-            table = self._context.building.replace("/", ".")
-            raise broken_row(f"[{table}] {where}", reason, messages, self._roles)
-        self._context.report.drop_row(reason, file, row)
-        if self._on_broken is not None and reason in _MISTAKES and reason not in self._reported:
+        if stops_build(reason, self.on_broken) and self.context.building is not None:
+            table = self.context.building.replace("/", ".")
+            raise broken_row(f"[{table}] {where}", reason, messages, self.roles)
+        self.context.report.drop_row(reason, file, row)
+        if self.on_broken is not None and reason in _MISTAKES and reason not in self._reported:
             self._reported.add(reason)
             hint = f"{where}: {DROP_REASONS[reason].meaning}; such rows are left out, and counted as {reason}"
-            self._context.report.hints.append(hint)
-            self._context.log(hint)
+            self.context.report.hints.append(hint)
+            self.context.log(hint)
 
 
 def _unknown_role(messages: Iterable[AnyMessage], roles: Collection[str]) -> str | None:

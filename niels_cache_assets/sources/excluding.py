@@ -109,7 +109,7 @@ def remove_excluded(batch: DocumentBatch, ids: Collection[str], report: SourceRe
     removed = dict(report.facts.get(EXCLUDED, {}))
     for source_id in batch.source_id[is_excluded]:
         removed[source_id] = removed.get(source_id, 0) + 1
-    (first,) = batch[is_excluded][:1]
+    first = batch.document(int(is_excluded.argmax()))
     report.drop_row(EXCLUDED, first.file, first.row, count=int(is_excluded.sum()))
     report.facts[EXCLUDED] = removed  # a new mapping, because earlier positions keep the old one
     return batch[~is_excluded]

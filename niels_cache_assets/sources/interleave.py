@@ -1,20 +1,18 @@
 """The source `interleave`, which mixes several pretrain data sets into one stream by weight, document by document.
 
-`datasets.interleave_datasets` draws from the streams. Each member is read with the settings of its own table.
-
-A document costs about 0.1 ms, because the library passes rows between threads one at a time. A member that is split by val_frac is read one
-more time to count its documents. The memory is that of all members together. `corpus/held_out.py` finds the documents that a member
-keeps for val, and describes the cost of this.
+Each member is read with the settings of its own table. A member that is split by val_frac is read one more time to count its documents.
+The memory is that of all members together. `corpus/held_out.py` finds the documents that a member keeps for val, and describes the cost.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from itertools import chain, count
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Literal, Self
 
+import numpy as np
 from pydantic import Field, FiniteFloat, model_validator
 
 from niels_cache_assets.base.choices import raise_unknown_choice
@@ -26,6 +24,8 @@ from niels_cache_assets.sources.reading.rows import batched
 from niels_cache_assets.sources.types import PretrainSource, Siblings, SourceWithParts, StreamContext, growth_identity
 from niels_cache_assets.sources.val_share import FractionSplitter
 from niels_cache_runtime.errors import NielsCacheError
+
+_DRAWS = 1000  # that are made together, as in the library `datasets`
 
 
 class Interleave(PretrainSource):
@@ -86,8 +86,6 @@ class Interleave(PretrainSource):
         return batched(self._documents(context))
 
     def _documents(self, context: StreamContext) -> Iterator[Document]:
-        import datasets
-
         sources = self._sources(context.siblings)
         if not context.revisions:
             revisions = self._revisions(context.siblings)
@@ -97,22 +95,25 @@ class Interleave(PretrainSource):
         streams = [MixtureMember(name, member, context) for name, member in sources.items()]
         for stream in streams:
             stream.find_held_out()
-        features = datasets.Features({"member": datasets.Value("int64"), "key": datasets.Value("int64")})
-        mixed = datasets.interleave_datasets(
-            [
-                datasets.IterableDataset.from_generator(stream, features=features, gen_kwargs={"member": index})
-                for index, stream in enumerate(streams)
-            ],
-            probabilities=[self.members[name] / sum(self.members.values()) for name in sources],
-            seed=context.seed,
-            stopping_strategy=self.stopping_strategy,
-        )
-        rows = iter(mixed)
-        try:
-            for row in rows:
-                yield streams[row["member"]].waiting.pop(row["key"])
-        finally:
-            rows.close()
+        yield from self._drawn(streams, seed=context.seed)
+
+    def _drawn(self, members: Sequence[Iterable[Document]], *, seed: int) -> Iterator[Document]:
+        """Yield documents in the order of `datasets.interleave_datasets`, which would read further ahead, and in threads."""
+        weights = [weight / sum(self.members.values()) for weight in self.members.values()]
+        is_over = all if self.stopping_strategy == "all_exhausted" else any
+        random, has_ended = np.random.default_rng(seed), [False] * len(members)
+        streams = [*map(iter, members)]
+        following: list[Document | None] = [None] * len(members)
+        while True:
+            for index in random.choice(len(members), _DRAWS, p=weights).tolist():
+                document = following[index] or next(streams[index], None)
+                following[index] = next(streams[index], None)  # shows whether the member has ended
+                if document is not None:
+                    yield document
+                if following[index] is None:
+                    has_ended[index], streams[index] = True, iter(members[index])
+                    if is_over(has_ended):
+                        return
 
     def _sources(self, siblings: Siblings) -> dict[str, PretrainSource]:
         sources = {}
@@ -132,84 +133,70 @@ class Interleave(PretrainSource):
         return sources
 
 
+@dataclass(eq=False)
 class MixtureMember:
-    """One member of a mixture, as a generator of keys for the library.
+    """One member of a mixture."""
 
-    A document waits here until the library has drawn its key, so that no document is copied.
-    """
+    name: str
+    source: PretrainSource
+    context: StreamContext
+    _started: bool = False
+    _val: FractionSplitter | None = None
+    _part_streams: list[PartStream] | None = None
 
-    def __init__(self, name: str, source: PretrainSource, context: StreamContext) -> None:
-        self._name = name
-        self._source = source
-        self._context = context
-        self._keys = count()
-        self._started = False
-        self._val: FractionSplitter | None = None
-        self._part_streams: list[PartStream] | None = None
-        self.waiting: dict[int, Document] = {}
-
-    # The library pickles and copies a generator. Neither operation may touch the objects in the context.
-    def __getstate__(self) -> dict[str, str]:
-        return {"name": self._name}
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> MixtureMember:
-        return self
-
-    def __call__(self, member: int) -> Iterator[dict[str, int]]:
-        # The library restarts a member that ends, even at the end of the mixture. Its dropped documents are counted only once.
-        report = SourceReport(within=f"{self._name}/")  # a separate report, because a position in a member is not a position in the mixture
+    def __iter__(self) -> Iterator[Document]:
+        """Yield the documents for the mixture, from the first one on. The dropped documents are counted only the first time."""
+        report = SourceReport(within=f"{self.name}/")  # a separate report, because a position in a member is not a position in the mixture
         if not self._started:
-            own_report = self._context.report
+            own_report = self.context.report
             report.dropped, report.facts, report.hints = own_report.dropped, own_report.facts, own_report.hints
         self._started = True
         for document, reason in self._with_reasons(self.documents(report)):
-            if reason is not None:
+            if reason is None:
+                yield document._replace(file=f"{self.name}/{document.file}", split=None)
+            else:
                 report.drop_row(reason, document.file, document.row)
-                continue
-            key = next(self._keys)
-            self.waiting[key] = document._replace(file=f"{self._name}/{document.file}", split=None)
-            yield {"member": member, "key": key}
 
     def find_held_out(self) -> None:
         """Find the val documents of this member.
 
         Call this before the first document of any member is read.
         """
-        context = self._context
+        context = self.context
         if context.held_out is not None:
             documents = lambda: self.documents(SourceReport())  # noqa: E731
-            heads = self.heads if self._source.parts > 1 and self._source.val_tokens else None
-            context.held_out.find(self._name, documents=documents, heads=heads, log=context.log)
+            heads = self.heads if self.source.parts > 1 and self.source.val_tokens else None
+            context.held_out.find(self.name, documents=documents, heads=heads, log=context.log)
 
     def heads(self) -> Iterator[tuple[int, Iterator[Document]]]:
         """Yield for each part of this member the number of tokens that its head contributes to val, and its documents."""
         context = self._own_context(SourceReport())
-        assert isinstance(self._source, SourceWithParts)
-        for val_tokens, stream in heads_of_parts(self._source, revision=context.revision):
+        assert isinstance(self.source, SourceWithParts)
+        for val_tokens, stream in heads_of_parts(self.source, revision=context.revision):
             yield val_tokens, chain.from_iterable(stream.documents(replace(context, report=SourceReport())))
 
     def _own_context(self, report: SourceReport) -> StreamContext:
         """Return the context in which the member's own build reads."""
-        seed = self._context.seed if self._context.held_out is None else self._context.held_out.seed
-        return replace(self._context, seed=seed, revision=self._context.revisions[self._name], report=report, files=None, text_field=None)
+        seed = self.context.seed if self.context.held_out is None else self.context.held_out.seed
+        return replace(self.context, seed=seed, revision=self.context.revisions[self.name], report=report, files=None, text_field=None)
 
     def _with_reasons(self, documents: Iterator[Document]) -> Iterator[tuple[Document, str | None]]:
-        if self._context.held_out is not None:
-            return self._context.held_out.sort(self._name, documents)
+        if self.context.held_out is not None:
+            return self.context.held_out.sort(self.name, documents)
         return ((document, "member_val" if document.split == "val" else None) for document in documents)
 
     def documents(self, report: SourceReport) -> Iterator[Document]:
         """Yield the documents with the splits that the member's own build assigns before tokenization."""
         context = self._own_context(report)
-        if isinstance(self._source, SourceWithParts) and self._source.plan is not None:
+        if isinstance(self.source, SourceWithParts) and self.source.plan is not None:
             if self._part_streams is None:
-                self._part_streams = streams_of_all_parts(self._source, revision=context.revision)
+                self._part_streams = streams_of_all_parts(self.source, revision=context.revision)
             return chain.from_iterable(chain.from_iterable(stream.documents(context) for stream in self._part_streams))
-        share = self._source.seeded_val_frac
+        share = self.source.seeded_val_frac
         if not share:
-            return chain.from_iterable(self._source.kept_documents(context))
+            return chain.from_iterable(self.source.kept_documents(context))
         if self._val is None:
-            context.log(f"counting documents of {self._name}, to leave out its val documents")
-            self._val = FractionSplitter.of(self._source.count_unsplit(context), val_frac=share, seed=context.seed)
-        split = replace(self._val).batches(self._source.documents(context))
-        return chain.from_iterable(without_excluded(split, self._source.exclude, report))
+            context.log(f"counting documents of {self.name}, to leave out its val documents")
+            self._val = FractionSplitter.of(self.source.count_unsplit(context), val_frac=share, seed=context.seed)
+        split = replace(self._val).batches(self.source.documents(context))
+        return chain.from_iterable(without_excluded(split, self.source.exclude, report))

@@ -132,7 +132,7 @@ def _content_of(message: AnyMessage) -> Any:
     return message["content"] if message.get("content") is not None else message.get("value")
 
 
-def _without_empty_system(value: list[dict[str, Any]], *, keep_empty: bool = False) -> list[dict[str, Any]]:
+def _without_empty_system(value: list[dict[str, Any]], *, keep_empty: bool) -> list[dict[str, Any]]:
     """Return the messages without system messages that have no content.
 
     Args:
@@ -236,14 +236,12 @@ def masked_messages(messages: Sequence[AnyMessage], *, first: int = 0) -> frozen
 
 def weight_problem(messages: Iterable[AnyMessage]) -> str | None:
     """Return the drop reason if the weights of these messages cannot be used, otherwise None."""
-    found = _find_weight_problem(messages)
-    return None if found is None else found[0]
+    return _find_weight_problem(messages)[0]
 
 
 def describe_weight_problem(messages: Iterable[AnyMessage]) -> str | None:
     """Return a description of the `weight_problem` of these messages, or None if they have none."""
-    found = _find_weight_problem(messages)
-    return None if found is None else found[1]
+    return _find_weight_problem(messages)[1]
 
 
 def without_weights(message: AnyMessage) -> AnyMessage:
@@ -276,8 +274,8 @@ def _is_trained_on(key: str, value: Any) -> bool | None:
     return bool(value) != (key == _MASKING)
 
 
-def _find_weight_problem(messages: Iterable[AnyMessage]) -> tuple[str, str] | None:
-    """Return the reason and a description for the first message whose weights cannot be used, or None."""
+def _find_weight_problem(messages: Iterable[AnyMessage]) -> tuple[str | None, str | None]:
+    """Return the reason and a description for the first message whose weights cannot be used, if there is one."""
     for number, message in enumerate(messages):
         if WEIGHT_KEYS.isdisjoint(message):
             continue
@@ -293,4 +291,4 @@ def _find_weight_problem(messages: Iterable[AnyMessage]) -> tuple[str, str] | No
                 "weight_of_other_role",
                 f"message {number} has {given}, but only messages of the assistant are targets, and its role is not assistant",
             )
-    return None
+    return None, None

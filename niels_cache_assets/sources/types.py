@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, PrivateAttr, model_validator
+from pydantic import ConfigDict, Field, NonNegativeInt, PositiveInt, PrivateAttr, model_validator
 
 from niels_cache_assets.base import defaults
 from niels_cache_assets.base.config_path import SENTINELS, LearnedTurns, NameOrPath, TemplateName
@@ -31,6 +31,7 @@ from niels_cache_assets.base.documents import (
     SourceReport,
 )
 from niels_cache_assets.base.fingerprint import identity_settings
+from niels_cache_assets.base.schema import Table
 from niels_cache_assets.sources.excluding import exclude_identity, without_excluded
 from niels_cache_assets.sources.reading.files import SourceFile
 from niels_cache_assets.sources.val_share import FractionSplitter
@@ -131,10 +132,8 @@ Siblings = Mapping[str, "PretrainSource"]
 """The pretrain tables of the configuration, by name."""
 
 
-class AddedTable(BaseModel):
+class AddedTable(Table):
     """The keys of every table `added`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     files: list[str] = Field(min_length=1)
     """Globs of the new files; the globs of the main table no longer match these files"""
@@ -213,13 +212,13 @@ class StreamContext:
     building: str | None = None
 
 
-class Source(BaseModel):
+class Source(Table):
     """The keys that all tables have.
 
     Subclasses set `source: Literal["kind"] = "kind"` and add their own keys.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
+    model_config = ConfigDict(protected_namespaces=())
     family: ClassVar[Family]
     code_version: ClassVar[str] = "1"  # increase this in a kind when a change to its code, or to code that it uses, changes the documents
     never_counts: ClassVar[frozenset[str]] = frozenset()  # keys that do not change the source's output

@@ -149,7 +149,7 @@ def open_references(references: ReferenceTexts, *, folder: Path) -> Iterator[Scr
 
 @contextmanager
 def open_guard(
-    kind: Decontaminate, threshold: float, folder: Path, *, val_is_full: Callable[[], bool], references: ReferenceTexts | None = None
+    kind: Decontaminate, threshold: float, folder: Path, *, val_is_full: Callable[[], bool], references: ReferenceTexts | None
 ) -> "Iterator[TrainGuard | None]":
     """Yield a TrainGuard, or None if `kind` is "off" and there are no `references`. For None, no code that compares texts is imported.
 
@@ -189,7 +189,7 @@ class TrainGuard:
         references: Other texts that stay out of train. None if there are none.
     """
 
-    def __init__(self, val: "TextSet | None", val_is_full: Callable[[], bool], references: Screen | None = None) -> None:
+    def __init__(self, val: "TextSet | None", val_is_full: Callable[[], bool], references: Screen | None) -> None:
         self._val = val
         self._val_is_full = val_is_full
         screens = (None if val is None else Screen(texts=val, reasons=REASONS), references)
@@ -240,10 +240,9 @@ class TrainGuard:
             new = [val[index] for index in self._val.add_new(batch.documents.text[val].tolist())]
             late = next((position for position in new if self._val.sealed or position > train_begins), None)
             if late is not None:
-                (document,) = batch.documents[late : late + 1]
                 raise NielsCacheError(
-                    f"{describe_item(document, late)}: belongs to val, and comes after a document of train that was not"
-                    " compared with it; decontaminate needs val first: put val first, or give its documents as val_texts, too"
+                    f"{describe_item(batch.documents.document(late), late)}: belongs to val, and comes after a document of train that was"
+                    " not compared with it; decontaminate needs val first: put val first, or give its documents as val_texts, too"
                 )
         if train_begins == len(is_val):
             return batch
@@ -260,8 +259,7 @@ class TrainGuard:
                 if match is None:
                     continue
                 kept[position] = False
-                (document,) = batch.documents[position : position + 1]
-                reason = screen.reasons[match.kind]
+                document, reason = batch.documents.document(position), screen.reasons[match.kind]
                 drops.drop(reason, describe_origin(document))
                 if screen.origins:
                     origin = {"source_id": document.source_id, "file": document.file, "row": document.row}

@@ -231,25 +231,21 @@ def _encode_chunks(
     texts = documents.text.with_line_feeds() if isinstance(documents.text, Strings) else [*map(normalize_newlines, documents.text)]
 
     def name_of(number: int) -> str:
-        (document,) = documents[number : number + 1]
-        return describe_item(document, number)
+        return describe_item(documents.document(number), number)
 
     with name_unencodable_item(name_of, ([text] for text in texts), lambda one: encode_texts(one, tokenizer, None)):
         encoded = encode_texts(texts, tokenizer, batch)
     hashes = hash_canonical(texts)
     special = texts_with_special(encoded, tokenizer)
     if special is not None and raise_on_collision:
-        first = int(special.argmax())
-        (document,) = documents[first : first + 1]
-        raise NielsCacheError(f"{describe_item(document, first)}: the text contains a special token; remove it")
+        raise NielsCacheError(f"{name_of(int(special.argmax()))}: the text contains a special token; remove it")
     ids, lengths, drops = encoded.ids, encoded.lengths, DropReport()
     empty = None if append_eot or lengths.all() else lengths == 0
     keep = np.ones(len(documents), dtype=bool)
     for reason, found in ((INVALID_UNICODE, encoded.invalid), (COLLISION, special), (EMPTY, empty)):
         if found is not None and len(dropped := np.flatnonzero(found & keep)):
-            (example,) = documents[dropped[:1]]
             of_val = int(np.count_nonzero(documents.split[dropped] == SPLITS.index("val")))
-            drops.drop(reason, describe_origin(example), count=len(dropped), of_val=of_val)
+            drops.drop(reason, describe_origin(documents.document(dropped[0])), count=len(dropped), of_val=of_val)
             keep &= ~found
     if not keep.all():
         documents, ids, lengths, hashes = documents[keep], ids[np.repeat(keep, lengths)], lengths[keep], hashes[keep]

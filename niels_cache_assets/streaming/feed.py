@@ -117,7 +117,7 @@ class Feed(Generic[Batch]):
         feed = Feed(self._batches, replace(self._context, report=SourceReport()), share=self._share, expected=self.expected)
         return feed.open()
 
-    def positioned(self, chunks: Iterable[Chunk], *, first: int = 0) -> Iterator[tuple[Chunk, StreamPosition]]:
+    def positioned(self, chunks: Iterable[Chunk], *, first: int) -> Iterator[tuple[Chunk, StreamPosition]]:
         """Yield each chunk of the opened stream with its StreamPosition.
 
         Args:

@@ -68,7 +68,7 @@ def _as_document(item: Any, position: int) -> Document:
     return item
 
 
-def as_conversations(batches: Iterable[Sequence[list[Message] | Conversation]], *, first: int = 0) -> Iterator[list[Conversation]]:
+def as_conversations(batches: Iterable[Sequence[list[Message] | Conversation]], *, first: int) -> Iterator[list[Conversation]]:
     """Yield every batch as a list of Conversations.
 
     This function does not check whether a conversation can be used for training.

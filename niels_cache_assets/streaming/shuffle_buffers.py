@@ -10,7 +10,6 @@ Titles are left out, because no step after a shuffle reads them.
 
 from __future__ import annotations
 
-import weakref
 from dataclasses import replace
 from typing import Any, cast
 
@@ -158,42 +157,19 @@ def _bytes(strings: Any) -> int:
     return len(strings.buffers()[0])
 
 
-class _RecycledBytes:
-    """Memory for bytes, which is reused as soon as nothing refers to it.
-
-    The system provides fresh memory page by page, which takes longer than filling it.
-    """
-
-    def __init__(self) -> None:
-        self._lent: list[tuple[Bytes, weakref.ref[Any]]] = []
-
-    def take(self, size: int) -> Bytes:
-        """Return an array of this size with arbitrary content. Once this array object is gone, its memory is free again.
-
-        A NumPy view of the array does not keep the array object alive, but a buffer of Arrow does.
-        """
-        free = [memory for memory, taken in self._lent if taken() is None and size <= len(memory) <= 2 * size]
-        self._lent = [each for each in self._lent if each[1]() is not None]
-        memory = free[0] if free else np.empty(size + size // 8, np.uint8)
-        taken = memory[:size]
-        self._lent.append((memory, weakref.ref(taken)))
-        return taken
-
-
 class _AppendedStrings:
     """A column to which strings are appended. `values` has room for all of them, and begins with those that are there."""
 
-    def __init__(self, content: Bytes, *, rows: int) -> None:
+    def __init__(self, size: int, *, rows: int) -> None:
         """Prepare an empty column.
 
         Args:
-            content: The memory for the bytes of the strings.
+            size: The maximum number of bytes of the strings.
             rows: The maximum number of strings.
         """
         import pyarrow as pa
 
-        size = len(content)
-        self._content, self._offsets = content, np.zeros(rows + 1, np.int64)
+        self._content, self._offsets = np.empty(size, np.uint8), np.zeros(rows + 1, np.int64)
         self._offsets[-1] = size  # Arrow computes the average length from it
         self.values = pa.LargeStringArray.from_buffers(rows, pa.py_buffer(self._offsets), pa.py_buffer(self._content))
 
@@ -226,20 +202,16 @@ class _ArrivedDocuments:
         count: The number of documents.
     """
 
-    def __init__(self, names: Strings, memory: tuple[_RecycledBytes, _RecycledBytes], *, rows: int, text_bytes: int, id_bytes: int) -> None:
+    def __init__(self, names: Strings, *, rows: int, text_bytes: int, id_bytes: int) -> None:
         """Prepare empty columns.
 
         Args:
             names: The names of the files of the first documents.
-            memory: The memory for texts and for ids.
             rows: The maximum number of documents.
             text_bytes: The maximum number of bytes of their texts.
             id_bytes: The maximum number of bytes of their ids.
         """
-        self._memory = memory
-        self._text, self._source_id = (
-            _AppendedStrings(recycled.take(size), rows=rows) for recycled, size in zip(memory, (text_bytes, id_bytes), strict=True)
-        )
+        self._text, self._source_id = _AppendedStrings(text_bytes, rows=rows), _AppendedStrings(id_bytes, rows=rows)
         self._numbers: list[Array] = [np.empty(rows, np.int64), np.empty(rows, np.int8), np.empty(rows, np.int64), np.empty(rows, np.int64)]
         self._names = names.arrow()  # of all files, in the order of their arrival
         self._added = self._names  # the names of the batch that came last
@@ -251,7 +223,6 @@ class _ArrivedDocuments:
         """Return the columns of these documents, with room for others, and empty the list. Each batch is freed when it is copied."""
         arrivals = cls(
             cast(Strings, Strings.of([])),
-            (_RecycledBytes(), _RecycledBytes()),
             rows=2 * sum(len(documents.row) for documents in batches) + _ROOM_ROWS,
             text_bytes=2 * sum(_bytes(documents.text) for documents in batches) + _ROOM_BYTES,
             id_bytes=2 * sum(_bytes(documents.source_id) for documents in batches) + _ROOM_BYTES,
@@ -269,7 +240,6 @@ class _ArrivedDocuments:
         used, file = np.unique(self._numbers[-1][numbers], return_inverse=True)
         arrivals = type(self)(
             Strings(self._names, used),
-            self._memory,
             rows=2 * len(numbers) + _ROOM_ROWS + len(incoming.row),
             text_bytes=2 * self.text_bytes(numbers) + _ROOM_BYTES + _bytes(incoming.text),
             id_bytes=2 * self._source_id.size(numbers) + _ROOM_BYTES + _bytes(incoming.source_id),

@@ -149,8 +149,6 @@ class Chunks(Sequence[PositionedChunk]):
 
     def __getitem__(self, index: Any) -> Any:
         """Return a chunk, or a list of chunks for a slice."""
-        if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(len(self)))]
         number = range(len(self))[index]
         start = self._ends[number - 1] if number else 0
         return self.documents[start : self._ends[number]], self._positions[number]

@@ -1,7 +1,7 @@
 """The base class of all kinds of tokenizers: checks for special ids, batches on threads, tensors, and pickling by path.
 
-A kind implements `encode_unchecked`, `decode`, `piece_bytes`, `vocab_size` and `save`. It loads its library when a model is opened, and not
-at import.
+A kind implements `encode_unchecked`, `decode`, `piece_bytes` and `save`, and sets `vocab_size`. It loads its library when a model is
+opened, and not at import.
 """
 
 from __future__ import annotations
@@ -57,6 +57,8 @@ class TextTokenizer(ABC):
     kind: ClassVar[ModelKind]
     engine: Literal["auto", "reference"] = "auto"
     proofs: Path | None = None
+    vocab_size: int
+    """Highest id plus one, special tokens included. Some ids below it may have no piece."""
     _loaded: ClassVar[Collection[str]] = ()  # attributes that are loaded from the file, so they are not pickled
 
     def __init__(self, model_path: str | Path, *, special_tokens: Mapping[str, str]) -> None:
@@ -67,11 +69,6 @@ class TextTokenizer(ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key not in self._loaded}
-
-    @property
-    @abstractmethod
-    def vocab_size(self) -> int:
-        """Highest id plus one, special tokens included. Some ids below it may have no piece."""
 
     @abstractmethod
     def encode_unchecked(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -223,8 +220,8 @@ class TextTokenizer(ABC):
 
     def _unencodable(self, text: str, error: Exception) -> NielsCacheError:
         """Return the error for a text that the library of this kind cannot encode."""
-        reason, excerpt = (str(error).splitlines() or [type(error).__name__])[0], f"{text[:_EXCERPT]!r} ({len(text):,} characters)"
-        return NielsCacheError(f"{self.model_path}: its library cannot encode a text: {reason:.200}; drop or cut it: {excerpt}")
+        excerpt = f"{text[:_EXCERPT]!r} ({len(text):,} characters)"
+        return NielsCacheError(f"{self.model_path}: its library cannot encode a text: {first_line(error):.200}; drop or cut it: {excerpt}")
 
     def _require_known(self, ids: Sequence[int] | np.ndarray) -> list[int]:
         known = [int(token) for token in ids]
@@ -241,6 +238,11 @@ class TextTokenizer(ABC):
         if self.model_sha256 not in (None, sha256):
             raise NielsCacheError(f"{self.model_path}: the tokenizer has changed since this object was pickled; create it again")
         self.model_sha256 = sha256
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message, or the name of its class if the message is empty."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def concatenate_ids(encoded: Iterable[Any]) -> FlatIds:

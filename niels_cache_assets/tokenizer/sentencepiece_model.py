@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from niels_cache_assets.base.defaults import BOS, ROLE_KEYS, SPECIAL_TOKENS
-from niels_cache_assets.base.first_bytes import HEAD_BYTES, describe_content
+from niels_cache_assets.base.first_bytes import describe_content
 from niels_cache_assets.tokenizer.base import Span, TextTokenizer, find_special_ids, token_spans
 from niels_cache_assets.tokenizer.limits import read_model
 from niels_cache_runtime.errors import NielsCacheError
@@ -47,7 +47,7 @@ def load_model(path: str | Path) -> tuple[sentencepiece.SentencePieceProcessor, 
             raise NielsCacheError(
                 f'{path}: a rank file of tiktoken, not a SentencePiece model; set [tokenizer] kind = "tiktoken"'
             ) from error
-        kind = describe_content(content[:HEAD_BYTES], "JSON")
+        kind = describe_content(content, "JSON")
         raise NielsCacheError(f"{path}: not a SentencePiece model; give a .model file that SentencePiece wrote{kind}") from error
     return processor, hashlib.sha256(content).hexdigest()
 
@@ -71,6 +71,7 @@ class SentencePieceTokenizer(TextTokenizer):
 
     def __init__(self, model_path: str | Path, *, special_tokens: Mapping[str, str] = SPECIAL_TOKENS) -> None:
         super().__init__(model_path, special_tokens=special_tokens)
+        self.vocab_size = int(self.library_processor.get_piece_size())
         ids = find_special_ids(self.special_tokens, self.token_id, self.special_names, self.model_path)
         self._special_ids = {role: ids[role] for role in (*ROLE_KEYS, BOS) if role in ids}
 
@@ -80,11 +81,6 @@ class SentencePieceTokenizer(TextTokenizer):
         processor, sha256 = load_model(self.model_path)
         self._require_same(sha256)
         return processor
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of pieces, including special tokens. All ids are below this number."""
-        return int(self.library_processor.get_piece_size())
 
     def encode_unchecked(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the ids of each text as 1-D int32 arrays, special ids included."""

@@ -19,7 +19,7 @@ class TokenizerSettings(Table):
     """A model to import instead of training one: a SentencePiece .model, a tokenizer.json or its folder, or a tiktoken rank file"""
     kind: defaults.ModelKind | None = None
     """Model kind, if the file name does not show it; files other than .json and .tiktoken are assumed to be SentencePiece"""
-    encoding: Literal[defaults.ENCODINGS] | None = None  # type: ignore[valid-type]
+    encoding: Literal[*defaults.ENCODINGS] | None = None  # type: ignore[valid-type]
     """For a tiktoken rank file: the name of its encoding, if tiktoken defines it"""
     pattern: str | None = Field(None, min_length=1)
     """For any other tiktoken rank file: the regular expression that splits text into words"""

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from niels_cache_assets.base.defaults import ENCODINGS, SPECIAL_TOKENS
-from niels_cache_assets.base.first_bytes import HEAD_BYTES, describe_content
+from niels_cache_assets.base.first_bytes import describe_content
 from niels_cache_assets.tokenizer.base import (
     ROLE_ORDER,
     Span,
@@ -53,17 +53,6 @@ _QWEN_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"  # one digit at a time
 )
 _LLAMA3_WORDS = _QWEN_WORDS.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
-_RANKS = {  # the number of ranks of each encoding
-    "gpt2": 50_256,
-    "r50k_base": 50_256,
-    "p50k_base": 50_280,
-    "p50k_edit": 50_280,
-    "cl100k_base": 100_256,
-    "o200k_base": 199_998,
-    "o200k_harmony": 199_998,
-    "qwen": 151_643,
-    "llama3": 128_000,
-}
 _AFTER_RANKS = {  # special tokens of encodings that tiktoken does not have, and their ids, counted from the number of ranks
     "qwen": {"<|endoftext|>": 0, "<|im_start|>": 1, "<|im_end|>": 2, **{f"<|extra_{number}|>": 3 + number for number in range(205)}},
     "llama3": {"<|begin_of_text|>": 0, "<|end_of_text|>": 1, "<|start_header_id|>": 6, "<|end_header_id|>": 7, "<|eot_id|>": 9},
@@ -84,8 +73,8 @@ def known_encoding(name: str, ranks: Mapping[bytes, int], where: str) -> Encodin
     Raises:
         NielsCacheError: If the installed tiktoken does not have this encoding, or if the ranks are not of this encoding.
     """
-    if len(ranks) != _RANKS[name]:
-        problem = f"{name} has {_RANKS[name]:,} ranks, and the file {len(ranks):,}"
+    if len(ranks) != ENCODINGS[name]:
+        problem = f"{name} has {ENCODINGS[name]:,} ranks, and the file {len(ranks):,}"
         raise NielsCacheError(f"{where}: {problem}; give the encoding of this file or its pattern, or copy the file again")
     if name in _WORD_PATTERNS:
         return Encoding(_WORD_PATTERNS[name], {token: len(ranks) + offset for token, offset in _AFTER_RANKS[name].items()})
@@ -122,7 +111,7 @@ def read_ranks(path: str | Path) -> tuple[dict[bytes, int], str]:
             ranks[b"" if piece == _EMPTY else base64.b64decode(piece, validate=True)] = int(rank)
         except (ValueError, binascii.Error) as error:
             what = "a damaged rank file" if ranks else "not a rank file of tiktoken"
-            kind = "" if ranks else describe_content(content[:HEAD_BYTES], "JSON")
+            kind = "" if ranks else describe_content(content, "JSON")
             raise NielsCacheError(f"{path}: {what}: line {number:,} is not base64 and a rank; copy the file again{kind}") from error
         pieces += 1
     missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
@@ -187,7 +176,7 @@ class TiktokenTokenizer(TextTokenizer):
             self.pattern, self._known = known.pattern, list(known.special_tokens)
             self._special_ids = _new_ids(self.special_tokens, known.special_tokens, ranks, self.model_path)
             self._ids_by_string = {self.special_tokens[role]: token for role, token in self._special_ids.items()}
-        self._vocab_size = max(max(ranks.values()), *self._ids_by_string.values(), 0) + 1
+        self.vocab_size = max(max(ranks.values()), *self._ids_by_string.values(), 0) + 1
         self.description = canonical_json(
             {
                 "kind": self.kind,
@@ -207,11 +196,6 @@ class TiktokenTokenizer(TextTokenizer):
         if sha256 != json.loads(self.description)["ranks_sha256"]:
             raise NielsCacheError(f"{self.ranks_path}: the tokenizer has changed since this object was pickled; create it again")
         return _open(ranks, self.pattern, self._ids_by_string, self.model_path)
-
-    @property
-    def vocab_size(self) -> int:
-        """Highest id plus one, named special tokens included."""
-        return self._vocab_size
 
     def encode_unchecked(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the ids of each text as 1-D uint32 arrays. No text yields a special id."""
@@ -263,7 +247,7 @@ class TiktokenTokenizer(TextTokenizer):
 
         Joining these bytes gives the text of the ids.
         """
-        pieces = [b""] * self._vocab_size
+        pieces = [b""] * self.vocab_size
         ranks, _ = read_ranks(self.ranks_path)
         for piece, rank in ranks.items():
             pieces[rank] = piece

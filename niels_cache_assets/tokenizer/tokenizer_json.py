@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from niels_cache_assets.base import first_bytes
 from niels_cache_assets.base.defaults import SPECIAL_TOKENS
-from niels_cache_assets.tokenizer.base import Span, TextTokenizer, find_special_ids
+from niels_cache_assets.base.first_bytes import describe_content
+from niels_cache_assets.tokenizer.base import Span, TextTokenizer, find_special_ids, first_line
 from niels_cache_assets.tokenizer.byte_level import byte_characters
 from niels_cache_assets.tokenizer.limits import read_model, require_bounded
 from niels_cache_runtime.errors import NielsCacheError, panics_as_errors
@@ -97,7 +97,7 @@ class HuggingFaceTokenizer(TextTokenizer):
         self._given = str(model_path)
         super().__init__(json_file(model_path), special_tokens=special_tokens)
         tokenizer = self.library_tokenizer
-        self._vocab_size = _vocab_size(tokenizer, self.model_path)
+        self.vocab_size = _vocab_size(tokenizer, self.model_path)
         added = tokenizer.get_added_tokens_decoder()
         self._reserved = sorted(token for token, each in added.items() if each.special and each.content != self._unknown)
         special = [added[token].content for token in self._reserved]
@@ -111,11 +111,6 @@ class HuggingFaceTokenizer(TextTokenizer):
         self._require_same(loaded.sha256)
         self._unknown = loaded.unknown
         return loaded.tokenizer
-
-    @property
-    def vocab_size(self) -> int:
-        """Highest id plus one, added tokens included."""
-        return self._vocab_size
 
     def reserved_ids(self) -> list[int]:
         """Return the ids of the named special tokens and of all added tokens that the file marks as special.
@@ -222,7 +217,7 @@ class HuggingFaceTokenizer(TextTokenizer):
     def _pieces(self) -> list[bytes]:
         added = self.library_tokenizer.get_added_tokens_decoder()
         to_bytes = _byte_level_piece if self._is_byte_level else _other_piece
-        pieces = [b""] * self._vocab_size
+        pieces = [b""] * self.vocab_size
         for piece, token in self.library_tokenizer.get_vocab(with_added_tokens=True).items():
             pieces[token] = piece.encode() if token in added else to_bytes(piece)
         return pieces
@@ -318,7 +313,7 @@ def _parsed(content: bytes, path: str | Path) -> dict[str, Any]:
     try:
         described = json.loads(content)
     except (ValueError, RecursionError) as error:
-        kind = first_bytes.describe_content(content[: first_bytes.HEAD_BYTES], "JSON")
+        kind = describe_content(content, "JSON")
         raise NielsCacheError(f"{problem} (it is not JSON{kind})") from error
     if not isinstance(described, dict) or not isinstance(described.get("model"), dict):
         raise NielsCacheError(f"{problem} (it has no model)")
@@ -327,16 +322,12 @@ def _parsed(content: bytes, path: str | Path) -> dict[str, Any]:
 
 def _load_problem(error: Exception) -> str:
     """Return a clause about an error of `tokenizers`, which names the part of the file only by the names of its Rust types."""
-    message = _first_line(error)
+    message = first_line(error)
     for part in ("Model", "PreTokenizer", "Normalizer", "PostProcessor", "Decoder"):
         if f"{part}Untagged" in message or f"{part}Wrapper" in message:
             named = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in part).strip("_")
             return f"its {named} has an unknown component or a damaged setting; update tokenizers, or copy the file again ({message})"
     return f"a damaged tokenizer.json: {message}; copy the file again"
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _require_ids_of_file(tokenizer: tokenizers.Tokenizer, described: dict[str, Any], path: str | Path) -> None:

@@ -247,40 +247,33 @@ def _map_one_range(paths: Sequence[str | Path], sizes: Sequence[int]) -> "ctypes
     return buffer
 
 
-def map_numbers(path: str | Path, *, if_missing: str) -> Array:
-    """Map a .npy file of numbers, read-only.
+def map_offsets(path: str | Path, dtype: np.dtype, *, row: tuple[int, ...] = ()) -> Array:
+    """Map a .npy file of offsets, read-only.
 
     Args:
         path: The file.
-        if_missing: The advice in the message about a missing file.
-
-    Raises:
-        NielsCacheError: If the file is missing or unreadable, or holds no numbers.
-    """
-    try:
-        return map_npy(path)
-    except FileNotFoundError as error:
-        raise NielsCacheError(f"{path}: no such file; {if_missing}") from error
-    except OSError as error:
-        raise NielsCacheError(f"{path}: cannot be mapped: {error.strerror or error}") from error
-
-
-def map_offsets(path: str | Path, dtype: np.dtype) -> Array:
-    """Map a 1-D .npy file of offsets, read-only.
+        dtype: The dtype of an offset.
+        row: The shape of a row. By default, the file has one dimension.
 
     Raises:
         NielsCacheError: If the file is missing or unreadable, or has a different dtype or shape.
     """
-    offsets = map_numbers(path, if_missing="build this data set first")
-    check_offsets_form(path, offsets, dtype)
+    try:
+        offsets = map_npy(path)
+    except FileNotFoundError as error:
+        raise NielsCacheError(f"{path}: no such file; build this data set first") from error
+    except OSError as error:
+        raise NielsCacheError(f"{path}: cannot be mapped: {error.strerror or error}") from error
+    check_offsets_form(path, offsets, dtype, row=row)
     return offsets
 
 
-def check_offsets_form(path: str | Path, offsets: Array, dtype: np.dtype) -> None:
-    """Raise NielsCacheError unless an array of offsets has one dimension and this dtype."""
-    if offsets.dtype != dtype or offsets.ndim != 1:
+def check_offsets_form(path: str | Path, offsets: Array, dtype: np.dtype, *, row: tuple[int, ...] = ()) -> None:
+    """Raise NielsCacheError unless an array of offsets has this dtype and rows of this shape."""
+    if offsets.dtype != dtype or not offsets.ndim or offsets.shape[1:] != row:
+        expected = f"rows of {row[0]}" if row else "one dimension"
         raise NielsCacheError(
-            f"{path}: holds {offsets.dtype} of shape {offsets.shape}, expected one dimension of {dtype}; rebuild this data set"
+            f"{path}: holds {offsets.dtype} of shape {offsets.shape}, expected {expected} of {dtype}; rebuild this data set"
         )
 
 
@@ -305,7 +298,7 @@ def check_example_starts(path: str | Path, starts: Offsets, *, token_count: int)
         return
     if starts[0] != 0:
         raise NielsCacheError(f"{path}: the first example starts at {starts[0]}, not at 0; rebuild this data set")
-    _check_increasing(path, starts)
+    check_increasing(path, starts)
     if starts[-1] >= token_count:
         raise NielsCacheError(
             f"{path}: example {len(starts) - 1} starts at {starts[-1]}, out of range of {token_count} tokens; rebuild this data set"
@@ -338,17 +331,26 @@ def check_doc_ends(path: str | Path, ends: Offsets, *, token_count: int) -> None
         raise NielsCacheError(f"{path}: the last document ends at {end}, but the split has {token_count} tokens; rebuild this data set")
     if len(ends) and ends[0] == 0:
         raise NielsCacheError(f"{path}: the first document is empty; rebuild this data set")
-    _check_increasing(path, ends)
+    check_increasing(path, ends)
 
 
-def _check_increasing(path: str | Path, offsets: Offsets) -> None:
+def check_increasing(path: str | Path, offsets: Offsets, *, name: str = "entry", may_be_equal: bool = False) -> None:
+    """Raise NielsCacheError unless the offsets increase.
+
+    Args:
+        path: The file, for messages.
+        offsets: The offsets.
+        name: The name of an offset in messages.
+        may_be_equal: Whether an offset may equal the one before it.
+    """
     for first in range(0, len(offsets) - 1, _BLOCK_OFFSETS):  # read in blocks, so that memory does not grow with the file
         block = offsets[first : first + _BLOCK_OFFSETS + 1]
-        increases = block[1:] > block[:-1]
+        increases = block[1:] >= block[:-1] if may_be_equal else block[1:] > block[:-1]
         if not increases.all():
-            entry = first + int(np.argmin(increases)) + 1
+            number = first + int(np.argmin(increases)) + 1
             raise NielsCacheError(
-                f"{path}: not strictly increasing: entry {entry} is {offsets[entry]} after {offsets[entry - 1]}; rebuild this data set"
+                f"{path}: not {'increasing' if may_be_equal else 'strictly increasing'}: {name} {number} is {offsets[number]} after "
+                f"{offsets[number - 1]}; rebuild this data set"
             )
 
 

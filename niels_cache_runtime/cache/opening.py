@@ -78,13 +78,14 @@ def _open_split(folder: Path, with_doc_ends: bool, verify: Verify) -> OpenedSpli
     meta = open_meta(folder.parent, verify=verify)
     shards = [str(path) for path in list_shards(folder)]
     ends_path = folder.parent / doc_ends_name(folder.name)
+    has_ends = with_doc_ends and ends_path.exists()
     tokens = MappedTokens(shards, dtype=token_dtype_of(meta))
     if meta is not None and is_foreign(meta):
         check_meta_count(meta, folder.parent, f"{folder.name}_tokens", int(tokens.shard_lengths.sum()))
     elif meta is not None:
         sizes = (tokens.shard_lengths * tokens.dtype.itemsize).tolist()
         found = {f"{folder.name}/{shard_name(index)}": size for index, size in enumerate(sizes)}
-        if with_doc_ends and ends_path.exists():
+        if has_ends:
             found[ends_path.name] = ends_path.stat().st_size
         check_sizes(folder.parent, listed_of_split(meta, folder, doc_ends=with_doc_ends), found, verify=verify)
     elif not shards:
@@ -93,7 +94,7 @@ def _open_split(folder: Path, with_doc_ends: bool, verify: Verify) -> OpenedSpli
         raise NielsCacheError(f"{folder}: no shards here; {hint}")
     token_count = int(tokens.shard_lengths.sum())
     is_joined = meta is not None and "parts" in meta
-    ends = map_doc_ends(ends_path, token_count=token_count, is_joined=is_joined) if with_doc_ends and ends_path.exists() else None
+    ends = map_doc_ends(ends_path, token_count=token_count, is_joined=is_joined) if has_ends else None
     return OpenedSplit(meta=meta, shards=shards, tokens=tokens, doc_ends=ends)
 
 

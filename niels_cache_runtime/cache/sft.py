@@ -38,6 +38,8 @@ from niels_cache_runtime.format.layout import (
 )
 from niels_cache_runtime.format.meta import Meta, is_foreign, read_meta
 
+_SCAN_TOKENS = 1 << 22
+
 
 def assistant_target_mask(tokens: Array, asst_id: int, eot_id: int) -> Bools:
     """Return which tokens are targets: those after an assistant sentinel, up to and including the next EOT.
@@ -57,7 +59,7 @@ def assistant_target_mask(tokens: Array, asst_id: int, eot_id: int) -> Bools:
     return example_target_mask(tokens.reshape(-1), row_starts, asst_id, eot_id).reshape(tokens.shape)
 
 
-def example_target_mask(tokens: Array, starts: Ints, asst_id: int, eot_id: int, *, resumed: Ints | None = None) -> Bools:
+def example_target_mask(tokens: Array, starts: Ints, asst_id: int, eot_id: int) -> Bools:
     """Return the mask of `assistant_target_mask`, (N,) bool, for examples that lie back to back.
 
     A span ends with its example, and the first token of an example is never a target.
@@ -67,23 +69,41 @@ def example_target_mask(tokens: Array, starts: Ints, asst_id: int, eot_id: int, 
         starts: (K,), the start of each example. The first is 0.
         asst_id: The id of the assistant sentinel.
         eot_id: The id of EOT.
-        resumed: Those items of `starts` at which an example was cut inside a span, so that the rest of the span still counts.
     """
     opens = tokens == asst_id
     changes = opens | (tokens == eot_id)
-    begins_inside = opens
-    if resumed is not None and len(resumed):
-        begins_inside = opens.copy()
-        begins_inside[resumed[~changes[resumed]]] = True
     changes[starts] = True
     # Between two changes, either all tokens are inside a span or no token is. There are few such runs; one pass fills them.
     changed = np.flatnonzero(changes)
-    inside = np.repeat(begins_inside[changed], np.diff(changed, append=len(tokens)))
+    inside = np.repeat(opens[changed], np.diff(changed, append=len(tokens)))
     mask = np.zeros(len(tokens), dtype=np.bool_)
     mask[1:] = inside[:-1]  # shifted by one, so that the closing EOT still counts
     mask &= ~opens
     mask[starts] = False
     return mask
+
+
+def find_spans(tokens: Tokens, starts: Ints, *, asst_id: int, eot_id: int) -> TargetSpans:
+    """Return the targets of `example_target_mask` as spans. The tokens are read once, in blocks of whole examples.
+
+    Args:
+        tokens: All tokens of the split, example after example.
+        starts: (examples,) int64, where each example begins.
+        asst_id: The id of the assistant sentinel.
+        eot_id: The id of EOT.
+    """
+    stops, span_counts = np.append(starts[1:], len(tokens)), np.zeros(len(starts), dtype=np.uint64)
+    bounds = [np.empty((0, 2), dtype=np.int64)]
+    first = count = 0
+    while first < len(starts):
+        begin = int(starts[first])
+        last = max(first + 1, int(stops.searchsorted(begin + _SCAN_TOKENS, side="right")))  # at least one example
+        mask = example_target_mask(tokens[begin : stops[last - 1]], starts[first:last] - begin, asst_id, eot_id)
+        found = begin + np.flatnonzero(np.diff(mask, prepend=False, append=False)).reshape(-1, 2)
+        span_counts[first:last] = count + found[:, 1].searchsorted(stops[first:last], side="right")
+        bounds.append(found)
+        first, count = last, count + len(found)
+    return TargetSpans(np.concatenate(bounds).astype(np.uint64), span_counts)
 
 
 class OpenedExamples(NamedTuple):
@@ -126,7 +146,8 @@ def _open_files(tokens_path: str, idx_path: str, verify: Verify, pairs: bool) ->
     if has_pairs(meta) != pairs:
         contents, reader = ("no preference pairs", "SFTExampleDataset") if pairs else ("preference pairs", "PreferenceDataset")
         raise NielsCacheError(f"{folder}: holds {contents}; read it with TokenLoader or {reader}")
-    with_spans = _split_with_spans(meta, Path(tokens_path))
+    split = next((split for split in SPLITS if Path(tokens_path).name == tokens_name(split)), None)
+    with_spans = _split_with_spans(meta, split, Path(tokens_path))
     tokens = MappedTokens([tokens_path], dtype=token_dtype_of(meta)).shards[0]
     if meta is not None and not is_foreign(meta):
         beside = () if with_spans is None else (folder / targets_name(with_spans), folder / target_ends_name(with_spans))
@@ -135,23 +156,20 @@ def _open_files(tokens_path: str, idx_path: str, verify: Verify, pairs: bool) ->
         listed = {path: entry for path, entry in listed_files(meta, folder).items() if path in names}
         check_sizes(folder, listed, {path.name: path.stat().st_size for path in paths if path.exists()}, verify=verify)
     starts = np.array(map_example_starts(idx_path, token_count=len(tokens)))
-    if meta is not None and is_foreign(meta):
-        split = next((split for split in SPLITS if Path(tokens_path) == folder / tokens_name(split)), None)
-        if split is not None and Path(idx_path) == folder / idx_name(split):
-            check_meta_count(meta, folder, f"{split}_examples", len(starts))
-            check_meta_count(meta, folder, f"{split}_tokens", len(tokens))
+    if meta is not None and is_foreign(meta) and split is not None and Path(idx_path) == folder / idx_name(split):
+        check_meta_count(meta, folder, f"{split}_examples", len(starts))
+        check_meta_count(meta, folder, f"{split}_tokens", len(tokens))
     spans = None if with_spans is None else map_targets(folder, with_spans, starts=starts, token_count=len(tokens))
     if pairs and (spans is None or len(starts) % len(SIDES)):
         raise NielsCacheError(f"{idx_path}: has {len(starts)} entries, which are no pairs with targets; rebuild this data set")
     return OpenedExamples(meta, tokens, starts, spans)
 
 
-def _split_with_spans(meta: Meta | None, tokens_path: Path) -> Split | None:
-    """Return the split of this file if its targets are spans, otherwise None.
+def _split_with_spans(meta: Meta | None, split: Split | None, tokens_path: Path) -> Split | None:
+    """Return the split of this file if its targets are spans in files of their own, otherwise None.
 
     Without a meta.json of ours, the files beside it decide.
     """
-    split = next((split for split in SPLITS if tokens_path.name == tokens_name(split)), None)
     if not has_spans(meta):
         is_ours = meta is not None and not is_foreign(meta)
         return split if split is not None and not is_ours and (tokens_path.parent / targets_name(split)).exists() else None
@@ -202,21 +220,8 @@ def _recorded_id(role: str, meta: Meta | None, folder: Path) -> tuple[Path, Any]
     return folder / META_NAME, None
 
 
-def resolve_ids(eot_id: int | None, asst_id: int | None, *, meta: Meta | None, tokens_path: str) -> tuple[int, int]:
-    """Return the ids of EOT and of the assistant sentinel (the token that begins a message of the assistant).
-
-    Raises:
-        NielsCacheError: For the reasons that `resolve_id` lists, and if both ids are equal.
-    """
-    eot = resolve_id("eot", eot_id, meta=meta, tokens_path=tokens_path)
-    asst = resolve_id("asst", asst_id, meta=meta, tokens_path=tokens_path)
-    if asst == eot:
-        raise NielsCacheError(f"{tokens_path}: asst_id and eot_id are both {eot}; they must differ")
-    return eot, asst
-
-
 def resolve_target_ids(
-    eot_id: int | None, asst_id: int | None, *, opened: OpenedExamples, tokens_path: str, all_count: bool = False
+    eot_id: int | None, asst_id: int | None, *, opened: OpenedExamples, tokens_path: str, all_count: bool
 ) -> tuple[int, int | None]:
     """Return the ids of EOT and of the assistant sentinel. The second is None if no sentinel marks the targets.
 
@@ -228,14 +233,18 @@ def resolve_target_ids(
         all_count: Whether every token is a target.
 
     Raises:
-        NielsCacheError: For the reasons that `resolve_ids` lists, and for an asst_id if the data set has a chat template.
+        NielsCacheError: For the reasons that `resolve_id` lists, if both ids are equal, and for an asst_id if the data set has a chat
+            template.
     """
-    if opened.spans is not None and asst_id is not None:
-        if "template" in (opened.meta or {}):
-            raise NielsCacheError(
-                f"{tokens_path}: asst_id={asst_id!r}: the targets are in files beside it, and no sentinel marks them; leave it out"
-            )
-        resolve_ids(eot_id, asst_id, meta=opened.meta, tokens_path=tokens_path)  # compares them with meta.json
-    if opened.spans is not None or all_count:
-        return resolve_id("eot", eot_id, meta=opened.meta, tokens_path=tokens_path), None
-    return resolve_ids(eot_id, asst_id, meta=opened.meta, tokens_path=tokens_path)
+    in_files = opened.spans is not None
+    if in_files and asst_id is not None and "template" in (opened.meta or {}):
+        raise NielsCacheError(
+            f"{tokens_path}: asst_id={asst_id!r}: the targets are in files beside it, and no sentinel marks them; leave it out"
+        )
+    eot = resolve_id("eot", eot_id, meta=opened.meta, tokens_path=tokens_path)
+    if asst_id is None if in_files else all_count:
+        return eot, None
+    asst = resolve_id("asst", asst_id, meta=opened.meta, tokens_path=tokens_path)
+    if asst == eot:
+        raise NielsCacheError(f"{tokens_path}: asst_id and eot_id are both {eot}; they must differ")
+    return eot, None if in_files else asst  # with targets in files, a given id is only compared with meta.json

@@ -1,9 +1,9 @@
-"""The spans of targets of an SFT split that was built with a chat template.
+"""The spans of targets of an SFT split: those of files beside its tokens, or those that sentinels mark (`sft.find_spans`).
 
     train_targets.npy      [[3, 9], [14, 20], [25, 31], ...]     uint64: first token of a span, and the token after its last one
     train_target_ends.npy  [2, 3, ...]                           uint64: how many spans there are up to the end of each example
 
-Both files are mapped. A mask costs two reads for each example in it. Caches without these files have targets by sentinels (`sft`).
+Both files are mapped. A mask costs two reads for each example in it. Data sets that sentinels describe fully have no such files.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from niels_cache_runtime.cache.mmap import Offsets, map_numbers, map_offsets
+from niels_cache_runtime.cache.mmap import Offsets, map_offsets
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import TARGETS_DTYPE, Bools, Ints, Split, Uints, target_ends_name, targets_name
 
@@ -73,7 +73,7 @@ class TargetSpans:
 
         Args:
             size: The number of tokens of the array in which the parts lie.
-            parts: The parts of examples.
+            parts: The parts of examples, in the order of their places.
             only_last: Whether only the last span of each part counts, among those with a target in this part.
         """
         owners, begins, ends = self._clipped(parts)
@@ -81,10 +81,9 @@ class TargetSpans:
             is_last = np.append(owners[1:] != owners[:-1], True)
             owners, begins, ends = owners[is_last], begins[is_last], ends[is_last]
         shift = (parts.places - parts.starts)[owners]
-        changes = np.zeros(size + 1, dtype=np.int8)  # spans never touch, so each place changes at most once
-        changes[begins + shift] = 1
-        changes[ends + shift] = -1
-        return np.cumsum(changes[:-1], dtype=np.int8).view(np.bool_)
+        edges = np.stack([begins + shift, ends + shift], axis=1).ravel()
+        runs = np.diff(edges, prepend=0, append=size)  # by turns outside and inside of a span
+        return np.repeat(np.arange(len(runs)) % 2 == 1, runs)
 
     def have_targets(self, starts: Ints, lengths: Ints) -> Bools:
         """Return which parts have a target, (K,) bool.
@@ -117,7 +116,7 @@ def map_targets(folder: Path, split: Split, *, starts: Ints, token_count: int) -
         NielsCacheError: If a file is missing or malformed, or if spans are not in order, touch each other or leave their example.
     """
     path, ends_path = folder / targets_name(split), folder / target_ends_name(split)
-    bounds, ends = _map_bounds(path), map_offsets(ends_path, TARGETS_DTYPE)
+    bounds, ends = map_offsets(path, TARGETS_DTYPE, row=(2,)), map_offsets(ends_path, TARGETS_DTYPE)
     check_targets(path, ends_path, bounds, ends, starts, token_count=token_count)
     return TargetSpans(bounds, ends)
 
@@ -167,12 +166,3 @@ def _check_bounds(path: Path, bounds: Ints, *, first: int, counts: Ints, starts:
         raise NielsCacheError(
             f"{path}: span {first + number} ({span}) is empty, touches the one before it, or leaves its example; rebuild this data set"
         )
-
-
-def _map_bounds(path: Path) -> Uints:
-    bounds = map_numbers(path, if_missing="build this data set again")
-    if bounds.dtype != TARGETS_DTYPE or bounds.ndim != 2 or bounds.shape[1] != 2:
-        raise NielsCacheError(
-            f"{path}: holds {bounds.dtype} of shape {bounds.shape}, expected pairs of {TARGETS_DTYPE}; rebuild this data set"
-        )
-    return bounds

@@ -232,9 +232,8 @@ def is_same_file(path: Path, descriptor: int) -> bool:
 def _owner(descriptor: int) -> LockOwner | None:
     """Return the owner that the file of a held lock names, or None if it names no owner, or certainly names a previous owner."""
     try:
-        record = json.loads(os.pread(descriptor, 4096, 0))
-        owner = LockOwner(pid=record["pid"], host=record["host"], since=record["since"], command=record["command"])
-    except (ValueError, TypeError, KeyError, RecursionError):
+        owner = LockOwner(**json.loads(os.pread(descriptor, 4096, 0)))
+    except (ValueError, TypeError, RecursionError):
         return None
     is_readable = all(isinstance(text, str) and text.isprintable() for text in (owner.host, owner.since, owner.command))
     if not is_readable or type(owner.pid) is not int or owner.pid <= 0:

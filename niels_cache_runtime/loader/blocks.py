@@ -45,11 +45,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from niels_cache_runtime.cache.checks import check_whole
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Ints
 from niels_cache_runtime.loader.blend import Blend
-from niels_cache_runtime.loader.order import Order, check_positions
+from niels_cache_runtime.loader.order import Order
 from niels_cache_runtime.loader.source import SourceBlocks
 
 BLOCK_ORDER_VERSION = 1  # must change whenever the same blocks, seed, name, lanes and epoch would give another order
@@ -98,8 +97,7 @@ class BlockOrder:
         self, starts: Ints, *, seed: int, name: str = "", lanes: int = 1, shuffle: bool = True, began: tuple[int, int] = (0, 0)
     ) -> None:
         self.starts = starts
-        self.samples = check_whole("samples", int(starts[-1]), least=1)
-        self.lanes = check_whole("lanes", lanes, least=1, most=MAX_LANES)
+        self.samples, self.lanes = int(starts[-1]), lanes
         self.began = began
         self._seed, self._name, self._shuffle = seed, name, shuffle
         self._sizes = np.diff(starts)
@@ -114,13 +112,9 @@ class BlockOrder:
         Args:
             places: (n,) int64, counted from 0.
             epoch: The epoch, counted from 0.
-
-        Raises:
-            NielsCacheError: For a place outside the epoch, and for an epoch below 0.
         """
         if not places.size:
             return places
-        check_positions(places, self.samples)
         row = self.row(epoch)
         cells = self._cells(places, row)
         first, last = row.ends.searchsorted([cells.min(), cells.max()], side="right").tolist()
@@ -144,7 +138,7 @@ class BlockOrder:
         """Return the row of an epoch."""
         row = self._rows.get(epoch)
         if row is None:
-            row = self._make_row(check_whole("epoch", epoch))
+            row = self._make_row(epoch)
             # The dict is replaced, not changed, because a prefetch thread and a tracing thread may both be here.
             self._rows = {**dict(list(self._rows.items())[1 - _KEPT_EPOCHS :]), epoch: row}
         return row

@@ -21,7 +21,7 @@ from niels_cache_runtime.cache.opening import listed_of_split
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Ints, doc_ends_name, shard_name
 from niels_cache_runtime.format.meta import content_sha256
-from niels_cache_runtime.loader.source import SampleSource
+from niels_cache_runtime.loader.source import NamedSources
 from niels_cache_runtime.loader.windows import PretrainWindows
 
 Phases = tuple[tuple[int, int], ...]
@@ -33,6 +33,9 @@ class Epochs:
     Args:
         phases: (first, samples), in ascending order: from the sample `first` of the source on, an epoch has `samples` samples. Samples are
             counted over the whole run. The first phase begins at 0, and every other phase at the end of an epoch.
+
+    Attributes:
+        first_epochs: (phases,) int64, the first epoch of each phase.
     """
 
     def __init__(self, phases: Sequence[tuple[int, int]]) -> None:
@@ -40,12 +43,7 @@ class Epochs:
         self._firsts = np.array([first for first, _ in self.phases], dtype=np.int64)
         self._samples = np.array([samples for _, samples in self.phases], dtype=np.int64)
         lengths = np.diff(self._firsts)
-        self._epochs = np.concatenate([[0], np.cumsum(lengths // self._samples[:-1])]).astype(np.int64)  # the first epoch of each phase
-
-    @property
-    def first_epochs(self) -> list[int]:
-        """The first epoch of each phase."""
-        return self._epochs.tolist()
+        self.first_epochs = np.concatenate([[0], np.cumsum(lengths // self._samples[:-1])]).astype(np.int64)
 
     @staticmethod
     def is_valid(phases: Sequence[tuple[int, int]]) -> bool:
@@ -63,7 +61,7 @@ class Epochs:
         """
         phases = self._firsts.searchsorted(taken, side="right") - 1
         epochs, places = np.divmod(taken - self._firsts[phases], self._samples[phases])
-        return epochs + self._epochs[phases], places
+        return epochs + self.first_epochs[phases], places
 
     def read(self, taken: int) -> Fraction:
         """Return how often the source was read after `taken` samples: the whole epochs, and the share of the begun one."""
@@ -72,14 +70,14 @@ class Epochs:
 
     def phase(self, epoch: int) -> int:
         """Return the number of the phase that an epoch belongs to."""
-        return int(self._epochs.searchsorted(epoch, side="right")) - 1
+        return int(self.first_epochs.searchsorted(epoch, side="right")) - 1
 
     def start(self, epoch: int) -> int:
         """Return the first sample of an epoch."""
         phase = self.phase(epoch)
         first, samples = self.phases[phase]
         # Numbers of Python, because many epochs have more samples than an int64 can count.
-        return first + (epoch - int(self._epochs[phase])) * samples
+        return first + (epoch - int(self.first_epochs[phase])) * samples
 
     def grown(self, taken: int, samples: int) -> "Epochs":
         """Return the epochs of a source that has `samples` samples now, and of which `taken` samples were read before it grew.
@@ -95,16 +93,13 @@ class Epochs:
 _BLOCK = 1 << 20
 
 
-def resumed_phases(
-    state: Mapping[str, Any], names: Sequence[str], sources: Sequence[SampleSource], taken: Sequence[int], *, grown: bool
-) -> dict[str, Phases]:
+def resumed_phases(state: Mapping[str, Any], sources: NamedSources, taken: Sequence[int], *, grown: bool) -> dict[str, Phases]:
     """Return the phases of the sources that have grown, now or before the state was saved, by name.
 
     Sources that differ in another way are left out, and the caller raises an error for them.
 
     Args:
         state: The saved state.
-        names: The names of the sources.
         sources: The open sources.
         taken: How many samples of each source the run has read.
         grown: Whether sources may have grown since the state was saved.
@@ -113,7 +108,7 @@ def resumed_phases(
         NielsCacheError: If the state's own phases do not fit a source, or if a source has grown since a DataLoader worker saved the state.
     """
     found: dict[str, Phases] = {}
-    for name, source, count in zip(names, sources, taken, strict=True):
+    for (name, source), count in zip(sources.items(), taken, strict=True):
         saved = state["sources"].get(name)
         if saved is None:
             continue
@@ -128,16 +123,9 @@ def resumed_phases(
                 f"{name}: grown=True does not go with a state of a DataLoader worker, whose cache has changed; save "
                 f"loader.state_dict(steps=batches taken) in the main process, or restore the cache"
             )
-        elif grown and is_extension_of(source, saved["fingerprint"], samples=phases[-1][1]):
+        elif grown and isinstance(source, PretrainWindows) and saved["fingerprint"] in _earlier_fingerprints(source, phases[-1][1]):
             found[name] = Epochs(phases).grown(count, source.samples).phases
     return found
-
-
-def is_extension_of(source: SampleSource, fingerprint: str, *, samples: int) -> bool:
-    """Return whether the first `samples` samples of a source are those of an earlier cache with this fingerprint."""
-    if not isinstance(source, PretrainWindows) or samples > source.samples:
-        return False
-    return any(earlier == fingerprint for earlier in _earlier_fingerprints(source, samples))
 
 
 def _earlier_fingerprints(source: PretrainWindows, samples: int) -> Iterator[str]:

@@ -161,16 +161,15 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
         self.device = resolve_device(device)
         self._prefetch = check_whole("prefetch", int(self.device.type == "cuda") if prefetch is None else prefetch)
         self._sources = opener.open(settings, verify=verify)
-        check_one_tokenizer(self.names, self._sources)
-        pairs = have_pairs(self.names, self._sources, packing=settings.sft.packing)
+        check_one_tokenizer(self._sources)
+        pairs = have_pairs(self._sources, packing=settings.sft.packing)
         self._settings = settings = replace(settings, pairs=pairs)
         self._run_order = RunOrder(
-            self.names,
-            [source.samples for source in self._sources],
-            schedule=row_weights(self.names, self._sources, settings),
+            self.samples_per_epoch,
+            schedule=row_weights(self._sources, settings),
             seed=settings.seed,
             shuffle=settings.shuffle,
-            blocks=[source.blocks(settings.order.shards) for source in self._sources] if settings.order else None,
+            blocks=[source.blocks(settings.order.shards) for source in self._sources.values()] if settings.order else None,
             lanes=settings.lanes,
         )
         self._sizes = {"B": self.B, "world_size": self.world_size, "machines": settings.machines}
@@ -224,7 +223,7 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
     @property
     def samples_per_epoch(self) -> dict[str, int]:
         """The number of samples (rows) per epoch, for each source name."""
-        return {name: source.samples for name, source in zip(self.names, self._sources, strict=True)}
+        return {name: source.samples for name, source in self._sources.items()}
 
     def __len__(self) -> int:
         """Return how many batches this rank has left in the pass.
@@ -301,10 +300,10 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
         for name in allowed:
             check_choice("allow_changed", name, self.names)
         run_order = self._run_order.grown({})
-        phases = resumed_phases(state, self.names, self._sources, run_order.blend.counts(position.samples).tolist(), grown=grown)
+        phases = resumed_phases(state, self._sources, run_order.blend.counts(position.samples).tolist(), grown=grown)
         check_sources(state, self._source_states(), allow_changed={*allowed, *phases})
         check_order(state, self.names)
-        check_weights(state, self.names, self._sources, run_order, self._settings, allow_changed=bool(allowed))
+        check_weights(state, self._sources, run_order, self._settings, allow_changed=bool(allowed))
         worker, here = state.get("worker"), get_worker_info()
         check_worker(state, position, here=None if here is None else (here.id, here.num_workers), **self._sizes)
         self._run_order = run_order.grown(phases)
@@ -343,7 +342,7 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
         if not len(samples):
             raise NielsCacheError(f"step={number}: the last batch of a pass, with no row for rank {rank}")
         located = self._run_order.locate(samples)
-        found = trace_samples(self.names, self._sources, step=number, samples=samples, located=located, side=side)
+        found = trace_samples(self._sources, step=number, samples=samples, located=located, side=side)
         return found if row is None and column is None else found.token(row or 0, column or 0)
 
     def report(self, steps: int) -> MixtureReport:
@@ -360,7 +359,7 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
         """
         first = self.samples
         last = first + check_positive("steps", steps) * self.B * self.world_size
-        return make_report(self.names, self._sources, self._run_order, first=first, last=last, settings=self._settings)
+        return make_report(self._sources, self._run_order, first=first, last=last, settings=self._settings)
 
     def block_visits(self) -> Iterator[BlockVisit]:
         """Yield the blocks that this rank's machine reads from the loader's position on, in the order in which it first needs them.
@@ -427,8 +426,8 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
     def _batches(self, position: Position, *, worker: int = 0, workers: int = 1, done: int = 0) -> Iterator[Batch]:
         share = {"worker": worker, "workers": workers, "done": done}
         plan = plan_batches(self._run_order, self._steps, position, **share)
-        named, end = dict(zip(self.names, self._sources, strict=True)), self._steps.end(position)
-        return batches_of(plan, self._maker.make, named, self._settings, self._visits_of, end=end, first=position.samples, **share)
+        end, first = self._steps.end(position), position.samples
+        return batches_of(plan, self._maker.make, self._sources, self._settings, self._visits_of, end=end, first=first, **share)
 
     @property
     def _steps(self) -> Steps:
@@ -449,10 +448,7 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
             )
 
     def _source_states(self) -> dict[str, State]:
-        return {
-            name: state_of_source(source) | self._run_order.state_entry(name)
-            for name, source in zip(self.names, self._sources, strict=True)
-        }
+        return {name: state_of_source(source) | self._run_order.state_entry(name) for name, source in self._sources.items()}
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_maker"}

@@ -3,7 +3,7 @@
 The report is computed from the order of the samples; no tokens are read.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
@@ -11,7 +11,7 @@ from math import ceil
 from niels_cache_runtime.loader.packing.rows import PackedExamples, PackingReport
 from niels_cache_runtime.loader.run_order import RunOrder
 from niels_cache_runtime.loader.settings import LoaderSettings
-from niels_cache_runtime.loader.source import SampleSource
+from niels_cache_runtime.loader.source import NamedSources
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,41 +74,34 @@ class MixtureReport:
         return "\n".join(lines)
 
 
-def make_report(
-    names: Sequence[str], sources: Sequence[SampleSource], run_order: RunOrder, *, first: int, last: int, settings: LoaderSettings
-) -> MixtureReport:
+def make_report(sources: NamedSources, run_order: RunOrder, *, first: int, last: int, settings: LoaderSettings) -> MixtureReport:
     """Return the report of the samples `first` to `last` - 1 of a run."""
     before, after = run_order.blend.counts(first).tolist(), run_order.blend.counts(last).tolist()
     taken = [end - begin for begin, end in zip(before, after, strict=True)]
-    tokens = [count * source.tokens // source.samples for count, source in zip(taken, sources, strict=True)]
     by_examples = settings.sft.weigh_by == "examples"
     amounts = [
         Fraction(count * ((source.examples or 0) if by_examples else source.tokens), source.samples)
-        for count, source in zip(taken, sources, strict=True)
+        for count, source in zip(taken, sources.values(), strict=True)
     ]
-    configured = _configured_shares(names, settings, amounts=amounts, first=first, last=last)
+    configured = _configured_shares(sources, settings, first=first, last=last)
     shares = [
         SourceShare(
             name=name,
             configured=configured[name],
             actual=float(amount / sum(amounts)),
             samples=count,
-            tokens=token_count,
+            tokens=count * source.tokens // source.samples,
             samples_per_epoch=source.samples,
             epochs=float(read),
             repetitions=max(0, ceil(read) - 1),
             details=source.report() if isinstance(source, PackedExamples) else None,
         )
-        for name, source, count, token_count, amount, read in zip(
-            names, sources, taken, tokens, amounts, run_order.epochs_read(last), strict=True
-        )
+        for (name, source), count, amount, read in zip(sources.items(), taken, amounts, run_order.epochs_read(last), strict=True)
     ]
     return MixtureReport(first=first, last=last, weigh_by=settings.sft.weigh_by, sources=tuple(shares))
 
 
-def _configured_shares(
-    names: Sequence[str], settings: LoaderSettings, *, amounts: Sequence[Fraction], first: int, last: int
-) -> dict[str, float]:
+def _configured_shares(names: Iterable[str], settings: LoaderSettings, *, first: int, last: int) -> dict[str, float]:
     """Return the shares that the weights request. Each segment of the schedule counts by its part of the samples `first` to `last` - 1."""
     shares = dict.fromkeys(names, 0.0)
     starts = [start for start, _ in settings.weights]

@@ -76,8 +76,7 @@ class RunOrder:
     """The order of a run over several sources.
 
     Args:
-        names: The names of the sources.
-        samples: The number of samples per epoch of each source.
+        samples: The number of samples per epoch of each source, by name.
         schedule: The weights; see Blend.
         seed: The seed of every source's order.
         shuffle: With False, the samples of a source come in the order of their numbers.
@@ -87,8 +86,7 @@ class RunOrder:
 
     def __init__(
         self,
-        names: Sequence[str],
-        samples: Sequence[int],
+        samples: Mapping[str, int],
         *,
         schedule: Schedule,
         seed: int,
@@ -96,9 +94,9 @@ class RunOrder:
         blocks: Sequence[SourceBlocks] | None = None,
         lanes: int = 1,
     ) -> None:
-        self.names = tuple(names)
-        self.samples = np.array(samples, dtype=np.int64)
-        self.blend = Blend(names, schedule, lanes=lanes)
+        self.names = tuple(samples)
+        self.samples = np.array([*samples.values()], dtype=np.int64)
+        self.blend = Blend(self.names, schedule, lanes=lanes)
         self.lanes = lanes
         self._blocks, self._seed, self._shuffle = blocks, seed, shuffle
         self._set_epochs({})
@@ -134,7 +132,7 @@ class RunOrder:
         # A phase before the growth has the first samples, so its last blocks are cut or have none.
         return [
             BlockOrder(np.minimum(self._blocks[source].samples, n), began=(first, epoch), **settings)
-            for (first, n), epoch in zip(epochs.phases, epochs.first_epochs, strict=True)
+            for (first, n), epoch in zip(epochs.phases, epochs.first_epochs.tolist(), strict=True)
         ]
 
     def locate(self, samples: Ints) -> SampleLocations:

@@ -6,7 +6,7 @@ Every error message names the setting and the nearest valid choice. `batch` make
 import dataclasses
 import math
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -22,7 +22,7 @@ from niels_cache_runtime.loader.blocks import MAX_LANES, resolve_machines
 from niels_cache_runtime.loader.order import MAX_SEED
 from niels_cache_runtime.loader.packing.rows import LossOn, Overflow, PackedExamples
 from niels_cache_runtime.loader.preference.rows import PackedPairs
-from niels_cache_runtime.loader.source import SampleSource
+from niels_cache_runtime.loader.source import NamedSources, SampleSource
 from niels_cache_runtime.loader.windows import PretrainWindows
 from niels_cache_runtime.remote.store import is_address
 
@@ -343,14 +343,14 @@ def open_source(folder: str, settings: LoaderSettings, *, verify: Verify = "size
     return PackedPairs(folder, pack=sft.packing, **of_rows) if has_pairs_here else PackedExamples(folder, **of_rows)
 
 
-def have_pairs(names: Sequence[str], sources: Sequence[SampleSource], *, packing: bool) -> bool:
+def have_pairs(sources: NamedSources, *, packing: bool) -> bool:
     """Return whether the sources hold preference pairs.
 
     Raises:
         NielsCacheError: If only some of them do, or if rows are not to be packed and they do not.
     """
-    pairs = [name for name, source in zip(names, sources, strict=True) if isinstance(source, PackedPairs)]
-    others = [name for name in names if name not in pairs]
+    pairs = [name for name, source in sources.items() if isinstance(source, PackedPairs)]
+    others = [name for name in sources if name not in pairs]
     if pairs and others:
         raise NielsCacheError(f"sources: {pairs[0]} holds preference pairs, and {others[0]} does not; give them to loaders of their own")
     if others and not packing:
@@ -358,12 +358,12 @@ def have_pairs(names: Sequence[str], sources: Sequence[SampleSource], *, packing
     return bool(pairs)
 
 
-def check_one_tokenizer(names: Sequence[str], sources: Sequence[SampleSource]) -> None:
+def check_one_tokenizer(sources: NamedSources) -> None:
     """Raise NielsCacheError if two sources have different tokenizers.
 
     A source whose meta.json does not name its tokenizer is accepted.
     """
-    recorded = {name: (source.meta or {}).get("tokenizer_sha256") for name, source in zip(names, sources, strict=True)}
+    recorded = {name: (source.meta or {}).get("tokenizer_sha256") for name, source in sources.items()}
     used = {sha256: name for name, sha256 in recorded.items() if isinstance(sha256, str)}
     if len(used) > 1:
         listed = " and ".join(f"{name} with {short_sha256(sha256)}" for sha256, name in used.items())
@@ -372,7 +372,7 @@ def check_one_tokenizer(names: Sequence[str], sources: Sequence[SampleSource]) -
         )
 
 
-def row_weights(names: Sequence[str], sources: Sequence[SampleSource], settings: LoaderSettings) -> list[tuple[int, dict[str, float]]]:
+def row_weights(sources: NamedSources, settings: LoaderSettings) -> list[tuple[int, dict[str, float]]]:
     """Return the schedule of weights, converted from shares of tokens or examples to shares of rows.
 
     Each weight is divided by the average number of tokens or examples in a row of its source.
@@ -381,7 +381,7 @@ def row_weights(names: Sequence[str], sources: Sequence[SampleSource], settings:
         NielsCacheError: If `weigh_by` is "examples" and a source has documents instead of examples.
     """
     contents = {}
-    for name, source in zip(names, sources, strict=True):
+    for name, source in sources.items():
         content = source.tokens if settings.sft.weigh_by == "tokens" else source.examples
         if content is None:
             raise NielsCacheError(f"weigh_by='examples': {name} has documents, not SFT examples; use weigh_by='tokens'")

@@ -7,6 +7,7 @@ A pretrain split gives windows of its stream (`windows`). An SFT split gives row
 samples and their order.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -123,3 +124,6 @@ class SampleSource(Protocol):
     def blocks(self, files: int) -> SourceBlocks:
         """Return the blocks of `files` files each. The last block may have fewer."""
         ...
+
+
+NamedSources = Mapping[str, SampleSource]  # the sources of a run by name, in its order

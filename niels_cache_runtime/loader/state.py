@@ -19,7 +19,7 @@ from niels_cache_runtime.loader.growth import Epochs
 from niels_cache_runtime.loader.order import ORDER_VERSION
 from niels_cache_runtime.loader.run_order import RunOrder
 from niels_cache_runtime.loader.settings import LoaderSettings, check_shares, name_sources, row_weights, saved_arguments
-from niels_cache_runtime.loader.source import SampleSource
+from niels_cache_runtime.loader.source import NamedSources, SampleSource
 from niels_cache_runtime.loader.steps import Position, position_from_state, position_to_state
 
 FORMAT = "niels_cache_runtime.TokenLoader"
@@ -231,20 +231,11 @@ def check_order(state: State, names: Sequence[str]) -> None:
         )
 
 
-def check_weights(
-    state: State,
-    names: Sequence[str],
-    sources: Sequence[SampleSource],
-    run_order: RunOrder,
-    settings: LoaderSettings,
-    *,
-    allow_changed: bool,
-) -> None:
+def check_weights(state: State, sources: NamedSources, run_order: RunOrder, settings: LoaderSettings, *, allow_changed: bool) -> None:
     """Raise NielsCacheError unless the loader takes the same samples as the state, up to the state's position.
 
     Args:
         state: The saved state.
-        names: The names of the sources.
         sources: The open sources.
         run_order: The order of the loader's run.
         settings: The loader's settings.
@@ -260,10 +251,10 @@ def check_weights(
                 f"weights: with allow_changed they must be those of the state up to sample {max(samples, 1)}: "
                 'give weights=[*state["weights"], ...]'
             )
-    elif saved != settings.weights and len(names) > 1:
-        known = {name: source for name, source in zip(names, sources, strict=True) if name in state["sources"]}
-        weights = row_weights(tuple(known), list(known.values()), replace(settings, weights=saved))
-        saved_order = RunOrder(tuple(known), [source.samples for source in known.values()], schedule=weights, seed=0, shuffle=False)
+    elif saved != settings.weights and len(sources) > 1:
+        known = {name: source for name, source in sources.items() if name in state["sources"]}
+        weights = row_weights(known, replace(settings, weights=saved))
+        saved_order = RunOrder({name: source.samples for name, source in known.items()}, schedule=weights, seed=0, shuffle=False)
         if _past_weights(run_order, samples) != _past_weights(saved_order, samples):
             raise NielsCacheError(
                 f"weights: the state was saved at sample {samples} under {[*map(tuple, state['weights'])]}, and other weights would change "

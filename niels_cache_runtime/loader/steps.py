@@ -162,10 +162,8 @@ class Steps:
             rank: The rank.
 
         Raises:
-            NielsCacheError: For a step before 0 or after the end of this pass, and for a rank that the run did not have at that step.
+            NielsCacheError: For a step after the end of this pass, and for a rank that the run did not have at that step.
         """
-        if step < 0:
-            raise NielsCacheError(f"step={step}: steps are counted from 0")
         index = max(index for index, sizes in enumerate(position.batches) if sizes.step <= step)
         start, samples, B, world_size, machines = position.batches[index]
         if not 0 <= rank < world_size:

@@ -4,7 +4,6 @@ Origins are computed from the step number. Nothing is recorded during training. 
 (its source, and its file in that source). The package niels_cache_assets reads these files (`niels-cache trace`).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +12,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Array, Ints, Side, Tokens
 from niels_cache_runtime.loader.preference.rows import side_of
 from niels_cache_runtime.loader.run_order import SampleLocations
-from niels_cache_runtime.loader.source import SampleSource
+from niels_cache_runtime.loader.source import NamedSources
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,20 +115,17 @@ class BatchTrace:
         )
 
 
-def trace_samples(
-    names: Sequence[str], sources: Sequence[SampleSource], *, step: int, samples: Ints, located: SampleLocations, side: Side | None = None
-) -> BatchTrace:
+def trace_samples(sources: NamedSources, *, step: int, samples: Ints, located: SampleLocations, side: Side | None) -> BatchTrace:
     """Return the trace of samples of the run.
 
     Args:
-        names: The names of the sources.
         sources: The open sources.
         step: The step, which the trace records.
         samples: (n,) int64, the numbers of the samples in the run.
         located: Their places.
         side: The side of preference pairs; see `preference.rows.side_of`.
     """
-    sides = [side_of(source, side) for source in sources]
+    sides = [side_of(source, side) for source in sources.values()]
     found: list[tuple[Ints, dict[str, Array]]] = []
     for source, epoch, places in located.groups():
         numbers = located.numbers[places]
@@ -139,9 +135,9 @@ def trace_samples(
     arrays = {name: np.concatenate([own[name] for _, own in found])[order] for name in found[0][1]}
     return BatchTrace(
         step=step,
-        names=tuple(names),
-        folders=tuple(source.folder for source in sources),
-        file_names=tuple(tuple(source.files) for source in sources),
+        names=tuple(sources),
+        folders=tuple(source.folder for source in sources.values()),
+        file_names=tuple(tuple(source.files) for source in sources.values()),
         samples=samples,
         dataset_ids=located.sources,
         epochs=located.epochs,

@@ -21,7 +21,7 @@ from niels_cache_runtime.cache.checks import check_positive
 from niels_cache_runtime.cache.gather import WindowReader
 from niels_cache_runtime.cache.opening import OpenedSplit, Verify, check_same_build, listed_of_split, open_split, require_doc_ends
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import IDX_DTYPE, TOKEN_DTYPE, Ints, Tokens, doc_ends_name
+from niels_cache_runtime.format.layout import IDX_DTYPE, TOKEN_DTYPE, Array, Ints, Tokens, doc_ends_name
 from niels_cache_runtime.format.meta import content_sha256, is_foreign
 from niels_cache_runtime.loader.documents import find_boundaries
 from niels_cache_runtime.loader.source import SampleRows, SourceBlocks, TokenOrigins
@@ -110,12 +110,10 @@ class PretrainWindows:
         digest = hashlib.sha256()
         if self._dtype != TOKEN_DTYPE:
             digest.update(f"{self._dtype}\n".encode())
-        names = [os.path.basename(path) for path in self.files]
-        arrays = [*self._shards]
+        arrays: dict[str, Array] = dict(zip(map(os.path.basename, self.files), self._shards, strict=True))
         if self.doc_ends is not None:
-            names.append(doc_ends_name(os.path.basename(self.path)))
-            arrays.append(self.doc_ends)
-        for name, array in zip(names, arrays, strict=True):  # hash the open files, not files that may have replaced them
+            arrays[doc_ends_name(self.split)] = self.doc_ends
+        for name, array in arrays.items():  # hash the open files, not files that may have replaced them
             probed = _PROBE_BYTES // array.itemsize
             digest.update(f"{name} {array.nbytes}\n".encode())
             digest.update(array[:probed].tobytes())

@@ -63,7 +63,17 @@ def build_blending_indices(
     Raises:
         NielsCacheError: If a weight is not above 0.
     """
-    return _build(_checked(weights), size, allocate=allocate, progress=progress)
+    shares = _checked(weights)
+    dataset_index = allocate("dataset_index", (size,), np.dtype(np.int16 if len(shares) < MANY_DATASETS else np.int32))
+    sample_index = allocate("dataset_sample_index", (size,), np.dtype(np.int64))
+    fill = (compiled_blend() if size >= _MANY else None) or _fill
+    counts = np.zeros(len(shares))
+    for start in range(0, size, _BLOCK):
+        stop = min(start + _BLOCK, size)
+        fill(shares, counts, start, dataset_index[start:stop], sample_index[start:stop])
+        if progress is not None:
+            progress("dataset_index", stop, size)
+    return dataset_index, sample_index
 
 
 def build_exhaustive_blending_indices(
@@ -84,7 +94,7 @@ def build_exhaustive_blending_indices(
     sizes = np.array([check_positive("count", count) for count in counts], dtype=np.int64)
     total = int(sizes.sum())
     weights = sizes / float(total)
-    dataset_index, sample_index = _build(weights, total, allocate=allocate, progress=progress)
+    dataset_index, sample_index = build_blending_indices(weights.tolist(), total, allocate=allocate, progress=progress)
     # Up to the first sample that a data set does not have, the result is the same as without exhaustion.
     first = _first_excess(dataset_index, sample_index, sizes)
     if first < total:
@@ -116,19 +126,6 @@ def _checked(weights: Sequence[float]) -> Floats:
         which = f"weight {int(np.argmax(wrong))} is {weights[int(np.argmax(wrong))]}" if len(numbers) else "weights: none given"
         raise NielsCacheError(f"{which}: each must be a number above 0; leave out data sets without a positive weight")
     return numbers
-
-
-def _build(weights: Floats, size: int, *, allocate: Allocate, progress: OnArrayProgress | None) -> tuple[Array, Ints]:
-    dataset_index = allocate("dataset_index", (size,), np.dtype(np.int16 if len(weights) < MANY_DATASETS else np.int32))
-    sample_index = allocate("dataset_sample_index", (size,), np.dtype(np.int64))
-    fill = (compiled_blend() if size >= _MANY else None) or _fill
-    counts = np.zeros(len(weights))
-    for start in range(0, size, _BLOCK):
-        stop = min(start + _BLOCK, size)
-        fill(weights, counts, start, dataset_index[start:stop], sample_index[start:stop])
-        if progress is not None:
-            progress("dataset_index", stop, size)
-    return dataset_index, sample_index
 
 
 def _fill(weights: Floats, counts: Floats, first: int, chosen: Array, numbers: Ints) -> None:

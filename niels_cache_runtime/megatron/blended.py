@@ -7,6 +7,7 @@ of a list of prefixes: first the data sets, each with the samples that its weigh
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -72,22 +73,20 @@ class MegatronBlendedDataset(IndexedSamples):
         if not datasets or len(datasets) != len(weights):
             raise NielsCacheError(f"{len(datasets)} data sets and {len(weights)} weights: give one weight for each")
         self.datasets = list(datasets)
-        counts: list[int] = []
         if size is None:
             if any(not math.isfinite(weight) or weight != int(weight) for weight in weights):
                 raise NielsCacheError(f"weights {list(weights)[:5]}: without a size they are counts, and must be whole numbers")
             counts = [int(weight) for weight in weights]
             self.parameters: dict[str, Any] = {"counts": counts, "size": None}
+            build_indices = partial(build_exhaustive_blending_indices, counts)
         else:
             shares = normalize_weights(weights)
             size = check_whole("size", size, most=MAX_COUNT)  # a Python int: numpy's integers are not JSON-able
             self.parameters = {"weights": shares, "size": size}
+            build_indices = partial(build_blending_indices, shares, size)
 
         def build(allocate: Allocate) -> object:
-            if size is None:
-                built = build_exhaustive_blending_indices(counts, allocate=allocate, progress=progress)
-            else:
-                built = build_blending_indices(shares, size, allocate=allocate, progress=progress)
+            built = build_indices(allocate=allocate, progress=progress)
             self._check_sizes(*built)  # checked before the cache keeps the arrays
             return built
 
@@ -222,7 +221,7 @@ def open_blend(
     taken: list[int] = []
     if shares is not None and num_samples is not None:
         taken = [math.ceil(num_samples * share) for share in shares]
-        counts = [math.ceil(math.ceil(num_samples * share) * (1 + surplus)) for share in shares]
+        counts = [math.ceil(count * (1 + surplus)) for count in taken]
     datasets = [dataset(prefix, samples) for prefix, samples in zip(prefixes, counts, strict=True)]
     if shares is not None:
         return MegatronBlendedDataset(datasets, shares, sum(taken), index_cache=index_cache, progress=progress)

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from niels_cache_runtime.cache.mmap import slice_pieces
-from niels_cache_runtime.cache.opening import open_split, require_doc_ends
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import TOKEN_DTYPE, Array, Int32s, Ints
 from niels_cache_runtime.format.meta import build_id, is_foreign
@@ -35,6 +34,7 @@ from niels_cache_runtime.megatron.indexed import (
     fingerprint_of,
     sequence_lengths,
 )
+from niels_cache_runtime.megatron.indexed_writer import open_documents
 from niels_cache_runtime.remote.split_location import Copy, SplitLocation
 from niels_cache_runtime.remote.store import is_address
 
@@ -73,10 +73,7 @@ class MegatronCacheSplit:
         self._open()
 
     def _open(self) -> None:
-        split = open_split(self.folder, doc_ends=True)
-        ends = require_doc_ends(self.folder, split.doc_ends)
-        if not len(ends):
-            raise NielsCacheError(f"{self.folder}: this split is empty (0 tokens); there is nothing to sample")
+        split, ends = open_documents(self.folder)
         self._mapped, self._ends = split.tokens, ends
         self.dtype = DTYPE_OF_CACHE[split.tokens.dtype]
         # Our own meta.json has the sha256 of every file. Without it, only the files can be compared.

@@ -24,14 +24,13 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Array, Bools, Int32s, Ints
 from niels_cache_runtime.megatron.cache_split import Indexed
 from niels_cache_runtime.megatron.gpt_indices import (
+    INT32_MAX,
     Allocate,
     Documents,
     GPTIndices,
     OnArrayProgress,
     as_indices,
     build_gpt_indices,
-    check_seed,
-    check_sequence_length,
     new_array,
 )
 from niels_cache_runtime.megatron.index_cache import Arrays, IndexCache, open_arrays
@@ -146,8 +145,8 @@ class MegatronGPTDataset(IndexedSamples):
             raise NielsCacheError("eod_mask_loss and reset_position_ids need eod_token, the id of the token at a document's end")
         # Convert to Python ints: numpy's integers are not JSON-able, and their products overflow.
         num_samples = None if num_samples is None else check_whole("num_samples", num_samples, most=MAX_COUNT) or None  # 0 means None
-        sequence_length = check_sequence_length(sequence_length)
-        seed = check_seed(seed)
+        sequence_length = check_whole("sequence_length", sequence_length, least=1, most=INT32_MAX - 1)  # Megatron's are int32
+        seed = check_whole("seed", seed, most=2**32 - 1)  # of numpy's RandomState
         self.indexed = indexed
         self.sequence_length, self.add_extra_token = sequence_length, add_extra_token
         self.pad_token, self.eod_token = pad_token, eod_token

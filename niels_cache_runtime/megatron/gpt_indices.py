@@ -16,13 +16,13 @@ for one block only. `index_cache` stores the arrays, and `gpt_dataset` uses them
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_runtime.cache.checks import MAX_COUNT, check_whole
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Array, Int32s, Ints, Uint32s
 
@@ -32,7 +32,7 @@ OnArrayProgress = Callable[[str, int, int], None]
 
 DOCUMENT_DTYPE = np.dtype(np.int32)
 _FINAL_EPOCH_THRESHOLD = 0.80
-_INT32_MAX = 2**31 - 1
+INT32_MAX = 2**31 - 1
 _DOCUMENTS_PER_BLOCK = 1 << 16
 _SAMPLES_PER_BLOCK = 1 << 20
 _SPLITS = 3
@@ -86,24 +86,6 @@ def new_array(name: str, shape: tuple[int, ...], dtype: np.dtype) -> Array:
     return np.empty(shape, dtype=dtype)
 
 
-def check_sequence_length(sequence_length: int) -> int:
-    """Return sequence_length as an int.
-
-    Raises:
-        NielsCacheError: If sequence_length + 1 does not fit into an int32, which Megatron uses.
-    """
-    return check_whole("sequence_length", sequence_length, least=1, most=_INT32_MAX - 1)
-
-
-def check_seed(seed: int) -> int:
-    """Return the seed as an int that numpy's RandomState accepts.
-
-    Raises:
-        NielsCacheError: If RandomState does not accept the seed.
-    """
-    return check_whole("seed", seed, most=2**32 - 1)
-
-
 def split_ranges(split: str, sequences: int) -> tuple[range, range, range]:
     """Return the ranges of sequences for train, valid and test.
 
@@ -112,16 +94,6 @@ def split_ranges(split: str, sequences: int) -> tuple[range, range, range]:
     Args:
         split: Megatron's split string, with the weights of train, valid and test, such as "99,1,0".
         sequences: The number of sequences.
-
-    Raises:
-        NielsCacheError: If `split` is not one to three numbers that are not all 0.
-    """
-    train, valid, test = (range(round(begin * float(sequences)), round(end * float(sequences))) for begin, end in split_bounds(split))
-    return train, valid, test
-
-
-def split_bounds(split: str) -> list[tuple[float, float]]:
-    """Return where train, valid and test begin and end, as fractions of all sequences. The first begin is the int 0, as in Megatron.
 
     Raises:
         NielsCacheError: If `split` is not one to three numbers that are not all 0.
@@ -135,12 +107,9 @@ def split_bounds(split: str) -> list[tuple[float, float]]:
     if not 1 <= len(weights) <= _SPLITS or not any(weights):
         raise NielsCacheError(f'split={split!r}: give the weights of train, valid and test, such as "99,1,0"')
     padded = np.array([*weights, *[0.0] * (_SPLITS - len(weights))])
-    bounds: list[tuple[float, float]] = []
-    begin: float = 0
-    for share in (padded / np.sum(padded)).tolist():
-        bounds.append((begin, begin + share))
-        begin += share
-    return bounds
+    bounds = [0.0, *accumulate((padded / np.sum(padded)).tolist())]
+    train, valid, test = (range(round(begin * float(sequences)), round(end * float(sequences))) for begin, end in pairwise(bounds))
+    return train, valid, test
 
 
 def plan_epochs(
@@ -158,13 +127,11 @@ def plan_epochs(
     Raises:
         NielsCacheError: If there is no token to read.
     """
-    sequence_length = check_sequence_length(sequence_length)
     extra = int(add_extra_token)
     if tokens_per_epoch < 1:
         raise NielsCacheError(f"the documents have {tokens_per_epoch} tokens in all: no sample can be made of them")
     epochs = 1
     if num_samples is not None:
-        num_samples = check_whole("num_samples", num_samples, most=MAX_COUNT)
         epochs = max(1, -(-(num_samples * sequence_length + extra) // tokens_per_epoch))
     usable = epochs * tokens_per_epoch - extra
     samples = usable // sequence_length if drop_last else -(-usable // sequence_length)
@@ -203,9 +170,8 @@ def build_gpt_indices(
         progress: Called with (name of the array, done, total).
 
     Raises:
-        NielsCacheError: If a setting is out of range, or if there is no token to read.
+        NielsCacheError: If a document does not exist, or if there is no token to read.
     """
-    known_seed = check_seed(seed)
     report = progress or (lambda name, done, total: None)
     plan = plan_epochs(
         tokens_of(sequence_lengths, documents),
@@ -214,7 +180,7 @@ def build_gpt_indices(
         add_extra_token=add_extra_token,
         drop_last=drop_last,
     )
-    random_state = np.random.RandomState(known_seed)
+    random_state = np.random.RandomState(seed)
     document_index = _build_document_index(documents, plan, random_state, allocate=allocate, progress=report)
     sample_index = build_sample_index(
         sequence_lengths,
@@ -242,8 +208,8 @@ def tokens_of(sequence_lengths: Int32s, documents: Documents) -> int:
             raise NielsCacheError(f"documents={documents}: a range must have step 1; give other choices as an array")
         if lowest < 0 or highest >= len(sequence_lengths):
             raise NielsCacheError(f"documents {lowest} to {highest}: there are {len(sequence_lengths)} sequences")
-        if highest > _INT32_MAX:
-            raise NielsCacheError(f"document {highest}: Megatron's document index is int32; split the data set at {_INT32_MAX} sequences")
+        if highest > INT32_MAX:
+            raise NielsCacheError(f"document {highest}: Megatron's document index is int32; split the data set at {INT32_MAX} sequences")
     if isinstance(documents, range):
         return int(sequence_lengths[documents.start : documents.stop].sum(dtype=np.int64))
     return sum(int(sequence_lengths[documents[start : start + _BLOCK]].sum(dtype=np.int64)) for start in range(0, count, _BLOCK))
@@ -299,7 +265,7 @@ def build_sample_index(
     """
     extra = int(add_extra_token)
     rows = samples + 1
-    index = allocate("sample_index", (rows, 2), np.dtype(np.int64 if len(document_index) > _INT32_MAX else np.int32))
+    index = allocate("sample_index", (rows, 2), np.dtype(np.int64 if len(document_index) > INT32_MAX else np.int32))
     done, tokens = 0, 0  # number of rows written, number of tokens before the block
     for start in range(0, len(document_index), _DOCUMENTS_PER_BLOCK):
         block = document_index[start : start + _DOCUMENTS_PER_BLOCK]

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niels_cache_runtime.cache.checks import check_index
+from niels_cache_runtime.cache.mmap import check_increasing
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Array, Int32s, Ints, Uints
 from niels_cache_runtime.format.safe_open import open_regular
@@ -119,14 +120,7 @@ class IndexedDataset:
         if not len(documents) or documents[0] != 0 or documents[-1] != sequences:
             found = f"from {documents[0]} to {documents[-1]}" if len(documents) else "empty"
             raise NielsCacheError(f"{self.idx_path}: document indices are {found}, not from 0 to the sequence count {sequences}")
-        for start in range(0, len(documents) - 1, BLOCK):
-            block = documents[start : start + BLOCK + 1]
-            falls = block[1:] < block[:-1]
-            if falls.any():
-                entry = start + int(np.argmax(falls)) + 1
-                raise NielsCacheError(
-                    f"{self.idx_path}: document index {entry} is {documents[entry]} after {documents[entry - 1]}: they must not decrease"
-                )
+        check_increasing(self.idx_path, documents, name="document index", may_be_equal=True)
         place = 0  # offset in .bin, in bytes
         for start in range(0, sequences, BLOCK):
             lengths = self.sequence_lengths[start : start + BLOCK]

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Literal, Self
@@ -211,7 +212,7 @@ def _new_files(prefix: str) -> Iterator[tuple[str, str]]:
         discard()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class IndexedPart:
     """One .bin and .idx of a split, with a range of whole documents and their tokens.
 
@@ -229,7 +230,7 @@ class IndexedPart:
     end_document: int
     first_token: int
     end_token: int
-    dtype: np.dtype = TOKEN_DTYPE
+    dtype: np.dtype
 
     @property
     def documents(self) -> int:
@@ -264,7 +265,7 @@ def plan_indexed(prefix: str | Path, folder: str | Path, *, max_bytes: int = MAX
         NielsCacheError: If the split cannot be opened, is empty or has no doc_ends file, or if a document is larger than `max_bytes` or
             longer than an int32 can count.
     """
-    return _plan(prefix, folder, *_open(folder), max_bytes=max_bytes, key=key)
+    return _plan(prefix, folder, *open_documents(folder), max_bytes=max_bytes, key=key)
 
 
 def write_indexed(
@@ -296,7 +297,7 @@ def write_indexed(
     Raises:
         NielsCacheError: For the reasons that `plan_indexed` lists, if a file cannot be written, or if a file exists and `force` is not set.
     """
-    split, ends = _open(folder)
+    split, ends = open_documents(folder)
     parts = _plan(prefix, folder, split, ends, max_bytes=max_bytes, key=key)
     if not force:
         for part in parts:
@@ -314,9 +315,9 @@ def write_indexed(
                     file,
                     part.dtype,
                     sequences=part.documents,
-                    lengths=lambda part=part: sequence_lengths(folder, ends, part.first_document, part.end_document),  # type: ignore[misc]
+                    lengths=partial(sequence_lengths, folder, ends, part.first_document, part.end_document),
                     entries=part.documents + 1,
-                    document_indices=lambda part=part: count_up(part.documents + 1),  # type: ignore[misc]
+                    document_indices=partial(count_up, part.documents + 1),
                 )
         done += part.bin_bytes
         if progress is not None:
@@ -324,11 +325,16 @@ def write_indexed(
     return parts
 
 
-def _open(folder: str | Path) -> tuple[OpenedSplit, Uints]:
+def open_documents(folder: str | Path) -> tuple[OpenedSplit, Uints]:
+    """Open a split of a cache with its document ends.
+
+    Raises:
+        NielsCacheError: If the split cannot be opened, is empty, or has no doc_ends.
+    """
     split = open_split(folder, doc_ends=True)
     ends = require_doc_ends(folder, split.doc_ends)
     if not len(ends):
-        raise NielsCacheError(f"{folder}: this split is empty (0 tokens); there is nothing to export")
+        raise NielsCacheError(f"{folder}: this split is empty (0 tokens); there is nothing to read")
     return split, ends
 
 
@@ -340,15 +346,7 @@ def _plan(prefix: str | Path, folder: str | Path, split: OpenedSplit, ends: Uint
     cuts = cut_documents(folder, ends, max_tokens, token_bytes=dtype.itemsize)
     ending = "" if key is None else f"_{key}_document"
     return [
-        IndexedPart(
-            prefix=f"{prefix}{f'_{number:05d}' if len(cuts) > 1 else ''}{ending}",
-            first_document=first_document,
-            end_document=end_document,
-            first_token=first_token,
-            end_token=end_token,
-            dtype=dtype,
-        )
-        for number, (first_document, end_document, first_token, end_token) in enumerate(cuts)
+        IndexedPart(f"{prefix}{f'_{number:05d}' if len(cuts) > 1 else ''}{ending}", *cut, dtype=dtype) for number, cut in enumerate(cuts)
     ]
 
 

@@ -514,14 +514,9 @@ class ProcessFile:
 
 def end_presences(ledger: Ledger, process_files: list[ProcessFile]) -> None:
     """Remove these process files, with the ledger's lock if the folder still exists. Empty the list."""
-    try:
-        with ledger.changing():
-            _end_all(process_files)
-    except (NielsCacheError, OSError):
-        _end_all(process_files)
-
-
-def _end_all(process_files: list[ProcessFile]) -> None:
-    for each in process_files:
+    with suppress(NielsCacheError, OSError), ledger.changing():
+        for each in process_files:
+            each.end()
+    for each in process_files:  # without the lock, those that are left
         each.end()
     process_files.clear()

@@ -21,7 +21,6 @@ from niels_cache_runtime.verify.invariants import (
     Problems,
     SplitCheck,
     foreign_checks,
-    foreign_size_problems,
     pretrain_checks,
     problem_of_error,
     sft_checks,
@@ -156,8 +155,7 @@ class VerifiedFolder:
         if _is_in_parts_root(self.path):  # a part of a data set: its content is checked in the data set
             make_checks = None
         if make_checks is not None:
-            for check in self._guarded(None, make_checks(self.meta, self.path, listed)):
-                self._checks.append(check)
+            self._checks.extend(self._guarded(None, make_checks(self.meta, self.path, listed)))
         consumers = {path: self._guard_consumer(check, consumer) for check in self._checks for path, consumer in check.consumers.items()}
         return {self.path / path: consumers.get(path) for path in (consumers if self.is_unverifiable else listed)}
 
@@ -205,7 +203,8 @@ class VerifiedFolder:
         kind = meta.get("kind")
         if self.is_unverifiable:
             if not was_read:
-                yield from self._guarded(None, foreign_size_problems(meta, self.path, self.found))
+                checks = foreign_checks(meta, self.path, self.found)
+                yield from self._guarded(None, (problem for check in checks for problem in check.size_problems()))
         elif kind == "tokenizer":
             yield from self._guarded(None, self._model_problems(meta))
         elif kind in FAMILIES:

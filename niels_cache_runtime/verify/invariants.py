@@ -15,7 +15,7 @@ then those of the second, and so on. Only the last shard of each part may be sho
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -65,10 +65,13 @@ class SplitParts:
 
     def __init__(self, meta: Meta, split: Split) -> None:
         self._split, self._parts = split, meta.get("parts")
+        self._counts: dict[str, list[int]] = {key: [] for key in _COUNTED}
         for entry in self._parts or ():
-            for key in _COUNTED:
-                if not is_count(_count(entry, key, split)) or not isinstance(entry.get("name"), str):
+            for key, counts in self._counts.items():
+                count: Any = entry[key].get(split) if isinstance(entry.get(key), dict) else None
+                if not is_count(count) or not isinstance(entry.get("name"), str):
                     raise NielsCacheError(f"parts has an entry without a name, or without {key} of {split}; rebuild this data set")
+                counts.append(count)
 
     def may_be_short(self, shards: int) -> set[int]:
         """Return the numbers of the shards that may be short, if the split has so many shards."""
@@ -89,12 +92,12 @@ class SplitParts:
         if (listed := shard_ends[-1] if shard_ends else 0) != len(paths):
             yield META_NAME, f"parts lists {listed} shards of {self._split}, but there are {len(paths)}"
             return
-        if ends is not None and (listed := sum(self._counts("documents"))) != len(ends):
+        if ends is not None and (listed := sum(self._counts["documents"])) != len(ends):
             yield META_NAME, f"parts lists {listed} documents of {self._split}, but there are {len(ends)}"
             return
         token_ends, document_ends = self._ends("tokens"), self._ends("documents")
         for number, (entry, stop) in enumerate(zip(self._parts, shard_ends, strict=True)):
-            size, expected = sum(sizes[path] for path in paths[first:stop]), _count(entry, "tokens", self._split) * token_bytes
+            size, expected = sum(sizes[path] for path in paths[first:stop]), self._counts["tokens"][number] * token_bytes
             if size != expected:
                 where = paths[stop - 1] if stop > first else META_NAME
                 yield where, f"the shards of {entry['name']} have {size} bytes, but parts says {expected}"
@@ -102,16 +105,8 @@ class SplitParts:
                 yield ends_path, f"no document ends at the end of {entry['name']}"
             first = stop
 
-    def _counts(self, key: str) -> list[int]:
-        return [_count(entry, key, self._split) for entry in self._parts or ()]
-
-    def _ends(self, key: str) -> Sequence[int]:
-        return list(accumulate(self._counts(key)))
-
-
-def _count(entry: dict[str, Any], key: str, split: Split) -> Any:
-    counts = entry.get(key)
-    return counts.get(split) if isinstance(counts, dict) else None
+    def _ends(self, key: str) -> list[int]:
+        return list(accumulate(self._counts[key]))
 
 
 ROLES = ("sys", "usr", "asst")
@@ -146,10 +141,10 @@ def pretrain_checks(meta: Meta, folder: Path, sizes: Mapping[str, int]) -> Itera
     dtype = token_dtype_of(meta)
     vocab_size, eot = _vocab_size_and_eot(meta, dtype)
     yield MetaCheck(lambda: _pretrain_meta_problems(meta, vocab_size, dtype))
-    roles = [special_id(meta, role) for role in ROLES if meta["special_token_ids"].get(role) is not None]
-    bos = special_id(meta, "bos") if meta["special_token_ids"].get("bos") is not None else None
+    known = {role: special_id(meta, role) for role in (*ROLES, "bos") if meta["special_token_ids"].get(role) is not None}
+    ids = SpecialIds(vocab_size, eot, [known[role] for role in ROLES if role in known], bos=known.get("bos"))
     for split in SPLITS:
-        yield _PretrainSplit(meta, folder, split, sizes, ids=SpecialIds(vocab_size, eot, roles, bos=bos), dtype=dtype)
+        yield _PretrainSplit(meta, folder, split, sizes, ids=ids, dtype=dtype)
 
 
 def _vocab_size_and_eot(meta: Meta, dtype: np.dtype) -> tuple[int, int | None]:
@@ -203,15 +198,11 @@ class SpecialIds:
         places = np.flatnonzero(self.unusual(tokens))
         return places, tokens[places]
 
-    def too_large(self, ids: Tokens) -> int:
-        """Return the largest of `ids` if it is outside the vocabulary, otherwise -1."""
-        largest = int(ids.max()) if len(ids) else -1
-        return largest if largest >= self.vocab_size else -1
 
-    def too_large_problems(self, path: str, largest: int) -> Problems:
-        """Yield a problem if an id is outside the vocabulary."""
-        if largest >= 0:
-            yield path, f"holds id {largest}, but the vocabulary has {self.vocab_size}"
+def vocabulary_problems(path: str, largest: int, vocab_size: int) -> Problems:
+    """Yield a problem if the largest id of a file is outside the vocabulary."""
+    if largest >= vocab_size:
+        yield path, f"holds id {largest}, but the vocabulary has {vocab_size}"
 
 
 class _PretrainSplit:
@@ -249,7 +240,7 @@ class _PretrainSplit:
         if self._ends is not None and documents != len(self._ends):
             yield self._ends_path, f"lists {len(self._ends)} documents, but meta.json says {documents}"
         for path, shard in self._shards.items():
-            yield from self._ids.too_large_problems(path, shard.too_large)
+            yield from vocabulary_problems(path, shard.largest, self._ids.vocab_size)
             if shard.sentinels:
                 yield path, f"holds {shard.sentinels} role sentinels, which only SFT data may have"
         yield from total_problems(meta, f"{split}_tokens", self._token_count)
@@ -280,7 +271,7 @@ class _Shard:
         self._ids, self._position, self._dtype = ids, position, dtype
         self._ends = ends if append_eot else None
         self._starts = ends if ids.bos is not None else None
-        self.too_large = -1
+        self.largest = -1  # of the ids that are not ordinary
         self.sentinels = self.eot_tokens = self.unclosed = self.unopened = self.inner_bos_tokens = 0
 
     def add_block(self, block: memoryview) -> None:
@@ -297,7 +288,7 @@ class _Shard:
             self.eot_tokens += closed
             return
         ids = tokens[unusual]
-        self.too_large = max(self.too_large, self._ids.too_large(ids))
+        self.largest = max(self.largest, int(ids.max(initial=0)))
         self.sentinels += sum(int(np.count_nonzero(ids == role)) for role in self._ids.roles)
         self.eot_tokens += int(np.count_nonzero(ids == self._ids.eot))
         if self._starts is not None:
@@ -413,29 +404,24 @@ def read_offsets(
         return None, problem_of_error(error, folder)
 
 
-def foreign_checks(meta: Meta, folder: Path, sizes: Mapping[str, int]) -> Iterator[SplitCheck]:
+def foreign_checks(meta: Meta, folder: Path, sizes: Mapping[str, int]) -> Iterator["ForeignSplit"]:
     """Yield the checks of both splits, if another program wrote meta.json.
 
     Args:
         meta: The meta.json.
         folder: The folder of the data set.
         sizes: The bytes of all files on disk.
-    """
-    for split in SPLITS:
-        yield _ForeignSplit(meta, folder, split, sizes)
-
-
-def foreign_size_problems(meta: Meta, folder: Path, sizes: Mapping[str, int]) -> Problems:
-    """Yield those problems of both splits that can be found without reading a file.
 
     Raises:
         NielsCacheError: If a shard in the middle is missing.
     """
     for split in SPLITS:
-        yield from _ForeignSplit(meta, folder, split, sizes).size_problems()
+        yield ForeignSplit(meta, folder, split, sizes)
 
 
-class _ForeignSplit:
+class ForeignSplit:
+    """A split of a cache whose meta.json another program wrote."""
+
     def __init__(self, meta: Meta, folder: Path, split: Split, sizes: Mapping[str, int]) -> None:
         self._meta, self._folder, self._split, self._sizes = meta, folder, split, sizes
         self._family = foreign_family(meta)
@@ -471,8 +457,7 @@ class _ForeignSplit:
     def problems(self) -> Problems:
         yield from self.size_problems()
         for name, largest in self._largest.items():
-            if largest >= self._meta["vocab_size"]:
-                yield name, f"holds id {largest}, but the vocabulary has {self._meta['vocab_size']}"
+            yield from vocabulary_problems(name, largest, self._meta["vocab_size"])
         ends, starts = doc_ends_name(self._split), idx_name(self._split)
         try:
             if self._family == "pretrain" and ends in self._sizes:
@@ -532,7 +517,7 @@ class _SftSplit:
             if half:
                 yield idx_name(self._split), f"has {len(self._starts)} entries, an odd number, so one side of a pair is missing"
             yield from total_problems(self._meta, f"{self._split}_examples", examples)
-        yield from self._ids.too_large_problems(self._path, self._messages.too_large)
+        yield from vocabulary_problems(self._path, self._messages.largest, self._ids.vocab_size)
         for found in self._messages.problems():
             yield self._path, found
         if f"{self._split}_tokens" in self._meta:
@@ -571,12 +556,12 @@ class _Messages:
         self._last_is_eot = False  # whether the block before this one ended with EOT
         self._last_answered = -1  # the last example in which an assistant's message was seen
         self._answered = self._roleless = self._inside = self._after_eot = self._unclosed = 0
-        self.too_large = -1
+        self.largest = -1  # of the ids that are not ordinary
 
     def add_block(self, block: memoryview) -> None:
         tokens = tokens_of(block, self._dtype)
         places, ids = self._ids.find(tokens)
-        self.too_large = max(self.too_large, self._ids.too_large(ids))
+        self.largest = max(self.largest, int(ids.max(initial=0)))
         if self._starts is not None and len(tokens):
             self._check_messages(self._starts, tokens, places, ids)
         self._position += len(tokens)

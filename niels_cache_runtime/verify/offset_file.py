@@ -40,8 +40,6 @@ class NpyRows:
         self._path, self._row = path, np.dtype((dtype, () if width is None else (width,)))
         try:
             header = read_npy_header(path)
-        except FileNotFoundError as error:
-            raise NielsCacheError(f"{path}: no such file; build this data set first") from error
         except OSError as error:
             raise self._unreadable(error) from error
         if header.dtype != dtype or len(header.shape) != 1 + self._row.ndim or header.shape[1:] != self._row.shape or header.fortran_order:

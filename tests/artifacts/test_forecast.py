@@ -4,19 +4,24 @@ import gzip
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from niels_cache_assets.artifacts.forecast import steps as steps_module
 from niels_cache_assets.artifacts.forecast import volumes
 from niels_cache_assets.artifacts.forecast.steps import Step, forecast
-from niels_cache_assets.artifacts.forecast.volumes import Estimate
+from niels_cache_assets.artifacts.forecast.volumes import Estimate, estimate_seal
 from niels_cache_assets.artifacts.graph import Graph, graph
 from niels_cache_assets.artifacts.materialize import materialize
+from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.cli import main
 from niels_cache_assets.disk.build_lock import BuildStatus
+from niels_cache_assets.facts.contents import total_bytes
 from niels_cache_assets.project.registry import load_registry
 from niels_cache_assets.sources.errors import SourceUnavailableError
 from niels_cache_assets.sources.huggingface import Huggingface
@@ -199,8 +204,9 @@ def test_a_sample_of_everything_gives_the_numbers_of_the_build(folder: Path) -> 
     letters, chats = estimated(steps, "letters"), estimated(steps, "chats")
     for estimate, meta in zip((letters, chats), metas.values(), strict=True):
         assert estimate.tokens == meta["train_tokens"] + meta["val_tokens"]
-        assert (estimate.seconds or 0) > 0
-    assert (letters.bytes_to_read, letters.disk_bytes) == ((folder / "letters.jsonl").stat().st_size, 2 * (letters.tokens or 0))
+        assert (estimate.core_seconds or 0) > 0
+        assert 2 * (estimate.tokens or 0) < (estimate.disk_bytes or 0) < total_bytes(meta["files"])  # here, headers are most of it
+    assert letters.bytes_to_read == (folder / "letters.jsonl").stat().st_size
 
 
 def test_a_short_sample_is_extrapolated(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,12 +238,46 @@ def test_a_budget_bounds_the_tokens_and_the_bytes(folder: Path) -> None:
     assert unreached.tokens == whole.tokens
 
 
-def test_without_a_tokenizer_four_bytes_count_as_a_token(folder: Path) -> None:
+def test_a_tokenizer_to_train_is_trained_on_less_text_for_the_estimates(folder: Path) -> None:
     _no_tokenizer(folder)
+    steps = forecast(of(folder))
+    tokens = estimated(steps, "letters").tokens
+    trained = estimated(steps, "tokenizer")
+    assert (trained.core_seconds or 0) > 0
+    assert (trained.memory_bytes or 0) > 0
+    materialize(of(folder)["tokenizer"])
+    assert materialize(of(folder)["pretrain/letters"]).meta["train_tokens"] == pytest.approx(tokens, rel=0.15)
+
+
+def test_a_model_that_cannot_be_trained_leaves_four_bytes_for_a_token(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _no_tokenizer(folder)
+    monkeypatch.setattr(steps_module, "train", lambda *given: (_ for _ in ()).throw(NielsCacheError("no")))
     estimate = estimated(forecast(of(folder)), "letters")
     assert estimate.tokens == round(sum(map(len, articles(60, seed=1))) / 4)
-    assert estimate.seconds is None
+    assert estimate.core_seconds is None
     assert missing(estimate.basis, "4 bytes") == []
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_a_sample_is_taken_from_all_files(tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [["word " * 20] * 2_000, ["another text " * 90] * 2_000, ["word " * 20] * 2_000]  # the first file is not like the rest
+    for number, file_texts in enumerate(texts):
+        if ending == "jsonl":
+            write_jsonl(tmp_path / f"{number}.jsonl", file_texts)
+        else:
+            path, form = tmp_path / f"{number}.parquet", {"compression": "none", "use_dictionary": False}
+            pyarrow.parquet.write_table(pyarrow.table({"text": file_texts}), path, row_group_size=500, **form)
+    monkeypatch.setattr(volumes, "SAMPLE_BYTES", 200_000)
+    (tmp_path / "niels_cache.toml").write_text(f'[pretrain.all]\nsource = "{ending}"\nfiles = ["*.{ending}"]\n', encoding="utf-8")
+    source = of(tmp_path).registry.pretrain["all"]
+    files = source.list_files(None, hashed=False)  # type: ignore[attr-defined]
+    first, again = (volumes.sample_of_source(source, files, seed=1, encoder=None) for _ in range(2))
+    assert first is not None
+    assert again is not None
+    assert (first.items, first.text_bytes, first.share) == (again.items, again.text_bytes, again.share)
+    assert first.text_bytes / first.items > 400  # a sample of the first file has 100 bytes a document
+    if ending == "jsonl":
+        assert first.text_bytes / (first.share or 0) == pytest.approx(sum(len(text) for each in texts for text in each), rel=0.1)
 
 
 def test_a_mixture_has_only_its_budget(folder: Path) -> None:
@@ -246,7 +286,12 @@ def test_a_mixture_has_only_its_budget(folder: Path) -> None:
     step = by_name(forecast(of(folder)))["both"]
     assert (step.action, step.state) == ("build", "missing")
     assert step.estimate is not None
-    assert (step.estimate.bytes_to_read, step.estimate.tokens, step.estimate.seconds, step.estimate.disk_bytes) == (None, 500, None, 1_000)
+    assert (step.estimate.bytes_to_read, step.estimate.tokens, step.estimate.core_seconds, step.estimate.disk_bytes) == (
+        None,
+        500,
+        None,
+        1_000,
+    )
     assert missing(step.estimate.basis, "no sample", "budget") == []
 
 
@@ -267,7 +312,7 @@ def test_files_of_the_hub_are_listed_and_not_sampled(hub: LoopbackHub, folder: P
         read = [len(content) for path, content in files if path.startswith(folders) and path.endswith(ending)]
         assert estimate["bytes_to_read"] == sum(read) > 0, name
         assert estimate["tokens"] == int(estimate["bytes_to_read"] * (2.5 if ending == ".parquet" else 1) / 4 + 0.5)
-        assert estimate["seconds"] is None
+        assert estimate["core_seconds"] is None
         assert missing(estimate["basis"], "no sample") == []
 
 
@@ -292,9 +337,10 @@ def test_parts_of_the_hub_are_divided_by_its_sizes(folder: Path, monkeypatch: py
     assert sizes == [3_000_000, 1_000_000, 4_000_000]
     first = steps["part/web/part-00000"].estimate
     assert first is not None
-    assert (first.tokens, first.seconds) == (1_875_000, None)
+    assert (first.tokens, first.core_seconds) == (1_875_000, None)
     assert missing(first.basis, "no sample") == []
-    assert steps["web"].estimate is None
+    assert steps["web"].estimate is not None
+    assert (steps["web"].estimate.tokens, steps["web"].estimate.disk_bytes) == (0, 0)  # links to the parts
 
 
 def test_without_the_hub_a_data_set_in_parts_is_told_as_a_whole(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,6 +386,29 @@ def test_one_missing_part_is_built_alone(parts: PartsProject) -> None:
     estimate = estimated(steps, key)
     planned = found.sealed(NAME).part(1).share.planned
     assert estimate.bytes_to_read == sum(file.bytes for file in planned.files)
+
+
+def test_the_plan_is_read_as_often_for_many_parts_as_for_few(parts: PartsProject, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, counts = PartsPlan.read, []
+    for count in (2, 5):
+        found = parts.graph(count)
+        build(found)
+        calls: list[object] = []
+        monkeypatch.setattr(PartsPlan, "read", lambda plan, calls=calls: calls.append(plan) or read(plan))
+        assert set(actions(forecast(found)).values()) == {"cache_hit"}
+        counts.append(len(calls))
+        monkeypatch.setattr(PartsPlan, "read", read)
+    assert 0 < counts[0] == counts[1]
+
+
+def test_a_seal_compares_a_sample_of_train_unless_everything_is_requested(parts: PartsProject) -> None:
+    whole = Estimate(bytes_to_read=None, tokens=10**9, core_seconds=1.0, memory_bytes=1, disk_bytes=1, basis="")
+    spec = parts.graph(3, "val_frac = 0.1").sealed(NAME).spec
+    everything = replace(spec, build=spec.build.model_copy(update={"near_check": "all"}))
+    without_val = parts.graph(3, "val_frac = 0.0").sealed(NAME).spec
+    seconds = [estimate_seal(whole, each).core_seconds or 0.0 for each in (without_val, spec, everything)]
+    assert 0 < seconds[0] < seconds[1] < seconds[2]
+    assert (estimate_seal(whole, spec).disk_bytes, estimate_seal(whole, spec).memory_bytes) == (0, 1)
 
 
 def test_a_part_without_a_share_fails_with_one_line(parts: PartsProject) -> None:

@@ -125,7 +125,7 @@ def fetching_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def copied(loader: TokenLoader) -> CopiedWindows:
     """Return the only source of a loader."""
-    (source,) = loader._sources
+    (source,) = loader._sources.values()
     assert isinstance(source, CopiedWindows)
     return source
 

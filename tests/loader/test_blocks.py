@@ -89,17 +89,6 @@ def test_without_shuffle_one_lane_is_the_stream() -> None:
     assert whole_epoch([4, 0, 5], shuffle=False, lanes=2) == [0, 8, 1, 7, 2, 6, 3, 5, 4]
 
 
-def test_what_is_outside_the_epoch_is_one_clear_line() -> None:
-    order = BlockOrder(np.array([0, 5]), seed=0)
-    for places, epoch in [([5], 0), ([-1], 0), ([0], -1)]:
-        with pytest.raises(NielsCacheError, match=r"^[^\n]*(position|epoch)"):
-            order.at(np.array(places), epoch)
-    with pytest.raises(NielsCacheError, match="samples"):
-        BlockOrder(np.array([0, 0]), seed=0)
-    with pytest.raises(NielsCacheError, match="lanes"):
-        BlockOrder(np.array([0, 1]), seed=0, lanes=0)
-
-
 # Rounds of a blend
 
 WEIGHTS = {"a": 5, "b": 2, "c": 0.5}

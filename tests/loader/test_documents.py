@@ -88,12 +88,6 @@ def test_boundaries_are_exact_where_float64_is_not() -> None:
     assert found.continues.tolist() == [True, True, False]
 
 
-@pytest.mark.parametrize("positions", [[-1], [0, 6], [6, 0]])
-def test_a_window_outside_the_stream_is_refused(positions: list[int]) -> None:
-    with pytest.raises(NielsCacheError, match=r"T\+1=5 tokens at .* 10 tokens"):
-        find_boundaries(np.array([4, 10], dtype=np.uint64), np.array(positions), T=4)
-
-
 def test_a_batch_that_int32_cannot_count_is_refused() -> None:
     boundaries = DocumentStarts(rows=NO_BOUNDARIES, columns=NO_BOUNDARIES, continues=np.ones(0, dtype=np.bool_))
     with pytest.raises(NielsCacheError, match="2147483647"):

@@ -98,7 +98,7 @@ def test_blocks_go_on_over_a_grown_cache(caches: Grown, steps: int) -> None:
     for number in range(2):
         found = numbers(new, end + number * every, end + (number + 1) * every)
         assert sorted(window for _, window in found) == list(range(every))
-    starts = new._sources[0].blocks(2).samples
+    starts = new._sources[NAME].blocks(2).samples
     needed = {}
     for sample, (epoch, window) in enumerate(numbers(new, 0, end + every)):
         needed.setdefault((epoch, int(starts.searchsorted(window, side="right")) - 1), []).append(sample)

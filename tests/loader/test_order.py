@@ -115,13 +115,3 @@ def test_a_number_of_samples_that_is_none_is_refused(n: int) -> None:
 def test_a_seed_that_is_none_is_refused(seed: int) -> None:
     with pytest.raises(NielsCacheError, match=r"seed=.*from 0 to"):
         Order(3, seed=seed)
-
-
-def test_positions_and_epochs_that_do_not_exist_are_refused() -> None:
-    order = Order(10, seed=0)
-    with pytest.raises(NielsCacheError, match="position 10: there are 10"):
-        order.at(np.array([3, 10, 12]), 0)
-    with pytest.raises(NielsCacheError, match="position -1: there are 10"):
-        order.at(np.array([3, -1]), 0)
-    with pytest.raises(NielsCacheError, match="epoch=-1: "):
-        order.at(np.array([3]), -1)

@@ -209,7 +209,7 @@ def test_a_trace_finds_room_while_blocks_are_fetched_ahead(published: Published,
 
 def test_a_window_is_read_after_one_that_held_its_next_block(published: Published) -> None:
     """The last window of a block finds the next shard mapped, gives it back, and needs the tail instead."""
-    (local,) = published.local(T=T)._sources
+    (local,) = published.local(T=T)._sources.values()
     assert isinstance(local, PretrainWindows)
     source = copied(published.remote(T=T, limit=room(3)))
     per_block = int(source.blocks(SHARDS_OF_BLOCK).samples[1])

@@ -113,7 +113,7 @@ def test_windows_come_by_one_request_each_without_a_copy(published: Published, t
         assert ours.document_ids is not None
         assert theirs.document_ids is not None
         assert torch.equal(ours.document_ids, theirs.document_ids)
-    (source,) = remote._sources
+    (source,) = remote._sources.values()
     assert isinstance(source, RangeWindows)
     assert 5 * remote.B < source.requests <= 2 * 5 * remote.B + 1
     assert rows(pickle.loads(pickle.dumps(remote)), 1) == rows(remote, 1)

@@ -83,7 +83,7 @@ def test_batches_are_whole_examples_drawn_by_one_use_of_the_generator(tmp_path: 
 
 
 def test_examples_without_a_target_are_left_out_and_reported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("niels_cache_runtime.loader.packing.truncation._SCAN_TOKENS", 3)  # so that blocks end inside examples
+    monkeypatch.setattr("niels_cache_runtime.cache.sft._SCAN_TOKENS", 3)  # so that blocks end inside examples
     examples = [
         [USR, U, EOT, ASST, A, EOT],
         [USR, U, EOT],  # no message of the assistant

@@ -7,8 +7,13 @@ build.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
+from resource import RUSAGE_CHILDREN, getrusage
+from tempfile import TemporaryDirectory
+from time import process_time
 from typing import Any, Literal
 
 from niels_cache_assets.artifacts.base import Artifact
@@ -16,7 +21,18 @@ from niels_cache_assets.artifacts.cache_identity import is_prepared
 from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.dataset import DatasetSpec, PretrainCache, SftCache, SwitchedOff
 from niels_cache_assets.artifacts.duplicates import SearchStep
-from niels_cache_assets.artifacts.forecast.volumes import Estimate, SourceSize, SourceSizes, encoder_view, estimate_cache, estimate_corpus
+from niels_cache_assets.artifacts.forecast.volumes import (
+    TRAINED_BYTES,
+    TRAINING_EXPONENT,
+    Estimate,
+    SourceSize,
+    SourceSizes,
+    encoder_view,
+    estimate_cache,
+    estimate_corpus,
+    estimate_seal,
+    estimate_tokenizer,
+)
 from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.artifacts.index import BlendIndex
 from niels_cache_assets.artifacts.input_problems import input_problems, require_inputs
@@ -26,16 +42,16 @@ from niels_cache_assets.artifacts.parts.seal import DatasetCache, JoinedCache
 from niels_cache_assets.artifacts.prepared_corpora import with_corpus_readers
 from niels_cache_assets.artifacts.state import CacheState, State, state_of
 from niels_cache_assets.artifacts.tokenizer import Tokenizer
+from niels_cache_assets.artifacts.tokenizer_sample import spool_sample
 from niels_cache_assets.artifacts.unfinished import revision_on_this_machine
 from niels_cache_assets.base.wording import format_list
-from niels_cache_assets.build_cache.base import choose_token_dtype
 from niels_cache_assets.disk.build_lock import build_status
 from niels_cache_assets.sources.types import Source
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer, TextTokenizer, load_tokenizer, open_configured_model
+from niels_cache_assets.tokenizer.training import train
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import FAMILIES, META_NAME, TOKEN_DTYPES
+from niels_cache_runtime.format.layout import FAMILIES, META_NAME, TOKENIZER_MODEL_NAMES
 from niels_cache_runtime.format.meta import load_meta
-from niels_cache_runtime.format.reading import available_threads
 
 Action = Literal["build", "cache_hit", "disabled", "skip", "fail"]
 
@@ -227,6 +243,9 @@ class _StepPlanner:
         Raises:
             NielsCacheError: If a build would reject the data at once.
         """
+        if isinstance(artifact, Tokenizer):
+            self._building.add(artifact.key)
+            return self._tokenizer_estimate()
         source = _own_source(artifact)
         if source is not None:
             name = artifact.key.partition("/")[2]
@@ -244,13 +263,13 @@ class _StepPlanner:
             if isinstance(artifact.share, GrownShare) and artifact.share.exists:
                 return None  # hard links to the cache that one process built
             return self._part_estimate(artifact)
-        if isinstance(artifact, JoinedCache) and self._volumes.plan(artifact.spec.name) is not None:
-            return None  # hard links to the parts
         if isinstance(artifact, PretrainCache | JoinedCache):
             source = artifact.spec.source
             budget = None if source.train_tokens is None else source.train_tokens + (source.val_tokens or 0)
             counts_first = not is_prepared(source) and source.seeded_val_frac is not None
-            return self._cache_estimate(artifact, self._volume_of_input(artifact), budget, counts_first=counts_first)
+            found = self._cache_estimate(artifact, self._volume_of_input(artifact), budget, counts_first=counts_first)
+            is_joined = isinstance(artifact, JoinedCache) and self._volumes.plan(artifact.spec.name) is not None
+            return estimate_seal(found, artifact.spec) if is_joined else found
         if isinstance(artifact, SftCache):
             return self._cache_estimate(artifact, self._volumes.of_source(artifact.spec.name), None)
         return None
@@ -259,12 +278,7 @@ class _StepPlanner:
         self, artifact: DatasetCache | ValPart, volume: SourceSize, budget: int | None, *, counts_first: bool = False
     ) -> Estimate:
         return estimate_cache(
-            volume,
-            family=artifact.spec.family,
-            budget=budget,
-            token_bytes=self._token_bytes(artifact),
-            threads=artifact.spec.build.threads or available_threads(),
-            counts_first=counts_first,
+            volume, artifact.spec, is_part=artifact.is_part, budget=budget, vocab_size=self._vocab_size, counts_first=counts_first
         )
 
     def _val_part_estimate(self, artifact: ValPart) -> Estimate:
@@ -273,8 +287,8 @@ class _StepPlanner:
             return self._cache_estimate(artifact, volume, artifact.spec.source.val_tokens)
         remark = "decontaminate needs val first, so all text is read once to find the val_frac"
         found = self._cache_estimate(artifact, replace(volume.scaled(share), remark=remark), None)
-        seconds = None if found.seconds is None else found.seconds + (1 - share) * volume.read_seconds
-        return replace(found, bytes_to_read=volume.file_bytes, seconds=seconds)
+        seconds = None if found.core_seconds is None else found.core_seconds + (1 - share) * volume.read_seconds
+        return replace(found, bytes_to_read=volume.file_bytes, core_seconds=seconds)
 
     def _part_estimate(self, part: PretrainCache) -> Estimate | None:
         plan = self._volumes.plan(part.spec.name)
@@ -284,27 +298,57 @@ class _StepPlanner:
         volume = self._volume_of_input(part).scaled(self._volumes.share(part.spec.name, planned))
         return self._cache_estimate(part, volume, planned.train_tokens)
 
-    def _token_bytes(self, artifact: DatasetCache | ValPart) -> int:
-        size = self._registry.tokenizer.vocab_size if self._tokenizer is None else self._tokenizer.vocab_size
-        return TOKEN_DTYPES[choose_token_dtype(size, artifact.spec.build.token_dtype)].itemsize
+    @property
+    def _vocab_size(self) -> int:
+        return self._registry.tokenizer.vocab_size if self._tokenizer is None else self._tokenizer.vocab_size
 
     @cached_property
     def _tokenizer(self) -> TextTokenizer | None:
-        """The tokenizer of the build. None if it is trained first, and if it cannot be imported."""
-        key = self._graph.tokenizer().key
-        if self._trains or key in self._unavailable:
+        """The tokenizer of the build, or one that is trained on less text now. None if there is no text, or no model to import."""
+        key, settings = self._graph.tokenizer().key, self._registry.tokenizer
+        if key in self._unavailable:
             return None
+        if self._trains:
+            return self._trained
         if key in self._building:
-            tokenizer = open_configured_model(self._registry.tokenizer)
-            tokenizer.engine = self._registry.tokenizer.engine
+            tokenizer = open_configured_model(settings)
+            tokenizer.engine = settings.engine
         else:
-            tokenizer = load_tokenizer(self._registry.tokenizer, self._root)
+            tokenizer = load_tokenizer(settings, self._root)
             tokenizer.proofs = None  # nothing is written
         return tokenizer
 
     @cached_property
+    def _trained(self) -> TextTokenizer | None:
+        settings = self._registry.tokenizer
+        short = settings.model_copy(update={"sample_bytes": min(settings.sample_bytes, TRAINED_BYTES)})
+        with TemporaryDirectory() as folder, suppress(NielsCacheError):
+            sample, model = Path(folder, "sample"), Path(folder, TOKENIZER_MODEL_NAMES[settings.model_kind])
+            used = spool_sample(replace(self._registry, tokenizer=short), self._root, sample, {}, lambda message: None)
+            began = sum(getrusage(RUSAGE_CHILDREN)[:2])
+            train(settings, sample, model)
+            seconds = sum(getrusage(RUSAGE_CHILDREN)[:2]) - began
+            self._training = used["bytes"], seconds
+            tokenizer = open_configured_model(settings, model)
+            tokenizer.engine = "reference"
+            return tokenizer
+        return None
+
+    @cached_property
     def _encoder(self) -> BuildTokenizer | None:
         return None if self._tokenizer is None else encoder_view(self._tokenizer)
+
+    def _tokenizer_estimate(self) -> Estimate:
+        settings, began = self._registry.tokenizer, process_time()
+        encoder = self._encoder  # trains it, or proves its engine
+        seconds, read = process_time() - began, 0
+        if settings.model is None and encoder is not None:
+            trained, seconds = self._training
+            chosen = settings.train_on or [*self._registry.partition_keys("pretrain"), *self._registry.partition_keys("sft")]
+            sizes = (self._volumes.of_source(name).text_bytes or settings.sample_bytes for name in chosen)
+            read = sum(min(size, settings.sample_bytes) for size in sizes)
+            seconds *= max(1.0, read / trained) ** TRAINING_EXPONENT
+        return estimate_tokenizer(settings.model, read, None if encoder is None else seconds, vocab_size=self._vocab_size)
 
     def _volume_of_input(self, artifact: PretrainCache | JoinedCache) -> SourceSize:
         """Return the volume of what a cache is built from: its source, or its corpus if the corpus exists."""

@@ -1,42 +1,77 @@
 """Estimates of the amount of text in the data sets, and of the tokens, time and disk space of a build.
 
-The files of each source are listed once, and sampled once. A sample is the first 2 MB of text, or what 3 seconds of reading give. It is
-encoded by the code that a build uses. Only sources that read files on this machine are sampled. Cost: some seconds for each source, and the
-memory of the first batches of documents. Every number is approximate: the rest of a source may differ from its beginning.
+The files of each source are listed once, and sampled once. A sample is the first batch of documents, and up to 24 more at evenly spaced
+bytes of all files: at row groups of Parquet files, at lines of plain files, and at the beginnings of other files. 4 MB of it are encoded by
+the code that a build uses. Only sources that read files on this machine are sampled. Cost: at most 5 core-seconds of reading for each
+source, some for encoding, and the memory of the batches. Every number is approximate.
 """
 
 from __future__ import annotations
 
+import os
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterable, Sequence, Sized
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from functools import partial
+from itertools import accumulate
+from typing import Any, TypeVar
 
+from niels_cache_assets.artifacts.dataset import DatasetSpec
 from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.artifacts.input_problems import NO_RETRY_SECONDS
 from niels_cache_assets.artifacts.parts.plan import PartsPlan, settings_of_group
-from niels_cache_assets.base.documents import Conversation, DocumentBatch, Documents, truncate_texts
+from niels_cache_assets.base.documents import Conversation, DocumentBatch, Documents, SourcePosition, SourceReport, truncate_texts
 from niels_cache_assets.base.wording import file_size, format_count, format_share
+from niels_cache_assets.build_cache.base import choose_token_dtype
 from niels_cache_assets.corpus.prepared import PreparedCorpus
-from niels_cache_assets.disk.space import BYTES_PER_TOKEN, SpaceNeed, corpus_need, pretrain_need, sft_need
+from niels_cache_assets.disk.space import BYTES_PER_TOKEN, corpus_need
 from niels_cache_assets.facts.contents import total_bytes
-from niels_cache_assets.parts.plan import Plan, PlannedGroup, PlannedPart, encode_group, estimated_text_bytes, plan_parts
+from niels_cache_assets.facts.disjoint import SAMPLE_TOKENS
+from niels_cache_assets.parts.plan import Plan, PlannedGroup, PlannedPart, encode_group, estimated_text_bytes, is_compressed, plan_parts
 from niels_cache_assets.sources.conversations import contents
 from niels_cache_assets.sources.errors import SourceUnavailableError
 from niels_cache_assets.sources.excluding import without_excluded
 from niels_cache_assets.sources.hub.data import HubData, hub_files
 from niels_cache_assets.sources.net.retries import retry_at_most
+from niels_cache_assets.sources.parquet import Parquet
 from niels_cache_assets.sources.reading.file_source import list_files_for_plan
+from niels_cache_assets.sources.reading.files import SourceFile
+from niels_cache_assets.sources.reading.parquet_files import open_parquet
 from niels_cache_assets.sources.types import ListedFile, PretrainSource, SftSource, Source, SourceWithParts, StreamContext
 from niels_cache_assets.streaming.encode import encode_texts
 from niels_cache_assets.tokenizer.encoder import BuildEncoder
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer, TextTokenizer, view_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import Family
+from niels_cache_runtime.format.layout import TOKEN_DTYPES
+from niels_cache_runtime.format.reading import available_threads
 
-SAMPLE_BYTES = 2_000_000
-SAMPLE_SECONDS = 3.0
+SAMPLE_BYTES = 4_000_000
+SAMPLE_SECONDS = 5.0  # of the processor
+_PIECES = 24
+_FOOTERS = 64
+_PIECE_BYTES = 500_000  # of the files, at least, for each piece
+
+# Core-seconds, and bytes of memory or disk, measured on two cores on 29 November 2026 (docs/benchmarks.md).
+START_SECONDS = 3.7  # of the command, and the step of the tokenizer
+ENGINE_SECONDS = 4.0  # of an imported tokenizer, besides the proof of its engine
+STEP_SECONDS = 0.5
+PART_SECONDS = 1.5  # of a part in its own process
+SEAL_SECONDS = 1e-3  # for each part
+REPORT_SECONDS = 1.8  # of a pretrain data set
+CHECK_SECONDS = 0.07e-6  # for each token that is compared
+WRITE_SECONDS = 0.06e-6  # for each token: hashing and the journal
+ITEM_SECONDS = 40e-6  # for each document or conversation: lineage and rows
+ITEM_BYTES = {"pretrain": 27, "sft": 17}  # of disk, for each document or conversation
+MODEL_BYTES = 16  # of disk, for each piece of a trained tokenizer
+START_MEMORY = 270_000_000  # of a process
+THREAD_MEMORY = 50_000_000
+PIECE_MEMORY = 1_500  # for each piece of the vocabulary
+CHECK_MEMORY = 290_000_000
+TRAINED_BYTES = 3_000_000  # of text, for a tokenizer that the build trains on more
+TRAINING_EXPONENT = 1.16  # of the time of training, by the size of the text
+TRAINING_MEMORY = 30  # for each byte of the text that a tokenizer is trained on
 
 Batch = TypeVar("Batch", bound=Sized)
 
@@ -49,7 +84,7 @@ class SourceSample:
         items: The number of its documents or conversations.
         unit: `document` or `conversation`.
         text_bytes: The number of bytes of their text.
-        share: The share of the source that they are, 0 to 1. None if unknown.
+        share: The share of the source that they are. Above 1 if pieces overlap. None if unknown.
         tokens_per_byte: The number of tokens for one byte of text, with EOT and roles. None without a tokenizer.
         read_seconds: The time of reading.
         encode_seconds: The time of encoding on one thread. None without a tokenizer.
@@ -74,23 +109,24 @@ def encoder_view(tokenizer: TextTokenizer) -> BuildTokenizer:
 
 
 def sample_of_source(source: Source, files: Sequence[ListedFile], *, seed: int, encoder: BuildTokenizer | None) -> SourceSample | None:
-    """Return the sample of a source that reads these files of this machine. Return None if it begins without text.
+    """Return the sample of a source that reads these files of this machine. Return None if no text is found.
 
     Raises:
         NielsCacheError: If a file cannot be read.
     """
-    context = StreamContext(seed=seed)
+    context, found = StreamContext(seed=seed), source.input_files() or []
     if isinstance(source, SftSource):
-        conversations = source.conversations(context)
-        return _sample(conversations, _messages, context, encoder, unit="conversation", specials_each=2)  # a role and EOT
+        return _sample(source.conversations, _messages, context, encoder, found, unit="conversation", specials_each=2)  # a role and EOT
     assert isinstance(source, PretrainSource)
-    return _sample(_documents(source, files, context), _texts, context, encoder, specials_each=_specials_of_document(encoder))
+    if isinstance(source, SourceWithParts):
+        found = source.located(files, None)
+    return _sample(partial(_documents, source, files), _texts, context, encoder, found, specials_each=_specials_of_document(encoder))
 
 
 def sample_of_corpus(prepared: PreparedCorpus, *, encoder: BuildTokenizer | None) -> SourceSample | None:
     """Return the sample of a corpus. Its share is not known."""
     context = StreamContext(seed=prepared.seed)
-    return _sample(prepared.stream(context), _texts, context, encoder, specials_each=_specials_of_document(encoder))
+    return _sample(prepared.stream, _texts, context, encoder, (), specials_each=_specials_of_document(encoder))
 
 
 def _specials_of_document(encoder: BuildTokenizer | None) -> int:
@@ -118,58 +154,100 @@ def _messages(batch: Sequence[Conversation]) -> list[str]:
 
 
 def _sample(
-    batches: Iterable[Batch],
+    stream: Callable[[StreamContext], Iterable[Batch]],
     texts_of: Callable[[Batch], list[str]],
     context: StreamContext,
     encoder: BuildTokenizer | None,
+    files: Sequence[SourceFile],
     *,
     unit: str = "document",
     specials_each: int,
 ) -> SourceSample | None:
-    """Return the sample at the beginning of a stream.
+    """Return the sample of a stream: its first batch, then pieces at evenly spaced positions if the stream can begin there.
 
     Args:
-        batches: The stream.
+        stream: Opens the stream at the position of a context.
         texts_of: Returns the texts of a batch.
         context: The context of the stream.
         encoder: The tokenizer that encodes. None: nothing is encoded.
+        files: The files of the stream, in order.
         unit: `document` or `conversation`.
         specials_each: The number of special tokens that a build adds to each text.
     """
-    texts: list[str] = []
-    items = size = 0
-    share: float | None = 1.0
-    stream = iter(batches)
-    started = time.monotonic()
-    with closing(stream) if isinstance(stream, Generator) else nullcontext():
-        for batch in stream:
-            found = texts_of(batch)
-            texts += found
-            items += len(batch)
-            size += sum(map(_bytes, found))
-            if size >= SAMPLE_BYTES or time.monotonic() - started >= SAMPLE_SECONDS:
-                share = context.report.share
-                break
-    read_seconds = time.monotonic() - started
+    deadline = time.process_time() + SAMPLE_SECONDS
+
+    def read(limit: int, start: SourcePosition | None = None, before: float = 0.0) -> tuple[list[str], int, float, float, SourceReport]:
+        """Return the texts from a position on, the number of their items, their share, and the time of a byte after the first batch."""
+        texts: list[str] = []
+        items, size, after = 0, 0, 1.0
+        report = SourceReport()
+        batches = iter(stream(replace(context, start=start, report=report)))
+        times = [(time.process_time(), 0)]
+        with closing(batches) if isinstance(batches, Generator) else nullcontext():
+            for batch in batches:
+                found = texts_of(batch)
+                texts += found
+                items += len(batch)
+                size += sum(map(_bytes, found))
+                times.append((time.process_time(), size))
+                if size >= limit or times[-1][0] >= deadline:
+                    after = report.share or 0.0
+                    break
+        began, first = times[len(times) > 2]
+        return texts, items, max(after - before, 0.0), (times[-1][0] - began) / max(size - first, 1), report
+
+    pieces = [read(SAMPLE_BYTES)]
+    *_, share, per_byte, report = pieces[0]
+    if share < 1 and report.position and "offset" in report.position and len(starts := _spread(files, report.position)) > 1:
+        pieces = [read(SAMPLE_BYTES // _PIECES, *start) for start in starts if time.process_time() < deadline] or pieces
+    size = sum(_bytes(text) for piece in pieces for text in piece[0])
     if not size:
         return None
     tokens_per_byte = encode_seconds = None
     if encoder is not None:
-        head = [*truncate_texts(texts, SAMPLE_BYTES)]
-        encoded = sum(map(_bytes, head))
-        started = time.monotonic()
-        ids = encode_texts(head, encoder, None).ids
-        encode_seconds = (time.monotonic() - started) * size / encoded
-        tokens_per_byte = len(ids) / encoded + specials_each * len(texts) / size
+        heads = [text for piece in pieces for text in truncate_texts(piece[0], SAMPLE_BYTES // len(pieces))]
+        encoded = sum(map(_bytes, heads))
+        started = time.process_time()
+        ids = encode_texts(heads, encoder, None).ids
+        encode_seconds = (time.process_time() - started) * size / encoded
+        tokens_per_byte = len(ids) / encoded + specials_each * sum(len(piece[0]) for piece in pieces) / size
     return SourceSample(
-        items=items,
+        items=sum(piece[1] for piece in pieces),
         unit=unit,
         text_bytes=size,
-        share=share,
+        share=sum(piece[2] for piece in pieces) or None,
         tokens_per_byte=tokens_per_byte,
-        read_seconds=read_seconds,
+        read_seconds=per_byte * size,
         encode_seconds=encode_seconds,
     )
+
+
+def _spread(files: Sequence[SourceFile], position: SourcePosition) -> list[tuple[SourcePosition, float]]:
+    """Return positions evenly spaced over the bytes of all files, each with the share of the bytes before it.
+
+    They are row groups of Parquet files, lines of files that `position` counts in bytes, and beginnings of other files.
+    """
+    ends = [*accumulate((os.path.getsize(file.url) for file in files), initial=0)]
+    count = max(1, min(_PIECES, ends[-1] // _PIECE_BYTES))
+    found: dict[tuple[int, int, int], tuple[SourcePosition, float]] = {}
+    for target in (ends[-1] * (2 * piece + 1) // (2 * count) for piece in range(count)):
+        number = bisect_right(ends, target) - 1
+        file, size, inside, row, offset = files[number], ends[number + 1] - ends[number], target - ends[number], 0, 0
+        before = 0.0
+        if file.name.endswith(".parquet"):
+            with open_parquet(file) as table:
+                row = max((first for first in table.first_rows if first * size <= inside * table.rows), default=0)
+                before = row / max(table.rows, 1) * size
+        elif position["offset"] and not is_compressed(file.name):
+            with open(file.url, "rb") as lines:
+                lines.seek(inside)
+                lines.readline()
+                row, offset = 1, lines.tell()
+            before = offset
+        if offset < size:
+            at = {**position, "number": number, "file": file.name, "row": row, "offset": offset, "offset_row": row, "gave": True}
+            found[number, row, offset] = at, (ends[number] + before) / ends[-1]
+    return [*found.values()]
 
 
 def _bytes(text: str) -> int:
@@ -183,14 +261,16 @@ class Estimate:
     Attributes:
         bytes_to_read: The number of bytes of the files, on their disk. A pass that only counts documents is not included.
         tokens: The number of tokens of train and val.
-        seconds: The time of the build on this machine.
+        core_seconds: The processor time of all processes on this machine.
+        memory_bytes: The peak memory of all processes together. Steps run one after the other.
         disk_bytes: The disk space of the result.
         basis: Where the numbers come from, in words.
     """
 
     bytes_to_read: int | None
     tokens: int | None
-    seconds: float | None
+    core_seconds: float | None
+    memory_bytes: int | None
     disk_bytes: int | None
     basis: str
 
@@ -235,7 +315,7 @@ class SourceSize:
             remarks = [f"no sample, because {self.no_sample}"]
         else:
             sample = self.sample
-            share = "" if sample.share is None else f", {'all' if sample.share == 1 else format_share(sample.share)} of the source"
+            share = "" if sample.share is None else f", {'all' if sample.share >= 1 else format_share(sample.share)} of the source"
             remarks = [f"from a sample of {format_count(sample.items, sample.unit)} ({file_size(sample.text_bytes)} of text{share})"]
         if self.text_bytes is None:
             remarks.append("the size of its text is unknown" + ("" if budget is None else ", so its token budget counts"))
@@ -246,54 +326,96 @@ class SourceSize:
 
 
 def estimate_cache(
-    volume: SourceSize, *, family: Family, budget: int | None, token_bytes: int, threads: int, counts_first: bool = False
+    volume: SourceSize, spec: DatasetSpec[Any], *, is_part: bool, budget: int | None, vocab_size: int, counts_first: bool = False
 ) -> Estimate:
     """Return the estimate of a cache that is built from a source of this size.
 
     Args:
         volume: The size of the source.
-        family: The family of the cache.
+        spec: The data set.
+        is_part: Whether a process of its own builds the cache, and the splits are compared later.
         budget: The maximum number of tokens of the build. None for no limit.
-        token_bytes: The size of a token.
-        threads: The number of threads that encode.
+        vocab_size: The number of pieces of the tokenizer.
         counts_first: Whether the build reads the source once before, to count its documents.
     """
-    sample = volume.sample
+    sample, build = volume.sample, spec.build
     per_byte = 1 / BYTES_PER_TOKEN if sample is None or sample.tokens_per_byte is None else sample.tokens_per_byte
     all_tokens = None if volume.text_bytes is None else round(volume.text_bytes * per_byte)
     known = [tokens for tokens in (all_tokens, budget) if tokens is not None]
     tokens = min(known) if known else None
     used = tokens / all_tokens if tokens is not None and all_tokens else 1.0  # the share of the source that the build reads
-    seconds = None
-    if sample is not None and sample.encode_seconds is not None and volume.text_bytes is not None:
+    memory = START_MEMORY * (1 + is_part) + THREAD_MEMORY * (build.threads or available_threads()) + PIECE_MEMORY * vocab_size
+    memory += CHECK_MEMORY * (not is_part and _has_check(spec))
+    seconds, items = None, 0.0
+    if sample is not None and tokens is not None and volume.text_bytes is not None:
         samples = volume.text_bytes / sample.text_bytes
-        seconds = samples * used * (sample.read_seconds + sample.encode_seconds / threads) + samples * counts_first * sample.read_seconds
-    need = None if tokens is None else _need(family, tokens, token_bytes)
+        items = sample.items * samples * used
+        memory += round(sample.text_bytes / sample.items * min(getattr(spec.source, "builder_shuffle", 0), items))
+        if sample.encode_seconds is not None:
+            seconds = PART_SECONDS if is_part else STEP_SECONDS + _seconds_after(spec, tokens)
+            seconds += WRITE_SECONDS * tokens + ITEM_SECONDS * items
+            seconds += samples * ((used + counts_first) * sample.read_seconds + used * sample.encode_seconds)
+    token_bytes = TOKEN_DTYPES[choose_token_dtype(vocab_size, build.token_dtype)].itemsize
     return Estimate(
         bytes_to_read=None if volume.file_bytes is None else round(volume.file_bytes * used),
         tokens=tokens,
-        seconds=seconds,
-        disk_bytes=None if need is None else need.bytes,
+        core_seconds=seconds,
+        memory_bytes=memory,
+        disk_bytes=None if tokens is None else tokens * token_bytes + round(ITEM_BYTES[spec.family] * items),
         basis=volume.basis(budget=budget),
     )
 
 
+def estimate_seal(whole: Estimate, spec: DatasetSpec[Any]) -> Estimate:
+    """Return the estimate of the join of finished parts, from that of a build of everything by one process."""
+    seconds = STEP_SECONDS + SEAL_SECONDS * spec.source.total_parts + _seconds_after(spec, whole.tokens or 0)
+    return replace(
+        whole, bytes_to_read=0, tokens=0, core_seconds=seconds, disk_bytes=0, basis="links to the parts, whose splits are compared"
+    )
+
+
+def _has_check(spec: DatasetSpec[Any]) -> bool:
+    source = spec.source
+    return spec.family == "pretrain" and bool(source.has_own_splits or source.seeded_val_frac or source.val_tokens)
+
+
+def _seconds_after(spec: DatasetSpec[Any], tokens: int) -> float:
+    """Return the time of comparing the splits of a data set of so many tokens, and of its reports."""
+    compared = tokens if spec.build.near_check == "all" else min(tokens, SAMPLE_TOKENS)
+    return REPORT_SECONDS * (spec.family == "pretrain") + CHECK_SECONDS * compared * _has_check(spec)
+
+
+def estimate_tokenizer(model: str | None, read: int, seconds: float | None, *, vocab_size: int) -> Estimate:
+    """Return the estimate of a tokenizer, with the start of the command.
+
+    Args:
+        model: The file to import. None: the tokenizer is trained.
+        read: The bytes of the text that it is trained on.
+        seconds: The time of training, or of the proof of its engine. None if unknown.
+        vocab_size: The number of its pieces.
+    """
+    size = MODEL_BYTES * vocab_size if model is None else os.path.getsize(model)
+    return Estimate(
+        bytes_to_read=read if model is None else size,
+        tokens=0,
+        core_seconds=None if seconds is None else START_SECONDS + ENGINE_SECONDS * (model is not None) + seconds,
+        memory_bytes=START_MEMORY + PIECE_MEMORY * vocab_size + TRAINING_MEMORY * read,
+        disk_bytes=size,
+        basis="from training on a part of the text" if model is None else "from a proof of its engine",
+    )
+
+
 def estimate_corpus(volume: SourceSize) -> Estimate:
-    """Return the estimate of a corpus. The time of cleaning is not estimated."""
+    """Return the estimate of a corpus. The time and the memory of cleaning are not estimated."""
     need = corpus_need(volume.text_bytes)
     return Estimate(
         bytes_to_read=volume.file_bytes,
         tokens=0,
-        seconds=None,
+        core_seconds=None,
+        memory_bytes=None,
         disk_bytes=None if need is None else need.bytes,
-        basis="all of the source is prepared; the time of cleaning is not estimated",
+        basis="all of the source is prepared; the time and the memory of cleaning are not estimated",
     )
-
-
-def _need(family: Family, tokens: int, token_bytes: int) -> SpaceNeed | None:
-    if family == "sft":
-        return sft_need(tokens * BYTES_PER_TOKEN, token_bytes=token_bytes)
-    return pretrain_need(train_tokens=tokens, val_tokens=0, token_bytes=token_bytes, text_bytes=None, exact=False)
 
 
 class SourceSizes:
@@ -308,7 +430,6 @@ class SourceSizes:
         self._graph, self._registry, self._encoder = graph, graph.registry, encoder
         self._volumes: dict[str, SourceSize] = {}
         self._plans: dict[str, Plan | None] = {}
-        self._weights: dict[str, tuple[int, int]] = {}
         self._listings: dict[str, list[ListedFile] | None] = {}
         self._unreachable: set[str] = set()  # data sets whose list of files cannot be reached now
 
@@ -326,12 +447,9 @@ class SourceSizes:
         return self._plans[name]
 
     def share(self, name: str, part: PlannedPart) -> float:
-        """Return the share of a part in the bytes of all files of the plan, or in their number if no size is known."""
-        if name not in self._weights:
-            files = [file for group in self.plan(name).groups for file in group.listed]
-            self._weights[name] = sum(file.bytes for file in files), len(files)
-        size, count = self._weights[name]
-        return sum(file.bytes for file in part.files) / size if size else len(part.files) / count
+        """Return the share of a part in the bytes of all files of the plan, or that of an average part if no size is known."""
+        size, plan = self.of_source(name).file_bytes, self.plan(name)
+        return sum(file.bytes for file in part.files) / size if size else 1 / len(plan.parts if plan else [part])
 
     def make_plan(self, artifact: PartsPlan) -> None:
         """Make the plan of a data set in memory.
@@ -406,11 +524,27 @@ class SourceSizes:
         found = source.input_files()
         if not found or any("://" in file.url for file in found):
             return volume
+        measured = _text_of_parquet(source, files)  # this also imports what the time of the sample should not contain
         sample = sample_of_source(source, files, seed=self._registry.build.seed, encoder=self._encoder())
         if sample is None:
             return replace(volume, no_sample="it begins without text")
-        text_bytes = round(sample.text_bytes / sample.share) if sample.share else volume.text_bytes
+        text_bytes = measured or (round(sample.text_bytes / sample.share) if sample.share else volume.text_bytes)
         return replace(volume, sample=sample, text_bytes=text_bytes)
+
+
+def _text_of_parquet(source: Source, files: Sequence[ListedFile]) -> int | None:
+    """Return the bytes of the text in Parquet files, from the footers of up to 64 of them. None if rows are left out, and without text."""
+    if not isinstance(source, Parquet) or source.exclude is not None or source.condition is not None:
+        return None
+    chosen = files[:: -(-len(files) // _FOOTERS)]
+    located = source.located(chosen, None)
+    field, size = source.text_field_of(located), 0
+    if field is None:
+        return None
+    for file in located:
+        with open_parquet(file) as table:
+            size += table.uncompressed_bytes(field)
+    return size * sum(file.bytes for file in files) // max(1, sum(file.bytes for file in chosen))
 
 
 def _is_unchanged_group(last: PlannedGroup, current: PlannedGroup) -> bool:

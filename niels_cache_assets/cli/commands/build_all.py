@@ -40,7 +40,8 @@ _ESTIMATES: dict[str, tuple[str, Callable[[Any], str]]] = {
     "bytes_to_read": ("to read", file_size),
     "tokens": ("tokens", "{:,}".format),
     "disk_bytes": ("disk", file_size),
-    "seconds": ("time", format_duration),
+    "memory_bytes": ("memory", file_size),
+    "core_seconds": ("core time", format_duration),
 }
 
 
@@ -81,9 +82,9 @@ missing setting (such as roam without a folder) is skipped.
 With --only, a tokenizer whose settings have changed is replaced only if no other cache uses it. With
 --force, it is always replaced, and the other caches become stale.
 
---dry-run shows which steps would run and why, and estimates bytes to read, tokens, disk space and time
-from file sizes, token budgets and a short sample of local files; "-" means unknown. It does not check
-for newer revisions on the hub. The exit code is 1 if a step would fail.""",
+--dry-run shows which steps would run and why, and estimates bytes to read, tokens, disk space, memory
+and processor time from file sizes, token budgets and a sample of local files; "-" means unknown. It
+does not check for newer revisions on the hub. The exit code is 1 if a step would fail.""",
     examples="""\
   niels-cache build-all
   niels-cache build-all --dry-run
@@ -180,7 +181,10 @@ def _sums(steps: Sequence[Step]) -> dict[str, tuple[Any, int]]:
     """Return for each number the sum of the known estimates, and how many estimates are unknown."""
     found = [step.estimate for step in steps if step.estimate is not None]
     values = {field: [getattr(estimate, field) for estimate in found] for field in _ESTIMATES}
-    return {field: (sum(value for value in each if value is not None), each.count(None)) for field, each in values.items()}
+    joined = {field: (max if field == "memory_bytes" else sum) for field in values}  # one step runs at a time
+    return {
+        field: (joined[field]([value for value in each if value is not None] or [0]), each.count(None)) for field, each in values.items()
+    }
 
 
 def _check_names(registry: Registry, only: list[str] | None) -> None:

@@ -19,8 +19,8 @@ from xml.parsers import expat
 
 from niels_cache_assets.base.first_bytes import HEAD_BYTES, describe_content
 from niels_cache_assets.sources.mediawiki.site import NO_SITE, Site, language_of
-from niels_cache_assets.sources.reading.compressed import DamagedFileError, OnDamage
-from niels_cache_assets.sources.reading.encodings import MARKS, MAX_DOCUMENT_BYTES, UTF8, damage_of, encoding_of, refuse_length
+from niels_cache_assets.sources.reading.compressed import DamagedFileError, OnDamage, is_damaged
+from niels_cache_assets.sources.reading.encodings import MARKS, UTF8, damage_of, encoding_of, refuse_length
 from niels_cache_assets.sources.reading.files import SourceFile, file_errors, first_bytes, open_bytes
 from niels_cache_assets.sources.reading.positions import FilePosition
 from niels_cache_runtime.errors import NielsCacheError
@@ -212,11 +212,11 @@ def _refuse_doctype(*_: object) -> None:
 
 def read_pages(
     file: SourceFile,
-    position: FilePosition | None = None,
+    position: FilePosition,
     *,
-    encoding: str = UTF8,
-    limit: int = MAX_DOCUMENT_BYTES,
-    on_damage: OnDamage | None = None,
+    encoding: str,
+    limit: int,
+    on_damage: OnDamage | None,
 ) -> Iterator[Page]:
     """Yield the pages from `position` on, in the order of the dump.
 
@@ -224,7 +224,7 @@ def read_pages(
 
     Args:
         file: The dump.
-        position: Where to begin. None is the start.
+        position: Where to begin.
         encoding: The encoding, unless there is a byte order mark.
         limit: The maximum number of characters of a page.
         on_damage: Called for a damaged dump, instead of raising. The pages end before the damage.
@@ -233,14 +233,7 @@ def read_pages(
         NielsCacheError: If the dump is damaged, incomplete or not XML, if a page is too long, or if tags or comments are too long or nested
             too deeply for a dump. The message has the file and the offset.
     """
-    position = position or FilePosition()
-    damaged: list[DamagedFileError] = []
-
-    def record_damage(error: DamagedFileError) -> None:
-        damaged.append(error)
-        on_damage(error)  # type: ignore[misc]
-
-    with file_errors(file), open_bytes(file, record_damage if on_damage else None) as stream:
+    with file_errors(file), open_bytes(file, on_damage) as stream:
         encoding, kind = encoding_of(stream, encoding), describe_content(first_bytes(stream), "XML")
         header = _seek(stream, position)
         handler = _Handler(file.name, limit, position.offset_row)
@@ -263,7 +256,7 @@ def read_pages(
             problem = _parse(parser, "", file.name, last=True)  # the end of a block may still be in expat
             yield from _pages_from(handler, position, after=received, offset=None)
             problem = problem if handler.ended else "the dump ends before </mediawiki>"
-        if problem and not damaged:
+        if problem and not is_damaged(stream):
             where = f"near byte {_parser_offset(parser, received, offset)}"
             error = DamagedFileError(
                 f"{file.name}: not a complete MediaWiki dump ({where}: {problem}); replace it, or set keep_damaged = true{kind}"

@@ -483,12 +483,6 @@ class HttpFiles(AbstractFileSystem):
     def glob(self, path: str, *, detail: bool = False, **settings: Any) -> Any:
         return {path: self.info(path)} if detail else [path]
 
-    def exists(self, path: str, **settings: Any) -> bool:
-        try:
-            return bool(self.info(path))
-        except FileNotFoundError:
-            return False
-
     def isdir(self, path: str) -> bool:
         return False
 

@@ -193,6 +193,11 @@ def bytes_read(stream: IO[bytes]) -> int:
     return raw.source.tell() if isinstance(raw, _Decompressed) else stream.tell()
 
 
+def is_damaged(stream: IO[bytes]) -> bool:
+    """Return whether a stream ends at damage that was passed to `on_damage`."""
+    return getattr(getattr(stream, "raw", None), "is_damaged", False)
+
+
 @lru_cache(maxsize=1)
 def decompression_errors() -> tuple[type[Exception], ...]:
     """Return the exceptions that decompressors raise for damaged data, except bzip2's plain OSError."""
@@ -218,13 +223,13 @@ class _Decompressed(io.RawIOBase):
         self._compressed = b""  # compressed bytes that were read, but not yet given to a stream
         self._streams = 0
         self._offset = 0
-        self._damaged = False
+        self.is_damaged = False
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        if self._damaged:
+        if self.is_damaged:
             return 0
         compressed = b""
         try:
@@ -258,7 +263,7 @@ class _Decompressed(io.RawIOBase):
             )
             if self._on_damage is None:
                 raise damage from error
-            self._damaged = True
+            self.is_damaged = True
             self._on_damage(damage)
         return 0
 

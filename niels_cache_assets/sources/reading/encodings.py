@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import codecs
 import difflib
+import io
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -249,7 +251,7 @@ def read_text(
 
 
 def read_lines(
-    stream: IO[bytes], position: FilePosition, where: str, limit: int, encoding: str = UTF8, *, is_start: bool = True
+    stream: IO[bytes], position: FilePosition, where: str, limit: int, encoding: str, *, is_start: bool = True
 ) -> Iterator[tuple[int, str, str | None]]:
     """Yield (index from 0, line with its end, marked line or None), beginning at `position`.
 
@@ -304,23 +306,18 @@ def _lines_after_decoding(
 
 
 def _decoded_lines(stream: IO[bytes], where: str, limit: int, encoding: str) -> Iterator[str]:
-    parts: list[str] = []
-    length = 0
-    number = 1
-    for text in decoded_blocks(stream, encoding):
-        *whole, last = text.split("\n")
-        for line in whole:
-            if length + len(line) >= limit:
+    text = io.TextIOWrapper(stream, encoding, MARKS, newline="\n")
+    try:
+        for number in itertools.count(1):
+            line = text.readline(limit + 1)
+            if len(line) > limit:
                 refuse_length(f"{where}: line {number}", limit)
-            yield f"{''.join(parts)}{line}\n" if parts else f"{line}\n"
-            parts, length, number = [], 0, number + 1
-        if last:
-            parts.append(last)
-            length += len(last)
-            if length > limit:
-                refuse_length(f"{where}: line {number}", limit)
-    if parts:
-        yield "".join(parts)
+            if not line:
+                return
+            yield line
+    finally:
+        with suppress(ValueError):  # the stream is closed already
+            text.detach()  # so that it does not close the stream
 
 
 def decoded_blocks(stream: IO[bytes], encoding: str) -> Iterator[str]:

@@ -255,7 +255,7 @@ def _remote_matches(pattern: str) -> tuple[str, dict[str, str], dict[str, str]]:
             name = urlsplit(pattern).path
             if glob.has_magic(name):
                 raise NielsCacheError(f"files: {without_credentials(pattern)!r}: http(s) addresses take no wildcards; name each file")
-            return name, {name: pattern} if filesystem.exists(path) else {}, {}
+            return name, {name: pattern} if _exists(filesystem, path) else {}, {}
         if glob.has_magic(path):
             paths = [match for match in filesystem.glob(path) if not filesystem.isdir(match)]
         else:

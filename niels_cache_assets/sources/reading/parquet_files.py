@@ -16,7 +16,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from itertools import islice
+from itertools import accumulate, islice
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -196,6 +196,19 @@ class ParquetTable:
         import pyarrow.parquet as pq
 
         return pq.ParquetFile(self._source, pre_buffer=False, **settings)  # with pre-buffering, memory grows with the file
+
+    @property
+    def first_rows(self) -> list[int]:
+        """The number of the first row of each row group that has rows."""
+        counts = [self._parquet.metadata.row_group(group).num_rows for group in range(self._parquet.num_row_groups)]
+        return [first for first, count in zip(accumulate(counts, initial=0), counts, strict=False) if count]
+
+    def uncompressed_bytes(self, column: str) -> int:
+        """Return the size of the values of a column of strings in bytes, before compression. Repeated values of a dictionary count once."""
+        groups = map(self._parquet.metadata.row_group, range(self._parquet.num_row_groups))
+        chunks = (group.column(index) for group in groups for index in range(group.num_columns))
+        sizes = (chunk.total_uncompressed_size - 4 * chunk.num_values for chunk in chunks if chunk.path_in_schema == column)
+        return max(0, sum(sizes))
 
     def batches(
         self,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import IO, Any, NamedTuple
 
@@ -23,6 +24,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Split
 
 
+@dataclass(slots=True, eq=False)
 class FilePosition:
     """A position in a file.
 
@@ -33,12 +35,11 @@ class FilePosition:
         rows: The number of rows in the file, or None if the reader does not know it.
     """
 
-    __slots__ = ("_stream", "offset", "offset_row", "row", "rows")
-
-    def __init__(self, row: int = 0, offset: int = 0, offset_row: int = 0) -> None:
-        self.row, self.offset, self.offset_row = row, offset, offset_row
-        self.rows: int | None = None
-        self._stream: IO[bytes] | None = None
+    row: int = 0
+    offset: int = 0
+    offset_row: int = 0
+    rows: int | None = None
+    _stream: IO[bytes] | None = None
 
     def share(self, size: int) -> float | None:
         """Return the share of the file that was read, from 0 to 1, or None if it is unknown.

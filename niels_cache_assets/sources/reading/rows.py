@@ -15,7 +15,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from niels_cache_assets.base.first_bytes import describe_content
-from niels_cache_assets.sources.reading.compressed import DamagedFileError, OnDamage, compression_of
+from niels_cache_assets.sources.reading.compressed import OnDamage, compression_of, is_damaged
 from niels_cache_assets.sources.reading.encodings import (
     MARK,
     MARKS,
@@ -224,18 +224,12 @@ def json_rows(
     Raises:
         NielsCacheError: If a line is too long or is not a JSON object.
     """
-    damage: list[DamagedFileError] = []
-
-    def record_damage(error: DamagedFileError) -> None:
-        damage.append(error)
-        on_damage(error)  # type: ignore[misc]
-
-    with file_errors(file), open_bytes(file, record_damage if on_damage else None) as stream:
+    with file_errors(file), open_bytes(file, on_damage) as stream:
         head, has_rows = first_bytes(stream), False
         for index, line, marked in read_lines(stream, position or FilePosition(), file.name, limit, encoding):
             if not line.strip(_BLANKS):
                 continue
-            if damage and not line.endswith("\n"):
+            if not line.endswith("\n") and is_damaged(stream):
                 return
             try:
                 row = _decode_json(line)

@@ -19,8 +19,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from niels_cache_runtime.cache.checks import as_int, check_positive, check_whole
-from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Array, Ints
 
 PACKING_VERSION = 1  # must change whenever the same lengths, capacity, seed and epoch would give different rows
@@ -65,13 +63,7 @@ def shape_rows(lengths: Ints, *, capacity: int) -> RowShapes:
     Args:
         lengths: (n,) int64, the tokens of each example, from 1 to `capacity`.
         capacity: The tokens of a row.
-
-    Raises:
-        NielsCacheError: For a length out of range, and for an invalid capacity.
     """
-    capacity = check_positive("capacity", capacity)
-    if len(lengths) and not 1 <= lengths.min() <= lengths.max() <= capacity:
-        raise NielsCacheError(f"lengths from {lengths.min()} to {lengths.max()}: must be from 1 to the capacity of a row, {capacity}")
     rows_by_room: defaultdict[int, list[tuple[_Content | None, int]]] = defaultdict(list)
     rooms = 1 << capacity  # bit r is set if a row has room for exactly r more tokens; bit `capacity` stands for a new row
 
@@ -123,11 +115,7 @@ def place_examples(shapes: RowShapes, lengths: Ints, *, seed: int | None, epoch:
         lengths: (n,), the length of each example in tokens.
         seed: The seed. None keeps the given order in every epoch.
         epoch: The epoch.
-
-    Raises:
-        NielsCacheError: For an invalid seed or epoch.
     """
-    epoch = check_whole("epoch", epoch)
     n = len(lengths)
     order = np.arange(n) if seed is None else torch.randperm(n, generator=_generator(seed, epoch)).numpy()
     examples = np.empty(n, dtype=np.int64)
@@ -136,10 +124,8 @@ def place_examples(shapes: RowShapes, lengths: Ints, *, seed: int | None, epoch:
 
 
 def _generator(seed: int, epoch: int) -> torch.Generator:
-    if (number := as_int(seed)) is None:
-        raise NielsCacheError(f"seed={seed!r}: must be a whole number")
     # torch's CPU generator uses 32 bits of a seed. The hash depends on all bits of seed and epoch, and neighbours are unrelated.
-    digest = hashlib.sha256(f"packing {number} {epoch}".encode()).digest()
+    digest = hashlib.sha256(f"packing {seed} {epoch}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:4], "little"))
 
 

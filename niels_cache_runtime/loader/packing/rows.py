@@ -19,10 +19,10 @@ from typing import Any, get_args
 
 import numpy as np
 
-from niels_cache_runtime.cache.checks import as_int, check_choice, check_positive
+from niels_cache_runtime.cache.checks import check_choice, check_positive
 from niels_cache_runtime.cache.opening import Verify, check_same_build, listed_files
-from niels_cache_runtime.cache.sft import OpenedExamples, example_target_mask, open_examples, resolve_target_ids
-from niels_cache_runtime.cache.targets import ExampleSlices
+from niels_cache_runtime.cache.sft import OpenedExamples, find_spans, open_examples, resolve_target_ids
+from niels_cache_runtime.cache.targets import ExampleSlices, TargetSpans
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Ints, Split, Tokens, idx_name, target_ends_name, targets_name, tokens_name
 from niels_cache_runtime.format.meta import content_sha256, is_foreign
@@ -144,9 +144,7 @@ class PackedExamples:
         check_choice("loss_on", loss_on, get_args(LossOn))
         check_choice("overflow", overflow, get_args(Overflow))
         self.loss_on, self.overflow = loss_on, overflow
-        if (number := as_int(seed)) is None:
-            raise NielsCacheError(f"seed={seed!r}: must be a whole number")
-        self.seed = number if shuffle else None
+        self.seed = seed if shuffle else None
         self.folder, self._pack = folder, pack
         split = Path(os.path.abspath(folder))
         tokens_path, self._idx_path = files or (str(split.parent / name(split.name)) for name in (tokens_name, idx_name))  # type: ignore[arg-type]
@@ -154,11 +152,12 @@ class PackedExamples:
         if not os.path.exists(self.files[0]):
             raise NielsCacheError(f"{self.files[0]}: no such tokens file; {_hint(split)}")
         opened = self._open(verify)
-        starts, all_count = opened.starts, loss_on == "all"
-        self.eot_id, self.asst_id = resolve_target_ids(eot_id, asst_id, opened=opened, tokens_path=tokens_path, all_count=all_count)
+        starts = opened.starts
+        self.eot_id, self.asst_id = resolve_target_ids(eot_id, asst_id, opened=opened, tokens_path=tokens_path, all_count=loss_on == "all")
         if not len(starts):
             raise NielsCacheError(f"{folder}: this split is empty (0 examples); nothing can be packed")
         self.fingerprint = self._find_fingerprint(starts)
+        self._marked = None if self.asst_id is None else find_spans(self._tokens, starts, asst_id=self.asst_id, eot_id=self.eot_id)
         self._kept_sides = self._keep_sides(starts)
         self._kept = self._kept_sides[0]
         self._check_kept(len(starts) // self.sides)
@@ -184,32 +183,30 @@ class PackedExamples:
             boundaries: Ignored.
 
         Raises:
-            NielsCacheError: If a number or the epoch is out of range.
+            NielsCacheError: If a number is out of range.
         """
         segments = self._segments(numbers, epoch)
         rows = self._gather(segments)
         flat = segments.rows * (self.T + 1) + segments.columns
         padded = np.flatnonzero(segments.filled <= self.T)
-        if self._spans is not None and self.loss_on != "all":
-            targets = self._spans.mask(rows.size, self._parts(segments, flat), only_last=self.loss_on == "last_assistant")
-        elif self.asst_id is None:
+        if self._targets is None:
             targets = np.ones(rows.size, dtype=np.bool_)
             targets[flat] = False
         else:
-            resumed = flat[self._kept.resumed[segments.examples]]
-            document_starts = np.concatenate([flat, padded * (self.T + 1) + segments.filled[padded]])
-            targets = example_target_mask(rows.reshape(-1), document_starts, self.asst_id, self.eot_id, resumed=resumed)
-            if self.loss_on == "last_assistant":
-                places = self._kept.skipped[segments.examples] + flat
-                targets &= np.arange(rows.size) >= np.repeat(places, self._widths(segments))
+            kept, chosen = self._kept, segments.examples
+            parts = ExampleSlices(examples=kept.ordinals[chosen], starts=kept.starts[chosen], lengths=kept.lengths[chosen], places=flat)
+            targets = self._targets.mask(rows.size, parts, only_last=self.loss_on == "last_assistant")
         by_row = targets.reshape(rows.shape)
         for row in padded.tolist():
             by_row[row, segments.filled[row] :] = False
         return SampleRows(tokens=rows, boundaries=self._boundaries(segments, padded), targets=by_row[:, 1:])
 
-    def _parts(self, segments: _Segments, flat: Ints) -> ExampleSlices:
-        kept, chosen = self._kept, segments.examples
-        return ExampleSlices(examples=kept.ordinals[chosen], starts=kept.starts[chosen], lengths=kept.lengths[chosen], places=flat)
+    @property
+    def _targets(self) -> TargetSpans | None:
+        """The targets of the split, or None if every token is one."""
+        if self.loss_on == "all":
+            return None
+        return self._spans if self._marked is None else self._marked
 
     def origins(self, numbers: Ints, *, epoch: int) -> TokenOrigins:
         """Return offset and example of every token of the rows `numbers` (n,) in `epoch`. Padding has -1."""
@@ -250,9 +247,7 @@ class PackedExamples:
         )
 
     def _open(self, verify: Verify = "size") -> OpenedExamples:
-        return self._use(open_examples(self.files[0], self._idx_path, verify=verify))
-
-    def _use(self, opened: OpenedExamples) -> OpenedExamples:
+        opened = open_examples(self.files[0], self._idx_path, verify=verify, pairs=self.sides > 1)
         self.meta, self._tokens, self._spans = opened.meta, opened.tokens, opened.spans
         return opened
 
@@ -278,16 +273,7 @@ class PackedExamples:
 
     def _keep_sides(self, starts: Ints) -> list[KeptExamples]:
         """Return the examples that are kept: one side, or in a subclass several sides of the same examples."""
-        kept = keep_examples(
-            self._tokens,
-            starts,
-            T=self.T,
-            loss_on=self.loss_on,
-            overflow=self.overflow,
-            eot_id=self.eot_id,
-            asst_id=self.asst_id,
-            spans=self._spans,
-        )
+        kept = keep_examples(starts, token_count=len(self._tokens), T=self.T, overflow=self.overflow, targets=self._targets)
         return [kept]
 
     def _check_kept(self, count: int) -> None:

@@ -16,7 +16,7 @@ from niels_cache_runtime.loader.batch import Batch, BatchMaker
 from niels_cache_runtime.loader.preference.rows import side_of
 from niels_cache_runtime.loader.run_order import SampleLocations
 from niels_cache_runtime.loader.settings import LoaderSettings
-from niels_cache_runtime.loader.source import SampleSource
+from niels_cache_runtime.loader.source import NamedSources, SampleSource
 
 Padding = Literal["max_length", "longest"]
 
@@ -135,11 +135,11 @@ class PreferenceMaker:
         return PreferenceBatch(chosen=self._chosen.make(located), rejected=self._rejected.make(located))
 
 
-def make_maker(sources: Sequence[SampleSource], settings: LoaderSettings, device: torch.device) -> BatchMaker:
+def make_maker(sources: NamedSources, settings: LoaderSettings, device: torch.device) -> BatchMaker:
     """Return the maker of the batches of a loader. For preference pairs, it is a PreferenceMaker, which has the same methods."""
     cls = cast(type[BatchMaker], PreferenceMaker) if settings.pairs else BatchMaker
     masks = settings.mask_cross_document_targets
-    return cls(sources, T=settings.T, device=device, fields=settings.fields, mask_cross_document_targets=masks)
+    return cls([*sources.values()], T=settings.T, device=device, fields=settings.fields, mask_cross_document_targets=masks)
 
 
 def _mask(batch: Batch) -> torch.Tensor:

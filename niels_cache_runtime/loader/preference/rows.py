@@ -15,8 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from niels_cache_runtime.cache.opening import Verify
-from niels_cache_runtime.cache.sft import OpenedExamples, open_examples
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SIDES, Ints, Side
 from niels_cache_runtime.loader.packing.plan import Packing
@@ -44,9 +42,6 @@ class PackedPairs(PackedExamples):
         super().__init__(folder, **settings)
         self.rejected = _RejectedSides(self)
         self.tokens += self.rejected.tokens
-
-    def _open(self, verify: Verify = "size") -> OpenedExamples:
-        return self._use(open_examples(self.files[0], self._idx_path, verify=verify, pairs=True))
 
     def _find_fingerprint(self, starts: Ints) -> str:
         return hashlib.sha256(f"{super()._find_fingerprint(starts)} pairs {self._pack}".encode()).hexdigest()

@@ -18,7 +18,7 @@ single sample. Only the newest feed of a loader chooses the blocks in use. An ol
 import sys
 from _thread import start_new_thread
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -31,7 +31,7 @@ from niels_cache_runtime.loader.blocks import BlockVisit
 from niels_cache_runtime.loader.remote.windows import CopiedWindows, RangeWindows
 from niels_cache_runtime.loader.run_order import SampleLocations
 from niels_cache_runtime.loader.settings import LoaderSettings, check_named, name_sources, open_source
-from niels_cache_runtime.loader.source import SampleSource
+from niels_cache_runtime.loader.source import NamedSources, SampleSource
 from niels_cache_runtime.remote.copied_build import CopiedBuild, published_build, split_address
 from niels_cache_runtime.remote.ledger import FileDemand, call_unlocked
 from niels_cache_runtime.remote.local_copy import LocalCopy
@@ -40,21 +40,19 @@ from niels_cache_runtime.remote.store import is_address
 
 _MAX_VISITS = 64  # the most that are recorded ahead of time
 _NEVER = 2**62
+_BLOCKS_AHEAD = 2  # in each lane, as far as they fit: with one, the streams would wait for the batches at the end of each block
 
 
 class BlockFeed:
     """The progress of one process, which decides the blocks that it needs from the local copy.
 
     Args:
-        sources: The sources that come from a copy, by name. All have the same LocalCopy.
+        named: All sources of the run. Those that come from a copy have the same LocalCopy.
         visits: The visits of these sources (`block_visits`).
         make: A function that makes a batch.
-        names: The names of all sources of the run, in its order.
-        run: A name of the run, the same in all its processes.
+        settings: The settings of the loader.
         end: The sample at which the pass ends, or None.
-        ahead: The number of visits to download early.
         first: The first sample of the first batch, on all ranks.
-        rows: The rows of a batch on all ranks.
         step: The samples from one batch of this process to the next.
     """
 
@@ -62,20 +60,22 @@ class BlockFeed:
 
     def __init__(
         self,
-        sources: Mapping[str, CopiedWindows],
+        named: NamedSources,
         visits: Iterator[BlockVisit],
         make: Callable[[SampleLocations], Batch],
+        settings: LoaderSettings,
         *,
-        names: Sequence[str],
-        run: str,
         end: int | None,
-        ahead: int,
         first: int,
-        rows: int,
         step: int,
     ) -> None:
-        self._make, self._first, self._rows, self._step = make, first - step, rows, step  # _first: of the last batch
-        self._sources, self._names, self._run, self._ahead = dict(sources), names, run, ahead
+        self._make, self._first, self._step = make, first - step, step  # _first: of the last batch
+        self._rows = settings.B * settings.world_size  # of a batch on all ranks
+        self._sources, self._names = copied_sources(named), tuple(named)
+        identity = {"settings": settings.sample_settings(), "weights": settings.weights, "machines": settings.machines}
+        fingerprints = {"sources": {name: source.fingerprint for name, source in named.items()}}
+        self._run = sha256_text(canonical_json(identity | fingerprints))  # the same in all processes of the run
+        self._ahead = _BLOCKS_AHEAD * len(self._sources) * settings.lanes // settings.machines  # the visits to download early
         self._all = tuple(self._sources.values())
         self._lead = self._all[0]
         self._key = object()  # the sources know this feed by it
@@ -223,9 +223,6 @@ def feed_batches(plan: Iterator[SampleLocations], feed: BlockFeed) -> Iterator[B
     feed.end_pass()
 
 
-_BLOCKS_AHEAD = 2  # in each lane, as far as they fit: with one, the streams would wait for the batches at the end of each block
-
-
 class Sources:
     """The sources of a loader by name, some of which may be addresses.
 
@@ -281,10 +278,10 @@ class Sources:
     def _reads_windows(self) -> bool:
         return self._remote is not None and self._remote.fetch == "windows"
 
-    def open(self, settings: LoaderSettings, *, verify: Verify) -> list[SampleSource]:
+    def open(self, settings: LoaderSettings, *, verify: Verify) -> NamedSources:
         """Open all sources. Files from an address are hashed when they come, so `verify` changes nothing for them."""
-        found = [self._source(folder, settings, verify) for folder in self.folders.values()]
-        copied = [source for source in found if isinstance(source, CopiedWindows)]
+        found = {name: self._source(folder, settings, verify) for name, folder in self.folders.items()}
+        copied = copied_sources(found).values()
         if copied and self.copy is not None:
             lanes = settings.lanes // settings.machines
             blocks = [source.block_bytes() for source in copied]
@@ -312,7 +309,7 @@ class Sources:
 def batches_of(
     plan: Iterator[SampleLocations],
     make: Callable[[SampleLocations], Batch],
-    named: Mapping[str, SampleSource],
+    named: NamedSources,
     settings: LoaderSettings,
     visits: Callable[[Collection[str]], Iterator[BlockVisit]],
     *,
@@ -336,12 +333,14 @@ def batches_of(
         workers: The number of workers.
         done: The number of batches that this worker has made.
     """
-    copied = {name: source for name, source in named.items() if isinstance(source, CopiedWindows)}
-    if not copied:
+    if not copied_sources(named):
         return map(make, plan)
-    identity: dict[str, Any] = {"settings": settings.sample_settings(), "weights": settings.weights, "machines": settings.machines}
-    run = sha256_text(canonical_json({**identity, "sources": {name: source.fingerprint for name, source in named.items()}}))
     rows = settings.B * settings.world_size
-    own = {"first": first + (worker + done * workers) * rows, "rows": rows, "step": workers * rows}
-    ahead = _BLOCKS_AHEAD * len(copied) * settings.lanes // settings.machines
-    return feed_batches(plan, BlockFeed(copied, visits(copied), make, names=tuple(named), run=run, end=end, ahead=ahead, **own))
+    first += (worker + done * workers) * rows
+    visits_of_copied = visits(copied_sources(named))
+    return feed_batches(plan, BlockFeed(named, visits_of_copied, make, settings, end=end, first=first, step=workers * rows))
+
+
+def copied_sources(named: NamedSources) -> dict[str, CopiedWindows]:
+    """Return the sources that come from a local copy."""
+    return {name: source for name, source in named.items() if isinstance(source, CopiedWindows)}
