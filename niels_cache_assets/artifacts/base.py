@@ -16,7 +16,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
 from niels_cache_assets.base.defaults import RECORD_SECONDS
-from niels_cache_assets.base.defaults import RECORD_SECONDS
 from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.build_cache.resume import JournalFingerprint, Resume, fingerprint_of_journal, open_journal
 from niels_cache_assets.disk.attempts import staged_attempts
@@ -290,7 +289,7 @@ class Artifact(ABC):
 
     @property
     def record_seconds(self) -> float:
-        """The longest time between two records of the journal. Only resumable artifacts, which all have a registry, use it."""
+        """The longest time between two records of the journal."""
         registry = getattr(self, "registry", None)
         return RECORD_SECONDS if registry is None else registry.build.record_seconds
 
