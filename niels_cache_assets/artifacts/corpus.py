@@ -31,7 +31,7 @@ from niels_cache_assets.artifacts.base import Artifact, BuildJob, WriteResult, a
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts.free_parts import build_free_parts_first
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
-from niels_cache_assets.base.documents import Documents, DropReport, SourceReport, merge_facts
+from niels_cache_assets.base.documents import Documents, DropReport, merge_facts
 from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.base.parallel import map_in_processes
 from niels_cache_assets.build_cache.resume import BuildPosition
@@ -440,7 +440,7 @@ class Corpus(Artifact):
             by_source = DropReport(context.report.dropped, context.report.facts)
             by_source.join(counts.dropped_by_source)
             if not writer.documents and not self.is_part:
-                raise NielsCacheError(_empty_corpus_message(self.directory, counts.report.dropped, by_source.dropped, context.report))
+                raise _empty_corpus_error(self.directory, counts.report.dropped, by_source, context.report.hints)
             writer.seal()
             write_rejected(work.directory, counts.report.rows(), writer.files)
             write_measures(work.directory, counts.report, writer.files)
@@ -473,12 +473,12 @@ class Corpus(Artifact):
         return WriteResult(meta=self._with_removed_ids_only(meta, work), warning=reading_warning(meta))
 
 
-def _empty_corpus_message(directory: Path, dropped_here: Counter[str], dropped_by_source: Counter[str], report: SourceReport) -> str:
-    counts = sorted((dropped_here + dropped_by_source).items())
+def _empty_corpus_error(directory: Path, dropped_here: Counter[str], by_source: DropReport, hints: Sequence[str] = ()) -> NielsCacheError:
+    counts = sorted((dropped_here + by_source.dropped).items())
     reasons = ", ".join(f"{reason} {count}" for reason, count in counts) or "the source is empty"
-    hints = "".join(f"; {hint}" for hint in report.hints)
+    note = "; ".join([not_text_note(by_source.facts), *hints])
     advice = "the source and the thresholds of [cleaning]" if set(dropped_here) - {INVALID_UNICODE} else "the source"
-    return f"{directory}: no document is left ({reasons}){not_text_note(report.facts)}{hints}; nothing was written; check {advice}"
+    return NielsCacheError(f"{directory}: no document is left ({reasons}){note}; nothing was written; check {advice}")
 
 
 _ROWS = 1 << 16
@@ -518,25 +518,20 @@ def _join(corpus: Corpus, members: Sequence[tuple[Path, Meta]], work: BuildJob) 
     for name in arrays:
         _concatenate([directory / name for directory, _ in members], work.directory, name, files)
     counts = _counts([directory for directory, _ in members])
+    by_source = DropReport(
+        sum((Counter(meta["dropped_by_source"]) for _, meta in members), Counter()), merge_facts([pass_facts(meta) for _, meta in members])
+    )
     if not counts.after.documents:
-        reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(_total(members, "dropped").items())) or "the source is empty"
-        raise NielsCacheError(f"{corpus.directory}: no document is left ({reasons}); check the source and the thresholds of [cleaning]")
+        raise _empty_corpus_error(corpus.directory, counts.report.dropped, by_source)
     write_rejected(work.directory, counts.report.rows(), files)
     write_measures(work.directory, counts.report, files)
     for directory, meta in members:
         corpus_identity.require_unchanged(directory, meta)  # otherwise the links may be those of another build
-    facts = merge_facts([pass_facts(meta) for _, meta in members])
-    meta = corpus.meta_of(
-        work, counts, DropReport(_total(members, "dropped_by_source"), facts), files=files, content_sha256=digest.hexdigest()
-    )
+    meta = corpus.meta_of(work, counts, by_source, files=files, content_sha256=digest.hexdigest())
     parts = [
         {"name": directory.name, "documents": meta["documents"]["kept"], "meta_sha256": meta["meta_sha256"]} for directory, meta in members
     ]
     return {**meta, "parts": parts}
-
-
-def _total(members: Sequence[tuple[Path, Meta]], key: str) -> Counter[str]:
-    return sum((Counter(meta[key]) for _, meta in members), Counter())
 
 
 def _concatenate(paths: Sequence[Path], directory: Path, name: str, files: Files) -> None:

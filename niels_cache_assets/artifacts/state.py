@@ -16,7 +16,7 @@ from typing import Literal, cast
 from niels_cache_assets.artifacts.base import Artifact, add_unmatched_ids
 from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.corpus_report import CorpusReport
-from niels_cache_assets.artifacts.dataset import PretrainCache, SftCache, SwitchedOff
+from niels_cache_assets.artifacts.dataset import PretrainCache, SftCache, SwitchedOff, check_files
 from niels_cache_assets.artifacts.duplicates import Duplicates, SearchStep
 from niels_cache_assets.artifacts.index import BlendIndex, is_prebuilt
 from niels_cache_assets.artifacts.parts.part import ValPart, difference
@@ -31,7 +31,7 @@ from niels_cache_assets.facts.drops import DropSummary, summarize_drops
 from niels_cache_assets.parts.layout import CHILD_BUILT_KINDS
 from niels_cache_assets.parts.lease import DONE
 from niels_cache_assets.sources.types import Source
-from niels_cache_runtime.cache.opening import check_sizes, listed_files, open_consistently
+from niels_cache_runtime.cache.opening import open_consistently
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, Family, dataset_dir, tokenizer_dir
 from niels_cache_runtime.format.meta import UNVERIFIABLE, Meta, is_foreign, load_meta, location_problem, read_meta
@@ -192,6 +192,11 @@ def _(plan: PartsPlan) -> Evaluation:
     return _evaluate_current(plan.target, plan.read)
 
 
+@_evaluate.register
+def _(step: SearchStep) -> Evaluation:
+    return _evaluate_current(step.directory / META_NAME, step.current)
+
+
 @_evaluate.register(ValPart)
 def _evaluate_member(part: ValPart | PretrainCache) -> Evaluation:
     if not (part.directory / META_NAME).exists():
@@ -222,21 +227,10 @@ def _(tokenizer: Tokenizer) -> Evaluation:
 
 @_evaluate.register
 def _(corpus: Corpus) -> Evaluation:
-    if corpus.is_part:
-        return _evaluate_current(corpus.directory / META_NAME, corpus.current)
-    evaluation = _evaluate_presence(corpus.directory, _CORPUS_KEYS, named=True)
-    so_far = f"; {_parts_summary(corpus)}" if corpus.is_joined else ""
-    if evaluation[0] == "missing":
-        return "missing", f"{evaluation[1]}{so_far}"
-    if evaluation[0] != "built":
-        return evaluation
     state, advice = _evaluate_current(corpus.directory / META_NAME, corpus.current)
-    return state, advice and f"{advice}{so_far}"
-
-
-@_evaluate.register
-def _(part: SearchStep) -> Evaluation:
-    return _evaluate_current(part.directory / META_NAME, part.current)
+    if state != "missing" and not corpus.is_part:
+        _read_with(corpus.directory, _CORPUS_KEYS, named=True)
+    return state, f"{advice}; {_parts_summary(corpus)}" if advice and corpus.is_joined else advice
 
 
 @_evaluate.register
@@ -413,10 +407,8 @@ def _read_build(directory: Path, keys: Iterable[str], *, named: bool) -> Meta:
     missing_names = [key for key in keys if key not in meta]
     if missing_names:
         raise NielsCacheError(f"{path}: has no {', '.join(missing_names)}; build it again with --force")
-    listed = listed_files(meta, directory)
-    found = {name: (directory / name).stat().st_size for name in listed if (directory / name).is_file()}
     try:
-        check_sizes(directory, listed, found)
+        check_files(directory, meta)
     except NielsCacheError as error:
         raise _Unusable("damaged", str(error)) from error
     return meta

@@ -25,11 +25,12 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from niels_cache_assets.artifacts.base import Artifact, BuildJob, WriteResult
+from niels_cache_assets.artifacts.base import BuildJob, WriteResult
 from niels_cache_assets.artifacts.cache_identity import dtype_identity
 from niels_cache_assets.artifacts.dataset import (
+    DatasetArtifact,
     DatasetSpec,
     PretrainCache,
     Share,
@@ -37,7 +38,6 @@ from niels_cache_assets.artifacts.dataset import (
     finished_member,
     pretrain_build,
     split_rule,
-    write_cache,
 )
 from niels_cache_assets.base.documents import Document, DropReport
 from niels_cache_assets.base.fingerprint import fingerprint_of
@@ -49,11 +49,16 @@ from niels_cache_assets.disk.space import SpaceNeed, pretrain_need
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.disk.table_file import ParquetWriter, closing_table
 from niels_cache_assets.facts.contents import budget_rule
-from niels_cache_assets.parts.exclusion import find_excluded_documents, identity_with_ids, identity_with_present_ids, removed_ids
+from niels_cache_assets.parts.exclusion import (
+    find_excluded_documents,
+    identity_with_ids,
+    identity_with_present_ids,
+    ids_in_build,
+    removed_ids,
+)
 from niels_cache_assets.parts.layout import VAL_NAME, part_name, parts_dir
 from niels_cache_assets.parts.plan import PlannedPart, is_compressed
 from niels_cache_assets.parts.seal import link_all
-from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.excluding import EXCLUDED, exclude_identity, excluded_ids, identity_of_ids
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.reading.part_stream import PartStream, part_stream, require_unchanged
@@ -188,17 +193,19 @@ class _State:
     writer: WriterState | None
     excluded: dict[str, dict[str, int]] = field(default_factory=dict)
 
+    def after(self, planned: PlannedPart, taken: int, cut: list[int], drops: DropReport, facts: Mapping[str, Any]) -> _State:
+        """Return the state after a part.
 
-def _with_excluded(state: _State, planned: PlannedPart, facts: Mapping[str, Any]) -> dict[str, dict[str, int]]:
-    """Return the removed documents of each part by id, including those of this part.
-
-    Args:
-        state: The state before this part.
-        planned: This part in the plan.
-        facts: The facts of its stream up to the last document of val.
-    """
-    removed = facts.get(EXCLUDED)
-    return {**state.excluded, planned.name: dict(removed)} if removed else state.excluded
+        Args:
+            planned: The part in the plan.
+            taken: How many documents its head gave.
+            cut: The ordinals of all cut documents so far.
+            drops: The dropped documents so far.
+            facts: The facts of its stream up to the last document of val.
+        """
+        removed = facts.get(EXCLUDED)
+        excluded = {**self.excluded, planned.name: dict(removed)} if removed else self.excluded
+        return _State(taken=[*self.taken, taken], cut=cut, drops=drops.state(), writer=None, excluded=excluded)
 
 
 def _counts(state: _State, *, with_excluded: bool) -> dict[str, Any]:
@@ -210,22 +217,13 @@ def _counts(state: _State, *, with_excluded: bool) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ValPart(Artifact):
+class ValPart(DatasetArtifact[SourceWithParts]):
     """The val of a data set in parts that is made before the parts."""
-
-    spec: DatasetSpec[SourceWithParts]
 
     member = VAL_NAME
     resumable = True
-    uses_network = True
     is_shared = True
     is_part = True
-    noun = "cache"
-
-    @property
-    def registry(self) -> Registry:
-        """The configuration."""
-        return self.spec.registry
 
     @property
     def key(self) -> str:
@@ -240,29 +238,14 @@ class ValPart(Artifact):
         """The fingerprint of the first parts. Growth never changes it."""
         return self.spec.plan.first.fingerprint
 
-    @property
-    def reference(self) -> str | None:
-        return self.spec.reference
-
-    def with_spec(self, spec: DatasetSpec[SourceWithParts]) -> Self:
-        """Return the same artifact of another spec."""
-        return replace(self, spec=spec)
-
-    def uncached(self) -> Self:
-        return self.with_spec(self.spec.uncached())
-
     def inputs(self) -> list[str]:
         return ["tokenizer", self.spec.parts_plan.key]
-
-    def unavailable(self) -> None:
-        self.spec.unavailable()
 
     def finished(self) -> Meta | None:
         return finished_member(self.spec, self.directory, VAL_NAME)
 
-    def identity(self, revision: str | None) -> dict[str, Any]:
-        tokenizer = self.spec.tokenizer
-        return planned_identity(self.spec, VAL_NAME, self.planned_by, tokenizer.model_sha256, tokenizer.vocab_size)
+    def identity_with(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
+        return planned_identity(self.spec, VAL_NAME, self.planned_by, tokenizer_sha256, vocab_size)
 
     def matches(self, meta: Meta, identity: Mapping[str, Any]) -> bool:
         return super().matches(meta, present_identity(self.spec, meta, identity, self.directory))
@@ -278,11 +261,11 @@ class ValPart(Artifact):
             return frozenset()
         excluded, parts_folder = excluded_ids(self.spec.source.exclude), parts_dir(self.spec.root, self.spec.name)
         try:
+            if planned is None:
+                return ids_in_build(meta, self.directory, excluded, parts_folder=parts_folder)
             present = find_excluded_documents(meta, self.directory, excluded, parts_folder=parts_folder)
         except NielsCacheError:  # it is damaged, so all of them may count
             return excluded
-        if planned is None:
-            return excluded & ({each.source_id for each in present} | removed_ids(meta))
         files, removed = {file.name for file in planned.files}, meta["part"].get(EXCLUDED, {}).get(planned.name, [])
         return excluded & {*removed, *(each.source_id for each in present if each.file in files)}
 
@@ -412,8 +395,7 @@ class ValPart(Artifact):
                     texts, characters = [], 0
             table.write_group([texts])
         require_unchanged(stream.files)
-        excluded = _with_excluded(state, planned, context.report.facts)
-        return _State(taken=[*state.taken, 0], cut=[], drops=drops.state(), writer=None, excluded=excluded)
+        return state.after(planned, 0, [], drops, context.report.facts)
 
     def _take_head(self, planned: PlannedPart, state: _State, writer: PretrainWriter, build: PretrainBuild, work: BuildJob) -> _State:
         """Write the share of one part, and return the state after it."""
@@ -442,16 +424,15 @@ class ValPart(Artifact):
                         break
             require_unchanged(stream.files_through(last) if splitter.val_is_full else stream.files)
             facts = facts if splitter.val_is_full else context.report.facts
-        excluded = _with_excluded(state, planned, facts)
-        return _State(taken=[*state.taken, taken], cut=cut, drops=drops.state(), writer=None, excluded=excluded)
+        return state.after(planned, taken, cut, drops, facts)
 
 
 def part_of(spec: DatasetSpec[SourceWithParts], number: int) -> PretrainCache:
     """Return the artifact of a part."""
-    if spec.source.prepare:
-        return PretrainCache(share=CorpusShare(spec=spec, number=number))
-    is_grown = number == 0 and spec.source.parts == 1
-    return PretrainCache(share=(GrownShare if is_grown else PlannedShare)(spec=spec, number=number))
+    kind: type[Share] = CorpusShare
+    if not spec.source.prepare:
+        kind = GrownShare if number == 0 and spec.source.parts == 1 else PlannedShare
+    return PretrainCache(spec=spec, number=number, kind_of_share=kind)
 
 
 def _part_entry(planned: PlannedPart, meta: Meta) -> dict[str, Any]:
@@ -462,9 +443,7 @@ def _part_entry(planned: PlannedPart, meta: Meta) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlannedShare(Share):
-    """The files and budgets that a plan gives to a part."""
-
+class _ShareOfPlan(Share):
     spec: DatasetSpec[SourceWithParts]
     number: int
 
@@ -472,17 +451,25 @@ class PlannedShare(Share):
     def planned(self) -> PlannedPart:
         return self.spec.plan.parts[self.number]
 
+    def inputs(self) -> list[str]:
+        return ["tokenizer", self.spec.parts_plan.key]
+
+    def revision(self) -> str | None:
+        assert self.spec.tokenizer  # fail early: nothing can be built without it
+        return self.planned.revision
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedShare(_ShareOfPlan):
+    """The files and budgets that a plan gives to a part."""
+
     @cached_property
     def val(self) -> ValPart | None:
         """The artifact of the val part, or None if the data set has none."""
         return ValPart(spec=self.spec) if self.spec.source.has_val_part else None
 
     def inputs(self) -> list[str]:
-        return ["tokenizer", self.spec.parts_plan.key, *([self.val.key] if self.val else [])]
-
-    def revision(self) -> str | None:
-        assert self.spec.tokenizer  # fail early: nothing can be built without it
-        return self.planned.revision
+        return [*super().inputs(), *([self.val.key] if self.val else [])]
 
     def identity(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
         identity = planned_identity(self.spec, self.planned.name, self.planned.plan, tokenizer_sha256, vocab_size)
@@ -572,7 +559,7 @@ class PlannedShare(Share):
 
     def write(self, cache: PretrainCache, work: BuildJob) -> WriteResult:
         require_unchanged(self.part_stream.files)
-        written = write_cache(cache, work)
+        written = cache.write_stream(work)
         meta = with_removed_ids_only(self.spec, written.meta, work.identity, also=self._external_ids())
         return replace(written, meta={**meta, "part": _part_entry(self.planned, meta)})
 
@@ -624,7 +611,7 @@ class CorpusShare(Share):
         }
 
     def write(self, cache: PretrainCache, work: BuildJob) -> WriteResult:
-        written = write_cache(cache, work)  # everything that is read from a corpus is compared with its meta.json
+        written = cache.write_stream(work)  # everything that is read from a corpus is compared with its meta.json
         return replace(written, meta={**written.meta, "part": _part_entry(self.planned, written.meta)})
 
 
@@ -632,22 +619,8 @@ _UNPINNED = (None, "main")  # `part --add` replaces these by the commit; a cache
 
 
 @dataclass(frozen=True, kw_only=True)
-class GrownShare(Share):
+class GrownShare(_ShareOfPlan):
     """All first files of a data set as one part."""
-
-    spec: DatasetSpec[SourceWithParts]
-    number: int
-
-    @cached_property
-    def planned(self) -> PlannedPart:
-        return self.spec.plan.parts[self.number]
-
-    def inputs(self) -> list[str]:
-        return ["tokenizer", self.spec.parts_plan.key]
-
-    def revision(self) -> str | None:
-        assert self.spec.tokenizer  # fail early: nothing can be built without it
-        return self.planned.revision
 
     def identities(self, meta: Meta, identity: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
         """Return the identities of this part. It may have been built before its commit was pinned.
@@ -667,7 +640,7 @@ class GrownShare(Share):
     def built(self) -> Meta | None:
         """The meta.json of the cache that one process built, if it is still in the folder of the data set and has these settings."""
         meta, spec = self._single_process_build(), self.spec
-        if meta is None or not PretrainCache(share=self).is_current(meta) or not content_matches(spec, spec.directory, meta):
+        if meta is None or not part_of(spec, self.number).is_current(meta) or not content_matches(spec, spec.directory, meta):
             return None
         return meta
 
@@ -698,7 +671,7 @@ class GrownShare(Share):
         spec, built = self.spec, self.built
         if built is None or work.force:
             require_unchanged(self._part_stream.files)
-            written = write_cache(cache, work)
+            written = cache.write_stream(work)
         else:
             for path in work.directory.iterdir():  # of an unfinished build that was kept
                 remove(path)
