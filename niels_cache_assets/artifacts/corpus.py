@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from niels_cache_assets.artifacts.base import Artifact, BuildJob, WriteResult, add_unmatched_ids
+from niels_cache_assets.artifacts.base import Artifact, BuildJob, WriteResult, add_unmatched_ids, corpus_keys
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts.free_parts import build_free_parts_first
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
@@ -60,6 +60,7 @@ from niels_cache_assets.corpus.layout import (
 )
 from niels_cache_assets.corpus.prepared import document_files
 from niels_cache_assets.corpus.store import CorpusWriter, CorpusWriterState, is_corpus_file, write_counts, write_measures, write_rejected
+from niels_cache_assets.disk.identity import without_keys
 from niels_cache_assets.disk.space import SpaceNeed, corpus_need, require_free_space
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.disk.writers import Files, NpyWriter
@@ -248,12 +249,10 @@ class Corpus(Artifact):
         return reference_of(self._tokenizer)
 
     def inputs(self) -> Sequence[str]:
-        members = [name for name in self.registry.prepared() if name in mixture_dependencies(self.registry, self.source)]
-        searched = any("dedup" in self.registry.pretrain[name].prepare for name in members)
+        members = mixture_dependencies(self.registry, self.source)
         return [
             *(["tokenizer"] if needs_tokenizer(self.registry, self.name) else []),
-            *(f"corpus/{name}" for name in members),
-            *(["corpus/duplicates"] if searched else []),
+            *corpus_keys(self.registry, [name for name in self.registry.prepared() if name in members]),
             *([self.parts_plan.key] if self.is_part else []),
             *([step.key for step in self.steps()] if self.is_joined else []),
         ]
@@ -289,7 +288,7 @@ class Corpus(Artifact):
             tokenizer_sha256 = self._tokenizer.model_sha256 if self._tokenizer else None
             return identity_of_corpus(self.registry, self.name, revision=revision, tokenizer_sha256=tokenizer_sha256)
         identity = identity_of_corpus(self.registry, self.name, revision=None, tokenizer_sha256=None)
-        source = {key: value for key, value in identity["source"].items() if key != "parts"}
+        source = without_keys(identity["source"], "parts")
         files = [list(file) for file in self.planned.files]
         return {**identity, "source": source, "files": files, "text_field": self.planned.text_field, "part": self.number}
 

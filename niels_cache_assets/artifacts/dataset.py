@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
-from niels_cache_assets.artifacts.base import Artifact, BuildJob, WriteResult, add_unmatched_ids
+from niels_cache_assets.artifacts.base import Artifact, BuildJob, WriteResult, add_unmatched_ids, corpus_keys
 from niels_cache_assets.artifacts.cache_identity import cache_identity, is_prepared, val_may_come_late
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.prepared_corpora import open_prepared, with_corpus_readers
@@ -99,6 +99,11 @@ class DatasetSpec(Generic[S]):
         """The folder of the cache of the whole data set."""
         return dataset_dir(self.root, self.family, self.name)
 
+    @property
+    def parts_folder(self) -> Path:
+        """The folder of the plan and the parts."""
+        return parts_dir(self.root, self.name)
+
     @cached_property
     def tokenizer(self) -> TextTokenizer:
         """The tokenizer in the folder `root`.
@@ -177,8 +182,7 @@ class DatasetSpec(Generic[S]):
         """Return the keys of the artifacts that the cache of the whole data set is built from."""
         others = {*mixture_dependencies(self.registry, self.source), *getattr(self.source, "decontaminate_against", ())}
         read = [each for each in self.registry.prepared() if each == self.name or each in others]
-        searched = any("dedup" in self.registry.pretrain[each].prepare for each in read)
-        return ["tokenizer", *(f"corpus/{each}" for each in read), *(["corpus/duplicates"] if searched else [])]
+        return ["tokenizer", *corpus_keys(self.registry, read)]
 
     def unavailable(self) -> None:
         """Check that the table has every setting that a build needs.
@@ -584,7 +588,7 @@ class PretrainCache(StreamedCache[PretrainSource]):
 
     @property
     def directory(self) -> Path:
-        return parts_dir(self.spec.root, self.spec.name) / self.member if self.member else self.spec.directory
+        return self.spec.parts_folder / self.member if self.member else self.spec.directory
 
     @property
     def root(self) -> Path:

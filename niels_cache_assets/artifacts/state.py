@@ -217,12 +217,8 @@ def _(tokenizer: Tokenizer) -> Evaluation:
     evaluation = _evaluate_presence(tokenizer.directory, (*_TOKENIZER_KEYS, "fingerprint"))
     if evaluation[0] != "built":
         return evaluation
-    try:
-        same = tokenizer.matches(read_meta(str(tokenizer.directory / META_NAME)), tokenizer.identity())
-    except NielsCacheError as error:  # the model to import is missing
-        return "other settings", str(error)
     advice = "build it again: [tokenizer] or the seed has changed since; a different model makes every cache stale"
-    return ("in sync", "") if same else ("other settings", advice)
+    return _evaluate_match(tokenizer, META_NAME, advice)  # an error: the model to import is missing
 
 
 @_evaluate.register
@@ -238,21 +234,14 @@ def _(duplicates: Duplicates) -> Evaluation:
     evaluation = _evaluate_presence(duplicates.directory, ("fingerprint",))
     if evaluation[0] != "built" or not duplicates.registry.prepared("dedup"):
         return evaluation
-    if not duplicates.matches(read_meta(str(duplicates.directory / META_NAME)), duplicates.identity()):
-        return "other settings", "search for duplicates again: the settings or a corpus have changed since"
-    return "in sync", ""
+    return _evaluate_match(duplicates, META_NAME, "search for duplicates again: the settings or a corpus have changed since")
 
 
 @_evaluate.register
 def _(report: CorpusReport) -> Evaluation:
     if not (report.directory / REPORT_NAME).exists():
         return "missing", "build it"
-    meta = read_meta(str(report.directory / REPORT_NAME))
-    try:
-        same = report.matches(meta, report.identity(None))
-    except NielsCacheError as error:
-        return "no corpus", str(error)
-    return ("in sync", "") if same else ("other settings", "build it: its corpus or drop list has changed since")
+    return _evaluate_match(report, REPORT_NAME, "build it: its corpus or drop list has changed since", on_error="no corpus")
 
 
 @_evaluate.register
@@ -350,6 +339,16 @@ def _evaluate_current(record: Path, require_current: Callable[[], object]) -> Ev
     except NielsCacheError as error:
         return "other settings", str(error)
     return "in sync", ""
+
+
+def _evaluate_match(artifact: Artifact, record: str, advice: str, *, on_error: State = "other settings") -> Evaluation:
+    """Return the state of a complete build: `on_error` if there is no identity to compare it with, and the advice if it has another."""
+    meta = read_meta(str(artifact.directory / record))
+    try:
+        same = artifact.matches(meta, artifact.identity(None))
+    except NielsCacheError as error:
+        return on_error, str(error)
+    return ("in sync", "") if same else ("other settings", advice)
 
 
 def _evaluate_presence(directory: Path, keys: Iterable[str], *, named: bool = False) -> Evaluation:

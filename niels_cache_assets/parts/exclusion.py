@@ -18,6 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from niels_cache_assets.disk.identity import without_keys
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.disk.table_file import LineageFile
 from niels_cache_assets.sources.excluding import EXCLUDED, excluded_ids, identity_of_ids
@@ -104,8 +105,8 @@ def ids_in_parts(list_of_ids: str | None, folders: Sequence[Path], *, parts_fold
 def identity_with_ids(identity: Mapping[str, Any], ids: Collection[str]) -> dict[str, Any]:
     """Return an identity in which exactly these ids are excluded."""
     if "exclude" in identity:
-        return {**{key: value for key, value in identity.items() if key != "exclude"}, **identity_of_ids(ids)}
-    return {**identity, "source": {**{key: value for key, value in identity["source"].items() if key != "exclude"}, **identity_of_ids(ids)}}
+        return {**without_keys(identity, "exclude"), **identity_of_ids(ids)}
+    return {**identity, "source": {**without_keys(identity["source"], "exclude"), **identity_of_ids(ids)}}
 
 
 def removed_ids(meta: Meta) -> set[str]:

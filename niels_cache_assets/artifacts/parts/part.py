@@ -45,6 +45,7 @@ from niels_cache_assets.build_cache import CODE_VERSIONS
 from niels_cache_assets.build_cache.base import Progress
 from niels_cache_assets.build_cache.pretrain import PretrainBuild
 from niels_cache_assets.build_cache.pretrain_writer import PretrainWriter, WriterState
+from niels_cache_assets.disk.identity import without_keys
 from niels_cache_assets.disk.space import SpaceNeed, pretrain_need
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.disk.table_file import ParquetWriter, closing_table
@@ -56,7 +57,7 @@ from niels_cache_assets.parts.exclusion import (
     ids_in_build,
     removed_ids,
 )
-from niels_cache_assets.parts.layout import VAL_NAME, part_name, parts_dir
+from niels_cache_assets.parts.layout import VAL_NAME, part_name
 from niels_cache_assets.parts.plan import PlannedPart, is_compressed
 from niels_cache_assets.parts.seal import link_all
 from niels_cache_assets.sources.excluding import EXCLUDED, exclude_identity, excluded_ids, identity_of_ids
@@ -105,7 +106,7 @@ def stream_of(spec: DatasetSpec[SourceWithParts], planned: PlannedPart, **argume
     Raises:
         NielsCacheError: If a file is missing.
     """
-    val = FractionSplitter.load(parts_dir(spec.root, spec.name), planned.val)
+    val = FractionSplitter.load(spec.parts_folder, planned.val)
     return part_stream(spec.source, planned.files, revision=planned.revision, text_field=planned.text_field, val=val, **arguments)
 
 
@@ -122,7 +123,7 @@ def present_identity(
         also: Further ids that decide the cache, although they are not in its lineage, and its build did not remove them.
     """
     list_of_ids = None if spec.source.prepare else spec.source.exclude  # a corpus has left out what it names
-    return identity_with_present_ids(identity, list_of_ids, meta, directory, parts_folder=parts_dir(spec.root, spec.name), also=also)
+    return identity_with_present_ids(identity, list_of_ids, meta, directory, parts_folder=spec.parts_folder, also=also)
 
 
 def with_removed_ids_only(
@@ -231,7 +232,7 @@ class ValPart(DatasetArtifact[SourceWithParts]):
 
     @property
     def directory(self) -> Path:
-        return parts_dir(self.spec.root, self.spec.name) / VAL_NAME
+        return self.spec.parts_folder / VAL_NAME
 
     @property
     def planned_by(self) -> str:
@@ -259,7 +260,7 @@ class ValPart(DatasetArtifact[SourceWithParts]):
         meta = None if self.spec.source.exclude is None else self.finished()
         if meta is None or self.spec.source.exclude is None:
             return frozenset()
-        excluded, parts_folder = excluded_ids(self.spec.source.exclude), parts_dir(self.spec.root, self.spec.name)
+        excluded, parts_folder = excluded_ids(self.spec.source.exclude), self.spec.parts_folder
         try:
             if planned is None:
                 return ids_in_build(meta, self.directory, excluded, parts_folder=parts_folder)
@@ -435,11 +436,12 @@ def part_of(spec: DatasetSpec[SourceWithParts], number: int) -> PretrainCache:
     return PretrainCache(spec=spec, number=number, kind_of_share=kind)
 
 
-def _part_entry(planned: PlannedPart, meta: Meta) -> dict[str, Any]:
-    """Return the entry `part` of meta.json."""
+def _as_part(share: Share, written: WriteResult, identity: Mapping[str, Any], *, also: Collection[str] = ()) -> WriteResult:
+    """Return the result of a build with the entry `part` of meta.json, and the fingerprint of the excluded ids that were removed."""
+    planned, meta = share.planned, with_removed_ids_only(share.spec, written.meta, identity, also=also)
     budgets = {"train": planned.train_tokens, "val": 0 if planned.files else planned.val_tokens}  # the val part counts what val lacks
     short = sum(max(0, (budget or 0) - meta[f"{split}_tokens"]) for split, budget in budgets.items())
-    return {"number": planned.number, "plan": planned.plan, "short": short}
+    return replace(written, meta={**meta, "part": {"number": planned.number, "plan": planned.plan, "short": short}})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -489,7 +491,7 @@ class PlannedShare(_ShareOfPlan):
         return self.val.decisive_ids(self.planned) if self.val and not self.val.is_seeded else frozenset()
 
     def identities(self, meta: Meta, identity: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-        directory = parts_dir(self.spec.root, self.spec.name) / part_name(self.number)
+        directory = self.spec.parts_folder / self.planned.name
         return [present_identity(self.spec, meta, identity, directory, also=self._external_ids())]
 
     def need(self) -> SpaceNeed | None:
@@ -559,9 +561,7 @@ class PlannedShare(_ShareOfPlan):
 
     def write(self, cache: PretrainCache, work: BuildJob) -> WriteResult:
         require_unchanged(self.part_stream.files)
-        written = cache.write_stream(work)
-        meta = with_removed_ids_only(self.spec, written.meta, work.identity, also=self._external_ids())
-        return replace(written, meta={**meta, "part": _part_entry(self.planned, meta)})
+        return _as_part(self, cache.write_stream(work), work.identity, also=self._external_ids())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -611,8 +611,7 @@ class CorpusShare(Share):
         }
 
     def write(self, cache: PretrainCache, work: BuildJob) -> WriteResult:
-        written = cache.write_stream(work)  # everything that is read from a corpus is compared with its meta.json
-        return replace(written, meta={**written.meta, "part": _part_entry(self.planned, written.meta)})
+        return _as_part(self, cache.write_stream(work), work.identity)  # what is read from a corpus is compared with its meta.json
 
 
 _UNPINNED = (None, "main")  # `part --add` replaces these by the commit; a cache of another branch is built again, with the same bytes
@@ -628,7 +627,7 @@ class GrownShare(_ShareOfPlan):
         All ids of `exclude` count for a cache that one process built, also those that it does not hold.
         """
         spec = self.spec
-        directory = parts_dir(spec.root, spec.name) / part_name(self.number) if "part" in meta else spec.directory
+        directory = spec.parts_folder / self.planned.name if "part" in meta else spec.directory
         forms = [present_identity(spec, meta, identity, directory), dict(identity)]
         for form in [*forms]:
             source = dict(form["source"])
@@ -678,7 +677,6 @@ class GrownShare(_ShareOfPlan):
             link_all(built, spec.directory, work.directory, target=cache.directory, log=work.log)
             if finished_meta(spec.directory) != built:
                 raise NielsCacheError(f"{spec.directory}: was built again while its files were being linked; run it again")
-            meta = {key: value for key, value in built.items() if key not in ("meta_sha256", "overlap")}
-            written = WriteResult(meta={**meta, "dataset_name": f"{spec.name}/{cache.member}"})
-        meta = with_removed_ids_only(spec, written.meta, work.identity)
-        return replace(written, meta={**meta, "part": _part_entry(self.planned, meta)})
+            meta = {**without_keys(built, "meta_sha256", "overlap"), "dataset_name": f"{spec.name}/{cache.member}"}
+            written = WriteResult(meta=meta)
+        return _as_part(self, written, work.identity)
