@@ -60,6 +60,12 @@ def lease_times(registry: Registry) -> LeaseTimes:
     return LeaseTimes(renew_seconds=registry.cluster.renew_seconds, lease_seconds=registry.cluster.lease_seconds)
 
 
+def corpus_keys(registry: Registry, names: Sequence[str]) -> list[str]:
+    """Return the keys of the corpora of these data sets, and of the drop lists if one of them uses these."""
+    searched = any("dedup" in registry.pretrain[name].prepare for name in names)
+    return [*(f"corpus/{name}" for name in names), *(["corpus/duplicates"] if searched else [])]
+
+
 State = Literal["built", "cache_hit", "disabled"]
 
 

@@ -27,11 +27,11 @@ from typing import Any
 
 import numpy as np
 
-from niels_cache_assets.artifacts.base import Artifact, BuildJob, WriteResult, add_unmatched_ids
+from niels_cache_assets.artifacts.base import Artifact, BuildJob, WriteResult, add_unmatched_ids, corpus_keys
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts.free_parts import build_free_parts_first
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
-from niels_cache_assets.base.documents import Documents, DropReport, SourceReport, merge_facts
+from niels_cache_assets.base.documents import Documents, DropReport, merge_facts
 from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.base.parallel import map_in_processes
 from niels_cache_assets.build_cache.resume import BuildPosition
@@ -60,6 +60,7 @@ from niels_cache_assets.corpus.layout import (
 )
 from niels_cache_assets.corpus.prepared import document_files
 from niels_cache_assets.corpus.store import CorpusWriter, CorpusWriterState, is_corpus_file, write_counts, write_measures, write_rejected
+from niels_cache_assets.disk.identity import without_keys
 from niels_cache_assets.disk.space import SpaceNeed, corpus_need, require_free_space
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.disk.writers import Files, NpyWriter
@@ -248,12 +249,10 @@ class Corpus(Artifact):
         return reference_of(self._tokenizer)
 
     def inputs(self) -> Sequence[str]:
-        members = [name for name in self.registry.prepared() if name in mixture_dependencies(self.registry, self.source)]
-        searched = any("dedup" in self.registry.pretrain[name].prepare for name in members)
+        members = mixture_dependencies(self.registry, self.source)
         return [
             *(["tokenizer"] if needs_tokenizer(self.registry, self.name) else []),
-            *(f"corpus/{name}" for name in members),
-            *(["corpus/duplicates"] if searched else []),
+            *corpus_keys(self.registry, [name for name in self.registry.prepared() if name in members]),
             *([self.parts_plan.key] if self.is_part else []),
             *([step.key for step in self.steps()] if self.is_joined else []),
         ]
@@ -289,7 +288,7 @@ class Corpus(Artifact):
             tokenizer_sha256 = self._tokenizer.model_sha256 if self._tokenizer else None
             return identity_of_corpus(self.registry, self.name, revision=revision, tokenizer_sha256=tokenizer_sha256)
         identity = identity_of_corpus(self.registry, self.name, revision=None, tokenizer_sha256=None)
-        source = {key: value for key, value in identity["source"].items() if key != "parts"}
+        source = without_keys(identity["source"], "parts")
         files = [list(file) for file in self.planned.files]
         return {**identity, "source": source, "files": files, "text_field": self.planned.text_field, "part": self.number}
 
@@ -440,7 +439,7 @@ class Corpus(Artifact):
             by_source = DropReport(context.report.dropped, context.report.facts)
             by_source.join(counts.dropped_by_source)
             if not writer.documents and not self.is_part:
-                raise NielsCacheError(_empty_corpus_message(self.directory, counts.report.dropped, by_source.dropped, context.report))
+                raise _empty_corpus_error(self.directory, counts.report.dropped, by_source, context.report.hints)
             writer.seal()
             write_rejected(work.directory, counts.report.rows(), writer.files)
             write_measures(work.directory, counts.report, writer.files)
@@ -473,12 +472,12 @@ class Corpus(Artifact):
         return WriteResult(meta=self._with_removed_ids_only(meta, work), warning=reading_warning(meta))
 
 
-def _empty_corpus_message(directory: Path, dropped_here: Counter[str], dropped_by_source: Counter[str], report: SourceReport) -> str:
-    counts = sorted((dropped_here + dropped_by_source).items())
+def _empty_corpus_error(directory: Path, dropped_here: Counter[str], by_source: DropReport, hints: Sequence[str] = ()) -> NielsCacheError:
+    counts = sorted((dropped_here + by_source.dropped).items())
     reasons = ", ".join(f"{reason} {count}" for reason, count in counts) or "the source is empty"
-    hints = "".join(f"; {hint}" for hint in report.hints)
+    note = "; ".join([not_text_note(by_source.facts), *hints])
     advice = "the source and the thresholds of [cleaning]" if set(dropped_here) - {INVALID_UNICODE} else "the source"
-    return f"{directory}: no document is left ({reasons}){not_text_note(report.facts)}{hints}; nothing was written; check {advice}"
+    return NielsCacheError(f"{directory}: no document is left ({reasons}){note}; nothing was written; check {advice}")
 
 
 _ROWS = 1 << 16
@@ -518,25 +517,20 @@ def _join(corpus: Corpus, members: Sequence[tuple[Path, Meta]], work: BuildJob) 
     for name in arrays:
         _concatenate([directory / name for directory, _ in members], work.directory, name, files)
     counts = _counts([directory for directory, _ in members])
+    by_source = DropReport(
+        sum((Counter(meta["dropped_by_source"]) for _, meta in members), Counter()), merge_facts([pass_facts(meta) for _, meta in members])
+    )
     if not counts.after.documents:
-        reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(_total(members, "dropped").items())) or "the source is empty"
-        raise NielsCacheError(f"{corpus.directory}: no document is left ({reasons}); check the source and the thresholds of [cleaning]")
+        raise _empty_corpus_error(corpus.directory, counts.report.dropped, by_source)
     write_rejected(work.directory, counts.report.rows(), files)
     write_measures(work.directory, counts.report, files)
     for directory, meta in members:
         corpus_identity.require_unchanged(directory, meta)  # otherwise the links may be those of another build
-    facts = merge_facts([pass_facts(meta) for _, meta in members])
-    meta = corpus.meta_of(
-        work, counts, DropReport(_total(members, "dropped_by_source"), facts), files=files, content_sha256=digest.hexdigest()
-    )
+    meta = corpus.meta_of(work, counts, by_source, files=files, content_sha256=digest.hexdigest())
     parts = [
         {"name": directory.name, "documents": meta["documents"]["kept"], "meta_sha256": meta["meta_sha256"]} for directory, meta in members
     ]
     return {**meta, "parts": parts}
-
-
-def _total(members: Sequence[tuple[Path, Meta]], key: str) -> Counter[str]:
-    return sum((Counter(meta[key]) for _, meta in members), Counter())
 
 
 def _concatenate(paths: Sequence[Path], directory: Path, name: str, files: Files) -> None:

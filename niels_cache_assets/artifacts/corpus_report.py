@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from niels_cache_assets.artifacts.base import Artifact, BuildJob, WriteResult
+from niels_cache_assets.artifacts.base import Artifact, BuildJob, WriteResult, corpus_keys
 from niels_cache_assets.artifacts.corpus_facts import CODE_VERSION, corpus_report
 from niels_cache_assets.corpus.layout import REPORT_NAME, reports_dir
+from niels_cache_assets.disk.identity import without_keys
 from niels_cache_assets.project.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import Meta, read_meta
@@ -39,8 +40,7 @@ class CorpusReport(Artifact):
         return reports_dir(self.root, self.name)
 
     def inputs(self) -> Sequence[str]:
-        searched = "dedup" in self.registry.pretrain[self.name].prepare
-        return [f"corpus/{self.name}", *(["corpus/duplicates"] if searched else [])]
+        return corpus_keys(self.registry, [self.name])
 
     def finished(self) -> Meta | None:
         try:
@@ -52,7 +52,7 @@ class CorpusReport(Artifact):
         return corpus_report(self.registry, self.name, root=self.root)
 
     def matches(self, meta: Meta, identity: Mapping[str, Any]) -> bool:
-        return {key: value for key, value in meta.items() if key not in ("schema_version", "meta_sha256")} == identity
+        return without_keys(meta, "schema_version", "meta_sha256") == identity
 
     def owns(self, name: str) -> bool:
         return name == REPORT_NAME

@@ -9,13 +9,14 @@ A pretrain data set that one process builds is a data set of one part, and `Pret
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
-from niels_cache_assets.artifacts.base import Artifact, BuildJob, WriteResult, add_unmatched_ids
+from niels_cache_assets.artifacts.base import Artifact, BuildJob, WriteResult, add_unmatched_ids, corpus_keys
 from niels_cache_assets.artifacts.cache_identity import cache_identity, is_prepared, val_may_come_late
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.prepared_corpora import open_prepared, with_corpus_readers
@@ -52,7 +53,7 @@ from niels_cache_assets.streaming.splits import UNLIMITED
 from niels_cache_assets.tokenizer.encoder import EngineMismatchError
 from niels_cache_assets.tokenizer.engines import reference_of
 from niels_cache_assets.tokenizer.kinds import TextTokenizer, load_tokenizer
-from niels_cache_runtime.cache.opening import check_sizes, listed_files
+from niels_cache_runtime.cache.opening import Verify, check_sizes, listed_files
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, SPLITS, TOKEN_DTYPES, Family, dataset_dir
 from niels_cache_runtime.format.meta import ForeignMetaError, Meta, check_location, is_foreign, load_meta, location_problem
@@ -98,6 +99,11 @@ class DatasetSpec(Generic[S]):
         """The folder of the cache of the whole data set."""
         return dataset_dir(self.root, self.family, self.name)
 
+    @property
+    def parts_folder(self) -> Path:
+        """The folder of the plan and the parts."""
+        return parts_dir(self.root, self.name)
+
     @cached_property
     def tokenizer(self) -> TextTokenizer:
         """The tokenizer in the folder `root`.
@@ -106,11 +112,6 @@ class DatasetSpec(Generic[S]):
             NielsCacheError: If it does not exist.
         """
         return load_tokenizer(self.registry.tokenizer, self.root)
-
-    @property
-    def reference(self) -> str | None:
-        """See `Artifact.reference`."""
-        return reference_of(self.tokenizer)
 
     @property
     def token_bytes(self) -> int:
@@ -181,8 +182,7 @@ class DatasetSpec(Generic[S]):
         """Return the keys of the artifacts that the cache of the whole data set is built from."""
         others = {*mixture_dependencies(self.registry, self.source), *getattr(self.source, "decontaminate_against", ())}
         read = [each for each in self.registry.prepared() if each == self.name or each in others]
-        searched = any("dedup" in self.registry.pretrain[each].prepare for each in read)
-        return ["tokenizer", *(f"corpus/{each}" for each in read), *(["corpus/duplicates"] if searched else [])]
+        return ["tokenizer", *corpus_keys(self.registry, read)]
 
     def unavailable(self) -> None:
         """Check that the table has every setting that a build needs.
@@ -276,48 +276,120 @@ class DatasetSpec(Generic[S]):
         )
 
 
-def write_cache(cache: PretrainCache | SftCache, work: BuildJob) -> WriteResult:
-    """Write a cache from its stream."""
-    spec = cache.spec
-    for note in notes_on_source(spec.source) if spec.prepared is None else ():
-        work.log(note)
-    with HeldOutDocuments(spec.registry, root=spec.root, siblings=spec.siblings, tokenizer=spec.tokenizer) as held_out:
-        context = StreamContext(
-            seed=spec.build.seed,
-            revision=spec.source_revision(work.revision),
-            log=work.log,
-            siblings=spec.siblings,
-            held_out=held_out,
-            building=cache.key,
-        )
-        build, resume = _builder(cache, context, work.revision, work.fingerprint, work.report), work.resume
-        try:
-            meta = build.write(work.directory, resume)
-        except EngineMismatchError as error:
-            command = spec.registry.build_command(spec.name, spec.root, "tokenizer.engine=reference")
-            raise NielsCacheError(f"{cache.key}: {error}; go on with the reference: {command}") from error
-    meta = {**meta, **with_text_field(meta["source"], meta["facts"])}
-    # the corpus has already given this warning
-    warning = None if spec.prepared else reading_warning(meta)
-    return WriteResult(meta=meta, resumed=resume.resumed_tokens, warning=warning, engines=build.encoder.uses)
+@dataclass(frozen=True, kw_only=True)
+class DatasetArtifact(Artifact, Generic[S]):
+    """The cache of a data set, or one part of it."""
+
+    spec: DatasetSpec[S]
+
+    uses_network = True
+    noun = "cache"
+
+    @property
+    def registry(self) -> Registry:
+        """The configuration."""
+        return self.spec.registry
+
+    @property
+    def key(self) -> str:
+        return self.spec.key
+
+    @property
+    def directory(self) -> Path:
+        return self.spec.directory
+
+    @property
+    def reference(self) -> str | None:
+        return reference_of(self.spec.tokenizer)
+
+    def with_spec(self, spec: DatasetSpec[Any]) -> Self:
+        """Return the same artifact of another spec."""
+        return replace(self, spec=spec)
+
+    def uncached(self) -> Self:
+        return self.with_spec(self.spec.uncached())
+
+    def inputs(self) -> list[str]:
+        return self.spec.inputs()
+
+    def unavailable(self) -> None:
+        self.spec.unavailable()
+
+    def finished(self) -> Meta | None:
+        return self.spec.finished()
+
+    def revision(self) -> str | None:
+        return self.spec.revision()
+
+    def identity(self, revision: str | None) -> dict[str, Any]:
+        return self.identity_with(self.spec.tokenizer.model_sha256, self.spec.tokenizer.vocab_size, revision)
+
+    @abstractmethod
+    def identity_with(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
+        """Return everything that decides the bytes of the cache if this tokenizer is used."""
+
+    def drop_summary(self, meta: Meta) -> DropSummary:
+        return DropSummary() if self.is_part else self.spec.drop_summary(meta)
 
 
-def _builder(
-    cache: PretrainCache | SftCache, context: StreamContext, revision: str | None, fingerprint: str, progress: OnProgress | None
-) -> CacheBuild:
-    provenance = cache.spec.provenance(revision, fingerprint, cache.split_rule, member=cache.member)
-    return cache.builder(context, provenance, progress)
+@dataclass(frozen=True, kw_only=True)
+class StreamedCache(DatasetArtifact[S]):
+    """A cache that is written from a stream, with a journal."""
 
+    resumable = True
 
-def journal_of(cache: PretrainCache | SftCache, revision: str | None) -> JournalFingerprint:
-    """Return the fingerprint that the journal of a cache would have now (`Artifact.journal`)."""
-    spec = cache.spec
-    if spec.prepared is not None and not getattr(spec.source, "decontaminate_against", ()):
-        revision = spec.prepared.meta["dataset_revision"]
-    identity = cache.identity(revision)
-    resume = Resume(fingerprint=fingerprint_of(identity), identity=identity)
-    context = StreamContext(seed=spec.build.seed, revision=revision, siblings=spec.siblings)
-    return _builder(cache, context, revision, resume.fingerprint, None).journal_fingerprint(resume)
+    @property
+    def member(self) -> str | None:
+        """The name of the part, or None for all of the data set."""
+        return None
+
+    @property
+    @abstractmethod
+    def split_rule(self) -> str:
+        """The rule that splits the data set into train and val, as one line for meta.json."""
+
+    @abstractmethod
+    def build_of(self, context: StreamContext, **own: Any) -> CacheBuild:
+        """Return the builder that streams the source in this context. `own` are its `provenance` and `progress`."""
+
+    def builder(self, context: StreamContext, revision: str | None, fingerprint: str, progress: OnProgress | None) -> CacheBuild:
+        """Return the builder of the cache with this revision and fingerprint."""
+        provenance = self.spec.provenance(revision, fingerprint, self.split_rule, member=self.member)
+        return self.build_of(context, provenance=provenance, progress=progress)
+
+    def journal(self, revision: str | None) -> JournalFingerprint:
+        spec = self.spec
+        if spec.prepared is not None and not getattr(spec.source, "decontaminate_against", ()):
+            revision = spec.prepared.meta["dataset_revision"]
+        identity = self.identity(revision)
+        resume = Resume(fingerprint=fingerprint_of(identity), identity=identity)
+        context = StreamContext(seed=spec.build.seed, revision=revision, siblings=spec.siblings)
+        return self.builder(context, revision, resume.fingerprint, None).journal_fingerprint(resume)
+
+    def write_stream(self, work: BuildJob) -> WriteResult:
+        """Write the cache from its stream, without a comparison of train with val."""
+        spec = self.spec
+        for note in notes_on_source(spec.source) if spec.prepared is None else ():
+            work.log(note)
+        with HeldOutDocuments(spec.registry, root=spec.root, siblings=spec.siblings, tokenizer=spec.tokenizer) as held_out:
+            context = StreamContext(
+                seed=spec.build.seed,
+                revision=spec.source_revision(work.revision),
+                log=work.log,
+                siblings=spec.siblings,
+                held_out=held_out,
+                building=self.key,
+            )
+            build, resume = self.builder(context, work.revision, work.fingerprint, work.report), work.resume
+            try:
+                meta = build.write(work.directory, resume)
+            except EngineMismatchError as error:
+                command = spec.registry.build_command(spec.name, spec.root, "tokenizer.engine=reference")
+                raise NielsCacheError(f"{self.key}: {error}; go on with the reference: {command}") from error
+        meta = {**meta, **with_text_field(meta["source"], meta["facts"])}
+        # the corpus has already given this warning
+        warning = None if spec.prepared else reading_warning(meta)
+        return WriteResult(meta=meta, resumed=resume.resumed_tokens, warning=warning, engines=build.encoder.uses)
 
 
 def finished_member(spec: DatasetSpec[PretrainSource], directory: Path, member: str) -> Meta | None:
@@ -336,17 +408,17 @@ def content_matches(spec: DatasetSpec[PretrainSource], directory: Path, meta: Me
     """Return whether the content of the files is that of meta.json. They are read only with verify_parts = "sha256" in [build]."""
     if spec.build.verify_parts == "sha256":
         try:
-            check_files(spec, directory, meta)
+            check_files(directory, meta, verify="sha256")
         except NielsCacheError:
             return False
     return True
 
 
-def check_files(spec: DatasetSpec[PretrainSource], directory: Path, meta: Meta) -> None:
-    """Raise NielsCacheError for a file that differs from meta.json, by size or by content ([build] verify_parts)."""
+def check_files(directory: Path, meta: Meta, *, verify: Verify = "size") -> None:
+    """Raise NielsCacheError for a file that differs from meta.json, by size or by content."""
     listed = listed_files(meta, directory)
     found = {name: (directory / name).stat().st_size for name in listed if (directory / name).is_file()}
-    check_sizes(directory, listed, found, verify=spec.build.verify_parts)
+    check_sizes(directory, listed, found, verify=verify)
 
 
 def split_rule(spec: DatasetSpec[PretrainSource]) -> str:
@@ -483,39 +555,32 @@ class Share:
 
     def write(self, cache: PretrainCache, work: BuildJob) -> WriteResult:
         """See `Artifact.write`."""
-        written = write_cache(cache, work)
+        written = cache.write_stream(work)
         return replace(written, meta=with_overlap(self.spec, written.meta, work))
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainCache(Artifact):
+class PretrainCache(StreamedCache[PretrainSource]):
     """The cache of a pretrain data set or of one part of it.
 
     Attributes:
-        share: What the cache reads.
+        number: The number of the part. None: all of the data set.
+        kind_of_share: The class of `share`.
     """
 
-    share: Share
+    number: int | None = None
+    kind_of_share: type[Share] = Share
 
     version = CODE_VERSIONS["pretrain"]
-    resumable = True
-    uses_network = True
-    noun = "cache"
 
-    @property
-    def spec(self) -> DatasetSpec[PretrainSource]:
-        """The data set."""
-        return self.share.spec
-
-    @property
-    def registry(self) -> Registry:
-        """The configuration."""
-        return self.spec.registry
+    @cached_property
+    def share(self) -> Share:
+        """What the cache reads."""
+        return self.kind_of_share(spec=self.spec, number=self.number)
 
     @property
     def member(self) -> str | None:
-        """The name of the part, or None for all of the data set."""
-        return None if self.share.number is None else part_name(self.share.number)
+        return None if self.number is None else part_name(self.number)
 
     @property
     def key(self) -> str:
@@ -523,7 +588,7 @@ class PretrainCache(Artifact):
 
     @property
     def directory(self) -> Path:
-        return parts_dir(self.spec.root, self.spec.name) / self.member if self.member else self.spec.directory
+        return self.spec.parts_folder / self.member if self.member else self.spec.directory
 
     @property
     def root(self) -> Path:
@@ -533,7 +598,7 @@ class PretrainCache(Artifact):
     @property
     def part_arguments(self) -> list[str]:
         """The arguments of `niels-cache part` that build the part."""
-        return [self.spec.name, str(self.share.number)]
+        return [self.spec.name, str(self.number)]
 
     @property
     def is_shared(self) -> bool:
@@ -541,29 +606,15 @@ class PretrainCache(Artifact):
 
     @property
     def is_part(self) -> bool:
-        return self.member is not None
-
-    @property
-    def reference(self) -> str | None:
-        return self.spec.reference
+        return self.number is not None
 
     @property
     def planned_by(self) -> str:
         """The fingerprint of the group of parts that decides this part. Growth never changes it."""
         return self.share.planned.plan
 
-    def with_spec(self, spec: DatasetSpec[PretrainSource]) -> Self:
-        """Return the same cache of another spec."""
-        return replace(self, share=replace(self.share, spec=spec))
-
-    def uncached(self) -> Self:
-        return self.with_spec(self.spec.uncached())
-
     def inputs(self) -> list[str]:
         return self.share.inputs()
-
-    def unavailable(self) -> None:
-        self.spec.unavailable()
 
     def finished(self) -> Meta | None:
         return finished_member(self.spec, self.directory, self.member) if self.member else self.spec.finished()
@@ -571,11 +622,7 @@ class PretrainCache(Artifact):
     def revision(self) -> str | None:
         return self.share.revision()
 
-    def identity(self, revision: str | None) -> dict[str, Any]:
-        return self.identity_with(self.spec.tokenizer.model_sha256, self.spec.tokenizer.vocab_size, revision)
-
     def identity_with(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
-        """Return everything that decides the bytes of the cache if this tokenizer is used."""
         return self.share.identity(tokenizer_sha256, vocab_size, revision)
 
     def matches(self, meta: Meta, identity: Mapping[str, Any]) -> bool:
@@ -584,65 +631,28 @@ class PretrainCache(Artifact):
     def need(self) -> SpaceNeed | None:
         return self.share.need()
 
-    def drop_summary(self, meta: Meta) -> DropSummary:
-        return DropSummary() if self.is_part else self.spec.drop_summary(meta)
-
-    def journal(self, revision: str | None) -> JournalFingerprint:
-        return journal_of(self, revision)
-
     @property
     def split_rule(self) -> str:
-        """The rule that splits the documents into train and val, as one line for meta.json."""
         return self.share.split_rule()
 
-    def builder(self, context: StreamContext, provenance: Provenance, progress: OnProgress | None) -> PretrainBuild:
-        """Return the builder that streams the documents in this context."""
-        return pretrain_build(self.spec, self.directory, provenance=provenance, progress=progress, **self.share.stream(context))
+    def build_of(self, context: StreamContext, **own: Any) -> PretrainBuild:
+        return pretrain_build(self.spec, self.directory, **own, **self.share.stream(context))
 
     def write(self, work: BuildJob) -> WriteResult:
         return self.share.write(self, work)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SftCache(Artifact):
+class SftCache(StreamedCache[SftSource]):
     """The cache of an SFT data set."""
 
-    spec: DatasetSpec[SftSource]
-
     version = CODE_VERSIONS["sft"]
-    member = None
-    resumable = True
-    uses_network = True
-    noun = "cache"
-
-    @property
-    def registry(self) -> Registry:
-        """The configuration."""
-        return self.spec.registry
-
-    @property
-    def key(self) -> str:
-        return self.spec.key
-
-    @property
-    def directory(self) -> Path:
-        return self.spec.directory
-
-    @property
-    def reference(self) -> str | None:
-        return self.spec.reference
-
-    def uncached(self) -> Self:
-        return replace(self, spec=self.spec.uncached())
-
-    def inputs(self) -> list[str]:
-        return self.spec.inputs()
 
     def unavailable(self) -> None:
         problem = self.registry.tokenizer.roles_problem if self.spec.source.template == SENTINELS else None
         if problem is not None and self.spec.source.enabled:
             raise NielsCacheError(f"{self.registry.origin}: [{self.key.replace('/', '.')}] cannot be built: {problem}")
-        self.spec.unavailable()
+        super().unavailable()
 
     @cached_property
     def template(self) -> Template | None:
@@ -653,41 +663,23 @@ class SftCache(Artifact):
         """
         return find_template(self.spec.source.template, self.registry.tokenizer)
 
-    def finished(self) -> Meta | None:
-        return self.spec.finished()
-
-    def revision(self) -> str | None:
-        return self.spec.revision()
-
-    def identity(self, revision: str | None) -> dict[str, Any]:
-        return self.identity_with(self.spec.tokenizer.model_sha256, self.spec.tokenizer.vocab_size, revision)
-
     def identity_with(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
-        """Return everything that decides the bytes of the cache if this tokenizer is used."""
         identity = self.spec.identity(tokenizer_sha256, vocab_size, revision)
         return identity if self.template is None else {**identity, "template": self.template.identity}
 
     def need(self) -> SpaceNeed | None:
         return sft_need(self.spec.text_bytes, token_bytes=self.spec.token_bytes)
 
-    def drop_summary(self, meta: Meta) -> DropSummary:
-        return self.spec.drop_summary(meta)
-
-    def journal(self, revision: str | None) -> JournalFingerprint:
-        return journal_of(self, revision)
-
     def write(self, work: BuildJob) -> WriteResult:
-        return write_cache(self, work)
+        return self.write_stream(work)
 
     @property
     def split_rule(self) -> str:
-        """The rule that splits the conversations into train and val, as one line for meta.json."""
         source = self.spec.source
         unit = "conversation" if source.turns == "each" and source.split_unit == "example" else source.split_unit
         return f"seeded {source.val_frac:g} of {unit}s to val, seed {self.spec.build.seed}"
 
-    def builder(self, context: StreamContext, provenance: Provenance, progress: OnProgress | None) -> SftBuild:
-        """Return the builder that streams the source in this context."""
+    def build_of(self, context: StreamContext, **own: Any) -> SftBuild:
         source, build = self.spec.source, self.spec.build
         return SftBuild(
             items=Feed(source.conversations, context),
@@ -703,8 +695,7 @@ class SftCache(Artifact):
             threads=build.threads,
             token_dtype=build.token_dtype,
             template=self.template,
-            provenance=provenance,
-            progress=progress,
+            **own,
         )
 
 

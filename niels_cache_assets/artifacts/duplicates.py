@@ -107,6 +107,14 @@ class RequiredDropLists:
         missing = self.missing
         return f"the search for duplicates left out {', '.join(missing)}: {next(iter(missing.values()))}" if missing else None
 
+    def need(self, *, certain: bool) -> SpaceNeed:
+        """Return the disk space that the hashes of all bands need."""
+        from niels_cache_assets.dedup.ranges import hashes_bytes
+
+        documents, bands = self.documents, self.identity["bands"]
+        reason = f"the hashes of {documents:,} documents in {bands} bands"
+        return SpaceNeed(bytes=hashes_bytes(documents, bands=bands), reason=reason, certain=certain)
+
     @contextmanager
     def unchanged(self, root: Path) -> Iterator[Callable[[], None]]:
         """Check that the corpora stay the same while the block reads them.
@@ -226,13 +234,7 @@ class SearchStep(Artifact):
         }
 
     def need(self) -> SpaceNeed | None:
-        if self.number is not None:
-            return None
-        from niels_cache_assets.dedup.ranges import hashes_bytes
-
-        documents = self.required.documents
-        size = hashes_bytes(documents, bands=self.bands)
-        return SpaceNeed(bytes=size, reason=f"the hashes of {documents:,} documents in {self.bands} bands", certain=True)
+        return self.required.need(certain=True) if self.number is None else None
 
     def warning(self) -> str | None:
         return self.required.warning if self.number is None else None
@@ -405,16 +407,7 @@ class Duplicates(Artifact):
 
         A resumed search needs less. With ranges, the hashes request their own space.
         """
-        from niels_cache_assets.dedup.ranges import hashes_bytes
-
-        if self.ranges > 1:
-            return None
-        documents, bands = self.required.documents, self.required.identity["bands"]
-        return SpaceNeed(
-            bytes=hashes_bytes(documents, bands=bands),
-            reason=f"the hashes of {documents:,} documents in {bands} bands",
-            certain=not build_status(self.directory).is_resumable,
-        )
+        return None if self.ranges > 1 else self.required.need(certain=not build_status(self.directory).is_resumable)
 
     @contextmanager
     def stage(self, lock: BuildLock, *, log: Log) -> Iterator[Path]:
@@ -442,12 +435,12 @@ class Duplicates(Artifact):
                 return inputs.similarity(compared, ngram=dedup.ngram, path=scratch / "shingles")
 
             verify = SimilarityCondition(similarity=similarity, threshold=dedup.threshold) if dedup.verify == "jaccard" else None
+            if self.ranges > 1:
+                _make_ranges(self, work)
+            inputs = CorpusInputs(registry, self.root, required.corpora)
             if self.ranges == 1:
-                inputs = CorpusInputs(registry, self.root, required.corpora)
                 dropped = _search_in_memory(required, inputs, verify, scratch, work, require_same)
             else:
-                _make_ranges(self, work)
-                inputs = CorpusInputs(registry, self.root, required.corpora)
                 dropped = _search_in_ranges(self, verify, scratch, work)
             if verify is None:
                 dropped = drop_near_val(inputs, dropped, dedup, path=scratch / "near_val", log=work.log)

@@ -21,7 +21,7 @@ from typing import Any
 from niels_cache_assets.artifacts.base import Artifact
 from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.corpus_report import CorpusReport
-from niels_cache_assets.artifacts.dataset import DatasetSpec, PretrainCache, SftCache, Share, SwitchedOff
+from niels_cache_assets.artifacts.dataset import DatasetSpec, PretrainCache, SftCache, SwitchedOff
 from niels_cache_assets.artifacts.duplicates import Duplicates, SearchStep
 from niels_cache_assets.artifacts.index import BlendIndex
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
@@ -134,7 +134,7 @@ class Graph:
         spec: DatasetSpec[Any] = DatasetSpec(registry=self.registry, root=self.root, name=name, source=source, build=build)
         if isinstance(source, SourceWithParts) and source.is_in_parts:
             return JoinedCache(spec=spec)
-        return PretrainCache(share=Share(spec=spec)) if isinstance(source, PretrainSource) else SftCache(spec=spec)
+        return PretrainCache(spec=spec) if isinstance(source, PretrainSource) else SftCache(spec=spec)
 
     def cache(self, name: str) -> Artifact:
         """Return the artifact that a build of a data set makes: its cache, or an empty cache if the data set is switched off.

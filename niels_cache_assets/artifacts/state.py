@@ -16,7 +16,7 @@ from typing import Literal, cast
 from niels_cache_assets.artifacts.base import Artifact, add_unmatched_ids
 from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.corpus_report import CorpusReport
-from niels_cache_assets.artifacts.dataset import PretrainCache, SftCache, SwitchedOff
+from niels_cache_assets.artifacts.dataset import PretrainCache, SftCache, SwitchedOff, check_files
 from niels_cache_assets.artifacts.duplicates import Duplicates, SearchStep
 from niels_cache_assets.artifacts.index import BlendIndex, is_prebuilt
 from niels_cache_assets.artifacts.parts.part import ValPart, difference
@@ -31,7 +31,7 @@ from niels_cache_assets.facts.drops import DropSummary, summarize_drops
 from niels_cache_assets.parts.layout import CHILD_BUILT_KINDS
 from niels_cache_assets.parts.lease import DONE
 from niels_cache_assets.sources.types import Source
-from niels_cache_runtime.cache.opening import check_sizes, listed_files, open_consistently
+from niels_cache_runtime.cache.opening import open_consistently
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, Family, dataset_dir, tokenizer_dir
 from niels_cache_runtime.format.meta import UNVERIFIABLE, Meta, is_foreign, load_meta, location_problem, read_meta
@@ -192,6 +192,11 @@ def _(plan: PartsPlan) -> Evaluation:
     return _evaluate_current(plan.target, plan.read)
 
 
+@_evaluate.register
+def _(step: SearchStep) -> Evaluation:
+    return _evaluate_current(step.directory / META_NAME, step.current)
+
+
 @_evaluate.register(ValPart)
 def _evaluate_member(part: ValPart | PretrainCache) -> Evaluation:
     if not (part.directory / META_NAME).exists():
@@ -212,31 +217,16 @@ def _(tokenizer: Tokenizer) -> Evaluation:
     evaluation = _evaluate_presence(tokenizer.directory, (*_TOKENIZER_KEYS, "fingerprint"))
     if evaluation[0] != "built":
         return evaluation
-    try:
-        same = tokenizer.matches(read_meta(str(tokenizer.directory / META_NAME)), tokenizer.identity())
-    except NielsCacheError as error:  # the model to import is missing
-        return "other settings", str(error)
     advice = "build it again: [tokenizer] or the seed has changed since; a different model makes every cache stale"
-    return ("in sync", "") if same else ("other settings", advice)
+    return _evaluate_match(tokenizer, META_NAME, advice)  # an error: the model to import is missing
 
 
 @_evaluate.register
 def _(corpus: Corpus) -> Evaluation:
-    if corpus.is_part:
-        return _evaluate_current(corpus.directory / META_NAME, corpus.current)
-    evaluation = _evaluate_presence(corpus.directory, _CORPUS_KEYS, named=True)
-    so_far = f"; {_parts_summary(corpus)}" if corpus.is_joined else ""
-    if evaluation[0] == "missing":
-        return "missing", f"{evaluation[1]}{so_far}"
-    if evaluation[0] != "built":
-        return evaluation
     state, advice = _evaluate_current(corpus.directory / META_NAME, corpus.current)
-    return state, advice and f"{advice}{so_far}"
-
-
-@_evaluate.register
-def _(part: SearchStep) -> Evaluation:
-    return _evaluate_current(part.directory / META_NAME, part.current)
+    if state != "missing" and not corpus.is_part:
+        _read_with(corpus.directory, _CORPUS_KEYS, named=True)
+    return state, f"{advice}; {_parts_summary(corpus)}" if advice and corpus.is_joined else advice
 
 
 @_evaluate.register
@@ -244,21 +234,14 @@ def _(duplicates: Duplicates) -> Evaluation:
     evaluation = _evaluate_presence(duplicates.directory, ("fingerprint",))
     if evaluation[0] != "built" or not duplicates.registry.prepared("dedup"):
         return evaluation
-    if not duplicates.matches(read_meta(str(duplicates.directory / META_NAME)), duplicates.identity()):
-        return "other settings", "search for duplicates again: the settings or a corpus have changed since"
-    return "in sync", ""
+    return _evaluate_match(duplicates, META_NAME, "search for duplicates again: the settings or a corpus have changed since")
 
 
 @_evaluate.register
 def _(report: CorpusReport) -> Evaluation:
     if not (report.directory / REPORT_NAME).exists():
         return "missing", "build it"
-    meta = read_meta(str(report.directory / REPORT_NAME))
-    try:
-        same = report.matches(meta, report.identity(None))
-    except NielsCacheError as error:
-        return "no corpus", str(error)
-    return ("in sync", "") if same else ("other settings", "build it: its corpus or drop list has changed since")
+    return _evaluate_match(report, REPORT_NAME, "build it: its corpus or drop list has changed since", on_error="no corpus")
 
 
 @_evaluate.register
@@ -358,6 +341,16 @@ def _evaluate_current(record: Path, require_current: Callable[[], object]) -> Ev
     return "in sync", ""
 
 
+def _evaluate_match(artifact: Artifact, record: str, advice: str, *, on_error: State = "other settings") -> Evaluation:
+    """Return the state of a complete build: `on_error` if there is no identity to compare it with, and the advice if it has another."""
+    meta = read_meta(str(artifact.directory / record))
+    try:
+        same = artifact.matches(meta, artifact.identity(None))
+    except NielsCacheError as error:
+        return on_error, str(error)
+    return ("in sync", "") if same else ("other settings", advice)
+
+
 def _evaluate_presence(directory: Path, keys: Iterable[str], *, named: bool = False) -> Evaluation:
     if not (directory / META_NAME).exists():
         return "missing", "build it"
@@ -413,10 +406,8 @@ def _read_build(directory: Path, keys: Iterable[str], *, named: bool) -> Meta:
     missing_names = [key for key in keys if key not in meta]
     if missing_names:
         raise NielsCacheError(f"{path}: has no {', '.join(missing_names)}; build it again with --force")
-    listed = listed_files(meta, directory)
-    found = {name: (directory / name).stat().st_size for name in listed if (directory / name).is_file()}
     try:
-        check_sizes(directory, listed, found)
+        check_files(directory, meta)
     except NielsCacheError as error:
         raise _Unusable("damaged", str(error)) from error
     return meta

@@ -6,7 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from niels_cache_assets.artifacts.base import Artifact, BuildJob, WriteResult
+from niels_cache_assets.artifacts.base import Artifact, BuildJob, WriteResult, corpus_keys
 from niels_cache_assets.artifacts.tokenizer_sample import spool_sample
 from niels_cache_assets.base.defaults import TOKENIZER_TRAIN_THREADS
 from niels_cache_assets.base.fingerprint import identity_settings
@@ -68,9 +68,7 @@ class Tokenizer(Artifact):
     def inputs(self) -> Sequence[str]:
         if self.is_imported:
             return []
-        early = [name for name in self.registry.prepared() if not needs_tokenizer(self.registry, name)]
-        searched = any(name in self.registry.prepared("dedup") for name in early)
-        return [*(f"corpus/{name}" for name in early), *(["corpus/duplicates"] if searched else [])]
+        return corpus_keys(self.registry, [name for name in self.registry.prepared() if not needs_tokenizer(self.registry, name)])
 
     def finished(self) -> Meta | None:
         try:

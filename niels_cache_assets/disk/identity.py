@@ -21,6 +21,11 @@ def as_recorded(identity: Mapping[str, Any]) -> Identity:
     return json.loads(canonical_json(dict(identity)))
 
 
+def without_keys(values: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+    """Return these values without some keys."""
+    return {key: value for key, value in values.items() if key not in keys}
+
+
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return the differences as clauses. The first clause names all changed settings."""
     changed, clauses = [], []

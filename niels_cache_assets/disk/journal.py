@@ -331,17 +331,22 @@ def _resume_problem(directory: Path, recorded: JournalRecord | str, fingerprint:
     if recorded.fingerprint != fingerprint:
         changes = differences(recorded.made_of, identity) if recorded.made_of is not None and identity is not None else []
         return f"the unfinished build had other settings, other data or another version{': ' if changes else ''}{'; '.join(changes)}"
-    sizes = recorded.sizes
-    for name, size in sizes.items():
-        path = directory / name
-        if path.is_symlink() or not path.is_file() or path.stat().st_size < size:
-            return f"{name} of the unfinished build is missing or shorter than its journal says"
-    if problem := link_problem(directory, sizes):
-        return f"{problem[0]} of the unfinished build {problem[1]}"
+    if problem := files_problem(directory, recorded.sizes):
+        return problem
     for name, (first, sha256) in recorded.sums.items():
         if _sha256(directory / name, first, recorded.files[name]) != sha256:
             return f"{name} of the unfinished build is damaged: its bytes differ from the checksum in its journal"
     return None
+
+
+def files_problem(directory: Path, sizes: Mapping[str, int]) -> str | None:
+    """Return why a build cannot resume from files that should have at least these sizes, or None."""
+    for name, size in sizes.items():
+        path = directory / name
+        if path.is_symlink() or not path.is_file() or path.stat().st_size < size:
+            return f"{name} of the unfinished build is missing or shorter than its journal says"
+    problem = link_problem(directory, sizes)
+    return problem and f"{problem[0]} of the unfinished build {problem[1]}"
 
 
 def _restore(directory: Path, files: Mapping[str, int]) -> None:

@@ -90,13 +90,13 @@ class ParquetWriter:
 
 @contextmanager
 def closing_table(table: Sealable) -> Iterator[Sealable]:
-    """Seal the table at the end of the block, or abandon it if the block fails."""
+    """Seal the table at the end of the block, or abandon it if the block or the seal fails."""
     try:
         yield table
+        table.seal()
     except BaseException:
         table.abandon()
         raise
-    table.seal()
 
 
 class LineageFile(NamedTuple):

@@ -14,13 +14,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from niels_cache_assets.disk.attempts import NO_LINKS, abandoned_attempts, attempt_path, lease_path, recorded_attempts, staged_attempts
-from niels_cache_assets.disk.journal import JournalRecord, read_journal, real_path, write_journal
+from niels_cache_assets.disk.journal import JournalRecord, files_problem, read_journal, real_path, write_journal
 from niels_cache_assets.disk.space import bytes_below, disk_error_message, name_path
 from niels_cache_assets.disk.staging import staged, sweep_leftovers
 from niels_cache_assets.parts.lease import Lease, LeaseTimes, hold_lease
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import BusyError, lock_path, old_path, remove, sync
-from niels_cache_runtime.format.safe_open import link_problem
 
 _BLOCK_BYTES = 1 << 22
 _COMPANION = re.compile(r"\.(.+?)\.(?:lock|lease|old|(?:partial|gone)(?:\.\d+)?)")  # see format/commit.py and disk/attempts.py
@@ -120,13 +119,8 @@ def _take_over(target: Path, partial: Path, attempt: int, log: Log, *, resumable
 
 def _copy_recorded(source: Path, recorded: JournalRecord, partial: Path, attempt: int, log: Log) -> None:
     """Link the finished files of a record, copy the unfinished ones, and write the record for the new attempt last."""
-    for name, size in recorded.sizes.items():
-        path = source / name
-        if path.is_symlink() or not path.is_file() or path.stat().st_size < size:
-            log(f"starting afresh: {name} of the unfinished build is missing or shorter than its journal says")
-            return
-    if problem := link_problem(source, recorded.sizes):
-        log(f"starting afresh: {problem[0]} of the unfinished build {problem[1]}")
+    if problem := files_problem(source, recorded.sizes):
+        log(f"starting afresh: {problem}")
         return
     for folder in sorted({(partial / name).parent for name in recorded.sizes} | {partial}):
         folder.mkdir(parents=True, exist_ok=True)

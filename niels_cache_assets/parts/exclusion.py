@@ -18,7 +18,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from niels_cache_assets.disk.identity import without_keys
 from niels_cache_assets.disk.staging import finished_meta
+from niels_cache_assets.disk.table_file import LineageFile
 from niels_cache_assets.sources.excluding import EXCLUDED, excluded_ids, identity_of_ids
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, documents_folder, documents_name
@@ -63,10 +65,20 @@ def identity_with_present_ids(
         return dict(identity)
     excluded = excluded_ids(list_of_ids)
     try:
-        present = {each.source_id for each in find_excluded_documents(meta, directory, excluded, parts_folder=parts_folder)}
+        present = ids_in_build(meta, directory, excluded, parts_folder=parts_folder)
     except NielsCacheError:
         return dict(identity)
-    return identity_with_ids(identity, excluded & (present | removed_ids(meta) | set(also)))
+    return identity_with_ids(identity, present | (excluded & {*also}))
+
+
+def ids_in_build(meta: Meta, directory: Path, excluded: frozenset[str], *, parts_folder: Path) -> frozenset[str]:
+    """Return those of the excluded ids that the finished build in `directory` contains or has removed.
+
+    Raises:
+        NielsCacheError: If the lineage cannot be read.
+    """
+    present = find_excluded_documents(meta, directory, excluded, parts_folder=parts_folder)
+    return excluded & ({each.source_id for each in present} | removed_ids(meta))
 
 
 def ids_in_parts(list_of_ids: str | None, folders: Sequence[Path], *, parts_folder: Path) -> set[str]:
@@ -86,17 +98,15 @@ def ids_in_parts(list_of_ids: str | None, folders: Sequence[Path], *, parts_fold
         with suppress(NielsCacheError):
             meta = finished_meta(folder)
             if meta is not None:
-                found |= {each.source_id for each in find_excluded_documents(meta, folder, excluded, parts_folder=parts_folder)} | (
-                    removed_ids(meta) & excluded
-                )
+                found |= ids_in_build(meta, folder, excluded, parts_folder=parts_folder)
     return found
 
 
 def identity_with_ids(identity: Mapping[str, Any], ids: Collection[str]) -> dict[str, Any]:
     """Return an identity in which exactly these ids are excluded."""
     if "exclude" in identity:
-        return {**{key: value for key, value in identity.items() if key != "exclude"}, **identity_of_ids(ids)}
-    return {**identity, "source": {**{key: value for key, value in identity["source"].items() if key != "exclude"}, **identity_of_ids(ids)}}
+        return {**without_keys(identity, "exclude"), **identity_of_ids(ids)}
+    return {**identity, "source": {**without_keys(identity["source"], "exclude"), **identity_of_ids(ids)}}
 
 
 def removed_ids(meta: Meta) -> set[str]:
@@ -133,16 +143,12 @@ def _read(path: Path, excluded: Collection[str]) -> Iterator[tuple[str, str]]:
     """Yield the id and the file of each document that has one of these ids."""
     import pyarrow
     import pyarrow.compute
-    import pyarrow.parquet
 
-    ids = pyarrow.array(list(excluded), "string")
-    try:
-        with pyarrow.parquet.ParquetFile(path, pre_buffer=False) as parquet:
-            for batch in parquet.iter_batches(batch_size=_ROWS, columns=["source_id", "file"]):
-                matching = batch.filter(pyarrow.compute.is_in(batch["source_id"], value_set=ids))
-                yield from zip(matching["source_id"].to_pylist(), matching["file"].to_pylist(), strict=True)
-    except (pyarrow.ArrowException, OSError, KeyError) as error:
-        raise NielsCacheError(f"{path}: cannot be read ({str(error).splitlines()[0]}); build it again") from error
+    ids, columns = pyarrow.array(list(excluded), "string"), ["source_id", "file"]
+    with LineageFile(path, None).open(columns) as parquet:
+        for batch in parquet.iter_batches(batch_size=_ROWS, columns=columns):
+            matching = batch.filter(pyarrow.compute.is_in(batch["source_id"], value_set=ids))
+            yield from zip(matching["source_id"].to_pylist(), matching["file"].to_pylist(), strict=True)
 
 
 def _recorded_ids(path: Path, digest: str) -> Mapping[str, list[Any]]:

@@ -34,6 +34,7 @@ from typing import Any
 from niels_cache_assets.base.processes import Process
 from niels_cache_assets.disk.attempts import attempt_record, highest_number, lease_path, recorded_attempts, stop_path
 from niels_cache_assets.disk.build_lock import path_stamp
+from niels_cache_assets.disk.identity import without_keys
 from niels_cache_assets.facts.progress import BuildProgress, SpeedEstimate, SpeedMeter
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import UNKNOWN, BusyError, LockOwner, LockRefusedError, hold_lock, lock_owner, sync
@@ -90,7 +91,7 @@ class LeaseHolder:
 
     def encoded(self) -> bytes:
         """Return the content of the file: one line, which almost always has the same size."""
-        fields = {**asdict(self.writer), **{key: value for key, value in asdict(self).items() if key != "writer"}}
+        fields = {**asdict(self.writer), **without_keys(asdict(self), "writer")}
         return json.dumps(fields).encode().ljust(_RECORD_BYTES - 1) + b"\n"
 
     @classmethod

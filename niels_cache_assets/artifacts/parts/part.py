@@ -25,11 +25,12 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from niels_cache_assets.artifacts.base import Artifact, BuildJob, WriteResult
+from niels_cache_assets.artifacts.base import BuildJob, WriteResult
 from niels_cache_assets.artifacts.cache_identity import dtype_identity
 from niels_cache_assets.artifacts.dataset import (
+    DatasetArtifact,
     DatasetSpec,
     PretrainCache,
     Share,
@@ -37,7 +38,6 @@ from niels_cache_assets.artifacts.dataset import (
     finished_member,
     pretrain_build,
     split_rule,
-    write_cache,
 )
 from niels_cache_assets.base.documents import Document, DropReport
 from niels_cache_assets.base.fingerprint import fingerprint_of
@@ -45,15 +45,21 @@ from niels_cache_assets.build_cache import CODE_VERSIONS
 from niels_cache_assets.build_cache.base import Progress
 from niels_cache_assets.build_cache.pretrain import PretrainBuild
 from niels_cache_assets.build_cache.pretrain_writer import PretrainWriter, WriterState
+from niels_cache_assets.disk.identity import without_keys
 from niels_cache_assets.disk.space import SpaceNeed, pretrain_need
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.disk.table_file import ParquetWriter, closing_table
 from niels_cache_assets.facts.contents import budget_rule
-from niels_cache_assets.parts.exclusion import find_excluded_documents, identity_with_ids, identity_with_present_ids, removed_ids
-from niels_cache_assets.parts.layout import VAL_NAME, part_name, parts_dir
+from niels_cache_assets.parts.exclusion import (
+    find_excluded_documents,
+    identity_with_ids,
+    identity_with_present_ids,
+    ids_in_build,
+    removed_ids,
+)
+from niels_cache_assets.parts.layout import VAL_NAME, part_name
 from niels_cache_assets.parts.plan import PlannedPart, is_compressed
 from niels_cache_assets.parts.seal import link_all
-from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.excluding import EXCLUDED, exclude_identity, excluded_ids, identity_of_ids
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.reading.part_stream import PartStream, part_stream, require_unchanged
@@ -100,7 +106,7 @@ def stream_of(spec: DatasetSpec[SourceWithParts], planned: PlannedPart, **argume
     Raises:
         NielsCacheError: If a file is missing.
     """
-    val = FractionSplitter.load(parts_dir(spec.root, spec.name), planned.val)
+    val = FractionSplitter.load(spec.parts_folder, planned.val)
     return part_stream(spec.source, planned.files, revision=planned.revision, text_field=planned.text_field, val=val, **arguments)
 
 
@@ -117,7 +123,7 @@ def present_identity(
         also: Further ids that decide the cache, although they are not in its lineage, and its build did not remove them.
     """
     list_of_ids = None if spec.source.prepare else spec.source.exclude  # a corpus has left out what it names
-    return identity_with_present_ids(identity, list_of_ids, meta, directory, parts_folder=parts_dir(spec.root, spec.name), also=also)
+    return identity_with_present_ids(identity, list_of_ids, meta, directory, parts_folder=spec.parts_folder, also=also)
 
 
 def with_removed_ids_only(
@@ -188,17 +194,19 @@ class _State:
     writer: WriterState | None
     excluded: dict[str, dict[str, int]] = field(default_factory=dict)
 
+    def after(self, planned: PlannedPart, taken: int, cut: list[int], drops: DropReport, facts: Mapping[str, Any]) -> _State:
+        """Return the state after a part.
 
-def _with_excluded(state: _State, planned: PlannedPart, facts: Mapping[str, Any]) -> dict[str, dict[str, int]]:
-    """Return the removed documents of each part by id, including those of this part.
-
-    Args:
-        state: The state before this part.
-        planned: This part in the plan.
-        facts: The facts of its stream up to the last document of val.
-    """
-    removed = facts.get(EXCLUDED)
-    return {**state.excluded, planned.name: dict(removed)} if removed else state.excluded
+        Args:
+            planned: The part in the plan.
+            taken: How many documents its head gave.
+            cut: The ordinals of all cut documents so far.
+            drops: The dropped documents so far.
+            facts: The facts of its stream up to the last document of val.
+        """
+        removed = facts.get(EXCLUDED)
+        excluded = {**self.excluded, planned.name: dict(removed)} if removed else self.excluded
+        return _State(taken=[*self.taken, taken], cut=cut, drops=drops.state(), writer=None, excluded=excluded)
 
 
 def _counts(state: _State, *, with_excluded: bool) -> dict[str, Any]:
@@ -210,22 +218,13 @@ def _counts(state: _State, *, with_excluded: bool) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ValPart(Artifact):
+class ValPart(DatasetArtifact[SourceWithParts]):
     """The val of a data set in parts that is made before the parts."""
-
-    spec: DatasetSpec[SourceWithParts]
 
     member = VAL_NAME
     resumable = True
-    uses_network = True
     is_shared = True
     is_part = True
-    noun = "cache"
-
-    @property
-    def registry(self) -> Registry:
-        """The configuration."""
-        return self.spec.registry
 
     @property
     def key(self) -> str:
@@ -233,36 +232,21 @@ class ValPart(Artifact):
 
     @property
     def directory(self) -> Path:
-        return parts_dir(self.spec.root, self.spec.name) / VAL_NAME
+        return self.spec.parts_folder / VAL_NAME
 
     @property
     def planned_by(self) -> str:
         """The fingerprint of the first parts. Growth never changes it."""
         return self.spec.plan.first.fingerprint
 
-    @property
-    def reference(self) -> str | None:
-        return self.spec.reference
-
-    def with_spec(self, spec: DatasetSpec[SourceWithParts]) -> Self:
-        """Return the same artifact of another spec."""
-        return replace(self, spec=spec)
-
-    def uncached(self) -> Self:
-        return self.with_spec(self.spec.uncached())
-
     def inputs(self) -> list[str]:
         return ["tokenizer", self.spec.parts_plan.key]
-
-    def unavailable(self) -> None:
-        self.spec.unavailable()
 
     def finished(self) -> Meta | None:
         return finished_member(self.spec, self.directory, VAL_NAME)
 
-    def identity(self, revision: str | None) -> dict[str, Any]:
-        tokenizer = self.spec.tokenizer
-        return planned_identity(self.spec, VAL_NAME, self.planned_by, tokenizer.model_sha256, tokenizer.vocab_size)
+    def identity_with(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
+        return planned_identity(self.spec, VAL_NAME, self.planned_by, tokenizer_sha256, vocab_size)
 
     def matches(self, meta: Meta, identity: Mapping[str, Any]) -> bool:
         return super().matches(meta, present_identity(self.spec, meta, identity, self.directory))
@@ -276,13 +260,13 @@ class ValPart(Artifact):
         meta = None if self.spec.source.exclude is None else self.finished()
         if meta is None or self.spec.source.exclude is None:
             return frozenset()
-        excluded, parts_folder = excluded_ids(self.spec.source.exclude), parts_dir(self.spec.root, self.spec.name)
+        excluded, parts_folder = excluded_ids(self.spec.source.exclude), self.spec.parts_folder
         try:
+            if planned is None:
+                return ids_in_build(meta, self.directory, excluded, parts_folder=parts_folder)
             present = find_excluded_documents(meta, self.directory, excluded, parts_folder=parts_folder)
         except NielsCacheError:  # it is damaged, so all of them may count
             return excluded
-        if planned is None:
-            return excluded & ({each.source_id for each in present} | removed_ids(meta))
         files, removed = {file.name for file in planned.files}, meta["part"].get(EXCLUDED, {}).get(planned.name, [])
         return excluded & {*removed, *(each.source_id for each in present if each.file in files)}
 
@@ -412,8 +396,7 @@ class ValPart(Artifact):
                     texts, characters = [], 0
             table.write_group([texts])
         require_unchanged(stream.files)
-        excluded = _with_excluded(state, planned, context.report.facts)
-        return _State(taken=[*state.taken, 0], cut=[], drops=drops.state(), writer=None, excluded=excluded)
+        return state.after(planned, 0, [], drops, context.report.facts)
 
     def _take_head(self, planned: PlannedPart, state: _State, writer: PretrainWriter, build: PretrainBuild, work: BuildJob) -> _State:
         """Write the share of one part, and return the state after it."""
@@ -442,29 +425,27 @@ class ValPart(Artifact):
                         break
             require_unchanged(stream.files_through(last) if splitter.val_is_full else stream.files)
             facts = facts if splitter.val_is_full else context.report.facts
-        excluded = _with_excluded(state, planned, facts)
-        return _State(taken=[*state.taken, taken], cut=cut, drops=drops.state(), writer=None, excluded=excluded)
+        return state.after(planned, taken, cut, drops, facts)
 
 
 def part_of(spec: DatasetSpec[SourceWithParts], number: int) -> PretrainCache:
     """Return the artifact of a part."""
-    if spec.source.prepare:
-        return PretrainCache(share=CorpusShare(spec=spec, number=number))
-    is_grown = number == 0 and spec.source.parts == 1
-    return PretrainCache(share=(GrownShare if is_grown else PlannedShare)(spec=spec, number=number))
+    kind: type[Share] = CorpusShare
+    if not spec.source.prepare:
+        kind = GrownShare if number == 0 and spec.source.parts == 1 else PlannedShare
+    return PretrainCache(spec=spec, number=number, kind_of_share=kind)
 
 
-def _part_entry(planned: PlannedPart, meta: Meta) -> dict[str, Any]:
-    """Return the entry `part` of meta.json."""
+def _as_part(share: Share, written: WriteResult, identity: Mapping[str, Any], *, also: Collection[str] = ()) -> WriteResult:
+    """Return the result of a build with the entry `part` of meta.json, and the fingerprint of the excluded ids that were removed."""
+    planned, meta = share.planned, with_removed_ids_only(share.spec, written.meta, identity, also=also)
     budgets = {"train": planned.train_tokens, "val": 0 if planned.files else planned.val_tokens}  # the val part counts what val lacks
     short = sum(max(0, (budget or 0) - meta[f"{split}_tokens"]) for split, budget in budgets.items())
-    return {"number": planned.number, "plan": planned.plan, "short": short}
+    return replace(written, meta={**meta, "part": {"number": planned.number, "plan": planned.plan, "short": short}})
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlannedShare(Share):
-    """The files and budgets that a plan gives to a part."""
-
+class _ShareOfPlan(Share):
     spec: DatasetSpec[SourceWithParts]
     number: int
 
@@ -472,17 +453,25 @@ class PlannedShare(Share):
     def planned(self) -> PlannedPart:
         return self.spec.plan.parts[self.number]
 
+    def inputs(self) -> list[str]:
+        return ["tokenizer", self.spec.parts_plan.key]
+
+    def revision(self) -> str | None:
+        assert self.spec.tokenizer  # fail early: nothing can be built without it
+        return self.planned.revision
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedShare(_ShareOfPlan):
+    """The files and budgets that a plan gives to a part."""
+
     @cached_property
     def val(self) -> ValPart | None:
         """The artifact of the val part, or None if the data set has none."""
         return ValPart(spec=self.spec) if self.spec.source.has_val_part else None
 
     def inputs(self) -> list[str]:
-        return ["tokenizer", self.spec.parts_plan.key, *([self.val.key] if self.val else [])]
-
-    def revision(self) -> str | None:
-        assert self.spec.tokenizer  # fail early: nothing can be built without it
-        return self.planned.revision
+        return [*super().inputs(), *([self.val.key] if self.val else [])]
 
     def identity(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
         identity = planned_identity(self.spec, self.planned.name, self.planned.plan, tokenizer_sha256, vocab_size)
@@ -502,7 +491,7 @@ class PlannedShare(Share):
         return self.val.decisive_ids(self.planned) if self.val and not self.val.is_seeded else frozenset()
 
     def identities(self, meta: Meta, identity: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-        directory = parts_dir(self.spec.root, self.spec.name) / part_name(self.number)
+        directory = self.spec.parts_folder / self.planned.name
         return [present_identity(self.spec, meta, identity, directory, also=self._external_ids())]
 
     def need(self) -> SpaceNeed | None:
@@ -572,9 +561,7 @@ class PlannedShare(Share):
 
     def write(self, cache: PretrainCache, work: BuildJob) -> WriteResult:
         require_unchanged(self.part_stream.files)
-        written = write_cache(cache, work)
-        meta = with_removed_ids_only(self.spec, written.meta, work.identity, also=self._external_ids())
-        return replace(written, meta={**meta, "part": _part_entry(self.planned, meta)})
+        return _as_part(self, cache.write_stream(work), work.identity, also=self._external_ids())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -624,30 +611,15 @@ class CorpusShare(Share):
         }
 
     def write(self, cache: PretrainCache, work: BuildJob) -> WriteResult:
-        written = write_cache(cache, work)  # everything that is read from a corpus is compared with its meta.json
-        return replace(written, meta={**written.meta, "part": _part_entry(self.planned, written.meta)})
+        return _as_part(self, cache.write_stream(work), work.identity)  # what is read from a corpus is compared with its meta.json
 
 
 _UNPINNED = (None, "main")  # `part --add` replaces these by the commit; a cache of another branch is built again, with the same bytes
 
 
 @dataclass(frozen=True, kw_only=True)
-class GrownShare(Share):
+class GrownShare(_ShareOfPlan):
     """All first files of a data set as one part."""
-
-    spec: DatasetSpec[SourceWithParts]
-    number: int
-
-    @cached_property
-    def planned(self) -> PlannedPart:
-        return self.spec.plan.parts[self.number]
-
-    def inputs(self) -> list[str]:
-        return ["tokenizer", self.spec.parts_plan.key]
-
-    def revision(self) -> str | None:
-        assert self.spec.tokenizer  # fail early: nothing can be built without it
-        return self.planned.revision
 
     def identities(self, meta: Meta, identity: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
         """Return the identities of this part. It may have been built before its commit was pinned.
@@ -655,7 +627,7 @@ class GrownShare(Share):
         All ids of `exclude` count for a cache that one process built, also those that it does not hold.
         """
         spec = self.spec
-        directory = parts_dir(spec.root, spec.name) / part_name(self.number) if "part" in meta else spec.directory
+        directory = spec.parts_folder / self.planned.name if "part" in meta else spec.directory
         forms = [present_identity(spec, meta, identity, directory), dict(identity)]
         for form in [*forms]:
             source = dict(form["source"])
@@ -667,7 +639,7 @@ class GrownShare(Share):
     def built(self) -> Meta | None:
         """The meta.json of the cache that one process built, if it is still in the folder of the data set and has these settings."""
         meta, spec = self._single_process_build(), self.spec
-        if meta is None or not PretrainCache(share=self).is_current(meta) or not content_matches(spec, spec.directory, meta):
+        if meta is None or not part_of(spec, self.number).is_current(meta) or not content_matches(spec, spec.directory, meta):
             return None
         return meta
 
@@ -698,14 +670,13 @@ class GrownShare(Share):
         spec, built = self.spec, self.built
         if built is None or work.force:
             require_unchanged(self._part_stream.files)
-            written = write_cache(cache, work)
+            written = cache.write_stream(work)
         else:
             for path in work.directory.iterdir():  # of an unfinished build that was kept
                 remove(path)
             link_all(built, spec.directory, work.directory, target=cache.directory, log=work.log)
             if finished_meta(spec.directory) != built:
                 raise NielsCacheError(f"{spec.directory}: was built again while its files were being linked; run it again")
-            meta = {key: value for key, value in built.items() if key not in ("meta_sha256", "overlap")}
-            written = WriteResult(meta={**meta, "dataset_name": f"{spec.name}/{cache.member}"})
-        meta = with_removed_ids_only(spec, written.meta, work.identity)
-        return replace(written, meta={**meta, "part": _part_entry(self.planned, meta)})
+            meta = {**without_keys(built, "meta_sha256", "overlap"), "dataset_name": f"{spec.name}/{cache.member}"}
+            written = WriteResult(meta=meta)
+        return _as_part(self, written, work.identity)

@@ -16,7 +16,7 @@ from typing import Any
 from niels_cache_assets.artifacts.base import Artifact, BuildJob, BuildLock, Log, ReportedProgress, WriteResult
 from niels_cache_assets.base.fingerprint import fingerprint_of, identity_settings
 from niels_cache_assets.base.wording import format_count, format_list
-from niels_cache_assets.disk.identity import as_recorded, differences
+from niels_cache_assets.disk.identity import as_recorded, differences, without_keys
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.facts.lineage import files_of_lineage
 from niels_cache_assets.parts.attempts import attempt_scratch
@@ -120,7 +120,7 @@ class PartsPlan(Artifact):
             number: 0 for the first parts, then the tables `added`.
             revision: The revision of the files of the group.
         """
-        source = {key: value for key, value in self.source.identity().items() if key != "exclude"}  # it counts for each part on its own
+        source = without_keys(self.source.identity(), "exclude")  # it counts for each part on its own
         identity: dict[str, Any] = {
             "source": source,
             "seed": self.build.seed,
@@ -130,8 +130,7 @@ class PartsPlan(Artifact):
         }
         if number:
             added = self.source.added[number - 1]
-            of_first = ("parts", "train_tokens", "val_tokens", "val_frac")
-            identity["source"] = {key: value for key, value in source.items() if key not in of_first}
+            identity["source"] = without_keys(source, "parts", "train_tokens", "val_tokens", "val_frac")
             own = identity_settings(added, "added", without=(*self._uncounted, "revision"))
             identity["added"] = {**own, "val_frac": self.source.seeded_val_frac}
             # A part is found by its number. So a group whose numbers move must not look like the group that had them before.
@@ -207,7 +206,7 @@ class PartsPlan(Artifact):
             work.log(note)
         source, last = self.source, None if work.force else self.finished()
         if last is not None and last["fingerprint"] == work.fingerprint and self._has_same_patterns(last):  # only the tokenizer is another
-            return WriteResult(meta={**{key: value for key, value in last.items() if key != "meta_sha256"}, "encoding": self._encoding()})
+            return WriteResult(meta={**without_keys(last, "meta_sha256"), "encoding": self._encoding()})
         found = self.grown(work) if source.added else [self.group(0, work.revision)]
         groups = [self._with_val(number, group, work) for number, group in enumerate(found)]
         for group in groups:
@@ -359,7 +358,7 @@ def settings_of_group(identity: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a group without the revision and the pinned commit. The files themselves are compared instead."""
     values = as_recorded(identity)
     values.pop("revision", None)
-    return {**values, "source": {key: value for key, value in values.get("source", {}).items() if key != "pinned_revision"}}
+    return {**values, "source": without_keys(values.get("source", {}), "pinned_revision")}
 
 
 def _describe_files(**files: Sequence[str]) -> str:
@@ -447,7 +446,7 @@ def check_addition(
     """
     for entry in existing_tables:
         if entry.get("files") == new_table["files"]:
-            if {key: value for key, value in entry.items() if key != "revision"} == dict(new_table):
+            if without_keys(entry, "revision") == dict(new_table):
                 return None
             raise NielsCacheError(
                 f"{_OPTION}: {format_list(new_table['files'])} is in [[pretrain.{name}.added]] of {registry.origin} already, with other "

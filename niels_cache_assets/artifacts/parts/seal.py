@@ -5,13 +5,12 @@ The parts are those of the plan. With `prepare`, they are those of the corpus.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any
 
 from niels_cache_assets.artifacts.base import Artifact, BuildJob, WriteResult
 from niels_cache_assets.artifacts.dataset import (
-    DatasetSpec,
+    DatasetArtifact,
     PretrainCache,
     SftCache,
     check_files,
@@ -30,9 +29,7 @@ from niels_cache_assets.artifacts.parts.part import (
 from niels_cache_assets.base.documents import merge_facts
 from niels_cache_assets.build_cache import CODE_VERSIONS
 from niels_cache_assets.corpus.identity import require_unchanged
-from niels_cache_assets.facts.drops import DropSummary
 from niels_cache_assets.parts.seal import CODE_VERSION, SealInput, seal
-from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.types import SourceWithParts
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split
@@ -40,33 +37,12 @@ from niels_cache_runtime.format.meta import Meta, read_meta
 
 
 @dataclass(frozen=True, kw_only=True)
-class JoinedCache(Artifact):
+class JoinedCache(DatasetArtifact[SourceWithParts]):
     """The cache of a pretrain data set in parts."""
-
-    spec: DatasetSpec[SourceWithParts]
 
     version = CODE_VERSIONS["pretrain"]
     member = "all"
-    uses_network = True
     is_shared = True
-    noun = "cache"
-
-    @property
-    def registry(self) -> Registry:
-        """The configuration."""
-        return self.spec.registry
-
-    @property
-    def key(self) -> str:
-        return self.spec.key
-
-    @property
-    def directory(self) -> Path:
-        return self.spec.directory
-
-    @property
-    def reference(self) -> str | None:
-        return self.spec.reference
 
     @property
     def is_of_corpus(self) -> bool:
@@ -77,13 +53,6 @@ class JoinedCache(Artifact):
     def planned_by(self) -> str:
         """The fingerprint of the plan, or of the corpus and its parts."""
         return self.spec.corpus_plan if self.is_of_corpus else self.spec.plan.fingerprint
-
-    def with_spec(self, spec: DatasetSpec[SourceWithParts]) -> Self:
-        """Return the same cache of another spec."""
-        return replace(self, spec=spec)
-
-    def uncached(self) -> Self:
-        return self.with_spec(self.spec.uncached())
 
     def part(self, number: int) -> PretrainCache:
         """Return the artifact of a part."""
@@ -113,22 +82,15 @@ class JoinedCache(Artifact):
     def inputs(self) -> list[str]:
         return [*(self.spec.inputs() if self.is_of_corpus else ["tokenizer"]), *(step.key for step in self.steps())]
 
-    def unavailable(self) -> None:
-        self.spec.unavailable()
-
     def finished(self) -> Meta | None:
-        meta = self.spec.finished()
+        meta = super().finished()
         return meta if meta is None or content_matches(self.spec, self.directory, meta) else None  # links to a damaged part are damaged too
 
     def revision(self) -> str | None:
         assert self.spec.tokenizer  # fail early: nothing can be built without it
         return self.spec.revision() if self.is_of_corpus else self.spec.plan.revision
 
-    def identity(self, revision: str | None) -> dict[str, Any]:
-        return self.identity_with(self.spec.tokenizer.model_sha256, self.spec.tokenizer.vocab_size, revision)
-
     def identity_with(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
-        """Return everything that decides the bytes of the cache if this tokenizer is used."""
         if self.is_of_corpus:
             own = {**self.spec.identity(tokenizer_sha256, vocab_size, revision), "plan": self.planned_by, "member": self.member}
         else:
@@ -138,9 +100,6 @@ class JoinedCache(Artifact):
 
     def matches(self, meta: Meta, identity: Mapping[str, Any]) -> bool:
         return super().matches(meta, present_identity(self.spec, meta, identity, self.directory))
-
-    def drop_summary(self, meta: Meta) -> DropSummary:
-        return self.spec.drop_summary(meta)
 
     @property
     def split_rule(self) -> str:
@@ -192,7 +151,7 @@ class JoinedCache(Artifact):
         meta = read_meta(str(folder / META_NAME))
         if not member.is_current(meta):
             raise NielsCacheError(f"{folder}: {difference(member, meta)}; build it again: {command}")
-        check_files(self.spec, folder, meta)
+        check_files(folder, meta, verify=self.spec.build.verify_parts)
         return meta
 
     def _require_same_builds(self, members: Sequence[SealInput]) -> None:
