@@ -273,9 +273,8 @@ def document_splits(meta: Meta, directory: Path, source: PretrainSource, seed: i
     splits = np.full(meta["documents"]["kept"], NO_SPLIT, dtype=np.int8)
     if set(meta["splits"]) - {"unknown"}:
         first = 0
-        for path in document_files(directory, meta):
-            with _open_part(path, meta) as parquet:
-                own = parquet.read(columns=["split"])["split"].to_pylist()
+        for table in _tables(directory, meta, ["split"]):
+            own = table["split"].to_pylist()
             splits[first : first + len(own)] = [NO_SPLIT if split is None else SPLITS.index(split) for split in own]
             first += len(own)
     if source.seeded_val_frac is not None:
@@ -287,13 +286,16 @@ def document_splits(meta: Meta, directory: Path, source: PretrainSource, seed: i
 
 def document_sizes(directory: Path, meta: Meta) -> dict[str, np.ndarray]:
     """Return the numbers of `characters` and `bytes` of every document, (documents,) int64 each."""
-    parts: dict[str, list[np.ndarray]] = {"characters": [], "bytes": []}
+    names = ["characters", "bytes"]
+    columns = [[table[name].to_numpy() for name in names] for table in _tables(directory, meta, names)]
+    return dict(zip(names, map(np.concatenate, zip(*columns, strict=True)), strict=True))
+
+
+def _tables(directory: Path, meta: Meta, columns: Sequence[str]) -> Iterator[pa.Table]:
+    """Yield these columns of each documents_*.parquet of a corpus, in order."""
     for path in document_files(directory, meta):
         with _open_part(path, meta) as parquet:
-            table = parquet.read(columns=[*parts])
-            for name, columns in parts.items():
-                columns.append(table[name].to_numpy())
-    return {name: np.concatenate(columns) for name, columns in parts.items()}
+            yield parquet.read(columns=columns)
 
 
 def ordinals_sha256(ordinals: np.ndarray) -> str:

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 
 from niels_cache_assets.base.defaults import BOS
+from niels_cache_assets.base.documents import BatchDivider
 from niels_cache_assets.base.parallel import map_in_order
 from niels_cache_assets.base.strings import buffers_of
 from niels_cache_assets.dedup.hashing import MIX_1, MIX_2, SHINGLE_BASE, mix
@@ -303,13 +304,9 @@ class _Documents:
     def chunks(self, ordinals: Ints) -> Iterator[Ints]:
         """Divide ordinals into chunks. The documents of a chunk have about a megabyte of text."""
         begins, ends = self._bounds(ordinals)
-        sizes, first = np.cumsum(ends - begins), 0
-        while first < len(ordinals):
-            before = sizes[first - 1] if first else 0
-            end = int(np.searchsorted(sizes, before + _TOKENS_PER_CHUNK, side="right"))
-            end = min(max(first + 1, end), first + _DOCUMENTS_PER_CHUNK, len(ordinals))
-            yield ordinals[first:end]
-            first = end
+        divider = BatchDivider(most_items=_DOCUMENTS_PER_CHUNK, most_characters=_TOKENS_PER_CHUNK)
+        for chunk, _ in divider.cuts(ends - begins):
+            yield ordinals[chunk]
 
     def _bounds(self, ordinals: Ints) -> tuple[Ints, Ints]:
         """Return the start and the end of each document, in tokens."""

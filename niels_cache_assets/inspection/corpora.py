@@ -16,6 +16,7 @@ import numpy as np
 from niels_cache_assets.artifacts.corpus_facts import estimated_tokens
 from niels_cache_assets.artifacts.prepared_corpora import open_prepared
 from niels_cache_assets.base.documents import Document
+from niels_cache_assets.base.random_numbers import TorchRandom
 from niels_cache_assets.corpus.layout import corpus_dir, duplicates_dir
 from niels_cache_assets.corpus.prepared import document_rows, open_documents
 from niels_cache_assets.project.registry import Registry
@@ -129,10 +130,7 @@ def seeded_choice(count: int, wanted: int, seed: int) -> np.ndarray:
 
     The draw needs 8 * `count` bytes.
     """
-    import torch
-
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:wanted]
-    return np.sort(order.numpy())
+    return np.sort(TorchRandom(seed).permutation(count)[:wanted]).astype(np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
