@@ -27,7 +27,7 @@ from niels_cache_assets.streaming.types import ResumePoint
 if TYPE_CHECKING:
     from niels_cache_assets.cleaning.chain import Cleaner
     from niels_cache_assets.cleaning.report import CleaningReport
-    from niels_cache_assets.dedup.signatures import Signer
+    from niels_cache_assets.dedup.signatures import Signatures, Signer
 
 LENGTH_BINS = 40  # bin b of a histogram holds texts with 2**(b-1) <= characters < 2**b; bin 0 holds empty texts
 
@@ -128,15 +128,13 @@ class PreparedChunk:
         counts: The counts of the chunk.
         rows: The kept documents. See CorpusWriter.write for this and the other attributes.
         hashes: Their hashes, back to back.
-        digests: Their digests. None without dedup.
-        slots: The slots of their signatures. None without dedup.
+        signatures: Their signatures. None without dedup.
     """
 
     counts: CorpusCounts
     rows: list[DocumentRow]
     hashes: bytes
-    digests: np.ndarray | None
-    slots: np.ndarray | None
+    signatures: Signatures | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,8 +183,7 @@ class ChunkWork:
             counts=counts,
             rows=rows,
             hashes=b"".join(document_hash(row) for row in rows),
-            digests=signed.digests if signed is not None else None,
-            slots=signed.slots if signed is not None else None,
+            signatures=signed,
         )
 
     def _readable(self, document: Document) -> Document:

@@ -278,9 +278,8 @@ class _Documents:
 
     def __init__(self, folder: Path, split: Split, meta: Meta) -> None:
         self._stream = SplitTokens(folder, "pretrain", split, dtype=token_dtype_of(meta))
-        self._path, self._meta = folder / doc_ends_name(split), meta
-        self.tokens = len(self._stream)
-        self.ends: Uints = map_doc_ends(self._path, token_count=self.tokens) if self.tokens else np.empty(0, np.uint64)
+        self._meta, self.tokens = meta, len(self._stream)
+        self.ends: Uints = map_doc_ends(folder / doc_ends_name(split), token_count=self.tokens) if self.tokens else np.empty(0, np.uint64)
         self._end_tokens = 1 if meta.get("append_eot") else 0
         self._begin_tokens = 0 if meta["special_token_ids"].get(BOS) is None else 1
         self.cut = set(cut_ordinals(meta, split))

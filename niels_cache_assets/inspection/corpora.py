@@ -5,7 +5,6 @@ reads and contacts no upstream. Finding rows reads the footers of the files and 
 at a time. A sample needs 17 bytes of memory per document.
 """
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +32,7 @@ def corpus_names(registry: Registry, root: Path) -> list[str]:
 def duplicate_counts(root: Path, name: str, meta: Meta) -> Meta | None:
     """Return the counts that the meta.json of the drop lists has for a corpus, or None if the drop lists do not cover this corpus."""
     path = duplicates_dir(root) / META_NAME
-    if not os.path.exists(path):
+    if not path.exists():
         return None
     duplicates = read_meta(str(path))
     if duplicates["inputs"].get(name) != meta["content_sha256"]:

@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.corpus_facts import source_documents
 from niels_cache_assets.artifacts.duplicates import Duplicates
+from niels_cache_assets.artifacts.prepared_corpora import open_prepared
 from niels_cache_assets.base.random_numbers import TorchRandom
 from niels_cache_assets.corpus.identity import require_prepared
-from niels_cache_assets.corpus.layout import MEASURES_NAME, corpus_dir, duplicates_dir, duplicates_file
+from niels_cache_assets.corpus.layout import MEASURES_NAME, corpus_dir
 from niels_cache_assets.corpus.order import CorpusInputs
-from niels_cache_assets.corpus.prepared import document_files, document_rows, open_documents
+from niels_cache_assets.corpus.prepared import PreparedCorpus, document_files, document_rows
 from niels_cache_assets.dedup.bands import NO_BUCKET, band_hashes, bands_for_recall
 from niels_cache_assets.dedup.signatures import estimated_jaccard
 from niels_cache_assets.project.registry import Registry
@@ -67,16 +67,16 @@ def tuning(registry: Registry, name: str, *, root: Path) -> Tuning:
     Raises:
         NielsCacheError: If the corpus or its drop list is missing or out of date.
     """
-    source = require_prepared(registry, name)
-    corpus = Corpus(registry=registry, root=root, name=name)
-    meta = corpus.current()
+    require_prepared(registry, name)
+    prepared = open_prepared(registry, name, root=root)
+    meta = prepared.meta
     return {
         "name": name,
         "documents": source_documents(meta),
         "kept": meta["documents"]["kept"],
         "dropped": dict(meta["dropped"]),
-        "cleaning": _cleaning(corpus.directory) if "clean" in source.prepare else None,
-        "duplicates": _duplicates(registry, name, meta, root=root) if "dedup" in source.prepare else None,
+        "cleaning": _cleaning(prepared.directory) if "clean" in prepared.source.prepare else None,
+        "duplicates": _duplicates(registry, prepared, prepared.drops, root=root) if prepared.drops else None,
     }
 
 
@@ -156,7 +156,7 @@ def _rule(rule: FilterRule, found: MeasureHistograms) -> dict[str, Any]:
     }
 
 
-def _duplicates(registry: Registry, name: str, corpus: Meta, *, root: Path) -> dict[str, Any]:
+def _duplicates(registry: Registry, prepared: PreparedCorpus, drops: Mapping[str, Any], *, root: Path) -> dict[str, Any]:
     """Return the counts of the search, and the similarity of each document to its most similar earlier document.
 
     Returns:
@@ -169,21 +169,17 @@ def _duplicates(registry: Registry, name: str, corpus: Meta, *, root: Path) -> d
         * `least`: pairs below this similarity are often missed.
         * `above`, `below`: pairs on both sides of the threshold, the nearest first.
     """
-    lists, seed = Duplicates(registry=registry, root=root), registry.build.seed
-    meta = lists.current_of(name, corpus=corpus, source=registry.pretrain[name], seed=seed)
-    inputs = CorpusInputs(registry, root, lists.required.corpora)
+    name, corpora = prepared.name, Duplicates(registry=registry, root=root).required.corpora
+    inputs = CorpusInputs(registry, root, corpora)
     number = [each.name for each in inputs.all].index(name)
     own = inputs.all[number]
-    with open_documents(duplicates_dir(root) / duplicates_file(name)) as parquet:
-        dropped = parquet.read(columns=["ordinal", "kind"])
-    is_exact, is_dropped = np.zeros(len(own.order), dtype=bool), np.zeros(len(own.order), dtype=bool)
-    ordinals = dropped["ordinal"].to_numpy()
-    is_dropped[ordinals] = True
-    is_exact[ordinals[dropped["kind"].to_numpy(zero_copy_only=False) == "exact"]] = True
+    ordinals, is_equal = prepared.drop_list
+    is_exact = np.zeros(len(own.order), dtype=bool)
+    is_exact[ordinals[is_equal]] = True
     positions = np.flatnonzero(~is_exact[own.order])  # in the order of the search
     documents = len(positions)
     if documents > MAX_COMPARED:
-        positions = np.sort(positions[TorchRandom(seed).permutation(documents)[:MAX_COMPARED]])
+        positions = np.sort(positions[TorchRandom(registry.build.seed).permutation(documents)[:MAX_COMPARED]])
     ordinals = own.order[positions]
     before = sum(len(each.order) for each in inputs.all[:number])
     slots = inputs.slots(positions + before)
@@ -195,19 +191,24 @@ def _duplicates(registry: Registry, name: str, corpus: Meta, *, root: Path) -> d
     lost, first = np.cumsum(counts[::-1])[::-1].tolist(), int(_MIN_SHOWN * BINS)
     above, below = _nearest(best, threshold, PAIRS)
     chosen = np.concatenate([above, below])
-    corpora, others = inputs.locate(because[chosen])
-    earlier = [(inputs.all[corpus].name, other) for corpus, other in zip(corpora.tolist(), others.tolist(), strict=True)]
+    numbers, others = inputs.locate(because[chosen])
+    earlier = [(inputs.all[corpus].name, other) for corpus, other in zip(numbers.tolist(), others.tolist(), strict=True)]
     later = [(name, ordinal) for ordinal in ordinals[chosen].tolist()]
-    texts = _texts(root, {*earlier, *later}, lists.required.corpora)
+    texts = _texts(root, {*earlier, *later}, corpora)
     pairs = [
-        {"similarity": round(similarity, 3), "is_dropped": bool(is_dropped[mine[1]]), "document": texts[mine], "earlier": texts[other]}
+        {
+            "similarity": round(similarity, 3),
+            "is_dropped": bool(prepared.is_dropped[mine[1]]),
+            "document": texts[mine],
+            "earlier": texts[other],
+        }
         for similarity, mine, other in zip(best[chosen].tolist(), later, earlier, strict=True)
     ]
     return {
         "threshold": threshold,
         "verify": registry.dedup.verify,
-        "exact": meta["datasets"][name]["exact"],
-        "near": meta["datasets"][name]["near"],
+        "exact": drops["exact"],
+        "near": drops["near"],
         "documents": documents,
         "compared": len(positions),
         "least": round(least, 3),
