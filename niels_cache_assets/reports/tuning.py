@@ -12,12 +12,10 @@ all data sets that come before are read once, in blocks. The memory is about 1.2
 document of the data sets.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +24,7 @@ from niels_cache_assets.artifacts.corpus_facts import source_documents
 from niels_cache_assets.artifacts.duplicates import Duplicates
 from niels_cache_assets.artifacts.prepared_corpora import open_prepared
 from niels_cache_assets.base.random_numbers import TorchRandom
+from niels_cache_assets.cleaning.measures import RULES, STEPS, FilterRule, MeasureHistograms
 from niels_cache_assets.corpus.identity import require_prepared
 from niels_cache_assets.corpus.layout import MEASURES_NAME, corpus_dir
 from niels_cache_assets.corpus.order import CorpusInputs
@@ -36,9 +35,6 @@ from niels_cache_assets.project.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Ints, Uint32s, Uints
 from niels_cache_runtime.format.meta import Meta
-
-if TYPE_CHECKING:
-    from niels_cache_assets.cleaning.measures import FilterRule, MeasureHistograms
 
 PAIRS = 20  # on each side of the threshold
 EXCERPT_CHARACTERS = 700
@@ -86,8 +82,6 @@ def read_measures(directory: Path) -> MeasureHistograms:
     Raises:
         NielsCacheError: If the file is missing or damaged.
     """
-    from niels_cache_assets.cleaning.measures import MeasureHistograms
-
     path = directory / MEASURES_NAME
     try:
         return MeasureHistograms.from_state(json.loads(path.read_bytes()))
@@ -96,8 +90,6 @@ def read_measures(directory: Path) -> MeasureHistograms:
 
 
 def _cleaning(directory: Path) -> dict[str, Any]:
-    from niels_cache_assets.cleaning.measures import RULES
-
     found = read_measures(directory)
     rules = [_rule(rule, found) for rule in RULES if rule.key in found.limits]
     return {"measured": found.measured, "counted": found.documents, "languages": dict(found.languages.most_common()), "rules": rules}
@@ -114,8 +106,6 @@ def _rule(rule: FilterRule, found: MeasureHistograms) -> dict[str, Any]:
         * `changes`: other limits, and how many `documents` more (or fewer, if negative) would stay.
         * `below`, `above`: documents on each side of the limit that no other rule drops, the nearest first.
     """
-    from niels_cache_assets.cleaning.measures import STEPS
-
     limit, counts = found.limits[rule.key], found.steps[rule.key]
     shift = 1 if limit.side == "above" else 0
     steps = sorted({*counts["alone"], *counts["anyway"], 0, shift})
@@ -189,7 +179,7 @@ def _duplicates(registry: Registry, prepared: PreparedCorpus, drops: Mapping[str
     scaled = np.bincount(np.minimum((best * BINS).astype(np.int64), BINS - 1), minlength=BINS) * (documents / max(len(positions), 1))
     counts = np.rint(scaled).astype(np.int64).tolist()
     lost, first = np.cumsum(counts[::-1])[::-1].tolist(), int(_MIN_SHOWN * BINS)
-    above, below = _nearest(best, threshold, PAIRS)
+    above, below = _nearest(best, threshold)
     chosen = np.concatenate([above, below])
     numbers, others = inputs.locate(because[chosen])
     earlier = [(inputs.all[corpus].name, other) for corpus, other in zip(numbers.tolist(), others.tolist(), strict=True)]
@@ -234,12 +224,12 @@ def _texts(root: Path, wanted: Collection[tuple[str, int]], corpora: Mapping[str
     return texts
 
 
-def _nearest(best: NDArray[np.float64], threshold: float, pairs: int) -> tuple[Ints, Ints]:
+def _nearest(best: NDArray[np.float64], threshold: float) -> tuple[Ints, Ints]:
     """Return the documents at or above the threshold, and those below it, the nearest first."""
     order = np.argsort(best, kind="stable")
     middle = int(np.searchsorted(best[order], threshold, side="left"))
     below = order[:middle][::-1]
-    return order[middle : middle + pairs], below[best[below] > 0][:pairs]
+    return order[middle : middle + PAIRS], below[best[below] > 0][:PAIRS]
 
 
 def _most_similar(inputs: CorpusInputs, number: int, slots: Uint32s, positions: Ints, least: float) -> tuple[NDArray[np.float64], Ints]:
