@@ -28,9 +28,10 @@ from niels_cache_assets.cleaning.measures import RULES, STEPS, FilterRule, Measu
 from niels_cache_assets.corpus.identity import require_prepared
 from niels_cache_assets.corpus.layout import MEASURES_NAME, corpus_dir
 from niels_cache_assets.corpus.order import CorpusInputs
-from niels_cache_assets.corpus.prepared import PreparedCorpus, document_files, document_rows
+from niels_cache_assets.corpus.prepared import PreparedCorpus, document_files
 from niels_cache_assets.dedup.bands import NO_BUCKET, band_hashes, bands_for_recall
 from niels_cache_assets.dedup.signatures import estimated_jaccard
+from niels_cache_assets.inspection.corpora import rows_at
 from niels_cache_assets.project.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Ints, Uint32s, Uints
@@ -214,13 +215,12 @@ def _texts(root: Path, wanted: Collection[tuple[str, int]], corpora: Mapping[str
     """Return the origin and the beginning of the text of each wanted document (data set and ordinal)."""
     texts: dict[tuple[str, int], dict[str, Any]] = {}
     for dataset in {name for name, _ in wanted}:
-        ordinals = np.array(sorted(ordinal for name, ordinal in wanted if name == dataset), dtype=np.int64)
+        ordinals = [ordinal for name, ordinal in wanted if name == dataset]
         files = document_files(corpus_dir(root, dataset), corpora[dataset])
-        for inside, rows in document_rows(files, ordinals, ["source_id", "file", "row", "title", "text"]):
-            for ordinal, row in zip(inside.tolist(), rows.to_pylist(), strict=True):
-                text = row.pop("text")
-                excerpt = {"characters": len(text), "excerpt": text[:EXCERPT_CHARACTERS]}
-                texts[dataset, ordinal] = {"dataset": dataset, "ordinal": ordinal, **row, **excerpt}
+        for ordinal, row in rows_at(files, ordinals, ["source_id", "file", "row", "title", "text"]).items():
+            text = row.pop("text")
+            excerpt = {"characters": len(text), "excerpt": text[:EXCERPT_CHARACTERS]}
+            texts[dataset, ordinal] = {"dataset": dataset, "ordinal": ordinal, **row, **excerpt}
     return texts
 
 
