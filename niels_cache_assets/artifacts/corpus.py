@@ -424,7 +424,7 @@ class Corpus(Artifact):
             ) as results,
         ):
             for chunk in results:
-                finished_file = writer.write(chunk.rows, chunk.hashes, chunk.digests, chunk.slots)
+                finished_file = writer.write(chunk.rows, chunk.hashes, chunk.signatures)
                 counts.add(chunk.counts)
                 reached = chunks.next_position()
                 if journal.due(0) or finished_file or counts.before.bytes - recorded_bytes >= most_bytes:

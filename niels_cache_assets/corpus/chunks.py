@@ -18,16 +18,16 @@ from niels_cache_assets.base.documents import Document, DocumentBatch, Documents
 from niels_cache_assets.build_cache.resume import BuildPosition, resume_stream
 from niels_cache_assets.cleaning.settings import CleaningSettings
 from niels_cache_assets.corpus.store import DocumentRow, document_hash
+from niels_cache_assets.dedup.signatures import Signatures, Signer
 from niels_cache_assets.sources.reading.files import valid_unicode
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
-from niels_cache_assets.streaming.encode import INVALID_UNICODE, document_chunks, has_lone_surrogate
+from niels_cache_assets.streaming.encode import INVALID_UNICODE, has_lone_surrogate, in_chunks
 from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.types import ResumePoint
 
 if TYPE_CHECKING:
     from niels_cache_assets.cleaning.chain import Cleaner
     from niels_cache_assets.cleaning.report import CleaningReport
-    from niels_cache_assets.dedup.signatures import Signer
 
 LENGTH_BINS = 40  # bin b of a histogram holds texts with 2**(b-1) <= characters < 2**b; bin 0 holds empty texts
 
@@ -107,7 +107,7 @@ class SourceChunks:
         if self._reached is not None:
             documents = resume_stream(opened, self._reached, log=self._log)
             first = self._reached.items
-        chunks = document_chunks(documents)
+        chunks = in_chunks(documents, lambda batch: batch.characters, DocumentBatch.joined)
         for chunk, position in self._feed.positioned(chunks, first=first):
             self._unfinished.append(BuildPosition(items=position.items, mark=position.mark, share=position.share))
             yield CorpusChunk(position.items - len(chunk), list(chunk))
@@ -128,15 +128,13 @@ class PreparedChunk:
         counts: The counts of the chunk.
         rows: The kept documents. See CorpusWriter.write for this and the other attributes.
         hashes: Their hashes, back to back.
-        digests: Their digests. None without dedup.
-        slots: The slots of their signatures. None without dedup.
+        signatures: Their signatures. None without dedup.
     """
 
     counts: CorpusCounts
     rows: list[DocumentRow]
     hashes: bytes
-    digests: np.ndarray | None
-    slots: np.ndarray | None
+    signatures: Signatures | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,8 +183,7 @@ class ChunkWork:
             counts=counts,
             rows=rows,
             hashes=b"".join(document_hash(row) for row in rows),
-            digests=signed.digests if signed is not None else None,
-            slots=signed.slots if signed is not None else None,
+            signatures=signed,
         )
 
     def _readable(self, document: Document) -> Document:
@@ -304,8 +301,6 @@ def _cleaner(settings: CleaningSettings, plain_text: bool) -> Cleaner:
 
 @lru_cache(maxsize=1)
 def _signer(num_perm: int, ngram: int) -> Signer:
-    from niels_cache_assets.dedup.signatures import Signer
-
     return Signer(num_perm=num_perm, ngram=ngram)
 
 

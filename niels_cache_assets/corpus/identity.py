@@ -64,10 +64,15 @@ def held_out_identity(registry: Registry, source: Source, *, seed: int) -> dict[
         source: The table of the data set.
         seed: The seed of the mixture's build.
     """
-    members = {name: registry.pretrain[name] for name in getattr(source, "members", ()) if name in registry.pretrain}
+    members = _members(registry, source)
     rules = {name: rule for name, member in members.items() if (rule := _held_out_rule(member, seed=registry.build.seed))}
     other_seed = {"seed": registry.build.seed} if members and seed != registry.build.seed else {}
     return {"held_out": {"code_version": HELD_OUT_VERSION, "members": rules, **other_seed}} if rules or other_seed else {}
+
+
+def _members(registry: Registry, source: Source) -> dict[str, PretrainSource]:
+    """Return the tables of a mixture's members by name. A source that is no mixture has none."""
+    return {name: registry.pretrain[name] for name in getattr(source, "members", ()) if name in registry.pretrain}
 
 
 def _held_out_rule(member: PretrainSource, *, seed: int) -> dict[str, Any]:
@@ -86,8 +91,8 @@ def needs_tokenizer(registry: Registry, name: str) -> bool:
 
 def mixture_dependencies(registry: Registry, source: Source) -> set[str]:
     """Return the pretrain data sets that a mixture reads: its members, and those that their `decontaminate_against` names."""
-    members = [name for name in getattr(source, "members", ()) if name in registry.pretrain]
-    named = {other for name in members for other in registry.pretrain[name].decontaminate_against}
+    members = _members(registry, source)
+    named = {other for member in members.values() for other in member.decontaminate_against}
     return {*members, *(named & registry.pretrain.keys())}
 
 
@@ -138,7 +143,7 @@ def _members_identity(registry: Registry, source: Source) -> dict[str, Any]:
 
     They are part of the identity, because changed tables change the splits, and the revision is not requested again.
     """
-    members = {name: registry.pretrain[name].identity() for name in getattr(source, "members", ()) if name in registry.pretrain}
+    members = {name: member.identity() for name, member in _members(registry, source).items()}
     return {"members": members, **held_out_identity(registry, source, seed=registry.build.seed)} if members else {}
 
 

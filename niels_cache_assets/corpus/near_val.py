@@ -12,13 +12,17 @@ be near. The memory is 2 bytes for each document, at most about 800 MB for docum
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from niels_cache_assets.corpus.order import CorpusInputs
+from niels_cache_assets.dedup.bands import NO_BUCKET, band_hashes, bands_for_recall
 from niels_cache_assets.dedup.settings import DedupSettings
+from niels_cache_assets.dedup.signatures import estimated_jaccard
+from niels_cache_assets.dedup.text_set import HashIndex
 from niels_cache_runtime.format.layout import SPLITS
 
 if TYPE_CHECKING:
@@ -43,8 +47,6 @@ def drop_near_val(
         path: A file for the shingles of the compared texts, which the caller removes.
         log: Called with each message.
     """
-    from niels_cache_assets.dedup.greedy import DropDecisions
-
     later, earlier = _candidates(inputs, dropped, settings)
     if not len(later):
         return dropped
@@ -62,16 +64,13 @@ def drop_near_val(
     order = np.argsort(ones)
     index = np.minimum(np.searchsorted(ones[order], dropped.kept_copies), len(ones) - 1)
     moved = ones[order][index] == dropped.kept_copies
-    return DropDecisions(
-        documents=dropped.documents,
+    return replace(
+        dropped,
         ordinals=np.concatenate([dropped.ordinals, ones]),
         kept_copies=np.concatenate([np.where(moved, others[order][index], dropped.kept_copies), others]),
         exact=np.concatenate([dropped.exact & ~moved, np.zeros(len(because), dtype=np.bool_)]),
         similarity=np.concatenate(
-            [
-                np.where(moved, np.float32("nan"), dropped.similarity).astype(np.float32),
-                np.array([measured for _, measured in because.values()], dtype=np.float32),
-            ]
+            [np.where(moved, np.nan, dropped.similarity), [measured for _, measured in because.values()]], dtype=np.float32
         ),
     )
 
@@ -101,10 +100,6 @@ def _pairs(inputs: CorpusInputs, chosen: np.ndarray, is_train: np.ndarray, setti
         is_train: For each position, whether its document is one of train that stays.
         settings: The table [dedup].
     """
-    from niels_cache_assets.dedup.bands import NO_BUCKET, band_hashes, bands_for_recall
-    from niels_cache_assets.dedup.signatures import estimated_jaccard
-    from niels_cache_assets.dedup.text_set import HashIndex
-
     bands, rows = bands_for_recall(settings.threshold, settings.num_perm)
     least = settings.threshold - _SIGMAS * (settings.threshold * (1 - settings.threshold) / settings.num_perm) ** 0.5
     slots = inputs.slots(chosen)

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from niels_cache_assets.base.parallel import map_in_order
 from niels_cache_assets.corpus.layout import DIGESTS_NAME, SIGNATURES_NAME, corpus_dir
 from niels_cache_assets.corpus.prepared import document_files, document_rows, document_splits
+from niels_cache_assets.dedup.signatures import Signatures, Signer, estimated_jaccard, jaccard
 from niels_cache_assets.project.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, Array, Ints, Uints
@@ -30,7 +31,6 @@ from niels_cache_runtime.format.reading import available_threads
 
 if TYPE_CHECKING:
     from niels_cache_assets.dedup.greedy import DropDecisions
-    from niels_cache_assets.dedup.signatures import Signatures
 
 _BLOCK = 16_384  # number of documents whose signatures are read at once: 8 MB with 128 slots
 
@@ -118,8 +118,6 @@ class CorpusInput:
 
     def signatures(self) -> Iterator[Signatures]:
         """Yield the signatures in blocks, in `order`."""
-        from niels_cache_assets.dedup.signatures import Signatures
-
         with ArrayRows(self.directory / DIGESTS_NAME) as digests, self.slots() as slots:
             for first in range(0, len(self.order), _BLOCK):
                 rows = self.order[first : first + _BLOCK]
@@ -225,8 +223,6 @@ class CorpusInputs:
 
     def _similarities(self, dropped: DropDecisions) -> np.ndarray:
         """Return the similarity of each dropped document. It is estimated if it was not measured."""
-        from niels_cache_assets.dedup.signatures import estimated_jaccard
-
         similarity = dropped.similarity.astype(np.float64)
         unknown = np.flatnonzero(np.isnan(similarity))
         for first in range(0, len(unknown), _BLOCK):
@@ -246,8 +242,6 @@ class CorpusInputs:
             ngram: The number of words of a shingle.
             path: The file of the shingles, which the caller removes.
         """
-        from niels_cache_assets.dedup.signatures import Signer, jaccard
-
         corpora, ordinals = self.locate(positions)
         order = np.lexsort((ordinals, corpora))
         index_in_file = np.empty(len(order), dtype=np.int64)

@@ -99,11 +99,11 @@ class PreparedCorpus:
             NielsCacheError: If the drop list was replaced since it was opened.
         """
         is_dropped = np.zeros(self.meta["documents"]["kept"], dtype=bool)
-        is_dropped[self._drop_list[0]] = True
+        is_dropped[self.drop_list[0]] = True
         return is_dropped
 
     @cached_property
-    def _drop_list(self) -> tuple[np.ndarray, np.ndarray]:
+    def drop_list(self) -> tuple[np.ndarray, np.ndarray]:
         """The ordinals in the drop list, ascending (n,) int64, and whether each is an exact duplicate, (n,) bool."""
         if self.duplicates is None:
             return np.empty(0, np.int64), np.empty(0, bool)
@@ -148,8 +148,8 @@ class PreparedCorpus:
             context.report.dropped.update(self.dropped)
             context.report.facts.update(pass_facts(self.meta))
         elif context.start is None:
-            within = slice(*np.searchsorted(self._drop_list[0], [part.start, part.stop]))
-            exact = int(self._drop_list[1][within].sum())
+            within = slice(*np.searchsorted(self.drop_list[0], [part.start, part.stop]))
+            exact = int(self.drop_list[1][within].sum())
             near = int(within.stop - within.start) - exact
             context.report.dropped.update(+Counter({"exact_duplicate": exact, "near_duplicate": near}))
             context.report.facts.update(text_field_fact(self.meta))
@@ -186,17 +186,9 @@ class PreparedCorpus:
 
     def _as_documents(self, ordinals: slice | np.ndarray, table: pa.Table) -> DocumentBatch:
         count = len(table)
-        texts, source_ids, files, titles = (column_values(table[name]) for name in ("text", "source_id", "file", "title"))
-        return DocumentBatch(
-            text=object_array(texts, count),
-            source_id=object_array(source_ids, count),
-            file=object_array(files, count),
-            row=table["row"].to_numpy(),
-            split=self.splits[ordinals],
-            characters=np.fromiter(map(len, texts), np.int64, count),
-            title=object_array(titles, count),
-            kept=object_array(column_values(table["kept"]), count) if self.keep else None,
-        )
+        strings = {name: object_array(column_values(table[name]), count) for name in self._columns if name != "row"}
+        characters = np.fromiter(map(len, strings["text"]), np.int64, count)
+        return DocumentBatch(**strings, row=table["row"].to_numpy(), split=self.splits[ordinals], characters=characters)
 
     def _groups(self, start: int, stop: int) -> Iterator[tuple[int, pa.Table]]:
         """Yield (ordinal of the first row, columns of a document) for each row group from ordinal `start` to `stop`, in order."""
@@ -273,9 +265,8 @@ def document_splits(meta: Meta, directory: Path, source: PretrainSource, seed: i
     splits = np.full(meta["documents"]["kept"], NO_SPLIT, dtype=np.int8)
     if set(meta["splits"]) - {"unknown"}:
         first = 0
-        for path in document_files(directory, meta):
-            with _open_part(path, meta) as parquet:
-                own = parquet.read(columns=["split"])["split"].to_pylist()
+        for table in _tables(directory, meta, ["split"]):
+            own = table["split"].to_pylist()
             splits[first : first + len(own)] = [NO_SPLIT if split is None else SPLITS.index(split) for split in own]
             first += len(own)
     if source.seeded_val_frac is not None:
@@ -287,13 +278,16 @@ def document_splits(meta: Meta, directory: Path, source: PretrainSource, seed: i
 
 def document_sizes(directory: Path, meta: Meta) -> dict[str, np.ndarray]:
     """Return the numbers of `characters` and `bytes` of every document, (documents,) int64 each."""
-    parts: dict[str, list[np.ndarray]] = {"characters": [], "bytes": []}
+    names = ["characters", "bytes"]
+    columns = [[table[name].to_numpy() for name in names] for table in _tables(directory, meta, names)]
+    return dict(zip(names, map(np.concatenate, zip(*columns, strict=True)), strict=True))
+
+
+def _tables(directory: Path, meta: Meta, columns: Sequence[str]) -> Iterator[pa.Table]:
+    """Yield these columns of each documents_*.parquet of a corpus, in order."""
     for path in document_files(directory, meta):
         with _open_part(path, meta) as parquet:
-            table = parquet.read(columns=[*parts])
-            for name, columns in parts.items():
-                columns.append(table[name].to_numpy())
-    return {name: np.concatenate(columns) for name, columns in parts.items()}
+            yield parquet.read(columns=columns)
 
 
 def ordinals_sha256(ordinals: np.ndarray) -> str:

@@ -32,7 +32,7 @@ from niels_cache_assets.corpus.layout import (
     TEXT_BYTES_PER_FILE,
     documents_file,
 )
-from niels_cache_assets.dedup.signatures import DIGEST_BYTES
+from niels_cache_assets.dedup.signatures import DIGEST_BYTES, Signatures
 from niels_cache_assets.disk.journal import SCRATCH_NAME, write_atomically
 from niels_cache_assets.disk.table_file import ParquetWriter, closing_table
 from niels_cache_assets.disk.writers import Files, GrowingFile, HashedFile, NpyWriter, Sizes, add_file
@@ -149,7 +149,7 @@ class CorpusWriter:
         for part in self._open_files():
             part.abandon()
 
-    def write(self, rows: Sequence[DocumentRow], hashes: bytes, digests: np.ndarray | None, slots: np.ndarray | None) -> bool:
+    def write(self, rows: Sequence[DocumentRow], hashes: bytes, signatures: Signatures | None) -> bool:
         """Append a chunk of documents, and return whether a file of documents ended with this chunk.
 
         If the result is True, all documents so far are in finished files.
@@ -157,15 +157,13 @@ class CorpusWriter:
         Args:
             rows: The documents.
             hashes: The `document_hash` of each document, back to back.
-            digests: (n, 20) uint8. None without dedup.
-            slots: (n, num_perm) uint32. None without dedup.
+            signatures: Their signatures. None without dedup.
         """
         self._hashes.append(hashes)
         if rows and self._digests is not None and self._slots is not None:
-            assert digests is not None
-            assert slots is not None
-            self._digests.write(digests)
-            self._slots.write(slots)
+            assert signatures is not None
+            self._digests.write(signatures.digests)
+            self._slots.write(signatures.slots)
         for row in rows:
             self._add(self.documents, row)
             self.documents += 1

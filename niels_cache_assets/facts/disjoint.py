@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 
 from niels_cache_assets.base.defaults import BOS
+from niels_cache_assets.base.documents import BatchDivider
 from niels_cache_assets.base.parallel import map_in_order
 from niels_cache_assets.base.strings import buffers_of
 from niels_cache_assets.dedup.hashing import MIX_1, MIX_2, SHINGLE_BASE, mix
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 
 SAMPLE_TOKENS = 20_000_000
 MIN_SAMPLED = 1_000  # documents
+MAX_PAIRS = 20  # that are recorded
 _TOKENS_PER_CHUNK = 250_000  # about a megabyte of text
 _CHARACTERS_PER_TOKEN = 4
 _DOCUMENTS_PER_CHUNK = 1_024
@@ -151,7 +153,6 @@ def compare_splits(
     tokenizer: Any,
     settings: OverlapSettings,
     *,
-    max_pairs: int = 20,
     threads: int | None = None,
     scratch: Path | None = None,
 ) -> SplitOverlap:
@@ -164,7 +165,6 @@ def compare_splits(
         meta: The content of its meta.json, which need not be written yet.
         tokenizer: The tokenizer of this cache, whose `piece_bytes` are used.
         settings: How the splits are compared.
-        max_pairs: The maximum number of pairs to record.
         threads: The number of threads. None: one for each available core.
         scratch: A folder for a temporary file of 8 bytes for each word of val. None: the system's folder.
 
@@ -174,7 +174,7 @@ def compare_splits(
     import pyarrow as pa
 
     train, val = (_Documents(folder, split, meta) for split in ("train", "val"))
-    comparison = _Comparison(train, val, meta, settings, max_pairs)
+    comparison = _Comparison(train, val, meta, settings)
     with TextSet(near=settings.threshold, folder=scratch) as known:
         if comparison.needs_texts:
             comparison.look_up(known, pa.array(tokenizer.piece_bytes(), pa.large_binary()), threads or available_threads())
@@ -182,7 +182,7 @@ def compare_splits(
             deque(comparison.candidates(), maxlen=0)
         else:
             comparison.counts["compared"] = len(train)
-    found = sorted(comparison.found)[:max_pairs]
+    found = sorted(comparison.found)[:MAX_PAIRS]
     in_train, in_val = train.origins([pair[0] for pair in found]), val.origins([pair[1] for pair in found])
     record = {
         **comparison.counts,
@@ -205,8 +205,8 @@ class _Comparison:
         needs_texts: Whether texts are compared, and not only hashes.
     """
 
-    def __init__(self, train: "_Documents", val: "_Documents", meta: Meta, settings: OverlapSettings, max_pairs: int) -> None:
-        self._train, self._val, self._known, self._max_pairs = train, val, meta.get("decontaminate"), max_pairs
+    def __init__(self, train: "_Documents", val: "_Documents", meta: Meta, settings: OverlapSettings) -> None:
+        self._train, self._val, self._known = train, val, meta.get("decontaminate")
         self.counts = {"exact": 0, "near": 0, "compared": 0}
         self.found: list[tuple[int, int, str, float]] = []
         self._seed = np.uint64(mix(meta.get("seed") or 0))
@@ -267,7 +267,7 @@ class _Comparison:
                     self._add("near" if self._is_hashed else match.kind, [ordinal], [match.ordinal], match.similarity)
 
     def _add(self, kind: str, ordinals: list[int], matches: list[int], similarity: float) -> None:
-        room = max(0, self._max_pairs - self.counts[kind])
+        room = max(0, MAX_PAIRS - self.counts[kind])
         self.counts[kind] += len(ordinals)
         self.found += [(ordinal, of, kind, similarity) for ordinal, of in zip(ordinals[:room], matches[:room], strict=True)]
 
@@ -277,9 +277,8 @@ class _Documents:
 
     def __init__(self, folder: Path, split: Split, meta: Meta) -> None:
         self._stream = SplitTokens(folder, "pretrain", split, dtype=token_dtype_of(meta))
-        self._path, self._meta = folder / doc_ends_name(split), meta
-        self.tokens = len(self._stream)
-        self.ends: Uints = map_doc_ends(self._path, token_count=self.tokens) if self.tokens else np.empty(0, np.uint64)
+        self._meta, self.tokens = meta, len(self._stream)
+        self.ends: Uints = map_doc_ends(folder / doc_ends_name(split), token_count=self.tokens) if self.tokens else np.empty(0, np.uint64)
         self._end_tokens = 1 if meta.get("append_eot") else 0
         self._begin_tokens = 0 if meta["special_token_ids"].get(BOS) is None else 1
         self.cut = set(cut_ordinals(meta, split))
@@ -303,13 +302,9 @@ class _Documents:
     def chunks(self, ordinals: Ints) -> Iterator[Ints]:
         """Divide ordinals into chunks. The documents of a chunk have about a megabyte of text."""
         begins, ends = self._bounds(ordinals)
-        sizes, first = np.cumsum(ends - begins), 0
-        while first < len(ordinals):
-            before = sizes[first - 1] if first else 0
-            end = int(np.searchsorted(sizes, before + _TOKENS_PER_CHUNK, side="right"))
-            end = min(max(first + 1, end), first + _DOCUMENTS_PER_CHUNK, len(ordinals))
-            yield ordinals[first:end]
-            first = end
+        divider = BatchDivider(most_items=_DOCUMENTS_PER_CHUNK, most_characters=_TOKENS_PER_CHUNK)
+        for chunk, _ in divider.cuts(ends - begins):
+            yield ordinals[chunk]
 
     def _bounds(self, ordinals: Ints) -> tuple[Ints, Ints]:
         """Return the start and the end of each document, in tokens."""

@@ -5,7 +5,6 @@ reads and contacts no upstream. Finding rows reads the footers of the files and 
 at a time. A sample needs 17 bytes of memory per document.
 """
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 from niels_cache_assets.artifacts.corpus_facts import estimated_tokens
 from niels_cache_assets.artifacts.prepared_corpora import open_prepared
 from niels_cache_assets.base.documents import Document
+from niels_cache_assets.base.random_numbers import TorchRandom
 from niels_cache_assets.corpus.layout import corpus_dir, duplicates_dir
 from niels_cache_assets.corpus.prepared import document_rows, open_documents
 from niels_cache_assets.project.registry import Registry
@@ -32,7 +32,7 @@ def corpus_names(registry: Registry, root: Path) -> list[str]:
 def duplicate_counts(root: Path, name: str, meta: Meta) -> Meta | None:
     """Return the counts that the meta.json of the drop lists has for a corpus, or None if the drop lists do not cover this corpus."""
     path = duplicates_dir(root) / META_NAME
-    if not os.path.exists(path):
+    if not path.exists():
         return None
     duplicates = read_meta(str(path))
     if duplicates["inputs"].get(name) != meta["content_sha256"]:
@@ -129,10 +129,7 @@ def seeded_choice(count: int, wanted: int, seed: int) -> np.ndarray:
 
     The draw needs 8 * `count` bytes.
     """
-    import torch
-
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:wanted]
-    return np.sort(order.numpy())
+    return np.sort(TorchRandom(seed).permutation(count)[:wanted]).astype(np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,12 +41,8 @@ def _read(path: Path) -> Any:
     try:
         with open(path, "rb") as file:
             start = file.read(64)
-    except FileNotFoundError as error:
-        raise NielsCacheError(f"{path}: no such file; --state must name the file with loader.state_dict()") from error
-    except IsADirectoryError as error:
-        raise NielsCacheError(f"{path}: is a folder; --state must name the file in it with the state of the loader") from error
     except OSError as error:
-        raise NielsCacheError(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise NielsCacheError(f"{path}: cannot be read: {error.strerror}; --state must name the file with loader.state_dict()") from error
     if start.startswith(b"PK"):
         return _read_checkpoint(path)
     if start.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"["):

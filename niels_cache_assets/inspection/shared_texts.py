@@ -18,11 +18,10 @@ import numpy as np
 from niels_cache_assets.dedup.signatures import hash_canonical
 from niels_cache_assets.dedup.text_set import HashIndex
 from niels_cache_assets.disk.table_file import read_text_hashes
+from niels_cache_assets.facts.lineage import read_lineage
 from niels_cache_assets.project.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import documents_name
-
-_ORIGIN = ("source_id", "file", "row")
 
 
 class DocumentOrigin(NamedTuple):
@@ -63,30 +62,6 @@ class SharedTexts:
     not_checked: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class _ValHashes:
-    """The hashes of the texts in the val of several caches. An owner of a hash is an index into `names`."""
-
-    index: HashIndex
-    names: tuple[str, ...]
-    not_checked: tuple[str, ...]
-
-    @classmethod
-    def of(cls, folders: Mapping[str, Path]) -> _ValHashes:
-        hashes, owners = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-        names, not_checked = list[str](), list[str]()
-        for name, folder in folders.items():
-            try:
-                own = np.unique(np.concatenate([hashes[0], *(part for _, part in read_text_hashes(folder / documents_name("val")))]))
-            except NielsCacheError:
-                not_checked.append(name)
-                continue
-            hashes.append(own[own != hash_canonical([""])[0]])
-            owners.append(np.full(len(hashes[-1]), len(names), np.int64))
-            names.append(name)
-        return cls(index=HashIndex(np.concatenate(hashes), np.concatenate(owners)), names=tuple(names), not_checked=tuple(not_checked))
-
-
 def shared_texts(folders: Mapping[str, Path], *, trains: Collection[str] | None = None) -> SharedTexts:
     """Compare the train of each pretrain cache with the val of every other one.
 
@@ -94,12 +69,22 @@ def shared_texts(folders: Mapping[str, Path], *, trains: Collection[str] | None 
         folders: Folders of the caches by name.
         trains: Names of the caches whose train is compared; by default all.
     """
-    vals = _ValHashes.of(folders)
-    found, not_checked = list[SharedText](), [*vals.not_checked]
-    for name in folders if trains is None else trains:
+    names = [*folders]
+    found, not_checked = list[SharedText](), list[str]()
+    hashes, owners = [np.empty(0, np.int64)], [np.empty(0, np.int64)]  # of the texts of val; an owner is an index into `names`
+    for owner, name in enumerate(names):
         try:
-            found += _shared(name, folders[name], vals)
+            own = np.unique(np.concatenate([hashes[0], *(part for _, part in read_text_hashes(folders[name] / documents_name("val")))]))
         except NielsCacheError:  # it has no hashes, or is damaged
+            not_checked.append(name)
+            continue
+        hashes.append(own[own != hash_canonical([""])[0]])
+        owners.append(np.full(len(hashes[-1]), owner, np.int64))
+    index = HashIndex(np.concatenate(hashes), np.concatenate(owners))
+    for name in names if trains is None else trains:
+        try:
+            found += _shared(name, folders[name], index, names)
+        except NielsCacheError:
             not_checked.append(name)
     return SharedTexts(found=tuple(found), not_checked=tuple(dict.fromkeys(not_checked)))
 
@@ -114,22 +99,19 @@ def advice_against(registry: Registry, name: str, others: Sequence[str]) -> str 
     return '"dedup" in `prepare` of both data sets keeps them out' if source.prepare else None
 
 
-def _shared(name: str, folder: Path, vals: _ValHashes) -> Iterator[SharedText]:
+def _shared(name: str, folder: Path, vals: HashIndex, names: Sequence[str]) -> Iterator[SharedText]:
     """Yield for each other cache how many documents of train have a hash of its val."""
-    counts, first = np.zeros(len(vals.names), np.int64), dict[int, DocumentOrigin]()
-    for (path, group), train in read_text_hashes(folder / documents_name("train")):
-        rows, owners = vals.index.find(train)
+    counts, first, start = np.zeros(len(names), np.int64), dict[int, int](), 0
+    path = folder / documents_name("train")
+    for _, train in read_text_hashes(path):
+        rows, owners = vals.find(train)
         counts += np.bincount(owners, minlength=len(counts))
         for owner, at in zip(*(column.tolist() for column in np.unique(owners, return_index=True)), strict=True):
-            if owner not in first and vals.names[owner] != name:
-                first[owner] = _origin(path, group, int(rows[at]))
-    for owner, origin in sorted(first.items()):
-        yield SharedText(train=name, val=vals.names[owner], documents=int(counts[owner]), first=origin)
-
-
-def _origin(path: Path, group: int, row: int) -> DocumentOrigin:
-    import pyarrow.parquet
-
-    with pyarrow.parquet.ParquetFile(path, pre_buffer=False) as parquet:
-        (found,) = parquet.read_row_group(group, columns=list(_ORIGIN)).slice(row, 1).to_pylist()
-    return DocumentOrigin(**found)
+            if names[owner] != name:
+                first.setdefault(owner, start + int(rows[at]))
+        start += len(train)
+    lineage = read_lineage(path, first.values()) if first else {}
+    for owner, ordinal in sorted(first.items()):
+        one = lineage[ordinal]
+        origin = DocumentOrigin(one.source_id, one.file, one.row)
+        yield SharedText(train=name, val=names[owner], documents=int(counts[owner]), first=origin)

@@ -13,24 +13,10 @@ from typing import Literal
 import numpy as np
 
 from niels_cache_assets.base.wording import format_count
+from niels_cache_assets.facts.split_tokens import SplitTokens
 from niels_cache_assets.facts.targets import ExampleTargets
-from niels_cache_runtime.cache.mmap import MappedTokens, map_example_starts, map_offsets
-from niels_cache_runtime.format.layout import (
-    DOC_ENDS_DTYPE,
-    SPLITS,
-    Bools,
-    Family,
-    Ints,
-    Split,
-    Tokens,
-    doc_ends_name,
-    has_pairs,
-    has_spans,
-    idx_name,
-    list_shards,
-    token_dtype_of,
-    tokens_name,
-)
+from niels_cache_runtime.cache.mmap import map_example_starts
+from niels_cache_runtime.format.layout import SPLITS, Bools, Family, Ints, Tokens, has_pairs, has_spans, idx_name, token_dtype_of
 from niels_cache_runtime.format.meta import Meta
 
 MAX_TOKENS = 1 << 28
@@ -131,11 +117,12 @@ def measure_cache(directory: Path, family: Family, meta: Meta) -> CacheMeasures:
     step = max(1, -(-all_tokens // MAX_TOKENS))
     cut = 0
     for split in splits:
-        for found in _lengths(directory, family, split, dtype):
+        stream, index = SplitTokens(directory, family, split, dtype=dtype), directory / idx_name(split)
+        for found in _lengths(stream) if family == "pretrain" else _example_lengths(stream, index):
             cut += int(np.count_nonzero(found > CONTEXT + 1))
             np.add.at(lengths, np.searchsorted(LENGTH_EDGES, found, side="right") - 1, 1)
-        blocks = _examples(directory, split, dtype) if conversations else _windows(directory, split, dtype)
-        targets = ExampleTargets(directory, split, meta, token_count=meta[f"{split}_tokens"]) if conversations else None
+        blocks = _examples(stream, index) if conversations else _windows(stream)
+        targets = ExampleTargets(directory, split, meta, token_count=len(stream)) if conversations else None
         for number, (tokens, starts, first, begin) in enumerate(blocks):
             if number % step:
                 continue
@@ -170,16 +157,16 @@ def _with_counts(counts: Ints, tokens: Tokens, *, may_grow: bool) -> Ints:
     return counts + found[: len(counts)]
 
 
-def _windows(directory: Path, split: Split, dtype: np.dtype) -> Iterator[Block]:
-    for shard in MappedTokens(list_shards(directory / split), dtype=dtype).shards:
+def _windows(stream: SplitTokens) -> Iterator[Block]:
+    for shard in stream.shards:
         for first in range(0, len(shard), _BLOCK_TOKENS):
             yield shard[first : first + _BLOCK_TOKENS], _NO_STARTS, 0, 0
 
 
-def _examples(directory: Path, split: Split, dtype: np.dtype) -> Iterator[Block]:
+def _examples(stream: SplitTokens, index: Path) -> Iterator[Block]:
     """Yield blocks of whole examples, with the start of each example in its block."""
-    tokens = MappedTokens([directory / tokens_name(split)], dtype=dtype).shards[0]
-    starts = map_example_starts(directory / idx_name(split), token_count=len(tokens))
+    (tokens,) = stream.shards
+    starts = map_example_starts(index, token_count=len(tokens))
     first = 0
     while first < len(starts):
         end = max(first + 1, int(np.searchsorted(starts, starts[first] + _BLOCK_TOKENS)))
@@ -188,12 +175,12 @@ def _examples(directory: Path, split: Split, dtype: np.dtype) -> Iterator[Block]
         first = end
 
 
-def _lengths(directory: Path, family: Family, split: Split, dtype: np.dtype) -> Iterator[Ints]:
-    if family == "pretrain":
-        ends = map_offsets(directory / doc_ends_name(split), DOC_ENDS_DTYPE)
-        for first in range(0, len(ends), _BLOCK_OFFSETS):
-            block = ends[first : first + _BLOCK_OFFSETS].astype(np.int64)
-            yield block - np.append(int(ends[first - 1]) if first else 0, block[:-1])
-    else:
-        for tokens, starts, _, _ in _examples(directory, split, dtype):
-            yield np.append(starts[1:], len(tokens)) - starts
+def _lengths(stream: SplitTokens) -> Iterator[Ints]:
+    for first in range(0, len(stream.ends), _BLOCK_OFFSETS):
+        before = int(stream.ends[first - 1]) if first else 0
+        yield np.diff(stream.ends[first : first + _BLOCK_OFFSETS].astype(np.int64), prepend=before)
+
+
+def _example_lengths(stream: SplitTokens, index: Path) -> Iterator[Ints]:
+    for tokens, starts, _, _ in _examples(stream, index):
+        yield np.diff(starts, append=len(tokens))

@@ -93,7 +93,7 @@ class CacheItem:
     @property
     def counts(self) -> dict[str, int]:
         """Counts in meta.json, such as `train_tokens` and `documents`."""
-        return all_counts(self.meta) if self.is_built else {}
+        return all_counts(self.meta)
 
     @property
     def splits(self) -> list[SplitCount]:
@@ -117,7 +117,7 @@ class CacheItem:
 
     @property
     def drops(self) -> DropSummary:
-        return summarize_drops(self.meta) if self.is_built else DropSummary()
+        return summarize_drops(self.meta)
 
     @property
     def duplicates(self) -> list[dict[str, Any]]:

@@ -12,33 +12,30 @@ all data sets that come before are read once, in blocks. The memory is about 1.2
 document of the data sets.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.corpus_facts import source_documents
 from niels_cache_assets.artifacts.duplicates import Duplicates
+from niels_cache_assets.artifacts.prepared_corpora import open_prepared
 from niels_cache_assets.base.random_numbers import TorchRandom
+from niels_cache_assets.cleaning.measures import RULES, STEPS, FilterRule, MeasureHistograms
 from niels_cache_assets.corpus.identity import require_prepared
-from niels_cache_assets.corpus.layout import MEASURES_NAME, corpus_dir, duplicates_dir, duplicates_file
+from niels_cache_assets.corpus.layout import MEASURES_NAME, corpus_dir
 from niels_cache_assets.corpus.order import CorpusInputs
-from niels_cache_assets.corpus.prepared import document_files, document_rows, open_documents
+from niels_cache_assets.corpus.prepared import PreparedCorpus, document_files
 from niels_cache_assets.dedup.bands import NO_BUCKET, band_hashes, bands_for_recall
 from niels_cache_assets.dedup.signatures import estimated_jaccard
+from niels_cache_assets.inspection.corpora import rows_at
 from niels_cache_assets.project.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Ints, Uint32s, Uints
 from niels_cache_runtime.format.meta import Meta
-
-if TYPE_CHECKING:
-    from niels_cache_assets.cleaning.measures import FilterRule, MeasureHistograms
 
 PAIRS = 20  # on each side of the threshold
 EXCERPT_CHARACTERS = 700
@@ -67,16 +64,16 @@ def tuning(registry: Registry, name: str, *, root: Path) -> Tuning:
     Raises:
         NielsCacheError: If the corpus or its drop list is missing or out of date.
     """
-    source = require_prepared(registry, name)
-    corpus = Corpus(registry=registry, root=root, name=name)
-    meta = corpus.current()
+    require_prepared(registry, name)
+    prepared = open_prepared(registry, name, root=root)
+    meta = prepared.meta
     return {
         "name": name,
         "documents": source_documents(meta),
         "kept": meta["documents"]["kept"],
         "dropped": dict(meta["dropped"]),
-        "cleaning": _cleaning(corpus.directory) if "clean" in source.prepare else None,
-        "duplicates": _duplicates(registry, name, meta, root=root) if "dedup" in source.prepare else None,
+        "cleaning": _cleaning(prepared.directory) if "clean" in prepared.source.prepare else None,
+        "duplicates": _duplicates(registry, prepared, prepared.drops, root=root) if prepared.drops else None,
     }
 
 
@@ -86,8 +83,6 @@ def read_measures(directory: Path) -> MeasureHistograms:
     Raises:
         NielsCacheError: If the file is missing or damaged.
     """
-    from niels_cache_assets.cleaning.measures import MeasureHistograms
-
     path = directory / MEASURES_NAME
     try:
         return MeasureHistograms.from_state(json.loads(path.read_bytes()))
@@ -96,8 +91,6 @@ def read_measures(directory: Path) -> MeasureHistograms:
 
 
 def _cleaning(directory: Path) -> dict[str, Any]:
-    from niels_cache_assets.cleaning.measures import RULES
-
     found = read_measures(directory)
     rules = [_rule(rule, found) for rule in RULES if rule.key in found.limits]
     return {"measured": found.measured, "counted": found.documents, "languages": dict(found.languages.most_common()), "rules": rules}
@@ -114,8 +107,6 @@ def _rule(rule: FilterRule, found: MeasureHistograms) -> dict[str, Any]:
         * `changes`: other limits, and how many `documents` more (or fewer, if negative) would stay.
         * `below`, `above`: documents on each side of the limit that no other rule drops, the nearest first.
     """
-    from niels_cache_assets.cleaning.measures import STEPS
-
     limit, counts = found.limits[rule.key], found.steps[rule.key]
     shift = 1 if limit.side == "above" else 0
     steps = sorted({*counts["alone"], *counts["anyway"], 0, shift})
@@ -156,7 +147,7 @@ def _rule(rule: FilterRule, found: MeasureHistograms) -> dict[str, Any]:
     }
 
 
-def _duplicates(registry: Registry, name: str, corpus: Meta, *, root: Path) -> dict[str, Any]:
+def _duplicates(registry: Registry, prepared: PreparedCorpus, drops: Mapping[str, Any], *, root: Path) -> dict[str, Any]:
     """Return the counts of the search, and the similarity of each document to its most similar earlier document.
 
     Returns:
@@ -169,21 +160,17 @@ def _duplicates(registry: Registry, name: str, corpus: Meta, *, root: Path) -> d
         * `least`: pairs below this similarity are often missed.
         * `above`, `below`: pairs on both sides of the threshold, the nearest first.
     """
-    lists, seed = Duplicates(registry=registry, root=root), registry.build.seed
-    meta = lists.current_of(name, corpus=corpus, source=registry.pretrain[name], seed=seed)
-    inputs = CorpusInputs(registry, root, lists.required.corpora)
+    name, corpora = prepared.name, Duplicates(registry=registry, root=root).required.corpora
+    inputs = CorpusInputs(registry, root, corpora)
     number = [each.name for each in inputs.all].index(name)
     own = inputs.all[number]
-    with open_documents(duplicates_dir(root) / duplicates_file(name)) as parquet:
-        dropped = parquet.read(columns=["ordinal", "kind"])
-    is_exact, is_dropped = np.zeros(len(own.order), dtype=bool), np.zeros(len(own.order), dtype=bool)
-    ordinals = dropped["ordinal"].to_numpy()
-    is_dropped[ordinals] = True
-    is_exact[ordinals[dropped["kind"].to_numpy(zero_copy_only=False) == "exact"]] = True
+    ordinals, is_equal = prepared.drop_list
+    is_exact = np.zeros(len(own.order), dtype=bool)
+    is_exact[ordinals[is_equal]] = True
     positions = np.flatnonzero(~is_exact[own.order])  # in the order of the search
     documents = len(positions)
     if documents > MAX_COMPARED:
-        positions = np.sort(positions[TorchRandom(seed).permutation(documents)[:MAX_COMPARED]])
+        positions = np.sort(positions[TorchRandom(registry.build.seed).permutation(documents)[:MAX_COMPARED]])
     ordinals = own.order[positions]
     before = sum(len(each.order) for each in inputs.all[:number])
     slots = inputs.slots(positions + before)
@@ -193,21 +180,26 @@ def _duplicates(registry: Registry, name: str, corpus: Meta, *, root: Path) -> d
     scaled = np.bincount(np.minimum((best * BINS).astype(np.int64), BINS - 1), minlength=BINS) * (documents / max(len(positions), 1))
     counts = np.rint(scaled).astype(np.int64).tolist()
     lost, first = np.cumsum(counts[::-1])[::-1].tolist(), int(_MIN_SHOWN * BINS)
-    above, below = _nearest(best, threshold, PAIRS)
+    above, below = _nearest(best, threshold)
     chosen = np.concatenate([above, below])
-    corpora, others = inputs.locate(because[chosen])
-    earlier = [(inputs.all[corpus].name, other) for corpus, other in zip(corpora.tolist(), others.tolist(), strict=True)]
+    numbers, others = inputs.locate(because[chosen])
+    earlier = [(inputs.all[corpus].name, other) for corpus, other in zip(numbers.tolist(), others.tolist(), strict=True)]
     later = [(name, ordinal) for ordinal in ordinals[chosen].tolist()]
-    texts = _texts(root, {*earlier, *later}, lists.required.corpora)
+    texts = _texts(root, {*earlier, *later}, corpora)
     pairs = [
-        {"similarity": round(similarity, 3), "is_dropped": bool(is_dropped[mine[1]]), "document": texts[mine], "earlier": texts[other]}
+        {
+            "similarity": round(similarity, 3),
+            "is_dropped": bool(prepared.is_dropped[mine[1]]),
+            "document": texts[mine],
+            "earlier": texts[other],
+        }
         for similarity, mine, other in zip(best[chosen].tolist(), later, earlier, strict=True)
     ]
     return {
         "threshold": threshold,
         "verify": registry.dedup.verify,
-        "exact": meta["datasets"][name]["exact"],
-        "near": meta["datasets"][name]["near"],
+        "exact": drops["exact"],
+        "near": drops["near"],
         "documents": documents,
         "compared": len(positions),
         "least": round(least, 3),
@@ -223,22 +215,21 @@ def _texts(root: Path, wanted: Collection[tuple[str, int]], corpora: Mapping[str
     """Return the origin and the beginning of the text of each wanted document (data set and ordinal)."""
     texts: dict[tuple[str, int], dict[str, Any]] = {}
     for dataset in {name for name, _ in wanted}:
-        ordinals = np.array(sorted(ordinal for name, ordinal in wanted if name == dataset), dtype=np.int64)
+        ordinals = [ordinal for name, ordinal in wanted if name == dataset]
         files = document_files(corpus_dir(root, dataset), corpora[dataset])
-        for inside, rows in document_rows(files, ordinals, ["source_id", "file", "row", "title", "text"]):
-            for ordinal, row in zip(inside.tolist(), rows.to_pylist(), strict=True):
-                text = row.pop("text")
-                excerpt = {"characters": len(text), "excerpt": text[:EXCERPT_CHARACTERS]}
-                texts[dataset, ordinal] = {"dataset": dataset, "ordinal": ordinal, **row, **excerpt}
+        for ordinal, row in rows_at(files, ordinals, ["source_id", "file", "row", "title", "text"]).items():
+            text = row.pop("text")
+            excerpt = {"characters": len(text), "excerpt": text[:EXCERPT_CHARACTERS]}
+            texts[dataset, ordinal] = {"dataset": dataset, "ordinal": ordinal, **row, **excerpt}
     return texts
 
 
-def _nearest(best: NDArray[np.float64], threshold: float, pairs: int) -> tuple[Ints, Ints]:
+def _nearest(best: NDArray[np.float64], threshold: float) -> tuple[Ints, Ints]:
     """Return the documents at or above the threshold, and those below it, the nearest first."""
     order = np.argsort(best, kind="stable")
     middle = int(np.searchsorted(best[order], threshold, side="left"))
     below = order[:middle][::-1]
-    return order[middle : middle + pairs], below[best[below] > 0][:pairs]
+    return order[middle : middle + PAIRS], below[best[below] > 0][:PAIRS]
 
 
 def _most_similar(inputs: CorpusInputs, number: int, slots: Uint32s, positions: Ints, least: float) -> tuple[NDArray[np.float64], Ints]:

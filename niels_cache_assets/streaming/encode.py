@@ -68,11 +68,6 @@ def in_chunks(
         yield joined(parts)
 
 
-def document_chunks(batches: Iterable[DocumentBatch]) -> Iterator[DocumentBatch]:
-    """Divide a stream of documents into chunks (see in_chunks)."""
-    return in_chunks(batches, lambda batch: batch.characters, DocumentBatch.joined)
-
-
 def encode_documents(
     documents: Iterable[DocumentBatch],
     tokenizer: BuildTokenizer,

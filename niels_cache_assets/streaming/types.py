@@ -100,7 +100,7 @@ class Chunks(Sequence[PositionedChunk]):
 
     def __init__(self) -> None:
         self._parts: list[DocumentBatch] = []
-        self._ends: list[int] = []  # the number of documents up to the end of each chunk
+        self._ends = [0]  # the number of documents up to the end of each chunk, after that before the first
         self._positions: list[StreamPosition] = []
         self.size = self.characters = 0
 
@@ -129,12 +129,12 @@ class Chunks(Sequence[PositionedChunk]):
 
     @property
     def has_unfinished_chunk(self) -> bool:
-        return self.size > (self._ends[-1] if self._ends else 0)
+        return self.size > self._ends[-1]
 
     def drop_unfinished_chunk(self) -> None:
         """Remove the documents after the last chunk."""
         if self.has_unfinished_chunk:
-            kept = self.documents[: self._ends[-1] if self._ends else 0]
+            kept = self.documents[: self._ends[-1]]
             self._parts, self.size, self.characters = [kept], len(kept), int(kept.characters.sum())
 
     @property
@@ -145,10 +145,9 @@ class Chunks(Sequence[PositionedChunk]):
         return self._parts[0]
 
     def __len__(self) -> int:
-        return len(self._ends)
+        return len(self._positions)
 
     def __getitem__(self, index: Any) -> Any:
-        """Return a chunk, or a list of chunks for a slice."""
+        """Return a chunk. There are no slices."""
         number = range(len(self))[index]
-        start = self._ends[number - 1] if number else 0
-        return self.documents[start : self._ends[number]], self._positions[number]
+        return self.documents[self._ends[number] : self._ends[number + 1]], self._positions[number]

@@ -61,9 +61,12 @@ def test_the_threshold_says_what_near_is_and_none_looks_for_equal_ones_only(leak
     assert found == {0.83: (10, 10), 0.84: (10, 0), None: (10, 0)}
 
 
-def test_pairs_are_limited_and_counts_are_not_on_any_number_of_threads(leaky: Path, tokenizer: SentencePieceTokenizer) -> None:
-    few = overlap_of(leaky, tokenizer, max_pairs=3, threads=5)
+def test_pairs_are_limited_and_counts_are_not_on_any_number_of_threads(
+    leaky: Path, tokenizer: SentencePieceTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     everything = overlap_of(leaky, tokenizer, threads=1)
+    monkeypatch.setattr(disjoint, "MAX_PAIRS", 3)
+    few = overlap_of(leaky, tokenizer, threads=5)
     assert few.record["pairs"] == everything.record["pairs"][:3]
     assert counts(few) == counts(everything)
 

@@ -86,7 +86,7 @@ def compare_documents(a: LineagePaths, b: LineagePaths, *, shown: int) -> Docume
     Raises:
         NielsCacheError: If a file is missing or unreadable, or lacks a column.
     """
-    rows = {side: {split: _row_count(path) for split, path in paths.items()} for side, paths in (("a", a), ("b", b))}
+    rows = {side: {split: _row_count(path) for split, path in paths.items()} for side, paths in zip(SIDES, (a, b), strict=True)}
     parts = min(_MAX_PARTS, 1 + sum(sum(counts.values()) for counts in rows.values()) // _ROWS_OF_A_PART)
     found = _DifferenceCounts(shown)
     with tempfile.TemporaryDirectory(prefix="niels_cache_diff_") as scratch, ExitStack() as stack:
@@ -103,8 +103,8 @@ def compare_documents(a: LineagePaths, b: LineagePaths, *, shown: int) -> Docume
             found.add(np.frombuffer(file.read(), dtype=_ROW))
     paths = {"a": a, "b": b, "moved": a, "resized": a}
     return DocumentDifferences(
-        rows={side: rows[side] for side in SIDES},
-        only={"a": found.counts["a"], "b": found.counts["b"]},
+        rows=rows,
+        only={side: found.counts[side] for side in SIDES},
         moved=found.counts["moved"],
         resized=found.counts["resized"],
         first={what: _listed_documents(paths[what], found.first[what]) for what in paths},
