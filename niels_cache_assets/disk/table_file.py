@@ -166,8 +166,8 @@ class NoTextHashesError(NielsCacheError):
     """A lineage without hashes of texts."""
 
 
-def read_text_hashes(path: Path, meta: Meta | None = None) -> Iterator[tuple[tuple[Path, int], Ints]]:
-    """Yield (file, number of the row group) and the hashes of this row group.
+def read_text_hashes(path: Path, meta: Meta | None = None) -> Iterator[Ints]:
+    """Yield the hashes of each row group, in order.
 
     Args:
         path: See `lineage_files`.
@@ -182,8 +182,7 @@ def read_text_hashes(path: Path, meta: Meta | None = None) -> Iterator[tuple[tup
             if TEXT_HASH not in parquet.schema_arrow.names:
                 raise NoTextHashesError(f"{table.path}: has no hashes of texts")
             for group in range(parquet.num_row_groups):
-                column = parquet.read_row_group(group, columns=[TEXT_HASH], use_threads=False).column(0)
-                yield (table.path, group), column.to_numpy()
+                yield parquet.read_row_group(group, columns=[TEXT_HASH], use_threads=False).column(0).to_numpy()
 
 
 def rows_of(parquet: pq.ParquetFile, ordinals: Ints, columns: Sequence[str], *, first: int = 0) -> Iterator[tuple[Ints, pa.Table]]:

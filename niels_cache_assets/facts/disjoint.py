@@ -293,7 +293,7 @@ class _Documents:
             NoTextHashesError: If the lineage has none.
         """
         count = 0
-        for _, block in read_text_hashes(self._stream.lineage, self._meta) if len(self) else ():
+        for block in read_text_hashes(self._stream.lineage, self._meta) if len(self) else ():
             count += len(block)
             yield block
         if count != len(self):

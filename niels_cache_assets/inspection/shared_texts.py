@@ -74,7 +74,7 @@ def shared_texts(folders: Mapping[str, Path], *, trains: Collection[str] | None 
     hashes, owners = [np.empty(0, np.int64)], [np.empty(0, np.int64)]  # of the texts of val; an owner is an index into `names`
     for owner, name in enumerate(names):
         try:
-            own = np.unique(np.concatenate([hashes[0], *(part for _, part in read_text_hashes(folders[name] / documents_name("val")))]))
+            own = np.unique(np.concatenate([hashes[0], *read_text_hashes(folders[name] / documents_name("val"))]))
         except NielsCacheError:  # it has no hashes, or is damaged
             not_checked.append(name)
             continue
@@ -103,7 +103,7 @@ def _shared(name: str, folder: Path, vals: HashIndex, names: Sequence[str]) -> I
     """Yield for each other cache how many documents of train have a hash of its val."""
     counts, first, start = np.zeros(len(names), np.int64), dict[int, int](), 0
     path = folder / documents_name("train")
-    for _, train in read_text_hashes(path):
+    for train in read_text_hashes(path):
         rows, owners = vals.find(train)
         counts += np.bincount(owners, minlength=len(counts))
         for owner, at in zip(*(column.tolist() for column in np.unique(owners, return_index=True)), strict=True):
