@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
 from niels_cache_assets.base.defaults import RECORD_SECONDS
+from niels_cache_assets.base.defaults import RECORD_SECONDS
 from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.build_cache.resume import JournalFingerprint, Resume, fingerprint_of_journal, open_journal
 from niels_cache_assets.disk.attempts import staged_attempts
@@ -296,7 +297,8 @@ class Artifact(ABC):
     @property
     def record_seconds(self) -> float:
         """The longest time between two records of the journal. Only resumable artifacts, which all have a registry, use it."""
-        return getattr(self, "registry").build.record_seconds if self.resumable else 0.0  # noqa: B009
+        registry = getattr(self, "registry", None)
+        return RECORD_SECONDS if registry is None else registry.build.record_seconds
 
     @property
     def notify(self) -> NotifySettings:

@@ -1,18 +1,19 @@
 """The parts of a command, and the helpers and help texts that several commands share.
 
-The module of a command has `COMMAND`, `add_options(parser)` for the options that only it has, and `run(arguments)`, which returns the exit
-code; None is DONE. Help and completion import the module of every command, so such a module imports nothing heavy at the top. Its functions
-import everything that the command needs to run.
+The module of a command has `COMMAND`, and `run(arguments)`, which returns the exit code; None is DONE. A module with groups of options also
+has `add_options(parser)`. Help and completion import the module of every command, so such a module imports nothing heavy at the top. Its
+functions import everything that the command needs to run.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 
 if TYPE_CHECKING:
     from niels_cache_assets.project.registry import Registry
@@ -26,6 +27,7 @@ SEED_HELP = "seed for a reproducible selection (default: a new seed every time)"
 
 Choice = TypeVar("Choice", bound=str)
 Offered = Callable[[argparse.Namespace], Iterable[str]]  # called with the options typed so far
+Option = tuple[str, dict[str, Any]]  # the arguments of argparse's add_argument
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +36,7 @@ class Command:
 
     Attributes:
         examples: One line each, "niels-cache NAME ...   purpose". Tests parse these lines.
+        options: The arguments and options that only this command has.
         usage: The positional arguments and required options.
         description: Longer than the summary; by default the summary in the table.
         offers: Values for TAB, by argparse's `dest`.
@@ -42,11 +45,22 @@ class Command:
     """
 
     examples: str
+    options: Sequence[Option] = ()
     usage: str = ""
     description: str | None = None
     offers: Mapping[str, Sequence[str] | Offered] = field(default_factory=dict)
     has_caches: bool = True
     has_json: bool = True
+
+
+def option(name: str, metavar: str, help: str, **settings: Any) -> Option:
+    """Return an argument, or an option with a value."""
+    return name, {"metavar": metavar, "help": help, **settings}
+
+
+def switch(name: str, help: str) -> Option:
+    """Return an option without a value."""
+    return name, {"action": "store_true", "help": help}
 
 
 def offer_configured_names(names_of: Callable[[Registry], Iterable[str]]) -> Offered:
@@ -107,6 +121,19 @@ def require_choice(option: str, problem: str, given: str, choices: Sequence[Choi
     raise_invalid(option, problem, given, choices)
 
 
+@contextmanager
+def failing() -> Iterator[None]:
+    """Let the command exit with FAILED for an error of the block, which follows the checks of the command line.
+
+    Raises:
+        NotWrittenError: For a NielsCacheError.
+    """
+    try:
+        yield
+    except NielsCacheError as error:
+        raise NotWrittenError(str(error)) from error
+
+
 def draw_seed(given: int | None) -> int:
     """Return the given seed, or a random one.
 
@@ -124,13 +151,11 @@ def draw_seed(given: int | None) -> int:
 
 def whole_number(text: str) -> int:
     """Return an integer of at most 64 bits. Underscores may separate digits: 200_000_000."""
-    try:
+    with suppress(ValueError):  # also raised for more than 4,300 digits
         number = int(text)
-    except ValueError as error:  # also raised for more than 4,300 digits
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number of 64 bits") from error
-    if number.bit_length() > 64:
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number of 64 bits")
-    return number
+        if number.bit_length() <= 64:
+            return number
+    raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number of 64 bits")
 
 
 def integer_at_least(least: int) -> Callable[[str], int]:

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import is_dataclass
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def print_log_line(console: Console, line: str, *, style: str | None = None) -> 
 
 
 def print_json(value: Any) -> None:
-    """Print JSON on stdout: ASCII, indented by two spaces. Paths become strings, and NumPy numbers become numbers."""
+    """Print JSON on stdout: ASCII, indented by two spaces. Paths become strings, NumPy arrays lists, and dataclasses tables."""
     print(json.dumps(value, indent=2, default=_plain))
 
 
@@ -79,7 +80,9 @@ def print_facts(arguments: argparse.Namespace, facts: Mapping[str, Any]) -> bool
 
 
 def _plain(value: Any) -> Any:
-    return value.item() if hasattr(value, "item") else os.fspath(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return vars(value)
+    return value.tolist() if hasattr(value, "tolist") else os.fspath(value)
 
 
 @contextmanager

@@ -79,7 +79,7 @@ def refuse_path(given: str) -> None:
 
 def print_advice(registry: Registry) -> None:
     """Print advice about the configuration on stderr, one line each, or nothing with --quiet."""
-    for line in (*([registry.without_file] if registry.is_fallback else []), *registry.advice):
+    for line in registry.advice:
         print_log_line(diagnostics(), line, style="yellow")
 
 
@@ -106,12 +106,11 @@ def find_caches(registry: Registry, root: Path) -> dict[str, CacheLocation]:
 
     They are the tokenizer, every configured data set in order, then further data sets that are built below `root`.
     """
-    locations = [CacheLocation("tokenizer", TOKENIZER, tokenizer_dir(root))]
-    locations += [CacheLocation(family, name, dataset_dir(root, family, name)) for family in FAMILIES for name in registry.datasets(family)]
-    others = [CacheLocation(family, name, dataset_dir(root, family, name)) for family in FAMILIES for name in built_names(root / family)]
-    found: dict[str, CacheLocation] = {}
-    for location in (*locations, *others):
-        found.setdefault(location.name, location)
+    configured = [(family, name) for family in FAMILIES for name in registry.datasets(family)]
+    built = [(family, name) for family in FAMILIES for name in built_names(root / family)]
+    found = {TOKENIZER: CacheLocation("tokenizer", TOKENIZER, tokenizer_dir(root))}
+    for family, name in (*configured, *built):
+        found.setdefault(name, CacheLocation(family, name, dataset_dir(root, family, name)))
     return found
 
 
@@ -129,17 +128,18 @@ def find_cache(registry: Registry, root: Path, name: str, *, kinds: tuple[Kind, 
             built (the message gives the command that builds it), or if its folder contains a different data set.
     """
     locations = find_caches(registry, root)
-    if name not in locations:
+    found = locations.get(name)
+    if found is None:
         refuse_path(name)
         registry.refuse_data_set(str(root), "no data set", name, [each.name for each in locations.values() if each.kind in kinds])
-    if locations[name].kind not in kinds:
-        raise NielsCacheError(f"{name}: is {_KIND_NAMES[locations[name].kind]}; choose {' or '.join(_KIND_NAMES[kind] for kind in kinds)}")
-    if not locations[name].exists:
+    if found.kind not in kinds:
+        raise NielsCacheError(f"{name}: is {_KIND_NAMES[found.kind]}; choose {' or '.join(_KIND_NAMES[kind] for kind in kinds)}")
+    if not found.exists:
         reason = registry.unconfigured().get(name)
         advice = f"it needs {reason}" if reason else f"build it: {PROGRAM} build-all --only {name}"
         if name in registry.switched_off():
-            advice = f"it is switched off: set enabled = true in [{locations[name].kind}.{name}], then {advice}"
-        raise NielsCacheError(f"{locations[name].directory}: not built yet; {advice}")
-    if locations[name].kind != "tokenizer":
-        check_location(locations[name].meta(), locations[name].directory)
-    return locations[name]
+            advice = f"it is switched off: set enabled = true in [{found.kind}.{name}], then {advice}"
+        raise NielsCacheError(f"{found.directory}: not built yet; {advice}")
+    if found.kind != "tokenizer":
+        check_location(found.meta(), found.directory)
+    return found

@@ -234,12 +234,13 @@ def sources_of(paths: Sequence[str], *, text_field: str | None = None) -> list[P
             if kind is None:
                 raise NielsCacheError(f"{file}: its kind is not clear from its name; it must end in {_ENDINGS}")
             by_kind.setdefault(kind, []).append(file)
-    with_rows = {} if text_field is None else {"text_field": text_field}
-    settings: dict[str, dict[str, Any]] = {"jsonl": with_rows, "parquet": with_rows}
-    return [
-        PRETRAIN_SOURCES[kind].model_validate({"source": kind, "files": files, "prepare": ["clean"], **settings.get(kind, {})})
-        for kind, files in by_kind.items()
-    ]
+    sources = []
+    for kind, files in by_kind.items():
+        table: dict[str, Any] = {"source": kind, "files": files, "prepare": ["clean"]}
+        if text_field is not None and kind in ("jsonl", "parquet"):
+            table["text_field"] = text_field
+        sources.append(PRETRAIN_SOURCES[kind].model_validate(table))
+    return sources
 
 
 def files_in(folder: str) -> list[str]:

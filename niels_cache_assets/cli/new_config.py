@@ -14,16 +14,16 @@ from niels_cache_assets.base.toml import as_toml
 from niels_cache_assets.base.wording import file_size
 from niels_cache_assets.chats.templates import find_template
 from niels_cache_assets.cli.detection import DetectedKind, Proposal, files_in, recognize
+from niels_cache_assets.project.merging import SOURCES
 from niels_cache_assets.project.registry import is_valid_name, load_registry
 from niels_cache_assets.project.shipped import ABOUT, catalog
 from niels_cache_assets.project.tables import BuildSettings
-from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
 from niels_cache_assets.sources.finding.globs import find_same_files, glob_files
 from niels_cache_assets.tokenizer.base import guess_eot
 from niels_cache_assets.tokenizer.kinds import open_model
 from niels_cache_assets.tokenizer.settings import TokenizerSettings
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import FAMILIES, Family
+from niels_cache_runtime.format.layout import FAMILIES
 
 _BUDGETS = ("train_tokens", "val_tokens")
 _BYTES_PER_PIECE = 250  # bytes of text for each piece; with less text, training often cannot find enough pieces
@@ -58,11 +58,7 @@ def catalog_table(name: str) -> str:
     if name not in catalog():
         raise_unknown_choice("catalog", "no data set", name, catalog())
     family, table = catalog()[name]
-    return _table_text(family, name, table)
-
-
-def _table_text(family: Family, name: str, table: Mapping[str, Any]) -> str:
-    model = (PRETRAIN_SOURCES if family == "pretrain" else SFT_SOURCES)[table["source"]]
+    model = SOURCES[family][table["source"]]
     lines = [f"[{family}.{name}]  # {ABOUT[name].what}", *(f"{key} = {as_toml(value)}" for key, value in table.items())]
     for key in _BUDGETS:
         default = model.model_fields[key].default if key in model.model_fields else None

@@ -203,10 +203,11 @@ def _parse_settings(settings: Iterable[str], registry: Registry) -> list[tuple[t
     from niels_cache_assets.base.choices import raise_unknown_choice
 
     parsed: dict[tuple[str, ...], Any] = {}
+    named: dict[str, Mapping[str, Any]] = {"pretrain": registry.pretrain, "sft": registry.sft, "blend": registry.blend}
     for setting in settings:
         path, equals, value = setting.partition("=")
         section, *parts = path.strip().split(".")
-        tables = {"pretrain": registry.pretrain, "sft": registry.sft, "blend": registry.blend}.get(section)
+        tables = named.get(section)
         name = None if tables is None else _longest_name(parts, tables)
         head = (section,) if name is None else (section, name)
         key, *inner = (parts if name is None else parts[name.count(".") + 1 :]) or [""]
@@ -220,7 +221,7 @@ def _parse_settings(settings: Iterable[str], registry: Registry) -> list[tuple[t
         parsed[target] = parsed_value
     new = {target[:2] for target in parsed if target[-1] in _REQUIRED_KEYS}  # the key that creates a new table
     for target in parsed:
-        known = {"pretrain": registry.pretrain, "sft": registry.sft, "blend": registry.blend}.get(target[0])
+        known = named.get(target[0])
         if known is not None and target[1] not in known and target[:2] not in new:
             where = f"{WHERE}: --set {'.'.join(target)}"
             if target[0] == "blend":

@@ -116,6 +116,8 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace | None:
     if not argv:
         top.print_help()
         return None
+    if argv[0] == "--version":
+        _print_version()
     if argv[0].startswith("-") and argv[0] not in top._option_string_actions:
         _raise_option_before_command(argv, *build_parsers())
     if not argv[0].startswith("-") and argv[0] not in commands:
@@ -173,7 +175,7 @@ def build_parsers(wanted: Container[str] | None = None) -> tuple[argparse.Argume
         wanted: Names of the commands to load; by default all. A command that is not loaded has a parser without options.
     """
     top = _TopParser(prog=PROGRAM)
-    top.add_argument("--version", action=_Version)
+    top.add_argument("--version", action="store_true")
     subparsers = top.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
     parsers: dict[str, argparse.ArgumentParser] = {}
     for name, summary in (row for rows in COMMANDS.values() for row in rows.items()):
@@ -188,7 +190,10 @@ def _describe(parser: argparse.ArgumentParser, name: str, summary: str, module: 
     parser.description = command.description or f"{summary[0].upper()}{summary[1:]}."
     parser.epilog = f"examples:\n{command.examples}"
     parser.usage = f"{PROGRAM} {name} {command.usage}[options]"
-    module.add_options(parser)
+    for option, settings in command.options:
+        parser.add_argument(option, **settings)
+    if hasattr(module, "add_options"):
+        module.add_options(parser)
     _add_common_options(parser, command)
 
 
@@ -216,17 +221,11 @@ def _add_common_options(parser: argparse.ArgumentParser, command: Command) -> No
     )
 
 
-class _Version(argparse.Action):
-    """The option --version, which imports importlib.metadata only if it is given."""
+def _print_version() -> NoReturn:
+    from importlib.metadata import PackageNotFoundError, version  # slow, and not needed for anything else
 
-    def __init__(self, option_strings: Sequence[str], dest: str) -> None:
-        super().__init__(option_strings, dest, nargs=0, help="print the version and exit")
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
-        from importlib.metadata import PackageNotFoundError, version
-
-        try:
-            print(f"{PROGRAM} {version(PROGRAM)}")
-        except PackageNotFoundError:
-            print(f"{PROGRAM} (not installed; running from source)")
-        parser.exit()
+    try:
+        print(f"{PROGRAM} {version(PROGRAM)}")
+    except PackageNotFoundError:
+        print(f"{PROGRAM} (not installed; running from source)")
+    raise SystemExit

@@ -57,14 +57,6 @@ def build_listener(console: Console) -> Iterator[LaunchListener]:
         yield listener
 
 
-def outcome_line(result: LaunchResult) -> str:
-    """Return `built in 4.2 s`, with the message if the build failed. The table at the end repeats the message."""
-    state = result.state.replace("_", " ")
-    if result.state == "skipped":
-        return state
-    return f"{state} in {result.seconds:.1f} s" + (f": {result.message}" if result.message else "")
-
-
 class _MemoryColumn(TextColumn):
     """A column with the memory of this process, beside each unfinished bar. Builds run in this process."""
 
@@ -149,7 +141,9 @@ class LineListener(LaunchListener):
         self._print(name, message)
 
     def finished(self, result: LaunchResult) -> None:
-        self._print(result.name, outcome_line(result))
+        took = "" if result.state == "skipped" else f" in {result.seconds:.1f} s"
+        why = f": {result.message}" if took and result.message else ""  # the table at the end repeats the message
+        self._print(result.name, f"{result.state.replace('_', ' ')}{took}{why}")
 
     def _print(self, name: str, message: str) -> None:
         print_log_line(self._console, f"{name}: {message}")

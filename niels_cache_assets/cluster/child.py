@@ -39,6 +39,8 @@ _PACKAGE = __name__.partition(".")[0]
 _CLI = f"{_PACKAGE}.cli"  # a program that is started; it is not imported
 
 BuildInChild = PretrainCache | Corpus | SearchStep  # what one command builds
+OnProgress = Callable[[Any], None]
+IsStopping = Callable[[], bool]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,8 +94,6 @@ class PartCommand:
         return [*prefix, *words]
 
     def _arguments(self) -> list[str]:
-        registry = self.registry
-        config = Path(registry.origin)
         return [
             "part",
             *self.part.part_arguments,
@@ -102,9 +102,7 @@ class PartCommand:
             *(() if self.waits else ("--no-wait",)),
             *(("--launch", self.launch) if self.launch is not None else ()),
             *(("--threads", str(self.threads)) if self.threads is not None else ()),
-            *("--cache-dir", str(self.part.root.absolute())),
-            *(("--config", str(config.absolute())) if config.is_file() else ()),
-            *(("--profile", registry.profile) if registry.profile is not None else ()),
+            *self.registry.options(self.part.root),
         ]
 
 
@@ -127,9 +125,9 @@ def build_in_child(
     part: BuildInChild,
     command: Callable[[], PartCommand],
     *,
-    on_progress: Callable[[Any], None],
+    on_progress: OnProgress,
     log: Log,
-    is_stopping: Callable[[], bool] = lambda: False,
+    is_stopping: IsStopping = lambda: False,
 ) -> Outcome:
     """Build a part in a child process, and return its outcome as if this process had built it.
 
@@ -172,7 +170,7 @@ def build_in_child(
         raise
 
 
-def _pause(seconds: float, is_stopping: Callable[[], bool]) -> None:
+def _pause(seconds: float, is_stopping: IsStopping) -> None:
     """Wait for `seconds`.
 
     Raises:
@@ -185,9 +183,7 @@ def _pause(seconds: float, is_stopping: Callable[[], bool]) -> None:
         time.sleep(min(left, _POLL_SECONDS))
 
 
-def _try(
-    part: BuildInChild, command: PartCommand, *, on_progress: Callable[[Any], None], log: Log, is_stopping: Callable[[], bool]
-) -> Outcome:
+def _try(part: BuildInChild, command: PartCommand, *, on_progress: OnProgress, log: Log, is_stopping: IsStopping) -> Outcome:
     began, stop_before = time.monotonic(), stop_stamp(part.directory)
     output = _ChildOutput(on_progress, log)
     with _started(command) as process:
@@ -267,14 +263,14 @@ class _ChildOutput:
         last: Its last lines that are not JSON, which may say why it was lost.
     """
 
-    def __init__(self, on_progress: Callable[[Any], None], log: Log) -> None:
+    def __init__(self, on_progress: OnProgress, log: Log) -> None:
         self._on_progress, self._log = on_progress, log
         self.result: Mapping[str, Any] | None = None
         self.error: str | None = None
         self.code: int | None = None
         self.last: deque[str] = deque(maxlen=_LAST_LINES)
 
-    def read_to_end(self, process: subprocess.Popen[bytes], is_stopping: Callable[[], bool]) -> None:
+    def read_to_end(self, process: subprocess.Popen[bytes], is_stopping: IsStopping) -> None:
         """Read the lines of both streams until the child has ended.
 
         Raises:

@@ -53,7 +53,7 @@ def build_defs(
     """
     if registry is None:
         registry = load_registry()
-        for line in (*([registry.without_file] if registry.is_fallback else []), *registry.advice):
+        for line in registry.advice:
             _LOG.warning(line)
     defaults = {"cache_root": CacheRoot(root=str(cache_root(registry))), "progress_sink": ProgressSink()}
     return dg.Definitions(

@@ -81,7 +81,7 @@ def _observe_upstream(registry: Registry) -> dg.JobDefinition:
     @dg.op(description="Record the revision that every data set's upstream has now.")
     def observe_revisions(context: dg.OpExecutionContext, cache_root: RootParam) -> None:
         with retry_at_most():  # a build retries for a longer time than this observation
-            for name in (name for family in FAMILIES for name in registry.partition_keys(family)):
+            for name in registry.partition_keys():
                 try:
                     context.log_event(observe_revision(registry, name, root=cache_root.path))
                 except Exception as error:  # any error of one source

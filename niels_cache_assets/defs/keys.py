@@ -1,6 +1,8 @@
 """Names that the definitions share: asset keys, groups, ops, jobs, pools and partitions. Nothing is defined here."""
 
-from dagster import AssetKey, SpecificPartitionsPartitionMapping, StaticPartitionsDefinition
+from collections.abc import Mapping
+
+from dagster import AssetDep, AssetKey, SpecificPartitionsPartitionMapping, StaticPartitionMapping, StaticPartitionsDefinition
 
 from niels_cache_assets.corpus.identity import dedup_order
 from niels_cache_assets.corpus.layout import range_name
@@ -76,6 +78,11 @@ def parts_of_corpora(registry: Registry) -> dict[str, list[str]]:
 def ranges(registry: Registry) -> list[str]:
     """Return the names of the ranges of the search for duplicates, such as range-00003: the partitions of `corpus/ranges`."""
     return [range_name(number) for number in range(registry.search_ranges)]
+
+
+def mapped(key: AssetKey, readers: Mapping[str, str | list[str]]) -> AssetDep:
+    """Return the dependency on an asset. `readers` gives for each of its partitions the dependent partition or partitions."""
+    return AssetDep(key, partition_mapping=StaticPartitionMapping(readers))
 
 
 def search_mapping(registry: Registry) -> SpecificPartitionsPartitionMapping:

@@ -36,7 +36,7 @@ from niels_cache_assets.defs.home.home_errors import end_runs_that_cannot_record
 from niels_cache_assets.defs.home.instance import dagster_home, ensure_instance
 from niels_cache_assets.defs.launch_events import LaunchFamily, LaunchListener, LaunchResult, LaunchState
 from niels_cache_assets.defs.metadata.builds import DROPS, LEFT_OUT, state_in
-from niels_cache_assets.defs.part_processes import build_in_children, forward_events
+from niels_cache_assets.defs.part_processes import build_in_children
 from niels_cache_assets.defs.part_slots import limit_parts
 from niels_cache_assets.defs.progress import ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot
@@ -216,9 +216,17 @@ class _Launcher:
             else:
                 self.launch(part, force=False)  # it is skipped
         with closing(build_in_children([*ready.values()], at_once=self._at_once, home=dagster_home())) as events:
-            for key, end in forward_events(self._listener, events, self._started):
-                self._sink.ends[key] = end
-                self.launch(ready[key], force=False)
+            for event in events:
+                if event.key not in self._started:
+                    self._started[event.key] = time.monotonic()
+                    self._listener.started(event.key, "parts")
+                if event.progress is not None:
+                    self._listener.progressed(event.key, event.progress)
+                if event.line is not None:
+                    self._listener.logged(event.key, event.line)
+                if event.end is not None:
+                    self._sink.ends[event.key] = event.end
+                    self.launch(ready[event.key], force=False)
 
     def launch(self, artifact: Artifact, *, force: bool, skip_if_busy: bool = False) -> bool:
         """Build one artifact, or skip it if an input is missing.

@@ -6,8 +6,7 @@ finds the outcome of its child and records it.
 
 import queue
 import threading
-import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,8 +14,7 @@ from typing import Any, NamedTuple
 from niels_cache_assets.artifacts.base import Log, Outcome
 from niels_cache_assets.artifacts.notify import notifying
 from niels_cache_assets.artifacts.parts.free_parts import FreePartsFirst
-from niels_cache_assets.cluster.child import BuildInChild, PartCommand, build_in_child
-from niels_cache_assets.defs.launch_events import LaunchListener
+from niels_cache_assets.cluster.child import BuildInChild, IsStopping, OnProgress, PartCommand, build_in_child
 from niels_cache_assets.defs.part_slots import HostSlot
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import BusyError
@@ -42,9 +40,9 @@ def build_part_in_child(
     part: BuildInChild,
     *,
     home: Path,
-    on_progress: Callable[[Any], None],
+    on_progress: OnProgress,
     log: Log,
-    is_stopping: Callable[[], bool] = lambda: False,
+    is_stopping: IsStopping = lambda: False,
     waits: bool = True,
 ) -> Outcome:
     """Build a part in a child process, unless it exists already.
@@ -139,25 +137,3 @@ def build_in_children(parts: Sequence[BuildInChild], *, at_once: int, home: Path
 
 def _failure(key: str, error: Exception) -> NielsCacheError:
     return NielsCacheError(f"{key}: {type(error).__name__}: {error}")
-
-
-def forward_events(
-    listener: LaunchListener, events: Iterable[ChildEvent], started: dict[str, float]
-) -> Iterator[tuple[str, Outcome | NielsCacheError]]:
-    """Pass the events to a listener, and yield the key and the end of each part.
-
-    Args:
-        listener: Receives the events.
-        events: The events.
-        started: Receives the time when each part began, by key.
-    """
-    for event in events:
-        if event.key not in started:
-            started[event.key] = time.monotonic()
-            listener.started(event.key, "parts")
-        if event.progress is not None:
-            listener.progressed(event.key, event.progress)
-        if event.line is not None:
-            listener.logged(event.key, event.line)
-        if event.end is not None:
-            yield event.key, event.end

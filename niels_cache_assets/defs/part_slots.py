@@ -64,20 +64,14 @@ class PoolClaims(InstanceConcurrencyContext):
         return max(0.0, min(_POLL_SECONDS, ready - time.time()))
 
 
-class HostSlot:
+class HostSlot(ExitStack):
     """A machine for one step, which holds it from `take` to the next `take`, or to the end of the `with` block."""
 
     def __init__(self, folder: Path, hosts: tuple[str, ...], *, doing: str, log: Callable[[str], None]) -> None:
+        super().__init__()
         self._folder, self._doing, self._log = folder / _FOLDER, doing, log
         self._slots = {f"{number}-{host}".replace("/", "-"): host for number, host in enumerate(hosts)}
-        self._stack = ExitStack()
         self._last: str | None = None
-
-    def __enter__(self) -> "HostSlot":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
 
     def take(self, is_stopping: Callable[[], bool] = lambda: False) -> str | None:
         """Give back the machine that is held, and wait for a free one, if possible another one. Return None if [cluster] names none.
@@ -87,10 +81,10 @@ class HostSlot:
         """
         if not self._slots:
             return None
-        self._stack.close()
+        self.close()
         order = sorted(self._slots, key=lambda name: name == self._last)  # a machine that has just failed comes last
         has_logged = False
-        while not isinstance(found := take_slot(self._stack, self._folder, order, doing=self._doing), str):
+        while not isinstance(found := take_slot(self, self._folder, order, doing=self._doing), str):
             if not has_logged:
                 self._log(f"waiting for a machine: {', '.join(sorted({writer.command or 'another process' for writer in found}))}")
                 has_logged = True

@@ -93,22 +93,14 @@ class _RecordedExecutor(MultiprocessExecutor):
             record_run(plan_context.instance, plan_context.run_id)
         except NielsCacheError as error:  # a read-only home with its database elsewhere, or a file system without locks
             plan_context.log.warning(f"this run is not recorded, so it would still show as running if its process were killed: {error}")
-        if any(step.pool == keys.PARTS_POOL for step in execution_plan.get_steps_to_execute_in_topo_order()):
+        pools = [step.pool for step in execution_plan.get_steps_to_execute_in_topo_order()]
+        if keys.PARTS_POOL in pools:
             limit_parts(plan_context.instance, self._registry, if_new=True)
         here = InProcessExecutor(self.retries, self.step_dependency_config)
-        execute = here.execute if _only_waits_for_child(execution_plan) else super().execute
+        # The one step of a part only waits for its child. A process of its own would import Dagster again, which takes three seconds.
+        execute = here.execute if pools == [keys.PARTS_POOL] else super().execute
         with ending_abandoned_runs(plan_context.instance):
             yield from execute(plan_context, execution_plan)
-
-
-def _only_waits_for_child(plan: ExecutionPlan) -> bool:
-    """Return whether a run is one step that builds a part or a range.
-
-    A child of this step does the work, so the step needs no process of its own. Such a process would import Dagster and the definitions
-    again, which takes three seconds.
-    """
-    steps = plan.get_steps_to_execute_in_topo_order()
-    return len(steps) == 1 and steps[0].pool == keys.PARTS_POOL
 
 
 def recorded_executor(registry: Registry) -> dg.ExecutorDefinition:

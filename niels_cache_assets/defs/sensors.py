@@ -55,7 +55,7 @@ def upstream_revision_sensor(registry: Registry) -> dg.SensorDefinition:
 
     Its cursor is {next: the next data set to look at, wanted: {name: the version of the last request}}.
     """
-    names = [name for name in _watchable(registry) if _depends_on_hub_commit(registry, registry.source(name))]
+    names = [name for name in registry.partition_keys() if _depends_on_hub_commit(registry, registry.source(name))]
     builds = registry.dagster.upstream_builds
 
     def check_hub(tick: _SensorTick, state: dict[str, Any]) -> dg.SensorResult:
@@ -104,7 +104,7 @@ def notes_folder_sensor(registry: Registry) -> dg.SensorDefinition:
     For each changed data set, its cursor has {name: {version, since: the time when the version was first seen, asked: whether a build was
     requested}}.
     """
-    names = [name for name in _watchable(registry) if isinstance(registry.source(name), MarkdownFolder | Roam)]
+    names = [name for name in registry.partition_keys() if isinstance(registry.source(name), MarkdownFolder | Roam)]
     quiet = registry.dagster.notes_quiet_seconds
 
     def check_folders(tick: _SensorTick, before: dict[str, Any]) -> dg.SensorResult:
@@ -169,10 +169,6 @@ def build_request(registry: Registry, name: str, version: str, definitions: dg.R
     if name in registry.prepared("dedup"):
         requested.add(AssetKeyPartitionKey(DUPLICATES))
     return dg.RunRequest.for_asset_graph_subset(AssetGraphSubset.from_asset_partition_set(requested, definitions.asset_graph), tags)
-
-
-def _watchable(registry: Registry) -> list[str]:
-    return [name for family in FAMILIES for name in registry.partition_keys(family)]
 
 
 def _depends_on_hub_commit(registry: Registry, source: Source) -> bool:

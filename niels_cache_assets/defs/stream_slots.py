@@ -23,7 +23,7 @@ _POLL_SECONDS = 1.0
 _NO_SLOT = f"waiting: the pool {STREAM_POOL} has no slots (its limit is 0)"
 
 
-class StreamSlot:
+class StreamSlot(ExitStack):
     """A slot for one op, which may read its source only while it holds a slot. The pool `source_stream` limits the number of slots.
 
     The op holds its slot from the first `take` to the end of the `with` block.
@@ -35,15 +35,9 @@ class StreamSlot:
     """
 
     def __init__(self, context: dg.AssetExecutionContext, name: str, *, log: Callable[[str], None]) -> None:
+        super().__init__()
         self._context, self._name, self._log = context, name, log
-        self._held, self._stack = False, ExitStack()
-
-    def __enter__(self) -> "StreamSlot":
-        return self
-
-    def __exit__(self, *_: object) -> None:
         self._held = False
-        self._stack.close()
 
     def take(self) -> bool:
         """Wait for a slot, unless this op already holds one.
@@ -70,7 +64,7 @@ class StreamSlot:
         folder = Path(self._context.instance.root_directory) / _FOLDER
         doing = f"{self._name} (run {self._context.run.run_id[:8]})"
         try:
-            found = take_slot(self._stack, folder, map(str, range(limit)), doing=doing)
+            found = take_slot(self, folder, map(str, range(limit)), doing=doing)
         except (NielsCacheError, OSError) as error:  # a file system without locks, or a read-only home with its database elsewhere
             self._log(f"WARNING: the number of streams in this Dagster home is not limited: {error}")
             return None

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -25,8 +25,7 @@ from niels_cache_runtime.loader.trace import BatchTrace
 UNKNOWN = -1  # as a file, this value means padding; as a document, it means that the document is not known
 
 
-@dataclass(frozen=True, kw_only=True)
-class Segment:
+class Segment(NamedTuple):
     """Columns first..last-1 of a row: consecutive tokens of one document in one file, or padding if `file` is UNKNOWN."""
 
     first: int
@@ -65,14 +64,7 @@ class BatchRow:
         changes = (np.diff(self.documents) != 0) | (np.diff(self.files) != 0)
         edges = [0, *(np.flatnonzero(changes) + 1).tolist(), len(self.tokens)]
         return [
-            Segment(
-                first=first,
-                last=last,
-                file=int(self.files[first]),
-                offset=int(self.offsets[first]),
-                document=int(self.documents[first]),
-                document_offset=int(self.document_offsets[first]),
-            )
+            Segment(first, last, *(int(values[first]) for values in (self.files, self.offsets, self.documents, self.document_offsets)))
             for first, last in pairwise(edges)
         ]
 

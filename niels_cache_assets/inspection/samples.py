@@ -70,19 +70,6 @@ def _extremes(ends: Offsets) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TruncationMark:
-    """The marking of a text that is cut.
-
-    Attributes:
-        mark: Printed at the end of the text.
-        explanation: Printed once for all samples.
-    """
-
-    mark: str
-    explanation: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class DisplayedSample:
     """A window, an example or a document to show.
 
@@ -103,17 +90,18 @@ class DisplayedSample:
     is_cut_by_budget: bool = False
 
     @property
-    def cut(self) -> TruncationMark | None:
+    def cut(self) -> tuple[str, str] | None:
+        """The mark at the end of a text that is cut, and its explanation, which is printed once for all samples."""
         if self.hidden_targets:
-            return TruncationMark(
-                mark=f"[cut: {self.hidden_targets:,} of its targets follow]",
-                explanation="[cut: ...]: the example is longer than --tokens, so its target is cut. A small T in training cuts it in the "
+            return (
+                f"[cut: {self.hidden_targets:,} of its targets follow]",
+                "[cut: ...]: the example is longer than --tokens, so its target is cut. A small T in training cuts it in the "
                 "same way, and the rest is never learned. Choose T so that few examples are cut; niels-cache report shows lengths.",
             )
         if self.is_cut_by_budget and not self.hidden_tokens:
-            return TruncationMark(
-                mark="[cut by the token budget]",
-                explanation="[cut by the token budget]: the document is longer in its source, but train_tokens or val_tokens was reached.",
+            return (
+                "[cut by the token budget]",
+                "[cut by the token budget]: the document is longer in its source, but train_tokens or val_tokens was reached.",
             )
         return None
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from niels_cache_assets.base.config_path import is_name
-from niels_cache_runtime.format.layout import FAMILIES
 
 if TYPE_CHECKING:
     from niels_cache_assets.project.registry import Registry
@@ -50,20 +49,20 @@ class TextLocation:
 def text_locations(registry: Registry, root: Path) -> Iterator[TextLocation]:
     """Yield every location that this configuration and this cache directory know."""
     yield from _in_caches(root.absolute())
-    for family in FAMILIES:
-        for name in registry.partition_keys(family):
-            source = registry.source(name)
-            given = [getattr(source, key, None) or () for key in ("files", "val_files", "path", "exclude")]
-            for where in (each for value in given for each in ([value] if isinstance(value, str) else value)):
-                what = "ids" if where == getattr(source, "exclude", None) else "the original text"
-                yield TextLocation(where=where, what=f"{what} of {family}.{name}")
-            for where in (each for each in getattr(source, "decontaminate_against", ()) if not is_name(each)):
-                yield TextLocation(where=where, what=f"texts that stay out of {family}.{name}")
-            if (dataset := getattr(source, "dataset", None)) and not getattr(source, "local_key", None):
-                yield TextLocation(where=f"hub: {dataset}", what=f"the original text of {family}.{name}")
+    for name in registry.partition_keys():
+        source = registry.source(name)
+        label = f"{source.family}.{name}"
+        given = [getattr(source, key, None) or () for key in ("files", "val_files", "path", "exclude")]
+        for where in (each for value in given for each in ([value] if isinstance(value, str) else value)):
+            what = "ids" if where == getattr(source, "exclude", None) else "the original text"
+            yield TextLocation(where=where, what=f"{what} of {label}")
+        for where in (each for each in getattr(source, "decontaminate_against", ()) if not is_name(each)):
+            yield TextLocation(where=where, what=f"texts that stay out of {label}")
+        if (dataset := getattr(source, "dataset", None)) and not getattr(source, "local_key", None):
+            yield TextLocation(where=f"hub: {dataset}", what=f"the original text of {label}")
     yield from _hub_folders()
     if registry.publish is not None and registry.publish.address is not None:
-        yield TextLocation(where=_without_password(registry.publish.address), what="published caches")
+        yield TextLocation(where=registry.publish.address, what="published caches")
 
 
 def _in_caches(root: Path) -> Iterator[TextLocation]:
@@ -99,8 +98,3 @@ def _hub_folders() -> Iterator[TextLocation]:
     for folder in (Path(constants.HF_HUB_CACHE), Path(constants.HF_HOME) / "datasets"):
         if folder.is_dir():
             yield TextLocation(where=str(folder), what="files that the hub's libraries keep")
-
-
-def _without_password(address: str) -> str:
-    scheme, separator, rest = address.partition("://")
-    return f"{scheme}{separator}{rest.rpartition('@')[2]}"

@@ -31,7 +31,6 @@ _BOUNDS = {  # by pydantic's error type
     "less_than_equal": (annotated_types.Le, "le", "at most {}"),
     "multiple_of": (annotated_types.MultipleOf, "multiple_of", "a multiple of {}"),
 }
-_YES = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 FormatSetting = Callable[[str, str], str]
 
@@ -72,13 +71,8 @@ def raise_not_configured(
     raise NielsCacheError(f"{where}: {problem} {given!r}; {shown} is in the catalog, and {origin} does not name it: {add}")
 
 
-def toml_line(key: str, value: str) -> str:
-    """Return a key and its value as a line of a TOML file."""
-    return f"{key} = {value}"
-
-
 def explain_problems(
-    error: ValidationError, model: type[BaseModel], table: Mapping[str, Any], *, spell: FormatSetting = toml_line
+    error: ValidationError, model: type[BaseModel], table: Mapping[str, Any], *, spell: FormatSetting = "{} = {}".format
 ) -> list[str]:
     """Return a clause for each problem of a table, which continues a message that names the table.
 
@@ -252,8 +246,8 @@ def _other_types(given: Any) -> Iterator[Any]:
     if isinstance(given, str):
         with suppress(ValueError):
             yield parse_toml(f"value = {given.strip()}")["value"]
-        if given.strip().lower() in _YES:
-            yield _YES[given.strip().lower()]
+        with suppress(ValueError):
+            yield TypeAdapter(bool).validate_python(given.strip())
         if "," in given:
             yield [part.strip() for part in given.split(",") if part.strip()]
     if isinstance(given, int | float) and not isinstance(given, bool):

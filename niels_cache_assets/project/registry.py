@@ -27,7 +27,7 @@ from niels_cache_assets.base.toml import as_toml, typed_toml
 from niels_cache_assets.cleaning.settings import CleaningSettings
 from niels_cache_assets.dedup.settings import DedupSettings
 from niels_cache_assets.project.merging import EXCLUSIVE_KEYS, SOURCES, Tables, absolute_paths, add_catalog_keys, merge_tables, read_tables
-from niels_cache_assets.project.problems import explain_problems, raise_not_configured, toml_line
+from niels_cache_assets.project.problems import explain_problems, raise_not_configured
 from niels_cache_assets.project.running import ClusterSettings, NotifySettings, PublishSettings
 from niels_cache_assets.project.shipped import PROFILES, catalog, profile_tables
 from niels_cache_assets.project.tables import BlendSettings, BuildSettings, DagsterSettings, ReportsSettings
@@ -108,7 +108,7 @@ class Registry:
         profile: The profile whose tables the file overrides, or None if there is no profile.
         is_fallback: Whether neither a file nor a profile was named, so that the default profile is used.
         overrides: The keys that command-line options have changed, by table. Another process that reads the file has other settings.
-        advice: A line for each table that should be more explicit.
+        advice: A line for each table that should be more explicit, or `without_file` if `is_fallback` is set.
     """
 
     build: BuildSettings
@@ -138,7 +138,7 @@ class Registry:
     @property
     def without_file(self) -> str:
         """Message if `is_fallback` is set: there is no configuration file, so the default profile is used."""
-        names = ", ".join(name for family in FAMILIES for name in self.partition_keys(family))
+        names = ", ".join(self.partition_keys())
         above = _file_above()
         remedy = f"use the one above with --config {above}, or write one" if above else "write a file of your own"
         return f"there is no {CONFIG_NAME} in {Path.cwd()}, so the default profile is used ({names}); {remedy}: niels-cache init"
@@ -157,9 +157,10 @@ class Registry:
     def datasets(self, family: Family) -> Mapping[str, PretrainSource] | Mapping[str, SftSource]:
         return self.pretrain if family == "pretrain" else self.sft
 
-    def partition_keys(self, family: Family) -> list[str]:
+    def partition_keys(self, *families: Family) -> list[str]:
         """Return the names of the data sets that can be built (enabled, with all required settings), in order."""
-        return [name for name, source in self.datasets(family).items() if source.enabled and source.missing_setting() is None]
+        sources = ((name, source) for family in families or FAMILIES for name, source in self.datasets(family).items())
+        return [name for name, source in sources if source.enabled and source.missing_setting() is None]
 
     def published(self, family: Family) -> list[str]:
         """Return the names of the data sets that [publish] publishes, in order; none without that table."""
@@ -254,18 +255,21 @@ class Registry:
             root: The cache root.
             *settings: Further values of --set.
         """
-        file = Path(self.origin)
         named = {f"{family}.{each}": table for family in (*FAMILIES, "blend") for each, table in self.overrides.get(family, {}).items()}
         tables = {**{section: table for section, table in self.overrides.items() if section not in (*FAMILIES, "blend")}, **named}
         given = [f"{label}.{key}={typed_toml(value)}" for label, table in tables.items() for key, value in table.items()]
         words = [
             *("niels-cache", "build-all", "--only", name),
             *(word for setting in (*given, *settings) for word in ("--set", setting)),
-            *("--cache-dir", str(root.absolute())),
-            *(("--config", str(file.absolute())) if file.is_file() else ()),
-            *(("--profile", self.profile) if self.profile is not None else ()),
+            *self.options(root),
         ]
         return shlex.join(words)
+
+    def options(self, root: Path) -> list[str]:
+        """Return the options with which a command uses this configuration and this cache root."""
+        file = Path(self.origin)
+        config = ["--config", str(file.absolute())] if file.is_file() else []
+        return ["--cache-dir", str(root.absolute()), *config, *(("--profile", self.profile) if self.profile is not None else ())]
 
     def source(self, name: str) -> PretrainSource | SftSource:
         return self.datasets(self.family_of(name))[name]
@@ -313,8 +317,8 @@ def load_registry(
     configured = merge_tables(shipped, add_catalog_keys(user, shipped, origin.where, advice), origin.where)
     resolved = absolute_paths(dict(overrides or {}))
     tables = merge_tables(configured, resolved, "command line")
-    registry = _build_registry(tables, origin, profile=profile_name, is_fallback=not file and named_profile is None, advice=tuple(advice))
-    return replace(registry, overrides=resolved)
+    registry = _build_registry(tables, origin, profile=profile_name, is_fallback=not file and named_profile is None)
+    return replace(registry, overrides=resolved, advice=(registry.without_file,) if registry.is_fallback else tuple(advice))
 
 
 def apply_run_settings(table: Model, settings: Mapping[str, Any]) -> Model:
@@ -344,7 +348,7 @@ def _file_above() -> str | None:
     return next((shlex.quote(str(path)) for path in found), None)
 
 
-def _build_registry(tables: Tables, origin: _Origin, *, profile: str | None, is_fallback: bool, advice: tuple[str, ...]) -> Registry:
+def _build_registry(tables: Tables, origin: _Origin, *, profile: str | None, is_fallback: bool) -> Registry:
     where = origin.where
     typed: dict[str, dict[str, Any]] = {"pretrain": {}, "sft": {}}
     for family in FAMILIES:
@@ -380,7 +384,6 @@ def _build_registry(tables: Tables, origin: _Origin, *, profile: str | None, is_
         origin=where,
         profile=profile,
         is_fallback=is_fallback,
-        advice=advice,
     )
     publish = registry.publish or PublishSettings()
     for section, key, names in (
@@ -454,7 +457,7 @@ def _explain(error: ValidationError, model: type[BaseModel], table: Mapping[str,
 
     def spell(key: str, value: str) -> str:
         if option is None:
-            return toml_line(key, value)
+            return f"{key} = {value}"
         if option.endswith("--set"):  # the --set of the command `clean` takes keys of one table
             return f"--set {shlex.quote(f'{key}={value}' if option != '--set' else f'{label}.{key}={value}')}"
         return f"{option} {value}"

@@ -87,7 +87,7 @@ def build(launcher: FakeLauncher, *arguments: str) -> Registry:
 def test_only_force_wait_and_cache_dir_go_to_the_launcher(launcher: FakeLauncher) -> None:
     registry = build(launcher)
     assert registry.is_fallback
-    assert replace(registry, is_fallback=False) == load_registry(profile="default")
+    assert replace(registry, is_fallback=False, advice=()) == load_registry(profile="default")
     assert launcher.given == {"root": Path("cache"), "only": None, "force": False, "wait": False}
     build(launcher, "--only", "wikitext", "tokenizer", "--force", "--wait", "--cache-dir", "elsewhere")
     assert launcher.given == {"root": Path("elsewhere"), "only": ["wikitext", "tokenizer"], "force": True, "wait": True}

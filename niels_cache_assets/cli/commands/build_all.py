@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.base.processes import stop_on_signals
 from niels_cache_assets.base.wording import SHORT_SHA256, UNKNOWN, file_size, format_count, format_duration, format_list
-from niels_cache_assets.cli.command import CACHES, WHERE, Command
+from niels_cache_assets.cli.command import CACHES, WHERE, Command, option, switch
 from niels_cache_assets.cli.console import PROGRAM, diagnostics, is_quiet, new_table, output, print_facts, print_json
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_assets.cli.overrides import FLAGS, collect_overrides
@@ -46,29 +46,29 @@ _ESTIMATES: dict[str, tuple[str, Callable[[Any], str]]] = {
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that only this command has."""
-    parser.add_argument("--only", metavar="NAME", nargs="+", help="build only these data sets (and the tokenizer, if it is missing)")
-    parser.add_argument("--force", action="store_true", help="rebuild finished data sets")
-    parser.add_argument("--dry-run", action="store_true", help="print what would be built, why, and the estimated cost; write nothing")
-    parser.add_argument(
-        "--wait", action="store_true", help="wait instead of failing if a process with a different Dagster home is building a data set"
-    )
-    parser.add_argument(
-        "--set",
-        metavar="TABLE.KEY=VALUE",
-        action="append",
-        default=[],
-        dest="settings",
-        help="override any setting: pretrain.NAME.key=value, sft.NAME.key=value, blend.NAME.key=value, tokenizer.key=value, "
-        "build.key=value, or one entry of a table, such as pretrain.NAME.cleaning.min_words=5; the value is TOML, or plain text "
-        "if it is not valid TOML; repeatable",
-    )
+    """Add the options in groups."""
     groups: dict[str, argparse._ArgumentGroup] = {}
     for flag in FLAGS:
         flag.add_to(groups.setdefault(flag.group, parser.add_argument_group(flag.group)))
 
 
 COMMAND = Command(
+    options=(
+        option("--only", "NAME", "build only these data sets (and the tokenizer, if it is missing)", nargs="+"),
+        switch("--force", "rebuild finished data sets"),
+        switch("--dry-run", "print what would be built, why, and the estimated cost; write nothing"),
+        switch("--wait", "wait instead of failing if a process with a different Dagster home is building a data set"),
+        option(
+            "--set",
+            "TABLE.KEY=VALUE",
+            "override any setting: pretrain.NAME.key=value, sft.NAME.key=value, blend.NAME.key=value, tokenizer.key=value, "
+            "build.key=value, or one entry of a table, such as pretrain.NAME.cleaning.min_words=5; the value is TOML, or plain text "
+            "if it is not valid TOML; repeatable",
+            action="append",
+            default=[],
+            dest="settings",
+        ),
+    ),
     description="""\
 Build the tokenizer and every data set that niels_cache.toml lists, or, without that file, the data sets
 of the default profile. Before it trains a tokenizer, build-all checks all inputs and reports every
@@ -166,8 +166,7 @@ def _print_dry_run(steps: Sequence[Step], free: int) -> None:
         console.print(f"{format_list(names)}: {basis}")
     for step in steps:
         if step.action == "fail":
-            console.print(Text(f"{step.name} would fail", style=_STEP_STYLES["fail"]), end="")
-            console.print(f": {step.why}")
+            console.print(Text.assemble((f"{step.name} would fail", _STEP_STYLES["fail"]), f": {step.why}"))
     built = f"{sum(step.action == 'build' for step in steps)} of {format_count(len(steps), 'step')} would be built"
     console.print(f"{built}; {file_size(free)} are free; nothing was built or written")
 
@@ -277,8 +276,7 @@ def _print_results(console: Console, results: Sequence[LaunchResult]) -> None:
     for result in noted:
         by_message.setdefault((result.state, result.message), []).append(result.name)
     for (outcome, message), names in by_message.items():
-        console.print(Text(f"{format_list(names)} {outcome.replace('_', ' ')}", style=_STYLES[outcome]), end="")
-        console.print(f": {message}")
+        console.print(Text.assemble((f"{format_list(names)} {outcome.replace('_', ' ')}", _STYLES[outcome]), f": {message}"))
     _print_left_out(console, results)
 
 
@@ -290,8 +288,7 @@ def _print_left_out(console: Console, results: Sequence[LaunchResult]) -> None:
         console.print()
     for result in results:
         for line in result.drop_warnings:
-            console.print(Text(f"{result.name} WARNING", style="yellow"), end="")
-            console.print(f": {line}")
+            console.print(Text.assemble((f"{result.name} WARNING", "yellow"), f": {line}"))
         if result.left_out:
             console.print(f"{result.name}: {result.left_out}")
 
@@ -343,11 +340,11 @@ def _print_next_steps(console: Console, results: Sequence[LaunchResult], argumen
     from niels_cache_assets.facts.training_code import training_code
     from niels_cache_runtime.format.layout import FAMILIES
 
-    built = [result for result in results if result.state == "built" and result.family in FAMILIES and result.meta and result.directory]
-    if not built or is_quiet():
+    built = [result for result in results if result.state == "built" and result.family in FAMILIES]
+    example = min(built, key=lambda result: FAMILIES.index(result.family), default=None)  # the first of pretrain, or else of sft
+    if example is None or not example.meta or not example.directory or is_quiet():
         return
     options = _options(arguments)
-    example = next((result for result in built if result.family == "pretrain"), built[0])
     console.print("\nNext steps", style="bold")
     for command, purpose in (
         (f"{_program()} ui{options}", "shows lineage, counts and history in the Dagster UI"),
@@ -356,8 +353,6 @@ def _print_next_steps(console: Console, results: Sequence[LaunchResult], argumen
     ):
         console.print(f"  {command}  # {purpose}")
     console.print("\nTrain from it:\n", style="bold")
-    assert example.directory is not None
-    assert example.meta is not None
     code = training_code(example.directory, "pretrain" if example.family == "pretrain" else "sft", example.meta)
     console.print(textwrap.indent(code, "  "))
 

@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any
 from niels_cache_assets.base.parallel import map_in_processes
 from niels_cache_assets.base.reasons import DROP_REASONS, explain, reasons_of
 from niels_cache_assets.base.wording import format_count, format_share
-from niels_cache_assets.cli.command import PRETRAIN, WHERE, Command, integer_at_least, raise_invalid
+from niels_cache_assets.cli.command import PRETRAIN, WHERE, Command, integer_at_least, option, raise_invalid
 from niels_cache_assets.cli.console import diagnostics, excerpt, new_table, output, print_facts, title_of
-from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.cli.overrides import parse_value
 from niels_cache_assets.corpus.layout import REJECTED, REJECTED_NAME
 from niels_cache_runtime.errors import NielsCacheError
@@ -30,7 +29,6 @@ from niels_cache_runtime.format.reading import available_threads
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress
 
     from niels_cache_assets.base.documents import Document
     from niels_cache_assets.cleaning.settings import CleaningSettings
@@ -44,33 +42,25 @@ _MIN_BYTES_FOR_PROCESSES = 8_000_000  # bytes of input; a smaller input is faste
 Example = Mapping[str, Any]  # a row of corpus.layout.REJECTED
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that only this command has."""
-    parser.add_argument("files", metavar="FILE", nargs="*", help="files and folders")
-    parser.add_argument("--dropped", metavar="NAME", help="instead of cleaning FILE, show what cleaning dropped from this built data set")
-    parser.add_argument(
-        "-n",
-        metavar="N",
-        dest="count",
-        type=integer_at_least(0),
-        help="examples to print for each reason (default: 3 with --dropped or --reason)",
-    )
-    parser.add_argument("--reason", metavar="REASON", help="only print examples of this reason")
-    parser.add_argument("--limit", metavar="N", type=integer_at_least(1), help="only read the first N documents")
-    parser.add_argument(
-        "--text-field", metavar="FIELD", help="text field of .jsonl and .parquet files (default: text, else the only possible field)"
-    )
-    parser.add_argument(
-        "--set",
-        metavar="KEY=VALUE",
-        action="append",
-        default=[],
-        dest="settings",
-        help="override a key of [cleaning]; the value is TOML, or plain text if it is not valid TOML; repeatable",
-    )
-
-
 COMMAND = Command(
+    options=(
+        option("files", "FILE", "files and folders", nargs="*"),
+        option("--dropped", "NAME", "instead of cleaning FILE, show what cleaning dropped from this built data set"),
+        option(
+            "-n", "N", "examples to print for each reason (default: 3 with --dropped or --reason)", dest="count", type=integer_at_least(0)
+        ),
+        option("--reason", "REASON", "only print examples of this reason"),
+        option("--limit", "N", "only read the first N documents", type=integer_at_least(1)),
+        option("--text-field", "FIELD", "text field of .jsonl and .parquet files (default: text, else the only possible field)"),
+        option(
+            "--set",
+            "KEY=VALUE",
+            "override a key of [cleaning]; the value is TOML, or plain text if it is not valid TOML; repeatable",
+            action="append",
+            default=[],
+            dest="settings",
+        ),
+    ),
     usage="[FILE ...] ",
     description="""\
 Run the cleaning chain on files and show which documents it drops, without registering or writing
@@ -94,7 +84,7 @@ docs/drop_reasons.md says what each reason means and what to do; docs/cleaning.m
 )
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     """Print the counts of each reason, and examples."""
     from niels_cache_assets.cli.context import open_registry
 
@@ -105,10 +95,13 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.reason not in (None, *DROP_REASONS):
         raise_invalid("--reason", "no reason", arguments.reason, (*reasons_of("cleaning"), *reasons_of("reading")))
     registry, root = open_registry(arguments)
-    return _show_dropped(arguments, registry, root) if arguments.dropped else _clean_files(arguments, registry)
+    if arguments.dropped:
+        _show_dropped(arguments, registry, root)
+    else:
+        _clean_files(arguments, registry)
 
 
-def _show_dropped(arguments: argparse.Namespace, registry: Registry, root: Path) -> int:
+def _show_dropped(arguments: argparse.Namespace, registry: Registry, root: Path) -> None:
     from niels_cache_assets.artifacts.corpus_facts import source_documents
     from niels_cache_assets.corpus.prepared import open_documents
     from niels_cache_assets.inspection.corpora import find_corpus
@@ -120,17 +113,16 @@ def _show_dropped(arguments: argparse.Namespace, registry: Registry, root: Path)
         examples = _select_examples(parquet.read(columns=list(REJECTED)).to_pylist(), arguments)
     given, kept, by_source = source_documents(meta), meta["documents"]["kept"], Counter[str](meta["dropped_by_source"])
     if print_facts(arguments, {"name": name, "read": given, "kept": kept, "dropped": dropped, "examples": examples}):
-        return DONE
+        return
     console = output()
     _print_reasons(console, f"{name}: ", kept=kept, by_cleaning=dropped - by_source, by_source=by_source)
     _print_examples(console, examples)
     if arguments.reason and dropped[arguments.reason] and not examples and arguments.count:
         explanation = "these documents were dropped while the source was read; no examples of them are saved"
         console.print(f"{arguments.reason}: {format_count(dropped[arguments.reason], 'document')}; {explanation}")
-    return DONE
 
 
-def _clean_files(arguments: argparse.Namespace, registry: Registry) -> int:
+def _clean_files(arguments: argparse.Namespace, registry: Registry) -> None:
     from niels_cache_assets.cleaning.report import CleaningReport
     from niels_cache_assets.cli.detection import sources_of
     from niels_cache_assets.corpus.chunks import CorpusCounts
@@ -138,15 +130,13 @@ def _clean_files(arguments: argparse.Namespace, registry: Registry) -> int:
     settings = _thresholds(arguments)
     sources = sources_of(arguments.files, text_field=arguments.text_field)
     outcome = CorpusCounts(report=CleaningReport(registry.build.seed))
-    with _progress() as bar:
-        task = bar.add_task("cleaning", total=None, detail="")
+    with diagnostics().status("cleaning") as status:  # shown only in a terminal
         for _ in _clean(sources, settings, limit=arguments.limit, seed=registry.build.seed, outcome=outcome):
-            bar.update(task, detail=f"{outcome.before.documents:,} documents, {outcome.after.documents:,} kept")
+            status.update(f"cleaning {outcome.before.documents:,} documents, {outcome.after.documents:,} kept")
     examples = _select_examples(outcome.report.rows(), arguments)
     if not print_facts(arguments, {**outcome.meta(), "examples": examples}):
         _print_counts(output(), outcome)
         _print_examples(output(), examples)
-    return DONE
 
 
 def _thresholds(arguments: argparse.Namespace) -> CleaningSettings:
@@ -194,14 +184,6 @@ def _clean(
 
 def _input_bytes(source: PretrainSource) -> int:
     return sum(os.path.getsize(path) for path in getattr(source, "files", []) if os.path.isfile(path))
-
-
-def _progress() -> Progress:
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    console = diagnostics()
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TextColumn("{task.fields[detail]}"), TimeElapsedColumn())
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def _print_counts(console: Console, outcome: CorpusCounts) -> None:

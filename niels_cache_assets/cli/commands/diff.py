@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.base.wording import UNKNOWN, format_count
-from niels_cache_assets.cli.command import Command, integer_at_least
+from niels_cache_assets.cli.command import Command, integer_at_least, option
 from niels_cache_assets.cli.console import DIFFERENCE_STYLE, new_table, output, print_facts
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_runtime.errors import NielsCacheError
@@ -35,21 +34,12 @@ _UNRECORDED = (
 )
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that only this command has."""
-    parser.add_argument("a", metavar="A", help="a cache root, or the folder of one data set")
-    parser.add_argument("b", metavar="B", help="another folder of the same kind")
-    parser.add_argument(
-        "-n",
-        metavar="N",
-        dest="count",
-        type=integer_at_least(0),
-        default=SHOWN,
-        help=f"documents to list of each kind (default: {SHOWN})",
-    )
-
-
 COMMAND = Command(
+    options=(
+        option("a", "A", "a cache root, or the folder of one data set"),
+        option("b", "B", "another folder of the same kind"),
+        option("-n", "N", f"documents to list of each kind (default: {SHOWN})", dest="count", type=integer_at_least(0), default=SHOWN),
+    ),
     usage="A B ",
     description="""\
 Compare two builds: show the settings that differ, the documents that only one build contains, and the
@@ -78,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     for pair in pairs:
         if pair.a is not None and pair.b is not None:
             with transfer_progress(f"comparing {pair.name}") as progress:
-                found.append(compare_pair(pair, shown=arguments.count, progress=progress))
+                found.append(compare_pair(pair.name, pair.a, pair.b, shown=arguments.count, progress=progress))
     alone = {"a": [pair.name for pair in pairs if pair.b is None], "b": [pair.name for pair in pairs if pair.a is None]}
     differ = any(alone.values()) or any(each.differ for each in found)
     facts = {
@@ -217,10 +207,10 @@ def _tokenizer_of(folder: Path) -> TextTokenizer | None:
 
 
 def _as_json(found: DatasetDifferences) -> dict[str, Any]:
-    documents = None if found.documents is None else asdict(found.documents)
-    if found.documents is not None and documents is not None:
+    documents = None if found.documents is None else dict(vars(found.documents))
+    if documents is not None:
         documents["first"] = {
-            what: [{"split": each.split, **each.lineage._asdict()} for each in listed] for what, listed in found.documents.first.items()
+            what: [{"split": each.split, **each.lineage._asdict()} for each in listed] for what, listed in documents["first"].items()
         }
     tokens = {
         split: {"a": found.counts[split][0], "b": found.counts[split][1], "first_difference": _difference_json(difference)}
@@ -229,8 +219,8 @@ def _as_json(found: DatasetDifferences) -> dict[str, Any]:
     return {
         "name": found.name,
         "differ": found.differ,
-        "settings": [asdict(each) for each in found.metas.settings],
-        "counts": [asdict(each) for each in found.metas.counts],
+        "settings": found.metas.settings,
+        "counts": found.metas.counts,
         "has_unrecorded_setting": found.metas.has_unrecorded,
         "documents": documents,
         "tokens": tokens,
@@ -242,5 +232,5 @@ def _difference_json(difference: TokenDifference | None) -> dict[str, Any] | Non
         return None
     positions = {}
     for side, position in (("a", difference.a), ("b", difference.b)):
-        positions[side] = None if position is None else {**asdict(position), "lineage": position.lineage and position.lineage._asdict()}
+        positions[side] = None if position is None else {**vars(position), "lineage": position.lineage and position.lineage._asdict()}
     return {"position": difference.position, **positions}

@@ -14,13 +14,12 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from niels_cache_assets.base.wording import UNKNOWN, file_size, format_count, format_list
-from niels_cache_assets.cli.command import HOME_VARIABLE, Command
+from niels_cache_assets.cli.command import HOME_VARIABLE, Command, switch
 from niels_cache_assets.cli.console import PROGRAM, new_table, output, print_facts
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_runtime.errors import NielsCacheError
@@ -38,13 +37,11 @@ DAGSTER_CONFIG = "dagster.yaml"
 _NETWORK = "check the network and its proxy (HTTPS_PROXY); to use a mirror, set HF_ENDPOINT"
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that only this command has."""
-    parser.add_argument("--offline", action="store_true", help="do not use the network: skip the hub and remote files")
-    parser.add_argument("--text", action="store_true", help="list every location that contains document text; check nothing")
-
-
 COMMAND = Command(
+    options=(
+        switch("--offline", "do not use the network: skip the hub and remote files"),
+        switch("--text", "list every location that contains document text; check nothing"),
+    ),
     description="""\
 Check everything that a build needs: the system, installed packages, the configuration, the input files,
 the cache directory, DAGSTER_HOME, and each data set on the hub. doctor suggests a fix for every problem.
@@ -70,8 +67,9 @@ def run(arguments: argparse.Namespace) -> int:
         return _print_text_locations(arguments)
     findings = list(_find_all(arguments))
     problems = sum(finding.state == "problem" for finding in findings)
+    code = FAILED if problems else DONE
     if print_facts(arguments, {"findings": [dict(zip(_JSON_KEYS, finding, strict=True)) for finding in findings]}):
-        return FAILED if problems else DONE
+        return code
     console = output()
     table = new_table("", "what", "found", shrinking=["found"])
     table.columns[2].overflow = "fold"
@@ -82,10 +80,9 @@ def run(arguments: argparse.Namespace) -> int:
     if fixes:
         console.print()
     for finding in fixes:
-        console.print(Text(f"{finding.what}: ", style=_STYLES[finding.state]), end="")
-        console.print(finding.fix)
+        console.print(Text.assemble((f"{finding.what}: ", _STYLES[finding.state]), finding.fix))
     console.print(f"\n{format_count(problems, 'problem') if problems else 'no problems'}", style=_STYLES["problem" if problems else "ok"])
-    return FAILED if problems else DONE
+    return code
 
 
 def _print_text_locations(arguments: argparse.Namespace) -> int:
@@ -93,7 +90,7 @@ def _print_text_locations(arguments: argparse.Namespace) -> int:
     from niels_cache_assets.inspection.text_locations import text_locations
 
     locations = [*text_locations(*open_registry(arguments))]
-    if print_facts(arguments, {"text": [asdict(location) for location in locations]}):
+    if print_facts(arguments, {"text": locations}):
         return DONE
     table = new_table("where", "what", "size", right=["size"], shrinking=["what"])
     table.columns[0].overflow = "fold"
@@ -125,7 +122,8 @@ def _find_all(arguments: argparse.Namespace) -> Iterator[DoctorFinding]:
         yield _dagster_home()
         return
     root = cache_root(registry, arguments.cache_dir)
-    yield _configuration(registry)
+    if not registry.is_fallback:
+        yield _configuration(registry)
     for line in registry.advice:
         where, _, fix = line.rpartition("; ")
         yield DoctorFinding("configuration", "note", where, fix)
@@ -177,12 +175,7 @@ def _versions() -> DoctorFinding:
 
 
 def _configuration(registry: Registry) -> DoctorFinding:
-    from niels_cache_runtime.format.layout import FAMILIES
-
-    names = [name for family in FAMILIES for name in registry.partition_keys(family)]
-    if registry.is_fallback:
-        what, _, fix = registry.without_file.rpartition("; ")
-        return DoctorFinding("configuration", "note", what, fix)
+    names = registry.partition_keys()
     found = f"{registry.settings_origin}: {format_count(len(names), 'data set')} to build"
     if not names:
         fix = (
@@ -200,7 +193,6 @@ def _inputs(registry: Registry, *, offline: bool) -> Iterator[DoctorFinding]:
     """
     from niels_cache_assets.artifacts.input_problems import input_problems, is_remote
     from niels_cache_assets.tokenizer.kinds import open_configured_model
-    from niels_cache_runtime.format.layout import FAMILIES
 
     problems = False
     model = registry.tokenizer.model
@@ -217,8 +209,8 @@ def _inputs(registry: Registry, *, offline: bool) -> Iterator[DoctorFinding]:
         problems = True
         yield _input_finding("data", problem)
     if not problems:
-        local = [registry.source(name) for family in FAMILIES for name in registry.partition_keys(family)]
-        found = sum(len(source.input_files()) for source in local if not is_remote(source))
+        sources = map(registry.source, registry.partition_keys())
+        found = sum(len(source.input_files()) for source in sources if not is_remote(source))
         if found:
             yield DoctorFinding("data", "ok", f"{format_count(found, 'input file')}")
 

@@ -18,7 +18,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.base.wording import format_count, format_share
-from niels_cache_assets.cli.command import PRETRAIN, SEED_HELP, Command, draw_seed, integer_at_least, require_choice, whole_number
+from niels_cache_assets.cli.command import (
+    PRETRAIN,
+    SEED_HELP,
+    Command,
+    draw_seed,
+    integer_at_least,
+    option,
+    require_choice,
+    switch,
+    whole_number,
+)
 from niels_cache_assets.cli.console import DIFFERENCE_STYLE, ELLIPSIS, new_table, output, print_facts, title_of
 from niels_cache_assets.corpus.layout import DUPLICATES, duplicates_dir, duplicates_file
 
@@ -38,16 +48,14 @@ Pair = Mapping[str, Any]  # a row of corpus.layout.DUPLICATES
 MarkedPart = tuple[bool, list[str]]  # (whether the other text lacks these words, the words)
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that only this command has."""
-    parser.add_argument("name", metavar="NAME", nargs="?", help="a deduplicated data set (default: the counts of all of them)")
-    parser.add_argument("-n", metavar="N", dest="count", type=integer_at_least(1), default=3, help="number of pairs to show (default: 3)")
-    parser.add_argument("--kind", metavar="KIND", help="exact or near duplicates (default: near, if there are any)")
-    parser.add_argument("--closest-call", action="store_true", help="show the least similar pairs instead of random ones")
-    parser.add_argument("--seed", metavar="N", type=whole_number, help=SEED_HELP)
-
-
 COMMAND = Command(
+    options=(
+        option("name", "NAME", "a deduplicated data set (default: the counts of all of them)", nargs="?"),
+        option("-n", "N", "number of pairs to show (default: 3)", dest="count", type=integer_at_least(1), default=3),
+        option("--kind", "KIND", "exact or near duplicates (default: near, if there are any)"),
+        switch("--closest-call", "show the least similar pairs instead of random ones"),
+        option("--seed", "N", SEED_HELP, type=whole_number),
+    ),
     usage="[NAME] ",
     description="""\
 Show the duplicates in a data set, each next to the document that is kept, which may be in a different

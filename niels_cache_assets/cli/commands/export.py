@@ -7,52 +7,22 @@ from __future__ import annotations
 
 import argparse
 import os
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from niels_cache_assets.base.processes import stop_on_signals
 from niels_cache_assets.base.wording import file_size, format_count
-from niels_cache_assets.cli.command import PRETRAIN, WHERE, Command, raise_invalid, require_choice, whole_number
-from niels_cache_assets.cli.console import new_table, output, print_error, print_facts, print_json
-from niels_cache_assets.cli.exit_codes import DONE, FAILED
+from niels_cache_assets.cli.command import PRETRAIN, WHERE, Command, failing, option, raise_invalid, require_choice, switch, whole_number
+from niels_cache_assets.cli.console import new_table, output, print_facts
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from niels_cache_assets.exchange.corpus_text import TextExport
     from niels_cache_assets.exchange.formats import ExportSettings
     from niels_cache_assets.exchange.writing import ExportPlan
 
 TEXT = "text"
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that only this command has."""
-    parser.add_argument("format", metavar="FORMAT", help="megatron, nanogpt, llmc, datatrove, olmo, npy or text")
-    parser.add_argument("name", metavar="NAME", help="a built pretrain data set")
-    parser.add_argument("--out", metavar="PATH", required=True, help="folder to write to; for megatron, the PREFIX of the files")
-    parser.add_argument("--split", metavar="SPLIT", default="all", help="train, val or all (default: all splits that are not empty)")
-    parser.add_argument(
-        "--max-bytes",
-        metavar="N",
-        type=whole_number,
-        help="maximum size of the tokens per file (default: megatron 512 GB, datatrove 200 GB, olmo 1 GiB, llmc and npy 100 "
-        "million tokens)",
-    )
-    parser.add_argument("--key", metavar="KEY", help="megatron: name the files PREFIX_KEY_document, as preprocess_data.py does")
-    parser.add_argument(
-        "--link",
-        metavar="HOW",
-        help="megatron, if a .bin equals one shard: reflink (default: a copy that shares disk blocks, if the file system can), "
-        "hardlink (a second name of the cache's file) or copy",
-    )
-    parser.add_argument("--file-type", metavar="TYPE", help="text: jsonl.zst (default) or parquet")
-    parser.add_argument("--force", action="store_true", help="replace an older export at the same path")
-    parser.add_argument(
-        "--dry-run", action="store_true", help="print the files, their sizes, and the files that --force would delete; write nothing"
-    )
 
 
 def _formats(arguments: argparse.Namespace) -> tuple[str, ...]:
@@ -68,6 +38,28 @@ def _file_types(arguments: argparse.Namespace) -> tuple[str, ...]:
 
 
 COMMAND = Command(
+    options=(
+        option("format", "FORMAT", "megatron, nanogpt, llmc, datatrove, olmo, npy or text"),
+        option("name", "NAME", "a built pretrain data set"),
+        option("--out", "PATH", "folder to write to; for megatron, the PREFIX of the files", required=True),
+        option("--split", "SPLIT", "train, val or all (default: all splits that are not empty)", default="all"),
+        option(
+            "--max-bytes",
+            "N",
+            "maximum size of the tokens per file (default: megatron 512 GB, datatrove 200 GB, olmo 1 GiB, llmc and npy 100 million tokens)",
+            type=whole_number,
+        ),
+        option("--key", "KEY", "megatron: name the files PREFIX_KEY_document, as preprocess_data.py does"),
+        option(
+            "--link",
+            "HOW",
+            "megatron, if a .bin equals one shard: reflink (default: a copy that shares disk blocks, if the file system can), "
+            "hardlink (a second name of the cache's file) or copy",
+        ),
+        option("--file-type", "TYPE", "text: jsonl.zst (default) or parquet"),
+        switch("--force", "replace an older export at the same path"),
+        switch("--dry-run", "print the files, their sizes, and the files that --force would delete; write nothing"),
+    ),
     usage="FORMAT NAME --out PATH ",
     description="""\
 Write a pretrain cache as the files that other projects train from. FORMAT is one of
@@ -102,8 +94,8 @@ olmo, export prints the lines to add to the code of that project.""",
 )
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Plan the export, and write it unless this is a dry run. Return 1 if writing fails."""
+def run(arguments: argparse.Namespace) -> None:
+    """Plan the export, and write it unless this is a dry run."""
     from niels_cache_assets.cli.context import find_cache, open_registry
     from niels_cache_assets.cli.progress import transfer_progress
     from niels_cache_assets.exchange.formats import plan_export
@@ -111,7 +103,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     arguments.out = os.path.expanduser(arguments.out)  # the shell leaves `~` as it is after --out=
     if arguments.format == TEXT:
-        return _export_text(arguments)
+        _export_text(arguments)
+        return
     settings = _settings(arguments)
     registry, root = open_registry(arguments)
     cache = find_cache(registry, root, arguments.name, kinds=("pretrain",))
@@ -120,20 +113,14 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.dry_run:
         if not arguments.force:
             plan.require_free()
-        try:
-            with stop_on_signals(), transfer_progress(f"exporting {cache.name}") as progress:
-                write_export(plan, force=arguments.force, progress=progress)
-        except NielsCacheError as error:
-            print_error(f"error: {error}")
-            return FAILED
-    if print_facts(arguments, _as_json(plan, settings.format, dry_run=arguments.dry_run)):
-        return DONE
-    _print_plan(output(), plan, settings.format, dry_run=arguments.dry_run)
-    return DONE
+        with failing(), stop_on_signals(), transfer_progress(f"exporting {cache.name}") as progress:
+            write_export(plan, force=arguments.force, progress=progress)
+    if not print_facts(arguments, _as_json(plan, settings.format, dry_run=arguments.dry_run)):
+        _print_plan(output(), plan, settings.format, dry_run=arguments.dry_run)
 
 
-def _export_text(arguments: argparse.Namespace) -> int:
-    """Write the documents of a corpus. Return 1 if writing fails."""
+def _export_text(arguments: argparse.Namespace) -> None:
+    """Write the documents of a corpus."""
     from niels_cache_assets.artifacts.prepared_corpora import open_prepared
     from niels_cache_assets.cli.context import open_registry
     from niels_cache_assets.cli.progress import transfer_progress
@@ -141,30 +128,20 @@ def _export_text(arguments: argparse.Namespace) -> int:
 
     given = {"--max-bytes": arguments.max_bytes, "--key": arguments.key, "--link": arguments.link}
     given["--split"] = None if arguments.split == "all" else arguments.split
-    for option, value in given.items():
+    for name, value in given.items():
         if value is not None:
-            raise NielsCacheError(f"{WHERE}: {option}: text does not take it; leave it out")
+            raise NielsCacheError(f"{WHERE}: {name}: text does not take it; leave it out")
     file_type = require_choice("--file-type", "no such type", arguments.file_type or FILE_TYPES[0], FILE_TYPES)
     registry, root = open_registry(arguments)
     folder = Path(arguments.out)
     _refuse_inside_caches(folder, root)
     export = TextExport(prepared=open_prepared(registry, arguments.name, root=root), folder=folder, file_type=file_type)
     if arguments.dry_run:
-        _print_text(arguments, export, {"documents": export.prepared.kept, "files": [{"name": name} for name in export.names()]})
-        return DONE
-    try:
-        with stop_on_signals(), transfer_progress(f"exporting {arguments.name}") as progress:
+        manifest: dict[str, Any] = {"documents": export.prepared.kept, "files": [{"name": name} for name in export.names()]}
+    else:
+        with failing(), stop_on_signals(), transfer_progress(f"exporting {arguments.name}") as progress:
             manifest = export.write(force=arguments.force, progress=progress)
-    except NielsCacheError as error:
-        print_error(f"error: {error}")
-        return FAILED
-    _print_text(arguments, export, manifest)
-    return DONE
-
-
-def _print_text(arguments: argparse.Namespace, export: TextExport, manifest: dict[str, Any]) -> None:
-    if arguments.json:
-        print_json({"format": TEXT, "written": not arguments.dry_run, "folder": export.folder, **manifest})
+    if print_facts(arguments, {"format": TEXT, "written": not arguments.dry_run, "folder": export.folder, **manifest}):
         return
     console = output()
     for entry in manifest["files"]:
@@ -189,9 +166,9 @@ def _settings(arguments: argparse.Namespace) -> ExportSettings:
         raise_invalid("--split", "no split", arguments.split, (*SPLITS, "all"))
     default: Link = "reflink" if format == "megatron" else "copy"
     link: Link = default if arguments.link is None else require_choice("--link", "no such way", arguments.link, get_args(Link))
-    for option, given in (("--key", arguments.key), ("--link", arguments.link)):
+    for name, given in (("--key", arguments.key), ("--link", arguments.link)):
         if given is not None and format != "megatron":
-            raise NielsCacheError(f"{WHERE}: {option}: only megatron takes it; leave it out for {format}")
+            raise NielsCacheError(f"{WHERE}: {name}: only megatron takes it; leave it out for {format}")
     if format == "megatron" and os.path.basename(arguments.out) in ("", ".", ".."):
         prefix = os.path.join(arguments.out, "notes")
         raise NielsCacheError(f"{WHERE}: --out {arguments.out}: is a folder; megatron needs a prefix, such as {prefix}")
@@ -215,7 +192,7 @@ def _refuse_inside_caches(folder: Path, root: Path) -> None:
 
 
 def _as_json(plan: ExportPlan, format: str, *, dry_run: bool) -> dict[str, Any]:
-    files = [{**asdict(file), "name": plan.folder / file.name} for file in plan.files]
+    files = [{**vars(file), "name": plan.folder / file.name} for file in plan.files]
     deleted = [plan.folder / name for name in plan.deleted()] if dry_run else []
     return {"format": format, "written": not dry_run, "files": files, "notes": plan.notes, "lines": plan.lines, "would_be_deleted": deleted}
 
@@ -230,8 +207,7 @@ def _print_plan(console: Console, plan: ExportPlan, format: str, *, dry_run: boo
     console.print(f"\n{format_count(len(plan.files), 'file')}, {file_size(plan.bytes)}, {verb} for {format}")
     for note in plan.notes:
         console.print(note)
-    existing = plan.existing() if dry_run else []
-    if existing:
+    if dry_run and (existing := plan.existing()):
         console.print(f"{format_count(len(existing), 'file')} of an older export exist: --force would replace them")
         for name in plan.deleted():
             console.print(f"--force would delete {plan.folder / name}")

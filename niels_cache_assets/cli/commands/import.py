@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 from niels_cache_assets.base.defaults import ROLE_KEYS
 from niels_cache_assets.base.processes import stop_on_signals
 from niels_cache_assets.base.wording import SHORT_SHA256, format_count
-from niels_cache_assets.cli.command import WHERE, Command, require_choice, whole_number
-from niels_cache_assets.cli.console import output, print_error, print_facts
-from niels_cache_assets.cli.exit_codes import DONE, FAILED
+from niels_cache_assets.cli.command import WHERE, Command, failing, option, require_choice, switch, whole_number
+from niels_cache_assets.cli.console import output, print_facts
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
@@ -27,22 +26,18 @@ if TYPE_CHECKING:
 FORMATS = ("megatron",)
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that only this command has."""
-    parser.add_argument("format", metavar="FORMAT", help="megatron")
-    parser.add_argument("prefix", metavar="PREFIX", help="path of the train files without .bin and .idx")
-    parser.add_argument("--name", metavar="NAME", required=True, help="name of the new data set, which must not be in the configuration")
-    parser.add_argument("--val", metavar="PREFIX", help="path of the val files (default: val is empty)")
-    parser.add_argument(
-        "--tokenizer", metavar="FILE", help="the model that produced the tokens: SentencePiece, tokenizer.json or tiktoken ranks"
-    )
-    parser.add_argument("--tokenizer-sha256", metavar="HEX", help="sha256 of the tokenizer that produced the tokens")
-    parser.add_argument("--vocab-size", metavar="N", type=whole_number, help="number of token ids in the vocabulary")
-    parser.add_argument("--eot", metavar="ID", type=whole_number, help="token id that ends each document")
-    parser.add_argument("--force", action="store_true", help="replace an imported data set with this name")
-
-
 COMMAND = Command(
+    options=(
+        option("format", "FORMAT", "megatron"),
+        option("prefix", "PREFIX", "path of the train files without .bin and .idx"),
+        option("--name", "NAME", "name of the new data set, which must not be in the configuration", required=True),
+        option("--val", "PREFIX", "path of the val files (default: val is empty)"),
+        option("--tokenizer", "FILE", "the model that produced the tokens: SentencePiece, tokenizer.json or tiktoken ranks"),
+        option("--tokenizer-sha256", "HEX", "sha256 of the tokenizer that produced the tokens"),
+        option("--vocab-size", "N", "number of token ids in the vocabulary", type=whole_number),
+        option("--eot", "ID", "token id that ends each document", type=whole_number),
+        switch("--force", "replace an imported data set with this name"),
+    ),
     usage="FORMAT PREFIX --name NAME ",
     description="""\
 Create a pretrain cache from another project's tokens. `import megatron PREFIX` reads PREFIX.bin and
@@ -60,8 +55,8 @@ of text.""",
 )
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Import, and print a summary. Return 1 if the command line is valid but the import fails."""
+def run(arguments: argparse.Namespace) -> None:
+    """Import, and print a summary."""
     from niels_cache_assets.cli.context import open_registry
     from niels_cache_assets.cli.progress import transfer_steps
     from niels_cache_assets.exchange.megatron_import import as_prefix, import_megatron, require_prefixes
@@ -77,29 +72,19 @@ def run(arguments: argparse.Namespace) -> int:
         prefixes["val"] = as_prefix(arguments.val)
     require_prefixes(prefixes)
     directory = dataset_dir(root, "pretrain", arguments.name)
-    try:
-        with stop_on_signals(), transfer_steps(f"importing {arguments.name}") as on_step:
-
-            def progress(doing: str, done: int, total: int) -> None:
-                on_step(f"{doing} {arguments.name}", done, total)
-
-            meta = import_megatron(
-                prefixes,
-                directory,
-                vocabulary=vocabulary,
-                shard_bytes=registry.build.shard_bytes,
-                token_dtype=registry.build.token_dtype,
-                progress=progress,
-            )
-    except NielsCacheError as error:
-        print_error(f"error: {error}")
-        return FAILED
-    if print_facts(arguments, {"name": arguments.name, "directory": directory, "meta": meta}):
-        return DONE
-    console = output()
-    for line in _summary(arguments.name, directory, meta):
-        console.print(line)
-    return DONE
+    with failing(), stop_on_signals(), transfer_steps(f"importing {arguments.name}") as on_step:
+        meta = import_megatron(
+            prefixes,
+            directory,
+            vocabulary=vocabulary,
+            shard_bytes=registry.build.shard_bytes,
+            token_dtype=registry.build.token_dtype,
+            progress=lambda doing, done, total: on_step(f"{doing} {arguments.name}", done, total),
+        )
+    if not print_facts(arguments, {"name": arguments.name, "directory": directory, "meta": meta}):
+        console = output()
+        for line in _summary(arguments.name, directory, meta):
+            console.print(line)
 
 
 def _require_free_name(arguments: argparse.Namespace, registry: Registry, root: Path) -> None:

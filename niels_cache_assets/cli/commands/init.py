@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from niels_cache_assets.cli.command import Command, catalog_names, whole_number
+from niels_cache_assets.cli.command import Command, catalog_names, option, switch, whole_number
 from niels_cache_assets.cli.console import PROGRAM, is_quiet, new_table, output, print_facts
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -22,20 +22,10 @@ if TYPE_CHECKING:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that only this command has."""
-    parser.add_argument("data", metavar="PATH", nargs="*", help="your data: files, folders or globs")
-    parser.add_argument("--out", metavar="FILE", default="niels_cache.toml", help="configuration file to write (default: niels_cache.toml)")
-    parser.add_argument("--force", action="store_true", help="replace an existing file")
+    """Add the options in groups."""
     start = parser.add_argument_group("what to build")
     start.add_argument(
         "--from", metavar="NAME", nargs="+", action="extend", default=[], dest="catalog", help="data sets that ship with niels-cache"
-    )
-    parser.add_argument(
-        "--list",
-        metavar="NAME",
-        nargs="*",
-        dest="listed",
-        help="list the data sets that ship with niels-cache, or print the tables for NAME; write no file",
     )
     start.add_argument(
         "--profile",
@@ -66,6 +56,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 COMMAND = Command(
+    options=(
+        option("data", "PATH", "your data: files, folders or globs", nargs="*"),
+        option("--out", "FILE", "configuration file to write (default: niels_cache.toml)", default="niels_cache.toml"),
+        switch("--force", "replace an existing file"),
+        option(
+            "--list",
+            "NAME",
+            "list the data sets that ship with niels-cache, or print the tables for NAME; write no file",
+            nargs="*",
+            dest="listed",
+        ),
+    ),
     description="""\
 Write a niels_cache.toml that lists the data sets to build, with a comment for every key. init inspects
 your data to find the text field and the format of conversations (lists of messages, instruction and
@@ -88,7 +90,6 @@ def run(arguments: argparse.Namespace) -> None:
     """Write the file, or list the catalog."""
     from niels_cache_assets.base.defaults import CONFIG_NAME
     from niels_cache_assets.cli.new_config import render
-    from niels_cache_runtime.format.layout import FAMILIES
 
     if arguments.listed is not None:
         _list(arguments)
@@ -105,15 +106,14 @@ def run(arguments: argparse.Namespace) -> None:
     registry, broken = _write(target, render(arguments))
     for line in broken:
         print(f"WARNING: {line}", file=sys.stderr)
-    built = [name for family in FAMILIES for name in registry.partition_keys(family)]
+    built = registry.partition_keys()
     facts = {"file": target, "profile": registry.profile, "data_sets": built, "cache_dir": registry.build.cache_dir}
     if not print_facts(arguments, facts) and not is_quiet():
         option = "" if target.name == CONFIG_NAME and target.absolute().parent == Path.cwd() else f" --config {target}"
         console = output()
         console.print(f"{target} written. It builds", style="bold")
-        for family in FAMILIES:
-            for name in registry.partition_keys(family):
-                console.print(f"  [{family}.{name}] {_describe_source(registry.source(name))}")
+        for name in built:
+            console.print(f"  [{registry.family_of(name)}.{name}] {_describe_source(registry.source(name))}")
         console.print("Next steps", style="bold")
         if arguments.profile == "quickstart":
             option = f" --config {target}"  # with this profile, a file is read only if --config names it
@@ -210,12 +210,10 @@ def _require_inputs(registry: Registry) -> list[str]:
     from niels_cache_assets.artifacts.input_problems import InputsError, hub_problems, input_problems
     from niels_cache_assets.project.shipped import catalog
     from niels_cache_assets.tokenizer.kinds import open_configured_model
-    from niels_cache_runtime.format.layout import FAMILIES
 
     if registry.tokenizer.model is not None:
         open_configured_model(registry.tokenizer)
-    own_names = {name for family in FAMILIES for name in registry.partition_keys(family) if name not in catalog()}
-    found = [*input_problems(registry), *hub_problems(registry, own_names)]
+    found = [*input_problems(registry), *hub_problems(registry, set(registry.partition_keys()) - catalog().keys())]
     problems = [problem for problem in found if not problem.is_unreachable and not problem.is_row_problem]
     if problems:
         raise InputsError(["error: init: this configuration cannot be built, so no file was written:", *map(str, problems)])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, get_args
 
 from niels_cache_assets.base.processes import stop_on_signals
 from niels_cache_assets.base.wording import file_size
-from niels_cache_assets.cli.command import WHERE, Command, offer_configured_names, require_choice, whole_number
+from niels_cache_assets.cli.command import WHERE, Command, offer_configured_names, option, require_choice, whole_number
 from niels_cache_assets.cli.console import new_table, output, print_facts
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -21,20 +21,16 @@ if TYPE_CHECKING:
 _OF_A_FILE = ("sequence_length", "num_samples", "seed", "split", "part")
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that only this command has."""
-    parser.add_argument("name", metavar="NAME", nargs="?", help="a [blend.NAME] table in the configuration")
-    parser.add_argument("--blend", metavar="FILE", help="file with the weights and paths of a blend that is not in the configuration")
-    parser.add_argument("--sequence-length", metavar="L", type=whole_number, help="number of tokens per sample")
-    parser.add_argument(
-        "--num-samples", metavar="N", type=whole_number, help="samples in the run; required with weights (default: every sample once)"
-    )
-    parser.add_argument("--seed", metavar="S", type=whole_number, help="--seed of Megatron-LM (default: 1234, as in Megatron-LM)")
-    parser.add_argument("--split", metavar="A,B,C", help='shares of train, valid and test, such as "99,1,0" (default: everything is train)')
-    parser.add_argument("--part", metavar="PART", help="build train, valid or test (default: train)")
-
-
 COMMAND = Command(
+    options=(
+        option("name", "NAME", "a [blend.NAME] table in the configuration", nargs="?"),
+        option("--blend", "FILE", "file with the weights and paths of a blend that is not in the configuration"),
+        option("--sequence-length", "L", "number of tokens per sample", type=whole_number),
+        option("--num-samples", "N", "samples in the run; required with weights (default: every sample once)", type=whole_number),
+        option("--seed", "S", "--seed of Megatron-LM (default: 1234, as in Megatron-LM)", type=whole_number),
+        option("--split", "A,B,C", 'shares of train, valid and test, such as "99,1,0" (default: everything is train)'),
+        option("--part", "PART", "build train, valid or test (default: train)"),
+    ),
     usage="[NAME] ",
     description="""\
 Build the GPT and blend indices of a training run in advance, on a CPU machine. An index lists the

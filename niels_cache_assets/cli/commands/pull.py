@@ -6,12 +6,11 @@ which `TokenLoader(..., remote=Copy(dir=DIR))` fills from an address.
 
 import argparse
 import re
-from dataclasses import asdict
 from pathlib import Path
 
 from niels_cache_assets.base.processes import stop_on_signals
 from niels_cache_assets.base.wording import SHORT_SHA256, UNKNOWN, file_size, format_count
-from niels_cache_assets.cli.command import WHERE, Command, require_choice
+from niels_cache_assets.cli.command import WHERE, Command, option, require_choice, switch
 from niels_cache_assets.cli.console import PROGRAM, new_table, output, print_facts
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_runtime.errors import NielsCacheError
@@ -29,13 +28,7 @@ def byte_count(text: str) -> int:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that only this command has."""
-    parser.add_argument(
-        "address", metavar="ADDRESS", nargs="?", help="s3://BUCKET/PREFIX, gs://, az://, file:///PATH or hf://datasets/OWNER/NAME"
-    )
-    parser.add_argument("--out", metavar="DIR", help="the cache directory to write to, such as cache")
-    parser.add_argument("--split", metavar="SPLIT", help="download only train or only val, and leave the other split empty (default: both)")
-    parser.add_argument("--replace", action="store_true", help="replace another build of this data set in DIR")
+    """Add the options in groups."""
     copy = parser.add_argument_group("the local copy of a loader")
     copy.add_argument("--copy", metavar="DIR", help="show the content of DIR, the folder given to Copy(dir=DIR)")
     action = copy.add_mutually_exclusive_group()
@@ -44,6 +37,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 COMMAND = Command(
+    options=(
+        option("address", "ADDRESS", "s3://BUCKET/PREFIX, gs://, az://, file:///PATH or hf://datasets/OWNER/NAME", nargs="?"),
+        option("--out", "DIR", "the cache directory to write to, such as cache"),
+        option("--split", "SPLIT", "download only train or only val, and leave the other split empty (default: both)"),
+        switch("--replace", "replace another build of this data set in DIR"),
+    ),
     usage="ADDRESS --out DIR ",
     description="""\
 Download a published cache and its tokenizer to a cache directory. Requires obstore: pip install
@@ -115,7 +114,7 @@ def _local_copy(arguments: argparse.Namespace) -> int:
     damaged = check(folder) if arguments.check else None
     found = contents(folder)
     code = FAILED if damaged else DONE
-    if print_facts(arguments, {"folder": folder, **asdict(found), "freed_bytes": freed, "damaged": damaged}):
+    if print_facts(arguments, {"folder": folder, **vars(found), "freed_bytes": freed, "damaged": damaged}):
         return code
     console = output()
     table = new_table("data set", "address", "build", "files", "size", "in use", right=["files", "size"], shrinking=["address"])

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.base.processes import stop_on_signals
 from niels_cache_assets.base.wording import SHORT_SHA256, file_size, format_count, format_list
-from niels_cache_assets.cli.command import DATA_SETS, WHERE, Command
+from niels_cache_assets.cli.command import DATA_SETS, WHERE, Command, option, switch
 from niels_cache_assets.cli.console import output, print_facts
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -17,16 +16,14 @@ if TYPE_CHECKING:
     from niels_cache_assets.publish.push import PruneResult, PushResult
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that only this command has."""
-    parser.add_argument("name", metavar="NAME", help="a built data set")
-    parser.add_argument("address", metavar="ADDRESS", help="s3://BUCKET/PREFIX, gs://, az://, file:///PATH or hf://datasets/OWNER/NAME")
-    parser.add_argument("--replace", action="store_true", help="replace another build of this data set at the address")
-    parser.add_argument("--repair", action="store_true", help="also read the objects at the address, and upload damaged ones again")
-    parser.add_argument("--prune", action="store_true", help="afterwards, delete older builds at the address")
-
-
 COMMAND = Command(
+    options=(
+        option("name", "NAME", "a built data set"),
+        option("address", "ADDRESS", "s3://BUCKET/PREFIX, gs://, az://, file:///PATH or hf://datasets/OWNER/NAME"),
+        switch("--replace", "replace another build of this data set at the address"),
+        switch("--repair", "also read the objects at the address, and upload damaged ones again"),
+        switch("--prune", "afterwards, delete older builds at the address"),
+    ),
     usage="NAME ADDRESS ",
     description="""\
 Publish a cache and its tokenizer to an object store. Requires obstore: pip install
@@ -90,7 +87,7 @@ def _as_json(address: str, pushed: PushResult, pruned: PruneResult | None) -> di
         "files": pushed.files,
         "sent": pushed.sent,
         "sent_bytes": pushed.sent_bytes,
-        "pruned": None if pruned is None else asdict(pruned),
+        "pruned": pruned,
     }
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from niels_cache_assets.cli.command import PRETRAIN, Command
+from niels_cache_assets.cli.command import PRETRAIN, Command, option, switch
 from niels_cache_assets.cli.console import diagnostics, output, print_json, warnings
 
 if TYPE_CHECKING:
@@ -18,14 +18,12 @@ if TYPE_CHECKING:
 Report = tuple[Path, Any, Callable[[], str], list[str]]  # its path, its data, the page, and the lines to print
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that only this command has."""
-    parser.add_argument("name", metavar="NAME", nargs="?", help="a data set with a corpus: write a report on its thresholds")
-    parser.add_argument("--out", metavar="FILE", help="HTML file to write (default: reports/cache.html or reports/tune/NAME.html)")
-    parser.add_argument("--open", action="store_true", help="open the report in a browser")
-
-
 COMMAND = Command(
+    options=(
+        option("name", "NAME", "a data set with a corpus: write a report on its thresholds", nargs="?"),
+        option("--out", "FILE", "HTML file to write (default: reports/cache.html or reports/tune/NAME.html)"),
+        switch("--open", "open the report in a browser"),
+    ),
     usage="[NAME] ",
     description="""\
 Write a self-contained HTML report on all caches: status, counts, sizes, sha256, plots, and check

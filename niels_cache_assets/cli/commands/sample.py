@@ -16,7 +16,17 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.base.wording import format_count
-from niels_cache_assets.cli.command import SEED_HELP, WHERE, Command, draw_seed, integer_at_least, require_choice, whole_number
+from niels_cache_assets.cli.command import (
+    SEED_HELP,
+    WHERE,
+    Command,
+    draw_seed,
+    integer_at_least,
+    option,
+    require_choice,
+    switch,
+    whole_number,
+)
 from niels_cache_assets.cli.console import excerpt, output, print_json, title_of
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -35,28 +45,16 @@ TARGET_STYLE = "underline green"
 CUT_STYLE = "bold yellow"
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that only this command has."""
-    parser.add_argument("name", metavar="NAME", help="a built data set, or the ADDRESS of a published cache")
-    parser.add_argument(
-        "--stage", metavar="STAGE", default="cache", help="cache: what training sees (default); corpus: documents after cleaning"
-    )
-    parser.add_argument("--split", metavar="SPLIT", help="train or val (default: train; not for a corpus)")
-    parser.add_argument("-n", metavar="N", dest="count", type=integer_at_least(1), default=3, help="number of samples (default: 3)")
-    parser.add_argument(
-        "--notable", action="store_true", help="show the first, the longest, the shortest and one fixed random sample; ignores -n"
-    )
-    parser.add_argument("--seed", metavar="N", type=whole_number, help=SEED_HELP)
-    parser.add_argument(
-        "--tokens",
-        metavar="N",
-        type=integer_at_least(1),
-        default=128,
-        help="tokens to print per sample (default: 128; estimated for a corpus)",
-    )
-
-
 COMMAND = Command(
+    options=(
+        option("name", "NAME", "a built data set, or the ADDRESS of a published cache"),
+        option("--stage", "STAGE", "cache: what training sees (default); corpus: documents after cleaning", default="cache"),
+        option("--split", "SPLIT", "train or val (default: train; not for a corpus)"),
+        option("-n", "N", "number of samples (default: 3)", dest="count", type=integer_at_least(1), default=3),
+        switch("--notable", "show the first, the longest, the shortest and one fixed random sample; ignores -n"),
+        option("--seed", "N", SEED_HELP, type=whole_number),
+        option("--tokens", "N", "tokens to print per sample (default: 128; estimated for a corpus)", type=integer_at_least(1), default=128),
+    ),
     usage="NAME ",
     examples="""\
   niels-cache sample wikitext                   three random windows of train
@@ -141,8 +139,9 @@ def _print_sample(
         console.print(f"--- {sample.title}", style="bold")
         text = render(sample.tokens, sample.is_target, tokenizer, console) if tokenizer else Text(" ".join(map(str, sample.tokens)))
         if sample.cut is not None:
-            text.append(f" {sample.cut.mark}", style=CUT_STYLE)
-            explanations[sample.cut.explanation] = None
+            mark, explanation = sample.cut
+            text.append(f" {mark}", style=CUT_STYLE)
+            explanations[explanation] = None
         console.print(text)
     if explanations:
         console.print("\n" + "\n".join(explanations), style="dim")
@@ -153,15 +152,7 @@ def _print_sample(
 def _as_json(sample: DisplayedSample, tokenizer: TextTokenizer | None) -> Any:
     from niels_cache_assets.tokenizer.decoding import as_text
 
-    return {
-        "title": sample.title,
-        "tokens": sample.tokens.tolist(),
-        "is_target": sample.is_target.tolist(),
-        "hidden_tokens": sample.hidden_tokens,
-        "hidden_targets": sample.hidden_targets,
-        "is_cut_by_budget": sample.is_cut_by_budget,
-        "text": None if tokenizer is None else as_text(sample.tokens.tolist(), tokenizer),
-    }
+    return {**vars(sample), "text": None if tokenizer is None else as_text(sample.tokens.tolist(), tokenizer)}
 
 
 def render(tokens: Tokens, is_target: Bools, tokenizer: TextTokenizer, console: Console) -> Text:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from niels_cache_assets.base.wording import file_size, format_count
-from niels_cache_assets.cli.command import CACHES, Command
+from niels_cache_assets.cli.command import CACHES, Command, option
 from niels_cache_assets.cli.console import PROGRAM, new_table, output, print_facts
 from niels_cache_assets.corpus.layout import corpus_dir
 from niels_cache_runtime.errors import NielsCacheError
@@ -34,14 +34,10 @@ _NOT_FACTS = frozenset(
 _NOT_CORPUS_FACTS = _NOT_FACTS | {"documents", "characters", "bytes", "lengths", "dropped_by_source"}
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that only this command has."""
-    parser.add_argument(
-        "name", metavar="NAME", help="a data set, `tokenizer`, the path of a folder with a meta.json, or the ADDRESS of a published cache"
-    )
-
-
 COMMAND = Command(
+    options=(
+        option("name", "NAME", "a data set, `tokenizer`, the path of a folder with a meta.json, or the ADDRESS of a published cache"),
+    ),
     usage="NAME ",
     examples="""\
   niels-cache show wikitext

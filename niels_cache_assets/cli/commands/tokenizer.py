@@ -15,13 +15,13 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.base.wording import SHORT_SHA256
-from niels_cache_assets.cli.command import WHERE, Command, integer_at_least, require_choice
+from niels_cache_assets.cli.command import WHERE, Command, integer_at_least, option, require_choice
 from niels_cache_assets.cli.console import new_table, output, print_facts, print_json
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_runtime.errors import NielsCacheError
@@ -45,26 +45,24 @@ _IDS = 6  # ids on each side of the first one that differs
 TextSources = Callable[[], Iterable[tuple[str, Iterable[str]]]]
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that only this command has."""
-    parser.add_argument("action", metavar="ACTION", help="compare or prove")
-    parser.add_argument(
-        "models",
-        metavar="MODEL",
-        nargs="+",
-        help="two or more models (SentencePiece, tokenizer.json or its folder, tiktoken ranks); `cache` is the one in the cache directory",
-    )
-    parser.add_argument("--only", metavar="NAME", nargs="+", help="use only the text of these data sets")
-    parser.add_argument("--files", metavar="PATH", nargs="+", default=[], help="also use your own text: files and folders, as for `clean`")
-    parser.add_argument(
-        "--characters",
-        metavar="N",
-        type=integer_at_least(1),
-        help=f"characters to use from the start of each source (default: {CHARACTERS:_} for compare, all for prove)",
-    )
-
-
 COMMAND = Command(
+    options=(
+        option("action", "ACTION", "compare or prove"),
+        option(
+            "models",
+            "MODEL",
+            "two or more models (SentencePiece, tokenizer.json or its folder, tiktoken ranks); `cache` is the one in the cache directory",
+            nargs="+",
+        ),
+        option("--only", "NAME", "use only the text of these data sets", nargs="+"),
+        option("--files", "PATH", "also use your own text: files and folders, as for `clean`", nargs="+", default=[]),
+        option(
+            "--characters",
+            "N",
+            f"characters to use from the start of each source (default: {CHARACTERS:_} for compare, all for prove)",
+            type=integer_at_least(1),
+        ),
+    ),
     usage="compare|prove MODEL ... ",
     description="""\
 compare: show characters per token on the same text, by source. Higher is better: the same text needs
@@ -98,7 +96,7 @@ class TokenizerComparison:
         return [characters_per_token(self.characters, tokens) for tokens in self.tokens]
 
     def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "characters_per_token": self.characters_per_token}
+        return {**vars(self), "characters_per_token": self.characters_per_token}
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -224,20 +222,16 @@ class EngineResult:
     Attributes:
         engine: Name of the engine.
         version: Its version, or None if it is not installed.
-        proofs: One proof for each source of texts, or None if the engine is not installed or cannot load the model.
+        sources: One proof for each source of texts, or None if the engine is not installed or cannot load the model.
     """
 
     engine: str
     version: str | None
-    proofs: dict[str, EngineProof] | None
+    sources: dict[str, EngineProof] | None
 
     @property
     def differs(self) -> bool:
-        return any(proof.differing for proof in (self.proofs or {}).values())
-
-    def as_json(self) -> dict[str, Any]:
-        sources = None if self.proofs is None else {name: asdict(proof) for name, proof in self.proofs.items()}
-        return {"engine": self.engine, "version": self.version, "sources": sources}
+        return any(proof.differing for proof in (self.sources or {}).values())
 
 
 def _prove(models: Sequence[tuple[Path, TextTokenizer]], sources: TextSources, *, as_json: bool) -> int:
@@ -255,10 +249,7 @@ def _prove(models: Sequence[tuple[Path, TextTokenizer]], sources: TextSources, *
         for path, tokenizer in models
     ]
     if as_json:
-        rows = [
-            {"model": path, "reference": reference_of(tokenizer), "engines": [each.as_json() for each in proven]}
-            for path, tokenizer, proven in results
-        ]
+        rows = [{"model": path, "reference": reference_of(tokenizer), "engines": proven} for path, tokenizer, proven in results]
         print_json({"models": rows})
     else:
         for path, tokenizer, proven in results:
@@ -272,12 +263,12 @@ def _prove_engine(name: str, engine: Engine | None, tokenizer: TextTokenizer, so
     from niels_cache_assets.tokenizer.proof import compare
 
     if engine is None:
-        return EngineResult(engine=name, version=installed_version(name), proofs=None)
+        return EngineResult(engine=name, version=installed_version(name), sources=None)
     proofs = {DIFFICULT: prove(tokenizer, engine)}
     for source, texts in sources():
         valid = (normalize_newlines(text) for text in texts if not has_lone_surrogate(text))  # as in a build
         proofs[source] = compare(valid, reference=tokenizer.encode_flat, engine=engine.encode_flat)
-    return EngineResult(engine=name, version=engine.version, proofs=proofs)
+    return EngineResult(engine=name, version=engine.version, sources=proofs)
 
 
 def _print_proofs(path: Path, tokenizer: TextTokenizer, proven: Sequence[EngineResult]) -> None:
@@ -287,11 +278,11 @@ def _print_proofs(path: Path, tokenizer: TextTokenizer, proven: Sequence[EngineR
     who = f"the reference is {reference}" if reference else f"no engine encodes for the kind {tokenizer.kind}"
     console.print(f"{path}: {tokenizer.vocab_size:,} ids; {who}")
     for each in proven if reference else ():
-        if each.proofs is None:
+        if each.sources is None:
             why = f"{each.engine} {each.version} cannot load this model" if each.version else f"{each.engine} is not installed"
             console.print(f"  {why}; builds use {reference}")
             continue
-        for source, proof in each.proofs.items():
+        for source, proof in each.sources.items():
             result = "all have equal ids" if not proof.differing else f"{proof.differing:,} have other ids"
             if proof.unencodable:
                 others = "the others have equal ids" if not proof.differing else result

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, cast
 
 from niels_cache_assets.base.wording import format_count
-from niels_cache_assets.cli.command import WHERE, Command, raise_invalid, require_choice, whole_number
+from niels_cache_assets.cli.command import WHERE, Command, option, raise_invalid, require_choice, whole_number
 from niels_cache_assets.cli.console import new_table, output, print_json
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -34,28 +34,6 @@ EXCERPT_CHARACTERS = 64  # number of tokens that are decoded for an excerpt, bec
 NEIGHBOURHOOD_TOKENS = 48  # on each side of a token
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that only this command has."""
-    parser.add_argument("--state", metavar="FILE", required=True, help="JSON file or torch checkpoint that contains the loader state")
-    parser.add_argument(
-        "--step", metavar="N", type=whole_number, required=True, help="number of the batch, counted from 0 like loader.step"
-    )
-    parser.add_argument("--rank", metavar="R", type=whole_number, default=0, help="rank that received the batch (default: 0)")
-    parser.add_argument("--row", metavar="I", type=whole_number, help="show only this row, with its full text")
-    parser.add_argument("--column", metavar="J", type=whole_number, help="show only this token of the row: x[I, J], which is y[I, J - 1]")
-    parser.add_argument("--side", metavar="SIDE", help="for preference pairs: chosen (the default) or rejected")
-    parser.add_argument(
-        "--source",
-        metavar="NAME=FOLDER",
-        nargs="+",
-        type=_name_and_folder,
-        action="extend",
-        default=[],
-        dest="sources",
-        help="new folder of a split that was moved after training",
-    )
-
-
 def _name_and_folder(text: str) -> tuple[str, str]:
     name, equals, folder = text.partition("=")
     if not name or not equals or not folder:
@@ -64,6 +42,24 @@ def _name_and_folder(text: str) -> tuple[str, str]:
 
 
 COMMAND = Command(
+    options=(
+        option("--state", "FILE", "JSON file or torch checkpoint that contains the loader state", required=True),
+        option("--step", "N", "number of the batch, counted from 0 like loader.step", type=whole_number, required=True),
+        option("--rank", "R", "rank that received the batch (default: 0)", type=whole_number, default=0),
+        option("--row", "I", "show only this row, with its full text", type=whole_number),
+        option("--column", "J", "show only this token of the row: x[I, J], which is y[I, J - 1]", type=whole_number),
+        option("--side", "SIDE", "for preference pairs: chosen (the default) or rejected"),
+        option(
+            "--source",
+            "NAME=FOLDER",
+            "new folder of a split that was moved after training",
+            nargs="+",
+            type=_name_and_folder,
+            action="extend",
+            default=[],
+            dest="sources",
+        ),
+    ),
     usage="--state FILE --step N ",
     description="""\
 Show the origin of a training batch: the data set, epoch, sample, shard and offset of every row, and, for
@@ -213,9 +209,9 @@ def _row_json(row: BatchRow, cache: TracedCache, *, column: int | None = None) -
     If `column` is given, only the segment with this column is included.
     """
     segments = [segment for segment in row.segments if column is None or segment.first <= column < segment.last]
-    whole = {"row": row.number, "data_set": row.dataset, "epoch": row.epoch, "sample": row.sample, "tokens": row.tokens.tolist()}
+    whole = {"row": row.number, "data_set": row.dataset, "epoch": row.epoch, "sample": row.sample, "tokens": row.tokens}
     if column is not None:
-        whole |= {"column": column, "token": int(row.tokens[column]), "offset_in_document": int(row.document_offsets[column])}
+        whole |= {"column": column, "token": row.tokens[column], "offset_in_document": row.document_offsets[column]}
     return {**whole, "segments": [_segment_json(segment, row, cache) for segment in segments]}
 
 
@@ -232,9 +228,7 @@ def _segment_json(segment: Segment, row: BatchRow, cache: TracedCache) -> dict[s
         "offset": segment.offset,
         cache.unit: segment.document if segment.is_in_document else None,
         "from_token": segment.document_offset,
-        "source_id": lineage.source_id if lineage else None,
-        "file": lineage.file if lineage else None,
-        "row": lineage.row if lineage else None,
+        **{name: getattr(lineage, name, None) for name in ("source_id", "file", "row")},
         **({"kept": kept_values(lineage.kept)} if lineage and lineage.kept is not None else {}),
         "text": cache.text(row, segment.first, segment.last),
     }

@@ -13,7 +13,7 @@ import sys
 from types import FrameType
 from typing import NoReturn
 
-from niels_cache_assets.cli.command import Command
+from niels_cache_assets.cli.command import Command, option, switch
 from niels_cache_assets.cli.console import diagnostics, output
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -23,12 +23,6 @@ HOST = "127.0.0.1"  # the UI has no login
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that only this command has."""
-    parser.add_argument("--port", metavar="N", type=_port, default=DEFAULT_PORT, help=f"port to listen on (default: {DEFAULT_PORT})")
-    parser.add_argument("--read-only", action="store_true", help="allow no changes; can run alongside another UI")
-
-
 def _port(text: str) -> int:
     if not text.isdecimal() or int(text) > 65_535:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port; give 1 to 65535, or 0 for any free port")
@@ -36,6 +30,10 @@ def _port(text: str) -> int:
 
 
 COMMAND = Command(
+    options=(
+        option("--port", "N", f"port to listen on (default: {DEFAULT_PORT})", type=_port, default=DEFAULT_PORT),
+        switch("--read-only", "allow no changes; can run alongside another UI"),
+    ),
     description="""\
 Start the Dagster UI on this machine, with assets, lineage, counts, sha256, checks, live logs, and
 buttons to start builds. The UI requires no login, but other web pages in the same browser can neither

@@ -1,36 +1,32 @@
 """The command `verify`, which runs the verifier of niels_cache_runtime on the cache root of this configuration, with a progress bar."""
 
 import argparse
-from dataclasses import asdict
 
 from niels_cache_assets.base.wording import file_size, format_count
-from niels_cache_assets.cli.command import CACHES, WHERE, Command, raise_invalid
-from niels_cache_assets.cli.console import new_table, output, print_facts, print_json
+from niels_cache_assets.cli.command import CACHES, WHERE, Command, option, raise_invalid, switch
+from niels_cache_assets.cli.console import new_table, output, print_facts
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_runtime.errors import NielsCacheError
 
 _STYLES = {"sound": "green", "findings": "red", "unverifiable": "yellow", "off": "dim"}
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that only this command has."""
-    parser.add_argument(
-        "names",
-        metavar="NAME",
-        nargs="*",
-        help="data sets, tokenizer or duplicates (default: the whole cache directory), or one ADDRESS of a published cache",
-    )
-    parser.add_argument("--quick", action="store_true", help="compare only names and sizes")
-    parser.add_argument(
-        "--against-dagster",
-        action="store_true",
-        help="also compare each meta.json with the hash that Dagster recorded (DAGSTER_HOME), to find a changed file even if "
-        "meta.json was updated",
-    )
-    parser.add_argument("--download", action="store_true", help="with an ADDRESS: read and hash the content of every object")
-
-
 COMMAND = Command(
+    options=(
+        option(
+            "names",
+            "NAME",
+            "data sets, tokenizer or duplicates (default: the whole cache directory), or one ADDRESS of a published cache",
+            nargs="*",
+        ),
+        switch("--quick", "compare only names and sizes"),
+        switch(
+            "--against-dagster",
+            "also compare each meta.json with the hash that Dagster recorded (DAGSTER_HOME), to find a changed file even if "
+            "meta.json was updated",
+        ),
+        switch("--download", "with an ADDRESS: read and hash the content of every object"),
+    ),
     usage="[NAME ...] ",
     description="""\
 Rehash every file and check the invariants of the format. verify prints one line per finding, a note for
@@ -90,21 +86,18 @@ def run(arguments: argparse.Namespace) -> int:
     lines = notes(root, verified, beside=not names)
     names_found = [folder.relative_to(root).as_posix() for folder in folders]
     rows = results(root, verified, findings, quick=arguments.quick)
-    if arguments.json:
-        found = [asdict(finding) for finding in findings]
-        unverifiable = [name for name, folder in zip(names_found, verified, strict=True) if folder.is_unverifiable]
-        print_json(
-            {
-                "root": root,
-                "folders": names_found,
-                "quick": arguments.quick,
-                "findings": found,
-                "unverifiable": unverifiable,
-                "notes": lines,
-                "results": [row._asdict() for row in rows],
-            }
-        )
-        return FAILED if findings else DONE
+    facts = {
+        "root": root,
+        "folders": names_found,
+        "quick": arguments.quick,
+        "findings": findings,
+        "unverifiable": [name for name, folder in zip(names_found, verified, strict=True) if folder.is_unverifiable],
+        "notes": lines,
+        "results": [row._asdict() for row in rows],
+    }
+    code = FAILED if findings else DONE
+    if print_facts(arguments, facts):
+        return code
     console = output()
     for finding in findings:
         console.print(str(finding))
@@ -116,7 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
         table.add_row(*cells, Text(result, style=_STYLES[row.outcome]))
     console.print(table)
     console.print(summary(rows, findings, quick=arguments.quick))
-    return FAILED if findings else DONE
+    return code
 
 
 def _verify_address(arguments: argparse.Namespace) -> int:
@@ -125,9 +118,9 @@ def _verify_address(arguments: argparse.Namespace) -> int:
     from niels_cache_assets.publish.check import check
     from niels_cache_runtime.remote.store import check_address
 
-    for option in ("quick", "against_dagster"):
-        if getattr(arguments, option):
-            raise NielsCacheError(f"{WHERE}: --{option.replace('_', '-')}: not for an address; pull the cache, and verify it then")
+    for name in ("quick", "against_dagster"):
+        if getattr(arguments, name):
+            raise NielsCacheError(f"{WHERE}: --{name.replace('_', '-')}: not for an address; pull the cache, and verify it then")
     if len(arguments.names) > 1:
         raise NielsCacheError(f"{WHERE}: verify takes one address, without other names")
     address = check_address(arguments.names[0])
@@ -140,10 +133,11 @@ def _verify_address(arguments: argparse.Namespace) -> int:
         "content_sha256": published.meta["content_sha256"],
         "files": len(published.files),
         "is_proven": checked.is_proven,
-        "findings": [asdict(finding) for finding in findings],
+        "findings": findings,
     }
+    code = FAILED if findings else DONE
     if print_facts(arguments, facts):
-        return FAILED if findings else DONE
+        return code
     console = output()
     for finding in findings:
         console.print(str(finding))
@@ -153,4 +147,4 @@ def _verify_address(arguments: argparse.Namespace) -> int:
     console.print(f"{published.family}/{published.name}: {files}, {size}: {compared}; {found}")
     if not checked.is_proven:
         console.print("note: only --download reads the content, and proves it", style="dim")
-    return FAILED if findings else DONE
+    return code

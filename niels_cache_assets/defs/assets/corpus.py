@@ -21,7 +21,7 @@ from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.base.wording import file_size, format_count
 from niels_cache_assets.corpus.identity import dedup_identity, dedup_order
 from niels_cache_assets.defs import keys
-from niels_cache_assets.defs.assets.parts import build_and_report, materialize_result, partition_asset, to_parts
+from niels_cache_assets.defs.assets.parts import build_and_report, materialize_result, partition_asset
 from niels_cache_assets.defs.assets.upstream import observe_read_revision
 from niels_cache_assets.defs.config import BuildConfig
 from niels_cache_assets.defs.metadata.builds import Metadata, recorded_at, state_of
@@ -120,11 +120,9 @@ def corpus_assets(registry: Registry) -> list[dg.AssetsDefinition]:
 
 
 def _documents(registry: Registry) -> dg.AssetsDefinition:
-    own = dg.StaticPartitionMapping({name: name for name in registry.prepared()})
-    deps = [dg.AssetDep(keys.UPSTREAM_KEYS["pretrain"], partition_mapping=own)]
+    deps = [keys.mapped(keys.UPSTREAM_KEYS["pretrain"], {name: name for name in registry.prepared()})]
     if in_parts := keys.parts_of_corpora(registry):
-        joined = dg.StaticPartitionMapping({part: name for name, parts in in_parts.items() for part in parts})
-        deps.append(dg.AssetDep(keys.CORPUS_PARTS, partition_mapping=joined))
+        deps.append(keys.mapped(keys.CORPUS_PARTS, {part: name for name, parts in in_parts.items() for part in parts}))
 
     @dg.asset(
         key=keys.DOCUMENTS,
@@ -240,7 +238,7 @@ def _parts(registry: Registry) -> dg.AssetsDefinition:
         keys.CORPUS_PARTS,
         lambda root, key: graph(registry, root).corpus_part(key),
         corpus_part_metadata,
-        deps=[dg.AssetDep(keys.PLAN, partition_mapping=to_parts(of_plan))],
+        deps=[keys.mapped(keys.PLAN, of_plan)],
         partitions_def=dg.StaticPartitionsDefinition([part for parts in of_plan.values() for part in parts]),
         group_name=_GROUP,
         kinds={"parquet"},

@@ -64,16 +64,11 @@ _SPLIT_KEYS: dict[Family, dict[Split, dg.AssetKey]] = {
     family: {"train": keys.TRAIN_KEYS[family], "val": keys.VAL_KEYS[family]} for family in FAMILIES
 }
 
-_OPS: dict[Family, str] = {
-    "pretrain": "Stream one data set through the tokenizer into train and val shards, in one pass.",
-    "sft": "Stream one data set through the tokenizer into train and val pairs, in one pass.",
-}
-
 
 def pretrain_assets(registry: Registry) -> dg.AssetsDefinition:
     """Return the three assets of pretrain data sets."""
 
-    @_multi_asset(registry, "pretrain", above=[dg.AssetDep(keys.TOKENIZER), *_above_pretrain(registry)])
+    @_multi_asset(registry, "pretrain", above=_above_pretrain(registry))
     def stream_pretrain_dataset(
         context: dg.AssetExecutionContext, config: PretrainConfig, cache_root: RootParam, progress_sink: SinkParam
     ) -> Iterator[dg.MaterializeResult]:
@@ -85,7 +80,7 @@ def pretrain_assets(registry: Registry) -> dg.AssetsDefinition:
 def sft_assets(registry: Registry) -> dg.AssetsDefinition:
     """Return the three assets of SFT data sets."""
 
-    @_multi_asset(registry, "sft", above=[dg.AssetDep(keys.TOKENIZER), dg.AssetDep(keys.UPSTREAM_KEYS["sft"])])
+    @_multi_asset(registry, "sft", above=[dg.AssetDep(keys.UPSTREAM_KEYS["sft"])])
     def stream_sft_dataset(
         context: dg.AssetExecutionContext, config: FamilyConfig, cache_root: RootParam, progress_sink: SinkParam
     ) -> Iterator[dg.MaterializeResult]:
@@ -102,15 +97,12 @@ def _above_pretrain(registry: Registry) -> list[dg.AssetDep]:
     """
     upstream = [dg.AssetDep(keys.UPSTREAM_KEYS["pretrain"])]
     if in_parts := keys.parts_of_datasets(registry):
-        joined = dg.StaticPartitionMapping({part: name for name, parts in in_parts.items() for part in parts})
-        upstream.append(dg.AssetDep(keys.PARTS, partition_mapping=joined))
+        upstream.append(keys.mapped(keys.PARTS, {part: name for name, parts in in_parts.items() for part in parts}))
     if not registry.prepared():
         return upstream
     readers, buildable = graph(registry, "").readers("corpus", "pretrain"), set(registry.partition_keys("pretrain"))
-    mapping = dg.StaticPartitionMapping(
-        {name: [each for each in readers.get(name, ()) if each in buildable] for name in registry.prepared()}
-    )
-    return [*upstream, *(dg.AssetDep(asset, partition_mapping=mapping) for asset in (keys.DOCUMENTS, keys.KEPT))]
+    mapping = {name: [each for each in readers.get(name, ()) if each in buildable] for name in registry.prepared()}
+    return [*upstream, *(keys.mapped(asset, mapping) for asset in (keys.DOCUMENTS, keys.KEPT))]
 
 
 def _multi_asset(registry: Registry, family: Family, *, above: Sequence[dg.AssetDep]) -> Callable[..., dg.AssetsDefinition]:
@@ -119,10 +111,12 @@ def _multi_asset(registry: Registry, family: Family, *, above: Sequence[dg.Asset
     Args:
         registry: The configuration.
         family: The family.
-        above: Dependencies of the assets.
+        above: Dependencies of the assets, without the tokenizer.
     """
+    above = [dg.AssetDep(keys.TOKENIZER), *above]
     shared: dict[str, Any] = {"group_name": family, "code_version": CODE_VERSIONS[family]}
     columns = {"dagster/column_schema": split_schema(family)}
+    files = "shards" if family == "pretrain" else "pairs"
 
     def described(text: str, split: Split) -> str:
         code = loader_code(f'"cache/{family}/<data set>/{split}"', family, T=1024, B=8)
@@ -144,7 +138,7 @@ def _multi_asset(registry: Registry, family: Family, *, above: Sequence[dg.Asset
             ),
         ],
         partitions_def=keys.partitions(registry, family),
-        description=_OPS[family],
+        description=f"Stream one data set through the tokenizer into train and val {files}, in one pass.",
     )
 
 

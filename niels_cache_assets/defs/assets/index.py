@@ -13,7 +13,7 @@ from niels_cache_assets.artifacts.index import BlendIndex
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.base.fingerprint import fingerprint_of, identity_settings
 from niels_cache_assets.base.wording import SHORT_SHA256, file_size, format_count
-from niels_cache_assets.defs.keys import INDEX, TRAIN_KEYS
+from niels_cache_assets.defs.keys import INDEX, TRAIN_KEYS, mapped
 from niels_cache_assets.defs.metadata.builds import state_of
 from niels_cache_assets.defs.metadata.entries import json_entry, materialized, table
 from niels_cache_assets.defs.progress import BuildReporter, SinkParam, readable_failures
@@ -45,7 +45,7 @@ def index_assets(registry: Registry) -> list[dg.AssetsDefinition]:
 
     @dg.asset(
         key=INDEX,
-        deps=[dg.AssetDep(TRAIN_KEYS["pretrain"], partition_mapping=dg.StaticPartitionMapping(blends_of))],
+        deps=[mapped(TRAIN_KEYS["pretrain"], blends_of)],
         partitions_def=dg.StaticPartitionsDefinition(names),
         group_name="index",
         kinds={"numpy"},
@@ -68,7 +68,7 @@ def index_assets(registry: Registry) -> list[dg.AssetsDefinition]:
             "contents": f"{file_size(sum(index.bytes for index in indices))}: {format_count(samples, 'sample')}",
             "samples": samples,
             "dagster/row_count": samples,
-            "indices": table(rows, index="string", samples="int", size="string", hash="string"),
+            "indices": table(rows),
             "settings": json_entry(registry.blend[name].model_dump(mode="json")),
             "hash": outcome.meta["hash"],
             "dagster/uri": indices[-1].directory.parent.as_uri(),

@@ -10,7 +10,7 @@ the step had done the work.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -88,12 +88,12 @@ def parts_assets(registry: Registry) -> list[dg.AssetsDefinition]:
 
 
 def _plan(registry: Registry) -> dg.AssetsDefinition:
-    own = dg.StaticPartitionMapping({name: name for name in keys.datasets_with_plan(registry)})
+    names = keys.datasets_with_plan(registry)
 
     @dg.asset(
         key=keys.PLAN,
-        deps=[dg.AssetDep(keys.UPSTREAM_KEYS["pretrain"], partition_mapping=own)],
-        partitions_def=dg.StaticPartitionsDefinition(keys.datasets_with_plan(registry)),
+        deps=[keys.mapped(keys.UPSTREAM_KEYS["pretrain"], {name: name for name in names})],
+        partitions_def=dg.StaticPartitionsDefinition(names),
         group_name=_GROUP,
         kinds={"json"},
         code_version=CODE_VERSION,
@@ -116,11 +116,10 @@ def _plan(registry: Registry) -> dg.AssetsDefinition:
 
 def _val(registry: Registry) -> dg.AssetsDefinition:
     names = keys.datasets_with_val_part(registry)
-    own = dg.StaticPartitionMapping({name: name for name in names})
 
     @dg.asset(
         key=keys.VAL_PART,
-        deps=[dg.AssetDep(keys.TOKENIZER), dg.AssetDep(keys.PLAN, partition_mapping=own)],
+        deps=[dg.AssetDep(keys.TOKENIZER), keys.mapped(keys.PLAN, {name: name for name in names})],
         partitions_def=dg.StaticPartitionsDefinition(names),
         group_name=_GROUP,
         kinds={"numpy"},
@@ -144,11 +143,11 @@ def _parts(registry: Registry) -> dg.AssetsDefinition:
     )
     deps = [dg.AssetDep(keys.TOKENIZER)]
     if of_plan:
-        deps.append(dg.AssetDep(keys.PLAN, partition_mapping=to_parts(of_plan)))
+        deps.append(keys.mapped(keys.PLAN, of_plan))
     if of_corpus:
-        deps += [dg.AssetDep(asset, partition_mapping=to_parts(of_corpus)) for asset in (keys.DOCUMENTS, keys.KEPT)]
+        deps += [keys.mapped(asset, of_corpus) for asset in (keys.DOCUMENTS, keys.KEPT)]
     if names := keys.datasets_with_val_part(registry):
-        deps.append(dg.AssetDep(keys.VAL_PART, partition_mapping=to_parts({name: of_plan[name] for name in names})))
+        deps.append(keys.mapped(keys.VAL_PART, {name: of_plan[name] for name in names}))
 
     return partition_asset(
         keys.PARTS,
@@ -184,11 +183,6 @@ def partition_asset(
             yield materialize_result(outcome, metadata_of(outcome))
 
     return build
-
-
-def to_parts(of_plan: Mapping[str, list[str]]) -> dg.StaticPartitionMapping:
-    """Return the mapping from a data set to its parts."""
-    return dg.StaticPartitionMapping(of_plan)
 
 
 def materialize_result(outcome: Outcome, metadata: Metadata) -> dg.MaterializeResult:
@@ -298,12 +292,14 @@ def plan_metadata(outcome: Outcome, version: str, excluded: str | None) -> Metad
     listed = [file for group in plan.groups for file in group.listed]
     files = f"{format_count(len(listed), 'file')} of {file_size(sum(file.bytes for file in listed))}"
     groups = _groups_of(outcome.meta)
-    return {
-        **state_of(outcome),
-        "contents": f"{files} in {format_count(len(plan.parts), 'part')}",
-        **({_GROUPS: dg.MetadataValue.json(groups)} if groups != [version] else {}),
-        **({_EXCLUDE: excluded} if excluded else {}),
-    }
+    return without_empty(
+        {
+            **state_of(outcome),
+            "contents": f"{files} in {format_count(len(plan.parts), 'part')}",
+            _GROUPS: dg.MetadataValue.json(groups) if groups != [version] else None,
+            _EXCLUDE: excluded,
+        }
+    )
 
 
 def plan_version(instance: dg.DagsterInstance, name: str, meta: Meta, excluded: str | None) -> str:

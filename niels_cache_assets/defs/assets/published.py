@@ -7,7 +7,7 @@ when the cache is rebuilt with other tokens. If the address already has the buil
 import dagster as dg
 
 from niels_cache_assets.base.wording import file_size, format_count
-from niels_cache_assets.defs.keys import META_KEYS, PUBLISHED_KEYS
+from niels_cache_assets.defs.keys import META_KEYS, PUBLISHED_KEYS, mapped
 from niels_cache_assets.defs.metadata.entries import materialized
 from niels_cache_assets.defs.progress import readable_failures
 from niels_cache_assets.defs.resources import RootParam
@@ -31,12 +31,12 @@ def published_assets(registry: Registry) -> list[dg.AssetsDefinition]:
 
 
 def _published(registry: Registry, settings: PublishSettings, family: Family) -> dg.AssetsDefinition:
-    caches = {name: [name] for name in registry.published(family)}
+    names = registry.published(family)
 
     @dg.asset(
         key=PUBLISHED_KEYS[family],
-        deps=[dg.AssetDep(META_KEYS[family], partition_mapping=dg.StaticPartitionMapping(caches))],
-        partitions_def=dg.StaticPartitionsDefinition(list(caches)),
+        deps=[mapped(META_KEYS[family], {name: name for name in names})],
+        partitions_def=dg.StaticPartitionsDefinition(names),
         group_name="published",
         kinds={"file"},
         code_version=CODE_VERSION,

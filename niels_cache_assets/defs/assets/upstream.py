@@ -17,6 +17,7 @@ from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.chats.templates import find_template
 from niels_cache_assets.corpus.identity import identity_of_corpus
 from niels_cache_assets.defs.keys import DOCUMENTS, META_KEYS, UPSTREAM_KEYS, partitions
+from niels_cache_assets.defs.metadata.entries import without_empty
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.reading.references import revision_with_references
 from niels_cache_assets.sources.types import SftSource, SourceWithParts
@@ -118,7 +119,7 @@ def _observation(registry: Registry, name: str, revision: str | None, *, root: P
         asset_key=UPSTREAM_KEYS[source.family],
         partition=name,
         tags={_DATA_VERSION_TAG: f"{version}+{fingerprint_of(settings)[:_DIGITS]}"},
-        metadata={**({REVISION: revision} if revision else {}), "settings": dg.MetadataValue.json(source.shown_settings())},
+        metadata=without_empty({REVISION: revision or None, "settings": dg.MetadataValue.json(source.shown_settings())}),
     )
 
 

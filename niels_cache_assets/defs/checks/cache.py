@@ -104,7 +104,7 @@ def _disjoint_result(registry: Registry, name: str, root: Path, *, is_sound: boo
                 "near_estimate": estimate,
                 "train_documents": found.overlap.documents,
                 "pairs": table(pairs, kind="string", similarity="float", train="string", val="string"),
-                "in_val_of_others": table(elsewhere, data_set="string", documents="int", first="string"),
+                "in_val_of_others": table(elsewhere),
             }
         ),
     )
@@ -136,5 +136,5 @@ def _result(asset: dg.AssetKey, name: str, findings: Sequence[Finding], *, skipp
         asset_key=asset,
         passed=not findings,
         description=f"{findings[0].path}: {findings[0].problem}{more}" if findings else note,
-        metadata=without_empty({"findings": len(findings), "problems": table(rows, file="string", problem="string")}),
+        metadata=without_empty({"findings": len(findings), "problems": table(rows)}),
     )

@@ -64,11 +64,13 @@ def _plausible(registry: Registry) -> dg.AssetChecksDefinition:
                 passed=not low,
                 severity=_WARN,
                 description=f"only {share:.1%} of the documents are in {', '.join(settings.languages)}" if low else None,
-                metadata={
-                    "languages": dg.MetadataValue.json(meta["languages"]),
-                    "min_language_share": settings.min_language_share,
-                    **({"language_share": share} if share is not None else {}),
-                },
+                metadata=without_empty(
+                    {
+                        "languages": dg.MetadataValue.json(meta["languages"]),
+                        "min_language_share": settings.min_language_share,
+                        "language_share": share,
+                    }
+                ),
             ),
         }
         for key in sorted(context.selected_asset_check_keys):

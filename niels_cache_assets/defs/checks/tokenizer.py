@@ -60,7 +60,7 @@ def _special_tokens(tokenizer: TextTokenizer) -> dg.AssetCheckResult:
         asset_key=TOKENIZER,
         passed=not problems,
         description="; ".join(problems) or None,
-        metadata={"special_tokens": table(rows, role="string", id="int", piece="string"), "vocab_size": tokenizer.vocab_size},
+        metadata={"special_tokens": table(rows), "vocab_size": tokenizer.vocab_size},
     )
 
 
@@ -86,7 +86,5 @@ def _round_trip(tokenizer: TextTokenizer, *, imported: bool) -> dg.AssetCheckRes
         passed=not losses,
         severity=dg.AssetCheckSeverity.WARN if imported else dg.AssetCheckSeverity.ERROR,
         description=f"{len(losses)} of {len(ROUND_TRIP_TEXTS)} texts change in a round trip" if losses else None,
-        metadata=without_empty(
-            {"texts": len(ROUND_TRIP_TEXTS), "changed": len(losses), "losses": table(rows, text="string", decoded="string")}
-        ),
+        metadata=without_empty({"texts": len(ROUND_TRIP_TEXTS), "changed": len(losses), "losses": table(rows)}),
     )

@@ -67,22 +67,21 @@ def family_metadata(outcome: Outcome, settings: Mapping[str, Any], *, deduplicat
         draw: Whether to draw plots.
     """
     meta, root = outcome.meta, outcome.directory.parent.parent
-    ratio = cache_characters_per_token(meta) if outcome.family == "pretrain" else None
     shares = [f"{meta[f'{split}_tokens']:,} tokens of {split}" for split in SPLITS]
     whole = {
         "sha256": sha256_file(str(outcome.directory / META_NAME)),
-        **({"plots": _plots(outcome)} if draw else {}),
+        "plots": _plots(outcome) if draw else None,
         "samples": command_entry("sample", outcome.name, "--notable", root=root),
         "open_it": code_entry(training_code(outcome.directory.absolute(), outcome.family, meta)),
         **state_of(outcome),
         "contents": "; ".join([f"{file_size(total_bytes(meta['files']))}: {', '.join(shares)}", *filter(None, [budget_shortfall(meta)])]),
         "dropped": describe_dropped(outcome, deduplicated=deduplicated),
         "tokens": _tokens(meta),
-        **({} if ratio is None else {"chars_per_token": ratio}),
+        "chars_per_token": cache_characters_per_token(meta) if outcome.family == "pretrain" else None,
         **engines_entry(outcome),
         **_record(outcome, settings),
     }
-    return {None: whole, **{split: _split(outcome, split) for split in SPLITS}}
+    return {None: without_empty(whole), **{split: _split(outcome, split) for split in SPLITS}}
 
 
 def engines_entry(outcome: Outcome) -> Metadata:
@@ -140,7 +139,8 @@ def tokenizer_metadata(outcome: Outcome, *, draw: bool) -> Metadata:
     """Return the metadata of the tokenizer, with plots if `draw` is set."""
     meta = outcome.meta
     ids = [{"role": role, "piece": piece, "id": meta["special_token_ids"][role]} for role, piece in meta["special_tokens"].items()]
-    trained_on = meta.get("trained_on", {})
+    trained_on, root = meta.get("trained_on", {}), outcome.directory.parent
+    ratios = characters_per_token_by_source(root, meta)
     read_as, skipped = trained_on.get("read_as", {}), trained_on.get("skipped") or {}
     sources = [
         {"data_set": name, "text": file_size(size), "read_as": read_as.get(name, "raw")}
@@ -150,12 +150,15 @@ def tokenizer_metadata(outcome: Outcome, *, draw: bool) -> Metadata:
     return without_empty(
         {
             "sha256": meta["sha256"],
-            **tokenizer_measured(outcome, draw=draw),
+            "plots": dg.MetadataValue.md(images([ratios_picture(ratios)])) if draw else None,
+            "by_source": table([{"data_set": name, "chars_per_token": ratio} for name, ratio in ratios.items()]),
+            "chars_per_token": round(sum(ratios.values()) / len(ratios), 3) if ratios else None,
+            "longest_words": command_entry("show", "tokenizer", root=root) if trained_on.get("longest_words") else None,
             **state_of(outcome),
             "contents": f"{format_count(meta['vocab_size'], 'piece')}, {meta['model_type']}, {file_size(total_bytes(meta['files']))}",
-            "special_tokens": table(ids, role="string", piece="string", id="int"),
-            "trained_on": table([*sources, *left_out], data_set="string", text="string", read_as="string"),
-            **({"imported": meta["imported"]} if "imported" in meta else {}),
+            "special_tokens": table(ids),
+            "trained_on": table([*sources, *left_out]),
+            "imported": meta.get("imported"),
             "meta_sha256": meta["meta_sha256"],
             "dagster/uri": outcome.model.absolute().as_uri(),
         }
@@ -183,12 +186,14 @@ def state_of(outcome: Outcome) -> Metadata:
     if outcome.state == "built" and outcome.kind in FAMILIES:
         tokens = _tokens(outcome.meta) - outcome.resumed  # only tokens of this run, because `seconds` covers only this run
         state += f", {abbreviate(tokens / max(outcome.seconds, 1e-6))} tokens per second"
-    return {
-        STATE: state,
-        **({"warning": outcome.warning} if outcome.warning else {}),
-        **({LEFT_OUT: outcome.drops.requested} if outcome.drops.requested else {}),
-        **({DROPS: "\n".join(outcome.drops.warnings)} if outcome.drops.warnings else {}),
-    }
+    return without_empty(
+        {
+            STATE: state,
+            "warning": outcome.warning or None,
+            LEFT_OUT: outcome.drops.requested or None,
+            DROPS: "\n".join(outcome.drops.warnings) or None,
+        }
+    )
 
 
 def state_in(metadata: Mapping[str, Any]) -> str:
@@ -230,18 +235,3 @@ def _plots(outcome: Outcome) -> dg.MarkdownMetadataValue | str:
     except (NielsCacheError, OSError) as error:
         return f"cannot be drawn: {error}"
     return dg.MetadataValue.md(images(cache_pictures(measures, outcome.family, dropped=outcome.meta["dropped"])))
-
-
-def tokenizer_measured(outcome: Outcome, *, draw: bool) -> dict[str, object]:
-    """Return the characters per token of each source, with a plot of them if `draw` is set."""
-    ratios, meta = characters_per_token_by_source(outcome.directory.parent, outcome.meta), outcome.meta
-    found: dict[str, object] = {}
-    if draw:
-        found["plots"] = dg.MetadataValue.md(images([ratios_picture(ratios)]))
-    if ratios:
-        rows = [{"data_set": name, "chars_per_token": ratio} for name, ratio in ratios.items()]
-        found["by_source"] = table(rows, data_set="string", chars_per_token="float")
-        found["chars_per_token"] = round(sum(ratios.values()) / len(ratios), 3)
-    if meta.get("trained_on", {}).get("longest_words"):
-        found["longest_words"] = command_entry("show", "tokenizer", root=outcome.directory.parent)
-    return found

@@ -76,7 +76,7 @@ def duplicates_metadata(outcome: Outcome) -> Metadata:
             f"{total['exact']:,} exact, {total['near']:,} near",
             "exact": total["exact"],
             "near": total["near"],
-            "data_sets": table(rows, data_set="string", documents="int", exact="int", near="int", drop_sha256="string"),
+            "data_sets": table(rows),
             "because_of": matrix_table(duplicates_matrix(found)),
             "settings": json_entry({**meta["settings"], "bands": meta["bands"], "rows": meta["rows"]}),
             "files": files_list(meta["files"]),
@@ -126,11 +126,11 @@ def report_metadata(outcome: Outcome, *, draw: bool) -> Metadata:
             **state_of(outcome),
             "contents": "; ".join(contents),
             "documents": kept,
-            "funnel_table": table(funnel, stage="string", documents="int", text="string", estimated_tokens="int"),
+            "funnel_table": table(funnel),
             "reasons_table": reasons_table(report["reasons"]),
             "duplicates_matrix": matrix_table(report["duplicates"]["matrix"]) if report["duplicates"] else None,
-            "masked_table": table(_rows("kind", "places", report.get("masked", {}).get("places", {})), kind="string", places="int"),
-            "excluded_table": table(_rows("id", "documents", report.get(EXCLUDED, {})), id="string", documents="int"),
+            "masked_table": table(_rows("kind", "places", report.get("masked", {}).get("places", {}))),
+            "excluded_table": table(_rows("id", "documents", report.get(EXCLUDED, {}))),
             "report": dg.MetadataValue.path(str(outcome.directory / REPORT_NAME)),
             "dagster/uri": outcome.directory.absolute().as_uri(),
         }
@@ -159,4 +159,4 @@ def matrix_table(rows: Sequence[Mapping[str, Any]]) -> dg.TableMetadataValue:
         }
         for row in sorted(rows, key=lambda row: -(row["exact"] + row["near"]))
     ]
-    return table(shown, dropped="string", because_of="string", exact="int", near="int")
+    return table(shown)

@@ -28,7 +28,13 @@ def materialized(metadata: Mapping[str, Any], version: str) -> dg.MaterializeRes
 
 
 def table(rows: Sequence[Mapping[str, Any]], **columns: str) -> dg.TableMetadataValue:
-    """Return the first rows as a table with these columns and types. The files and the command line have all rows."""
+    """Return the first rows as a table. The files and the command line have all rows.
+
+    Args:
+        rows: The rows.
+        **columns: The type of each column; by default the keys and the types of the values in the first row.
+    """
+    columns = columns or {name: {int: "int", float: "float"}.get(type(value), "string") for name, value in (rows or [{}])[0].items()}
     schema = dg.TableSchema([dg.TableColumn(name, kind) for name, kind in columns.items()])
     return dg.MetadataValue.table([dg.TableRecord(dict(row)) for row in rows[:MAX_TABLE_ROWS]], schema=schema)
 

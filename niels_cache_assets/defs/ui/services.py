@@ -58,11 +58,10 @@ class Services:
         try:
             process = self._start("the code server", "dagster", command)
             wait_for_grpc_server(process, DagsterGrpcClient(socket=self._socket), command, timeout=STARTUP_SECONDS)
-        except Exception as error:
+        except BaseException as error:
             self._stop()
-            raise NielsCacheError(f"the code server of the UI does not start: {error}") from error
-        except BaseException:
-            self._stop()
+            if isinstance(error, Exception):
+                raise NielsCacheError(f"the code server of the UI does not start: {error}") from error
             raise
         return self
 

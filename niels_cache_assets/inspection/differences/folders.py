@@ -169,21 +169,20 @@ def _names(root: Path) -> list[str]:
     return found + [f"{family}/{name}" for family in FAMILIES for name in built_names(root / family)]
 
 
-def compare_pair(pair: FolderPair, *, shown: int, progress: OnProgress) -> DatasetDifferences:
+def compare_pair(name: str, a: Path, b: Path, *, shown: int, progress: OnProgress) -> DatasetDifferences:
     """Return all differences of a pair.
 
     Args:
-        pair: The two folders.
+        name: FAMILY/NAME, or "tokenizer".
+        a: Folder in build A.
+        b: Folder in build B.
         shown: How many documents of each kind to list.
         progress: Called with the number of finished bytes and of all bytes.
 
     Raises:
         NielsCacheError: If a folder cannot be read.
     """
-    assert pair.a is not None
-    assert pair.b is not None
-    a, b = pair.a, pair.b
-    return open_consistently(a, lambda: open_consistently(b, lambda: _compare(pair.name, a, b, shown=shown, progress=progress)))
+    return open_consistently(a, lambda: open_consistently(b, lambda: _compare(name, a, b, shown=shown, progress=progress)))
 
 
 def _compare(name: str, a: Path, b: Path, *, shown: int, progress: OnProgress) -> DatasetDifferences:
@@ -192,14 +191,14 @@ def _compare(name: str, a: Path, b: Path, *, shown: int, progress: OnProgress) -
     if name == TOKENIZER or not all(meta.get("built", True) for meta in metas):
         return DatasetDifferences(name=name, a=a, b=b, metas=differing, counts={}, tokens={})
     family = cast("Family", metas[0]["kind"])
-    dtypes = [token_dtype_of(meta) for meta in metas]
-    of_sides: list[dict[str, Any]] = [
-        {"dtype": dtype, "entries": entries_per_example(meta)} for dtype, meta in zip(dtypes, metas, strict=True)
-    ]
-    streams = {split: (SplitTokens(a, family, split, **of_sides[0]), SplitTokens(b, family, split, **of_sides[1])) for split in SPLITS}
+
+    def tokens_of(path: Path, meta: Meta, split: Split) -> SplitTokens:
+        return SplitTokens(path, family, split, dtype=token_dtype_of(meta), entries=entries_per_example(meta))
+
+    streams = {split: (tokens_of(a, metas[0], split), tokens_of(b, metas[1], split)) for split in SPLITS}
     lineages = [{split: streams[split][side].lineage for split in SPLITS} for side in (0, 1)]
     have_lineage = all(_lists(meta, path.name) for meta, paths in zip(metas, lineages, strict=True) for path in paths.values())
-    token_bytes = max(dtype.itemsize for dtype in dtypes)
+    token_bytes = max(token_dtype_of(meta).itemsize for meta in metas)
     total = sum(min(len(ours), len(theirs)) for ours, theirs in streams.values()) * token_bytes
     done = 0
 

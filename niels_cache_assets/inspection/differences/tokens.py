@@ -57,7 +57,9 @@ class TokenDifference:
     b: TokenPosition | None
 
 
-def _token_position(tokens: SplitTokens, position: int) -> TokenPosition:
+def _token_position(tokens: SplitTokens, position: int) -> TokenPosition | None:
+    if position == len(tokens):
+        return None
     number = tokens.number_at(position)
     start, end = tokens.bounds(number)
     file, offset = tokens.file_at(position)
@@ -80,18 +82,14 @@ def _token_position(tokens: SplitTokens, position: int) -> TokenPosition:
 
 def first_difference(a: SplitTokens, b: SplitTokens, *, progress: Callable[[int], None]) -> TokenDifference | None:
     """Return the first difference, or None if both splits are equal. `progress` gets the number of compared tokens."""
-    shared = min(len(a), len(b))
+    position = shared = min(len(a), len(b))
     for start in range(0, shared, _BLOCK_TOKENS):
         ours, theirs = (side.read(start, min(_BLOCK_TOKENS, shared - start)) for side in (a, b))
         differs = ours != theirs
         if differs.any():
             position = start + int(differs.argmax())
-            return TokenDifference(position=position, a=_token_position(a, position), b=_token_position(b, position))
+            break
         progress(len(ours))
-    if len(a) == len(b):
+    if position == len(a) == len(b):
         return None
-    return TokenDifference(
-        position=shared,
-        a=_token_position(a, shared) if len(a) > shared else None,
-        b=_token_position(b, shared) if len(b) > shared else None,
-    )
+    return TokenDifference(position=position, a=_token_position(a, position), b=_token_position(b, position))
