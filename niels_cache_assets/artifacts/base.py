@@ -16,7 +16,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
 from niels_cache_assets.base.defaults import RECORD_SECONDS
-from niels_cache_assets.base.defaults import RECORD_SECONDS
 from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.build_cache.resume import JournalFingerprint, Resume, fingerprint_of_journal, open_journal
 from niels_cache_assets.disk.attempts import staged_attempts
