@@ -332,64 +332,49 @@ class DatasetArtifact(Artifact, Generic[S]):
         return DropSummary() if self.is_part else self.spec.drop_summary(meta)
 
 
-@dataclass(frozen=True, kw_only=True)
-class StreamedCache(DatasetArtifact[S]):
-    """A cache that is written from a stream, with a journal."""
+def _builder_of(
+    cache: PretrainCache | SftCache, context: StreamContext, revision: str | None, fingerprint: str, progress: OnProgress | None
+) -> CacheBuild:
+    """Return the builder of a cache with this revision and fingerprint."""
+    provenance = cache.spec.provenance(revision, fingerprint, cache.split_rule, member=cache.member)
+    return cache.builder(context, provenance=provenance, progress=progress)
 
-    resumable = True
 
-    @property
-    def member(self) -> str | None:
-        """The name of the part, or None for all of the data set."""
-        return None
+def journal_of(cache: PretrainCache | SftCache, revision: str | None) -> JournalFingerprint:
+    """See `Artifact.journal`."""
+    spec = cache.spec
+    if spec.prepared is not None and not getattr(spec.source, "decontaminate_against", ()):
+        revision = spec.prepared.meta["dataset_revision"]
+    identity = cache.identity(revision)
+    resume = Resume(fingerprint=fingerprint_of(identity), identity=identity)
+    context = StreamContext(seed=spec.build.seed, revision=revision, siblings=spec.siblings)
+    return _builder_of(cache, context, revision, resume.fingerprint, None).journal_fingerprint(resume)
 
-    @property
-    @abstractmethod
-    def split_rule(self) -> str:
-        """The rule that splits the data set into train and val, as one line for meta.json."""
 
-    @abstractmethod
-    def build_of(self, context: StreamContext, **own: Any) -> CacheBuild:
-        """Return the builder that streams the source in this context. `own` are its `provenance` and `progress`."""
-
-    def builder(self, context: StreamContext, revision: str | None, fingerprint: str, progress: OnProgress | None) -> CacheBuild:
-        """Return the builder of the cache with this revision and fingerprint."""
-        provenance = self.spec.provenance(revision, fingerprint, self.split_rule, member=self.member)
-        return self.build_of(context, provenance=provenance, progress=progress)
-
-    def journal(self, revision: str | None) -> JournalFingerprint:
-        spec = self.spec
-        if spec.prepared is not None and not getattr(spec.source, "decontaminate_against", ()):
-            revision = spec.prepared.meta["dataset_revision"]
-        identity = self.identity(revision)
-        resume = Resume(fingerprint=fingerprint_of(identity), identity=identity)
-        context = StreamContext(seed=spec.build.seed, revision=revision, siblings=spec.siblings)
-        return self.builder(context, revision, resume.fingerprint, None).journal_fingerprint(resume)
-
-    def write_stream(self, work: BuildJob) -> WriteResult:
-        """Write the cache from its stream, without a comparison of train with val."""
-        spec = self.spec
-        for note in notes_on_source(spec.source) if spec.prepared is None else ():
-            work.log(note)
-        with HeldOutDocuments(spec.registry, root=spec.root, siblings=spec.siblings, tokenizer=spec.tokenizer) as held_out:
-            context = StreamContext(
-                seed=spec.build.seed,
-                revision=spec.source_revision(work.revision),
-                log=work.log,
-                siblings=spec.siblings,
-                held_out=held_out,
-                building=self.key,
-            )
-            build, resume = self.builder(context, work.revision, work.fingerprint, work.report), work.resume
-            try:
-                meta = build.write(work.directory, resume)
-            except EngineMismatchError as error:
-                command = spec.registry.build_command(spec.name, spec.root, "tokenizer.engine=reference")
-                raise NielsCacheError(f"{self.key}: {error}; go on with the reference: {command}") from error
-        meta = {**meta, **with_text_field(meta["source"], meta["facts"])}
-        # the corpus has already given this warning
-        warning = None if spec.prepared else reading_warning(meta)
-        return WriteResult(meta=meta, resumed=resume.resumed_tokens, warning=warning, engines=build.encoder.uses)
+def write_stream(cache: PretrainCache | SftCache, work: BuildJob) -> WriteResult:
+    """Write a cache from its stream, without a comparison of train with val."""
+    spec = cache.spec
+    for note in notes_on_source(spec.source) if spec.prepared is None else ():
+        work.log(note)
+    with HeldOutDocuments(spec.registry, root=spec.root, siblings=spec.siblings, tokenizer=spec.tokenizer) as held_out:
+        context = StreamContext(
+            seed=spec.build.seed,
+            revision=spec.source_revision(work.revision),
+            log=work.log,
+            siblings=spec.siblings,
+            held_out=held_out,
+            building=cache.key,
+        )
+        build, resume = _builder_of(cache, context, work.revision, work.fingerprint, work.report), work.resume
+        try:
+            meta = build.write(work.directory, resume)
+        except EngineMismatchError as error:
+            command = spec.registry.build_command(spec.name, spec.root, "tokenizer.engine=reference")
+            raise NielsCacheError(f"{cache.key}: {error}; go on with the reference: {command}") from error
+    meta = {**meta, **with_text_field(meta["source"], meta["facts"])}
+    # the corpus has already given this warning
+    warning = None if spec.prepared else reading_warning(meta)
+    return WriteResult(meta=meta, resumed=resume.resumed_tokens, warning=warning, engines=build.encoder.uses)
 
 
 def finished_member(spec: DatasetSpec[PretrainSource], directory: Path, member: str) -> Meta | None:
@@ -555,12 +540,12 @@ class Share:
 
     def write(self, cache: PretrainCache, work: BuildJob) -> WriteResult:
         """See `Artifact.write`."""
-        written = cache.write_stream(work)
+        written = write_stream(cache, work)
         return replace(written, meta=with_overlap(self.spec, written.meta, work))
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainCache(StreamedCache[PretrainSource]):
+class PretrainCache(DatasetArtifact[PretrainSource]):
     """The cache of a pretrain data set or of one part of it.
 
     Attributes:
@@ -572,6 +557,7 @@ class PretrainCache(StreamedCache[PretrainSource]):
     kind_of_share: type[Share] = Share
 
     version = CODE_VERSIONS["pretrain"]
+    resumable = True
 
     @cached_property
     def share(self) -> Share:
@@ -580,6 +566,7 @@ class PretrainCache(StreamedCache[PretrainSource]):
 
     @property
     def member(self) -> str | None:
+        """The name of the part, or None for all of the data set."""
         return None if self.number is None else part_name(self.number)
 
     @property
@@ -631,11 +618,16 @@ class PretrainCache(StreamedCache[PretrainSource]):
     def need(self) -> SpaceNeed | None:
         return self.share.need()
 
+    def journal(self, revision: str | None) -> JournalFingerprint:
+        return journal_of(self, revision)
+
     @property
     def split_rule(self) -> str:
+        """The rule that splits the data set into train and val, as one line for meta.json."""
         return self.share.split_rule()
 
-    def build_of(self, context: StreamContext, **own: Any) -> PretrainBuild:
+    def builder(self, context: StreamContext, **own: Any) -> PretrainBuild:
+        """Return the builder that streams the source in this context. `own` are its `provenance` and `progress`."""
         return pretrain_build(self.spec, self.directory, **own, **self.share.stream(context))
 
     def write(self, work: BuildJob) -> WriteResult:
@@ -643,10 +635,12 @@ class PretrainCache(StreamedCache[PretrainSource]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SftCache(StreamedCache[SftSource]):
+class SftCache(DatasetArtifact[SftSource]):
     """The cache of an SFT data set."""
 
     version = CODE_VERSIONS["sft"]
+    resumable = True
+    member = None
 
     def unavailable(self) -> None:
         problem = self.registry.tokenizer.roles_problem if self.spec.source.template == SENTINELS else None
@@ -671,15 +665,20 @@ class SftCache(StreamedCache[SftSource]):
         return sft_need(self.spec.text_bytes, token_bytes=self.spec.token_bytes)
 
     def write(self, work: BuildJob) -> WriteResult:
-        return self.write_stream(work)
+        return write_stream(self, work)
+
+    def journal(self, revision: str | None) -> JournalFingerprint:
+        return journal_of(self, revision)
 
     @property
     def split_rule(self) -> str:
+        """The rule that splits the data set into train and val, as one line for meta.json."""
         source = self.spec.source
         unit = "conversation" if source.turns == "each" and source.split_unit == "example" else source.split_unit
         return f"seeded {source.val_frac:g} of {unit}s to val, seed {self.spec.build.seed}"
 
-    def build_of(self, context: StreamContext, **own: Any) -> SftBuild:
+    def builder(self, context: StreamContext, **own: Any) -> SftBuild:
+        """Return the builder that streams the source in this context. `own` are its `provenance` and `progress`."""
         source, build = self.spec.source, self.spec.build
         return SftBuild(
             items=Feed(source.conversations, context),

@@ -38,6 +38,7 @@ from niels_cache_assets.artifacts.dataset import (
     finished_member,
     pretrain_build,
     split_rule,
+    write_stream,
 )
 from niels_cache_assets.base.documents import Document, DropReport
 from niels_cache_assets.base.fingerprint import fingerprint_of
@@ -561,7 +562,7 @@ class PlannedShare(_ShareOfPlan):
 
     def write(self, cache: PretrainCache, work: BuildJob) -> WriteResult:
         require_unchanged(self.part_stream.files)
-        return _as_part(self, cache.write_stream(work), work.identity, also=self._external_ids())
+        return _as_part(self, write_stream(cache, work), work.identity, also=self._external_ids())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -611,7 +612,7 @@ class CorpusShare(Share):
         }
 
     def write(self, cache: PretrainCache, work: BuildJob) -> WriteResult:
-        return _as_part(self, cache.write_stream(work), work.identity)  # what is read from a corpus is compared with its meta.json
+        return _as_part(self, write_stream(cache, work), work.identity)  # what is read from a corpus is compared with its meta.json
 
 
 _UNPINNED = (None, "main")  # `part --add` replaces these by the commit; a cache of another branch is built again, with the same bytes
@@ -670,7 +671,7 @@ class GrownShare(_ShareOfPlan):
         spec, built = self.spec, self.built
         if built is None or work.force:
             require_unchanged(self._part_stream.files)
-            written = cache.write_stream(work)
+            written = write_stream(cache, work)
         else:
             for path in work.directory.iterdir():  # of an unfinished build that was kept
                 remove(path)
