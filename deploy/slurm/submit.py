@@ -10,8 +10,10 @@ from pathlib import Path
 name, task, jobs = sys.argv[1], Path(__file__).resolve().with_name("part.sbatch"), []
 program = os.environ.get("NIELS_CACHE", "niels-cache")
 forecast = subprocess.run([program, "build-all", "--only", name, "--dry-run", "--json"], stdout=subprocess.PIPE, check=False)
+if forecast.returncode == 1:  # other codes have their line on stderr
+    sys.exit("\n".join(f"{step['key']}: {step['why']}" for step in json.loads(forecast.stdout)["steps"] if step["action"] == "fail"))
 if forecast.returncode:
-    sys.exit(forecast.returncode)  # niels-cache build-all --dry-run says why
+    sys.exit(forecast.returncode)
 left = {step["key"]: step["estimate"] or {} for step in json.loads(forecast.stdout)["steps"] if step["action"] == "build"}
 corpus = [key for key in left if key.startswith(f"corpus_part/{name}/")]  # it comes first; submit again when build-all has deduplicated it
 parts, option = corpus or [key for key in left if key.startswith(f"part/{name}/")], ["--corpus"] if corpus else []
