@@ -85,7 +85,7 @@ META_KEYS: tuple[MetaKey, ...] = (
         ("pretrain",),
         "The documents of train that are also in val: how many are `exact` copies by canonical text; how many of the `compared` documents "
         "are `near` copies at this Jaccard `threshold`; the kind of copies that the settings should have kept out (`prevents`); and the "
-        "first 20 `pairs`. Caches from the public builders and parts lack it",
+        "first 20 `pairs`. Caches from the public builders, parts and single splits lack it",
     ),
     MetaKey("keep", ("pretrain", "corpus"), "Source columns stored with the documents; omitted if there are none"),
     # Tokens

@@ -248,7 +248,7 @@ def only_split(meta: Meta, split: Split) -> tuple[Meta, dict[str, bytes]]:
     files = {path: entry for path, entry in meta["files"].items() if not _is_of(path, other)}
     empty = _empty_files(other, with_spans=has_spans(meta)) if meta["kind"] == "sft" else {}
     files |= {path: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()} for path, content in empty.items()}
-    found = {key: value for key, value in meta.items() if key != "meta_sha256"}
+    found = {key: value for key, value in meta.items() if key not in ("meta_sha256", "overlap")}
     found |= {"files": files, "content_sha256": content_sha256(files), "fingerprint": None}
     found |= {f"{other}_{unit}": 0 for unit in _COUNTS if f"{other}_{unit}" in meta}
     found |= {key: {**meta[key], other: 0} for key in _BY_SPLIT if isinstance(meta.get(key), dict) and other in meta[key]}
