@@ -42,7 +42,9 @@ def _read(path: Path) -> Any:
         with open(path, "rb") as file:
             start = file.read(64)
     except OSError as error:
-        raise NielsCacheError(f"{path}: cannot be read: {error.strerror}; --state must name the file with loader.state_dict()") from error
+        advice = "--state must name the file with loader.state_dict()"
+        wrong_name = isinstance(error, FileNotFoundError | IsADirectoryError)
+        raise NielsCacheError(f"{path}: cannot be read: {error.strerror}{f'; {advice}' if wrong_name else ''}") from error
     if start.startswith(b"PK"):
         return _read_checkpoint(path)
     if start.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"["):
