@@ -185,7 +185,11 @@ def _with_warnings_of_splits(artifact: Artifact, outcome: Outcome) -> Outcome:
 
     if not isinstance(artifact, JoinedCache):
         return outcome
-    said = [outcome.warning, *warnings_of_splits(artifact.registry, artifact.spec.name, artifact.spec.root)]
+    said = [outcome.warning]
+    try:
+        said += warnings_of_splits(artifact.registry, artifact.spec.name, artifact.spec.root)
+    except NielsCacheError as error:  # the cache is finished
+        said.append(f"train and val are not compared: {error}")
     return replace(outcome, warning="; ".join(line for line in said if line) or None)
 
 

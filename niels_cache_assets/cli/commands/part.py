@@ -182,7 +182,7 @@ def _require_steps_before(seal: str, artifacts: Graph, name: str, lines: JsonLin
     for reason, steps in groupby(missing, key=lambda step: f"{step.state}: {step.reason}"):
         lines.log(f"{format_list([step.key for step in steps])}: {reason}")
     if missing:
-        parts = [int(step.key[-5:]) for step in missing if not step.key.startswith("val_part/")]
+        parts = [int(step.key.rpartition("-")[2]) for step in missing if not step.key.startswith("val_part/")]
         array = ",".join(f"{first}-{stop - 1}" if stop - first > 1 else f"{first}" for first, stop in runs(parts))
         what = " --val" if len(parts) < len(missing) else " --corpus" if seal.startswith("corpus/") else ""
         raise BuildFailedError(
