@@ -1,20 +1,20 @@
 """A sensor that records plans and parts that were built without Dagster, for example by an array job. It is on by default with [cluster].
 
 Each finished part is recorded once, with the metadata and the data version that its step would record. A tick looks at every part on the
-disk, which is one system call for each. It reads and compares only parts that have changed since the last tick. Dagster's records determine
+disk, which is one system call for each. It compares only parts that have changed since the last tick. Dagster's records determine
 whether a part is new, so a part that a run has recorded is not recorded again, and a lost cursor does no harm. While a run builds a part,
 the run records it. Without a run, a tick only notes a new part, and the next tick records it: `build-all` builds parts in children, and
 their runs follow some seconds later.
 
 While a step of a data set is running, each tick also observes the plan, with a table of all steps that run, failed or stopped answering,
 whoever builds them (artifacts/parts/watch.py). After that, it observes only changes. The time of the observation is the age of the table.
+This takes two small reads for each step. A tick that has no time left for a data set begins with it the next time.
 """
 
 import json
 import os
 import time
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import dagster as dg
@@ -60,8 +60,8 @@ class _Candidate(NamedTuple):
 def finished_parts_sensor(registry: Registry) -> dg.SensorDefinition:
     """Return the sensor.
 
-    Its cursor is {next: the next id to look at, seen: {id: stamp}, pending: {id: stamp}, states: {data set: {state: steps}}}. A stamp is
-    the inode and the time of a record. Pending are parts that were new at the last look.
+    Its cursor is {next: the next id to look at, seen: {id: stamp}, pending: {id: stamp}, states: {data set: {state: steps}},
+    watch: the next data set to observe}. A stamp is the inode and the time of a record. Pending are parts that were new at the last look.
     """
 
     @dg.sensor(
@@ -101,11 +101,18 @@ def finished_parts_sensor(registry: Registry) -> dg.SensorDefinition:
             if is_new:
                 events.append(_event(candidate, meta, version))
             seen[candidate.id] = stamp
-        states = dict[str, Counter[str]]()
-        for name in keys.datasets_with_plan(registry):
-            steps = graph(registry, cache_root.path).watch(name)
+        states: dict[str, Mapping[str, int]] = state.get("states", {})
+        names, artifacts = keys.datasets_with_plan(registry), graph(registry, cache_root.path)
+        start = names.index(state["watch"]) if state.get("watch") in names else 0
+        watched = 0
+        for name in names[start:] + names[:start]:
+            if watched and time.monotonic() - began >= 2 * _SCAN_SECONDS:
+                break
+            watched += 1
+            steps = artifacts.watch(name)
+            before = states.get(name)
             states[name] = summarize_steps(steps)["states"]
-            if states[name][RUNNING] or states[name] != state.get("states", {}).get(name):
+            if states[name].get(RUNNING) or states[name] != before:
                 rows = [
                     {"step": each.key, "state": each.state, "progress": each.reason} for each in steps if each.state not in (WAITING, DONE)
                 ]
@@ -115,7 +122,8 @@ def finished_parts_sensor(registry: Registry) -> dg.SensorDefinition:
                 events.append(dg.AssetObservation(keys.PLAN, partition=name, metadata=shown))
         cursor = {
             "next": ids[(first + count) % len(ids)] if ids else None,
-            "states": states,
+            "states": {name: states[name] for name in names if name in states},
+            "watch": names[(start + watched) % len(names)] if names else None,
             **{key: {name: known[name] for name in ids if name in known} for key, known in (("seen", seen), ("pending", pending))},
         }
         summary = f"Looked at {format_count(count, 'part')}; recorded {len(events)}"
