@@ -376,6 +376,12 @@ def test_parts_without_a_plan_are_estimated_as_the_plan_would_divide_them(parts:
     assert set(actions(forecast(found)).values()) == {"cache_hit"}
 
 
+def test_parts_have_estimates_before_the_tokenizer_is_trained(parts: PartsProject) -> None:
+    steps = forecast(parts.graph(3, tokenizer="vocab_size = 380"))
+    assert {step.action for step in steps} == {"build"}
+    assert sum(step.estimate.tokens for step in steps if step.estimate and step.key.startswith("part/")) > 0
+
+
 def test_one_missing_part_is_built_alone(parts: PartsProject) -> None:
     found = parts.graph(3)
     build(found)

@@ -12,7 +12,7 @@ import os
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterable, Sequence, Sized
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -459,6 +459,7 @@ class SourceSizes:
         """
         name, source, files = artifact.name, artifact.source, self._files(artifact.name)
         self._plans[name] = None
+        self._volumes.pop(name, None)  # that of the files of an earlier plan
         if files is not None and source.added:
             self._plans[name] = self._grown_plan(artifact)
         elif files is not None:
@@ -510,10 +511,11 @@ class SourceSizes:
         source = self._registry.source(name)
         if getattr(source, "members", None):
             return SourceSize(no_sample="a mixture has no files of its own")
-        if isinstance(source, PretrainSource) and source.is_in_parts and (plan := self.plan(name)) is not None:
-            files: list[ListedFile] | None = [file for part in plan.parts for file in part.files]
-        else:
-            files = self._files(name)
+        plan = None
+        if isinstance(source, PretrainSource) and source.is_in_parts:
+            with suppress(NielsCacheError):  # the plan is still to be made
+                plan = self.plan(name)
+        files = self._files(name) if plan is None else [file for part in plan.parts for file in part.files]
         if not files:
             is_unreachable = name in self._unreachable
             return SourceSize(no_sample="its list of files cannot be reached now" if is_unreachable else "its source has no list of files")

@@ -188,13 +188,14 @@ class PartsPlan(Artifact):
                 for path in partial.glob(VAL_BITS):
                     os.replace(path, self.directory / path.name)
                 os.replace(partial / PLAN_NAME, self.target)
-                sync(self.directory)
-                plan = self.target.read_text()
-                for path in self.directory.glob(VAL_BITS):
-                    if path.name not in plan:
-                        remove(path)
         except OSError as error:
             raise NielsCacheError(f"{self.target}: cannot be written: {error.strerror or error}; the last plan is unchanged") from error
+        with suppress(OSError):  # the next plan removes what stays
+            sync(self.directory)
+            plan = self.target.read_text()
+            for path in self.directory.glob(VAL_BITS):
+                if path.name not in plan:
+                    remove(path)
 
     @property
     def lease_target(self) -> Path:
@@ -382,20 +383,24 @@ class MemberPlanOnDisk:
     def groups(self, revision: str | None) -> tuple[GroupFiles, ...]:
         if revision not in self._groups:
             with TemporaryDirectory() as made:  # bits that are mapped outlive it
-                plan, folder = self._on_disk, self._artifact.directory
+                plan = self._on_disk
                 if plan is None or plan.revision != revision:
-                    plan, folder = self._plan_in(Path(made), revision), Path(made)
+                    plan = self._plan_in(Path(made), revision)
                 self._groups[revision] = tuple(
                     GroupFiles(
                         listed=group.listed,
                         revision=group.revision,
                         text_field=group.text_field,
                         parts=tuple((part.files, part.val_tokens or 0) for part in group.parts),
-                        val=FractionSplitter.load(folder, group.val),
+                        val=FractionSplitter.load(self._folder_of(group, Path(made)), group.val),
                     )
                     for group in plan.groups
                 )
         return self._groups[revision]
+
+    def _folder_of(self, group: PlannedGroup, made: Path) -> Path:
+        """Return the folder with the bits of a group. A plan that is made in `made` keeps groups of the one on disk, and their bits."""
+        return made if group.val is not None and (made / group.val[0]).exists() else self._artifact.directory
 
     @cached_property
     def _on_disk(self) -> Plan | None:

@@ -14,6 +14,7 @@ from niels_cache_assets.artifacts.base import Artifact
 from niels_cache_assets.base.wording import format_duration
 from niels_cache_assets.disk.attempts import attempt_record
 from niels_cache_assets.disk.build_lock import path_stamp
+from niels_cache_assets.disk.journal import real_path
 from niels_cache_assets.facts.progress import describe
 from niels_cache_assets.parts.lease import DONE, STOPPED, UNKNOWN_SPEED, LeaseHolder, has_died, latest
 from niels_cache_runtime.errors import NielsCacheError
@@ -64,20 +65,23 @@ def watch_step(artifact: Artifact, *, lease_seconds: float) -> WatchedStep:
         artifact: The artifact.
         lease_seconds: How long a lease may go without renewal.
     """
-    seen, seconds, state = latest(artifact.lease_target), 0.0, WAITING
+    target = real_path(artifact.lease_target)
+    seen, seconds = latest(target), 0.0
     attempt = None if seen is None else seen.holder
     try:
         meta = read_meta(str(artifact.directory / (artifact.record or META_NAME)))
         state = DONE if artifact.matches(meta, artifact.identity(meta.get("dataset_revision"))) else STALE
     except NielsCacheError:  # there is no record, or no plan
         state = WAITING if attempt is None else STALE
-    if state != DONE and attempt is not None and attempt.ended != DONE:
-        if attempt.ended is not None:
-            state = STOPPED if attempt.ended == STOPPED else FAILED
-        elif seen is not None:
-            renewed = path_stamp(attempt_record(artifact.lease_target, seen.attempt))
-            seconds = time.time() - renewed[1] / 1e9 if renewed else 0.0
-            state = SILENT if seconds > lease_seconds or has_died(artifact.lease_target, seen) else RUNNING
+    if seen is not None and attempt is not None and attempt.ended is None:
+        renewed = path_stamp(attempt_record(target, seen.attempt))
+        seconds = time.time() - renewed[1] / 1e9 if renewed else 0.0
+        if seconds <= lease_seconds and not has_died(target, seen):
+            state = RUNNING  # even if it replaces a current build
+        elif state != DONE:
+            state = SILENT
+    elif attempt is not None and DONE not in (state, attempt.ended):
+        state = STOPPED if attempt.ended == STOPPED else FAILED
     return WatchedStep(artifact.key, state, attempt, seconds)
 
 
@@ -97,7 +101,8 @@ def summarize_steps(steps: Sequence[WatchedStep]) -> dict[str, Any]:
                 hours[RUNNING] += attempt.cpu_seconds / 3600
             hours["finished"] += finished / 3600
             hours["lost"] += lost / 3600
-            share_left *= 1 - (attempt.share or 0)
+            if state != STALE:
+                share_left *= 1 - (attempt.share or 0)
             if state == RUNNING and attempt.speed.seconds_left:
                 speeds[kind] += share_left / attempt.speed.seconds_left
         left[kind] += share_left
