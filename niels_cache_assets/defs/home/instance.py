@@ -9,7 +9,7 @@ unless dagster.yaml turns it on.
 import fcntl
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -108,8 +108,8 @@ def _read_config(home: Path, overrides: Mapping[str, Any]) -> InstanceRef:
         raise NielsCacheError(f"{home / CONFIG_NAME}: not valid: {reason}; correct it, or remove it to get the default again") from error
 
 
-def main() -> None:
-    """Create the Dagster home for Dagster's own programs, and print its path."""
+def main(arguments: Sequence[str] = ()) -> None:
+    """Create the Dagster home for Dagster's own programs, and print its path. It takes no arguments."""
     with ensure_instance():
         print(f"Dagster home: {os.environ[HOME_VARIABLE]}")
 
