@@ -17,6 +17,7 @@ from pydantic import Field, FiniteFloat, model_validator
 
 from niels_cache_assets.base.choices import raise_unknown_choice
 from niels_cache_assets.base.documents import Document, SourceReport
+from niels_cache_assets.base.wording import format_list
 from niels_cache_assets.sources.excluding import without_excluded
 from niels_cache_assets.sources.reading.part_stream import PartStream, heads_of_parts, streams_of_all_parts
 from niels_cache_assets.sources.reading.references import revision_with_references
@@ -41,7 +42,7 @@ class Interleave(PretrainSource):
     (`in_val_of_member`, `near_val_of_member`). The same applies to the texts in `decontaminate_against` of a member, with the limits and
     drop reasons of that member.
 
-    A member in parts is read file by file, without its shuffle. Its added files come last.
+    A member in parts, or of the hub with val_frac, is read file by file, without its shuffle. Added files come last.
     """
 
     source: Literal["interleave"] = "interleave"
@@ -95,6 +96,11 @@ class Interleave(PretrainSource):
         streams = [MixtureMember(name, member, context) for name, member in sources.items()]
         for stream in streams:
             stream.find_held_out()
+        ordered = [
+            name for name, member in sources.items() if member.shuffles_itself and member.shuffle_buffer and not member.stream_shuffle
+        ]
+        if ordered and not self.shuffle_buffer:
+            context.log(f"{format_list(ordered)}: read in the order of the files; to shuffle the mixture, set its shuffle_buffer")
         yield from self._drawn(streams, seed=context.seed)
 
     def _drawn(self, members: Sequence[Iterable[Document]], *, seed: int) -> Iterator[Document]:
