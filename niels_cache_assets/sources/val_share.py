@@ -74,7 +74,7 @@ class FractionSplitter:
         if val is None:
             return None
         path = folder / val[0]
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, EOFError):
             bits = np.load(path, mmap_mode="r", allow_pickle=False)
             if hashlib.sha256(bits).hexdigest() in path.name:
                 return cls(bits=bits, ordinals=val[1])

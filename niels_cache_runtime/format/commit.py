@@ -232,8 +232,9 @@ def is_same_file(path: Path, descriptor: int) -> bool:
 def _owner(descriptor: int) -> LockOwner | None:
     """Return the owner that the file of a held lock names, or None if it names no owner, or certainly names a previous owner."""
     try:
-        owner = LockOwner(**json.loads(os.pread(descriptor, 4096, 0)))
-    except (ValueError, TypeError, RecursionError):
+        found = json.loads(os.pread(descriptor, 4096, 0))
+        owner = LockOwner(**{key: found[key] for key in ("pid", "host", "since", "command")})  # a later version may write more
+    except (ValueError, TypeError, KeyError, RecursionError):
         return None
     is_readable = all(isinstance(text, str) and text.isprintable() for text in (owner.host, owner.since, owner.command))
     if not is_readable or type(owner.pid) is not int or owner.pid <= 0:

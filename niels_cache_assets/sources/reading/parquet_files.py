@@ -204,11 +204,11 @@ class ParquetTable:
         return [first for first, count in zip(accumulate(counts, initial=0), counts, strict=False) if count]
 
     def uncompressed_bytes(self, column: str) -> int:
-        """Return the size of the values of a column of strings in bytes, before compression. Repeated values of a dictionary count once."""
+        """Return an estimate of the bytes in a column of strings, before compression. It is too small for dictionaries and nulls."""
         groups = map(self._parquet.metadata.row_group, range(self._parquet.num_row_groups))
         chunks = (group.column(index) for group in groups for index in range(group.num_columns))
         sizes = (chunk.total_uncompressed_size - 4 * chunk.num_values for chunk in chunks if chunk.path_in_schema == column)
-        return max(0, sum(sizes))
+        return sum(max(0, size) for size in sizes)
 
     def batches(
         self,
