@@ -164,7 +164,7 @@ class BuildJob:
         log: Called with each message.
         lease: The lease of this attempt. None for artifacts that are not shared.
         reference: See `Artifact.reference`.
-        record_seconds: The longest time between two records of the journal.
+        record_seconds: The time in seconds after which a record of the journal is due.
     """
 
     directory: Path
@@ -295,7 +295,7 @@ class Artifact(ABC):
 
     @property
     def record_seconds(self) -> float:
-        """The longest time between two records of the journal."""
+        """The time in seconds after which a record of the journal is due."""
         registry = getattr(self, "registry", None)
         return RECORD_SECONDS if registry is None else registry.build.record_seconds
 

@@ -52,7 +52,7 @@ class Resume:
         afresh: Whether to start from the beginning in any case. The default resumes if it can.
         identity: The values that the fingerprint hashes, for messages about differences. None records no values.
         attempt: The number that the records of the journal name. None records no number.
-        record_seconds: The longest time between two records.
+        record_seconds: The time in seconds after which a record is due.
         check: Called before each record. It raises NielsCacheError if this build must not continue. The default does nothing.
         resumed_tokens: The number of tokens that an interrupted build had already written. The builder sets it.
     """

@@ -1,8 +1,8 @@
 """The plan of a data set in parts: which part reads which files, and the token budget of each part.
 
 The plan is made once, from the list of files of one revision. It is one JSON file, without timestamps and without paths on this machine.
-Everything that is built afterwards reads this file, and nothing lists the files again. Making a plan costs no more than listing the files.
-With val_frac, it also reads all text once to count the documents, and a file beside the plan says which of them go to val.
+Everything that is built afterwards reads this file, and nothing lists the files again. Making a plan costs a listing of the files. With
+val_frac, it also reads all text once to count the documents, and a file beside the plan says which of them go to val.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class BuildSettings(Table):
     network_patience: float = Field(defaults.NETWORK_RETRY_SECONDS, ge=0, allow_inf_nan=False, strict=False)
     """How long to retry a failed request, in seconds, before the build fails"""
     record_seconds: float = Field(defaults.RECORD_SECONDS, gt=0, le=60, strict=False)
-    """How often a build records its progress at least, in seconds; a killed build repeats the work since its last record"""
+    """Seconds after which a build records its progress again; a killed build repeats the work since its last record"""
 
 
 class BlendSettings(Table):

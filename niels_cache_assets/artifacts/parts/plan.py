@@ -1,4 +1,4 @@
-"""The plan of a data set in parts: `pretrain/.parts/NAME/plan.json`. It lies next to the parts, so only this file is replaced.
+"""The plan of a data set in parts: `pretrain/.parts/NAME/plan.json`. Only this file and its val-*.npy are replaced.
 
 `check_addition` checks files to add before the table is written. It lists the new files, and reads none of them.
 """
