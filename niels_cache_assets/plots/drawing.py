@@ -38,7 +38,8 @@ _WIDTH = 640
 _HEIGHT = 150  # of the area of columns
 _ROW = 20  # of the area of bars
 _TOP = 32  # the title
-_EDGE = 8  # at the left of names, and twice at the right
+_EDGE = 8  # at the left of names
+_RIGHT = 20  # room for half of the last tick
 _NUMBERS = 44  # the width of the numbers at the left
 _CHARACTER = 6.6  # about the width of a character
 _LONGEST_NAME = 24
@@ -121,7 +122,7 @@ def as_svg(picture: Picture, of: str = "") -> Markup:
 
 def as_png(picture: Picture) -> bytes:
     """Return a PNG."""
-    return _draw(picture, format="png", dpi=83, metadata={"Software": None})
+    return _draw(picture, format="png", dpi=80, metadata={"Software": None})
 
 
 def _draw(picture: Picture, **how: Any) -> bytes:
@@ -129,16 +130,17 @@ def _draw(picture: Picture, **how: Any) -> bytes:
     from matplotlib import style
     from matplotlib.figure import Figure
 
-    names = [name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…" for name in picture.names]
+    names = ["".join(letter if letter.isprintable() else " " for letter in name) for name in picture.names]  # XML has no others
+    short = [name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…" for name in names]
     is_bars, buffer = picture.kind == "bars" or not names, io.BytesIO()
     inner = _ROW * max(1, len(names)) if is_bars else _HEIGHT
-    left = _EDGE + _CHARACTER * max(map(len, names), default=0) if is_bars else _NUMBERS
+    left = _EDGE + _CHARACTER * max(map(len, short), default=0) if is_bars else _NUMBERS
     has_legend = bool(picture.legend or picture.limit)
     bottom = 44 if has_legend else 20
     height = _TOP + inner + bottom
     with style.context(["default", _STYLE]):
         figure = Figure(figsize=(_WIDTH / 72, height / 72), facecolor=CARD)
-        axes = figure.add_axes((left / _WIDTH, bottom / height, 1 - (left + 2 * _EDGE) / _WIDTH, inner / height))
+        axes = figure.add_axes((left / _WIDTH, bottom / height, 1 - (left + _RIGHT) / _WIDTH, inner / height))
         axes.set_title(picture.title if names else f"{picture.title}: none", loc="left", y=1, fontsize=11)
         axes.spines[:].set_visible(False)
         axes.tick_params(bottom=False, left=False)
@@ -146,8 +148,8 @@ def _draw(picture: Picture, **how: Any) -> bytes:
             drawn = axes.barh(range(len(names)), picture.values, color=picture.colors)
             axes.bar_label(drawn, picture.labels, padding=5, color=_INK)
             axes.set_xticks([])
-            axes.set_yticks(range(len(names)), names, color=_INK)
-            axes.margins(0.3, 0)  # room for the labels
+            axes.set_yticks(range(len(names)), short, color=_INK)
+            axes.margins(0.4, 0)  # room for the labels
             axes.invert_yaxis()
         else:
             places = [place + 0.5 for place in range(len(names))]
@@ -163,12 +165,12 @@ def _draw(picture: Picture, **how: Any) -> bytes:
             axes.yaxis.set_major_formatter(lambda value, _: short_number(value))
             axes.set(xlim=(0, max(len(names), 5)), ylim=0)  # a few columns remain narrow
             axes.grid(axis="y")
-        for patch, name, value in zip(axes.patches, [*picture.names] * 2, [*picture.values, *picture.rest], strict=False):
+        for patch, name, value in zip(axes.patches, names * 2, [*picture.values, *picture.rest], strict=False):
             patch.set_gid(f"{_TOOLTIP}{name}: {round(value, 4):,}")
         for color, text in picture.legend.items():
             axes.bar(0, 0, 0, color=color, label=text)
         if picture.limit:
-            axes.axvline(picture.limit[0], color=WARNED, linestyle="--", linewidth=1, label=picture.limit[1])
+            axes.axvline(picture.limit[0], color=WARNED, linestyle="--", label=picture.limit[1])
         if has_legend:
             figure.legend(loc="lower left", ncols=4)
         figure.savefig(buffer, **how)

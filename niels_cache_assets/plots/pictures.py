@@ -71,7 +71,7 @@ def _frequency(measures: CacheMeasures) -> Picture:
     half = int(np.searchsorted(np.cumsum(counts), measures.counted / 2)) + 1
     return Picture(
         kind="columns",
-        title=f"how often the piece of each rank is used: {measures.pieces_used_text} are used{part}",
+        title=f"uses of the piece of each rank; {measures.pieces_used_text} are used{part}",
         names=[f"piece of rank {rank:,}" for rank in ranks],
         values=[int(counts[rank - 1]) for rank in ranks],
         ticks=[(place + 0.5, short_number(rank)) for place, rank in enumerate(ranks)],

@@ -145,12 +145,12 @@ def test_the_sources_with_the_lowest_ratios_are_shown_and_equal_ones_by_name() -
 def test_an_svg_shows_all_texts_and_values_in_the_colors_of_the_page(kind: Literal["columns", "bars"]) -> None:
     hostile = '$x"><script>&'
     picture = Picture(
-        kind=kind, title=hostile, names=["a", hostile * 9, "c"], values=[3, 0, 40], limit=(1, hostile), legend={MAIN: hostile}
+        kind=kind, title=hostile, names=["a\ud800\x01\n", hostile * 9, "c"], values=[3, 0, 40], limit=(1, hostile), legend={MAIN: hostile}
     )
     svg = as_svg(picture, "of $it$")
     tree = ElementTree.fromstring(svg)
     assert tree.attrib["aria-label"] == f"of $it$: {hostile}"
-    assert [title.text for title in tree.iter("title")] == ["a: 3", f"{hostile * 9}: 0", "c: 40"]
+    assert [title.text for title in tree.iter("title")] == ["a   : 3", f"{hostile * 9}: 0", "c: 40"]
     texts = [text.text for text in tree.iter("text")]
     assert texts.count(hostile) == 3, "the title, the limit and the legend"
     assert kind == "columns" or f"{(hostile * 9)[:23]}…" in texts
