@@ -51,6 +51,7 @@ from niels_cache_runtime import (
     open_cache,
     read_meta,
 )
+from niels_cache_runtime.format.layout import FAMILIES
 from tests.golden import plain, shown
 from tests.golden.project import digest_of, recording_often, small_pieces, stopping_at_record
 from tests.helpers.chat_models import model_folder
@@ -63,32 +64,35 @@ PLAIN, WIDE = "plain", "wide"
 DAGSTER = f"{PLAIN}/.dagster"
 PLACE = "/upgrades"  # stands for the folder of the projects
 BATCHES = 3
-MORE = ("--add", "more/*.jsonl")  # the files of `grown` and `grown_whole` that come later
+GROWING = ("grown", "grown_whole")  # data sets that are built, and built again with MORE
+MORE = ("--add", "more/*.jsonl")
+LEFT_OUT = ("fresh", "off")  # data sets without a cache
 
 
 class Stopped(NamedTuple):
-    """A build that is stopped when it has recorded its progress `records` times. `name`: the data set that is built from it."""
+    """A build that is stopped when it has recorded its progress `records` times. `names`: the data sets that decide what it reads."""
 
     project: str
     key: str
-    name: str
+    names: tuple[str, ...]
     records: int = 2
 
 
+SEARCHED = ("prepared", "crawl")  # for duplicates
 STOPPED = {
-    "pretrain": Stopped(PLAIN, "pretrain/letters", "letters"),
-    "budgets and shuffle": Stopped(PLAIN, "pretrain/streamed", "streamed"),
-    "corpus": Stopped(PLAIN, "corpus/prepared", "prepared"),
-    "duplicates": Stopped(WIDE, "corpus/duplicates", "letters"),
-    "range of duplicates": Stopped(PLAIN, "range/range-00001", "prepared", records=1),
-    "prepared": Stopped(PLAIN, "pretrain/prepared", "prepared"),
-    "part": Stopped(PLAIN, "part/pages/part-00001", "pages"),
-    "val part": Stopped(PLAIN, "val_part/budgets", "budgets", records=1),
-    "part of a corpus": Stopped(PLAIN, "corpus_part/crawl/part-00001", "crawl", records=1),
-    "added part": Stopped(PLAIN, "part/grown/part-00002", "grown", records=1),
-    "sft": Stopped(PLAIN, "sft/chats", "chats"),
-    "template": Stopped(WIDE, "sft/templated", "templated"),
-    "pairs": Stopped(WIDE, "sft/pairs", "pairs"),
+    "pretrain": Stopped(PLAIN, "pretrain/letters", ("letters",)),
+    "budgets and shuffle": Stopped(PLAIN, "pretrain/streamed", ("streamed",)),
+    "corpus": Stopped(PLAIN, "corpus/prepared", SEARCHED),
+    "duplicates": Stopped(WIDE, "corpus/duplicates", ("letters",)),
+    "range of duplicates": Stopped(PLAIN, "range/range-00001", SEARCHED, records=1),
+    "prepared": Stopped(PLAIN, "pretrain/prepared", SEARCHED),
+    "part": Stopped(PLAIN, "part/pages/part-00001", ("pages",)),
+    "val part": Stopped(PLAIN, "val_part/budgets", ("budgets",), records=1),
+    "part of a corpus": Stopped(PLAIN, "corpus_part/crawl/part-00001", SEARCHED, records=1),
+    "added part": Stopped(PLAIN, "part/grown/part-00002", ("grown",), records=1),
+    "sft": Stopped(PLAIN, "sft/chats", ("chats",)),
+    "template": Stopped(WIDE, "sft/templated", ("templated",)),
+    "pairs": Stopped(WIDE, "sft/pairs", ("pairs",)),
 }
 
 LETTERS, STREAMED, PAGES = (f"{PLAIN}/cache/pretrain/{name}/train" for name in ("letters", "streamed", "pages"))
@@ -184,21 +188,17 @@ def require(condition: bool, what: str) -> None:
 
 def build_caches(folder: Path) -> None:
     """Build everything as a user does, with Dagster's records in a home, and publish a cache."""
-    plain, wide = folder / PLAIN, folder / WIDE
-    os.environ["DAGSTER_HOME"] = str(folder / DAGSTER)
-    run(plain, "build-all", "--only", "letters", "chats", "grown")
-    for project in (plain, wide):
-        os.environ["DAGSTER_HOME"] = str(folder / "other home")
-        names = [
-            name for family in ("pretrain", "sft") for name in opened(project).registry.datasets(family) if name not in ("fresh", "off")
-        ]
-        run(project, "build-all", "--only", *names, *opened(project).registry.blend)
-        shutil.rmtree(project / "cache/reports")  # they show the time of a build
-    os.environ["DAGSTER_HOME"] = str(folder / DAGSTER)
-    for name in ("grown", "grown_whole"):
+    plain = folder / PLAIN
+    for project, home in ((WIDE, "other home"), (PLAIN, DAGSTER)):
+        os.environ["DAGSTER_HOME"] = str(folder / home)
+        registry = opened(folder / project).registry
+        names = [name for family in FAMILIES for name in registry.datasets(family) if name not in LEFT_OUT]
+        run(folder / project, "build-all", "--only", *names, *registry.blend)
+    for name in GROWING:
         run(plain, "part", name, *MORE)
-    run(plain, "build-all", "--only", "grown", "grown_whole")
-    shutil.rmtree(plain / "cache/reports", ignore_errors=True)
+    run(plain, "build-all", "--only", *GROWING)
+    for project in (PLAIN, WIDE):
+        shutil.rmtree(folder / project / "cache/reports")  # they show the time of a build
     run(plain, "push", "letters", f"file://{folder / PUBLISHED}")
 
 
@@ -210,8 +210,8 @@ def stopped_root(folder: Path, stage: str) -> Path:
 
 
 def steps_of(found: Graph, stage: str) -> list[str]:
-    """Return the keys that lead to the data set of a stopped build, without blends."""
-    return found.order([STOPPED[stage].name])
+    """Return the keys of a stopped build, of what it needs and of what is built from it, in order."""
+    return found.order(STOPPED[stage].names)
 
 
 def stop_builds(folder: Path) -> None:
@@ -358,6 +358,16 @@ def gather_facts(folder: Path) -> dict[str, Any]:
 
 # Packing
 
+OF_A_MACHINE = {"pid": 1, "host": "machine", "since": "2026-01-01T00:00:00Z", "command": "niels-cache", "token": "0" * 16, "boot": "1"}
+OF_A_MACHINE |= {"log": None, "seconds": 2.0, "cpu_seconds": 1.0, "earlier_cpu_seconds": [0.0, 0.0], "speed": [None, None]}
+
+
+def neutralize_leases(folder: Path) -> None:
+    """Replace what attempts say about this machine and the time."""
+    for path in folder.rglob("attempt-*.json"):
+        content = path.read_bytes()
+        path.write_bytes(json.dumps(json.loads(content) | OF_A_MACHINE).encode().ljust(len(content) - 1) + b"\n")
+
 
 def neutralize_home(home: Path, folder: Path) -> None:
     """Replace the folders of this machine in a Dagster home."""
@@ -397,6 +407,7 @@ def make(target: Path) -> None:
         build_caches(folder)
         stop_builds(folder)
         (target / FACTS).write_text(shown(gather_facts(folder)) + "\n", encoding="utf-8")
+        neutralize_leases(folder)
         neutralize_home(folder / DAGSTER, folder)
         home = [folder / DAGSTER, *(folder / DAGSTER).rglob("*")]
         files = [path for project in (PLAIN, WIDE) for path in (folder / project).rglob("*")]
