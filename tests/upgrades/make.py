@@ -31,6 +31,8 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 from unittest import mock
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 
 from niels_cache_assets.artifacts.graph import Graph, graph
@@ -102,6 +104,7 @@ SMALLER = f"{PLAIN}/smaller/grown/train"  # GROWN before it grew
 CHATS, TEMPLATED, PAIRS = f"{PLAIN}/cache/sft/chats/train", f"{WIDE}/cache/sft/templated/train", f"{WIDE}/cache/sft/pairs/train"
 TRACED, BUCKET = "blend that changes", "bucket"  # loaders
 PUBLISHED = f"{PLAIN}/bucket/letters"
+FIELDS = ("document_ids", "position_ids", "cu_seqlens", "dataset_ids")
 
 
 @dataclass(frozen=True)
@@ -119,21 +122,16 @@ LOADERS = {
     "windows": Training({"letters": LETTERS}),
     "uint32": Training({"letters": f"{WIDE}/cache/pretrain/letters/train"}),
     "in order, rank 1 of 2, two epochs": Training(
-        {"grown": GROWN},
-        {"shuffle": False, "world_size": 2, "epochs": 2, "drop_last": True, "stride": 8},
-        rank=1,
+        {"grown": GROWN}, {"shuffle": False, "world_size": 2, "epochs": 2, "drop_last": True, "stride": 8}, rank=1
     ),
     "other batches and ranks": Training({"letters": LETTERS}, resumed={"B": 2, "world_size": 2}, rank=1),
     "cache that grew": Training({"grown": SMALLER}, resumed={"grown": True}, into={"grown": GROWN}),
     "blocks": Training({"pages": PAGES}, {"order": Blocks(shards=2, lanes=2)}),
-    "blend that changes": Training(
+    TRACED: Training(
         {"letters": LETTERS, "pages": PAGES, "chats": CHATS},
         {"weights": [(0, {"letters": 1, "pages": 2, "chats": 0}), (20, {"letters": 1, "pages": 1, "chats": 1})]},
     ),
-    "documents": Training(
-        {"letters": LETTERS},
-        {"fields": ("document_ids", "position_ids", "cu_seqlens", "dataset_ids"), "mask_cross_document_targets": True},
-    ),
+    "documents": Training({"letters": LETTERS}, {"fields": FIELDS, "mask_cross_document_targets": True}),
     "packed conversations": Training({"chats": CHATS}, {"T": 64, "sft": SFT(loss_on="last_assistant")}),
     "packed template": Training({"templated": TEMPLATED}, {"T": 96, "sft": SFT(overflow="drop", weigh_by="examples")}),
     "pairs": Training({"pairs": PAIRS}, {"T": 128, "B": 2}),
@@ -148,23 +146,23 @@ def write_sources(folder: Path) -> None:
     """Write the projects without builds."""
     shutil.copytree(HERE / "projects", folder, dirs_exist_ok=True)
     plain, wide = folder / PLAIN, folder / WIDE
-    rows = [{"id": f"letter-{row}", "text": text if row % 25 else None} for row, text in enumerate(sentences(150, seed=1, words=30))]
+    letters = [{"id": f"letter-{row}", "text": text if row % 25 else None} for row, text in enumerate(sentences(150, seed=1, words=30))]
     with gzip.GzipFile(plain / "letters.jsonl.gz", "wb", mtime=0) as packed:
-        packed.write("".join(json.dumps(row) + "\n" for row in rows).encode())
+        packed.write("".join(json.dumps(row) + "\n" for row in letters).encode())
     (plain / "excluded.txt").write_text("letter-7\n", encoding="utf-8")
     (plain / "book.txt").write_text("\n\n".join(sentences(80, seed=2)), encoding="utf-8")
     for number, text in enumerate(sentences(12, seed=3, words=40)):
         path = plain / "notes" / ("more" if number % 3 else ".") / f"note {number}.md"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"# Note {number}\n\n{text}\n", encoding="utf-8")
-    _write_parquet(plain / "rows.parquet", sentences(400, seed=4, words=20))
+    rows = {"id": [f"row-{row}" for row in range(400)], "text": sentences(400, seed=4, words=20)}
+    pq.write_table(pa.table(rows), plain / "rows.parquet", row_group_size=50)
     texts = articles(60, seed=5)
     write_jsonl(plain / "articles.jsonl", [*texts, "short", texts[3], nearly(texts[5])])
     for number in range(4):
         write_jsonl(plain / "crawl" / f"{number}.jsonl", [*articles(15, seed=10 + number), texts[number]])
     for number in range(8):
-        folder_of = "pages" if number < 6 else "more"
-        write_jsonl(plain / folder_of / f"{number}.jsonl", sentences(45, seed=20 + number, words=25))
+        write_jsonl(plain / ("pages" if number < 6 else "more") / f"{number}.jsonl", sentences(45, seed=20 + number, words=25))
     shutil.copytree(plain / "pages", wide / "pages")
     write_jsonl(wide / "letters.jsonl", sentences(80, seed=6, words=30))
     model_folder(wide / "model")
@@ -181,13 +179,6 @@ def write_sources(folder: Path) -> None:
 
 def _turns(*contents: str) -> list[dict[str, str]]:
     return [{"role": role, "content": content} for role, content in zip(("user", "assistant"), contents, strict=False)]
-
-
-def _write_parquet(path: Path, texts: list[str]) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    pq.write_table(pa.table({"id": [f"row-{row}" for row in range(len(texts))], "text": texts}), path, row_group_size=50)
 
 
 def run(folder: Path, *words: str) -> None:
@@ -229,20 +220,16 @@ def stopped_root(folder: Path, stage: str) -> Path:
     return folder / STOPPED[stage].project / "stopped" / stage.replace(" ", "_")
 
 
-def steps_of(found: Graph, stage: str) -> list[str]:
-    """Return the keys of a stopped build, of what it needs and of what is built from it, in order."""
-    return found.order(STOPPED[stage].names)
-
-
 def stop_builds(folder: Path) -> None:
     """Stop builds in roots of their own, as Ctrl-C does."""
-    for stage, (name, key, _, records) in STOPPED.items():
+    for stage, (name, key, names, records) in STOPPED.items():
         project, root = folder / name, stopped_root(folder, stage)
         shutil.copytree(project / "cache/tokenizer", root / "tokenizer")
         for engines in (project / "cache").glob(".tokenizer.engines.json"):
             shutil.copy(engines, root)
         found = opened(project, root)
-        for before in itertools.takewhile(lambda each: each != key, steps_of(found, stage)):  # noqa: B023
+        keys = found.order(names)
+        for before in keys[: keys.index(key)]:
             materialize(found[before])
         with suppress(KeyboardInterrupt), stopping_at_record(records):
             materialize(found[key])
@@ -274,9 +261,8 @@ def next_batches(loader: Iterable[Any]) -> list[str]:
 def resume_loader(folder: Path, name: str, copy: Path, state: Mapping[str, Any], **changes: Any) -> TokenLoader:
     """Resume a loader of LOADERS. `copy`: a folder for the local copy of a bucket."""
     training = LOADERS[name]
-    return TokenLoader.from_state(
-        dict(state), **_places(folder, name, copy, training.into or training.sources), rank=training.rank, **changes
-    )
+    places = _places(folder, name, copy, training.into or training.sources)
+    return TokenLoader.from_state(dict(state), **places, rank=training.rank, **changes)
 
 
 def _places(folder: Path, name: str, copy: Path, paths: Mapping[str, str]) -> dict[str, Any]:
@@ -408,7 +394,6 @@ def neutralize_leases(folder: Path) -> None:
 def neutralize_home(home: Path, folder: Path) -> None:
     """Replace the folders of this machine in a Dagster home."""
     names = {str(folder): PLACE, sys.prefix: f"{PLACE}/python", str(HERE.parents[1]): f"{PLACE}/code"}
-    shutil.rmtree(home / ".telemetry", ignore_errors=True)
     for path in home.rglob("*.db"):
         with closing(sqlite3.connect(path, isolation_level=None)) as events:
             for (table,) in events.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
@@ -422,7 +407,7 @@ def neutralize_home(home: Path, folder: Path) -> None:
 
 def pack(folder: Path, target: Path, paths: Iterable[Path]) -> None:
     """Pack files with neutral owners and times. Refuse a file that names a folder of this machine."""
-    private = [str(each).encode() for each in (folder, sys.prefix, HERE.parents[1], Path.home() / " ") if len(str(each)) > 6]
+    private = [str(each).encode() for each in (folder, sys.prefix, HERE.parents[1])]
     with tarfile.open(target, "w:xz", format=tarfile.PAX_FORMAT, preset=9) as archive:
         for path in sorted(paths):
             entry = archive.gettarinfo(str(path), path.relative_to(folder).as_posix())
