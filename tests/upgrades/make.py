@@ -2,7 +2,7 @@
 
 tests/upgrades/VERSION then holds three files:
 
-    facts.json    code versions, libraries, what was built and stopped, and what samplers, loaders and traces gave
+    facts.json    libraries, what was built and stopped, and what samplers, loaders and traces gave
     files.tar.xz  two projects: sources, niels_cache.toml, `cache/`, `stopped/` with unfinished builds, and `bucket/` with a published cache
     home.tar.xz   the Dagster home of the first project
 
@@ -37,7 +37,7 @@ import torch
 
 from niels_cache_assets.artifacts.graph import Graph, graph
 from niels_cache_assets.artifacts.materialize import materialize
-from niels_cache_assets.build_cache import CODE_VERSIONS, resume
+from niels_cache_assets.build_cache import resume
 from niels_cache_assets.cli import main as niels_cache
 from niels_cache_assets.defs.home.instance import ensure_instance
 from niels_cache_assets.disk.journal import partial_directory, read_journal
@@ -362,7 +362,6 @@ def gather_facts(folder: Path) -> dict[str, Any]:
     before = sequential_batches(sequential)
     state = sequential.state_dict()
     return {
-        "code_versions": CODE_VERSIONS,
         "python": platform.python_version(),
         "libraries": {name: resume.installed_version(name) for name in (*resume._LIBRARIES, "tokenizers")},
         "records": {project: records(folder, project) for project in (PLAIN, WIDE)},
