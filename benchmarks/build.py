@@ -154,7 +154,7 @@ def build(source: PretrainSource, tokenizer: Any, folder: Path, *, resume: Resum
         max_val_tokens=100_000,
         shard_bytes=2**27,
         seed=42,
-        shuffle_buffer=source.builder_shuffle or None,
+        shuffle_buffer=source.shuffle_buffer or None,
         resume=resume,
     )
 
