@@ -76,7 +76,7 @@ class HubData(DecodesText):
     pinned_revision: str | None = None
     """Commit, tag or branch to read; by default the newest commit on main"""
     files: list[ConfigPath] | None = None
-    """Globs of local .parquet, .jsonl or text files to read instead of the hub data set"""
+    """Globs of local .parquet, .jsonl, .csv or text files to read instead of the hub data set"""
     val_files: list[ConfigPath] | None = None
     """Globs of local files to use as val; requires `files`"""
 
