@@ -70,7 +70,7 @@ def measure(folder: Path, parts: int) -> dict[str, float]:
     clock("dry run with all parts", forecast)
     clock("status before the seal", lambda graph: graph.states())
     clock("status with a stale plan", lambda graph: graph.states(), seed=43)
-    clock("watch with a stale plan", lambda graph: graph.watch("texts"), seed=43)
+    clock("`status --watch` with a stale plan", lambda graph: graph.watch("texts"), seed=43)
     clock("seal", lambda graph: materialize(graph["pretrain/texts"]))
     clock("status after the seal", lambda graph: graph.states())
     return seconds

@@ -8,8 +8,9 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
+from collections.abc import Iterable
 from dataclasses import replace
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -168,27 +169,42 @@ def _artifact(arguments: argparse.Namespace, lines: JsonLines) -> Artifact:
 
 
 def _require_steps_before(seal: str, artifacts: Graph, name: str, lines: JsonLines) -> None:
-    """Log which steps before a seal are missing, and why.
+    """Log which steps before a seal are missing, and why: one line for each reason.
 
     Raises:
-        BuildFailedError: If a step is missing. The message has the command that submits exactly the missing parts to Slurm.
+        BuildFailedError: If a step is missing. The message has the command that submits exactly the missing steps to Slurm.
     """
     from niels_cache_assets.cli.worker import BuildFailedError
     from niels_cache_assets.parts.lease import DONE
-    from niels_cache_assets.parts.plan import runs
 
     left = {step.key: step for step in artifacts.watch(name) if step.state != DONE}
     missing = [left[key] for key in artifacts.before(seal) if key in left and seal in left]
-    for reason, steps in groupby(missing, key=lambda step: f"{step.state}: {step.reason}"):
-        lines.log(f"{format_list([step.key for step in steps])}: {reason}")
+    reasons: dict[str, list[str]] = {}
+    for step in missing:
+        reasons.setdefault(f"{step.state}: {step.reason}", []).append(step.key)
+    for reason, keys in reasons.items():
+        numbers, others = _part_numbers(keys), [key for key in keys if not _is_numbered(key)]
+        lines.log(f"{', '.join([*others, *([f'parts {numbers}'] if numbers else [])])}: {reason}")
     if missing:
-        parts = [int(step.key.rpartition("-")[2]) for step in missing if not step.key.startswith("val_part/")]
-        array = ",".join(f"{first}-{stop - 1}" if stop - first > 1 else f"{first}" for first, stop in runs(parts))
-        what = " --val" if len(parts) < len(missing) else " --corpus" if seal.startswith("corpus/") else ""
+        numbers, where = _part_numbers([step.key for step in missing]), artifacts.registry.options(artifacts.root)
+        jobs = [("--wait", ["--val"])] if f"val_part/{name}" in left else []  # no part can begin before it
+        jobs += [(f"--array={numbers}", ["--corpus"] if seal.startswith("corpus/") else [])] if numbers else []
+        commands = [shlex.join(["sbatch", how, "--wrap", shlex.join([PROGRAM, "part", name, *what, *where])]) for how, what in jobs]
         raise BuildFailedError(
-            f"{seal}: {format_count(len(missing), 'step')} before it are not done; submit them again, such as with "
-            f"sbatch {'' if what == ' --val' else f'--array={array} '}--wrap '{PROGRAM} part {name}{what}'"
+            f"{seal}: {format_count(len(missing), 'step')} before it are not done; submit them again, such as with {' && '.join(commands)}"
         )
+
+
+def _is_numbered(key: str) -> bool:
+    return key.count("/") == 2  # part/NAME/part-00017, but val_part/NAME
+
+
+def _part_numbers(keys: Iterable[str]) -> str:
+    """Return the numbers of the parts among these keys as the option --array of Slurm, such as 0-3,7."""
+    from niels_cache_assets.parts.plan import runs
+
+    numbers = [int(key.rpartition("-")[2]) for key in keys if _is_numbered(key)]
+    return ",".join(f"{first}-{stop - 1}" if stop - first > 1 else f"{first}" for first, stop in runs(numbers))
 
 
 def _refuse_number(arguments: argparse.Namespace) -> None:
