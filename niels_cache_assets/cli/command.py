@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from niels_cache_assets.cli.exit_codes import FAILED, WRONG_USE
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 
 if TYPE_CHECKING:
@@ -123,17 +124,26 @@ def require_choice(option: str, problem: str, given: str, choices: Sequence[Choi
     raise_invalid(option, problem, given, choices)
 
 
+class BuildFailedError(NielsCacheError):
+    """A failure of a build or of an export. Any other NielsCacheError is wrong use, a wrong setting, or a missing input."""
+
+
 @contextmanager
 def failing() -> Iterator[None]:
     """Let the command exit with FAILED for an error of the block, which follows the checks of the command line.
 
     Raises:
-        NotWrittenError: For a NielsCacheError.
+        BuildFailedError: For a NielsCacheError.
     """
     try:
         yield
     except NielsCacheError as error:
-        raise NotWrittenError(str(error)) from error
+        raise BuildFailedError(str(error)) from error
+
+
+def exit_code(error: NielsCacheError) -> int:
+    """Return the exit code of a command that ends with this error."""
+    return FAILED if isinstance(error, NotWrittenError | BuildFailedError) else WRONG_USE
 
 
 def draw_seed(given: int | None) -> int:

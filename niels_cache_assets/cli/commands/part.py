@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from niels_cache_assets.base.wording import file_size, format_count, format_list
-from niels_cache_assets.cli.command import PRETRAIN, WHERE, Command, integer_at_least, option, switch
+from niels_cache_assets.cli.command import PRETRAIN, WHERE, BuildFailedError, Command, integer_at_least, option, switch
 from niels_cache_assets.cli.console import PROGRAM, diagnostics, output, print_facts
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -171,7 +171,6 @@ def _require_steps_before(seal: str, artifacts: Graph, name: str, lines: JsonLin
     Raises:
         BuildFailedError: If a step is missing. The message has the command that submits exactly the missing steps to Slurm.
     """
-    from niels_cache_assets.cli.worker import BuildFailedError
     from niels_cache_assets.parts.lease import DONE
 
     left = {step.key: step for step in artifacts.watch(name) if step.state != DONE}
