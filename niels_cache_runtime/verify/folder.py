@@ -203,8 +203,7 @@ class VerifiedFolder:
         kind = meta.get("kind")
         if self.is_unverifiable:
             if not was_read:
-                checks = foreign_checks(meta, self.path, self.found)
-                yield from self._guarded(None, (problem for check in checks for problem in check.size_problems()))
+                self._checks.extend(self._guarded(None, foreign_checks(meta, self.path, self.found, quick=True)))
         elif kind == "tokenizer":
             yield from self._guarded(None, self._model_problems(meta))
         elif kind in FAMILIES:
