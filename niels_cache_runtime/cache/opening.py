@@ -292,13 +292,13 @@ def part_ends(meta: Meta, folder: str | Path) -> list[PartEnd] | None:
         return None
     folder, found = Path(folder), [PartEnd("", 0, 0, 0)]
     for entry in parts:
-        counts = [entry[key].get(folder.name) if isinstance(entry.get(key), dict) else None for key in PartEnd._fields[1:]]
+        counts: list[Any] = [entry[key].get(folder.name) if isinstance(entry.get(key), dict) else None for key in PartEnd._fields[1:]]
         if not all(map(is_count, counts)) or not isinstance(entry.get("name"), str):
             raise NielsCacheError(
                 f"{folder.parent / META_NAME}: parts has an entry without a name, or without shards, tokens or documents of {folder.name}; "
                 "rebuild this data set"
             )
-        found.append(PartEnd(entry["name"], *map(sum, zip(found[-1][1:], counts, strict=True))))
+        found.append(PartEnd(entry["name"], *(before + count for before, count in zip(found[-1][1:], counts, strict=True))))
     return found[1:]
 
 
