@@ -18,9 +18,6 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import dagster as dg
-from dagster._core.definitions.data_version import DATA_VERSION_TAG  # no public name
-from dagster._core.storage.dagster_run import IN_PROGRESS_RUN_STATUSES  # no public name
-from dagster._core.storage.tags import PARTITION_NAME_TAG
 
 from niels_cache_assets.artifacts.base import Artifact, Outcome
 from niels_cache_assets.artifacts.corpus import Corpus
@@ -32,7 +29,7 @@ from niels_cache_assets.base.wording import format_count
 from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assets.corpus import corpus_part_metadata
 from niels_cache_assets.defs.assets.parts import is_recorded_plan, list_of_ids, part_metadata, plan_metadata, plan_version
-from niels_cache_assets.defs.assets.upstream import last_materialization, materialized_version
+from niels_cache_assets.defs.assets.upstream import DATA_VERSION_TAG, last_materialization, materialized_version
 from niels_cache_assets.defs.metadata.builds import STATE
 from niels_cache_assets.defs.metadata.entries import table, without_empty
 from niels_cache_assets.defs.part_slots import limit_parts
@@ -174,7 +171,7 @@ def _current(artifact: Artifact) -> Meta | None:
 
 
 def _is_being_built(instance: dg.DagsterInstance, candidate: _Candidate) -> bool:
-    filters = dg.RunsFilter(tags={PARTITION_NAME_TAG: candidate.partition}, statuses=[*IN_PROGRESS_RUN_STATUSES])
+    filters = dg.RunsFilter(tags={keys.PARTITION_TAG: candidate.partition}, statuses=keys.IN_PROGRESS)
     return bool(instance.get_run_ids(filters, limit=1))
 
 

@@ -3,7 +3,7 @@
 As examples, two jobs have nightly schedules that you can turn on or copy. The schedules are off by default.
 """
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import dagster as dg
 
@@ -16,10 +16,6 @@ from niels_cache_assets.sources.errors import describe_error, log_traceback
 from niels_cache_assets.sources.net.retries import retry_at_most
 from niels_cache_runtime.format.layout import FAMILIES
 
-if TYPE_CHECKING:  # the type of define_asset_job's result has no public name
-    from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
-
-
 _NIGHTLY_HOUR = 3  # in UTC
 _NIGHTLY = {
     "nightly_upstream": (keys.OBSERVE_JOB, 0, "Observe upstream of every data set, so that changed ones show as unsynced."),
@@ -27,8 +23,8 @@ _NIGHTLY = {
 }
 
 
-def build_jobs(registry: Registry) -> "list[dg.JobDefinition | UnresolvedAssetJobDefinition]":
-    """Return all jobs. The jobs for corpora and indices exist only if there are such assets."""
+def build_jobs(registry: Registry) -> list[Any]:
+    """Return all jobs, as `dg.Definitions` takes them. The jobs for corpora and indices exist only if there are such assets."""
     jobs = {
         keys.TOKENIZER_JOB: ([keys.TOKENIZER], "Train or import the tokenizer and check it. Every cache in the same root uses it."),
         keys.FAMILY_JOBS["pretrain"]: (

@@ -2,7 +2,14 @@
 
 from collections.abc import Mapping
 
-from dagster import AssetDep, AssetKey, SpecificPartitionsPartitionMapping, StaticPartitionMapping, StaticPartitionsDefinition
+from dagster import (
+    AssetDep,
+    AssetKey,
+    DagsterRunStatus,
+    SpecificPartitionsPartitionMapping,
+    StaticPartitionMapping,
+    StaticPartitionsDefinition,
+)
 
 from niels_cache_assets.corpus.identity import dedup_order
 from niels_cache_assets.corpus.layout import range_name
@@ -13,6 +20,7 @@ from niels_cache_runtime.format.layout import FAMILIES, Family
 LOCATION = "niels_cache_assets"
 TOKENIZER = AssetKey("tokenizer")
 PARTITION_TAG = "dagster/partition"
+IN_PROGRESS = [DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING]
 STREAM_POOL = "source_stream"  # the limit of this pool is the number of streams at the same time; no op is in the pool (stream_slots.py)
 
 STREAM_OPS = {family: f"stream_{family}_dataset" for family in FAMILIES}

@@ -14,11 +14,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import dagster as dg
-from dagster._core.definitions.job_base import InMemoryJob  # execute_in_process wraps a job in this class, which has no public name
-from dagster._core.execution.api import execute_run
-from dagster._core.execution.execute_in_process import merge_run_tags
-from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteRepositoryOrigin  # the UI needs these to find the runs
-from dagster._core.storage.tags import MAX_RETRIES_TAG
 
 from niels_cache_assets.artifacts.base import Artifact, Outcome
 from niels_cache_assets.artifacts.duplicates import SearchStep
@@ -38,6 +33,7 @@ from niels_cache_assets.defs.launch_events import LaunchFamily, LaunchListener, 
 from niels_cache_assets.defs.metadata.builds import DROPS, LEFT_OUT, state_in
 from niels_cache_assets.defs.part_processes import build_in_children
 from niels_cache_assets.defs.part_slots import limit_parts
+from niels_cache_assets.defs.private import NO_COMPUTE_LOGS, record_location
 from niels_cache_assets.defs.progress import ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.facts.progress import BuildProgress
@@ -68,10 +64,9 @@ _RUNS: dict[str, tuple[LaunchFamily, str, dg.AssetKey]] = {  # by kind of artifa
 _MISSING_MESSAGES = {_TOKENIZER_NAME: "there is no tokenizer", _DUPLICATES_NAME: "the duplicates could not be found"}
 _QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 # No captured compute logs, because they redirect stdout and stderr, which the progress bars of the listener need.
-_INSTANCE_OVERRIDES = {"compute_logs": {"module": "dagster._core.storage.noop_compute_log_manager", "class": "NoOpComputeLogManager"}}
+_INSTANCE_OVERRIDES = {"compute_logs": NO_COMPUTE_LOGS}
 # A retry by the daemon would use the settings and cache root of the code server, which may differ from the settings of this program.
-_NO_RETRY = {MAX_RETRIES_TAG: "0"}
-_REPOSITORY = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin(keys.LOCATION), repository_name="__repository__")
+_NO_RETRY = {"dagster/max_retries": "0"}
 
 
 def launch_builds(
@@ -119,6 +114,7 @@ def launch_builds(
         end_runs_that_cannot_record(instance, home),
     ):
         limit_parts(instance, registry)
+        record_location(instance, keys.LOCATION)
         launcher = _Launcher(registry, root, instance, listener, wait=wait)
         for are_parts, group in groupby(order, key=_shared):
             steps = [all_artifacts[key] for key in group]
@@ -320,7 +316,7 @@ class _Launcher:
             result = replace(result, message=_failure_reason(run))
         return replace(result, seconds=time.monotonic() - started)
 
-    def _finished_run(self, job: str, partition: str | None, run_config: Mapping[str, Any]) -> dg.JobExecutionResult:
+    def _finished_run(self, job: str, partition: str | None, run_config: Mapping[str, Any]) -> dg.ExecuteInProcessResult:
         """Execute a run and return its result.
 
         Raises:
@@ -328,26 +324,13 @@ class _Launcher:
         """
         run_id = str(uuid.uuid4())
         with recorded_run(self._instance, run_id):
-            run = self._execute(self._defs.resolve_job_def(job), partition, run_id, run_config)
+            run = self._defs.resolve_job_def(job).execute_in_process(
+                run_config, self._instance, partition, raise_on_error=False, run_id=run_id, tags=_NO_RETRY
+            )
             if _was_interrupted(run):
                 self._instance.report_run_canceled(run.dagster_run, message="Interrupted from the terminal.")
                 raise KeyboardInterrupt
         return run
-
-    def _execute(self, job: dg.JobDefinition, partition: str | None, run_id: str, run_config: Mapping[str, Any]) -> dg.JobExecutionResult:
-        """Execute a job in the same way as Dagster's execute_in_process, and also record the job of the run.
-
-        Without this record, the UI shows the run on no timeline and below no job.
-        """
-        in_process = job.as_ephemeral_job(resource_defs={}, input_values={})
-        run = self._instance.create_run_for_job(
-            job_def=in_process,
-            run_id=run_id,
-            run_config=run_config,
-            tags=merge_run_tags(job, partition, _NO_RETRY, None, self._instance, run_config),
-            remote_job_origin=_REPOSITORY.get_job_origin(job.name),
-        )
-        return execute_run(InMemoryJob(in_process), run, self._instance)
 
 
 def _shared(key: str) -> str | None:
@@ -366,7 +349,7 @@ def _step(artifact: Artifact) -> _Step:
     return _Step(artifact=artifact, name=listed_as, family=family, job=job, op=op, partition=partition)
 
 
-def _run_warnings(run: dg.JobExecutionResult, metadata: Mapping[str, dg.MetadataValue[Any]]) -> str | None:
+def _run_warnings(run: dg.ExecuteInProcessResult, metadata: Mapping[str, dg.MetadataValue[Any]]) -> str | None:
     """Return the warning of a run and the failures of its checks that do not block, except the check that covers all data sets."""
     messages = [str(metadata["warning"].value)] if "warning" in metadata else []
     for evaluation in run.get_asset_check_evaluations():
@@ -380,12 +363,12 @@ def _drops_from_metadata(metadata: Mapping[str, dg.MetadataValue[Any]]) -> dict[
     return {"left_out": entries.get(LEFT_OUT), "drop_warnings": entries.get(DROPS, "").splitlines()}
 
 
-def _was_interrupted(run: dg.JobExecutionResult) -> bool:
+def _was_interrupted(run: dg.ExecuteInProcessResult) -> bool:
     causes = (event.step_failure_data.error for event in run.all_events if event.is_step_failure)
     return any(cause is not None and cause.cls_name in ("DagsterExecutionInterruptedError", "KeyboardInterrupt") for cause in causes)
 
 
-def _failure_reason(run: dg.JobExecutionResult) -> str:
+def _failure_reason(run: dg.ExecuteInProcessResult) -> str:
     """Return the reason of a failure in one line: the failure of a check, otherwise the error of the first failed step."""
     for evaluation in run.get_asset_check_evaluations():
         if not evaluation.passed and evaluation.severity == dg.AssetCheckSeverity.ERROR:

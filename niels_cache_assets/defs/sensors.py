@@ -18,14 +18,13 @@ from collections.abc import Callable
 from typing import Any
 
 import dagster as dg
-from dagster._core.definitions.assets.graph.asset_graph_subset import AssetGraphSubset  # Dagster's own sensors request backfills with this
-from dagster._core.definitions.events import AssetKeyPartitionKey
 
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.base.wording import format_count
 from niels_cache_assets.defs.assets.upstream import REVISION, built_versions, last_observation, observe_revision, version_of
 from niels_cache_assets.defs.finished_parts import finished_parts_sensor
 from niels_cache_assets.defs.keys import DOCUMENTS, DUPLICATES, KEPT, REPORT, STREAM_OPS, UPSTREAM_KEYS, datasets_with_plan, family_keys
+from niels_cache_assets.defs.private import AssetGraphSubset, AssetKeyPartitionKey
 from niels_cache_assets.defs.resources import CacheRoot, RootParam
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.errors import describe_error, log_traceback

@@ -7,7 +7,7 @@ The folder of a build is therefore a cache root, and two builds never share a fo
 """
 
 import hashlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -112,6 +112,21 @@ class CopiedBuild:
         return doc_ends_name(split) in self.published.meta["files"]
 
 
+def slices(files: Sequence[RemoteFile], number: int, size: int, *, start: int = 0) -> Iterator[tuple[int, int, int]]:
+    """Yield the parts of consecutive files that together are `size` bytes: the number of the file, its first byte, and the length.
+
+    Args:
+        files: The files, such as the shards of a split.
+        number: The number of the file to begin in.
+        size: The number of bytes.
+        start: The first byte in that file.
+    """
+    while size:
+        if length := min(files[number].size - start, size):
+            yield number, start, length
+        number, start, size = number + 1, 0, size - length
+
+
 def split_address(address: str) -> tuple[str, Split | None]:
     """Return the address of a data set, and the split that the address names, or None.
 
@@ -166,8 +181,7 @@ def write_meta_file(ledger: Ledger, state: LedgerState, name: str, content: byte
     )
     if evicted is None:
         raise NielsCacheError(f"{ledger.folder}: limit={limit:,} is too small for {name} ({len(content):,} bytes); raise it")
-    for path in evicted:
-        ledger.remove(state, path)
+    ledger.remove(state, *evicted)
     if name not in state.entries and ledger.files.exists(name) and ledger.files.sha256(name) != sha256:  # a killed process may leave it
         raise NielsCacheError(f"{target}: is there, but this copy has not downloaded it; choose another dir")
     try:

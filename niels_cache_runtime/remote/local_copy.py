@@ -18,8 +18,8 @@ import time
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence, Set
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -136,14 +136,14 @@ class LocalCopy:
         build, split = self.open(address)
         if split is None:
             raise NielsCacheError(f"{address}: names no split; give {address}/{SPLITS[0]}")
-        self.fetch_build(build, split)
-        return self.folder / build.path_in_copy(split)
+        return self.fetch_build(build, split)
 
-    def fetch_build(self, build: CopiedBuild, split: Split) -> None:
-        """Download a whole split of an open build. The files stay until `close`."""
+    def fetch_build(self, build: CopiedBuild, split: Split) -> Path:
+        """Download a whole split of an open build, and return its path in the form that TokenLoader takes. The files stay until `close`."""
         self._fetch(build, build.split_files(split))
         if build.record.family == "pretrain":
             self.files.make_folder(build.path_in_copy(split))
+        return self.folder / build.path_in_copy(split)
 
     def fetch_of(self, build: CopiedBuild, paths: Sequence[str]) -> Path:
         """Download some files of an open build, and return the folder of the data set. The files stay until `close`.
@@ -173,9 +173,8 @@ class LocalCopy:
         Raises:
             NielsCacheError: If the bytes do not fit.
         """
-        with self._lock, self._ledger.changing() as state:
-            self._register(state)
-            limit = min(self.limit, state.limit() or self.limit)
+        with self._registered() as state:
+            limit = state.limit()
             needed, pinned = needed + state.overhead, pinned_bytes(state, files)
         if needed + pinned > limit:
             raise too_small_error(what, needed, pinned, self.folder, limit, is_own=limit == self.limit)
@@ -211,7 +210,7 @@ class LocalCopy:
             changed_at = changed_at if change == seen_change else time.monotonic()
             if change != seen_change or time.monotonic() - looked_at >= _LOOK_SECONDS:
                 looked_at, seen_change = time.monotonic(), change
-                with self._lock, self._ledger.changing() as state:
+                with self._registered() as state:
                     if not is_asked:  # a failure of an earlier request says nothing about this one
                         for path in paths:
                             state.failed.pop(failure_key(self._reader.group, path), None)
@@ -237,8 +236,7 @@ class LocalCopy:
                 if not is_served:
                     start_fetcher(self._ledger, self._reader.group)
             if time.monotonic() - changed_at > GIVE_UP_SECONDS:
-                with self._lock, self._ledger.changing() as state:
-                    self._register(state)
+                with self._registered():
                     self._clear_demand()
                 raise no_progress_error(self.folder, missing[0], GIVE_UP_SECONDS)
             time.sleep(pause)
@@ -248,7 +246,6 @@ class LocalCopy:
         self, state: LedgerState, paths: Sequence[str], use: Callable[[str], None], also: list[str], mine: Set[str], *, waited: float
     ) -> list[str]:
         """Take the files that are there. Return those of `paths` that are missing, and record that this reader waits for them."""
-        self._register(state)
         reader, missing = self._reader, []
         for index, path in enumerate((*paths, *also)):
             if path in mine:
@@ -283,8 +280,7 @@ class LocalCopy:
 
     def release(self, paths: Iterable[str], unuse: Callable[[str], None]) -> None:
         """Call `unuse` for each of these taken files. The copy may then remove a file that no other owner has taken."""
-        with self._lock, self._ledger.changing() as state:
-            self._register(state)
+        with self._registered():
             for path in (chosen := list(paths)):
                 unuse(path)
             self._release_paths(chosen)
@@ -308,8 +304,7 @@ class LocalCopy:
             owners: Objects that unmap what is not in use.
             again: A method that unmaps everything if `blocks_slower`. A thread calls it after other processes have needed something new.
         """
-        with self._lock, self._ledger.changing() as state:
-            self._register(state)
+        with self._registered() as state:
             reader = self._reader
             reader.run, reader.position, reader.wants = run, position, list(wants)
             for owner in owners:
@@ -388,8 +383,7 @@ class LocalCopy:
             self._set_again(None, 0)
 
     def _open(self, address: str) -> CopiedBuild:
-        with self._lock, self._ledger.changing() as state:
-            self._register(state)
+        with self._registered() as state:
             known = state.addresses.get(address, "")
             has_known = known in state.builds and state.is_ready(f"builds/{known}/{META_NAME}")
         try:
@@ -398,7 +392,7 @@ class LocalCopy:
             if not has_known or isinstance(error, MissingError):
                 raise
             warnings.warn(f"{error}; the files that {self.folder} has are used: build {known[:12]}", RuntimeWarning, stacklevel=4)
-            with self._lock, self._ledger.changing() as state:
+            with self._registered() as state:
                 build = recorded_build(state, known, self.files, address=address)
                 self._pin_meta(state, build)
         return build
@@ -408,15 +402,15 @@ class LocalCopy:
         store = open_store(address, is_hasty=is_hasty)
         record, _ = read_record(store)
         path = f"builds/{record.content_sha256}/{record.family}/{record.name}/{META_NAME}"
-        with self._lock, self._ledger.changing() as state:
+        with self._registered() as state:
             content = self.files.read(path) if self._is_whole(state, path) else b""
         if not (is_there := hashlib.sha256(content).hexdigest() == record.beside[META_NAME]["sha256"]):
             content = read_meta_of(store, record)
         build = CopiedBuild(address, record, published_of(record, content, store.name_of(META_NAME)))
-        with self._lock, self._ledger.changing() as state:
+        with self._registered() as state:
             state.add_build(build.id, address, record.content().decode())
             if not is_there or not self._is_whole(state, path):
-                write_meta_file(self._ledger, state, path, content, limit=state.limit() or self.limit)
+                write_meta_file(self._ledger, state, path, content, limit=state.limit())
             self._pin_meta(state, build)
         return build
 
@@ -437,19 +431,23 @@ class LocalCopy:
         reader.maps = sorted(self._taken)
         self._presence[0].write(reader)
 
-    def _register(self, state: LedgerState) -> None:
-        """Register as a live reader, unless this process is one. If this lowers the limit, remove files until they fit."""
-        if not self._presence:
-            self._presence.append(ProcessFile(self._ledger, "readers"))
-            self._write()
-            self._ledger.wake()  # a reader that is in the way checks whether it has to unmap files
-            self._shrink(state)
-        state.readers[self._presence[0].name] = self._reader
+    @contextmanager
+    def _registered(self) -> Iterator[LedgerState]:
+        """Hold both locks as a live reader. If becoming one lowers the limit, remove files until they fit."""
+        with self._lock, self._ledger.changing() as state:
+            is_new = not self._presence
+            if is_new:
+                self._presence.append(ProcessFile(self._ledger, "readers"))
+                self._write()
+                self._ledger.wake()  # a reader that is in the way checks whether it has to unmap files
+            state.readers[self._presence[0].name] = self._reader
+            if is_new:
+                self._shrink(state)
+            yield state
 
     def _shrink(self, state: LedgerState) -> None:
         """Remove files until the copy is below the limit, or as close to it as mapped files allow."""
-        for path in files_over_limit(state, min(self.limit, state.limit() or self.limit)):
-            self._ledger.remove(state, path)
+        self._ledger.remove(state, *files_over_limit(state, state.limit()))
 
     def _forked(self) -> None:
         """Become a separate reader in a forked child, which has mapped only the held files."""

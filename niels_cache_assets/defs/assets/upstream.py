@@ -23,7 +23,7 @@ from niels_cache_assets.sources.reading.references import revision_with_referenc
 from niels_cache_assets.sources.types import SftSource, SourceWithParts
 from niels_cache_runtime.format.layout import FAMILIES
 
-_DATA_VERSION_TAG = "dagster/data_version"
+DATA_VERSION_TAG = "dagster/data_version"
 _POINTER_TAG = "dagster/input_event_pointer/"  # plus the key of an input asset; the value is its newest event, in any partition
 REVISION = "revision"  # key in the metadata of an observation; in the meta.json of a cache, the same value is dataset_revision
 _DIGITS = 12
@@ -118,19 +118,19 @@ def _observation(registry: Registry, name: str, revision: str | None, *, root: P
     return dg.AssetObservation(
         asset_key=UPSTREAM_KEYS[source.family],
         partition=name,
-        tags={_DATA_VERSION_TAG: f"{version}+{fingerprint_of(settings)[:_DIGITS]}"},
+        tags={DATA_VERSION_TAG: f"{version}+{fingerprint_of(settings)[:_DIGITS]}"},
         metadata=without_empty({REVISION: revision or None, "settings": dg.MetadataValue.json(source.shown_settings())}),
     )
 
 
 def version_of(observation: dg.AssetObservation) -> str:
     """Return the data version in an observation."""
-    return observation.tags[_DATA_VERSION_TAG]
+    return observation.tags[DATA_VERSION_TAG]
 
 
 def materialized_version(event: dg.AssetMaterialization) -> str | None:
     """Return the data version in a materialization, or None if it has none."""
-    return (event.tags or {}).get(_DATA_VERSION_TAG)
+    return (event.tags or {}).get(DATA_VERSION_TAG)
 
 
 def last_materialization(instance: dg.DagsterInstance, key: dg.AssetKey, partition: str) -> dg.AssetMaterialization | None:

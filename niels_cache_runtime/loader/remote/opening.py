@@ -85,7 +85,6 @@ class BlockFeed:
         self._coming: deque[BlockVisit] = deque()
         self._current: list[BlockVisit] = []
         self._move_at = -1  # the first sample of a batch that needs other visits
-        self._sizes: dict[tuple[str, int], int] = {}
         self._room = self._copy.limit  # beside the visits in use and to come
 
     def make(self, located: SampleLocations) -> Batch:
@@ -207,10 +206,7 @@ class BlockFeed:
         return bool(self._coming)
 
     def _bytes(self, visit: BlockVisit) -> int:
-        key = visit.source, visit.block
-        if key not in self._sizes:
-            self._sizes[key] = self._sources[visit.source].bytes_of(visit)
-        return self._sizes[key]
+        return self._sources[visit.source].bytes_of(visit)
 
 
 def feed_batches(plan: Iterator[SampleLocations], feed: BlockFeed) -> Iterator[Batch]:
@@ -295,8 +291,7 @@ class Sources:
             return open_source(folder, settings, verify=verify)
         build, split = self._opened[folder]
         if build.record.family == "sft" and self.copy is not None:
-            self.copy.fetch_build(build, split)
-            source = open_source(str(self.copy.folder / build.path_in_copy(split)), settings)
+            source = open_source(str(self.copy.fetch_build(build, split)), settings)
             source.folder = folder
             return source
         if self._reads_windows or self.copy is None or settings.order is None:

@@ -16,7 +16,7 @@ are in memory, and these are hashed. A forked process cannot send requests, so t
 import hashlib
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -28,9 +28,9 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, Ints, Split, Tokens, Uints, doc_ends_name, token_dtype_of
 from niels_cache_runtime.loader.blocks import BlockVisit
 from niels_cache_runtime.loader.windows import PretrainWindows
-from niels_cache_runtime.remote.copied_build import CopiedBuild
+from niels_cache_runtime.remote.copied_build import CopiedBuild, slices
 from niels_cache_runtime.remote.download import changed_object_error, read_range
-from niels_cache_runtime.remote.ledger import FileDemand, is_tail, tail_path
+from niels_cache_runtime.remote.ledger import FileDemand, is_tail, tail_of, tail_path
 from niels_cache_runtime.remote.local_copy import LocalCopy
 from niels_cache_runtime.remote.record import RemoteFile
 from niels_cache_runtime.remote.store import RemoteError, Store, open_store
@@ -65,9 +65,9 @@ class CopiedWindows(PretrainWindows):
         self.T, self.stride, self.folder = T, T if stride is None else stride, folder
         self.copy, self.build, self.block_shards = copy, build, block_shards
         self.path = str(copy.folder / build.path_in_copy(split))
-        files = build.shards(split)
-        self._sizes = np.array([file.size for file in files], dtype=np.int64)
-        self._paths = [build.path_in_copy(file.path) for file in files]
+        self._files = build.shards(split)
+        self._sizes = np.array([file.size for file in self._files], dtype=np.int64)
+        self._paths = [build.path_in_copy(file.path) for file in self._files]
         self._slots = SlotTokens(self._sizes.tolist(), dtype=token_dtype_of(build.published.meta))
         self._use(
             OpenedSplit(
@@ -125,10 +125,13 @@ class CopiedWindows(PretrainWindows):
         self._visits, self.feed = None if visits is None else tuple(visits), feed
         self.is_ready = self._has_visits()
 
+    def _visited(self) -> list[str]:
+        """Return the files that the visits in use need."""
+        return [path for visit in self._visits or () for path in self.demand_of(visit, now=True).paths()]
+
     def leave(self) -> list[str]:
         """Unmap what no visit in use needs, and return it. The caller holds `copy.reading`."""
-        needed = {path for visit in self._visits or () for path in self.demand_of(visit, now=True).paths()}
-        return self._leave([*(self._in_use - needed)])
+        return self._leave([*self._in_use.difference(self._visited())])
 
     def leave_all(self) -> list[str]:
         """Unmap everything, and return what was mapped. The caller holds `copy.reading`."""
@@ -185,7 +188,7 @@ class CopiedWindows(PretrainWindows):
 
         if not missing():
             return
-        also = [path for visit in self._visits or () for path in self.demand_of(visit, now=True).paths()]
+        also = self._visited()
         tails = map(self._tail_of, np.unique(first[crossing] // self.block_shards).tolist())
         self._release(self._in_use - {*also, *tails, *(self._paths[shard] for shard in whole)})  # of a read beside the batches
         while (paths := missing()) and not self.copy.acquire(paths, self._map, mine=self._in_use, also=also, is_fed=self.copy.is_fed):
@@ -245,15 +248,12 @@ class CopiedWindows(PretrainWindows):
         visits, complete = self._visits, self._complete
         return visits is not None and all(bool(complete[visit.files.start : visit.files.stop].all()) for visit in visits)
 
-    def _pieces(self, path: str, content: bytes) -> list[tuple[int, bytes]]:
-        """Return the shards that a tail covers, and its bytes in each of them."""
-        shard, pieces = int(os.path.basename(path).split("-")[0]), []
-        while content:
-            size = int(self._sizes[shard])
-            if size:
-                pieces.append((shard, content[:size]))
-            content, shard = content[size:], shard + 1
-        return pieces
+    def _pieces(self, path: str, content: bytes) -> Iterator[tuple[int, bytes]]:
+        """Yield the shards that a tail covers, and its bytes in each of them."""
+        done = 0
+        for shard, _, length in slices(self._files, tail_of(path)[1], len(content)):
+            yield shard, content[done : done + length]
+            done += length
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("folder", "copy", "build", "split", "T", "stride", "block_shards")}
@@ -317,8 +317,6 @@ class RangeWindows(PretrainWindows):
         return ends
 
     def _request(self, file: RemoteFile, start: int, length: int) -> bytes:
-        if not length:
-            return b""
         if self._store is None:
             self._store = open_store(self.build.address)
         found = read_range(self._store, file, length, start=start)
@@ -336,13 +334,10 @@ class RangeWindows(PretrainWindows):
 
     def _window(self, start: int) -> bytes:
         """Return the bytes of the window that begins at a place in the stream."""
-        shard, content, size = int(self._stream_ends.searchsorted(start, side="right")), b"", (self.T + 1) * self._dtype.itemsize
-        skipped = (start - int(self._stream_starts[shard])) * self._dtype.itemsize
-        while len(content) < size:
-            file = self._objects[shard]
-            content += self._request(file, skipped, min(file.size - skipped, size - len(content)))
-            shard, skipped = shard + 1, 0
-        return content
+        shard, itemsize = int(self._stream_ends.searchsorted(start, side="right")), self._dtype.itemsize
+        skipped = (start - int(self._stream_starts[shard])) * itemsize
+        parts = slices(self._objects, shard, (self.T + 1) * itemsize, start=skipped)
+        return b"".join(self._request(self._objects[number], begin, length) for number, begin, length in parts)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("folder", "build", "split", "T", "stride")}
