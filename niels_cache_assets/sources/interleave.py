@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Literal, Self
 
@@ -143,9 +143,9 @@ class MixtureMember:
     name: str
     source: PretrainSource
     context: StreamContext
-    _started: bool = False
-    _val: FractionSplitter | None = None
-    _part_streams: list[PartStream] | None = None
+    _started: bool = field(default=False, init=False)
+    _val: FractionSplitter | None = field(default=None, init=False)
+    _part_streams: list[PartStream] | None = field(default=None, init=False)
 
     def __iter__(self) -> Iterator[Document]:
         """Yield the documents for the mixture, from the first one on. The dropped documents are counted only the first time."""
