@@ -33,11 +33,10 @@ from niels_cache_runtime.megatron.indexed import (
     DTYPE_OF_CACHE,
     HEADER,
     LENGTHS_DTYPE,
-    MAGIC,
     MAX_SEQUENCE_TOKENS,
     POINTERS_DTYPE,
-    VERSION,
     count_up,
+    header_of,
     sequence_lengths,
 )
 
@@ -163,7 +162,7 @@ def write_index(
         entries: The number of document indices.
         document_indices: A function that yields the document indices in blocks.
     """
-    file.write(HEADER.pack(MAGIC, VERSION, DTYPE_CODES[dtype], sequences, entries))
+    file.write(header_of(dtype, sequences=sequences, entries=entries))
     for block in lengths():
         file.write(block.astype(LENGTHS_DTYPE).tobytes())
     pointer = 0

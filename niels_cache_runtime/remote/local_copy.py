@@ -24,21 +24,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split
-from niels_cache_runtime.remote.copied_build import CopiedBuild, recorded_build, try_both_addresses, write_meta_file
-from niels_cache_runtime.remote.eviction import (
-    TakeoverTimeout,
-    blocks_slower,
-    files_over_limit,
-    no_progress_error,
-    pinned_bytes,
-    too_small_error,
-)
+from niels_cache_runtime.remote.copied_build import CopiedBuild, recorded_build, try_both_addresses
+from niels_cache_runtime.remote.eviction import TakeoverTimeout, blocks_slower, choose_evictions, files_over_limit, pinned_bytes
 from niels_cache_runtime.remote.fetcher import group_of_environment, start_fetcher
 from niels_cache_runtime.remote.ledger import (
     FileDemand,
     Ledger,
+    LedgerEntry,
     LedgerState,
     ProcessFile,
     Reader,
@@ -177,7 +171,11 @@ class LocalCopy:
             limit = state.limit()
             needed, pinned = needed + state.overhead, pinned_bytes(state, files)
         if needed + pinned > limit:
-            raise too_small_error(what, needed, pinned, self.folder, limit, is_own=limit == self.limit)
+            other = "" if limit == self.limit else f" (the limit of another process that uses {self.folder})"
+            raise NielsCacheError(
+                f"{what}: needs {needed:,} bytes in {self.folder} at a time, beside {pinned:,} that are held until a process ends, but "
+                f"limit={limit:,}{other}; raise it, or read fewer shards at a time: Blocks() with fewer shards or fewer lanes"
+            )
 
     def pin(self, paths: Iterable[str]) -> None:
         """Download files, and keep them until `close`. Paths are relative to the copy."""
@@ -238,7 +236,10 @@ class LocalCopy:
             if time.monotonic() - changed_at > GIVE_UP_SECONDS:
                 with self._registered():
                     self._clear_demand()
-                raise no_progress_error(self.folder, missing[0], GIVE_UP_SECONDS)
+                raise NielsCacheError(
+                    f"{self.folder}: nothing has changed for {GIVE_UP_SECONDS / 60:.0f} minutes, and this process waits for {missing[0]}; "
+                    "other processes hold all the room, or the store hangs; raise the limit, or give each job a copy of its own"
+                )
             time.sleep(pause)
             pause = min(2 * pause, _PAUSES[1])
 
@@ -410,9 +411,29 @@ class LocalCopy:
         with self._registered() as state:
             state.add_build(build.id, address, record.content().decode())
             if not is_there or not self._is_whole(state, path):
-                write_meta_file(self._ledger, state, path, content, limit=state.limit())
+                self._write_meta(state, path, content)
             self._pin_meta(state, build)
         return build
+
+    def _write_meta(self, state: LedgerState, path: str, content: bytes) -> None:
+        """Write a meta.json into the copy.
+
+        Raises:
+            NielsCacheError: If the file does not fit below the limit, or if there is a different file that the copy has not written.
+            NotWrittenError: If the file cannot be written.
+        """
+        evicted, sha256 = choose_evictions(state, len(content), state.limit(), path=path), hashlib.sha256(content).hexdigest()
+        if evicted is None:
+            raise NielsCacheError(f"{self.folder}: limit={state.limit():,} is too small for {path} ({len(content):,} bytes); raise it")
+        self._ledger.remove(state, *evicted)
+        if path not in state.entries and self.files.exists(path) and self.files.sha256(path) != sha256:  # a killed process may leave it
+            raise NielsCacheError(f"{self.folder / path}: is there, but this copy has not downloaded it; choose another dir")
+        try:
+            self.files.write(path, content)
+        except OSError as error:
+            raise NotWrittenError(f"{self.folder / path}: cannot be written: {error.strerror or error}; free room there") from error
+        state.entries[path] = LedgerEntry(len(content), sha256)
+        state.use(path)
 
     def _pin_meta(self, state: LedgerState, build: CopiedBuild) -> None:
         """Hold the meta.json of a build before another process can remove it, and use its address to download the files of the build."""

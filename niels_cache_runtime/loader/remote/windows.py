@@ -36,7 +36,45 @@ from niels_cache_runtime.remote.record import RemoteFile
 from niels_cache_runtime.remote.store import RemoteError, Store, open_store
 
 
-class CopiedWindows(PretrainWindows):
+class PublishedWindows(PretrainWindows):
+    """Windows of one split of a published build. The object can be pickled: a copy reads the same build.
+
+    Args:
+        folder: The address, for messages.
+        build: The build.
+        split: The split.
+        T: Inputs per window.
+        stride: Tokens from the start of one window to the start of the next. None means T.
+        path: The path or the address of the split.
+        shards: The paths or the addresses of its shards.
+
+    Raises:
+        NielsCacheError: If the split is shorter than one window, or its document ends do not fit it.
+    """
+
+    arguments: tuple[str, ...] = ("folder", "build", "split", "T", "stride")
+
+    def __init__(
+        self, folder: str, *, build: CopiedBuild, split: Split, T: int, stride: int | None, path: str, shards: Sequence[str]
+    ) -> None:
+        self.T, self.stride, self.folder, self.build, self.path = T, T if stride is None else stride, folder, build, path
+        meta, self._objects = build.published.meta, build.shards(split)
+        self._slots = SlotTokens([file.size for file in self._objects], dtype=token_dtype_of(meta))
+        ends = next((file for file in build.published.data if file.path == doc_ends_name(split)), None)
+        doc_ends = None if ends is None else self._doc_ends_of(ends, int(self._slots.shard_lengths.sum()))
+        self._use(OpenedSplit(meta=meta, shards=[*shards], tokens=self._slots, doc_ends=doc_ends))
+
+    def _doc_ends_of(self, file: RemoteFile, token_count: int) -> Uints:
+        raise NotImplementedError
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.arguments}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+
+class CopiedWindows(PublishedWindows):
     """A `source.SampleSource` of windows from one split of a published build, for the order in blocks.
 
     The object can be pickled: a copy reads the same build.
@@ -54,44 +92,36 @@ class CopiedWindows(PretrainWindows):
         feed: The feed that has chosen the blocks in use, or None.
         is_ready: Whether all windows of these blocks can be read.
         early: Windows of the next batch that are read already, by their start (`read_early`).
+        block_bytes: The bytes of the largest block.
 
     Raises:
         NielsCacheError: If the split is shorter than one window, or its document ends do not fit it.
     """
 
+    arguments = (*PublishedWindows.arguments, "copy", "block_shards")
+
     def __init__(
         self, folder: str, *, copy: LocalCopy, build: CopiedBuild, split: Split, T: int, stride: int | None, block_shards: int
     ) -> None:
-        self.T, self.stride, self.folder = T, T if stride is None else stride, folder
-        self.copy, self.build, self.block_shards = copy, build, block_shards
-        self.path = str(copy.folder / build.path_in_copy(split))
-        self._files = build.shards(split)
-        self._sizes = np.array([file.size for file in self._files], dtype=np.int64)
-        self._paths = [build.path_in_copy(file.path) for file in self._files]
-        self._slots = SlotTokens(self._sizes.tolist(), dtype=token_dtype_of(build.published.meta))
-        self._use(
-            OpenedSplit(
-                meta=build.published.meta,
-                shards=[str(copy.folder / path) for path in self._paths],
-                tokens=self._slots,
-                doc_ends=self._open_doc_ends(split),
-            )
-        )
+        self.copy, self.block_shards = copy, block_shards
+        self._paths = [build.path_in_copy(file.path) for file in build.shards(split)]
+        shards, path = [str(copy.folder / path) for path in self._paths], str(copy.folder / build.path_in_copy(split))
+        super().__init__(folder, build=build, split=split, T=T, stride=stride, path=path, shards=shards)
+        self._sizes = np.array([file.size for file in self._objects], dtype=np.int64)
         own = self.blocks(block_shards)
-        self._tail_bytes = (own.tails * self._slots.dtype.itemsize).tolist()
+        tails = own.tails * self._slots.dtype.itemsize
+        self._tail_bytes = tails.tolist()
+        self.block_bytes = int((np.add.reduceat(self._sizes, own.files[:-1]) + tails).max())
         # The tokens after each shard that the last window of the shard needs; 0 if no window begins in it or none leaves it.
         last = np.minimum((self._stream_ends - 1) // self.stride, self.samples - 1) * self.stride
         self._needs = np.where(last >= self._stream_starts, np.maximum(last + T + 1 - self._stream_ends, 0), 0)
         self.forget()
         copy.add_owner(self)
 
-    def _open_doc_ends(self, split: Split) -> Uints | None:
-        if not self.build.has_doc_ends(split):
-            return None
-        path = self.build.path_in_copy(doc_ends_name(split))
+    def _doc_ends_of(self, file: RemoteFile, token_count: int) -> Uints:
+        path = self.build.path_in_copy(file.path)
         self.copy.pin([path])
-        total = int(self._slots.shard_lengths.sum())
-        return map_doc_ends(self.copy.folder / path, token_count=total, is_joined="parts" in self.build.published.meta)
+        return map_doc_ends(self.copy.folder / path, token_count=token_count, is_joined="parts" in self.build.published.meta)
 
     def forget(self) -> None:
         """Empty all slots, in this process only."""
@@ -113,12 +143,6 @@ class CopiedWindows(PretrainWindows):
     def bytes_of(self, visit: BlockVisit) -> int:
         """Return the bytes that a visit needs in the copy."""
         return int(self._sizes[visit.files.start : visit.files.stop].sum()) + self._tail_bytes[visit.block]
-
-    def block_bytes(self) -> int:
-        """Return the bytes of the largest block."""
-        own = self.blocks(self.block_shards)
-        sums = np.add.reduceat(self._sizes, own.files[:-1])
-        return int((sums + self._tail_bytes).max())
 
     def use_visits(self, visits: Sequence[BlockVisit] | None, *, feed: object | None) -> None:
         """Read these visits from here on. With None, read without a feed. Call `leave` next, through `LocalCopy.declare_needs`."""
@@ -251,15 +275,9 @@ class CopiedWindows(PretrainWindows):
     def _pieces(self, path: str, content: bytes) -> Iterator[tuple[int, bytes]]:
         """Yield the shards that a tail covers, and its bytes in each of them."""
         done = 0
-        for shard, _, length in slices(self._files, tail_of(path)[1], len(content)):
+        for shard, _, length in slices(self._objects, tail_of(path)[1], len(content)):
             yield shard, content[done : done + length]
             done += length
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("folder", "copy", "build", "split", "T", "stride", "block_shards")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
 
 
 def _shard_number(path: str) -> int:
@@ -269,7 +287,7 @@ def _shard_number(path: str) -> int:
 _AT_ONCE = 8
 
 
-class RangeWindows(PretrainWindows):
+class RangeWindows(PublishedWindows):
     """A `source.SampleSource` of windows that are requested one by one. The object can be pickled.
 
     Args:
@@ -288,26 +306,13 @@ class RangeWindows(PretrainWindows):
     """
 
     def __init__(self, folder: str, *, build: CopiedBuild, split: Split, T: int, stride: int | None) -> None:
-        self.T, self.stride, self.folder, self.build = T, T if stride is None else stride, folder, build
-        self.path = f"{build.address}/{split}"
         self.requests, self.bytes = 0, 0
-        self._objects = build.shards(split)
         self._store: Store | None = None
         self._e_tags: dict[str, str | None] = {}
-        tokens = SlotTokens([file.size for file in self._objects], dtype=token_dtype_of(build.published.meta))
-        self._use(
-            OpenedSplit(
-                meta=build.published.meta,
-                shards=[f"{build.address}/{file.key}" for file in self._objects],
-                tokens=tokens,
-                doc_ends=self._read_doc_ends(split, int(tokens.shard_lengths.sum())),
-            )
-        )
+        shards = [f"{build.address}/{file.key}" for file in build.shards(split)]
+        super().__init__(folder, build=build, split=split, T=T, stride=stride, path=f"{build.address}/{split}", shards=shards)
 
-    def _read_doc_ends(self, split: Split, token_count: int) -> Uints | None:
-        file = next((file for file in self.build.published.data if file.path == doc_ends_name(split)), None)
-        if file is None:
-            return None
+    def _doc_ends_of(self, file: RemoteFile, token_count: int) -> Uints:
         content, name = self._request(file, 0, file.size), f"{self.build.address}/{file.key}"
         if hashlib.sha256(content).hexdigest() != file.sha256:
             raise RemoteError(f"{name}: its content has another sha256 than recorded; push it again with --repair")
@@ -338,9 +343,3 @@ class RangeWindows(PretrainWindows):
         skipped = (start - int(self._stream_starts[shard])) * itemsize
         parts = slices(self._objects, shard, (self.T + 1) * itemsize, start=skipped)
         return b"".join(self._request(self._objects[number], begin, length) for number, begin, length in parts)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("folder", "build", "split", "T", "stride")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
