@@ -104,7 +104,9 @@ def recorded_executor(registry: Registry) -> dg.ExecutorDefinition:
     @dg.executor(name="multiprocess", requirements=dg.multiple_process_executor_requirements())
     def of_one_run(context: dg.InitExecutorContext) -> dg.Executor:
         configured = context._replace(executor_config={"retries": {"enabled": {}}, "max_concurrent": _STEPS_AT_ONCE})
-        here, apart = (each.executor_creation_fn(configured) for each in (dg.in_process_executor, dg.multiprocess_executor))
-        return _RecordedExecutor(registry, here=here, apart=apart)
+        here, apart = dg.in_process_executor.executor_creation_fn, dg.multiprocess_executor.executor_creation_fn
+        assert here is not None
+        assert apart is not None
+        return _RecordedExecutor(registry, here=here(configured), apart=apart(configured))
 
     return of_one_run

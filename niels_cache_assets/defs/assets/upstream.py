@@ -18,6 +18,7 @@ from niels_cache_assets.chats.templates import find_template
 from niels_cache_assets.corpus.identity import identity_of_corpus
 from niels_cache_assets.defs.keys import DOCUMENTS, META_KEYS, UPSTREAM_KEYS, partitions
 from niels_cache_assets.defs.metadata.entries import without_empty
+from niels_cache_assets.defs.progress import readable_failures
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.reading.references import revision_with_references
 from niels_cache_assets.sources.types import SftSource, SourceWithParts
@@ -71,6 +72,7 @@ def observe_revision(registry: Registry, name: str, *, root: Path) -> dg.AssetOb
     return _observation(registry, name, revision, root=root)
 
 
+@readable_failures()
 def observe_read_revision(context: dg.AssetExecutionContext, registry: Registry, name: str, revision: str | None, *, root: Path) -> None:
     """Record in a step that its partition was read at `revision` of upstream, unless this is already known.
 

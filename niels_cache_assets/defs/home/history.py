@@ -15,7 +15,6 @@ from typing import Any
 
 import dagster as dg
 
-from niels_cache_assets.corpus.layout import corpus_dir, duplicates_dir
 from niels_cache_assets.defs.assets.upstream import REVISION
 from niels_cache_assets.defs.checks import build_checks
 from niels_cache_assets.defs.home.home_errors import home_errors
@@ -26,12 +25,19 @@ from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.reports.cache import CacheItem
 from niels_cache_assets.reports.history import CheckOutcome, CheckRecord, FolderHistory, History
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import FAMILIES, META_NAME, dataset_dir, tokenizer_dir
+from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.format.meta import load_meta
 from niels_cache_runtime.verify import Finding
 
 _RECORDS = 1000  # read at most this many of the newest records of an asset and partition, because a home may serve many cache roots
 _DIGITS = 12
+_ASSETS = {  # by the name of the folder
+    "tokenizer": TOKENIZER,
+    "corpus": DOCUMENTS,
+    "duplicates": DUPLICATES,
+    "pretrain": META_KEYS["pretrain"],
+    "sft": META_KEYS["sft"],
+}
 _RESULTS = 20  # read this many of the newest results of a check
 
 
@@ -161,14 +167,8 @@ def _findings(instance: dg.DagsterInstance, root: Path, folder: Path) -> Iterato
 
 def asset_of(root: Path, folder: Path) -> tuple[dg.AssetKey | None, str | None]:
     """Return the asset and the partition of a folder, None for what it does not have."""
-    name = folder.name
-    if folder == tokenizer_dir(root):
-        return TOKENIZER, None
-    if folder == duplicates_dir(root):
-        return DUPLICATES, None
-    if folder == corpus_dir(root, name):
-        return DOCUMENTS, name
-    return next(((META_KEYS[family], name) for family in FAMILIES if folder == dataset_dir(root, family, name)), (None, None))
+    kind, *name = folder.relative_to(root).parts
+    return _ASSETS.get(kind), next(iter(name), None)
 
 
 def _recorded_sha256(records: Sequence[dg.EventLogRecord], folder: Path) -> str | None:
