@@ -42,9 +42,6 @@ class Release:
     files: Path
     facts: dict[str, Any]
 
-    def copied(self, project: str, folder: Path) -> Path:
-        return Path(shutil.copytree(self.files / project, folder / project))
-
     @property
     def has_same_parquet(self) -> bool:
         """Whether Parquet files have the bytes of then, and with them corpora and the fingerprints of what is built from corpora."""
@@ -66,6 +63,8 @@ def release(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         with tarfile.open(request.param / name) as archive:
             archive.extractall(files, filter="data")
     facts = json.loads((request.param / make.FACTS).read_text(encoding="utf-8"))
+    assert facts["loaders"].keys() <= make.LOADERS.keys(), "a loader is opened no more"
+    assert facts["journals"].keys() <= make.STOPPED.keys(), "a stopped build is opened no more"
     with make.small_pieces(), make.environment_of(facts):
         yield Release(files, facts)
 
@@ -81,12 +80,12 @@ def test_the_files_are_small_and_name_no_folder_of_a_machine(release: Release) -
 
 
 @pytest.mark.parametrize("project", PROJECTS)
-def test_caches_verify_and_nothing_is_built_again(release: Release, project: str) -> None:
+def test_caches_verify_and_nothing_is_built_again(release: Release, project: str, tmp_path: Path) -> None:
     """A hit shows that fingerprints, code versions and the files of leases, plans and records are still understood."""
-    root = release.files / project / "cache"
+    root = Path(shutil.copytree(release.files / project, tmp_path / "project")) / "cache"
     assert verify_cache(root) == []
     before, recorded = digests(root), release.facts["records"][project]
-    found = make.opened(release.files / project)
+    found = make.opened(root.parent)
     keys = [key for key in found.order() if key in recorded]
     assert {key.partition("/")[0] for key in keys} >= {"tokenizer", "corpus", "pretrain", "sft", "plan", "part"}
     outcomes = {key: materialize(found[key]) for key in keys}
@@ -104,28 +103,31 @@ def test_status_calls_caches_complete(release: Release, project: str) -> None:
 
 @pytest.mark.parametrize("stage", make.STOPPED)
 def test_a_stopped_build_goes_on_to_the_bytes_of_one_that_was_not_stopped(release: Release, stage: str, tmp_path: Path) -> None:
-    project, stopped, _, _ = make.STOPPED[stage]
+    project, stopped, names, _ = make.STOPPED[stage]
     root = Path(shutil.copytree(make.stopped_root(release.files, stage), tmp_path / "root"))
-    found = make.opened(release.files / project, root)
-    keys = make.steps_of(found, stage)
+    found, recorded = (
+        make.opened(release.files / project, root),
+        release.facts["journals"].get(stage) or pytest.skip("this version had no such build"),
+    )
+    assert make.journal_of(release.files, stage) == recorded
+    keys = found.order(names)
     log: list[str] = []
     outcomes = {
         key: materialize(found[key], log=log.append if key == stopped else lambda line: None) for key in keys if not found.is_done(key)
     }
     assert {key for key in itertools.takewhile(lambda each: each != stopped, outcomes) if outcomes[key].state != "cache_hit"} == set()
     assert [line for line in log if line.startswith("resuming")], log
+    assert outcomes[stopped].resumed > 0 or recorded["documents"] is None  # a search for duplicates has none
     assert release.changed(project, {key: outcome.meta for key, outcome in outcomes.items()}) == {}
 
 
 @pytest.mark.parametrize("name", make.LOADERS)
 @pytest.mark.filterwarnings("ignore:.*no assistant target|.*dropped|.*longer:UserWarning")
 def test_a_loader_gives_the_same_batches_and_resumes_its_state(release: Release, name: str, tmp_path: Path) -> None:
-    facts = release.facts["loaders"][name]
-    assert len({*facts["before"], *facts["next"]}) == 2 * make.BATCHES
-    loader = make.open_loader(release.files, name, tmp_path / "copy")
-    assert make.next_batches(loader) == facts["before"]
-    assert make.neutral(loader.state_dict(), release.files) == facts["state"]
-    assert make.next_batches(make.open_loader(release.files, name, tmp_path / "copy", facts["state"])) == facts["next"]
+    facts = release.facts["loaders"].get(name) or pytest.skip("this version had no such loader")
+    assert len({*facts["before"], *facts["next"]}) >= 2 * make.BATCHES
+    assert make.run_loader(release.files, name, tmp_path) == facts
+    assert make.next_batches(make.resume_loader(release.files, name, tmp_path, facts["state"])) == facts["next"]
 
 
 def test_samplers_give_the_same_batches(release: Release) -> None:
@@ -149,7 +151,7 @@ def test_a_published_cache_is_pulled(release: Release, tmp_path: Path) -> None:
 
 
 def test_a_dagster_home_shows_its_runs_and_records_new_ones(release: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    project = release.copied(make.PLAIN, tmp_path)
+    project = Path(shutil.copytree(release.files / make.PLAIN, tmp_path / "project"))
     monkeypatch.setenv("DAGSTER_HOME", str(project / ".dagster"))
     assert make.home_facts(project / ".dagster") == release.facts["home"]
     registry, root = make.opened(project).registry, project / "cache"

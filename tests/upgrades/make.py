@@ -2,7 +2,7 @@
 
 tests/upgrades/VERSION then holds three files:
 
-    facts.json    code versions, libraries, what was built and stopped, and what samplers, loaders and traces gave
+    facts.json    libraries, what was built and stopped, and what samplers, loaders and traces gave
     files.tar.xz  two projects: sources, niels_cache.toml, `cache/`, `stopped/` with unfinished builds, and `bucket/` with a published cache
     home.tar.xz   the Dagster home of the first project
 
@@ -25,18 +25,22 @@ import sys
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, redirect_stdout, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 from unittest import mock
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 
 from niels_cache_assets.artifacts.graph import Graph, graph
 from niels_cache_assets.artifacts.materialize import materialize
-from niels_cache_assets.build_cache import CODE_VERSIONS, resume
+from niels_cache_assets.build_cache import resume
 from niels_cache_assets.cli import main as niels_cache
 from niels_cache_assets.defs.home.instance import ensure_instance
+from niels_cache_assets.disk.journal import partial_directory, read_journal
 from niels_cache_assets.project.registry import load_registry
 from niels_cache_runtime import (
     SFT,
@@ -95,30 +99,43 @@ STOPPED = {
     "pairs": Stopped(WIDE, "sft/pairs", ("pairs",)),
 }
 
-LETTERS, STREAMED, PAGES = (f"{PLAIN}/cache/pretrain/{name}/train" for name in ("letters", "streamed", "pages"))
+LETTERS, PAGES, GROWN = (f"{PLAIN}/cache/pretrain/{name}/train" for name in ("letters", "pages", "grown"))
+SMALLER = f"{PLAIN}/smaller/grown/train"  # GROWN before it grew
 CHATS, TEMPLATED, PAIRS = f"{PLAIN}/cache/sft/chats/train", f"{WIDE}/cache/sft/templated/train", f"{WIDE}/cache/sft/pairs/train"
-TRACED = "blend that changes"  # a loader
+TRACED, BUCKET = "blend that changes", "bucket"  # loaders
 PUBLISHED = f"{PLAIN}/bucket/letters"
-LOADERS: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
-    "windows": ({"letters": LETTERS}, {}),
-    "uint32": ({"letters": f"{WIDE}/cache/pretrain/letters/train"}, {}),
-    "in order, rank 1 of 2, two epochs": (
-        {"grown": f"{PLAIN}/cache/pretrain/grown/train"},
-        {"shuffle": False, "rank": 1, "world_size": 2, "epochs": 2, "drop_last": True, "stride": 8},
+FIELDS = ("document_ids", "position_ids", "cu_seqlens", "dataset_ids")
+
+
+@dataclass(frozen=True)
+class Training:
+    """A loader. With `resumed`, it continues after some batches with these changes, on the sources `into`, and as `rank`."""
+
+    sources: dict[str, str]
+    settings: dict[str, Any] = field(default_factory=dict)
+    resumed: dict[str, Any] = field(default_factory=dict)
+    into: dict[str, str] = field(default_factory=dict)
+    rank: int = 0
+
+
+LOADERS = {
+    "windows": Training({"letters": LETTERS}),
+    "uint32": Training({"letters": f"{WIDE}/cache/pretrain/letters/train"}),
+    "in order, rank 1 of 2, two epochs": Training(
+        {"grown": GROWN}, {"shuffle": False, "world_size": 2, "epochs": 2, "drop_last": True, "stride": 8}, rank=1
     ),
-    "blocks": ({"pages": PAGES}, {"order": Blocks(shards=2, lanes=2)}),
-    "blend that changes": (
+    "other batches and ranks": Training({"letters": LETTERS}, resumed={"B": 2, "world_size": 2}, rank=1),
+    "cache that grew": Training({"grown": SMALLER}, resumed={"grown": True}, into={"grown": GROWN}),
+    "blocks": Training({"pages": PAGES}, {"order": Blocks(shards=2, lanes=2)}),
+    TRACED: Training(
         {"letters": LETTERS, "pages": PAGES, "chats": CHATS},
         {"weights": [(0, {"letters": 1, "pages": 2, "chats": 0}), (20, {"letters": 1, "pages": 1, "chats": 1})]},
     ),
-    "documents": (
-        {"letters": LETTERS},
-        {"fields": ("document_ids", "position_ids", "cu_seqlens", "dataset_ids"), "mask_cross_document_targets": True},
-    ),
-    "packed conversations": ({"chats": CHATS}, {"T": 64, "sft": SFT(loss_on="last_assistant")}),
-    "packed template": ({"templated": TEMPLATED}, {"T": 96, "sft": SFT(overflow="drop", weigh_by="examples")}),
-    "pairs": ({"pairs": PAIRS}, {"T": 128, "B": 2}),
-    "bucket": ({"letters": f"{PUBLISHED}/train"}, {"order": Blocks(shards=1)}),
+    "documents": Training({"letters": LETTERS}, {"fields": FIELDS, "mask_cross_document_targets": True}),
+    "packed conversations": Training({"chats": CHATS}, {"T": 64, "sft": SFT(loss_on="last_assistant")}),
+    "packed template": Training({"templated": TEMPLATED}, {"T": 96, "sft": SFT(overflow="drop", weigh_by="examples")}),
+    "pairs": Training({"pairs": PAIRS}, {"T": 128, "B": 2}),
+    BUCKET: Training({"letters": f"{PUBLISHED}/train"}, {"order": Blocks(shards=1)}),
 }
 
 
@@ -129,23 +146,23 @@ def write_sources(folder: Path) -> None:
     """Write the projects without builds."""
     shutil.copytree(HERE / "projects", folder, dirs_exist_ok=True)
     plain, wide = folder / PLAIN, folder / WIDE
-    rows = [{"id": f"letter-{row}", "text": text if row % 25 else None} for row, text in enumerate(sentences(150, seed=1, words=30))]
+    letters = [{"id": f"letter-{row}", "text": text if row % 25 else None} for row, text in enumerate(sentences(150, seed=1, words=30))]
     with gzip.GzipFile(plain / "letters.jsonl.gz", "wb", mtime=0) as packed:
-        packed.write("".join(json.dumps(row) + "\n" for row in rows).encode())
+        packed.write("".join(json.dumps(row) + "\n" for row in letters).encode())
     (plain / "excluded.txt").write_text("letter-7\n", encoding="utf-8")
     (plain / "book.txt").write_text("\n\n".join(sentences(80, seed=2)), encoding="utf-8")
     for number, text in enumerate(sentences(12, seed=3, words=40)):
         path = plain / "notes" / ("more" if number % 3 else ".") / f"note {number}.md"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"# Note {number}\n\n{text}\n", encoding="utf-8")
-    _write_parquet(plain / "rows.parquet", sentences(400, seed=4, words=20))
+    rows = {"id": [f"row-{row}" for row in range(400)], "text": sentences(400, seed=4, words=20)}
+    pq.write_table(pa.table(rows), plain / "rows.parquet", row_group_size=50)
     texts = articles(60, seed=5)
     write_jsonl(plain / "articles.jsonl", [*texts, "short", texts[3], nearly(texts[5])])
     for number in range(4):
         write_jsonl(plain / "crawl" / f"{number}.jsonl", [*articles(15, seed=10 + number), texts[number]])
     for number in range(8):
-        folder_of = "pages" if number < 6 else "more"
-        write_jsonl(plain / folder_of / f"{number}.jsonl", sentences(45, seed=20 + number, words=25))
+        write_jsonl(plain / ("pages" if number < 6 else "more") / f"{number}.jsonl", sentences(45, seed=20 + number, words=25))
     shutil.copytree(plain / "pages", wide / "pages")
     write_jsonl(wide / "letters.jsonl", sentences(80, seed=6, words=30))
     model_folder(wide / "model")
@@ -162,13 +179,6 @@ def write_sources(folder: Path) -> None:
 
 def _turns(*contents: str) -> list[dict[str, str]]:
     return [{"role": role, "content": content} for role, content in zip(("user", "assistant"), contents, strict=False)]
-
-
-def _write_parquet(path: Path, texts: list[str]) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    pq.write_table(pa.table({"id": [f"row-{row}" for row in range(len(texts))], "text": texts}), path, row_group_size=50)
 
 
 def run(folder: Path, *words: str) -> None:
@@ -194,6 +204,7 @@ def build_caches(folder: Path) -> None:
         registry = opened(folder / project).registry
         names = [name for family in FAMILIES for name in registry.datasets(family) if name not in LEFT_OUT]
         run(folder / project, "build-all", "--only", *names, *registry.blend)
+    shutil.copytree(plain / "cache/pretrain/grown", (folder / SMALLER).parent)
     for name in GROWING:
         run(plain, "part", name, *MORE)
     run(plain, "build-all", "--only", *GROWING)
@@ -209,22 +220,28 @@ def stopped_root(folder: Path, stage: str) -> Path:
     return folder / STOPPED[stage].project / "stopped" / stage.replace(" ", "_")
 
 
-def steps_of(found: Graph, stage: str) -> list[str]:
-    """Return the keys of a stopped build, of what it needs and of what is built from it, in order."""
-    return found.order(STOPPED[stage].names)
-
-
 def stop_builds(folder: Path) -> None:
     """Stop builds in roots of their own, as Ctrl-C does."""
-    for stage, (name, key, _, records) in STOPPED.items():
+    for stage, (name, key, names, records) in STOPPED.items():
         project, root = folder / name, stopped_root(folder, stage)
         shutil.copytree(project / "cache/tokenizer", root / "tokenizer")
+        for engines in (project / "cache").glob(".tokenizer.engines.json"):
+            shutil.copy(engines, root)
         found = opened(project, root)
-        for before in itertools.takewhile(lambda each: each != key, steps_of(found, stage)):  # noqa: B023
+        keys = found.order(names)
+        for before in keys[: keys.index(key)]:
             materialize(found[before])
         with suppress(KeyboardInterrupt), stopping_at_record(records):
             materialize(found[key])
             require(False, f"{key} ended before record {records}: {stage}")
+
+
+def journal_of(folder: Path, stage: str) -> dict[str, Any]:
+    """Return how far a stopped build came, as its journal says."""
+    project, key, *_ = STOPPED[stage]
+    recorded = read_journal(partial_directory(opened(folder / project, stopped_root(folder, stage))[key].directory))
+    require(recorded is not None, f"{stage} has no journal")
+    return {} if recorded is None else {"documents": recorded.documents, "share": recorded.share, "files": recorded.sizes}
 
 
 # What is read from caches
@@ -241,17 +258,29 @@ def next_batches(loader: Iterable[Any]) -> list[str]:
     return [digest_of_any(batch) for batch in itertools.islice(loader, BATCHES)]
 
 
-def open_loader(folder: Path, name: str, copy: Path, state: Mapping[str, Any] | None = None) -> TokenLoader:
-    """Open a loader of LOADERS, or resume it from its state. `copy`: a folder for the local copy of a bucket."""
-    paths, settings = LOADERS[name]
-    sources = {label: str(folder / path) for label, path in paths.items()}
-    settings = {"T": 32, "B": 4, "seed": 5, **settings}
-    if name == "bucket":
-        sources = {label: f"file://{path}" for label, path in sources.items()}
-        settings["remote"] = Copy(dir=copy, limit=1e8)
-    if state is None:
-        return TokenLoader(sources, **settings)
-    return TokenLoader.from_state(dict(state), sources, **{key: settings[key] for key in ("rank", "remote") if key in settings})
+def resume_loader(folder: Path, name: str, copy: Path, state: Mapping[str, Any], **changes: Any) -> TokenLoader:
+    """Resume a loader of LOADERS. `copy`: a folder for the local copy of a bucket."""
+    training = LOADERS[name]
+    places = _places(folder, name, copy, training.into or training.sources)
+    return TokenLoader.from_state(dict(state), **places, rank=training.rank, **changes)
+
+
+def _places(folder: Path, name: str, copy: Path, paths: Mapping[str, str]) -> dict[str, Any]:
+    if name != BUCKET:
+        return {"sources": {label: str(folder / path) for label, path in paths.items()}}
+    return {"sources": {label: f"file://{folder / path}" for label, path in paths.items()}, "remote": Copy(dir=copy, limit=1e8)}
+
+
+def run_loader(folder: Path, name: str, copy: Path) -> dict[str, Any]:
+    """Return the first batches of a loader, its state after them, and the batches that must follow."""
+    training = LOADERS[name]
+    settings = {"T": 32, "B": 4, "seed": 5, "rank": 0 if training.resumed else training.rank, **training.settings}
+    loader = TokenLoader(**_places(folder, name, copy, training.sources), **settings)
+    before = next_batches(loader)
+    if training.resumed:
+        loader = resume_loader(folder, name, copy, loader.state_dict(), **training.resumed)
+        before += next_batches(loader)
+    return {"before": before, "state": neutral(loader.state_dict(), folder), "next": next_batches(loader)}
 
 
 def open_sequential(folder: Path) -> DatasetLoader:
@@ -283,7 +312,7 @@ def traced(folder: Path, state: Mapping[str, Any], scratch: Path) -> Any:
     """Return what `niels-cache trace` says about a row of a blend."""
     path = scratch / "state.json"
     path.write_text(json.dumps(state), encoding="utf-8")
-    moved = [f"{label}={folder / source}" for label, source in LOADERS[TRACED][0].items()]
+    moved = [f"{label}={folder / source}" for label, source in LOADERS[TRACED].sources.items()]
     with redirect_stdout(io.StringIO()) as printed:
         require(niels_cache(["trace", "--state", str(path), "--step", "3", "--row", "1", "--json", "--source", *moved]) == 0, "trace")
     return neutral(json.loads(printed.getvalue()), folder)
@@ -295,17 +324,6 @@ def home_facts(home: Path) -> dict[str, Any]:
         keys = {key.to_user_string(): instance.get_materialized_partitions(key) for key in instance.get_asset_keys()}
         runs = [[run.job_name, run.tags.get("dagster/partition"), run.status.value] for run in reversed(instance.get_runs())]
         return {"runs": runs, "materialized": {key: sorted(names) for key, names in sorted(keys.items())}}
-
-
-def loader_facts(folder: Path) -> dict[str, Any]:
-    """Return for each loader its state after some batches, the batches that must follow, and a trace."""
-    found: dict[str, Any] = {}
-    for name in LOADERS:
-        with TemporaryDirectory() as copy:
-            loader = open_loader(folder, name, Path(copy))
-            before = next_batches(loader)
-            found[name] = {"before": before, "state": neutral(loader.state_dict(), folder), "next": next_batches(loader)}
-    return found
 
 
 def neutral(value: Any, folder: Path) -> Any:
@@ -344,13 +362,13 @@ def gather_facts(folder: Path) -> dict[str, Any]:
     before = sequential_batches(sequential)
     state = sequential.state_dict()
     return {
-        "code_versions": CODE_VERSIONS,
         "python": platform.python_version(),
         "libraries": {name: resume.installed_version(name) for name in (*resume._LIBRARIES, "tokenizers")},
         "records": {project: records(folder, project) for project in (PLAIN, WIDE)},
         "samplers": sampled(folder),
         "sequential": {"before": before, "state": neutral(state, folder), "next": sequential_batches(sequential)},
-        "loaders": (loaders := loader_facts(folder)),
+        "journals": {stage: journal_of(folder, stage) for stage in STOPPED},
+        "loaders": (loaders := {name: run_loader(folder, name, folder / "copy") for name in LOADERS}),
         "trace": traced(folder, loaders[TRACED]["state"], folder),
         "home": home_facts(folder / DAGSTER),
     }
@@ -375,7 +393,6 @@ def neutralize_leases(folder: Path) -> None:
 def neutralize_home(home: Path, folder: Path) -> None:
     """Replace the folders of this machine in a Dagster home."""
     names = {str(folder): PLACE, sys.prefix: f"{PLACE}/python", str(HERE.parents[1]): f"{PLACE}/code"}
-    shutil.rmtree(home / ".telemetry", ignore_errors=True)
     for path in home.rglob("*.db"):
         with closing(sqlite3.connect(path, isolation_level=None)) as events:
             for (table,) in events.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
@@ -389,7 +406,7 @@ def neutralize_home(home: Path, folder: Path) -> None:
 
 def pack(folder: Path, target: Path, paths: Iterable[Path]) -> None:
     """Pack files with neutral owners and times. Refuse a file that names a folder of this machine."""
-    private = [str(each).encode() for each in (folder, sys.prefix, HERE.parents[1], Path.home() / " ") if len(str(each)) > 6]
+    private = [str(each).encode() for each in (folder, sys.prefix, HERE.parents[1])]
     with tarfile.open(target, "w:xz", format=tarfile.PAX_FORMAT, preset=9) as archive:
         for path in sorted(paths):
             entry = archive.gettarinfo(str(path), path.relative_to(folder).as_posix())
