@@ -208,14 +208,14 @@ def _build_in_child(context: dg.AssetExecutionContext, part: BuildInChild, progr
             except KeyboardInterrupt:
                 if not ending.is_true:
                     raise
-                # An interrupt would also end the worker of Dask, which has other steps.
+                # An interrupt would also end the worker of an executor, which has other steps.
                 raise NielsCacheError(f"{part.key}: its run was terminated; run it again to resume") from None
     reporter.warn(outcome)
     return outcome
 
 
 class RunEndCheck:
-    """A check whether a run was terminated or has ended. Executors such as those of Dask and Celery send no signal to a running step.
+    """A check whether a run was terminated or has ended. Executors such as that of Celery send no signal to a running step.
 
     Args:
         instance: The instance to query, at most once every ASK_SECONDS.
