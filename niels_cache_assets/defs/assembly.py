@@ -56,23 +56,20 @@ def build_defs(
         for line in registry.advice:
             _LOG.warning(line)
     defaults = {"cache_root": CacheRoot(root=str(cache_root(registry))), "progress_sink": ProgressSink()}
+    assets = [
+        tokenizer_asset(registry),
+        *corpus_assets(registry),
+        *parts_assets(registry),
+        pretrain_assets(registry),
+        sft_assets(registry),
+        *index_assets(registry),
+        *published_assets(registry),
+        *reports_assets(registry),
+    ]
     return dg.Definitions(
-        assets=_presented(
-            [
-                *upstream_specs(registry),
-                tokenizer_asset(registry),
-                *corpus_assets(registry),
-                *parts_assets(registry),
-                pretrain_assets(registry),
-                sft_assets(registry),
-                *index_assets(registry),
-                *published_assets(registry),
-                *reports_assets(registry),
-            ],
-            registry,
-        ),
+        assets=_presented([*upstream_specs(registry), *assets], registry),
         asset_checks=build_checks(registry),
-        jobs=build_jobs(registry),
+        jobs=build_jobs(registry, {key for asset in assets for key in asset.keys}),
         sensors=build_sensors(registry),
         schedules=build_schedules(),
         resources={name: unconfigured(value) for name, value in {**defaults, **(resources or {})}.items()},

@@ -18,14 +18,14 @@ from collections.abc import Callable
 from typing import Any
 
 import dagster as dg
-from dagster._core.definitions.assets.graph.asset_graph_subset import AssetGraphSubset  # Dagster's own sensors request backfills with this
-from dagster._core.definitions.events import AssetKeyPartitionKey
 
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.base.wording import format_count
 from niels_cache_assets.defs.assets.upstream import REVISION, built_versions, last_observation, observe_revision, version_of
+from niels_cache_assets.defs.cursors import in_turn
 from niels_cache_assets.defs.finished_parts import finished_parts_sensor
 from niels_cache_assets.defs.keys import DOCUMENTS, DUPLICATES, KEPT, REPORT, STREAM_OPS, UPSTREAM_KEYS, datasets_with_plan, family_keys
+from niels_cache_assets.defs.private import AssetGraphSubset, AssetKeyPartitionKey
 from niels_cache_assets.defs.resources import CacheRoot, RootParam
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.errors import describe_error, log_traceback
@@ -58,14 +58,11 @@ def upstream_revision_sensor(registry: Registry) -> dg.SensorDefinition:
     names = [name for name in registry.partition_keys() if _depends_on_hub_commit(registry, registry.source(name))]
     builds = registry.dagster.upstream_builds
 
-    def check_hub(tick: _SensorTick, state: dict[str, Any]) -> dg.SensorResult:
-        requested = {name: version for name, version in state.get("wanted", {}).items() if name in names}
-        first = names.index(state["next"]) if state.get("next") in names else 0
-        began, count = time.monotonic(), 0
+    def check_hub(tick: _SensorTick, cursor: dict[str, Any]) -> dg.SensorResult:
+        requested = cursor["wanted"] = {name: version for name, version in cursor.get("wanted", {}).items() if name in names}
+        count = 0
         with retry_at_most():
-            for name in names[first:] + names[:first]:
-                if count and time.monotonic() - began >= QUERY_SECONDS:
-                    break
+            for name in in_turn(names, cursor, "next", until=time.monotonic() + QUERY_SECONDS):
                 count += 1
                 version = tick.current_version(name)
                 if version is None:
@@ -82,10 +79,9 @@ def upstream_revision_sensor(registry: Registry) -> dg.SensorDefinition:
                     and tick.request(name, occasion=tick.last_left_observation(name))
                 ):
                     requested[name] = version
-        next_name = names[(first + count) % len(names)]
-        later = f" ({next_name} is next)" if count < len(names) else ""
+        later = f" ({cursor['next']} is next)" if count < len(names) else ""
         summary = f"Asked the hub for {format_count(count, 'data set')} of {len(names)}{later}"
-        return tick.result({"next": next_name, "wanted": requested}, summary, quiet="nothing has changed")
+        return tick.result(cursor, summary, quiet="nothing has changed")
 
     return _sensor(
         UPSTREAM_SENSOR,

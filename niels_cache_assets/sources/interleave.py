@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Literal, Self
 
@@ -75,7 +75,6 @@ class Interleave(PretrainSource):
         digest = hashlib.sha256()
         for name, member in self._sources(siblings).items():
             rule = "\0without its val" if member.seeded_val_frac else ""
-            rule += "\0read by file" if member.parts > 1 and member.stream_shuffle else ""
             revision = revision_with_references(member, revisions[name], siblings)
             digest.update(f"{name}\0{member.identity()}\0{revision}{growth_identity(member.added)}{rule}\n".encode())
         return f"sha256:{digest.hexdigest()}"
@@ -96,9 +95,7 @@ class Interleave(PretrainSource):
         streams = [MixtureMember(name, member, context) for name, member in sources.items()]
         for stream in streams:
             stream.find_held_out()
-        ordered = [
-            name for name, member in sources.items() if member.shuffles_itself and member.shuffle_buffer and not member.stream_shuffle
-        ]
+        ordered = [name for name, member in sources.items() if member.shuffle_buffer]
         if ordered and not self.shuffle_buffer:
             context.log(f"{format_list(ordered)}: read in the order of the files; to shuffle the mixture, set its shuffle_buffer")
         yield from self._drawn(streams, seed=context.seed)
@@ -146,9 +143,9 @@ class MixtureMember:
     name: str
     source: PretrainSource
     context: StreamContext
-    _started: bool = False
-    _val: FractionSplitter | None = None
-    _part_streams: list[PartStream] | None = None
+    _started: bool = field(default=False, init=False)
+    _val: FractionSplitter | None = field(default=None, init=False)
+    _part_streams: list[PartStream] | None = field(default=None, init=False)
 
     def __iter__(self) -> Iterator[Document]:
         """Yield the documents for the mixture, from the first one on. The dropped documents are counted only the first time."""

@@ -46,6 +46,7 @@ DTYPE_OF_CACHE: dict[np.dtype, np.dtype] = {
     np.dtype("<u4"): np.dtype("<i4"),
 }  # the format has no uint32; ids are below 2^31
 
+_ADVICE = "write or copy it again"
 _PROBES = 64
 PROBE_BYTES = 4096
 
@@ -90,7 +91,7 @@ class IndexedDataset:
         if len(index) not in (expected, expected + sequences):
             raise NielsCacheError(
                 f"{self.idx_path}: has {len(index)} bytes; sequence count {sequences} and document count {entries} need {expected}, "
-                f"or {expected + sequences} with modes (cut short, or a wrong count); write or copy it again"
+                f"or {expected + sequences} with modes (cut short, or a wrong count); {_ADVICE}"
             )
         arrays, offset = [], HEADER.size
         for dtype, count in sections:
@@ -119,14 +120,16 @@ class IndexedDataset:
         documents, sequences = self.document_indices, len(self)
         if not len(documents) or documents[0] != 0 or documents[-1] != sequences:
             found = f"from {documents[0]} to {documents[-1]}" if len(documents) else "empty"
-            raise NielsCacheError(f"{self.idx_path}: document indices are {found}, not from 0 to the sequence count {sequences}")
-        check_increasing(self.idx_path, documents, name="document index", may_be_equal=True)
+            raise NielsCacheError(f"{self.idx_path}: document indices are {found}, not from 0 to the sequence count {sequences}; {_ADVICE}")
+        check_increasing(self.idx_path, documents, name="document index", may_be_equal=True, advice=_ADVICE)
         place = 0  # offset in .bin, in bytes
         for start in range(0, sequences, BLOCK):
             lengths = self.sequence_lengths[start : start + BLOCK]
             if lengths.min() < 0:
                 sequence = start + int(np.argmax(lengths < 0))
-                raise NielsCacheError(f"{self.idx_path}: sequence length {sequence} is {self.sequence_lengths[sequence]}, below 0")
+                raise NielsCacheError(
+                    f"{self.idx_path}: sequence length {sequence} is {self.sequence_lengths[sequence]}, below 0; {_ADVICE}"
+                )
             ends = lengths.cumsum(dtype=np.int64)
             ends *= self.dtype.itemsize
             ends += place
@@ -135,7 +138,7 @@ class IndexedDataset:
                 sequence = start + int(np.argmax(wrong))
                 raise NielsCacheError(
                     f"{self.idx_path}: sequence pointer {sequence} is {self.sequence_pointers[sequence]}, "
-                    "not where the lengths before it end in .bin; write or copy it again"
+                    f"not where the lengths before it end in .bin; {_ADVICE}"
                 )
             place = int(ends[-1])
 

@@ -11,7 +11,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from niels_cache_assets.defs import sensors
+from niels_cache_assets.defs import cursors, sensors
 from niels_cache_assets.defs.assets.upstream import REVISION
 from niels_cache_assets.defs.checks.sync import IN_SYNC
 from niels_cache_assets.defs.keys import META_KEYS, UPSTREAM_KEYS
@@ -74,7 +74,8 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The time of the sensors."""
     clock = Clock()
-    monkeypatch.setattr(sensors, "time", SimpleNamespace(monotonic=clock, time=clock))
+    for module in (sensors, cursors):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=clock, time=clock))
     return clock
 
 
