@@ -365,23 +365,14 @@ def _link_shard(split: OpenedSplit, part: IndexedPart, target: str, link: Link) 
     shard_begin = 0
     for path, length in zip(split.shards, split.tokens.shard_lengths.tolist(), strict=True):
         if link != "copy" and (shard_begin, shard_begin + length) == (part.first_token, part.end_token):
-            return _link(path, target) if link == "hardlink" else _reflink(path, target)
+            try:
+                if link == "hardlink":
+                    os.link(path, target)
+                else:
+                    with open(path, "rb") as source, open(target, "wb") as file:
+                        fcntl.ioctl(file, _FICLONE, source.fileno())
+            except OSError:  # `target` is on another file system, or the file system has no such links
+                return False
+            return True
         shard_begin += length
     return False
-
-
-def _link(path: str, target: str) -> bool:
-    try:
-        os.link(path, target)
-    except OSError:  # `target` is on another file system, or the file system has no links
-        return False
-    return True
-
-
-def _reflink(path: str, target: str) -> bool:
-    with open(path, "rb") as source, open(target, "wb") as file:
-        try:
-            fcntl.ioctl(file, _FICLONE, source.fileno())
-        except OSError:
-            return False
-    return True

@@ -195,7 +195,7 @@ class Fetcher:
                 presence.end()
 
     def _loop(self, submit: Callable[[str, bool], object]) -> None:
-        seen_wake, passed_at, had_readers_at = -1, 0.0, time.monotonic()
+        seen_wake, passed_at, had_readers_at = (-1, -1), 0.0, time.monotonic()
         while True:
             woken, now = self._ledger.woken(), time.monotonic()
             if woken != seen_wake or self._finished.is_set() or now - passed_at > _PASS_SECONDS:
@@ -365,26 +365,24 @@ class Fetcher:
         counts: dict[str, int] = {}
         sha256, build = "", None
         try:
-            with self._ledger.changing() as state:
-                build = self._build(state, path)
-                # at once, because `Ledger.remove` also removes empty folders, and this one must stay
-                part = open(self._ledger.files.open(path + PART, os.O_RDWR, make=True), "r+b")  # noqa: SIM115
-            with part:
-                if is_tail(path):
-                    content, counts = self._tail(build, path)
-                    part.truncate(0)
-                    part.write(content)
-                    sha256 = hashlib.sha256(content).hexdigest()
-                else:
-                    file = build.files[path]
-                    fetched = self._download(build, file, part)
-                    sha256, counts = file.sha256, {"files": 1, "bytes": fetched, "again": int(fetched > file.size)}
-        except (NielsCacheError, OSError) as error:
-            problem, cause = str(error), error.__cause__  # the ledger may have been unable to write a record
-            if isinstance(error, OSError):
-                cause = error
-                problem = f"{self._ledger.folder}: cannot be written: {error.strerror or error}; free room there, or choose another dir"
-            if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
+            with self._ledger.writing():
+                with self._ledger.changing() as state:
+                    build = self._build(state, path)
+                    # at once, because `Ledger.remove` also removes empty folders, and this one must stay
+                    part = open(self._ledger.files.open(path + PART, os.O_RDWR, make=True), "r+b")  # noqa: SIM115
+                with part:
+                    if is_tail(path):
+                        content, counts = self._tail(build, path)
+                        part.truncate(0)
+                        part.write(content)
+                        sha256 = hashlib.sha256(content).hexdigest()
+                    else:
+                        file = build.files[path]
+                        fetched = self._download(build, file, part)
+                        sha256, counts = file.sha256, {"files": 1, "bytes": fetched, "again": int(fetched > file.size)}
+        except NielsCacheError as error:
+            problem = str(error)
+            if isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.ENOSPC, errno.EDQUOT):
                 problem = ""
                 with suppress(OSError):  # at once, because others need room for their records
                     self._ledger.files.remove(path + PART)

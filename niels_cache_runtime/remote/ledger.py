@@ -342,11 +342,7 @@ class Ledger:
 
     def changed(self) -> tuple[int, int]:
         """Return a value that differs after each change of the manifest."""
-        try:
-            found = os.stat(self._manifest)
-        except FileNotFoundError:
-            return (0, 0)
-        return found.st_ino, found.st_mtime_ns
+        return self._stamp(_MANIFEST)
 
     def wake(self) -> None:
         """Notify the fetchers that a reader needs something new."""
@@ -358,12 +354,15 @@ class Ledger:
             finally:
                 os.close(descriptor)
 
-    def woken(self) -> int:
+    def woken(self) -> tuple[int, int]:
         """Return a value that differs after each `wake`."""
-        try:
-            return os.stat(self.folder / "wake").st_mtime_ns
-        except FileNotFoundError:
-            return 0
+        return self._stamp("wake")
+
+    def _stamp(self, name: str) -> tuple[int, int]:
+        with suppress(FileNotFoundError):
+            found = os.stat(self.folder / name)
+            return found.st_ino, found.st_mtime_ns
+        return 0, 0
 
     def is_alive(self, kind: str, name: str) -> bool:
         """Return whether the process of a file in `readers` or `fetchers` is alive. Remove the file if the process has ended."""

@@ -99,7 +99,7 @@ class LocalCopy:
         self._pinned: set[str] = set()
         self._taken: Counter[str] = Counter()  # how many owners in this process have a file
         self._takeover, self._owners, self._gave_way = TakeoverTimeout(), weakref.WeakSet[MapOwner](), False
-        self._set_again(None, 0)
+        self._set_again(None)
         self._presence: list[ProcessFile] = []  # holds one if this process has used this object
         self._addresses: dict[str, str] = {}  # the addresses of the builds that this object has opened
         self._reader = self._new_reader()
@@ -324,7 +324,7 @@ class LocalCopy:
         if not is_served:
             start_fetcher(self._ledger, self._reader.group)
 
-    def _set_again(self, again: Callable[[], None] | None, woken: int) -> None:
+    def _set_again(self, again: Callable[[], None] | None, woken: tuple[int, int] = (0, 0)) -> None:
         """Set the method that gives shards back, or None, and the value of `Ledger.woken` at the most recent record or look."""
         self._again, self._woken = again and weakref.WeakMethod(again), woken
 
@@ -381,7 +381,7 @@ class LocalCopy:
             self._taken.clear()
             self._pinned.clear()
             self._reader = self._new_reader()
-            self._set_again(None, 0)
+            self._set_again(None)
 
     def _open(self, address: str) -> CopiedBuild:
         with self._registered() as state:
@@ -480,7 +480,7 @@ class LocalCopy:
             owner.forget()
         self._taken = Counter(self._pinned)
         self._reader = self._new_reader()
-        self._set_again(None, 0)
+        self._set_again(None)
         self._is_watched = False
 
 

@@ -64,8 +64,7 @@ def find_folders(root: str | Path, *, names: Sequence[str] | None = None) -> lis
         if names:
             raise NielsCacheError(f"{root}: is one data set, so it has no {names[0]}; give the cache root above it")
         return [root]
-    found = [tokenizer_dir(root), *_entries(root / "pretrain"), *_entries(root / "sft")]
-    found += [*_entries(root / "corpus"), root / "duplicates", *_entries(root / "index")]
+    found = [path for path, _ in _dataset_folders(root) if path not in [root / name for name in _NAMED]]
     for family in HAVE_PARTS:
         found += [part for dataset in _entries(parts_root(root, family)) for part in _entries(dataset) if (part / META_NAME).exists()]
     found = [folder for folder in found if _stray_problem(folder) is None and os.path.isdir(folder)]
@@ -138,11 +137,11 @@ def _kind(path: Path) -> str:
 
 def _dataset_folders(root: Path) -> Iterator[tuple[Path, str | None]]:
     """Yield every folder of data sets and every entry in it, each with its problem or None."""
-    for name in _UNNAMED:
-        yield root / name, _stray_problem(root / name)
-    for name in _NAMED:
-        yield root / name, _listing_problem(root / name) if os.path.isdir(root / name) else _stray_problem(root / name)
-        yield from ((path, _stray_problem(path)) for path in _entries(root / name))
+    for name in ("tokenizer", "pretrain", "sft", "corpus", "duplicates", "index"):
+        is_family = name in _NAMED and os.path.isdir(root / name)
+        yield root / name, _listing_problem(root / name) if is_family else _stray_problem(root / name)
+        if name in _NAMED:
+            yield from ((path, _stray_problem(path)) for path in _entries(root / name))
 
 
 def _entries(folder: Path, *, hidden: bool = False) -> list[Path]:
