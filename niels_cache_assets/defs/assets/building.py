@@ -57,7 +57,7 @@ def build_artifact(
             log=reporter.log,
             wait_for_turn=wait_for_turn,
         )
-    reporter.warn(outcome)
+    reporter.end(outcome)
     return outcome
 
 

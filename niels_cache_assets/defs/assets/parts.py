@@ -210,7 +210,7 @@ def _build_in_child(context: dg.AssetExecutionContext, part: BuildInChild, progr
                     raise
                 # An interrupt would also end the worker of an executor, which has other steps.
                 raise NielsCacheError(f"{part.key}: its run was terminated; run it again to resume") from None
-    reporter.warn(outcome)
+    reporter.end(outcome)
     return outcome
 
 
