@@ -32,7 +32,10 @@ from tests.upgrades import make
 FOLDERS = sorted(path.parent for path in make.HERE.glob(f"*/{make.FACTS}"))
 PROJECTS = (make.PLAIN, make.WIDE)
 
-pytestmark = pytest.mark.skipif(not FOLDERS, reason="there has been no release: tests/upgrades has no folder of a version")
+pytestmark = [
+    pytest.mark.skipif(not FOLDERS, reason="there has been no release: tests/upgrades has no folder of a version"),
+    pytest.mark.usefixtures("short_proofs"),
+]
 
 
 @dataclass(frozen=True)
