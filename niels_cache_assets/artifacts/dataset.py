@@ -406,13 +406,18 @@ def check_files(directory: Path, meta: Meta, *, verify: Verify = "size") -> None
     check_sizes(directory, listed, found, verify=verify)
 
 
-def split_rule(spec: DatasetSpec[PretrainSource]) -> str:
-    """Return the rule that splits a data set into train and val, as one line for meta.json."""
+def split_rule(spec: DatasetSpec[PretrainSource], *, group: int = 0) -> str:
+    """Return the rule that splits a data set into train and val, as one line for meta.json.
+
+    Args:
+        spec: The data set.
+        group: 0 for the first files, then the number of the table `added`, whose val has a seed of its own.
+    """
     source = spec.source
     if source.has_own_splits:
         return "upstream's own splits"
     if source.seeded_val_frac is not None:
-        return f"seeded {source.seeded_val_frac:g} of documents to val, seed {spec.build.seed}"
+        return f"seeded {source.seeded_val_frac:g} of documents to val, seed {spec.build.seed + group}"
     return budget_rule(train_tokens=source.train_tokens, val_tokens=source.val_tokens or 0)
 
 
@@ -508,7 +513,7 @@ class Share:
             "max_train_tokens": UNLIMITED if source.train_tokens is None else source.train_tokens,
             "max_val_tokens": source.val_tokens or 0,
             "seed": spec.build.seed,
-            "shuffle_buffer": source.builder_shuffle or None,
+            "shuffle_buffer": source.shuffle_buffer or None,
             "val_texts": val_documents() if source.decontaminate != "off" and val_may_come_late(source) else None,
             "references": self._references(context),
         }

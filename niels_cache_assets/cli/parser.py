@@ -12,7 +12,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, NoReturn
 
-from niels_cache_assets.cli.command import Command, raise_invalid
+from niels_cache_assets.cli.command import Command, Options, raise_invalid
 from niels_cache_assets.cli.console import PROGRAM
 from niels_cache_assets.cli.exit_codes import MEANINGS
 from niels_cache_runtime.errors import NielsCacheError
@@ -190,11 +190,18 @@ def _describe(parser: argparse.ArgumentParser, name: str, summary: str, module: 
     parser.description = command.description or f"{summary[0].upper()}{summary[1:]}."
     parser.epilog = f"examples:\n{command.examples}"
     parser.usage = f"{PROGRAM} {name} {command.usage}[options]"
-    for option, settings in command.options:
-        parser.add_argument(option, **settings)
-    if hasattr(module, "add_options"):
-        module.add_options(parser)
+    _add_options(parser, command.options)
+    for title, options in command.groups.items():
+        _add_options(parser.add_argument_group(title), options)
     _add_common_options(parser, command)
+
+
+def _add_options(group: argparse._ActionsContainer, options: Options) -> None:
+    for each in options:
+        if isinstance(each, list):
+            _add_options(group.add_mutually_exclusive_group(), each)
+        else:
+            group.add_argument(each[0], **each[1])
 
 
 def _add_common_options(parser: argparse.ArgumentParser, command: Command) -> None:

@@ -181,7 +181,12 @@ def build_gpt_indices(
         drop_last=drop_last,
     )
     random_state = np.random.RandomState(seed)
-    document_index = _build_document_index(documents, plan, random_state, allocate=allocate, progress=report)
+    document_index = allocate("document_index", (plan.epochs * len(documents),), DOCUMENT_DTYPE)
+    report("document_index", 0, len(document_index))
+    own = np.arange(documents.start, documents.stop, dtype=DOCUMENT_DTYPE) if isinstance(documents, range) else documents
+    document_index.reshape(plan.epochs, -1)[:] = own
+    _shuffle(document_index, len(document_index) - (0 if plan.shuffled_apart is None else len(documents)), random_state)
+    report("document_index", len(document_index), len(document_index))
     sample_index = build_sample_index(
         sequence_lengths,
         document_index,
@@ -191,7 +196,14 @@ def build_gpt_indices(
         allocate=allocate,
         progress=report,
     )
-    shuffle_index = _build_shuffle_index(plan, random_state, allocate=allocate, progress=report)
+    dtype = np.dtype(np.int64 if plan.samples >= np.iinfo(np.uint32).max - 1 else np.uint32)
+    shuffle_index = allocate("shuffle_index", (plan.samples,), dtype)
+    report("shuffle_index", 0, plan.samples)
+    for start in range(0, plan.samples, _BLOCK):
+        stop = min(start + _BLOCK, plan.samples)
+        shuffle_index[start:stop] = np.arange(start, stop, dtype=dtype)
+    _shuffle(shuffle_index, plan.samples if plan.shuffled_apart is None else plan.shuffled_apart, random_state)
+    report("shuffle_index", plan.samples, plan.samples)
     return GPTIndices(document_index=document_index, sample_index=sample_index, shuffle_index=shuffle_index)
 
 
@@ -215,35 +227,10 @@ def tokens_of(sequence_lengths: Int32s, documents: Documents) -> int:
     return sum(int(sequence_lengths[documents[start : start + _BLOCK]].sum(dtype=np.int64)) for start in range(0, count, _BLOCK))
 
 
-def _build_document_index(
-    documents: Documents, plan: EpochPlan, random_state: np.random.RandomState, *, allocate: Allocate, progress: OnArrayProgress
-) -> Int32s:
-    index = allocate("document_index", (plan.epochs * len(documents),), DOCUMENT_DTYPE)
-    progress("document_index", 0, len(index))
-    by_epoch = index.reshape(plan.epochs, len(documents))
-    first = by_epoch[0]
-    first[:] = np.arange(documents.start, documents.stop, dtype=np.int32) if isinstance(documents, range) else documents
-    by_epoch[1:] = first
-    apart = 0 if plan.shuffled_apart is None else len(documents)
-    random_state.shuffle(index[: len(index) - apart])
-    if apart:
-        random_state.shuffle(index[len(index) - apart :])
-    progress("document_index", len(index), len(index))
-    return index
-
-
-def _build_shuffle_index(plan: EpochPlan, random_state: np.random.RandomState, *, allocate: Allocate, progress: OnArrayProgress) -> Array:
-    dtype = np.int64 if plan.samples >= np.iinfo(np.uint32).max - 1 else np.uint32
-    index = allocate("shuffle_index", (plan.samples,), np.dtype(dtype))
-    progress("shuffle_index", 0, len(index))
-    for start in range(0, len(index), _BLOCK):
-        stop = min(start + _BLOCK, len(index))
-        index[start:stop] = np.arange(start, stop, dtype=dtype)
-    apart = len(index) if plan.shuffled_apart is None else plan.shuffled_apart
+def _shuffle(index: Array, apart: int, random_state: np.random.RandomState) -> None:
+    """Shuffle the items before number `apart`, and then the others."""
     random_state.shuffle(index[:apart])
     random_state.shuffle(index[apart:])
-    progress("shuffle_index", len(index), len(index))
-    return index
 
 
 def build_sample_index(

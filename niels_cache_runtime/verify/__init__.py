@@ -64,8 +64,7 @@ def find_folders(root: str | Path, *, names: Sequence[str] | None = None) -> lis
         if names:
             raise NielsCacheError(f"{root}: is one data set, so it has no {names[0]}; give the cache root above it")
         return [root]
-    found = [tokenizer_dir(root), *_entries(root / "pretrain"), *_entries(root / "sft")]
-    found += [*_entries(root / "corpus"), root / "duplicates", *_entries(root / "index")]
+    found = [path for path, _ in _dataset_folders(root) if path not in [root / name for name in _NAMED]]
     for family in HAVE_PARTS:
         found += [part for dataset in _entries(parts_root(root, family)) for part in _entries(dataset) if (part / META_NAME).exists()]
     found = [folder for folder in found if _stray_problem(folder) is None and os.path.isdir(folder)]
@@ -117,7 +116,7 @@ def _root_notes(root: Path) -> Iterator[str]:
     for path, problem in _dataset_folders(root):
         if problem is None and path.is_symlink():
             yield f"{path}: is a link; its target {os.path.realpath(path)} is verified"
-    for path in (*_hidden(root), *(path for name in _NAMED for path in _hidden(root / name))):
+    for path in (path for folder in (root, *(root / name for name in _NAMED)) for path in _entries(folder, hidden=True)):
         is_expected = _LEFT_BY_BUILDERS.get(_kind(path))
         if is_expected is not None and (path.is_symlink() or not is_expected(path)):
             yield f"{path}: is not an entry that a build leaves under this name, and not verified; remove it"
@@ -125,7 +124,7 @@ def _root_notes(root: Path) -> Iterator[str]:
             yield f"{path}: not part of the cache, and not verified"
     if (root / _REPORTS).is_dir():
         yield f"{root / _REPORTS}: not verified; reports are made from the other folders, and you can make them again"
-    hidden = [path for path in _hidden(root) if _kind(path) not in _LEFT_BY_BUILDERS]
+    hidden = [path for path in _entries(root, hidden=True) if _kind(path) not in _LEFT_BY_BUILDERS]
     others = [path for path in _entries(root) if path.name not in (*_UNNAMED, *_NAMED, _REPORTS)]
     if hidden or others:
         yield f"{root}: not part of the cache, and not verified: {', '.join(path.name for path in (*hidden, *others))}"
@@ -138,26 +137,20 @@ def _kind(path: Path) -> str:
 
 def _dataset_folders(root: Path) -> Iterator[tuple[Path, str | None]]:
     """Yield every folder of data sets and every entry in it, each with its problem or None."""
-    for name in _UNNAMED:
-        yield root / name, _stray_problem(root / name)
-    for name in _NAMED:
-        yield root / name, _listing_problem(root / name) if os.path.isdir(root / name) else _stray_problem(root / name)
-        yield from ((path, _stray_problem(path)) for path in _entries(root / name))
+    for name in ("tokenizer", "pretrain", "sft", "corpus", "duplicates", "index"):
+        is_family = name in _NAMED and os.path.isdir(root / name)
+        yield root / name, _listing_problem(root / name) if is_family else _stray_problem(root / name)
+        if name in _NAMED:
+            yield from ((path, _stray_problem(path)) for path in _entries(root / name))
 
 
-def _entries(folder: Path) -> list[Path]:
-    """Return the entries without a leading dot. The list is empty if the folder cannot be listed."""
-    return [path for path in _listed(folder) if not path.name.startswith(".")]
+def _entries(folder: Path, *, hidden: bool = False) -> list[Path]:
+    """Return the entries without a leading dot, or the hidden ones: a running build, its lock, or files of a file manager.
 
-
-def _hidden(folder: Path) -> list[Path]:
-    """Return the entries with a leading dot: a running build, its lock, or files of a file manager."""
-    return [path for path in _listed(folder) if path.name.startswith(".")]
-
-
-def _listed(folder: Path) -> list[Path]:
+    The list is empty if the folder cannot be listed.
+    """
     try:
-        return sorted(folder.iterdir())
+        return sorted(path for path in folder.iterdir() if path.name.startswith(".") == hidden)
     except OSError:
         return []
 

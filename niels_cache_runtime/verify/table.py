@@ -68,12 +68,8 @@ def _format_count(number: int, unit: str) -> str:
 def as_text(rows: Sequence[Result]) -> str:
     """Return aligned lines of text, beginning with the heading."""
     lines = [COLUMNS, *(row.cells() for row in rows)]
-    widths = [max(len(line[number]) for line in lines) for number in range(len(COLUMNS))]
-    aligned = [
-        [cell.rjust(width) if column in NUMBERS else cell.ljust(width) for cell, width, column in zip(line, widths, COLUMNS, strict=True)]
-        for line in lines
-    ]
-    return "\n".join("  ".join(line).rstrip() for line in aligned)
+    name, family, files, size, _ = (max(map(len, column)) for column in zip(*lines, strict=True))
+    return "\n".join(f"{a:<{name}}  {b:<{family}}  {c:>{files}}  {d:>{size}}  {e}" for a, b, c, d, e in lines)
 
 
 def summary(rows: Sequence[Result], findings: Sequence[Finding], *, quick: bool) -> str:

@@ -350,7 +350,7 @@ def estimate_cache(
     if sample is not None and tokens is not None and volume.text_bytes is not None:
         samples = volume.text_bytes / sample.text_bytes
         items = sample.items * samples * used
-        memory += round(sample.text_bytes / sample.items * min(getattr(spec.source, "builder_shuffle", 0), items))
+        memory += round(sample.text_bytes / sample.items * min(getattr(spec.source, "shuffle_buffer", 0), items))
         if sample.encode_seconds is not None:
             seconds = PART_SECONDS if is_part else STEP_SECONDS + _seconds_after(spec, tokens)
             seconds += WRITE_SECONDS * tokens + ITEM_SECONDS * items

@@ -49,7 +49,7 @@ from niels_cache_assets.build_cache.pretrain_writer import PretrainWriter, Write
 from niels_cache_assets.disk.identity import without_keys
 from niels_cache_assets.disk.space import SpaceNeed, pretrain_need
 from niels_cache_assets.disk.staging import finished_meta
-from niels_cache_assets.disk.table_file import ParquetWriter, closing_table
+from niels_cache_assets.disk.table_file import ParquetWriter, sealing
 from niels_cache_assets.facts.contents import budget_rule
 from niels_cache_assets.parts.exclusion import (
     find_excluded_documents,
@@ -383,7 +383,7 @@ class ValPart(DatasetArtifact[SourceWithParts]):
         splitter = BudgetSplitter(max_train_tokens=UNLIMITED, max_val_tokens=0, eot=build.view.eot)
         (work.directory / VAL_TEXTS).mkdir(exist_ok=True)
         table = ParquetWriter(work.directory, _texts_name(planned), {"text": "string"}, writer.files)
-        with closing_table(table), closing(build.encode(as_documents(feed.open()), feed)) as batches:
+        with sealing(table), closing(build.encode(as_documents(feed.open()), feed)) as batches:
             texts: list[str] = []  # of the next row group, because a batch may hold few documents of val
             characters = 0
             for batch in batches:
@@ -505,7 +505,8 @@ class PlannedShare(_ShareOfPlan):
 
     def split_rule(self) -> str:
         budget = self.planned.train_tokens
-        return split_rule(self.spec) if budget is None else budget_rule(train_tokens=budget, val_tokens=0)
+        group = [each.fingerprint for each in self.spec.plan.groups].index(self.planned.plan)
+        return split_rule(self.spec, group=group) if budget is None else budget_rule(train_tokens=budget, val_tokens=0)
 
     @cached_property
     def part_stream(self) -> PartStream:

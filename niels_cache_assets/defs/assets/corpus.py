@@ -15,21 +15,20 @@ from niels_cache_assets.artifacts.corpus_report import CorpusReport
 from niels_cache_assets.artifacts.duplicates import CODE_VERSION as RANGES_VERSION
 from niels_cache_assets.artifacts.duplicates import Duplicates
 from niels_cache_assets.artifacts.graph import graph
-from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.prepared_corpora import open_prepared
 from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.base.wording import file_size, format_count
 from niels_cache_assets.corpus.identity import dedup_identity, dedup_order
 from niels_cache_assets.defs import keys
-from niels_cache_assets.defs.assets.parts import build_and_report, materialize_result, partition_asset
+from niels_cache_assets.defs.assets.building import build_artifact, recorded_result
+from niels_cache_assets.defs.assets.parts import partition_asset
 from niels_cache_assets.defs.assets.upstream import observe_read_revision
 from niels_cache_assets.defs.config import BuildConfig
 from niels_cache_assets.defs.metadata.builds import Metadata, recorded_at, state_of
 from niels_cache_assets.defs.metadata.corpora import documents_metadata, duplicates_metadata, kept_metadata, report_metadata
 from niels_cache_assets.defs.metadata.entries import materialized, without_empty
-from niels_cache_assets.defs.progress import BuildReporter, SinkParam, readable_failures, result_line
+from niels_cache_assets.defs.progress import SinkParam, readable_failures
 from niels_cache_assets.defs.resources import RootParam
-from niels_cache_assets.defs.stream_slots import StreamSlot
 from niels_cache_assets.facts.contents import total_bytes
 from niels_cache_assets.project.registry import Registry
 
@@ -140,23 +139,11 @@ def _documents(registry: Registry) -> dg.AssetsDefinition:
         artifact = graph(registry, cache_root.path).corpus(name)
         if artifact.is_joined:
             artifact = replace(artifact, force_parts=not progress_sink.has_built([step.key for step in artifact.steps()]))
-        reporter = BuildReporter(context, progress_sink, name=artifact.key, observed=keys.DOCUMENTS)
-        with readable_failures():
-            with StreamSlot(context, artifact.key, log=reporter.log) as slot:
-                outcome = materialize(
-                    artifact,
-                    force=config.force,
-                    wait=config.wait,
-                    on_progress=reporter.progress,
-                    log=reporter.log,
-                    wait_for_turn=slot.take,
-                )
-            reporter.warn(outcome)
-            if not outcome.kept:
-                observe_read_revision(context, registry, name, outcome.meta["dataset_revision"], root=cache_root.path)
-            metadata = documents_metadata(outcome)
-        reporter.log_result(metadata)
-        return materialized(metadata, outcome.meta["content_sha256"])
+        source = registry.pretrain[name]
+        outcome = build_artifact(context, artifact, config, progress_sink, observed=keys.DOCUMENTS, source=source)
+        if not outcome.kept:
+            observe_read_revision(context, registry, name, outcome.meta["dataset_revision"], root=cache_root.path)
+        return recorded_result(context, outcome, documents_metadata(outcome))
 
     return documents
 
@@ -176,16 +163,11 @@ def _duplicates(registry: Registry) -> dg.AssetsDefinition:
     def duplicates(
         context: dg.AssetExecutionContext, config: BuildConfig, cache_root: RootParam, progress_sink: SinkParam
     ) -> dg.MaterializeResult:
-        reporter = BuildReporter(context, progress_sink, name=keys.DUPLICATES.to_user_string())
-        with readable_failures():
-            found = graph(registry, cache_root.path)
-            artifact = replace(found.duplicates(), forces_ranges=not progress_sink.has_built(found.before("corpus/duplicates")))
-            outcome = materialize(artifact, force=config.force, wait=config.wait, log=reporter.log)
-            reporter.warn(outcome)
+        found = graph(registry, cache_root.path)
+        artifact = replace(found.duplicates(), forces_ranges=not progress_sink.has_built(found.before("corpus/duplicates")))
+        outcome = build_artifact(context, artifact, config, progress_sink)
         version = outcome.meta.get("content_sha256", "")  # empty if no data set uses dedup
-        metadata = duplicates_metadata(outcome)
-        reporter.log_result(metadata)
-        return materialized(metadata, version)
+        return recorded_result(context, outcome, duplicates_metadata(outcome), version)
 
     return duplicates
 
@@ -219,14 +201,13 @@ def _report(registry: Registry) -> dg.AssetsDefinition:
         code_version=CorpusReport.version,
         description=_REPORT,
     )
-    def report(context: dg.AssetExecutionContext, config: BuildConfig, cache_root: RootParam) -> dg.MaterializeResult:
-        with readable_failures():
-            name = context.partition_key
-            artifact = graph(registry, cache_root.path).report(name)
-            outcome = materialize(artifact, force=config.force, wait=config.wait, log=context.log.info)
-            metadata = report_metadata(outcome, draw=registry.dagster.plots)
-            context.log.info(f"{name}: {result_line(metadata)}")
-        return materialized(metadata, outcome.meta["meta_sha256"])
+    def report(
+        context: dg.AssetExecutionContext, config: BuildConfig, cache_root: RootParam, progress_sink: SinkParam
+    ) -> dg.MaterializeResult:
+        artifact = graph(registry, cache_root.path).report(context.partition_key)
+        outcome = build_artifact(context, artifact, config, progress_sink)
+        metadata = report_metadata(outcome, draw=registry.dagster.plots)
+        return recorded_result(context, outcome, metadata, outcome.meta["meta_sha256"])
 
     return report
 
@@ -259,8 +240,8 @@ def _hashes(registry: Registry) -> dg.AssetsDefinition:
     def hash_signatures(
         context: dg.AssetExecutionContext, config: BuildConfig, cache_root: RootParam, progress_sink: SinkParam
     ) -> dg.MaterializeResult:
-        outcome = build_and_report(context, graph(registry, cache_root.path).duplicates().hashes(), config, progress_sink, None)
-        return materialize_result(outcome, search_metadata(outcome))
+        outcome = build_artifact(context, graph(registry, cache_root.path).duplicates().hashes(), config, progress_sink)
+        return recorded_result(context, outcome, search_metadata(outcome))
 
     return hash_signatures
 
