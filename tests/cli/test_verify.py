@@ -8,6 +8,7 @@ import pytest
 
 from niels_cache_assets.cli import main
 from niels_cache_assets.corpus.layout import DIGESTS_NAME
+from niels_cache_assets.defs.home.history import asset_of
 from niels_cache_assets.defs.home.instance import HOME_VARIABLE, ensure_instance
 from niels_cache_assets.defs.keys import CORPUS_JOB
 from niels_cache_runtime import read_meta
@@ -81,3 +82,8 @@ def test_hashes_that_were_made_anew_are_found_by_what_dagster_recorded(
     assert "no record" in lines[0]
     assert all("Dagster recorded" in line for line in lines[1:])
     assert main([*command, "tokenizer", "--against-dagster"]) == 0
+
+
+@pytest.mark.parametrize("folder", ["pretrain/.parts/pages/part-00000", "pretrain/.parts/pages/val", "corpus/.parts/pages/part-00000"])
+def test_parts_need_no_record_of_dagster(folder: str) -> None:
+    assert asset_of(Path("cache"), Path("cache", folder)) == (None, None)

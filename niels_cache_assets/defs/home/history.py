@@ -167,8 +167,8 @@ def _findings(instance: dg.DagsterInstance, root: Path, folder: Path) -> Iterato
 
 def asset_of(root: Path, folder: Path) -> tuple[dg.AssetKey | None, str | None]:
     """Return the asset and the partition of a folder, None for what it does not have."""
-    kind, *name = folder.relative_to(root).parts
-    return _ASSETS.get(kind), next(iter(name), None)
+    kind, *names = folder.relative_to(root).parts
+    return (None, None) if len(names) > 1 else (_ASSETS.get(kind), next(iter(names), None))  # parts are deeper
 
 
 def _recorded_sha256(records: Sequence[dg.EventLogRecord], folder: Path) -> str | None:
