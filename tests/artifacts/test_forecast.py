@@ -269,13 +269,13 @@ def test_a_sample_is_taken_from_all_files(tmp_path: Path, ending: str, monkeypat
             path, form = tmp_path / f"{number}.parquet", {"compression": "none", "use_dictionary": False}
             pyarrow.parquet.write_table(pyarrow.table({"text": file_texts}), path, row_group_size=500, **form)
     monkeypatch.setattr(sample, "SAMPLE_BYTES", 200_000)
+    monkeypatch.setattr(sample, "_PIECE_BYTES", 100_000)
     (tmp_path / "niels_cache.toml").write_text(f'[pretrain.all]\nsource = "{ending}"\nfiles = ["*.{ending}"]\n', encoding="utf-8")
     source = of(tmp_path).registry.pretrain["all"]
-    (first, share), (again, _) = (sample._sample(source, source.input_files(), None) for _ in range(2))
+    first, again = (sample._sample(source, source.input_files(), None)[0] for _ in range(2))
     assert (first.items, first.text_bytes) == (again.items, again.text_bytes)
-    assert (first.text_bytes or 0) / first.items > 400  # a sample of the first file has 100 bytes a document
-    if ending == "jsonl":
-        assert (first.text_bytes or 0) / share == pytest.approx(sum(len(text) for each in texts for text in each), rel=0.1)
+    assert first.items == pytest.approx(6_000, rel=0.1)
+    assert first.text_bytes == pytest.approx(sum(len(text) for each in texts for text in each), rel=0.1)
 
 
 def test_a_mixture_has_only_its_budget(folder: Path) -> None:

@@ -149,7 +149,8 @@ class Estimator:
         memory, seconds = cost.memory + PIECE_MEMORY * self._vocab_size, None if opened is None else cost.seconds + opened.seconds
         if settings.model is not None:
             size = os.path.getsize(settings.model)
-            seconds = seconds and seconds + ENGINE_SECONDS
+            if seconds is not None and settings.model_kind != "sentencepiece":  # whose engine waits for much text
+                seconds += ENGINE_SECONDS
             return Estimate(
                 basis="from a proof of its engine", core_seconds=seconds, memory_bytes=memory, bytes_to_read=size, disk_bytes=size
             )

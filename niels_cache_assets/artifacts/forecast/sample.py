@@ -14,7 +14,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from time import process_time
-from typing import Any
+from typing import Any, NamedTuple
 
 from niels_cache_assets.base.documents import DocumentBatch, SourcePosition, SourceReport, truncate_texts
 from niels_cache_assets.base.wording import file_size, format_count, format_share
@@ -92,14 +92,13 @@ def measure(
     """
     file_bytes, rough = sum(file.bytes for file in files) or None, text_bytes or estimated_text_bytes(files) or None
     is_here = bool(located) and not any(file.is_remote for file in located)
-    sample, share = _sample(source, located, encoder) if is_here else (Volume(), 0.0)
+    sample, is_known = _sample(source, located, encoder) if is_here else (Volume(), False)
     if not sample.text_bytes:
         elsewhere = "its files are on another machine" if files else "it has no list of files, or the list cannot be reached now"
         tokens = "the size of its text is unknown, so only a token budget counts" if rough is None else _FOUR_BYTES
         basis = f"no sample, because {'it begins without text' if is_here else elsewhere}; {tokens}"
         return Volume(file_bytes=file_bytes, text_bytes=rough, tokens=rough and round(rough / BYTES_PER_TOKEN), basis=basis)
-    of_share = sample.text_bytes / share if share else rough
-    whole = text_bytes or _text_of_parquet(source, files, located) or of_share or sample.text_bytes
+    whole = text_bytes or _text_of_parquet(source, files, located) or (sample.text_bytes if is_known else rough) or sample.text_bytes
     return replace(sample.scaled(whole / sample.text_bytes), file_bytes=file_bytes)
 
 
@@ -115,12 +114,32 @@ def _text_of_parquet(source: Source, files: Sequence[ListedFile], located: Seque
     return text_bytes * sum(file.bytes for file in files) / max(1, sum(file.bytes for file in files[::every]))
 
 
-def _sample(source: Source, files: Sequence[SourceFile], encoder: BuildTokenizer | None) -> tuple[Volume, float]:
-    """Return a sample of a source, and its share of the source, or 0 if this is unknown. The share is above 1 if pieces overlap."""
+class _Piece(NamedTuple):
+    """What was read from one position of a source on.
+
+    Attributes:
+        texts: The texts.
+        items: The number of documents or conversations.
+        share: Their share of the source, or 0 if it is unknown.
+        byte_seconds: The time of reading a byte of text, without the first batch.
+        position: Where the next batch begins.
+    """
+
+    texts: list[str]
+    items: int
+    share: float
+    byte_seconds: float
+    position: SourcePosition | None
+
+
+def _sample(source: Source, files: Sequence[SourceFile], encoder: BuildTokenizer | None) -> tuple[Volume, bool]:
+    """Return the size of a source from pieces of it, and whether their shares of the source are known.
+
+    Each piece stands for the same number of bytes of the files, or for a multiple. Without the shares, the size is that of the sample.
+    """
     deadline = process_time() + SAMPLE_SECONDS
 
-    def read(limit: int, start: SourcePosition | None = None, before: float = 0.0) -> tuple[list[str], int, float, float, SourceReport]:
-        """Return the texts from a position on, the number of their items, their share, and the time of a byte after the first batch."""
+    def read(limit: int, start: SourcePosition | None = None, before: float = 0.0) -> _Piece:
         texts, items, size, share, report = list[str](), 0, 0, 1.0, SourceReport()
         times = [(process_time(), 0)]
         with closing(_batches(source, StreamContext(seed=0, start=start, report=report, files=files))) as batches:
@@ -133,31 +152,43 @@ def _sample(source: Source, files: Sequence[SourceFile], encoder: BuildTokenizer
                     share = report.share or 0.0
                     break
         began, first = times[len(times) > 2]
-        return texts, items, max(share - before, 0.0), (times[-1][0] - began) / max(size - first, 1), report
+        return _Piece(texts, items, max(share - before, 0.0), (times[-1][0] - began) / max(size - first, 1), report.position)
 
-    pieces = [read(SAMPLE_BYTES)]
-    *_, share, byte_seconds, report = pieces[0]
-    starts = _spread(files, report.position) if share < 1 else []
-    pieces = [read(SAMPLE_BYTES // len(starts), *start) for start in starts if process_time() < deadline] or pieces
-    every = [text for texts, *_ in pieces for text in texts]
-    size, items, share, is_chat = (
-        _bytes(every),
-        sum(piece[1] for piece in pieces),
-        sum(piece[2] for piece in pieces),
-        isinstance(source, SftSource),
+    beginning = read(SAMPLE_BYTES)
+    starts = _spread(files, beginning.position) if beginning.share < 1 else []
+    pieces = [(read(SAMPLE_BYTES // len(starts), at, before), weight) for at, before, weight in starts if process_time() < deadline]
+    pieces, is_chat = pieces or [(beginning, 1)], isinstance(source, SftSource)
+    specials = 2 if is_chat or (encoder is not None and encoder.bos is not None) else 1  # of each text: a role or BOS, and EOT
+    weights, share, is_known = (
+        sum(weight for _, weight in pieces),
+        sum(piece.share for piece, _ in pieces),
+        all(piece.share for piece, _ in pieces),
     )
+    size = text_bytes = items = tokens = encode_seconds = 0.0
+    for piece, weight in pieces:
+        copies, of_piece = weight / weights / piece.share if is_known else 1.0, _bytes(piece.texts)
+        size += of_piece
+        text_bytes += copies * of_piece
+        items += copies * piece.items
+        heads = [*truncate_texts(piece.texts, SAMPLE_BYTES // len(pieces))]
+        if encoder is not None and heads:
+            began, more = process_time(), copies * of_piece / _bytes(heads)
+            tokens += more * len(encode_texts(heads, encoder, None).ids) + copies * specials * len(piece.texts)
+            encode_seconds += more * (process_time() - began)
+    count = format_count(sum(piece.items for piece, _ in pieces), "conversation" if is_chat else "document")
     of_all = f", {'all' if share >= 1 else format_share(share)} of the source" if share else ""
-    basis = f"from a sample of {format_count(items, 'conversation' if is_chat else 'document')} ({file_size(size)} of text{of_all})"
-    read_seconds = byte_seconds * size
-    sample = Volume(text_bytes=size, items=items, tokens=round(size / BYTES_PER_TOKEN), read_seconds=read_seconds, basis=basis)
-    if encoder is None or not size:
-        return sample.noted(f"{_FOUR_BYTES}, because the tokenizer is not trained yet"), share
-    heads = [text for texts, *_ in pieces for text in truncate_texts(texts, SAMPLE_BYTES // len(pieces))]
-    began, more = process_time(), size / _bytes(heads)
-    tokens = more * len(encode_texts(heads, encoder, None).ids)
-    specials = 2 if is_chat or encoder.bos is not None else 1  # of each text: a role or BOS, and EOT
-    seconds = read_seconds + more * (process_time() - began)
-    return replace(sample, tokens=round(tokens) + specials * len(every), seconds=seconds), share
+    volume = Volume(
+        text_bytes=round(text_bytes),
+        items=round(items),
+        tokens=round(tokens),
+        read_seconds=beginning.byte_seconds * text_bytes,
+        seconds=beginning.byte_seconds * text_bytes + encode_seconds,
+        basis=f"from a sample of {count} ({file_size(round(size))} of text{of_all})",
+    )
+    if encoder is None:
+        volume = replace(volume, tokens=round(text_bytes / BYTES_PER_TOKEN), seconds=None)
+        volume = volume.noted(f"{_FOUR_BYTES}, because the tokenizer is not trained yet")
+    return volume, is_known
 
 
 def _batches(source: Source, context: StreamContext) -> Generator[tuple[int, list[str]]]:
@@ -175,10 +206,11 @@ def _batches(source: Source, context: StreamContext) -> Generator[tuple[int, lis
         yield len(documents), DocumentBatch.of(documents).text.tolist()
 
 
-def _spread(files: Sequence[SourceFile], position: SourcePosition | None) -> list[tuple[SourcePosition, float]]:
-    """Return positions evenly spaced over the bytes of all files, each with the share of the bytes before it. Empty if there is only one.
+def _spread(files: Sequence[SourceFile], position: SourcePosition | None) -> list[tuple[SourcePosition, float, int]]:
+    """Return positions evenly spaced over the bytes of all files, with the share of the bytes before each. Empty if there is only one.
 
-    They are row groups of Parquet files, lines of files that `position` counts in bytes, and beginnings of other files.
+    They are row groups of Parquet files, lines of files that `position` counts in bytes, and beginnings of other files. The last number is
+    how many of the spaced positions are there.
 
     Args:
         files: The files.
@@ -188,7 +220,7 @@ def _spread(files: Sequence[SourceFile], position: SourcePosition | None) -> lis
         return []
     ends = [*accumulate((os.path.getsize(file.url) for file in files), initial=0)]
     count = min(_PIECES, ends[-1] // _PIECE_BYTES)
-    found: dict[tuple[int, int, int], tuple[SourcePosition, float]] = {}
+    found: dict[tuple[int, int, int], tuple[SourcePosition, float, int]] = {}
     for piece in range(count):
         target = ends[-1] * (2 * piece + 1) // (2 * count)
         number = bisect_right(ends, target) - 1
@@ -204,7 +236,8 @@ def _spread(files: Sequence[SourceFile], position: SourcePosition | None) -> lis
                 row, before, offset = 1, lines.tell(), lines.tell()
         if offset < size:
             at = {**position, "number": number, "file": file.name, "row": row, "offset": offset, "offset_row": row, "gave": True}
-            found[number, row, offset] = at, (ends[number] + before) / ends[-1]
+            _, _, weight = found.get((number, row, offset), (None, None, 0))
+            found[number, row, offset] = at, (ends[number] + before) / ends[-1], weight + 1
     return [*found.values()] if len(found) > 1 else []
 
 
