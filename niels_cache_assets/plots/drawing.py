@@ -42,7 +42,7 @@ _EDGE = 8  # at the left of names, and twice at the right
 _NUMBERS = 44  # the width of the numbers at the left
 _CHARACTER = 6.6  # about the width of a character
 _LONGEST_NAME = 24
-_MAX_TICKS = 12
+_MAX_TICKS = 8
 _TOOLTIP = "tooltip: "  # how the id of a column or bar begins
 _STYLE = {
     "font.size": 11,
@@ -133,7 +133,8 @@ def _draw(picture: Picture, **how: Any) -> bytes:
     is_bars, buffer = picture.kind == "bars" or not names, io.BytesIO()
     inner = _ROW * max(1, len(names)) if is_bars else _HEIGHT
     left = _EDGE + _CHARACTER * max(map(len, names), default=0) if is_bars else _NUMBERS
-    bottom = 44 if picture.legend or picture.limit else 20
+    has_legend = bool(picture.legend or picture.limit)
+    bottom = 44 if has_legend else 20
     height = _TOP + inner + bottom
     with style.context(["default", _STYLE]):
         figure = Figure(figsize=(_WIDTH / 72, height / 72), facecolor=CARD)
@@ -168,7 +169,7 @@ def _draw(picture: Picture, **how: Any) -> bytes:
             axes.bar(0, 0, 0, color=color, label=text)
         if picture.limit:
             axes.axvline(picture.limit[0], color=WARNED, linestyle="--", linewidth=1, label=picture.limit[1])
-        if bottom == 44:
+        if has_legend:
             figure.legend(loc="lower left", ncols=4)
         figure.savefig(buffer, **how)
     return buffer.getvalue()

@@ -244,7 +244,10 @@ def limit_picture(rule: Mapping[str, Any]) -> Picture:
     return Picture(
         kind="columns",
         title=f"documents by the measure of {rule['key']}, on a logarithmic scale",
-        names=[_range(row["from"], row["to"], form) for row in bins],
+        names=[
+            f"below {format_measure(row['to'], form)}" if row["from"] is None else f"from {format_measure(row['from'], form)}"
+            for row in bins
+        ],
         values=[row["alone"] for row in bins],
         rest=[row["anyway"] for row in bins],
         colors=[WARNED if row["drops"] else MAIN for row in bins],
@@ -255,31 +258,23 @@ def limit_picture(rule: Mapping[str, Any]) -> Picture:
     )
 
 
-def _range(low: float | None, high: float | None, form: str) -> str:
-    if low is None or high is None:
-        return f"below {format_measure(high or 0, form)}" if low is None else f"from {format_measure(low, form)}"
-    return f"{format_measure(low, form)} to {format_measure(high, form)}"
-
-
 def similarity_pictures(duplicates: Mapping[str, Any]) -> list[Picture]:
     """Return documents by the similarity to their most similar earlier document, and the documents lost at each threshold."""
-    similar = [(row["from"], row["documents"], f"{row['from']:.2f} to {row['to']:.2f}") for row in duplicates["histogram"]]
-    lost = [(row["threshold"], row["documents"], f"threshold {row['threshold']:.2f}") for row in duplicates["lost"]]
-    return [
-        _by_similarity(similar, duplicates["threshold"], "documents by similarity"),
-        _by_similarity(lost, duplicates["threshold"], "documents lost as near duplicates at each threshold"),
-    ]
-
-
-def _by_similarity(rows: Sequence[tuple[float, int, str]], threshold: float, title: str) -> Picture:
-    first = rows[0][0]
-    return Picture(
-        kind="columns",
-        title=f"{title}, on a logarithmic scale",
-        names=[row[2] for row in rows],
-        values=[row[1] for row in rows],
-        colors=[WARNED if row[0] >= threshold - 1e-9 else MAIN for row in rows],
-        ticks=[(place, f"{row[0]:.2f}") for place, row in enumerate(rows) if place % 10 == 0],
-        limit=((threshold - first) / (1 - first) * len(rows), f"threshold {threshold:g}"),
-        is_logarithmic=True,
-    )
+    threshold, pictures = duplicates["threshold"], []
+    for title, key, rows in (
+        ("documents by similarity", "from", duplicates["histogram"]),
+        ("documents lost as near duplicates at each threshold", "threshold", duplicates["lost"]),
+    ):
+        steps = [row[key] for row in rows]
+        picture = Picture(
+            kind="columns",
+            title=f"{title}, on a logarithmic scale",
+            names=[f"{key} {step:.2f}" for step in steps],
+            values=[row["documents"] for row in rows],
+            colors=[WARNED if step >= threshold - 1e-9 else MAIN for step in steps],
+            ticks=[(place, f"{step:.2f}") for place, step in enumerate(steps) if place % 10 == 0],
+            limit=((threshold - steps[0]) / (1 - steps[0]) * len(steps), f"threshold {threshold:g}"),
+            is_logarithmic=True,
+        )
+        pictures.append(picture)
+    return pictures

@@ -29,7 +29,6 @@ PAGE_NAME = "cache.html"
 
 _FEW = 12  # if a page has at most this many items, all items are open
 _LANGUAGES = 15
-_STYLES = ("page.css", "plots.css")
 
 
 def page_path(root: Path) -> Path:
@@ -84,13 +83,13 @@ def render_tuning(found: Mapping[str, Any]) -> str:
 
 
 def _rendered(template: str, **values: Any) -> str:
-    """Return a page that includes its style sheets and allows nothing else.
+    """Return a page that includes its style sheet and allows nothing else.
 
     Args:
         template: Name of a file beside this module.
         **values: Values for the template.
     """
-    style = "".join(map(_text, _STYLES))
+    style = _text("page.css")
     environment = Environment(
         loader=FunctionLoader(_text), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
