@@ -77,7 +77,7 @@ def test_a_corpus_that_builds_its_parts_itself_counts_their_time_once(
     project, prepare = PartsProject(tmp_path, tiny_model), Corpus._write_all
     project.write([3, 4])
     clock = [0.0]
-    monkeypatch.setattr("niels_cache_assets.parts.lease._cpu_seconds", lambda: clock[0])
+    monkeypatch.setattr("niels_cache_assets.parts.lease.cpu_seconds", lambda: clock[0])
 
     def write(corpus: Corpus, work: BuildJob) -> WriteResult:
         clock[0] += 100

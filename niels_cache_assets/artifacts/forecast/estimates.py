@@ -26,6 +26,7 @@ from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.seal import DatasetCache, JoinedCache
 from niels_cache_assets.artifacts.tokenizer import Tokenizer
 from niels_cache_assets.artifacts.tokenizer_sample import spool_sample
+from niels_cache_assets.base.processes import cpu_seconds
 from niels_cache_assets.build_cache.base import choose_token_dtype
 from niels_cache_assets.corpus.prepared import PreparedCorpus, document_files
 from niels_cache_assets.disk.space import corpus_need
@@ -340,14 +341,14 @@ class Estimator:
         """The tokenizer of the build, or one that is trained on less text now. None if there is no text, or no model to import."""
         if self._actions.get("tokenizer") == "fail":
             return None
-        settings, began, trained_bytes, model = self._registry.tokenizer, _core_seconds(), 0, None
+        settings, began, trained_bytes, model = self._registry.tokenizer, cpu_seconds(), 0, None
         with TemporaryDirectory() as folder:
             if self._trains:
                 sample, model = Path(folder, "sample"), Path(folder, TOKENIZER_MODEL_NAMES[settings.model_kind])
                 short = settings.model_copy(update={"sample_bytes": min(settings.sample_bytes, TRAINED_BYTES)})
                 try:
                     used = spool_sample(replace(self._registry, tokenizer=short), self._graph.root, sample, {}, lambda message: None)
-                    began, trained_bytes = _core_seconds(), used["bytes"]
+                    began, trained_bytes = cpu_seconds(), used["bytes"]
                     train(settings, sample, model)
                 except NielsCacheError:
                     return None
@@ -358,7 +359,7 @@ class Estimator:
         encoder = BuildEncoder(view, tokenizer)
         encoder.start([], lambda message: None)
         encoder.encode_flat([""], None)  # proves the engine before the time of a sample is measured
-        return _Opened(replace(view, encode_numbered=encoder.encode_flat), _core_seconds() - began, trained_bytes)
+        return _Opened(replace(view, encode_numbered=encoder.encode_flat), cpu_seconds() - began, trained_bytes)
 
 
 class _Opened(NamedTuple):
@@ -373,11 +374,6 @@ class _Opened(NamedTuple):
     encoder: BuildTokenizer
     seconds: float
     trained_bytes: int
-
-
-def _core_seconds() -> float:
-    """Return the processor time of this process and of its children."""
-    return sum(os.times()[:4])
 
 
 def _has_check(spec: DatasetSpec[Any]) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -220,7 +221,7 @@ def _spread(files: Sequence[SourceFile], position: SourcePosition | None) -> lis
         return []
     ends = [*accumulate((os.path.getsize(file.url) for file in files), initial=0)]
     count = min(_PIECES, ends[-1] // _PIECE_BYTES)
-    found: dict[tuple[int, int, int], tuple[SourcePosition, float, int]] = {}
+    starts = Counter[tuple[int, int, int, float]]()
     for piece in range(count):
         target = ends[-1] * (2 * piece + 1) // (2 * count)
         number = bisect_right(ends, target) - 1
@@ -235,10 +236,16 @@ def _spread(files: Sequence[SourceFile], position: SourcePosition | None) -> lis
                 lines.readline()
                 row, before, offset = 1, lines.tell(), lines.tell()
         if offset < size:
-            at = {**position, "number": number, "file": file.name, "row": row, "offset": offset, "offset_row": row, "gave": True}
-            _, _, weight = found.get((number, row, offset), (None, None, 0))
-            found[number, row, offset] = at, (ends[number] + before) / ends[-1], weight + 1
-    return [*found.values()] if len(found) > 1 else []
+            starts[number, row, offset, (ends[number] + before) / ends[-1]] += 1
+    return [
+        (
+            {**position, "number": number, "file": files[number].name, "row": row, "offset": offset, "offset_row": row, "gave": True},
+            before,
+            weight,
+        )
+        for (number, row, offset, before), weight in starts.items()
+        if len(starts) > 1
+    ]
 
 
 def _bytes(texts: Iterable[str]) -> int:
