@@ -247,7 +247,7 @@ class Sources:
             return
         if remote.dir is not None and remote.limit is None:
             raise NielsCacheError(f"Copy(limit=None): give the most bytes that {remote.dir} may take, such as limit=200e9")
-        self.copy = remote.open()
+        self.copy = None if remote.dir is None else remote.open()
         for name, address in addresses.items():
             build, named = self._open(address)
             check_named(named, split, address)
