@@ -406,13 +406,18 @@ def check_files(directory: Path, meta: Meta, *, verify: Verify = "size") -> None
     check_sizes(directory, listed, found, verify=verify)
 
 
-def split_rule(spec: DatasetSpec[PretrainSource]) -> str:
-    """Return the rule that splits a data set into train and val, as one line for meta.json."""
+def split_rule(spec: DatasetSpec[PretrainSource], *, group: int = 0) -> str:
+    """Return the rule that splits a data set into train and val, as one line for meta.json.
+
+    Args:
+        spec: The data set.
+        group: 0 for the first files, then the number of the table `added`, whose val has a seed of its own.
+    """
     source = spec.source
     if source.has_own_splits:
         return "upstream's own splits"
     if source.seeded_val_frac is not None:
-        return f"seeded {source.seeded_val_frac:g} of documents to val, seed {spec.build.seed}"
+        return f"seeded {source.seeded_val_frac:g} of documents to val, seed {spec.build.seed + group}"
     return budget_rule(train_tokens=source.train_tokens, val_tokens=source.val_tokens or 0)
 
 

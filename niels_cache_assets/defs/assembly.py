@@ -46,7 +46,7 @@ def build_defs(
     Args:
         resources: Replacements for `cache_root` (CacheRoot) and `progress_sink` (ProgressSink) by name; by default none.
         registry: The configuration; by default it is loaded from the environment and the working directory.
-        executor: Starts the steps of a run, for example on a Dask cluster (deploy/); by default processes of this machine.
+        executor: Starts the steps of a run, for example on workers of Celery (deploy/); by default processes of this machine.
 
     Raises:
         NielsCacheError: If the configuration cannot be read.

@@ -7,11 +7,10 @@ daemon. A listener (an object that receives the events) prints lines and progres
 import time
 import uuid
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import closing
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import dagster as dg
 
@@ -31,8 +30,7 @@ from niels_cache_assets.defs.home.abandoned import ending_abandoned_runs, record
 from niels_cache_assets.defs.home.home_errors import end_runs_that_cannot_record, home_errors, recorded_error_message
 from niels_cache_assets.defs.home.instance import dagster_home, ensure_instance
 from niels_cache_assets.defs.jobs import job_of
-from niels_cache_assets.defs.launch_events import LaunchListener, LaunchResult, LaunchState
-from niels_cache_assets.defs.metadata.builds import DROPS, LEFT_OUT, state_in
+from niels_cache_assets.defs.launch_events import LaunchListener, LaunchResult
 from niels_cache_assets.defs.part_processes import build_in_children
 from niels_cache_assets.defs.part_slots import limit_parts
 from niels_cache_assets.defs.private import NO_COMPUTE_LOGS, record_location
@@ -44,7 +42,6 @@ from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.reports.page import page_path
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES
-from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.format.reading import available_threads
 
 _WAIT_FOR_THEIR_CACHES = ("corpus", "report", HASHES)  # kinds that report no missing input, because their caches do
@@ -129,6 +126,7 @@ class _Launcher(ProgressSink):
         self._new: set[str] = set()  # those since the artifacts that use existing inputs were built
         self._ends: dict[str, Outcome | NielsCacheError] = {}  # ends of parts that were built ahead of their runs, by key
         self._started: dict[str, float] = {}  # when they were started
+        self._outcome: Outcome | None = None  # of the last run
         cluster, self._at_once = registry.cluster, registry.cluster.parts_at_once(available_threads())
         is_plain = self._at_once == 1 and not cluster.command and not cluster.program
         self.builds_parts_here = is_plain or bool(registry.overrides)
@@ -151,6 +149,9 @@ class _Launcher(ProgressSink):
     def logged(self, name: str, message: str) -> None:
         self._listener.logged(name, message)
 
+    def ended(self, outcome: Outcome) -> None:
+        self._outcome = outcome
+
     def launch_parts(self, parts: Sequence[Artifact], *, force: bool) -> None:
         """Build parts of one data set, or ranges, in children, several at a time ([cluster]), or here.
 
@@ -163,24 +164,25 @@ class _Launcher(ProgressSink):
                 if not self.launch(part, force=force, skip_if_busy=not waits):
                     pending.defer(part)
             return
-        ready: dict[str, BuildInChild] = {}
+        ready: list[BuildInChild] = []
         for part in parts:
             if isinstance(part, BuildInChild) and not self._is_left_out(part) and not self._reason_to_skip(part):
-                ready[part.key] = part
+                ready.append(part)
             else:
                 self.launch(part, force=False)  # it is skipped
-        with closing(build_in_children([*ready.values()], at_once=self._at_once, home=dagster_home())) as events:
-            for event in events:
-                if event.key not in self._started:
-                    self._started[event.key] = time.monotonic()
-                    self._listener.started(event.key, "parts")
-                if event.progress is not None:
-                    self._listener.progressed(event.key, event.progress)
-                if event.line is not None:
-                    self._listener.logged(event.key, event.line)
-                if event.end is not None:
-                    self._ends[event.key] = event.end
-                    self.launch(ready[event.key], force=False)
+        build_in_children(
+            ready,
+            at_once=self._at_once,
+            home=dagster_home(),
+            listener=self._listener,
+            started=self._started,
+            on_end=self._record,
+        )
+
+    def _record(self, part: Artifact, end: Outcome | NielsCacheError) -> None:
+        """Execute the run of a part that was built, or has failed, ahead of it."""
+        self._ends[part.key] = end
+        self.launch(part, force=False)
 
     def launch(self, artifact: Artifact, *, force: bool, skip_if_busy: bool = False) -> bool:
         """Build one artifact, or skip it if an input is missing.
@@ -235,27 +237,19 @@ class _Launcher(ProgressSink):
         started = self._started.get(listed.name, time.monotonic())
         if listed.name not in self._started:
             self._listener.started(listed.name, listed.family)
-        self.passes_over = skip_if_busy
+        self.passes_over, self._outcome = skip_if_busy, None
         waits = self._wait or artifact.is_shared  # where processes that share parts meet
         op = keys.STREAM_OPS.get(listed.family) or asset.to_python_identifier()
         config = {"force": force, "wait": waits and not skip_if_busy}
         settings = {"ops": {op: {"config": config}}} if asset != keys.INDEX else {}
         run = self._finished_run(job_of(asset), partition, {**settings, **_QUIET})
-        result = replace(listed, state="failed", directory=artifact.directory)
+        result = replace(listed, directory=artifact.directory, seconds=time.monotonic() - started)
+        outcome: Outcome | None = self._outcome
         if run.success:
-            recorded = run.asset_materializations_for_node(op)
-            if skip_if_busy and not recorded:
-                return None
-            metadata = recorded[-1].metadata
-            state = cast(LaunchState, state_in({name: value.value for name, value in metadata.items()}))
-            result = replace(
-                result, state=state, meta=_meta_of(artifact), message=_run_warnings(run, metadata), **_drops_from_metadata(metadata)
-            )
-        elif isinstance(artifact, SearchStep) and not force and self._graph.is_done(artifact.key):
-            result = replace(result, state="cache_hit")  # another process has finished the search
-        else:
-            result = replace(result, message=_failure_reason(run))
-        return replace(result, seconds=time.monotonic() - started)
+            return None if outcome is None else replace(result, **_described(artifact, outcome), message=_warnings(run, outcome))
+        if isinstance(artifact, SearchStep) and not force and self._graph.is_done(artifact.key):
+            return replace(result, state="cache_hit")  # another process has finished the search
+        return replace(result, state="failed", message=_failure_reason(run))
 
     def _finished_run(self, job: str, partition: str | None, run_config: Mapping[str, Any]) -> dg.ExecuteInProcessResult:
         """Execute a run and return its result.
@@ -279,18 +273,20 @@ def _shared(key: str) -> str | None:
     return key.rpartition("/")[0] if key.partition("/")[0] in CHILD_BUILT_KINDS else None
 
 
-def _run_warnings(run: dg.ExecuteInProcessResult, metadata: Mapping[str, dg.MetadataValue[Any]]) -> str | None:
-    """Return the warning of a run and the failures of its checks that do not block, except the check that covers all data sets."""
-    messages = [str(metadata["warning"].value)] if "warning" in metadata else []
+def _described(artifact: Artifact, outcome: Outcome) -> dict[str, Any]:
+    """Return what a result says about the outcome of its build. A plan and an index have no record to show."""
+    meta = None if isinstance(artifact, PartsPlan) or artifact.record is None else outcome.meta
+    drops = outcome.drops
+    return {"state": outcome.state, "meta": meta, "left_out": drops.requested or None, "drop_warnings": drops.warnings}
+
+
+def _warnings(run: dg.ExecuteInProcessResult, outcome: Outcome) -> str | None:
+    """Return the warning of a build and the failures of its checks that do not block, except the check that covers all data sets."""
+    messages = [outcome.warning] if outcome.warning else []
     for evaluation in run.get_asset_check_evaluations():
         if not evaluation.passed and evaluation.check_name != IN_SYNC:
             messages.append(f"{evaluation.check_name}: {evaluation.description}")
     return "; ".join(messages) or None
-
-
-def _drops_from_metadata(metadata: Mapping[str, dg.MetadataValue[Any]]) -> dict[str, Any]:
-    entries = {key: str(metadata[key].value) for key in (LEFT_OUT, DROPS) if key in metadata}
-    return {"left_out": entries.get(LEFT_OUT), "drop_warnings": entries.get(DROPS, "").splitlines()}
 
 
 def _was_interrupted(run: dg.ExecuteInProcessResult) -> bool:
@@ -313,15 +309,3 @@ def _failure_reason(run: dg.ExecuteInProcessResult) -> str:
             if cause is not None:
                 return recorded_error_message(cause.message, dagster_home()) or " ".join(cause.message.split())
     return f"run {run.run_id} failed; the Dagster UI shows its log"
-
-
-def _meta_of(artifact: Artifact) -> Meta | None:
-    """Return the record of an artifact that was built or found, or None for a plan, and for a step of a search that is finished."""
-    if isinstance(artifact, PartsPlan) or artifact.record is None:
-        return None
-    try:
-        return read_meta(str(artifact.directory / artifact.record))
-    except NielsCacheError:
-        if not isinstance(artifact, SearchStep):
-            raise
-        return None  # another process has finished the search just now

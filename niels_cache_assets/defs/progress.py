@@ -44,6 +44,9 @@ class ProgressSink:
     def logged(self, name: str, message: str) -> None:
         """Receive a line of the log, including warnings."""
 
+    def ended(self, outcome: Outcome) -> None:
+        """Receive the outcome of a build that did not fail."""
+
 
 SinkParam = dg.ResourceParam[ProgressSink]  # the parameter of an op that gets the resource `progress_sink`
 
@@ -99,8 +102,9 @@ class BuildReporter:
             self._context.log.info(message)
         self._sink.logged(self._name, message)
 
-    def warn(self, outcome: Outcome) -> None:
-        """Log the warning of a build, and what it left out. The sink gets the latter with the result."""
+    def end(self, outcome: Outcome) -> None:
+        """Pass the outcome of a build to the sink, and log its warning and what it left out."""
+        self._sink.ended(outcome)
         if outcome.warning:
             self.log(_WARNING + outcome.warning)
         for message in outcome.drops.warnings:

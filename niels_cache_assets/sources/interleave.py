@@ -17,6 +17,7 @@ from pydantic import Field, FiniteFloat, model_validator
 
 from niels_cache_assets.base.choices import raise_unknown_choice
 from niels_cache_assets.base.documents import Document, SourceReport
+from niels_cache_assets.base.random_numbers import TorchRandom
 from niels_cache_assets.base.wording import format_list
 from niels_cache_assets.sources.excluding import without_excluded
 from niels_cache_assets.sources.reading.part_stream import PartStream, heads_of_parts, streams_of_all_parts
@@ -26,7 +27,7 @@ from niels_cache_assets.sources.types import PretrainSource, Siblings, SourceWit
 from niels_cache_assets.sources.val_share import FractionSplitter
 from niels_cache_runtime.errors import NielsCacheError
 
-_DRAWS = 1000  # that are made together, as in the library `datasets`
+_DRAWS = 1000  # that are made together
 
 
 class Interleave(PretrainSource):
@@ -46,6 +47,7 @@ class Interleave(PretrainSource):
     """
 
     source: Literal["interleave"] = "interleave"
+    code_version = "2"
     members: dict[str, FiniteFloat] = Field(min_length=1)
     """Weight of each member, by the name of its pretrain table"""
     stopping_strategy: Literal["first_exhausted", "all_exhausted"] = "first_exhausted"
@@ -101,14 +103,15 @@ class Interleave(PretrainSource):
         yield from self._drawn(streams, seed=context.seed)
 
     def _drawn(self, members: Sequence[Iterable[Document]], *, seed: int) -> Iterator[Document]:
-        """Yield documents in the order of `datasets.interleave_datasets`, which would read further ahead, and in threads."""
-        weights = [weight / sum(self.members.values()) for weight in self.members.values()]
+        """Yield documents by weight, with the rules of `datasets.interleave_datasets` for the end of a member."""
+        weights = np.array([*self.members.values()])
+        bounds = weights.cumsum()[:-1] / weights.sum()
         is_over = all if self.stopping_strategy == "all_exhausted" else any
-        random, has_ended = np.random.default_rng(seed), [False] * len(members)
+        random, has_ended = TorchRandom(seed), [False] * len(members)
         streams = [*map(iter, members)]
         following: list[Document | None] = [None] * len(members)
         while True:
-            for index in random.choice(len(members), _DRAWS, p=weights).tolist():
+            for index in bounds.searchsorted(random.shares(_DRAWS), side="right").tolist():
                 document = following[index] or next(streams[index], None)
                 following[index] = next(streams[index], None)  # shows whether the member has ended
                 if document is not None:

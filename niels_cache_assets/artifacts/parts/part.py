@@ -505,7 +505,8 @@ class PlannedShare(_ShareOfPlan):
 
     def split_rule(self) -> str:
         budget = self.planned.train_tokens
-        return split_rule(self.spec) if budget is None else budget_rule(train_tokens=budget, val_tokens=0)
+        group = [each.fingerprint for each in self.spec.plan.groups].index(self.planned.plan)
+        return split_rule(self.spec, group=group) if budget is None else budget_rule(train_tokens=budget, val_tokens=0)
 
     @cached_property
     def part_stream(self) -> PartStream:

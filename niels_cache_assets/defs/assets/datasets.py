@@ -162,7 +162,7 @@ def _stream(
         _observe(context, registry, name, outcome.meta, root=cache_root.path)
     deduplicated = "dedup" in getattr(source, "prepare", ())
     shown = family_metadata(outcome, source.shown_settings(), deduplicated=deduplicated, draw=registry.dagster.plots)
-    results = [
+    results: list[dg.MaterializeResult] = [
         dg.MaterializeResult(key, metadata=shown[split], data_version=split_version(outcome.meta, split))
         for split, key in _SPLIT_KEYS[family].items()
     ]

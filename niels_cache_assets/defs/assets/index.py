@@ -58,7 +58,8 @@ def index_assets(registry: Registry) -> list[dg.AssetsDefinition]:
         reporter = BuildReporter(context, progress_sink, name=name, observed=INDEX)
         with readable_failures():
             outcome = materialize(graph(registry, cache_root.path).index(name), on_progress=lambda update: reporter.indexing(*update))
-            indices = outcome.meta["indices"]
+        reporter.end(outcome)
+        indices = outcome.meta["indices"]
         rows = [
             {"index": index.label, "samples": index.samples, "size": file_size(index.bytes), "hash": index.hash[:SHORT_SHA256]}
             for index in indices
