@@ -89,8 +89,9 @@ def finished_parts_sensor(registry: Registry) -> dg.SensorDefinition:
             stamp = _stamp(candidate.artifact)
             if stamp is None or seen.get(candidate.id) == stamp or _is_being_built(context.instance, candidate):
                 continue
-            meta = _current(candidate.artifact)
-            if meta is None:
+            try:
+                meta = candidate.artifact.current()
+            except NielsCacheError:
                 continue
             version = _version(context.instance, candidate, meta)
             is_new = not _is_recorded(context.instance, candidate, meta, version)
@@ -163,14 +164,6 @@ def _stamp(artifact: Artifact) -> str | None:
     except OSError:
         return None
     return f"{status.st_ino:x}-{status.st_mtime_ns:x}"
-
-
-def _current(artifact: Artifact) -> Meta | None:
-    """Return the record of a build if the build is current, or None."""
-    try:
-        return artifact.current()
-    except NielsCacheError:
-        return None
 
 
 def _is_being_built(instance: dg.DagsterInstance, candidate: _Candidate) -> bool:
