@@ -508,7 +508,7 @@ class Share:
             "max_train_tokens": UNLIMITED if source.train_tokens is None else source.train_tokens,
             "max_val_tokens": source.val_tokens or 0,
             "seed": spec.build.seed,
-            "shuffle_buffer": source.builder_shuffle or None,
+            "shuffle_buffer": source.shuffle_buffer or None,
             "val_texts": val_documents() if source.decontaminate != "off" and val_may_come_late(source) else None,
             "references": self._references(context),
         }

@@ -24,9 +24,11 @@ class ProgressSink:
 
     Attributes:
         builds_parts_here: Whether the step of a part builds it in its own process, and not in a child.
+        passes_over: Whether the step of a part that another process builds ends without it, neither waiting nor failing.
     """
 
     builds_parts_here = False
+    passes_over = False
 
     def has_built(self, keys: Collection[str]) -> bool:
         """Return whether this process has already built, or found, all artifacts with these keys."""
@@ -41,6 +43,9 @@ class ProgressSink:
 
     def logged(self, name: str, message: str) -> None:
         """Receive a line of the log, including warnings."""
+
+    def ended(self, outcome: Outcome) -> None:
+        """Receive the outcome of a build that did not fail."""
 
 
 SinkParam = dg.ResourceParam[ProgressSink]  # the parameter of an op that gets the resource `progress_sink`
@@ -97,22 +102,15 @@ class BuildReporter:
             self._context.log.info(message)
         self._sink.logged(self._name, message)
 
-    def log_quietly(self, message: str) -> None:
-        """Write a line only to the log of the run. The sink gets this information in a different way."""
-        self.log(f"{DEBUG}{self._name}: {message}")
-
-    def log_result(self, metadata: Mapping[str, Any]) -> None:
-        """Write the result in one line, such as `hit (0.1 s); 1.2 MB ...`, from the metadata of the materialization."""
-        self.log_quietly(result_line(metadata))
-
-    def warn(self, outcome: Outcome) -> None:
-        """Log the warning of a build, and what it left out. The sink gets the latter with the result."""
+    def end(self, outcome: Outcome) -> None:
+        """Pass the outcome of a build to the sink, and log its warning and what it left out."""
+        self._sink.ended(outcome)
         if outcome.warning:
             self.log(_WARNING + outcome.warning)
         for message in outcome.drops.warnings:
             self._context.log.warning(f"{self._name}: {message}")
         if outcome.drops.requested:
-            self.log_quietly(outcome.drops.requested)
+            self._context.log.info(f"{self._name}: {outcome.drops.requested}")
 
     def progress(self, progress: BuildProgress) -> None:
         """Pass the progress of a build to the sink, and report it to Dagster if a report is due."""

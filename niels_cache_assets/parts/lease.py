@@ -248,13 +248,19 @@ class LeaseTimes:
         return min(_MAX_POLL_SECONDS, self.renew_seconds / 5)
 
 
+def _cpu_seconds() -> float:
+    """Return the CPU time of this process, with that of its children that have ended."""
+    return sum(os.times()[:4])
+
+
 class Lease:
     """The right to make one attempt to build a target. `hold_lease` creates it."""
 
     def __init__(self, target: Path, holder: LeaseHolder, descriptor: int, *, waited: bool) -> None:
         self.target, self.attempt, self.waited = target, holder.attempt, waited
         self._holder, self._descriptor = holder, descriptor
-        self._began, self._cpu_before = time.monotonic(), sum(os.times()[:4])
+        self._began, self._cpu_before = time.monotonic(), _cpu_seconds()
+        self._cpu_until: float | None = None  # where the count of CPU time pauses
         self._meter = SpeedMeter()
         self._progress: dict[str, Any] = {}
         self._is_lost = False
@@ -309,13 +315,22 @@ class Lease:
         speed = self._meter.estimate(progress, time.monotonic())
         self._progress = {"counts": dict(progress.counts), "share": progress.share, "speed": speed}
 
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Leave out the CPU time of the block, which takes leases of its own that record it."""
+        self._cpu_until = _cpu_seconds()
+        try:
+            yield
+        finally:
+            self._cpu_before, self._cpu_until = self._cpu_before + _cpu_seconds() - self._cpu_until, None
+
     def _write(self, ended: str | None = None) -> None:
         with self._writing:
             record = replace(
                 self._holder,
                 **self._progress,
                 seconds=time.monotonic() - self._began,  # differs in each record, which shows that this process is alive
-                cpu_seconds=sum(os.times()[:4]) - self._cpu_before,
+                cpu_seconds=(self._cpu_until or _cpu_seconds()) - self._cpu_before,
                 ended=ended,
             )
             os.pwrite(self._descriptor, record.encoded(), 0)

@@ -19,7 +19,7 @@ from niels_cache_assets.base.wording import SHORT_SHA256, UNKNOWN, by_count, fil
 from niels_cache_assets.facts.contents import content_cells
 from niels_cache_assets.facts.mixture import share
 from niels_cache_assets.plots.drawing import as_svg
-from niels_cache_assets.plots.pictures import format_measure, limit_picture, mixture_picture, similarity_pictures
+from niels_cache_assets.plots.pictures import format_measure, limit_picture, mixture_pictures, similarity_pictures
 from niels_cache_assets.reports.cache import CacheReport
 from niels_cache_assets.reports.drawings import Drawings
 from niels_cache_assets.reports.history import date
@@ -61,7 +61,7 @@ def render_page(report: CacheReport, drawings: Drawings, *, now: float) -> str:
         file_size=file_size,
         SHORT_SHA256=SHORT_SHA256,
         UNKNOWN=UNKNOWN,
-        mixture_picture=mixture_picture,
+        mixture_pictures=mixture_pictures,
         is_open=lambda item: len(report.items) <= _FEW or item.name in report.names_with_notices,
     )
 

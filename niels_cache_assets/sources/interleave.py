@@ -78,7 +78,6 @@ class Interleave(PretrainSource):
         digest = hashlib.sha256()
         for name, member in self._sources(siblings).items():
             rule = "\0without its val" if member.seeded_val_frac else ""
-            rule += "\0read by file" if member.parts > 1 and member.stream_shuffle else ""
             revision = revision_with_references(member, revisions[name], siblings)
             digest.update(f"{name}\0{member.identity()}\0{revision}{growth_identity(member.added)}{rule}\n".encode())
         return f"sha256:{digest.hexdigest()}"
@@ -99,9 +98,7 @@ class Interleave(PretrainSource):
         streams = [MixtureMember(name, member, context) for name, member in sources.items()]
         for stream in streams:
             stream.find_held_out()
-        ordered = [
-            name for name, member in sources.items() if member.shuffles_itself and member.shuffle_buffer and not member.stream_shuffle
-        ]
+        ordered = [name for name, member in sources.items() if member.shuffle_buffer]
         if ordered and not self.shuffle_buffer:
             context.log(f"{format_list(ordered)}: read in the order of the files; to shuffle the mixture, set its shuffle_buffer")
         yield from self._drawn(streams, seed=context.seed)

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 
@@ -260,6 +260,46 @@ def listed_of_split(meta: Meta, folder: str | Path, *, doc_ends: bool) -> FileEn
     prefix, ends = f"{folder.name}/", doc_ends_name(folder.name) if doc_ends else None
     listed = listed_files(meta, folder.parent)
     return {path: entry for path, entry in listed.items() if path.startswith(prefix) or path == ends}
+
+
+class PartEnd(NamedTuple):
+    """Where a part of a split ends, counted from the start of the split.
+
+    Attributes:
+        name: The name of the part.
+        shards: The number of shards of this part and those before it.
+        tokens: The number of their tokens.
+        documents: The number of their documents.
+    """
+
+    name: str
+    shards: int
+    tokens: int
+    documents: int
+
+
+def part_ends(meta: Meta, folder: str | Path) -> list[PartEnd] | None:
+    """Return where each part of a split ends, in order, or None if the data set was not joined from parts.
+
+    Args:
+        meta: The meta.json of the data set.
+        folder: The folder of the split.
+
+    Raises:
+        NielsCacheError: If an entry of `parts` lacks a name or a number.
+    """
+    if (parts := meta.get("parts")) is None:
+        return None
+    folder, found = Path(folder), [PartEnd("", 0, 0, 0)]
+    for entry in parts:
+        counts: list[Any] = [entry[key].get(folder.name) if isinstance(entry.get(key), dict) else None for key in PartEnd._fields[1:]]
+        if not all(map(is_count, counts)) or not isinstance(entry.get("name"), str):
+            raise NielsCacheError(
+                f"{folder.parent / META_NAME}: parts has an entry without a name, or without shards, tokens or documents of {folder.name}; "
+                "rebuild this data set"
+            )
+        found.append(PartEnd(entry["name"], *(before + count for before, count in zip(found[-1][1:], counts, strict=True))))
+    return found[1:]
 
 
 def check_sizes(folder: str | Path, listed: Mapping[str, Mapping[str, Any]], found: Mapping[str, int], *, verify: Verify = "size") -> None:

@@ -186,8 +186,8 @@ class IndexedDataset:
         tokens between the blocks is not detected. The fingerprint does not depend on the location of the files.
         """
         arrays = (self.sequence_lengths, self.document_indices, self.sequence_modes)
-        sections = (array.data.cast("B") for array in arrays if array is not None and len(array))
-        return fingerprint_of(self._index[: HEADER.size], sections, _probe(self.tokens))
+        header = header_of(self.dtype, sequences=len(self), entries=len(self.document_indices))
+        return fingerprint_of(header, (array for array in arrays if array is not None), _probe(self.tokens))
 
     @cached_property
     def _identity(self) -> str:
@@ -237,17 +237,28 @@ def count_up(count: int) -> Iterator[Ints]:
         yield np.arange(start, min(start + BLOCK, count), dtype=DOCUMENTS_DTYPE)
 
 
-def fingerprint_of(header: bytes | memoryview, sections: Iterable[bytes | memoryview], tokens: bytes) -> str:
+def header_of(dtype: np.dtype, *, sequences: int, entries: int) -> bytes:
+    """Return the header of an .idx.
+
+    Args:
+        dtype: The dtype of a token.
+        sequences: The number of sequences.
+        entries: The number of document indices.
+    """
+    return HEADER.pack(MAGIC, VERSION, DTYPE_CODES[dtype], sequences, entries)
+
+
+def fingerprint_of(header: bytes, sections: Iterable[Array], tokens: bytes) -> str:
     """Return the fingerprint of an IndexedDataset.
 
     Args:
         header: The header of the .idx.
-        sections: The sections of the .idx after the header, without the pointers.
+        sections: The sections of the .idx after the header, without the pointers, in blocks.
         tokens: The `digest_of_blocks` of the .bin.
     """
     digest = hashlib.sha256(header)
     for section in sections:
-        digest.update(section)
+        digest.update(section.data.cast("B") if len(section) else b"")
     digest.update(tokens)
     return digest.hexdigest()
 

@@ -151,10 +151,7 @@ class SplitLocation:
         if self.remote is None:
             return self.given, None
         copy = self._copy()
-        if self.build is None or split is None:
-            return str(copy.fetch_split(self.given)), copy
-        copy.fetch_build(self.build, split)
-        return str(copy.folder / self.build.path_in_copy(split)), copy
+        return str(copy.fetch_split(self.given) if self.build is None or split is None else copy.fetch_build(self.build, split)), copy
 
     def _copy(self) -> LocalCopy:
         copy = None if self.remote is None else self.remote.open()

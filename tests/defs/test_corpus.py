@@ -9,13 +9,12 @@ import pytest
 from niels_cache_assets.defs.checks.cache import SPLITS_DISJOINT
 from niels_cache_assets.defs.checks.corpus import LANGUAGE_PLAUSIBLE, NOT_EMPTY, REASONS_PLAUSIBLE
 from niels_cache_assets.defs.keys import CORPUS_JOB, DOCUMENTS, DUPLICATES, DUPLICATES_JOB, KEPT, META_KEYS, REPORT, REPORT_JOB
-from niels_cache_assets.defs.metadata.builds import state_in
 from niels_cache_assets.reports.cache import cache_report, find_items
 from niels_cache_assets.reports.drawings import draw_report
 from niels_cache_assets.reports.history import History
 from niels_cache_assets.reports.page import render_page
 from tests.helpers.built_project import Built
-from tests.helpers.dagster_tools import Project, checks, json_of, materializations, metadata, rows
+from tests.helpers.dagster_tools import Project, checks, json_of, materializations, metadata, rows, state_in
 from tests.helpers.launches import launch, launch_in_memory
 from tests.helpers.messages import missing
 from tests.helpers.prepared_project import LETTERS, changed, configure, prepare_project, write_letters
@@ -100,7 +99,7 @@ def test_runs_record_figures_examples_and_pictures(built_corpora: Built, built: 
     assert "plots" not in report
 
 
-def test_neither_a_build_nor_the_page_imports_matplotlib(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_build_imports_matplotlib_but_the_page_does(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     launch_in_memory(project, monkeypatch)
     project.edit("[dagster]\nplots = false\n", "")
     loaded = [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]
@@ -111,7 +110,9 @@ def test_neither_a_build_nor_the_page_imports_matplotlib(project: Project, monke
     assert {result.state for result in results.values()} == {"built"}
     items = find_items(project.registry, root=project.root)
     report = cache_report(project.registry, items, root=project.root, history=History(source="none"))
-    assert render_page(report, draw_report(project.registry, report), now=0.0).count("<svg") > 10
+    drawings = draw_report(project.registry, report)
+    with pytest.raises(ImportError, match="matplotlib"):
+        render_page(report, drawings, now=0.0)
     project.edit("[tokenizer]", "[dagster]\nplots = true\n[tokenizer]")
     assert launch(project, only=["notes"])[0]["tokenizer"].state == "failed", "a PNG is asked for"
 

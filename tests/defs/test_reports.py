@@ -13,7 +13,6 @@ from niels_cache_assets.defs.assets.reports import NOT_TOO_OFTEN
 from niels_cache_assets.defs.home.history import history_of
 from niels_cache_assets.defs.home.instance import HOME_VARIABLE, ensure_instance
 from niels_cache_assets.defs.keys import CACHE_REPORT, INDEX, INDEX_JOB, META_KEYS, MIXTURE, PUBLISH_JOBS, PUBLISHED_KEYS, UPSTREAM_KEYS
-from niels_cache_assets.defs.metadata.builds import state_in
 from niels_cache_assets.project.registry import load_registry
 from niels_cache_assets.publish.check import check
 from niels_cache_assets.reports.cache import CacheReport, cache_report, find_items
@@ -23,7 +22,7 @@ from niels_cache_runtime.megatron import IndexCache, open_blend
 from niels_cache_runtime.remote.record import read_record
 from niels_cache_runtime.remote.store import open_store
 from tests.helpers.built_project import Built
-from tests.helpers.dagster_tools import Project, checks, data_versions, failure, materializations, metadata, rows
+from tests.helpers.dagster_tools import Project, checks, data_versions, failure, materializations, metadata, rows, state_in
 from tests.helpers.messages import missing
 from tests.helpers.tiny import sentences
 
@@ -95,7 +94,7 @@ def test_the_cache_report_is_markdown_in_dagster_and_a_page_in_the_root(project:
 def test_plots_are_drawn_where_they_are_wanted(project: Project) -> None:
     project.configure(extra=REPORTS)
     project.edit("plots = false", "plots = true")
-    assert told(make(project, MIXTURE), MIXTURE)["report"].count("](data:image/png;base64,") == 1
+    assert told(make(project, MIXTURE), MIXTURE)["report"].count("](data:image/png;base64,") == 2
 
 
 def test_reports_depend_on_what_they_tell_of_and_settings_make_them_stale(project: Project) -> None:

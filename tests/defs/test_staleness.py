@@ -11,10 +11,9 @@ from dagster._core.loader import LoadingContextForTest
 from niels_cache_assets.defs.assets.upstream import built_versions, observe_revision, version_of
 from niels_cache_assets.defs.checks.sync import IN_SYNC
 from niels_cache_assets.defs.keys import CORPUS_JOB, UPSTREAM_KEYS
-from niels_cache_assets.defs.metadata.builds import state_in
 from niels_cache_assets.sources.jsonl import Jsonl
 from tests.helpers.built_project import Built
-from tests.helpers.dagster_tools import TRAIN_HERE, Project, checks, failure, materializations, metadata
+from tests.helpers.dagster_tools import TRAIN_HERE, Project, checks, failure, materializations, metadata, state_in
 from tests.helpers.tiny import sentences
 
 TRAIN = dg.AssetKey(["pretrain", "train_shards"])

@@ -181,6 +181,12 @@ def metadata(event: dg.AssetMaterialization) -> dict[str, Any]:
     return {key: value.value for key, value in event.metadata.items()}
 
 
+def state_in(metadata: dict[str, Any]) -> str:
+    """Return `built`, `cache_hit` or `disabled` from the metadata of a materialization."""
+    word = str(metadata["state"]).partition(" ")[0]
+    return "cache_hit" if word == "hit" else word
+
+
 def checks(run: dg.ExecuteInProcessResult) -> dict[str, dg.AssetCheckEvaluation]:
     return {evaluation.check_name: evaluation for evaluation in run.get_asset_check_evaluations()}
 

@@ -14,25 +14,30 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
-from dagster._core.event_api import PartitionKeyFilter  # needed to query the checks of a partition; there is no public name
-from dagster._core.storage.asset_check_execution_record import COMPLETED_ASSET_CHECK_EXECUTION_RECORD_STATUSES, AssetCheckExecutionRecord
 
-from niels_cache_assets.corpus.layout import corpus_dir, duplicates_dir
 from niels_cache_assets.defs.assets.upstream import REVISION
 from niels_cache_assets.defs.checks import build_checks
 from niels_cache_assets.defs.home.home_errors import home_errors
 from niels_cache_assets.defs.home.instance import CONFIG_NAME, HOME_VARIABLE, dagster_home, ensure_instance
 from niels_cache_assets.defs.keys import DOCUMENTS, DUPLICATES, KEPT, META_KEYS, TOKENIZER, UPSTREAM_KEYS
+from niels_cache_assets.defs.private import COMPLETED, PartitionKeyFilter
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.reports.cache import CacheItem
 from niels_cache_assets.reports.history import CheckOutcome, CheckRecord, FolderHistory, History
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import FAMILIES, META_NAME, dataset_dir, tokenizer_dir
+from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.format.meta import load_meta
 from niels_cache_runtime.verify import Finding
 
 _RECORDS = 1000  # read at most this many of the newest records of an asset and partition, because a home may serve many cache roots
 _DIGITS = 12
+_ASSETS = {  # by the name of the folder
+    "tokenizer": TOKENIZER,
+    "corpus": DOCUMENTS,
+    "duplicates": DUPLICATES,
+    "pretrain": META_KEYS["pretrain"],
+    "sft": META_KEYS["sft"],
+}
 _RESULTS = 20  # read this many of the newest results of a check
 
 
@@ -98,19 +103,21 @@ class _HistoryReader:
 
     def _newest(self, key: dg.AssetCheckKey, partition: str | None, folder: Path, meta_sha256: str | None) -> CheckRecord | None:
         """Return the newest result of a check of the current content of this folder."""
-        partition = partition if key in self._partitioned else None
+        filters = PartitionKeyFilter(key=partition if key in self._partitioned else None)
         results = self._instance.event_log_storage.get_asset_check_execution_history(
-            key, limit=_RESULTS, status=COMPLETED_ASSET_CHECK_EXECUTION_RECORD_STATUSES, partition_filter=PartitionKeyFilter(key=partition)
+            key, limit=_RESULTS, status=COMPLETED, partition_filter=filters
         )
-        return next((_check(result) for result in results if self._is_here(result, folder, meta_sha256)), None)
-
-    def _is_here(self, result: AssetCheckExecutionRecord, folder: Path, meta_sha256: str | None) -> bool:
-        evaluation = result.evaluation
-        target = evaluation.target_materialization_data if evaluation is not None else None
-        if target is None:
-            return False
-        filters = dg.AssetRecordsFilter(asset_key=result.key.asset_key, storage_ids=[target.storage_id])
-        return any(_is_of(record, folder, meta_sha256) for record in self._instance.fetch_materializations(filters, limit=1).records)
+        for result in results:
+            evaluation = result.evaluation
+            target = None if evaluation is None else evaluation.target_materialization_data
+            if evaluation is None or target is None or result.event is None:
+                continue
+            checked = dg.AssetRecordsFilter(asset_key=key.asset_key, storage_ids=[target.storage_id])
+            if any(_is_of(record, folder, meta_sha256) for record in self._instance.fetch_materializations(checked, limit=1).records):
+                failed: CheckOutcome = "warning" if evaluation.severity == dg.AssetCheckSeverity.WARN else "failed"
+                outcome = "passed" if evaluation.passed else failed
+                return CheckRecord(name=key.name, outcome=outcome, said=evaluation.description or "", when=result.event.timestamp)
+        return None
 
 
 def _is_of(record: dg.EventLogRecord, folder: Path, meta_sha256: str | None) -> bool:
@@ -119,14 +126,6 @@ def _is_of(record: dg.EventLogRecord, folder: Path, meta_sha256: str | None) -> 
     uri, here = str(metadata.get("dagster/uri", "")), folder.absolute().as_uri()
     recorded = metadata.get("meta_sha256")
     return (uri == here or uri.startswith(f"{here}/")) and (None in (recorded, meta_sha256) or recorded == meta_sha256)
-
-
-def _check(result: AssetCheckExecutionRecord) -> CheckRecord:
-    evaluation = result.evaluation
-    assert evaluation is not None  # `_is_here` has checked it
-    assert result.event is not None
-    outcome: CheckOutcome = "passed" if evaluation.passed else "warning" if evaluation.severity == dg.AssetCheckSeverity.WARN else "failed"
-    return CheckRecord(name=result.key.name, outcome=outcome, said=evaluation.description or "", when=result.event.timestamp)
 
 
 def recorded_findings(root: Path, folders: Sequence[Path]) -> list[Finding]:
@@ -168,14 +167,8 @@ def _findings(instance: dg.DagsterInstance, root: Path, folder: Path) -> Iterato
 
 def asset_of(root: Path, folder: Path) -> tuple[dg.AssetKey | None, str | None]:
     """Return the asset and the partition of a folder, None for what it does not have."""
-    name = folder.name
-    if folder == tokenizer_dir(root):
-        return TOKENIZER, None
-    if folder == duplicates_dir(root):
-        return DUPLICATES, None
-    if folder == corpus_dir(root, name):
-        return DOCUMENTS, name
-    return next(((META_KEYS[family], name) for family in FAMILIES if folder == dataset_dir(root, family, name)), (None, None))
+    kind, *name = folder.relative_to(root).parts
+    return _ASSETS.get(kind), next(iter(name), None)
 
 
 def _recorded_sha256(records: Sequence[dg.EventLogRecord], folder: Path) -> str | None:

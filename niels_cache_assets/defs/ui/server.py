@@ -19,6 +19,7 @@ import uvicorn
 from niels_cache_assets.defs.home.abandoned import ending_abandoned_runs
 from niels_cache_assets.defs.home.home_errors import home_errors
 from niels_cache_assets.defs.home.instance import dagster_home, ensure_instance
+from niels_cache_assets.defs.private import web_context
 from niels_cache_assets.defs.ui.guard import WebGuard, refuse_unknown_routes
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import BusyError, hold_lock, lock_owner
@@ -86,12 +87,11 @@ def _guarded(instance: dg.DagsterInstance, services: "Services", *, name: str, p
         NielsCacheError: If the server has a route without a rule.
     """
     with _explain_incompatible_dagster():
-        from dagster._core.workspace.context import WorkspaceProcessContext
         from dagster_webserver.app import create_app_from_workspace_process_context
         from dagster_webserver.version import __version__
 
         instance.optimize_for_webserver(**_DATABASE)
-        context = WorkspaceProcessContext(instance, version=__version__, read_only=read_only, workspace_load_target=services.target)
+        context = web_context(instance, services.workspace, version=__version__, read_only=read_only)
     with context:
         with _explain_incompatible_dagster():
             app = create_app_from_workspace_process_context(context, "", _REFRESH_MILLISECONDS)

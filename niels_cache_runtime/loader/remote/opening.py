@@ -18,7 +18,7 @@ single sample. Only the newest feed of a loader chooses the blocks in use. An ol
 import sys
 from _thread import start_new_thread
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -85,10 +85,18 @@ class BlockFeed:
         self._coming: deque[BlockVisit] = deque()
         self._current: list[BlockVisit] = []
         self._move_at = -1  # the first sample of a batch that needs other visits
-        self._sizes: dict[tuple[str, int], int] = {}
         self._room = self._copy.limit  # beside the visits in use and to come
 
-    def make(self, located: SampleLocations) -> Batch:
+    def batches(self, plan: Iterator[SampleLocations]) -> Iterator[Batch]:
+        """Yield the batches of a plan. After an error, need nothing any more."""
+        try:
+            yield from map(self._next_batch, plan)
+        except BaseException:  # also if the iterator is dropped
+            self.stop()
+            raise
+        self.end_pass()
+
+    def _next_batch(self, located: SampleLocations) -> Batch:
         """Return the next batch, with the samples at `located`."""
         copy = self._copy
         with copy.reading:
@@ -207,20 +215,7 @@ class BlockFeed:
         return bool(self._coming)
 
     def _bytes(self, visit: BlockVisit) -> int:
-        key = visit.source, visit.block
-        if key not in self._sizes:
-            self._sizes[key] = self._sources[visit.source].bytes_of(visit)
-        return self._sizes[key]
-
-
-def feed_batches(plan: Iterator[SampleLocations], feed: BlockFeed) -> Iterator[Batch]:
-    """Yield the batches of a `plan` through the feed. Stop the feed after an error."""
-    try:
-        yield from map(feed.make, plan)
-    except BaseException:  # also if the iterator is dropped
-        feed.stop()
-        raise
-    feed.end_pass()
+        return self._sources[visit.source].bytes_of(visit)
 
 
 class Sources:
@@ -284,7 +279,7 @@ class Sources:
         copied = copied_sources(found).values()
         if copied and self.copy is not None:
             lanes = settings.lanes // settings.machines
-            blocks = [source.block_bytes() for source in copied]
+            blocks = [source.block_bytes for source in copied]
             shards = {source.build.path_in_copy(file.path): file.size for source in copied for file in source.build.shards(source.split)}
             needed = min(lanes * sum(blocks) + max(blocks), sum(shards.values()))
             self.copy.require(needed, f"{lanes * len(blocks) + 1} blocks", files=shards)
@@ -295,8 +290,7 @@ class Sources:
             return open_source(folder, settings, verify=verify)
         build, split = self._opened[folder]
         if build.record.family == "sft" and self.copy is not None:
-            self.copy.fetch_build(build, split)
-            source = open_source(str(self.copy.folder / build.path_in_copy(split)), settings)
+            source = open_source(str(self.copy.fetch_build(build, split)), settings)
             source.folder = folder
             return source
         if self._reads_windows or self.copy is None or settings.order is None:
@@ -304,41 +298,6 @@ class Sources:
         return CopiedWindows(
             folder, copy=self.copy, build=build, split=split, T=settings.T, stride=settings.stride, block_shards=settings.order.shards
         )
-
-
-def batches_of(
-    plan: Iterator[SampleLocations],
-    make: Callable[[SampleLocations], Batch],
-    named: NamedSources,
-    settings: LoaderSettings,
-    visits: Callable[[Collection[str]], Iterator[BlockVisit]],
-    *,
-    end: int | None,
-    first: int,
-    worker: int,
-    workers: int,
-    done: int,
-) -> Iterator[Batch]:
-    """Return the batches of a plan, with a feed if any source is in a local copy.
-
-    Args:
-        plan: The places of the batches, by `plan_batches`.
-        make: A function that makes a batch.
-        named: The open sources, by name.
-        settings: The settings of the loader.
-        visits: A function that returns the visits of some sources.
-        end: The sample at which the pass ends, or None.
-        first: The sample at which the plan begins.
-        worker: The number of this worker; see `plan_batches`.
-        workers: The number of workers.
-        done: The number of batches that this worker has made.
-    """
-    if not copied_sources(named):
-        return map(make, plan)
-    rows = settings.B * settings.world_size
-    first += (worker + done * workers) * rows
-    visits_of_copied = visits(copied_sources(named))
-    return feed_batches(plan, BlockFeed(named, visits_of_copied, make, settings, end=end, first=first, step=workers * rows))
 
 
 def copied_sources(named: NamedSources) -> dict[str, CopiedWindows]:
