@@ -138,7 +138,7 @@ def _documents(registry: Registry) -> dg.AssetsDefinition:
         name = context.partition_key
         artifact = graph(registry, cache_root.path).corpus(name)
         if artifact.is_joined:
-            artifact = replace(artifact, force_parts=not progress_sink.has_built([step.key for step in artifact.steps()]))
+            artifact = replace(artifact, force_parts=not progress_sink.built.issuperset(step.key for step in artifact.steps()))
         source = registry.pretrain[name]
         outcome = build_artifact(context, artifact, config, progress_sink, observed=keys.DOCUMENTS, source=source)
         if not outcome.kept:
@@ -156,7 +156,7 @@ def _duplicates(registry: Registry) -> dg.AssetsDefinition:
         registry,
         "corpus/duplicates",
         duplicates_metadata,
-        prepare=lambda artifact, config, sink: replace(artifact, forces_ranges=not sink.has_built(steps)),
+        prepare=lambda artifact, config, sink: replace(artifact, forces_ranges=not sink.built.issuperset(steps)),
         deps=[dg.AssetDep(keys.DOCUMENTS, partition_mapping=keys.search_mapping(registry)), *ranges],
         group_name=_GROUP,
         kinds={"parquet"},
