@@ -38,7 +38,7 @@ from niels_cache_assets.facts.contents import budget_rule
 from niels_cache_assets.facts.disjoint import OverlapSettings, compare_splits
 from niels_cache_assets.facts.drops import DropSummary, summarize_drops
 from niels_cache_assets.parts.layout import part_name, parts_dir
-from niels_cache_assets.parts.plan import Plan, PlannedPart, divide_in_proportion
+from niels_cache_assets.parts.plan import Plan, divide_in_proportion
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.project.tables import BuildSettings
 from niels_cache_assets.sources.notes import notes_on_source
@@ -465,11 +465,6 @@ class Share:
     spec: DatasetSpec[PretrainSource]
     number: int | None = None
 
-    @property
-    def planned(self) -> PlannedPart:
-        """The part in the plan."""
-        raise NotImplementedError("all of a data set is no part")
-
     def inputs(self) -> list[str]:
         """See `Artifact.inputs`."""
         return self.spec.inputs()
@@ -599,11 +594,6 @@ class PretrainCache(DatasetArtifact[PretrainSource]):
     @property
     def is_part(self) -> bool:
         return self.number is not None
-
-    @property
-    def planned_by(self) -> str:
-        """The fingerprint of the group of parts that decides this part. Growth never changes it."""
-        return self.share.planned.plan
 
     def inputs(self) -> list[str]:
         return self.share.inputs()

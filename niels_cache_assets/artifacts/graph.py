@@ -170,22 +170,15 @@ class Graph:
             NielsCacheError: If there is no data set in parts with this name.
         """
         self.plan(name)
-        keys, seconds = dict.fromkeys(self.order([name])), self.registry.cluster.lease_seconds
-        in_parts = [key.removeprefix("plan/") for key in keys if key.startswith("plan/")]
-        parts = {step.key: step for each in in_parts for joined in self.joined(each) for step in watch_parts(joined)}
-        others = {key: self[key] for key in keys if key not in parts}
-        steps = [
-            parts[key] if key in parts else watch_step(others[key], lease_seconds=seconds)
-            for key in keys
-            if key in parts or others[key].is_shared
-        ]
-
-        def group(step: WatchedStep) -> str:
-            return step.key.rpartition("/")[0] or step.key
-
-        left = {group(step): step.key for step in steps if step.state != DONE}
-        done = {each for each, key in left.items() if self.is_done(key)}  # the same for all parts of a corpus, and for all ranges
-        steps = [step._replace(state=DONE) if group(step) in done else step for step in steps]
+        order, seconds = self.order([name]), self.registry.cluster.lease_seconds
+        in_parts = [key.removeprefix("plan/") for key in order if key.startswith("plan/")]
+        found = {step.key: step for each in in_parts for joined in self.joined(each) for step in watch_parts(joined)}
+        for key in order:
+            if key not in found and (artifact := self[key]).is_shared:
+                found[key] = watch_step(artifact, lease_seconds=seconds)
+        kinds = {key[: key.rfind("/") + 1] or key: key for key, step in found.items() if step.state != DONE}
+        done = tuple(kind for kind, key in kinds.items() if self.is_done(key))  # the same for all parts of a corpus, and for all ranges
+        steps = [found[key]._replace(state=DONE) if key.startswith(done) else found[key] for key in dict.fromkeys(order) if key in found]
         return sorted(steps, key=lambda step: STATES.index(step.state))
 
     def part(self, name: str) -> PretrainCache:

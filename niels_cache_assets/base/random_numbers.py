@@ -1,7 +1,7 @@
 """The random numbers of torch's generator, without torch, whose import takes a second and 200 MB of memory.
 
 torch and NumPy have the same Mersenne Twister (MT19937, Matsumoto and Nishimura 1998), and seed it in the same way. This module makes
-integers, shares and permutations from its numbers as torch does (`random_from_to`, `uniform_` and `randperm` on the CPU).
+integers and permutations from its numbers as torch does (`random_from_to` and `randperm` on the CPU).
 """
 
 import numpy as np
@@ -27,10 +27,6 @@ class TorchRandom:
             return self._raw(count) % limit
         high, low = self._raw(2 * count).reshape(count, 2).T.astype(np.uint64)
         return ((high << np.uint64(32) | low) % np.uint64(limit)).astype(np.int64)
-
-    def shares(self, count: int) -> np.ndarray:
-        """Return `torch.rand(count, dtype=torch.float64)`: (count,) numbers from 0 to below 1."""
-        return self.below(1 << 53, count) / (1 << 53)
 
     def permutation(self, count: int) -> Ints:
         """Return `torch.randperm(count)`. After a permutation of more than a million numbers, nothing more may be drawn."""

@@ -27,7 +27,7 @@ SEED_HELP = "seed for a reproducible selection (default: a new seed every time)"
 
 Choice = TypeVar("Choice", bound=str)
 Offered = Callable[[argparse.Namespace], Iterable[str]]  # called with the options typed so far
-Option = tuple[str, dict[str, Any]]  # the arguments of argparse's add_argument
+Option = tuple[str, dict[str, Any]]  # the names, with a blank between them, and the other arguments of argparse's add_argument
 Options = Sequence[Option | list[Option]]  # of a list, at most one may be given
 
 

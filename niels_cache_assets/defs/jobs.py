@@ -19,33 +19,33 @@ from niels_cache_runtime.format.layout import FAMILIES
 
 _NIGHTLY_HOUR = 3  # in UTC
 _NIGHTLY = {
-    "nightly_upstream": (keys.OBSERVE_JOB, 0, "Observe upstream of every data set, so that changed ones show as unsynced."),
-    "nightly_verification": (keys.VERIFY_JOB, 30, "Read and verify every file of every cache, and compare it with the settings."),
+    "nightly_upstream": ("observe_upstream", 0, "Observe upstream of every data set, so that changed ones show as unsynced."),
+    "nightly_verification": ("verify_caches", 30, "Read and verify every file of every cache, and compare it with the settings."),
 }
 
 
 _JOBS: dict[str, tuple[list[dg.AssetKey], str]] = {
-    keys.TOKENIZER_JOB: ([keys.TOKENIZER], "Train or import the tokenizer and check it. Every cache in the same root uses it."),
-    keys.FAMILY_JOBS["pretrain"]: (
+    "build_tokenizer": ([keys.TOKENIZER], "Train or import the tokenizer and check it. Every cache in the same root uses it."),
+    "build_pretrain": (
         keys.family_keys("pretrain"),
         "Build the pretrain cache of a data set (of all: by a backfill) and verify it.",
     ),
-    keys.FAMILY_JOBS["sft"]: (keys.family_keys("sft"), "Build the SFT cache of a data set (of all: by a backfill) and verify it."),
-    keys.CORPUS_JOB: ([keys.DOCUMENTS], "Clean and sign the documents of a data set (of all: by a backfill)."),
-    keys.DUPLICATES_JOB: ([keys.DUPLICATES], "Find duplicates across all data sets that have a corpus."),
-    keys.REPORT_JOB: ([keys.KEPT, keys.REPORT], "Count the documents of a data set's corpus that are kept, and draw its report."),
-    keys.CORPUS_PARTS_JOB: ([keys.CORPUS_PARTS], "Clean and sign one part of a corpus (of all: by a backfill)."),
-    keys.HASHES_JOB: ([keys.HASHES], "Hash the signatures of all corpora, for a search for duplicates in ranges."),
-    keys.RANGES_JOB: ([keys.RANGES], "Find the documents that share a hash in one range of hashes (in all: by a backfill)."),
-    keys.PLAN_JOB: ([keys.PLAN], "List the files of a data set, and divide them and its budgets among its parts."),
-    keys.PARTS_JOB: ([keys.PARTS], "Build one part of a data set (of all: by a backfill)."),
-    keys.VAL_PART_JOB: ([keys.VAL_PART], "Make the val of a data set in parts, before its parts."),
-    keys.INDEX_JOB: ([keys.INDEX], "Build the indices of a blend (of all: by a backfill) ahead of training."),
+    "build_sft": (keys.family_keys("sft"), "Build the SFT cache of a data set (of all: by a backfill) and verify it."),
+    "build_corpus": ([keys.DOCUMENTS], "Clean and sign the documents of a data set (of all: by a backfill)."),
+    "find_duplicates": ([keys.DUPLICATES], "Find duplicates across all data sets that have a corpus."),
+    "report_corpus": ([keys.KEPT, keys.REPORT], "Count the documents of a data set's corpus that are kept, and draw its report."),
+    "build_corpus_parts": ([keys.CORPUS_PARTS], "Clean and sign one part of a corpus (of all: by a backfill)."),
+    "hash_signatures": ([keys.HASHES], "Hash the signatures of all corpora, for a search for duplicates in ranges."),
+    "link_ranges": ([keys.RANGES], "Find the documents that share a hash in one range of hashes (in all: by a backfill)."),
+    "plan_parts": ([keys.PLAN], "List the files of a data set, and divide them and its budgets among its parts."),
+    "build_parts": ([keys.PARTS], "Build one part of a data set (of all: by a backfill)."),
+    "build_val_part": ([keys.VAL_PART], "Make the val of a data set in parts, before its parts."),
+    "build_index": ([keys.INDEX], "Build the indices of a blend (of all: by a backfill) ahead of training."),
     **{
-        job: ([keys.PUBLISHED_KEYS[family]], "Push the cache of a data set (of all: by a backfill) to the address of [publish].")
-        for family, job in keys.PUBLISH_JOBS.items()
+        f"publish_{family}": ([key], "Push the cache of a data set (of all: by a backfill) to the address of [publish].")
+        for family, key in keys.PUBLISHED_KEYS.items()
     },
-    keys.REPORTS_JOB: ([keys.MIXTURE, keys.CACHE_REPORT], "Write the reports over everything that is built, as build-all does at the end."),
+    "write_reports": ([keys.MIXTURE, keys.CACHE_REPORT], "Write the reports over everything that is built, as build-all does at the end."),
 }
 
 
@@ -64,7 +64,7 @@ def build_jobs(registry: Registry, defined: Collection[dg.AssetKey]) -> list[Any
             if set(assets) <= set(defined)
         ),
         dg.define_asset_job(
-            keys.VERIFY_JOB,
+            "verify_caches",
             selection=checks,
             description="Read and verify every file of every cache, and compare each with the settings: the check caches_in_sync of both "
             "families.",
@@ -85,7 +85,7 @@ def _observe_upstream(registry: Registry) -> dg.JobDefinition:
                     log_traceback(error, context.log.info)
 
     @dg.job(
-        name=keys.OBSERVE_JOB,
+        name="observe_upstream",
         description="Observe upstream of every data set. Partitions whose revision or settings have changed then show as unsynced.",
     )
     def observe_upstream() -> None:

@@ -6,7 +6,7 @@ daemon. A listener (an object that receives the events) prints lines and progres
 
 import time
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -115,6 +115,7 @@ class _Launcher(ProgressSink):
     """A launch, which passes everything that its runs report to the listener."""
 
     def __init__(self, registry: Registry, root: Path, instance: dg.DagsterInstance, listener: LaunchListener, *, wait: bool) -> None:
+        super().__init__()
         self._instance, self._listener, self._wait = instance, listener, wait
         self._graph = graph(registry, root)
         self.results: list[LaunchResult] = []
@@ -122,11 +123,8 @@ class _Launcher(ProgressSink):
         reasons = {**off, **{name: f"needs {setting}" for name, setting in registry.unconfigured().items()}}
         self._unconfigured = {f"{registry.family_of(name)}/{name}": reason for name, reason in reasons.items()}
         self._missing = {*self._unconfigured}  # keys of artifacts that cannot be built or could not be built
-        self._built: set[str] = set()  # keys of all artifacts that were built or found so far
-        self._new: set[str] = set()  # those since the artifacts that use existing inputs were built
-        self._ends: dict[str, Outcome | NielsCacheError] = {}  # ends of parts that were built ahead of their runs, by key
-        self._started: dict[str, float] = {}  # when they were started
-        self._outcome: Outcome | None = None  # of the last run
+        self._new: set[str] = set()  # keys that were built or found since the artifacts that use existing inputs were built
+        self._started: dict[str, float] = {}  # when parts were started ahead of their runs
         cluster, self._at_once = registry.cluster, registry.cluster.parts_at_once(available_threads())
         is_plain = self._at_once == 1 and not cluster.command and not cluster.program
         self.builds_parts_here = is_plain or bool(registry.overrides)
@@ -134,23 +132,11 @@ class _Launcher(ProgressSink):
             listener.logged("parts", "WARNING: built here, one at a time, because options of this command change settings of the file")
         self._defs = build_defs({"cache_root": CacheRoot(root=str(root)), "progress_sink": self}, registry=registry)
 
-    def has_built(self, keys: Collection[str]) -> bool:
-        return self._built.issuperset(keys)
-
-    def outcome_of(self, key: str) -> Outcome | None:
-        end = self._ends.pop(key, None)
-        if isinstance(end, NielsCacheError):
-            raise end
-        return end
-
     def progressed(self, name: str, progress: BuildProgress) -> None:
         self._listener.progressed(name, progress)
 
     def logged(self, name: str, message: str) -> None:
         self._listener.logged(name, message)
-
-    def ended(self, outcome: Outcome) -> None:
-        self._outcome = outcome
 
     def launch_parts(self, parts: Sequence[Artifact], *, force: bool) -> None:
         """Build parts of one data set, or ranges, in children, several at a time ([cluster]), or here.
@@ -181,7 +167,7 @@ class _Launcher(ProgressSink):
 
     def _record(self, part: Artifact, end: Outcome | NielsCacheError) -> None:
         """Execute the run of a part that was built, or has failed, ahead of it."""
-        self._ends[part.key] = end
+        self.ends[part.key] = end
         self.launch(part, force=False)
 
     def launch(self, artifact: Artifact, *, force: bool, skip_if_busy: bool = False) -> bool:
@@ -205,7 +191,7 @@ class _Launcher(ProgressSink):
         else:
             self._missing.discard(key)
             self._new.add(key)
-            self._built.add(key)
+            self.built.add(key)
         if artifact.builds_from_partial_inputs and kind != HASHES:  # the drop lists follow the hashes, and use the same documents
             self._new.difference_update([*artifact.inputs(), HASHES])
         return True
@@ -226,7 +212,7 @@ class _Launcher(ProgressSink):
 
     def write_reports(self) -> None:
         """Write the reports over everything. The listener gets only a failure, because the reports are not a data set."""
-        run = self._finished_run(keys.REPORTS_JOB, None, _QUIET)
+        run = self._finished_run("write_reports", None, _QUIET)
         if not run.success:
             self._listener.logged(keys.REPORTS_GROUP, f"WARNING: not written: {_failure_reason(run)}")
 
@@ -237,14 +223,14 @@ class _Launcher(ProgressSink):
         started = self._started.get(listed.name, time.monotonic())
         if listed.name not in self._started:
             self._listener.started(listed.name, listed.family)
-        self.passes_over, self._outcome = skip_if_busy, None
+        self.passes_over, self.outcome = skip_if_busy, None
         waits = self._wait or artifact.is_shared  # where processes that share parts meet
         op = keys.STREAM_OPS.get(listed.family) or asset.to_python_identifier()
         config = {"force": force, "wait": waits and not skip_if_busy}
         settings = {"ops": {op: {"config": config}}} if asset != keys.INDEX else {}
         run = self._finished_run(job_of(asset), partition, {**settings, **_QUIET})
         result = replace(listed, directory=artifact.directory, seconds=time.monotonic() - started)
-        outcome: Outcome | None = self._outcome
+        outcome: Outcome | None = self.outcome
         if run.success:
             return None if outcome is None else replace(result, **_described(artifact, outcome), message=_warnings(run, outcome))
         if isinstance(artifact, SearchStep) and not force and self._graph.is_done(artifact.key):

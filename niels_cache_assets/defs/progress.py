@@ -4,7 +4,7 @@ Each log line and each observation is a row in Dagster's database. A row costs m
 between two reports to Dagster.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from time import monotonic
 from typing import Any
@@ -20,32 +20,36 @@ _WARNING = "WARNING: "  # the code outside of defs/ marks important log lines wi
 
 
 class ProgressSink:
-    """A resource that also receives the progress of a build in this process. This class ignores the progress; a subclass may use it.
+    """A resource by which steps and a program that launches them in its process know of each other. Otherwise, it ignores the progress.
 
     Attributes:
         builds_parts_here: Whether the step of a part builds it in its own process, and not in a child.
         passes_over: Whether the step of a part that another process builds ends without it, neither waiting nor failing.
+        built: Keys of all artifacts that the program has built, or found.
+        ends: Outcomes and errors of parts that the program has built ahead of their steps, by key.
+        outcome: Outcome of the last build that did not fail.
     """
 
     builds_parts_here = False
     passes_over = False
 
-    def has_built(self, keys: Collection[str]) -> bool:
-        """Return whether this process has already built, or found, all artifacts with these keys."""
-        return False
+    def __init__(self) -> None:
+        self.built: set[str] = set()
+        self.ends: dict[str, Outcome | NielsCacheError] = {}
+        self.outcome: Outcome | None = None
 
     def outcome_of(self, key: str) -> Outcome | None:
-        """Return the outcome of a part that this process has built ahead of its step, or None. Raise the error of that build, if any."""
-        return None
+        """Return the outcome of a part that was built ahead of its step, or None. Raise the error of that build, if any."""
+        end = self.ends.pop(key, None)
+        if isinstance(end, NielsCacheError):
+            raise end
+        return end
 
     def progressed(self, name: str, progress: BuildProgress) -> None:
         """Receive the progress after every chunk of a build, many times a second."""
 
     def logged(self, name: str, message: str) -> None:
         """Receive a line of the log, including warnings."""
-
-    def ended(self, outcome: Outcome) -> None:
-        """Receive the outcome of a build that did not fail."""
 
 
 SinkParam = dg.ResourceParam[ProgressSink]  # the parameter of an op that gets the resource `progress_sink`
@@ -104,7 +108,7 @@ class BuildReporter:
 
     def end(self, outcome: Outcome) -> None:
         """Pass the outcome of a build to the sink, and log its warning and what it left out."""
-        self._sink.ended(outcome)
+        self._sink.outcome = outcome
         if outcome.warning:
             self.log(_WARNING + outcome.warning)
         for message in outcome.drops.warnings:

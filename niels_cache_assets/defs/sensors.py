@@ -15,7 +15,6 @@ it requested.
 import json
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import dagster as dg
 
@@ -125,9 +124,9 @@ class _SensorTick:
     def __init__(self, context: dg.SensorEvaluationContext, registry: Registry, cache_root: CacheRoot) -> None:
         self._context, self._registry, self._root = context, registry, cache_root.path
         self._seen: dict[str, dg.AssetObservation] = {}
-        self._events: list[dg.AssetObservation] = []
-        self._requests: list[dg.RunRequest] = []
-        self._messages: list[str] = []
+        self.events: list[dg.AssetObservation] = []
+        self.requests: list[dg.RunRequest] = []
+        self.messages: list[str] = []
 
     def current_version(self, name: str) -> str | None:
         """Return the current version of a data set's upstream, or add a message and return None if upstream is not available."""
@@ -137,20 +136,16 @@ class _SensorTick:
             message = f"{name} could not be checked: {describe_error(error)}"
             self._context.log.warning(message)
             log_traceback(error, self._context.log.info)
-            self._messages.append(message)
+            self.messages.append(message)
             return None
         return version_of(self._seen[name])
-
-    def built(self, name: str) -> set[str | None]:
-        """Return the versions of upstream that a data set was last built from, as `built_versions` does."""
-        return built_versions(self._context.instance, self._registry, name)
 
     def observe(self, name: str) -> None:
         """Record the version that was seen, unless the last observation has this version."""
         last, seen = last_observation(self._context.instance, self._registry, name), self._seen[name]
         if last is not None and version_of(last) == version_of(seen):
             return
-        self._events.append(seen)
+        self.events.append(seen)
         same = last is not None and last.metadata.get(REVISION) == seen.metadata.get(REVISION)
         self.add_message(name, "has other settings now" if same else f"is at {seen.metadata[REVISION].value} now")
 
@@ -173,25 +168,13 @@ class _SensorTick:
             return False
         definitions = self._context.repository_def
         assert definitions is not None  # ticks of the daemon have a repository
-        self._requests.append(build_request(self._registry, name, version_of(self._seen[name]), definitions, occasion=occasion))
+        self.requests.append(build_request(self._registry, name, version_of(self._seen[name]), definitions, occasion=occasion))
         self.add_message(name, "is requested")
         return True
 
     def add_message(self, name: str, what: str) -> None:
         self._context.log.info(f"{name} {what}")
-        self._messages.append(f"{name} {what}")
-
-    def result(self, cursor: dict[str, Any], summary: str) -> dg.SensorResult:
-        """Return the result of the tick.
-
-        If the tick requests runs, the UI shows the runs, and the messages are only in the log of the tick.
-        """
-        return dg.SensorResult(
-            run_requests=self._requests,
-            asset_events=self._events,
-            cursor=json.dumps(cursor),
-            skip_reason=None if self._requests else f"{summary}: {'; '.join(self._messages) or 'nothing has changed'}.",
-        )
+        self.messages.append(f"{name} {what}")
 
 
 def _sensor(
@@ -243,7 +226,7 @@ def _sensor(
                     continue
                 if observes:
                     tick.observe(name)
-                built, now = tick.built(name), time.time()
+                built, now = built_versions(context.instance, registry, name), time.time()
                 if built == {version} or (observes and not built):
                     changed.pop(name, None)
                     continue
@@ -258,6 +241,13 @@ def _sensor(
                     tick.observe(name)
                     changed[name]["asked"] = True
         later = f" ({cursor['next']} is next)" if count < len(datasets) else ""
-        return tick.result(cursor, f"Looked at {format_count(count, 'data set')} of {len(datasets)}{later}")
+        summary = f"Looked at {format_count(count, 'data set')} of {len(datasets)}{later}"
+        return dg.SensorResult(
+            run_requests=tick.requests,
+            asset_events=tick.events,
+            cursor=json.dumps(cursor),
+            # the UI shows either the runs or this; the log of the tick has the messages in any case
+            skip_reason=None if tick.requests else f"{summary}: {'; '.join(tick.messages) or 'nothing has changed'}.",
+        )
 
     return sensor

@@ -28,6 +28,7 @@ from niels_cache_assets.sources.val_share import FractionSplitter
 from niels_cache_runtime.errors import NielsCacheError
 
 _DRAWS = 1000  # that are made together
+_LIMIT = 1 << 53  # below it, floats can be all integers
 
 
 class Interleave(PretrainSource):
@@ -105,13 +106,13 @@ class Interleave(PretrainSource):
     def _drawn(self, members: Sequence[Iterable[Document]], *, seed: int) -> Iterator[Document]:
         """Yield documents by weight, with the rules of `datasets.interleave_datasets` for the end of a member."""
         weights = np.array([*self.members.values()])
-        bounds = weights.cumsum()[:-1] / weights.sum()
+        bounds = weights.cumsum()[:-1] / weights.sum() * _LIMIT
         is_over = all if self.stopping_strategy == "all_exhausted" else any
         random, has_ended = TorchRandom(seed), [False] * len(members)
         streams = [*map(iter, members)]
         following: list[Document | None] = [None] * len(members)
         while True:
-            for index in bounds.searchsorted(random.shares(_DRAWS), side="right").tolist():
+            for index in bounds.searchsorted(random.below(_LIMIT, _DRAWS), side="right").tolist():
                 document = following[index] or next(streams[index], None)
                 following[index] = next(streams[index], None)  # shows whether the member has ended
                 if document is not None:

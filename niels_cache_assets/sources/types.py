@@ -576,7 +576,7 @@ class SourceWithParts(PretrainSource):
             if self.tokens_in_parts and self.decontaminate != "off":
                 raise ValueError(
                     "tokens_in_parts cannot be combined with decontaminate, because each part would have to read val of all others; use "
-                    'prepare = [..., "dedup"], which keeps them apart, or remove it'
+                    'prepare = [..., "dedup"] instead of decontaminate, or remove tokens_in_parts'
                 )
             return
         if self.tokens_in_parts:

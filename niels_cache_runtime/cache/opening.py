@@ -89,7 +89,8 @@ def _open_split(folder: Path, with_doc_ends: bool, verify: Verify) -> OpenedSpli
             found[ends_path.name] = ends_path.stat().st_size
         check_sizes(folder.parent, listed_of_split(meta, folder, doc_ends=with_doc_ends), found, verify=verify)
     elif not shards:
-        split = next((path.parent for below in ("", "*/", "pretrain/*/") for path in _splits_in(folder, below)), None)
+        patterns = [f"{below}{split}/{shard_name(0)}" for below in ("", "[!.]*/", "pretrain/[!.]*/") for split in SPLITS]
+        split = next((path.parent for pattern in patterns for path in sorted(folder.glob(pattern))), None)
         hint = f"give the folder of a split: {split}" if split else f"expected {shard_name(0)} and so on"
         raise NielsCacheError(f"{folder}: no shards here; {hint}")
     token_count = int(tokens.shard_lengths.sum())
@@ -134,17 +135,6 @@ def cut_documents(folder: str | Path, doc_ends: Uints, max_tokens: int, *, token
         cuts.append((document, stop, token, int(doc_ends[stop - 1])))
         document, token = stop, int(doc_ends[stop - 1])
     return cuts
-
-
-def _splits_in(folder: Path, below: str) -> list[Path]:
-    """Return the first shards of all splits that are found in a folder.
-
-    Args:
-        folder: The folder.
-        below: A glob from the folder to the data sets' folders, such as "*/".
-    """
-    found = sorted(path for split in SPLITS for path in folder.glob(f"{below}{split}/{shard_name(0)}"))
-    return [path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
 
 
 def open_consistently(folder: str | Path, open_files: Callable[[], _Opened]) -> _Opened:

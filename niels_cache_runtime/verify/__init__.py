@@ -30,7 +30,7 @@ from niels_cache_runtime.format.path_kind import NO_CACHE, describe
 from niels_cache_runtime.format.reading import BlockConsumer, hash_files
 from niels_cache_runtime.verify.folder import Finding, FindingKind, VerifiedFolder
 
-__all__ = ["Finding", "FindingKind", "find_folders", "notes", "verify_cache", "verify_dataset", "verify_folders"]
+__all__ = ["Finding", "FindingKind", "Verification", "find_folders", "notes", "verify_cache", "verify_dataset"]
 
 _UNNAMED = ("tokenizer", "duplicates")
 _NAMED = ("pretrain", "sft", "corpus", "index")
@@ -234,33 +234,37 @@ def verify_cache(
     Raises:
         NielsCacheError: For a path or a name with nothing to verify, and if `threads` is below 1.
     """
-    folders = [VerifiedFolder(path) for path in find_folders(root, names=names)]
-    return verify_folders(root, folders, beside=not names, quick=quick, threads=threads, progress=progress)
+    return Verification(root, names=names, quick=quick, threads=threads, progress=progress).findings
 
 
-def verify_folders(
-    root: str | Path,
-    folders: Sequence[VerifiedFolder],
-    *,
-    beside: bool,
-    quick: bool,
-    progress: OnProgress | None,
-    threads: int | None = None,
-) -> list[Finding]:
-    """Verify folders that were found below a root, as `verify_cache` does after finding them. Return the findings.
+class Verification:
+    """A verification as `verify_cache` does it, with its arguments, and everything that it found.
 
-    Args:
-        root: The cache root, or the one folder itself.
-        folders: The folders.
-        beside: Whether to report stray entries of the root too.
-        quick: Whether to compare names and sizes only.
-        progress: Called as `progress(bytes done, bytes in all)` after every block, by one thread at a time.
-        threads: The number of files to read at the same time. None means one for each core.
+    Attributes:
+        root: The cache root, or the folder of the one data set.
+        quick: Whether only names and sizes were compared.
+        folders: The verified folders.
+        findings: The findings.
     """
-    findings = _verify(folders, quick=quick, threads=threads, progress=progress)
-    if not (Path(root) / META_NAME).exists():  # otherwise `root` is one data set
-        findings += [*_location_findings(Path(root), folders), *(stray_findings(root) if beside else ())]
-    return findings
+
+    def __init__(
+        self,
+        root: str | Path,
+        *,
+        names: Sequence[str] | None = None,
+        quick: bool = False,
+        threads: int | None = None,
+        progress: OnProgress | None = None,
+    ) -> None:
+        self.root, self.quick, self._beside = Path(root), quick, not names
+        self.folders = [VerifiedFolder(path) for path in find_folders(root, names=names)]
+        self.findings = _verify(self.folders, quick=quick, threads=threads, progress=progress)
+        if not (self.root / META_NAME).exists():  # otherwise it is one data set
+            self.findings += [*_location_findings(self.root, self.folders), *(stray_findings(root) if self._beside else ())]
+
+    def notes(self) -> list[str]:
+        """Return the lines of the function `notes` about these folders."""
+        return notes(self.root, self.folders, beside=self._beside)
 
 
 def _location_findings(root: Path, folders: Sequence[VerifiedFolder]) -> Iterator[Finding]:

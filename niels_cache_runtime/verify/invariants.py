@@ -239,7 +239,7 @@ class _Shard:
             return
         ids = tokens[unusual]
         self.largest = max(self.largest, int(ids.max(initial=0)))
-        self.sentinels += sum(int(np.count_nonzero(ids == role)) for role in self._ids.roles)
+        self.sentinels += int(np.count_nonzero(np.isin(ids, self._ids.roles)))
         self.eot_tokens += int(np.count_nonzero(ids == self._ids.eot))
         if self._starts is not None:
             self.inner_bos_tokens += int(np.count_nonzero(ids == self._ids.bos)) - opened
@@ -247,10 +247,8 @@ class _Shard:
     def _count_opened(self, tokens: Tokens) -> int:
         """Return the number of documents that begin here with BOS. A document that a budget cut to its EOT has no BOS."""
         assert self._starts is not None
-        _, starts = self._starts.within(max(self._position, 1), len(tokens) - (self._position == 0))
-        first_tokens = tokens[starts + 1] if self._position == 0 else tokens[starts]
-        if self._position == 0:
-            first_tokens = np.concatenate([tokens[:1], first_tokens])
+        _, starts = self._starts.within(self._position, len(tokens))
+        first_tokens = tokens[starts if self._position else np.append(0, starts)]  # no document ends at 0, as `OffsetFile` checks
         opened = int(np.count_nonzero(first_tokens == self._ids.bos))
         self.unopened += len(first_tokens) - opened - int(np.count_nonzero(first_tokens == self._ids.eot))
         return opened

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from niels_cache_assets.defs.home.instance import ensure_instance
-from niels_cache_assets.defs.keys import PARTS_JOB
 from niels_cache_assets.defs.part_slots import limit_parts
 from niels_cache_assets.disk.attempts import staged_attempts
 from niels_cache_assets.disk.journal import read_journal
@@ -182,7 +181,7 @@ def launch(url: str, definitions: Path, partition: str) -> str:
         "mode": "default",
         "runConfigData": "{}",
         "executionMetadata": {"tags": [{"key": "dagster/partition", "value": partition}]},
-        "selector": {"repositoryLocationName": definitions.name, "repositoryName": "__repository__", "jobName": PARTS_JOB},
+        "selector": {"repositoryLocationName": definitions.name, "repositoryName": "__repository__", "jobName": "build_parts"},
     }
     launched = ask(url, LAUNCH, {"p": parameters})["launchRun"]
     assert launched["__typename"] == "LaunchRunSuccess", launched

@@ -262,7 +262,7 @@ def shown(built_project: Built, tmp_path_factory: pytest.TempPathFactory) -> dic
 def test_the_ui_is_given_plots_samples_and_what_opens_the_cache(shown: dict[str, dict[str, Any]]) -> None:
     whole = shown["sft/meta_json"]
     images = whole["plots"].split("\n\n")
-    assert len(images) == 4
+    assert len(images) == 5
     assert all(base64.b64decode(image.split("base64,")[1].rstrip(")")).startswith(b"\x89PNG") for image in images)
     assert whole["dropped"] == "none of 20 examples"
     scope: dict[str, object] = {}

@@ -61,7 +61,7 @@ class Home:
 
     def run(self, number: int) -> dg.ExecuteInProcessResult:
         partition = parts_of(self.graph)[number].removeprefix("part/")
-        job = self.defs.resolve_job_def(keys.PARTS_JOB)
+        job = self.defs.resolve_job_def("build_parts")
         return job.execute_in_process(instance=self.instance, partition_key=partition, raise_on_error=False)
 
     def tick(self) -> dict[str, dg.AssetMaterialization]:
@@ -145,7 +145,7 @@ def test_the_sensor_leaves_a_part_to_the_run_that_builds_it(project: PartsProjec
     home = Home(project.graph(2))
     build(home.graph)
     partition = parts_of(home.graph)[0].removeprefix("part/")
-    job = home.defs.resolve_job_def(keys.PARTS_JOB)
+    job = home.defs.resolve_job_def("build_parts")
     run = home.instance.create_run_for_job(job, tags={keys.PARTITION_TAG: partition}, status=dg.DagsterRunStatus.STARTED)
     assert partition not in home.tick()
     home.tick()

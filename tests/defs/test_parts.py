@@ -121,7 +121,7 @@ def test_old_partitions_of_a_grown_data_set_stay_fresh(project: PartsProject, in
 
 
 def plan(found: Graph, instance: dg.DagsterInstance) -> None:
-    job = build_defs({"cache_root": CacheRoot(root=str(found.root))}, registry=found.registry).resolve_job_def(keys.PLAN_JOB)
+    job = build_defs({"cache_root": CacheRoot(root=str(found.root))}, registry=found.registry).resolve_job_def("plan_parts")
     assert job.execute_in_process(instance=instance, partition_key=NAME).success
 
 

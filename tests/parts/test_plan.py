@@ -166,3 +166,14 @@ def test_a_plan_warns_of_too_many_shards(project: PartsProject, monkeypatch: pyt
     warning = materialize(project.graph(2, build="").sealed(NAME).spec.parts_plan).warning
     assert warning is not None
     assert "shard_bytes = " in warning
+
+
+def test_a_plan_of_another_dtype_proposes_another_shard_size(project: PartsProject, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("niels_cache_assets.parts.plan.MAX_SHARDS", 1)
+    monkeypatch.setattr("niels_cache_assets.parts.plan._SHARD_BYTES_STEP", 1)
+    build(project.graph(2), ["tokenizer", f"plan/{NAME}"])
+    proposed = []
+    for dtype in ("uint16-le", "uint32-le"):
+        outcome = materialize(project.graph(2, build=f'token_dtype = "{dtype}"', shard_bytes=16)[f"plan/{NAME}"])
+        proposed.append(outcome.meta["proposed_shard_bytes"])
+    assert proposed[0] == proposed[1] / 2 > 0

@@ -11,7 +11,8 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from niels_cache_assets.artifacts.base import ReportedProgress
+from niels_cache_assets.artifacts.base import BuildJob, ReportedProgress, WriteResult
+from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.artifacts.parts import plan
 from niels_cache_assets.artifacts.parts.watch import WatchedStep, summarize_steps
@@ -68,6 +69,28 @@ def test_a_record_says_how_an_attempt_ended_and_what_all_attempts_cost(tmp_path:
     assert (finished >= 0.03, lost >= 0.12) == (True, True), "the clock has steps of 0.01 s"
     long = LeaseHolder(attempt=1, writer=found.writer, token="", boot="", ended="é" * 2_000).encoded()
     assert LeaseHolder.decoded(found.encoded() + long[len(found.encoded()) :]) == found, "what a longer record leaves is ignored"
+
+
+def test_a_corpus_that_builds_its_parts_itself_counts_their_time_once(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project, prepare = PartsProject(tmp_path, tiny_model), Corpus._write_all
+    project.write([3, 4])
+    clock = [0.0]
+    monkeypatch.setattr("niels_cache_assets.parts.lease.cpu_seconds", lambda: clock[0])
+
+    def write(corpus: Corpus, work: BuildJob) -> WriteResult:
+        clock[0] += 100
+        return prepare(corpus, work)
+
+    monkeypatch.setattr(Corpus, "_write_all", write)
+    found = project.graph(2, 'prepare = ["dedup"]')
+    build(found, [f"corpus/{NAME}"])
+    records = {step.key: step.attempt for step in found.watch(NAME) if step.key.startswith("corpus")}
+    assert [each.cpu_seconds for each in records.values() if each] == [100, 100, 0]
+    joined = records[f"corpus/{NAME}"]
+    assert joined is not None
+    assert (joined.counts["documents"], joined.share) == (7, 1.0)
 
 
 @pytest.fixture

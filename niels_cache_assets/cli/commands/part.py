@@ -9,7 +9,7 @@ import argparse
 import os
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -179,28 +179,26 @@ def _require_steps_before(seal: str, artifacts: Graph, name: str, lines: JsonLin
     for step in missing:
         reasons.setdefault(f"{step.state}: {step.reason}", []).append(step.key)
     for reason, keys in reasons.items():
-        numbers, others = _part_numbers(keys), [key for key in keys if not _is_numbered(key)]
+        others, numbers = _split_keys(keys)
         lines.log(f"{', '.join([*others, *([f'parts {numbers}'] if numbers else [])])}: {reason}")
     if missing:
-        numbers, where = _part_numbers([step.key for step in missing]), artifacts.registry.options(artifacts.root)
-        jobs = [("--wait", ["--val"])] if f"val_part/{name}" in left else []  # no part can begin before it
+        others, numbers = _split_keys([step.key for step in missing])
+        jobs = [("--wait", ["--val"])] if f"val_part/{name}" in others else []  # no part can begin before it
         jobs += [(f"--array={numbers}", ["--corpus"] if seal.startswith("corpus/") else [])] if numbers else []
+        where = artifacts.registry.options(artifacts.root)
         commands = [shlex.join(["sbatch", how, "--wrap", shlex.join([PROGRAM, "part", name, *what, *where])]) for how, what in jobs]
         raise BuildFailedError(
             f"{seal}: {format_count(len(missing), 'step')} before it are not done; submit them again, such as with {' && '.join(commands)}"
         )
 
 
-def _is_numbered(key: str) -> bool:
-    return key.count("/") == 2  # part/NAME/part-00017, but val_part/NAME
-
-
-def _part_numbers(keys: Iterable[str]) -> str:
-    """Return the numbers of the parts among these keys as the option --array of Slurm, such as 0-3,7."""
+def _split_keys(keys: Sequence[str]) -> tuple[list[str], str]:
+    """Return the keys that are not of parts, and the numbers of the parts as the option --array of Slurm, such as 0-3,7."""
     from niels_cache_assets.parts.plan import runs
 
-    numbers = [int(key.rpartition("-")[2]) for key in keys if _is_numbered(key)]
-    return ",".join(f"{first}-{stop - 1}" if stop - first > 1 else f"{first}" for first, stop in runs(numbers))
+    others = [key for key in keys if key.count("/") < 2]  # a part has the key part/NAME/part-00017
+    numbers = [int(key.rpartition("-")[2]) for key in keys if key.count("/") == 2]
+    return others, ",".join(f"{first}-{stop - 1}" if stop - first > 1 else f"{first}" for first, stop in runs(numbers))
 
 
 def _refuse_number(arguments: argparse.Namespace) -> None:

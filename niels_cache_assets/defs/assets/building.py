@@ -1,19 +1,57 @@
 """What the steps of all assets have in common that one artifact makes: building it, reporting it, and recording its result."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import dagster as dg
 
 from niels_cache_assets.artifacts.base import Artifact, Outcome, listed_name
+from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
+from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.config import BuildConfig
 from niels_cache_assets.defs.metadata.builds import Metadata
-from niels_cache_assets.defs.progress import BuildReporter, ProgressSink, readable_failures, result_line
+from niels_cache_assets.defs.progress import BuildReporter, ProgressSink, SinkParam, readable_failures, result_line
+from niels_cache_assets.defs.resources import RootParam
 from niels_cache_assets.defs.stream_slots import StreamSlot
+from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.types import Source
 from niels_cache_runtime.errors import NielsCacheError
+
+
+def artifact_asset(
+    registry: Registry,
+    kind: str,
+    metadata_of: Callable[[Outcome], Metadata],
+    *,
+    version: str = "content_sha256",
+    prepare: Callable[[Any, BuildConfig, ProgressSink], Artifact] = lambda artifact, config, sink: artifact,
+    **settings: Any,
+) -> dg.AssetsDefinition:
+    """Return the asset that records the artifacts of a kind, one in each partition, or the only artifact with this key.
+
+    Args:
+        registry: The configuration.
+        kind: The kind or the key.
+        metadata_of: Returns the metadata of an outcome.
+        version: Key in the record of the artifact whose value is the data version.
+        prepare: Changes the artifact before it is built.
+        **settings: Arguments of `dg.asset`.
+    """
+    observed = keys.ASSETS[kind] if "partitions_def" in settings else None
+
+    @dg.asset(key=keys.ASSETS[kind], **settings)
+    def build(
+        context: dg.AssetExecutionContext, config: BuildConfig, cache_root: RootParam, progress_sink: SinkParam
+    ) -> dg.MaterializeResult:
+        with readable_failures():
+            artifact = graph(registry, cache_root.path)[f"{kind}/{context.partition_key}" if observed else kind]
+            artifact = prepare(artifact, config, progress_sink)
+        outcome = build_artifact(context, artifact, config, progress_sink, observed=observed)
+        return recorded_result(context, outcome, metadata_of(outcome), outcome.meta.get(version, ""))
+
+    return build
 
 
 def build_artifact(

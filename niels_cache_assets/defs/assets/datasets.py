@@ -6,7 +6,6 @@ Dagster keeps results that were yielded before an error, and records an asset as
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -16,7 +15,7 @@ from niels_cache_assets.base.choices import raise_unknown_choice
 from niels_cache_assets.build_cache import CODE_VERSIONS
 from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assets.building import build_artifact, recorded_result
-from niels_cache_assets.defs.assets.upstream import REVISION, last_observation, observe_read_revision
+from niels_cache_assets.defs.assets.upstream import last_observation, observe_read_revision, observed_revision
 from niels_cache_assets.defs.config import FamilyConfig, PretrainConfig
 from niels_cache_assets.defs.metadata.builds import family_metadata, split_schema, split_version
 from niels_cache_assets.defs.progress import ProgressSink, SinkParam, readable_failures
@@ -24,8 +23,8 @@ from niels_cache_assets.defs.resources import CacheRoot, RootParam
 from niels_cache_assets.facts.training_code import loader_code
 from niels_cache_assets.project.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import FAMILIES, Family, Split
-from niels_cache_runtime.format.meta import Meta, build_id
+from niels_cache_runtime.format.layout import Family, Split
+from niels_cache_runtime.format.meta import build_id
 
 _SPLITS: dict[Family, str] = {
     "pretrain": """The {split} split of a data set: headerless tokens in shards, every document followed by one EOT.
@@ -57,10 +56,6 @@ bytes. [Its checks](/assets/{family}/meta_json?view=checks) read the whole cache
 ```python
 {code}
 ```"""
-
-_SPLIT_KEYS: dict[Family, dict[Split, dg.AssetKey]] = {
-    family: {"train": keys.TRAIN_KEYS[family], "val": keys.VAL_KEYS[family]} for family in FAMILIES
-}
 
 
 def pretrain_assets(registry: Registry) -> dg.AssetsDefinition:
@@ -125,11 +120,11 @@ def _multi_asset(registry: Registry, family: Family, *, above: Sequence[dg.Asset
         specs=[
             *(
                 dg.AssetSpec(key, deps=above, description=described(_SPLITS[family], split), kinds={"numpy"}, metadata=columns, **shared)
-                for split, key in _SPLIT_KEYS[family].items()
+                for split, key in keys.SPLIT_KEYS[family].items()
             ),
             dg.AssetSpec(
                 keys.META_KEYS[family],
-                deps=[*above, *_SPLIT_KEYS[family].values()],
+                deps=[*above, *keys.SPLIT_KEYS[family].values()],
                 description=described(_META, "train"),
                 kinds={"json"},
                 **shared,
@@ -157,28 +152,18 @@ def _stream(
             raise_unknown_choice(registry.origin, f"no {family} data set", name, registry.partition_keys(family))
         artifact = graph(registry, cache_root.path).dataset(name, config.run_settings())
     source = artifact.spec.source
-    outcome = build_artifact(context, artifact, config, progress_sink, observed=keys.TRAIN_KEYS[family], source=source)
+    outcome = build_artifact(context, artifact, config, progress_sink, observed=keys.SPLIT_KEYS[family]["train"], source=source)
     if not outcome.kept:
-        _observe(context, registry, name, outcome.meta, root=cache_root.path)
+        last = last_observation(context.instance, registry, name)
+        if name not in registry.prepared():
+            observe_read_revision(context, registry, name, outcome.meta["dataset_revision"], root=cache_root.path)
+        elif last is not None:  # the build did not contact upstream, so only the settings of the data set may be new
+            observe_read_revision(context, registry, name, observed_revision(last), root=cache_root.path)
     deduplicated = "dedup" in getattr(source, "prepare", ())
     shown = family_metadata(outcome, source.shown_settings(), deduplicated=deduplicated, draw=registry.dagster.plots)
     results: list[dg.MaterializeResult] = [
         dg.MaterializeResult(key, metadata=shown[split], data_version=split_version(outcome.meta, split))
-        for split, key in _SPLIT_KEYS[family].items()
+        for split, key in keys.SPLIT_KEYS[family].items()
     ]
     whole = recorded_result(context, outcome, shown[None], build_id(outcome.meta) or "")
     yield from [*results, whole._replace(asset_key=keys.META_KEYS[family])]
-
-
-def _observe(context: dg.AssetExecutionContext, registry: Registry, name: str, meta: Meta, *, root: Path) -> None:
-    """Record the version of upstream that the cache was built from.
-
-    If the data set has a corpus, its build did not contact upstream, so only its settings may be new.
-    """
-    if name in registry.prepared():
-        last = last_observation(context.instance, registry, name)
-        if last is not None:
-            revision = last.metadata.get(REVISION)
-            observe_read_revision(context, registry, name, str(revision.value) if revision else None, root=root)
-    else:
-        observe_read_revision(context, registry, name, meta["dataset_revision"], root=root)

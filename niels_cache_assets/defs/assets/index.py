@@ -14,7 +14,7 @@ from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.base.fingerprint import fingerprint_of, identity_settings
 from niels_cache_assets.base.wording import SHORT_SHA256, file_size, format_count
 from niels_cache_assets.defs.assets.building import recorded_result
-from niels_cache_assets.defs.keys import INDEX, TRAIN_KEYS, mapped
+from niels_cache_assets.defs.keys import INDEX, SPLIT_KEYS, mapped
 from niels_cache_assets.defs.metadata.builds import state_of
 from niels_cache_assets.defs.metadata.entries import json_entry, table
 from niels_cache_assets.defs.progress import BuildReporter, SinkParam, readable_failures
@@ -46,7 +46,7 @@ def index_assets(registry: Registry) -> list[dg.AssetsDefinition]:
 
     @dg.asset(
         key=INDEX,
-        deps=[mapped(TRAIN_KEYS["pretrain"], blends_of)],
+        deps=[mapped(SPLIT_KEYS["pretrain"]["train"], blends_of)],
         partitions_def=dg.StaticPartitionsDefinition(names),
         group_name="index",
         kinds={"numpy"},

@@ -24,7 +24,7 @@ from niels_cache_assets.base.wording import file_size, format_count
 from niels_cache_assets.build_cache import CODE_VERSIONS
 from niels_cache_assets.cluster.child import BuildInChild
 from niels_cache_assets.defs import keys
-from niels_cache_assets.defs.assets.building import build_artifact, recorded_result
+from niels_cache_assets.defs.assets.building import artifact_asset, build_artifact, recorded_result
 from niels_cache_assets.defs.assets.upstream import last_materialization, materialized_version, observe_read_revision
 from niels_cache_assets.defs.config import BuildConfig
 from niels_cache_assets.defs.metadata.builds import Metadata, engines_entry, recorded_at, state_of
@@ -114,8 +114,10 @@ def _plan(registry: Registry) -> dg.AssetsDefinition:
 def _val(registry: Registry) -> dg.AssetsDefinition:
     names = keys.datasets_with_val_part(registry)
 
-    @dg.asset(
-        key=keys.VAL_PART,
+    return artifact_asset(
+        registry,
+        "val_part",
+        part_metadata,
         deps=[dg.AssetDep(keys.TOKENIZER), keys.mapped(keys.PLAN, {name: name for name in names})],
         partitions_def=dg.StaticPartitionsDefinition(names),
         group_name=_GROUP,
@@ -123,14 +125,6 @@ def _val(registry: Registry) -> dg.AssetsDefinition:
         code_version=CODE_VERSIONS["pretrain"],
         description=_VAL,
     )
-    def build_val_part(
-        context: dg.AssetExecutionContext, config: BuildConfig, cache_root: RootParam, progress_sink: SinkParam
-    ) -> dg.MaterializeResult:
-        artifact = graph(registry, cache_root.path)[f"val_part/{context.partition_key}"]
-        outcome = build_artifact(context, artifact, config, progress_sink, observed=keys.VAL_PART)
-        return recorded_result(context, outcome, part_metadata(outcome))
-
-    return build_val_part
 
 
 def _parts(registry: Registry) -> dg.AssetsDefinition:
@@ -147,8 +141,8 @@ def _parts(registry: Registry) -> dg.AssetsDefinition:
         deps.append(keys.mapped(keys.VAL_PART, {name: of_plan[name] for name in names}))
 
     return partition_asset(
-        keys.PARTS,
-        lambda root, key: graph(registry, root).part(key),
+        registry,
+        "part",
         part_metadata,
         deps=deps,
         partitions_def=dg.StaticPartitionsDefinition([part for parts in every.values() for part in parts]),
@@ -159,41 +153,35 @@ def _parts(registry: Registry) -> dg.AssetsDefinition:
     )
 
 
-def partition_asset(
-    key: dg.AssetKey, artifact_of: Callable[[Path, str], BuildInChild], metadata_of: Callable[[Outcome], Metadata], **settings: Any
-) -> dg.AssetsDefinition:
+def partition_asset(registry: Registry, kind: str, metadata_of: Callable[[Outcome], Metadata], **settings: Any) -> dg.AssetsDefinition:
     """Return an asset whose partitions are built by processes of any machine: parts, parts of a corpus, or ranges of hashes.
 
     Args:
-        key: Key of the asset.
-        artifact_of: Returns the artifact for a cache root and a partition key.
+        registry: The configuration.
+        kind: The kind of the artifacts.
         metadata_of: Returns the metadata of an outcome.
         **settings: Arguments of `dg.asset`.
     """
 
-    @dg.asset(key=key, pool=keys.PARTS_POOL, output_required=False, **settings)
+    @dg.asset(key=keys.ASSETS[kind], pool=keys.PARTS_POOL, output_required=False, **settings)
     def build(
         context: dg.AssetExecutionContext, config: BuildConfig, cache_root: RootParam, progress_sink: SinkParam
     ) -> Iterator[dg.MaterializeResult]:
-        outcome = build_partition(context, artifact_of(cache_root.path, context.partition_key), config, progress_sink, key)
-        if outcome is not None:
+        with readable_failures():
+            artifact: Any = graph(registry, cache_root.path)[f"{kind}/{context.partition_key}"]
+        try:
+            if progress_sink.builds_parts_here or config.force:
+                passes_on = (BusyError, LeaseLostError) if progress_sink.passes_over else ()
+                observed = keys.ASSETS[kind]
+                outcome = build_artifact(context, artifact, config, progress_sink, observed=observed, passes_on=passes_on)
+            else:
+                outcome = _build_in_child(context, artifact, progress_sink, keys.ASSETS[kind])
+        except (BusyError, LeaseLostError) as other:
+            context.log.info(f"passed over: {other}")
+        else:
             yield recorded_result(context, outcome, metadata_of(outcome))
 
     return build
-
-
-def build_partition(
-    context: dg.AssetExecutionContext, artifact: BuildInChild, config: BuildConfig, progress_sink: ProgressSink, key: dg.AssetKey
-) -> Outcome | None:
-    """Build a part or a range, here or in a child. Return None if another process builds it and the sink passes over it."""
-    try:
-        if progress_sink.builds_parts_here or config.force:
-            passes_on = (BusyError, LeaseLostError) if progress_sink.passes_over else ()
-            return build_artifact(context, artifact, config, progress_sink, observed=key, passes_on=passes_on)
-        return _build_in_child(context, artifact, progress_sink, key)
-    except (BusyError, LeaseLostError) as other:
-        context.log.info(f"passed over: {other}")
-        return None
 
 
 def _build_in_child(context: dg.AssetExecutionContext, part: BuildInChild, progress_sink: ProgressSink, key: dg.AssetKey) -> Outcome:

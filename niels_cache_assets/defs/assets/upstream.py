@@ -130,6 +130,11 @@ def version_of(observation: dg.AssetObservation) -> str:
     return observation.tags[DATA_VERSION_TAG]
 
 
+def observed_revision(observation: dg.AssetObservation | None) -> str | None:
+    """Return the revision of upstream in an observation, or None if there is none."""
+    return None if observation is None or REVISION not in observation.metadata else str(observation.metadata[REVISION].value)
+
+
 def materialized_version(event: dg.AssetMaterialization) -> str | None:
     """Return the data version in a materialization, or None if it has none."""
     return (event.tags or {}).get(DATA_VERSION_TAG)

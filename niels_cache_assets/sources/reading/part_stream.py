@@ -10,7 +10,7 @@ from collections.abc import Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -94,15 +94,7 @@ class PartStream:
 
 
 def part_stream(
-    source: SourceWithParts,
-    files: Sequence[ListedFile],
-    *,
-    revision: str | None,
-    text_field: str | None,
-    val: FractionSplitter | None = None,
-    skip: int = 0,
-    only: Split | None = None,
-    excludes: bool = True,
+    source: SourceWithParts, files: Sequence[ListedFile], *, revision: str | None, excludes: bool = True, **own: Any
 ) -> PartStream:
     """Return the stream of some files of a data set in parts.
 
@@ -110,11 +102,8 @@ def part_stream(
         source: The table of the data set.
         files: The files, as the plan lists them.
         revision: The revision at which the files were listed.
-        text_field: The field with the text, or None if the files hold no rows.
-        val: See `PartStream`.
-        skip: See `PartStream`.
-        only: See `PartStream`.
         excludes: Whether to leave out the documents that `exclude` names.
+        **own: Other fields of `PartStream`.
 
     Raises:
         NielsCacheError: If a file is missing.
@@ -122,11 +111,8 @@ def part_stream(
     return PartStream(
         reader=source.file_reader([file.name for file in files]) if files else None,
         files=[*zip(files, source.located(files, revision), strict=True)],
-        text_field=text_field,
-        val=val,
         excluded=excluded_ids(source.exclude) if excludes and source.exclude is not None else (),
-        skip=skip,
-        only=only,
+        **own,
     )
 
 

@@ -72,9 +72,9 @@ class BlockFeed:
         self._make, self._first, self._step = make, first - step, step  # _first: of the last batch
         self._rows = settings.B * settings.world_size  # of a batch on all ranks
         self._sources, self._names = copied_sources(named), tuple(named)
-        identity = {"settings": settings.sample_settings(), "weights": settings.weights, "machines": settings.machines}
-        fingerprints = {"sources": {name: source.fingerprint for name, source in named.items()}}
-        self._run = sha256_text(canonical_json(identity | fingerprints))  # the same in all processes of the run
+        identity: dict[str, Any] = {"settings": settings.sample_settings(), "weights": settings.weights, "machines": settings.machines}
+        identity["sources"] = {name: source.fingerprint for name, source in named.items()}
+        self._run = sha256_text(canonical_json(identity))  # the same in all processes of the run
         self._ahead = _BLOCKS_AHEAD * len(self._sources) * settings.lanes // settings.machines  # the visits to download early
         self._all = tuple(self._sources.values())
         self._lead = self._all[0]
@@ -85,7 +85,6 @@ class BlockFeed:
         self._coming: deque[BlockVisit] = deque()
         self._current: list[BlockVisit] = []
         self._move_at = -1  # the first sample of a batch that needs other visits
-        self._room = self._copy.limit  # beside the visits in use and to come
 
     def batches(self, plan: Iterator[SampleLocations]) -> Iterator[Batch]:
         """Yield the batches of a plan. After an error, need nothing any more."""
@@ -193,7 +192,6 @@ class BlockFeed:
         If one of these visits begins when another is over, find only those of the samples before it, and return its first sample.
         """
         while True:
-            self._room += sum(self._bytes(visit) for visit in self._current if visit.end <= first)
             self._current = [visit for visit in self._current if visit.end > first]
             if not (self._coming or self._plan_visits()) or self._coming[0].first >= last:
                 break
@@ -206,12 +204,13 @@ class BlockFeed:
 
     def _plan_visits(self) -> bool:
         """Fill `_coming` with as many visits as the copy can hold. Return whether there is one."""
-        while (self._room > 0 or len(self._coming) < self._ahead) and len(self._coming) < max(_MAX_VISITS, self._ahead):
+        room = self._copy.limit - sum(map(self._bytes, (*self._current, *self._coming)))
+        while (room > 0 or len(self._coming) < self._ahead) and len(self._coming) < max(_MAX_VISITS, self._ahead):
             visit = next(self._visits, None)
             if visit is None:
                 break
             self._coming.append(visit)
-            self._room -= self._bytes(visit)
+            room -= self._bytes(visit)
         return bool(self._coming)
 
     def _bytes(self, visit: BlockVisit) -> int:
@@ -248,7 +247,7 @@ class Sources:
             return
         if remote.dir is not None and remote.limit is None:
             raise NielsCacheError(f"Copy(limit=None): give the most bytes that {remote.dir} may take, such as limit=200e9")
-        self.copy = remote.open()
+        self.copy = None if remote.dir is None else remote.open()
         for name, address in addresses.items():
             build, named = self._open(address)
             check_named(named, split, address)

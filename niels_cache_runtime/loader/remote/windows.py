@@ -196,32 +196,33 @@ class CopiedWindows(PublishedWindows):
 
     def _load_slots(self, starts: Ints) -> None:
         """Let the slots hold everything that the windows at `starts` need."""
-        first = self._stream_ends.searchsorted(starts, side="right")
-        last = self._stream_ends.searchsorted(starts + self.T, side="right")
-        stops = np.minimum((first // self.block_shards + 1) * self.block_shards, len(self._paths))
-        whole = {shard for a, b, stop in np.stack([first, last + 1, stops], axis=1).tolist() for shard in range(a, min(b, stop))}
+        first, last = (self._stream_ends.searchsorted(places, side="right") for places in (starts, starts + self.T))
         readable, lengths = self._slots.readable, self._slots.shard_lengths
-        crossing = last >= stops
+        whole = set[int]()  # the shards in the blocks of the windows
+        beyond = set[tuple[int, int, int]]()  # the block of a window, a shard after this block, and the tokens that the window needs of it
+        in_last = starts + self.T + 1 - self._stream_starts[last]
+        for begin, end, tokens in zip(first.tolist(), last.tolist(), in_last.tolist(), strict=True):
+            block = begin // self.block_shards
+            stop = min((block + 1) * self.block_shards, len(self._paths))
+            whole.update(range(begin, min(end + 1, stop)))
+            beyond.update((block, shard, tokens if shard == end else int(lengths[shard])) for shard in range(stop, end + 1))
 
         def missing() -> list[str]:
-            short = crossing & (readable[last] < starts + self.T + 1 - self._stream_starts[last])
-            # A window over several short shards: its last shard may be held while one before it is not.
-            gaps = [bool((readable[a:b] < lengths[a:b]).any()) for a, b in zip(stops.tolist(), last.tolist(), strict=True)]
-            blocks = np.unique(first[short | (crossing & np.array(gaps))] // self.block_shards).tolist()
-            return [*(self._paths[shard] for shard in sorted(whole) if readable[shard] < lengths[shard]), *map(self._tail_of, blocks)]
+            tails = {block for block, shard, tokens in beyond if readable[shard] < tokens}
+            return [
+                *(self._paths[shard] for shard in sorted(whole) if readable[shard] < lengths[shard]),
+                *map(self._tail_of, sorted(tails)),
+            ]
 
         if not missing():
             return
         also = self._visited()
-        tails = map(self._tail_of, np.unique(first[crossing] // self.block_shards).tolist())
-        self._release(self._in_use - {*also, *tails, *(self._paths[shard] for shard in whole)})  # of a read beside the batches
+        needed = {*(self._paths[shard] for shard in whole), *(self._tail_of(block) for block, _, _ in beyond)}
+        self._release(self._in_use.difference(also, needed))  # of a read beside the batches
         while (paths := missing()) and not self.copy.acquire(paths, self._map, mine=self._in_use, also=also, is_fed=self.copy.is_fed):
             pass
         self._refill()
-        if (
-            any(readable[shard] < lengths[shard] for shard in whole)
-            or (crossing & (readable[last] <= starts + self.T - self._stream_starts[last])).any()
-        ):
+        if missing():
             raise NielsCacheError(f"{self.folder}: a shard is not in its slot; report this as a bug")  # reading it would end the process
 
     def _tail_of(self, block: int) -> str:
