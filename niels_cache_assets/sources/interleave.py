@@ -48,7 +48,6 @@ class Interleave(PretrainSource):
     """
 
     source: Literal["interleave"] = "interleave"
-    code_version = "2"
     members: dict[str, FiniteFloat] = Field(min_length=1)
     """Weight of each member, by the name of its pretrain table"""
     stopping_strategy: Literal["first_exhausted", "all_exhausted"] = "first_exhausted"
