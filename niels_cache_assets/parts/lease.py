@@ -31,7 +31,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from niels_cache_assets.base.processes import Process
+from niels_cache_assets.base.processes import Process, cpu_seconds
 from niels_cache_assets.disk.attempts import attempt_record, highest_number, lease_path, recorded_attempts, stop_path
 from niels_cache_assets.disk.build_lock import path_stamp
 from niels_cache_assets.disk.identity import without_keys
@@ -254,7 +254,8 @@ class Lease:
     def __init__(self, target: Path, holder: LeaseHolder, descriptor: int, *, waited: bool) -> None:
         self.target, self.attempt, self.waited = target, holder.attempt, waited
         self._holder, self._descriptor = holder, descriptor
-        self._began, self._cpu_before = time.monotonic(), sum(os.times()[:4])
+        self._began, self._cpu_before = time.monotonic(), cpu_seconds()
+        self._cpu_until: float | None = None  # where the count of CPU time pauses
         self._meter = SpeedMeter()
         self._progress: dict[str, Any] = {}
         self._is_lost = False
@@ -309,13 +310,22 @@ class Lease:
         speed = self._meter.estimate(progress, time.monotonic())
         self._progress = {"counts": dict(progress.counts), "share": progress.share, "speed": speed}
 
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Leave out the CPU time of the block, which takes leases of its own that record it."""
+        self._cpu_until = cpu_seconds()
+        try:
+            yield
+        finally:
+            self._cpu_before, self._cpu_until = self._cpu_before + cpu_seconds() - self._cpu_until, None
+
     def _write(self, ended: str | None = None) -> None:
         with self._writing:
             record = replace(
                 self._holder,
                 **self._progress,
                 seconds=time.monotonic() - self._began,  # differs in each record, which shows that this process is alive
-                cpu_seconds=sum(os.times()[:4]) - self._cpu_before,
+                cpu_seconds=(self._cpu_until or cpu_seconds()) - self._cpu_before,
                 ended=ended,
             )
             os.pwrite(self._descriptor, record.encoded(), 0)
