@@ -48,7 +48,7 @@ from niels_cache_assets.corpus.prepared import document_sizes, ordinals_sha256
 from niels_cache_assets.disk.journal import SCRATCH_NAME
 from niels_cache_assets.disk.space import SpaceNeed
 from niels_cache_assets.disk.staging import finished_meta
-from niels_cache_assets.disk.table_file import ParquetWriter, closing_table
+from niels_cache_assets.disk.table_file import ParquetWriter, sealing
 from niels_cache_assets.disk.writers import Files, add_file
 from niels_cache_assets.parts.attempts import remove_target, targets_in
 from niels_cache_assets.parts.lease import hold_lease
@@ -494,7 +494,7 @@ def _write_drop_list(root: Path, name: str, inputs: CorpusInputs, drops: Dropped
     names = np.array([each.name for each in inputs.all], dtype=object)
     splits = np.array([*SPLITS, None], dtype=object)  # UNKNOWN is -1, which selects the last element
     kinds = np.array(["near", "exact"], dtype=object)
-    with closing_table(ParquetWriter(root, duplicates_file(name), DUPLICATES, files)) as table:
+    with sealing(ParquetWriter(root, duplicates_file(name), DUPLICATES, files)) as table:
         for first in range(0, len(drops.ordinals) or 1, _ROWS_PER_GROUP):
             part = drops.where(slice(first, first + _ROWS_PER_GROUP))
             columns = {

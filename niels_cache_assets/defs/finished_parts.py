@@ -14,33 +14,27 @@ This takes two small reads for each step. A tick that has no time left for a dat
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Iterator
 
 import dagster as dg
-from dagster._core.definitions.data_version import DATA_VERSION_TAG  # no public name
-from dagster._core.storage.dagster_run import IN_PROGRESS_RUN_STATUSES  # no public name
-from dagster._core.storage.tags import PARTITION_NAME_TAG
 
 from niels_cache_assets.artifacts.base import Artifact, Outcome
-from niels_cache_assets.artifacts.corpus import Corpus
-from niels_cache_assets.artifacts.graph import graph
-from niels_cache_assets.artifacts.parts.part import ValPart
+from niels_cache_assets.artifacts.graph import Graph, graph
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.watch import RUNNING, WAITING, describe_steps, summarize_steps
 from niels_cache_assets.base.wording import format_count
 from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assets.corpus import corpus_part_metadata
-from niels_cache_assets.defs.assets.parts import is_recorded_plan, list_of_ids, part_metadata, plan_metadata, plan_version
-from niels_cache_assets.defs.assets.upstream import last_materialization, materialized_version
+from niels_cache_assets.defs.assets.parts import is_recorded, part_metadata, plan_record
+from niels_cache_assets.defs.assets.upstream import DATA_VERSION_TAG, last_materialization
+from niels_cache_assets.defs.cursors import in_turn
 from niels_cache_assets.defs.metadata.builds import STATE
 from niels_cache_assets.defs.metadata.entries import table, without_empty
 from niels_cache_assets.defs.part_slots import limit_parts
-from niels_cache_assets.defs.resources import CacheRoot, RootParam
+from niels_cache_assets.defs.resources import RootParam
 from niels_cache_assets.parts.lease import DONE
 from niels_cache_assets.project.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.meta import Meta
 
 PARTS_SENSOR = "finished_parts_sensor"
 _SECONDS = 60  # between two ticks
@@ -48,19 +42,10 @@ _SCAN_SECONDS = 20.0  # a tick looks at no further part after this time; Dagster
 _STATE = "built outside of Dagster"
 
 
-class _Candidate(NamedTuple):
-    """Something that may be finished. `id` is its name in the cursor."""
-
-    id: str
-    asset: dg.AssetKey
-    partition: str
-    artifact: Artifact
-
-
 def finished_parts_sensor(registry: Registry) -> dg.SensorDefinition:
     """Return the sensor.
 
-    Its cursor is {next: the next id to look at, seen: {id: stamp}, pending: {id: stamp}, states: {data set: {state: steps}},
+    Its cursor is {next: the next key to look at, seen: {key: stamp}, pending: {key: stamp}, states: {data set: {state: steps}},
     watch: the next data set to observe}. A stamp is the inode and the time of a record. Pending are parts that were new at the last look.
     """
 
@@ -73,59 +58,38 @@ def finished_parts_sensor(registry: Registry) -> dg.SensorDefinition:
     )
     def sensor(context: dg.SensorEvaluationContext, cache_root: RootParam) -> dg.SensorResult:
         limit_parts(context.instance, registry)
-        state = json.loads(context.cursor or "{}")
-        seen: dict[str, str] = state.get("seen", {})
-        pending: dict[str, str] = state.get("pending", {})
-        problems: list[str] = []
-        candidates = [*_candidates(registry, cache_root, problems)]
-        ids = [candidate.id for candidate in candidates]
-        first = ids.index(state["next"]) if state.get("next") in ids else 0
+        artifacts, names, problems = graph(registry, cache_root.path), keys.datasets_with_plan(registry), list[str]()
+        parts = {part.key: part for name in names for part in _parts(artifacts, name, problems)}
+        cursor = json.loads(context.cursor or "{}")
+        for key, known in (("seen", parts), ("pending", parts), ("states", names)):
+            cursor[key] = {name: value for name, value in cursor.get(key, {}).items() if name in known}
+        seen, pending, states = cursor["seen"], cursor["pending"], cursor["states"]
         events: list[dg.AssetMaterialization | dg.AssetObservation] = []
         began, count = time.monotonic(), 0
-        for candidate in candidates[first:] + candidates[:first]:
-            if count and time.monotonic() - began >= _SCAN_SECONDS:
-                break
+        for key in in_turn([*parts], cursor, "next", until=began + _SCAN_SECONDS):
             count += 1
-            stamp = _stamp(candidate.artifact)
-            if stamp is None or seen.get(candidate.id) == stamp or _is_being_built(context.instance, candidate):
+            stamp = _stamp(parts[key])
+            if stamp is None or seen.get(key) == stamp or _is_being_built(context.instance, key):
                 continue
-            meta = _current(candidate.artifact)
-            if meta is None:
+            event = _event(context.instance, parts[key])
+            if event is None:
                 continue
-            version = _version(context.instance, candidate, meta)
-            is_new = not _is_recorded(context.instance, candidate, meta, version)
-            if pending.get(candidate.id) != stamp and is_new:
-                pending[candidate.id] = stamp
+            is_new = not is_recorded(last_materialization(context.instance, event.asset_key, str(event.partition)), event)
+            if is_new and pending.get(key) != stamp:
+                pending[key] = stamp
                 continue
-            pending.pop(candidate.id, None)
-            if is_new:
-                events.append(_event(candidate, meta, version))
-            seen[candidate.id] = stamp
-        states: dict[str, Mapping[str, int]] = state.get("states", {})
-        names, artifacts = keys.datasets_with_plan(registry), graph(registry, cache_root.path)
-        start = names.index(state["watch"]) if state.get("watch") in names else 0
-        watched = 0
-        for name in names[start:] + names[:start]:
-            if watched and time.monotonic() - began >= 2 * _SCAN_SECONDS:
-                break
-            watched += 1
-            steps = artifacts.watch(name)
-            before = states.get(name)
+            pending.pop(key, None)
+            seen[key] = stamp
+            events += [event] if is_new else []
+        for name in in_turn(names, cursor, "watch", until=began + 2 * _SCAN_SECONDS):
+            steps, before = artifacts.watch(name), states.get(name)
             states[name] = summarize_steps(steps)["states"]
             if states[name].get(RUNNING) or states[name] != before:
-                rows = [
-                    {"step": each.key, "state": each.state, "progress": each.reason} for each in steps if each.state not in (WAITING, DONE)
-                ]
-                shown = without_empty(
-                    {"steps": describe_steps(steps), "active": table(rows, step="string", state="string", progress="string")}
-                )
-                events.append(dg.AssetObservation(keys.PLAN, partition=name, metadata=shown))
-        cursor = {
-            "next": ids[(first + count) % len(ids)] if ids else None,
-            "states": {name: states[name] for name in names if name in states},
-            "watch": names[(start + watched) % len(names)] if names else None,
-            **{key: {name: known[name] for name in ids if name in known} for key, known in (("seen", seen), ("pending", pending))},
-        }
+                shown = [step for step in steps if step.state not in (WAITING, DONE)]
+                rows = [{"step": step.key, "state": step.state, "progress": step.reason} for step in shown]
+                active = table(rows, step="string", state="string", progress="string")
+                metadata = without_empty({"steps": describe_steps(steps), "active": active})
+                events.append(dg.AssetObservation(keys.PLAN, partition=name, metadata=metadata))
         summary = f"Looked at {format_count(count, 'part')}; recorded {len(events)}"
         return dg.SensorResult(
             asset_events=events,
@@ -136,23 +100,14 @@ def finished_parts_sensor(registry: Registry) -> dg.SensorDefinition:
     return sensor
 
 
-def _candidates(registry: Registry, cache_root: CacheRoot, problems: list[str]) -> Iterator[_Candidate]:
-    """Yield the plan, the val part and the parts of every data set and corpus in parts. Add a line to `problems` if there is no plan."""
-    all_artifacts = graph(registry, cache_root.path)
-    for name in keys.datasets_with_plan(registry):
-        yield _Candidate(f"plan/{name}", keys.PLAN, name, all_artifacts.plan(name))
-        for each in all_artifacts.joined(name):
-            try:
-                members: list[Artifact] = [*each.members()]
-            except NielsCacheError as error:  # no plan, no tokenizer or no corpus yet, or those of other settings
-                problems.append(str(error))
-                continue
-            for member in members:
-                if isinstance(member, ValPart):
-                    yield _Candidate(member.key, keys.VAL_PART, name, member)
-                else:
-                    asset = keys.CORPUS_PARTS if isinstance(member, Corpus) else keys.PARTS
-                    yield _Candidate(member.key, asset, f"{name}/{member.directory.name}", member)
+def _parts(artifacts: Graph, name: str, problems: list[str]) -> Iterator[Artifact]:
+    """Yield the plan, the val part and the parts of a data set and of its corpus. Add a line to `problems` if there is no plan."""
+    yield artifacts.plan(name)
+    for joined in artifacts.joined(name):
+        try:
+            yield from [*joined.members()]
+        except NielsCacheError as error:  # no plan, no tokenizer or no corpus yet, or those of other settings
+            problems.append(str(error))
 
 
 def _stamp(artifact: Artifact) -> str | None:
@@ -165,40 +120,21 @@ def _stamp(artifact: Artifact) -> str | None:
     return f"{status.st_ino:x}-{status.st_mtime_ns:x}"
 
 
-def _current(artifact: Artifact) -> Meta | None:
-    """Return the record of a build if the build is current, or None."""
-    try:
-        return artifact.current()
-    except NielsCacheError:
-        return None
-
-
-def _is_being_built(instance: dg.DagsterInstance, candidate: _Candidate) -> bool:
-    filters = dg.RunsFilter(tags={PARTITION_NAME_TAG: candidate.partition}, statuses=[*IN_PROGRESS_RUN_STATUSES])
+def _is_being_built(instance: dg.DagsterInstance, key: str) -> bool:
+    filters = dg.RunsFilter(tags={keys.PARTITION_TAG: key.partition("/")[2]}, statuses=keys.IN_PROGRESS)
     return bool(instance.get_run_ids(filters, limit=1))
 
 
-def _is_recorded(instance: dg.DagsterInstance, candidate: _Candidate, meta: Meta, version: str) -> bool:
-    last = last_materialization(instance, candidate.asset, candidate.partition)
-    if last is None:
-        return False
-    if isinstance(candidate.artifact, PartsPlan):
-        return is_recorded_plan(last, meta, version, list_of_ids(candidate.artifact.source))
-    return materialized_version(last) == version
-
-
-def _version(instance: dg.DagsterInstance, candidate: _Candidate, meta: Meta) -> str:
-    if isinstance(candidate.artifact, PartsPlan):
-        return plan_version(instance, candidate.partition, meta, list_of_ids(candidate.artifact.source))
-    return str(meta["content_sha256"])
-
-
-def _event(candidate: _Candidate, meta: Meta, version: str) -> dg.AssetMaterialization:
-    artifact = candidate.artifact
+def _event(instance: dg.DagsterInstance, artifact: Artifact) -> dg.AssetMaterialization | None:
+    """Return the event that records a build, or None if the build is not current."""
+    try:
+        meta = artifact.current()
+    except NielsCacheError:
+        return None
     outcome = Outcome(key=artifact.key, state="built", meta=meta, directory=artifact.directory)
+    asset, partition = keys.recorded_as(artifact.key)
     if isinstance(artifact, PartsPlan):
-        metadata = plan_metadata(outcome, version, list_of_ids(artifact.source))
+        metadata, version = plan_record(instance, outcome, artifact.source)
     else:
-        metadata = (corpus_part_metadata if candidate.asset == keys.CORPUS_PARTS else part_metadata)(outcome)
-    tags = {DATA_VERSION_TAG: version}
-    return dg.AssetMaterialization(candidate.asset, partition=candidate.partition, metadata={**metadata, STATE: _STATE}, tags=tags)
+        metadata, version = (corpus_part_metadata if asset == keys.CORPUS_PARTS else part_metadata)(outcome), meta["content_sha256"]
+    return dg.AssetMaterialization(asset, partition=partition, metadata={**metadata, STATE: _STATE}, tags={DATA_VERSION_TAG: version})

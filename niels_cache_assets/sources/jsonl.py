@@ -1,10 +1,10 @@
 """The source `jsonl`, for pretrain data sets from the user's files with one JSON object per line."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.sources.reading import rows
@@ -25,6 +25,7 @@ class Jsonl(HasKeepDamaged, RowFileSource):
     endings = endings_with_compressions(".jsonl", ".ndjson", ".json")
 
     source: Literal["jsonl"] = "jsonl"
+    rows_of: ClassVar[Callable[..., Iterator[tuple[int, Values]]]] = staticmethod(rows.json_rows)
 
     def check_input(self, siblings: Siblings) -> None:
         context = StreamContext(seed=0)
@@ -99,7 +100,7 @@ class Jsonl(HasKeepDamaged, RowFileSource):
         settings: dict[str, Any] = {"encoding": self.encoding, "limit": self.max_document_bytes, "on_damage": on_damage}
         for file in files.files():
             has_field, fields = text_field is None or files.position.row > 0, None
-            for row, values in rows.json_rows(file, files.position, **settings):
+            for row, values in self.rows_of(file, files.position, **settings):
                 if not has_field and not (has_field := text_field in values):
                     fields = {**(fields or {}), **dict.fromkeys(values)} if fields is None or len(fields) < ROWS else fields
                 yield file.name, row, values

@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import dagster as dg
@@ -13,6 +14,7 @@ import pytest
 from niels_cache_assets.artifacts.base import BuildJob, ReportedProgress, WriteResult
 from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.graph import Graph
+from niels_cache_assets.artifacts.parts import plan
 from niels_cache_assets.artifacts.parts.watch import WatchedStep, summarize_steps
 from niels_cache_assets.base.processes import Process
 from niels_cache_assets.cli import main
@@ -20,7 +22,9 @@ from niels_cache_assets.defs.assembly import build_defs
 from niels_cache_assets.defs.finished_parts import finished_parts_sensor
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.disk.attempts import attempt_record
+from niels_cache_assets.parts.layout import PLAN_NAME
 from niels_cache_assets.parts.lease import LeaseHolder, hold_lease, latest
+from niels_cache_runtime.format.meta import read_meta
 from tests.helpers.parts_project import NAME, PartsProject, build, parts_of
 from tests.parts.test_lease import TIMES, die
 
@@ -122,6 +126,17 @@ def test_each_state_is_seen_from_this_machine_and_from_another(found: Graph, mon
     assert steps_of(found)["part-00003"].state == "running", "its lease has not expired yet"
     os.utime(attempt_record(killed, 1), (time.time() - 200,) * 2)
     assert "last renewed 3:20" in steps_of(found)["part-00003"].reason
+
+
+def test_a_look_reads_a_stale_plan_once(found: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, failed, _, _, waiting = parts_of(found)
+    build(found, [failed, waiting])
+    stale = replace(found, registry=replace(found.registry, build=found.registry.build.model_copy(update={"seed": 8})))
+    reads = list[str]()
+    monkeypatch.setattr(plan, "read_meta", lambda path: reads.append(path) or read_meta(path))
+    assert summarize_steps(stale.watch(NAME))["states"]["stale"] == 4, "the plan and three parts"
+    assert "3 stale" in "".join(state.advice for state in stale.states())
+    assert sum(path.endswith(PLAN_NAME) for path in reads) == 2
 
 
 def test_the_command_ends_when_all_steps_are_done(

@@ -252,7 +252,7 @@ class Estimator:
         memory = cost.memory + THREAD_MEMORY * threads + PIECE_MEMORY * self._vocab_size
         memory += 0 if is_part or not _has_check(spec) else CHECK_MEMORY
         if items and read.text_bytes:
-            memory += read.text_bytes // items * min(getattr(spec.source, "builder_shuffle", 0), items)
+            memory += read.text_bytes // items * min(getattr(spec.source, "shuffle_buffer", 0), items)
         if tokens is not None and read.seconds is not None:
             seconds = cost.seconds + seconds_before + read.seconds + TOKEN_SECONDS * tokens + ITEM_SECONDS * items
             seconds += 0.0 if is_part else _check_seconds(spec, tokens)

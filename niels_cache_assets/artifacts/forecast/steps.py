@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from niels_cache_assets.artifacts.base import Artifact
+from niels_cache_assets.artifacts.base import Artifact, listed_name
 from niels_cache_assets.artifacts.cache_identity import is_prepared
 from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.dataset import DatasetSpec, PretrainCache, SftCache, SwitchedOff
@@ -56,9 +56,8 @@ class Step:
 
     @property
     def name(self) -> str:
-        """The name of the step in the results of a build: a data set has its own name, and everything else its key."""
-        kind, _, name = self.key.partition("/")
-        return name if kind in FAMILIES else self.key
+        """The name of the step in the results of a build."""
+        return listed_name(self.key)
 
 
 def forecast(graph: Graph, *, only: Sequence[str] | None = None, force: bool = False) -> list[Step]:

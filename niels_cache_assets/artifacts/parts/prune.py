@@ -11,6 +11,7 @@ from typing import NamedTuple
 from niels_cache_assets.artifacts.base import lease_times
 from niels_cache_assets.artifacts.duplicates import remove_ranges
 from niels_cache_assets.artifacts.graph import Graph
+from niels_cache_assets.artifacts.parts.part import planned_by
 from niels_cache_assets.artifacts.parts.seal import JoinedCache
 from niels_cache_assets.corpus.layout import corpus_parts_dir
 from niels_cache_assets.parts.attempts import remove_target, targets_in
@@ -52,7 +53,7 @@ def prune_parts(graph: Graph, name: str) -> list[PrunedPart]:
     kept: dict[str, object] = {}  # by name: the fingerprint of the plan that the part must have
     kept_of_corpus: dict[str, object] = {}
     if isinstance(dataset, JoinedCache):
-        kept = {PLAN_STAGED: None, **{member.directory.name: member.planned_by for member in dataset.members()}}
+        kept = {PLAN_STAGED: None, **{member.directory.name: planned_by(member) for member in dataset.members()}}
     source = dataset.spec.source
     if isinstance(source, PretrainSource) and source.corpus_parts > 1:
         kept.setdefault(PLAN_STAGED, None)

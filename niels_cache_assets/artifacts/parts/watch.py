@@ -7,10 +7,13 @@ last renewal is that of the file, and is compared with the clock of this machine
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from niels_cache_assets.artifacts.base import Artifact
+from niels_cache_assets.artifacts.corpus import Corpus
+from niels_cache_assets.artifacts.parts.seal import JoinedCache
 from niels_cache_assets.base.wording import format_duration
 from niels_cache_assets.disk.attempts import attempt_record
 from niels_cache_assets.disk.build_lock import path_stamp
@@ -58,21 +61,33 @@ class WatchedStep(NamedTuple):
         )
 
 
-def watch_step(artifact: Artifact, *, lease_seconds: float) -> WatchedStep:
+def watch_parts(joined: JoinedCache | Corpus) -> list[WatchedStep]:
+    """Return what happens to the val part, if there is one, and the parts of a cache or corpus. Their plan is read once."""
+    parts: Sequence[Artifact]
+    try:
+        parts, is_comparable = joined.members(), True
+    except NielsCacheError:  # there is no plan, corpus or tokenizer of these settings
+        parts, is_comparable = joined.steps(), False
+    seconds = joined.registry.cluster.lease_seconds
+    return [watch_step(part, lease_seconds=seconds, is_comparable=is_comparable) for part in parts if part.is_part]
+
+
+def watch_step(artifact: Artifact, *, lease_seconds: float, is_comparable: bool = True) -> WatchedStep:
     """Return what happens to an artifact that has a lease.
 
     Args:
         artifact: The artifact.
         lease_seconds: How long a lease may go without renewal.
+        is_comparable: Whether everything that a part is compared with exists. If not, only the lease is read.
     """
     target = real_path(artifact.lease_target)
     seen, seconds = latest(target), 0.0
     attempt = None if seen is None else seen.holder
-    try:
-        meta = read_meta(str(artifact.directory / (artifact.record or META_NAME)))
-        state = DONE if artifact.matches(meta, artifact.identity(meta.get("dataset_revision"))) else STALE
-    except NielsCacheError:  # there is no record, or no plan
-        state = WAITING if attempt is None else STALE
+    state = WAITING if attempt is None else STALE
+    if is_comparable:
+        with suppress(NielsCacheError):  # there is no record, or an input is missing
+            meta = read_meta(str(artifact.directory / (artifact.record or META_NAME)))
+            state = DONE if artifact.matches(meta, artifact.identity(meta.get("dataset_revision"))) else STALE
     if seen is not None and attempt is not None and attempt.ended is None:
         renewed = path_stamp(attempt_record(target, seen.attempt))
         seconds = time.time() - renewed[1] / 1e9 if renewed else 0.0

@@ -45,13 +45,6 @@ _ESTIMATES: dict[str, tuple[str, Callable[[Any], str]]] = {
 }
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options in groups."""
-    groups: dict[str, argparse._ArgumentGroup] = {}
-    for flag in FLAGS:
-        flag.add_to(groups.setdefault(flag.group, parser.add_argument_group(flag.group)))
-
-
 COMMAND = Command(
     options=(
         option("--only", "NAME", "build only these data sets (and the tokenizer, if it is missing)", nargs="+"),
@@ -69,6 +62,7 @@ COMMAND = Command(
             dest="settings",
         ),
     ),
+    groups={group: [flag.declared() for flag in FLAGS if flag.group == group] for group in dict.fromkeys(flag.group for flag in FLAGS)},
     description="""\
 Build the tokenizer and every data set that niels_cache.toml lists, or, without that file, the data sets
 of the default profile. Before it trains a tokenizer, build-all checks all inputs and reports every

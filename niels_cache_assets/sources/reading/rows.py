@@ -7,15 +7,14 @@ describes the cost of Parquet.
 from __future__ import annotations
 
 import json
-import os
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from niels_cache_assets.base.first_bytes import describe_content
-from niels_cache_assets.sources.reading.compressed import OnDamage, compression_of, is_damaged
+from niels_cache_assets.sources.reading.compressed import OnDamage, is_damaged
 from niels_cache_assets.sources.reading.encodings import (
     MARK,
     MARKS,
@@ -32,6 +31,7 @@ from niels_cache_assets.sources.reading.encodings import (
 from niels_cache_assets.sources.reading.files import SourceFile, file_errors, first_bytes, open_bytes, valid_unicode
 from niels_cache_assets.sources.reading.parquet_files import is_bytes_type, is_string_type, may_hold_text, open_parquet
 from niels_cache_assets.sources.reading.positions import FilePass, FilePosition, RowsPass
+from niels_cache_assets.sources.text_column import TEXT
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import unique_keys
@@ -46,7 +46,7 @@ BATCH_DOCUMENTS = 256
 BATCH_CHARACTERS = 1 << 20
 PARQUET_ROWS = 1024
 _BLANKS = " \t\n\r\x0b\f"  # ASCII blanks, as in bytes.isspace; a line of other blanks is not valid JSON
-_SCAN_BLOCK = 1 << 20  # no limit is smaller
+_CSV_BLOCK = 1 << 24  # bytes that are parsed at a time
 _decode_json = json.JSONDecoder(object_pairs_hook=unique_keys).decode  # json.loads makes a decoder for each line
 SEARCH_LIMITS = 10_000, 1 << 25  # rows and characters without a field after which the field counts as missing
 
@@ -256,28 +256,77 @@ def _refuse_array(file: SourceFile, error: ValueError | None = None) -> NoReturn
     raise NielsCacheError(f"{file.name}: is one JSON array; write one object per line: jq -c '.[]' {name} > lines.jsonl") from error
 
 
-def refuse_long_lines(file: SourceFile, limit: int) -> None:
-    """Check the lines of a local file for readers that have no limit themselves.
+def line_rows(
+    file: SourceFile,
+    position: FilePosition | None = None,
+    *,
+    encoding: str = UTF8,
+    limit: int = MAX_DOCUMENT_BYTES,
+    on_damage: OnDamage | None = None,
+    keep_ends: bool = True,
+) -> Iterator[tuple[int, Values]]:
+    """Yield (line index from 0, object with the line as `text`) of a text file, beginning at `position`.
 
-    A file that is compressed or larger than the limit is read to its end. For any other file, its size is enough.
+    Args:
+        file: See `json_rows`, like the other arguments.
+        position: See `json_rows`.
+        encoding: See `json_rows`.
+        limit: See `json_rows`.
+        on_damage: See `json_rows`.
+        keep_ends: Whether a line includes its end. Every end is a line feed then.
 
     Raises:
-        NielsCacheError: If a line has more than `limit` bytes.
+        NielsCacheError: If a line is too long.
     """
-    if file.is_remote or (compression_of(file.name) is None and os.path.getsize(file.url) <= limit):
-        return
-    number = 1
-    length = 0  # bytes of the current line so far
-    with file_errors(file), open_bytes(file, lambda damage: None) as stream:  # the reader reports damage later
-        while block := stream.read(_SCAN_BLOCK):
-            head, newline, _ = block.partition(b"\n")
-            if length + len(head) > limit:
-                refuse_length(f"{file.name}: line {number}", limit)
-            length = len(block) - block.rfind(b"\n") - 1 if newline else length + len(block)
-            number += block.count(b"\n")
+
+    def whole(line: str) -> str:
+        text = line.removesuffix("\n").removesuffix("\r")
+        return text + "\n" if keep_ends and line.endswith("\n") else text
+
+    with file_errors(file), open_bytes(file, on_damage) as stream:
+        for index, line, marked in read_lines(stream, position or FilePosition(), file.name, limit, encoding):
+            values = {TEXT: whole(line)}
+            yield index, values if marked is None else DamagedRow(values, {TEXT: whole(marked)}, MARK, damage_of(marked).size)
 
 
-def column_values(column: Any, encoding: str = UTF8, damaged: dict[int, str] | None = None, errors: str = MARKS) -> list[Any]:
+def csv_rows(
+    file: SourceFile,
+    position: FilePosition | None = None,
+    *,
+    encoding: str = UTF8,
+    limit: int = MAX_DOCUMENT_BYTES,
+    on_damage: OnDamage | None = None,
+) -> Iterator[tuple[int, Values]]:
+    """Yield (index of the record from 0, object) of a CSV file, or of a TSV file, with a header. The first rows decide the types.
+
+    Args:
+        file: See `json_rows`, like the other arguments.
+        position: See `json_rows`.
+        encoding: See `json_rows`. Bytes that are invalid in it are an error.
+        limit: The maximum size of a row in Arrow's memory format, in bytes.
+        on_damage: See `json_rows`.
+
+    Raises:
+        NielsCacheError: If the file is damaged, or a row is too long.
+    """
+    import pyarrow as pa
+    from pyarrow import csv
+
+    position, first = position or FilePosition(), 0
+    parsing = csv.ParseOptions(delimiter="\t" if ".tsv" in file.name.lower() else ",", newlines_in_values=True)
+    reading = csv.ReadOptions(encoding=encoding, block_size=min(limit, _CSV_BLOCK))
+    try:
+        with file_errors(file), open_bytes(file, on_damage) as stream:
+            for batch in csv.open_csv(stream, read_options=reading, parse_options=parsing):
+                for row, values in enumerate(batch.slice(max(0, position.row - first)).to_pylist(), max(first, position.row)):
+                    position.row = row + 1
+                    yield row, values
+                first += len(batch)
+    except pa.ArrowInvalid as error:
+        raise NielsCacheError(f"{file.name}: not CSV, or damaged ({error}); correct the file") from error
+
+
+def column_values(column: Any, encoding: str = UTF8, damaged: dict[int, str] | None = None) -> list[Any]:
     """Return the Python values of an Arrow column. Bytes count as strings.
 
     Strings are converted with NumPy, which is several times faster than Arrow.
@@ -286,7 +335,6 @@ def column_values(column: Any, encoding: str = UTF8, damaged: dict[int, str] | N
         column: The Arrow column.
         encoding: The encoding of strings that are not UTF-8.
         damaged: Receives the marked text of each string with replaced bytes, by index.
-        errors: The error handler.
     """
     import pyarrow as pa
     from pyarrow import types
@@ -296,7 +344,7 @@ def column_values(column: Any, encoding: str = UTF8, damaged: dict[int, str] | N
             return column.to_pylist()
         with suppress(UnicodeDecodeError, pa.ArrowException):  # invalid UTF-8: files may hold it, Arrow does not check
             return column.to_numpy(zero_copy_only=False).tolist()
-    return marked_values(column.cast("large_binary").to_pylist(), encoding, errors, {} if damaged is None else damaged)
+    return marked_values(column.cast("large_binary").to_pylist(), encoding, {} if damaged is None else damaged)
 
 
 def rows_in(batch: pa.RecordBatch, encoding: str) -> list[Values]:
@@ -410,7 +458,12 @@ def _unchanged(value: Any) -> Any:
 
 
 def parquet_rows(
-    file: SourceFile, position: FilePosition | None = None, *, encoding: str = UTF8, limit: int = MAX_DOCUMENT_BYTES
+    file: SourceFile,
+    position: FilePosition | None = None,
+    *,
+    encoding: str = UTF8,
+    limit: int = MAX_DOCUMENT_BYTES,
+    columns: Sequence[str] | None = None,
 ) -> Iterator[tuple[int, Values]]:
     """Yield (row index from 0, object) of a Parquet file, beginning at `position`.
 
@@ -421,6 +474,7 @@ def parquet_rows(
         position: Where to begin. None is the start.
         encoding: The encoding of strings that are not UTF-8.
         limit: The maximum size of a row in Arrow's memory format, in bytes.
+        columns: The columns to read, if the file has one of them. None reads all.
 
     Raises:
         NielsCacheError: If a row is larger than `limit`.
@@ -428,8 +482,9 @@ def parquet_rows(
     position = position or FilePosition()
     with open_parquet(file) as parquet:
         position.rows = parquet.rows
+        chosen = [name for name in columns or () if name in parquet.columns] or None
         forms = {name: form for name, kind in parquet.columns.items() if (form := json_form(kind)) is not None}
-        for first, batch in parquet.batches(most_rows=PARQUET_ROWS, start=position.row):
+        for first, batch in parquet.batches(chosen, most_rows=PARQUET_ROWS, start=position.row):
             if batch.nbytes > limit:  # a single row may be longer than the limit
                 for row in range(len(batch)):
                     if batch.slice(row, 1).nbytes > limit:
