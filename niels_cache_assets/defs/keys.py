@@ -1,6 +1,6 @@
 """Names that the definitions share: asset keys, groups, ops, jobs, pools and partitions. Nothing is defined here."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from dagster import (
     AssetDep,
@@ -102,9 +102,15 @@ def ranges(registry: Registry) -> list[str]:
     return [range_name(number) for number in range(registry.search_ranges)]
 
 
-def mapped(key: AssetKey, readers: Mapping[str, str | list[str]]) -> AssetDep:
-    """Return the dependency on an asset. `readers` gives for each of its partitions the dependent partition or partitions."""
-    return AssetDep(key, partition_mapping=StaticPartitionMapping(readers))
+def mapped(key: AssetKey, readers: Mapping[str, str | list[str]] | Sequence[str]) -> AssetDep:
+    """Return the dependency on an asset.
+
+    Args:
+        key: Key of the asset.
+        readers: For each of its partitions, the dependent partition or partitions. A list names partitions that both assets have.
+    """
+    mapping = readers if isinstance(readers, Mapping) else {name: name for name in readers}
+    return AssetDep(key, partition_mapping=StaticPartitionMapping(mapping))
 
 
 def search_mapping(registry: Registry) -> SpecificPartitionsPartitionMapping:

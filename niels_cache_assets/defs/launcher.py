@@ -232,7 +232,7 @@ class _Launcher(ProgressSink):
         result = replace(listed, directory=artifact.directory, seconds=time.monotonic() - started)
         outcome: Outcome | None = self.outcome
         if run.success:
-            return None if outcome is None else replace(result, **_described(artifact, outcome), message=_warnings(run, outcome))
+            return None if outcome is None else _successful(result, artifact, run, outcome)
         if isinstance(artifact, SearchStep) and not force and self._graph.is_done(artifact.key):
             return replace(result, state="cache_hit")  # another process has finished the search
         return replace(result, state="failed", message=_failure_reason(run))
@@ -259,20 +259,21 @@ def _shared(key: str) -> str | None:
     return key.rpartition("/")[0] if key.partition("/")[0] in CHILD_BUILT_KINDS else None
 
 
-def _described(artifact: Artifact, outcome: Outcome) -> dict[str, Any]:
-    """Return what a result says about the outcome of its build. A plan and an index have no record to show."""
-    meta = None if isinstance(artifact, PartsPlan) or artifact.record is None else outcome.meta
-    drops = outcome.drops
-    return {"state": outcome.state, "meta": meta, "left_out": drops.requested or None, "drop_warnings": drops.warnings}
+def _successful(result: LaunchResult, artifact: Artifact, run: dg.ExecuteInProcessResult, outcome: Outcome) -> LaunchResult:
+    """Return the result of a run without errors.
 
-
-def _warnings(run: dg.ExecuteInProcessResult, outcome: Outcome) -> str | None:
-    """Return the warning of a build and the failures of its checks that do not block, except the check that covers all data sets."""
-    messages = [outcome.warning] if outcome.warning else []
-    for evaluation in run.get_asset_check_evaluations():
-        if not evaluation.passed and evaluation.check_name != IN_SYNC:
-            messages.append(f"{evaluation.check_name}: {evaluation.description}")
-    return "; ".join(messages) or None
+    Its message is the warning of the build and the failures of checks that do not block, except the check that covers all data sets.
+    """
+    found = [each for each in run.get_asset_check_evaluations() if not each.passed and each.check_name != IN_SYNC]
+    messages = [*filter(None, [outcome.warning]), *(f"{each.check_name}: {each.description}" for each in found)]
+    return replace(
+        result,
+        state=outcome.state,
+        meta=None if isinstance(artifact, PartsPlan) or artifact.record is None else outcome.meta,
+        message="; ".join(messages) or None,
+        left_out=outcome.drops.requested or None,
+        drop_warnings=outcome.drops.warnings,
+    )
 
 
 def _was_interrupted(run: dg.ExecuteInProcessResult) -> bool:

@@ -121,23 +121,12 @@ class BuildReporter:
         self._sink.progressed(self._name, progress)
         now = monotonic()
         estimate = self._pace.estimate(progress, now)
-        if self._is_due(now):
-            self._context.log.info(f"{self._name}: {describe(progress, estimate, with_share=True)}")
-            self._observe(_figures(progress, estimate))
-
-    def indexing(self, array: str, done: int, total: int) -> None:
-        """Report to Dagster how many entries of an array of an index are done, if a report is due."""
-        if self._is_due(monotonic()):
-            self._context.log.info(f"{self._name}: {array}, {done:,} of {total:,}")
-            self._observe({"entries": done, "of": total})
-
-    def _is_due(self, now: float) -> bool:
         self._throttle = self._throttle or Throttle(now)
-        return self._throttle.is_due(now)
-
-    def _observe(self, metadata: Mapping[str, int | float]) -> None:
-        if self._observed is not None:
-            self._context.log_event(dg.AssetObservation(asset_key=self._observed, partition=self._context.partition_key, metadata=metadata))
+        if self._throttle.is_due(now):
+            self._context.log.info(f"{self._name}: {describe(progress, estimate, with_share=True)}")
+            if self._observed is not None:
+                partition, metadata = self._context.partition_key, _figures(progress, estimate)
+                self._context.log_event(dg.AssetObservation(asset_key=self._observed, partition=partition, metadata=metadata))
 
 
 def _figures(progress: BuildProgress, estimate: SpeedEstimate) -> dict[str, int | float]:

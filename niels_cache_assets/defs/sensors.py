@@ -123,52 +123,48 @@ class _SensorTick:
 
     def __init__(self, context: dg.SensorEvaluationContext, registry: Registry, cache_root: CacheRoot) -> None:
         self._context, self._registry, self._root = context, registry, cache_root.path
-        self._seen: dict[str, dg.AssetObservation] = {}
         self.events: list[dg.AssetObservation] = []
         self.requests: list[dg.RunRequest] = []
         self.messages: list[str] = []
 
-    def current_version(self, name: str) -> str | None:
-        """Return the current version of a data set's upstream, or add a message and return None if upstream is not available."""
+    def look(self, name: str) -> dg.AssetObservation | None:
+        """Return an observation of a data set's upstream, or add a message and return None if upstream is not available."""
         try:
-            self._seen[name] = observe_revision(self._registry, name, root=self._root)
+            return observe_revision(self._registry, name, root=self._root)
         except Exception as error:  # any error of one source
             message = f"{name} could not be checked: {describe_error(error)}"
             self._context.log.warning(message)
             log_traceback(error, self._context.log.info)
             self.messages.append(message)
             return None
-        return version_of(self._seen[name])
 
-    def observe(self, name: str) -> None:
-        """Record the version that was seen, unless the last observation has this version."""
-        last, seen = last_observation(self._context.instance, self._registry, name), self._seen[name]
+    def observe(self, name: str, seen: dg.AssetObservation) -> None:
+        """Record what was seen, unless the last observation has the same version."""
+        last = last_observation(self._context.instance, self._registry, name)
         if last is not None and version_of(last) == version_of(seen):
             return
         self.events.append(seen)
         same = last is not None and last.metadata.get(REVISION) == seen.metadata.get(REVISION)
         self.add_message(name, "has other settings now" if same else f"is at {seen.metadata[REVISION].value} now")
 
-    def last_left_observation(self, name: str) -> str:
-        """Return the id of the newest observation of a version that upstream has left, or "0".
+    def last_left_observation(self, name: str, version: str) -> str:
+        """Return the id of the newest observation of another version, which upstream has left, or "0".
 
-        Upstream has left each version that differs from the version that `current_version` found. The id changes only when upstream
-        changes. A crash does not change it.
+        The id changes only when upstream changes. A crash does not change it.
         """
-        key, version = UPSTREAM_KEYS[self._registry.family_of(name)], version_of(self._seen[name])
-        filters = dg.AssetRecordsFilter(asset_key=key, asset_partitions=[name])
+        filters = dg.AssetRecordsFilter(asset_key=UPSTREAM_KEYS[self._registry.family_of(name)], asset_partitions=[name])
         records = self._context.instance.fetch_observations(filters, limit=OBSERVATIONS).records
         others = (each.storage_id for each in records if each.asset_observation and version_of(each.asset_observation) != version)
         return str(next(others, 0))
 
-    def request(self, name: str, *, occasion: str) -> bool:
-        """Request a build of the version that was seen. If the build can only fail, add a message and return False."""
+    def request(self, name: str, version: str, *, occasion: str) -> bool:
+        """Request a build of a version. If the build can only fail, add a message and return False."""
         if graph(self._registry, self._root).state("tokenizer").state == "missing":
             self.add_message(name, "needs a build, but there is no tokenizer yet: materialize the tokenizer first")
             return False
         definitions = self._context.repository_def
         assert definitions is not None  # ticks of the daemon have a repository
-        self.requests.append(build_request(self._registry, name, version_of(self._seen[name]), definitions, occasion=occasion))
+        self.requests.append(build_request(self._registry, name, version, definitions, occasion=occasion))
         self.add_message(name, "is requested")
         return True
 
@@ -221,11 +217,12 @@ def _sensor(
         with retry_at_most():
             for name in in_turn(datasets, cursor, "next", until=time.monotonic() + QUERY_SECONDS):
                 count += 1
-                version = tick.current_version(name)
-                if version is None:
+                seen = tick.look(name)
+                if seen is None:
                     continue
+                version = version_of(seen)
                 if observes:
-                    tick.observe(name)
+                    tick.observe(name, seen)
                 built, now = built_versions(context.instance, registry, name), time.time()
                 if built == {version} or (observes and not built):
                     changed.pop(name, None)
@@ -237,8 +234,8 @@ def _sensor(
                     tick.add_message(name, "was requested: it is being built, or the build failed and waits for another change")
                 elif left > 0:
                     tick.add_message(name, f"has changed; it will be built after {left:.0f} more seconds without a change")
-                elif builds and tick.request(name, occasion=str(since) if quiet else tick.last_left_observation(name)):
-                    tick.observe(name)
+                elif builds and tick.request(name, version, occasion=str(since) if quiet else tick.last_left_observation(name, version)):
+                    tick.observe(name, seen)
                     changed[name]["asked"] = True
         later = f" ({cursor['next']} is next)" if count < len(datasets) else ""
         summary = f"Looked at {format_count(count, 'data set')} of {len(datasets)}{later}"

@@ -119,7 +119,7 @@ def corpus_assets(registry: Registry) -> list[dg.AssetsDefinition]:
 
 
 def _documents(registry: Registry) -> dg.AssetsDefinition:
-    deps = [keys.mapped(keys.UPSTREAM_KEYS["pretrain"], {name: name for name in registry.prepared()})]
+    deps = [keys.mapped(keys.UPSTREAM_KEYS["pretrain"], registry.prepared())]
     if in_parts := keys.parts_of_corpora(registry):
         deps.append(keys.mapped(keys.CORPUS_PARTS, {part: name for name, parts in in_parts.items() for part in parts}))
 

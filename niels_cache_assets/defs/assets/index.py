@@ -10,14 +10,14 @@ import dagster as dg
 
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.index import BlendIndex
-from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.base.fingerprint import fingerprint_of, identity_settings
 from niels_cache_assets.base.wording import SHORT_SHA256, file_size, format_count
-from niels_cache_assets.defs.assets.building import recorded_result
+from niels_cache_assets.defs.assets.building import build_artifact, recorded_result
+from niels_cache_assets.defs.config import BuildConfig
 from niels_cache_assets.defs.keys import INDEX, SPLIT_KEYS, mapped
 from niels_cache_assets.defs.metadata.builds import state_of
 from niels_cache_assets.defs.metadata.entries import json_entry, table
-from niels_cache_assets.defs.progress import BuildReporter, SinkParam, readable_failures
+from niels_cache_assets.defs.progress import SinkParam
 from niels_cache_assets.defs.resources import RootParam
 from niels_cache_assets.project.registry import Registry
 
@@ -55,10 +55,8 @@ def index_assets(registry: Registry) -> list[dg.AssetsDefinition]:
     )
     def gpt(context: dg.AssetExecutionContext, cache_root: RootParam, progress_sink: SinkParam) -> dg.MaterializeResult:
         name = context.partition_key
-        reporter = BuildReporter(context, progress_sink, name=name, observed=INDEX)
-        with readable_failures():
-            outcome = materialize(graph(registry, cache_root.path).index(name), on_progress=lambda update: reporter.indexing(*update))
-        reporter.end(outcome)
+        artifact = graph(registry, cache_root.path).index(name)
+        outcome = build_artifact(context, artifact, BuildConfig(wait=False, force=False), progress_sink, observed=INDEX)
         indices = outcome.meta["indices"]
         rows = [
             {"index": index.label, "samples": index.samples, "size": file_size(index.bytes), "hash": index.hash[:SHORT_SHA256]}

@@ -91,7 +91,7 @@ def _plan(registry: Registry) -> dg.AssetsDefinition:
 
     @dg.asset(
         key=keys.PLAN,
-        deps=[keys.mapped(keys.UPSTREAM_KEYS["pretrain"], {name: name for name in names})],
+        deps=[keys.mapped(keys.UPSTREAM_KEYS["pretrain"], names)],
         partitions_def=dg.StaticPartitionsDefinition(names),
         group_name=_GROUP,
         kinds={"json"},
@@ -118,7 +118,7 @@ def _val(registry: Registry) -> dg.AssetsDefinition:
         registry,
         "val_part",
         part_metadata,
-        deps=[dg.AssetDep(keys.TOKENIZER), keys.mapped(keys.PLAN, {name: name for name in names})],
+        deps=[dg.AssetDep(keys.TOKENIZER), keys.mapped(keys.PLAN, names)],
         partitions_def=dg.StaticPartitionsDefinition(names),
         group_name=_GROUP,
         kinds={"numpy"},
