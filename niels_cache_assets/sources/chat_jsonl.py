@@ -44,7 +44,7 @@ from niels_cache_assets.sources.reading.encodings import DecodingCounts, Values
 from niels_cache_assets.sources.reading.file_source import FileSource
 from niels_cache_assets.sources.reading.files import SourceFile
 from niels_cache_assets.sources.reading.positions import FilePass, FilePosition
-from niels_cache_assets.sources.reading.rows import SEARCH_LIMITS, file_rows, first_rows, kind_of, row_id
+from niels_cache_assets.sources.reading.rows import SEARCH_LIMITS, file_rows, first_rows, kind_of, row_id, rows_of_files
 from niels_cache_assets.sources.types import SftSource, Siblings, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -257,32 +257,31 @@ class ChatJsonl(FileSource, SftSource):
         unproven = dict(configured)  # keys whose field has not yet held a valid value
         wrong: dict[str, tuple[str, int, Any, list[str]]] = {}
         texts_of = lambda values: _contents(self.example_of(values))  # noqa: E731
-        for file in files.files():
-            for row, values in self._rows(file, files.position):
-                replaced = decoding.count_row(file.name, values, texts_of)
-                if "first" not in state:
-                    state["first"] = [file.name, row, [*values][:_MAX_FIELDS]]
-                    if not self.is_preference and (lost := note_of_lost_messages(values, configured.values())):
-                        context.report.hints.append(f"{file.name}: row {row}: {lost}")
-                        context.log(context.report.hints[-1])
-                if state["unseen"]:
-                    state["unseen"] = [key for key in state["unseen"] if configured[key] not in values]
-                state["labels"] = state["labels"] or has_label(values)
-                for key, name in [*unproven.items()]:
-                    if _is_right(key, values.get(name)):
-                        del unproven[key]
-                    elif values.get(name) is not None and key not in wrong:
-                        others = [other for other, value in values.items() if value is not None and _is_right(key, value)]
-                        wrong[key] = (file.name, row, values[name], others[:_MAX_FIELDS])
-                missing = next((key for key, name in needed.items() if name not in values), None)
-                parsed = f"missing_{missing}" if missing else self._parse_row(values)
-                if isinstance(parsed, str):
-                    broken.refuse(parsed, file.name, row)
-                    continue
-                messages, rejected, tools = parsed
-                if not decoding.admits(file.name, *_contents((messages, rejected)), replaced=replaced, row=row):
-                    continue
-                yield Conversation(messages, row_id(values.get("id"), file.name, row), file.name, row, rejected=rejected, tools=tools)
+        for file, row, values in rows_of_files(files, self._rows, context):
+            replaced = decoding.count_row(file, values, texts_of)
+            if "first" not in state:
+                state["first"] = [file, row, [*values][:_MAX_FIELDS]]
+                if not self.is_preference and (lost := note_of_lost_messages(values, configured.values())):
+                    context.report.hints.append(f"{file}: row {row}: {lost}")
+                    context.log(context.report.hints[-1])
+            if state["unseen"]:
+                state["unseen"] = [key for key in state["unseen"] if configured[key] not in values]
+            state["labels"] = state["labels"] or has_label(values)
+            for key, name in [*unproven.items()]:
+                if _is_right(key, values.get(name)):
+                    del unproven[key]
+                elif values.get(name) is not None and key not in wrong:
+                    others = [other for other, value in values.items() if value is not None and _is_right(key, value)]
+                    wrong[key] = (file, row, values[name], others[:_MAX_FIELDS])
+            missing = next((key for key, name in needed.items() if name not in values), None)
+            parsed = f"missing_{missing}" if missing else self._parse_row(values)
+            if isinstance(parsed, str):
+                broken.refuse(parsed, file, row)
+                continue
+            messages, rejected, tools = parsed
+            if not decoding.admits(file, *_contents((messages, rejected)), replaced=replaced, row=row):
+                continue
+            yield Conversation(messages, row_id(values.get("id"), file, row), file, row, rejected=rejected, tools=tools)
         if "first" in state and state["unseen"]:
             name, row, fields = state["first"]
             key = next(key for key in configured if key in state["unseen"])

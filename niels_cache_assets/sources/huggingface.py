@@ -6,6 +6,7 @@ Its files are read like the user's own files, by the readers of `parquet` and `j
 import difflib
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from itertools import groupby
 from pathlib import PurePosixPath
 from typing import Literal, Self
 
@@ -108,7 +109,8 @@ class HubText(HasColumns, HubData, SourceWithParts):
         if not self.files:
             return [SourceFile(f"hf://datasets/{self.dataset}@{revision}/{file.name}", file.name) for file in files]
         found = {part.split: files for part, files in self.files_at(revision)}
-        return [each for file in files for each in locate_listed_files(found[file.split], [file])]
+        by_split = groupby(files, key=lambda file: file.split)
+        return [file for split, of_split in by_split for file in locate_listed_files(found[split], [*of_split])]
 
     def file_reader(self, names: Sequence[str]) -> Parquet | Jsonl:
         """Return the reader of these files, which have one format."""

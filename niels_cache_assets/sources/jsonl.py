@@ -13,7 +13,7 @@ from niels_cache_assets.sources.reading.columns import is_plain
 from niels_cache_assets.sources.reading.compressed import endings_with_compressions
 from niels_cache_assets.sources.reading.encodings import DecodingCounts, Values
 from niels_cache_assets.sources.reading.file_source import HasKeepDamaged, RowFileSource
-from niels_cache_assets.sources.reading.files import SourceFile, valid_unicode
+from niels_cache_assets.sources.reading.files import SourceFile
 from niels_cache_assets.sources.reading.positions import FilePass
 from niels_cache_assets.sources.reading.where import RowCondition
 from niels_cache_assets.sources.text_column import MISSING_FIELD_REASON, ROWS, TEXT, choose_text_field, require_field
@@ -65,10 +65,8 @@ class Jsonl(HasKeepDamaged, RowFileSource):
                 if not decoding.admits(name, text, replaced=replaced, row=row):  # type: ignore[arg-type]
                     continue
             check.record_text()
-            title = values.get("title")
-            title = valid_unicode(title) if isinstance(title, str) else None
             source_id, kept = rows.row_id(values.get(id_field), name, row), self.kept_of(values, name, row)
-            yield Document(text, source_id, name, row, title, kept=kept)  # type: ignore[arg-type]
+            yield Document(text, source_id, name, row, rows.row_title(values.get("title")), kept=kept)  # type: ignore[arg-type]
 
     def where_problem(self, where: RowCondition, values: Values) -> str | None:
         """Return the drop reason of a row that does not meet the condition, or None."""

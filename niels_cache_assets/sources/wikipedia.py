@@ -22,11 +22,12 @@ from niels_cache_assets.sources.mediawiki.dump import read_pages, read_site
 from niels_cache_assets.sources.mediawiki.site import NO_SITE, REDIRECT, Site
 from niels_cache_assets.sources.reading.encodings import Damage, DecodingCounts
 from niels_cache_assets.sources.reading.file_source import HasKeepDamaged
-from niels_cache_assets.sources.reading.files import SourceFile, find_splits, valid_unicode
+from niels_cache_assets.sources.reading.files import SourceFile, find_splits
 from niels_cache_assets.sources.reading.positions import FilePass
-from niels_cache_assets.sources.reading.rows import TextFieldCheck, batched, row_id, text_problem
+from niels_cache_assets.sources.reading.rows import TextFieldCheck, batched, row_id, row_title, text_problem
 from niels_cache_assets.sources.types import ConfigPath, PretrainSource, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import Split
 
 _DUMP = re.compile(r"\.xml(-p\d+p\d+)?(\.(gz|bz2|xz|zst))?$", re.IGNORECASE)
 
@@ -111,10 +112,9 @@ class Wikipedia(HasKeepDamaged, HubData, PretrainSource):
                     raise NielsCacheError(
                         f'{file.name}: not an XML dump, whose name ends in .xml; read rows with articles with source = "jsonl" or "parquet"'
                     )
-                for document in self._dump(file, files, context):
-                    yield document._replace(split=split)
+                yield from self._dump(file, split, files, context)
 
-    def _dump(self, file: SourceFile, files: FilePass, context: StreamContext) -> Iterator[Document]:
+    def _dump(self, file: SourceFile, split: Split | None, files: FilePass, context: StreamContext) -> Iterator[Document]:
         drop, decoding = context.report.drop_row, DecodingCounts(self, context)
         limit, on_damage = self.max_document_bytes, self.on_damage(context, files)
         for page in read_pages(file, files.position, encoding=self.encoding, limit=limit, on_damage=on_damage):
@@ -129,7 +129,7 @@ class Wikipedia(HasKeepDamaged, HubData, PretrainSource):
                 drop(problem, file.name, page.row)
             elif decoding.admits(file.name, "\0" if page.has_nul else page.text or "", replaced=replaced, row=page.row):
                 source_id = row_id(page.id or None, file.name, page.row)
-                yield Document(page.text or "", source_id, file.name, page.row, page.title)
+                yield Document(page.text or "", source_id, file.name, page.row, page.title, split)
 
     def _hub(self, files: FilePass, context: StreamContext) -> Iterator[Document]:
         decoding, check = DecodingCounts(self, context), TextFieldCheck()
@@ -140,7 +140,7 @@ class Wikipedia(HasKeepDamaged, HubData, PretrainSource):
                     context.report.drop_row(problem, file, row)
                 else:
                     source_id = row_id(values.get("id"), file, row)
-                    yield Document(values["text"], source_id, file, row, _title(values.get("title")), split)
+                    yield Document(values["text"], source_id, file, row, row_title(values.get("title")), split)
         check.report_hint(context)
 
 
@@ -174,7 +174,3 @@ def _stamp(file: SourceFile) -> tuple[int, int]:
         return 0, 0
     facts = os.stat(file.url)
     return facts.st_mtime_ns, facts.st_size
-
-
-def _title(value: object) -> str | None:
-    return valid_unicode(value) if isinstance(value, str) else None

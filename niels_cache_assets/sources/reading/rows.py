@@ -120,6 +120,11 @@ def row_id(value: Any, file: str, row: int) -> str:
     return f"{file}#{row}" if value is None else valid_unicode(str(value))
 
 
+def row_title(value: Any) -> str | None:
+    """Return the title of a row, or None if it is no string."""
+    return valid_unicode(value) if isinstance(value, str) else None
+
+
 def text_problem(text: Any) -> str | None:
     """Return the drop reason if the text of a row cannot be a document, otherwise None."""
     if type(text) is not str:
