@@ -18,10 +18,12 @@ from niels_cache_assets.sources.hub.errors import hub_errors
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.parquet import Parquet
 from niels_cache_assets.sources.reading import rows
+from niels_cache_assets.sources.reading.encodings import Values
 from niels_cache_assets.sources.reading.file_source import list_files_for_plan, locate_listed_files
 from niels_cache_assets.sources.reading.files import SourceFile
 from niels_cache_assets.sources.reading.keep import HasColumns
 from niels_cache_assets.sources.reading.part_stream import PartStream
+from niels_cache_assets.sources.reading.where import WRONG_TYPE, RowCondition
 from niels_cache_assets.sources.text_column import text_field_of_pass
 from niels_cache_assets.sources.types import AddedHubFiles, ListedFile, SourceWithParts, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
@@ -45,6 +47,11 @@ class _HubLines(_Lines):
 
 class _Csv(Jsonl):
     rows_of = staticmethod(rows.csv_rows)
+
+    def where_problem(self, where: RowCondition, values: Values) -> str | None:
+        """Compare values that look like numbers as numbers, if they cannot be compared as strings."""
+        problem = where.problem(values)
+        return where.problem({name: _number(value) for name, value in values.items()}) if problem == WRONG_TYPE else problem
 
 
 class _HubCsv(_Csv):
@@ -127,7 +134,7 @@ class HubText(HasColumns, HubData, SourceWithParts):
     def file_reader(self, names: Sequence[str]) -> Parquet | Jsonl:
         """Return the reader of these files, which have one format."""
         keys = ("text_field", "id_field", "where", "keep", "encoding", "max_replaced_share", "max_document_mib")
-        reader = _READERS[format_of(names)][self.reads_files]
+        reader = _READERS[format_of(names, self.local_key or self.dataset)][self.reads_files]
         return reader(source=reader.model_fields["source"].default, files=["*"], **{key: getattr(self, key) for key in keys})
 
     def documents(self, context: StreamContext) -> Iterator[DocumentBatch]:
@@ -135,9 +142,20 @@ class HubText(HasColumns, HubData, SourceWithParts):
             parts = self.upstream_splits()
             found = [(ListedFile(file.name, 0, "", part.split), file) for part in parts for file in self.files_at(part, context.revision)]
             of_train = [file for listed, file in found if listed.split != "val"]
+            for part in parts:
+                name, fields = self.fields_of([file for listed, file in found if listed.split == part.split])
+                self.require_columns(fields, name)
             reader = self.file_reader([file.name for _, file in found])
             text_field = text_field_of_pass(self, context, lambda: reader.text_field_of(of_train), given=self.text_field)
             yield from PartStream(reader=reader, files=found, text_field=text_field).documents(context)
+
+
+def _number(value: str | None) -> float | str | None:
+    """Return a value of a CSV file as a number. Other text is returned unchanged; nothing is null."""
+    try:
+        return float(value) if value else None
+    except ValueError:
+        return value
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:

@@ -44,7 +44,7 @@ class Interleave(PretrainSource):
     (`in_val_of_member`, `near_val_of_member`). The same applies to the texts in `decontaminate_against` of a member, with the limits and
     drop reasons of that member.
 
-    A member in parts, or of the hub with val_frac, is read file by file, without its shuffle. Added files come last.
+    A member is read without its shuffle. A member in parts is read file by file. Added files come last.
     """
 
     source: Literal["interleave"] = "interleave"

@@ -195,6 +195,18 @@ def test_a_line_that_no_build_can_read_fails(folder: Path) -> None:
     assert (step.action, missing(step.why, "letters.jsonl", "line 61")) == ("fail", [])
 
 
+def test_a_bad_line_in_the_middle_of_a_file_has_no_number(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A piece that begins there does not know how many lines are before it."""
+    _nothing_built(folder)
+    write_jsonl(folder / "letters.jsonl", articles(1_000, seed=4))
+    lines = (folder / "letters.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    monkeypatch.setattr(sample, "SAMPLE_BYTES", 20_000)
+    materialize(of(folder)["tokenizer"])
+    (folder / "letters.jsonl").write_text("".join(lines[:600]) + "not json\n" * 50_000 + "".join(lines[600:]), encoding="utf-8")
+    step = by_name(forecast(of(folder)))["letters"]
+    assert (step.action, missing(step.why, "letters.jsonl", "a line is not valid JSON")) == ("fail", [])
+
+
 # How much
 
 

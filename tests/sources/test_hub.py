@@ -23,6 +23,7 @@ from tests.helpers.hub_repositories import CRAWL, FINEWEB_FILES, FINEWEB_ROWS, f
 from tests.helpers.loopback_faults import ByName, Faults
 from tests.helpers.loopback_hub import LoopbackHub
 from tests.helpers.messages import missing
+from tests.helpers.places import require_every_place_is_exact
 from tests.helpers.read_sources import read, read_from
 
 FINEWEB = "HuggingFaceFW/fineweb-edu"
@@ -87,6 +88,7 @@ WRONG: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"source": "fineweb_edu", "pinned_revision": "v9"}, ("'v9'", "pinned_revision")),
     ({"source": "fineweb_edu", "text_field": "body"}, ("text_field", ": text, id, dump, url")),
     ({"source": "dolly15k", "dataset": "OpenAssistant/oasst1"}, ("OpenAssistant/oasst1:", "instruction", "response")),
+    ({"source": "huggingface", "dataset": "example/options"}, ("example/options:", "card", "sep = ';'", "files")),
     ({"source": "wikitext"}, ("Salesforce/wikitext:", "gated", "https://huggingface.co/datasets/Salesforce/wikitext")),
 ]
 DOWN = {"source": "fineweb_edu", "dataset": "down/data"}
@@ -96,6 +98,8 @@ DOWN = {"source": "fineweb_edu", "dataset": "down/data"}
 def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """Return the errors for the tables of WRONG and of DOWN. One child process reads all of them."""
     hub = LoopbackHub(hub_repositories(), tmp_path_factory.mktemp("hf_home"))
+    card = b"---\nconfigs:\n- config_name: default\n  data_files: a.csv\n  sep: ';'\n---\n"
+    hub.repositories["example/options"] = {"a.csv": b"text;id\na;1\n", "README.md": card}
     hub.gated.add("Salesforce/wikitext")
     hub.faults = ByName({"down": Faults(itertools.repeat("503"))})
     hub.env["HF_TOKEN"] = "hf_secretsecretsecret"
@@ -184,18 +188,47 @@ def test_a_line_that_is_no_object_is_refused(tmp_path: Path, kind: type[Huggingf
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv.gz"])
-def test_records_of_csv_files_have_their_types(tmp_path: Path, name: str) -> None:
-    table = 'id,score,text\n7,0.5,"one, two"\n8,0.9,"three\n""four"""\n9,0.1,\n'
+def test_records_of_csv_files_are_strings_that_where_compares_as_numbers(tmp_path: Path, name: str) -> None:
+    table = '\ufeffid,score,text\r\n007,0.5,"one, two"\r\n\r\n8,0.9,"three\n""four"""\r\n9,,5\r\n10\r\n'
     content = (table if ".csv" in name else table.replace(",", "\t").replace("one\t", "one,")).encode()
     (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
     source = {"dataset": "a/b", "files": [str(tmp_path / name)], "id_field": "id"}
-    assert [document[:4] for document in read(Huggingface(**source))[0]] == [  # type: ignore[arg-type]
-        ("one, two", "7", name, 0),
+    documents, context = read(Huggingface(**source))  # type: ignore[arg-type]
+    assert [document[:4] for document in documents] == [
+        ("one, two", "007", name, 0),
         ('three\n"four"', "8", name, 1),
+        ("5", "9", name, 2),
     ]
+    assert context.report.dropped == {"null_text": 1}
     documents, context = read(Huggingface(**source, where="score > 0.6"))  # type: ignore[arg-type]
     assert [document.row for document in documents] == [1]
-    assert context.report.dropped == {"where": 2}
+    assert context.report.dropped == {"where": 3}
+
+
+def test_damaged_csv_files(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    source = Huggingface(dataset="a/b", files=[str(path)], max_document_mib=1, max_replaced_share=0.5)
+    path.write_bytes(b"text,id\ncaf\xe9 au lait,1\n")
+    documents, context = read(source)
+    assert [document.text for document in documents] == ["caf\ufffd au lait"]
+    assert context.report.facts["replaced"]["bytes"] == 1
+    long = b"x" * (1 << 19)
+    for content, expected in (
+        (b"text,text\na,b\n", "more than one column named 'text'"),
+        (b"text\na,b\n", "record 1 has 2 values for 1 columns"),
+        (b'text\n"a"b\n', "line 2: not CSV"),
+        (b'text\n"' + 4 * (long + b"\n") + b'"\n', "longer than 1 MiB"),
+        (b"text,id,x\n" + 3 * (long + b",") + b"\n", "longer than 1 MiB"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(NielsCacheError, match=rf"^a\.csv: .*{expected}"):
+            read(source)
+
+
+def test_csv_resumes_at_every_place(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.csv").write_text("text\n" + "".join(f'"{name} {row}\nmore"\n' for row in range(700)))
+    require_every_place_is_exact(Huggingface(dataset="a/b", files=[str(tmp_path / "*.csv")], shuffle_buffer=0), at_least=4)
 
 
 def test_lines_of_text_files_are_documents_without_their_ends(tmp_path: Path) -> None:
@@ -232,5 +265,5 @@ def test_files_of_another_kind_are_an_error_that_names_the_kinds(tmp_path: Path,
 def test_files_of_two_kinds_are_an_error_that_names_both(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(parquet([{"text": "a"}]))
     (tmp_path / "b.jsonl.gz").write_bytes(b"")
-    with pytest.raises(NielsCacheError, match=r"^files: json and parquet files .*globs"):
+    with pytest.raises(NielsCacheError, match=r"^files: json and parquet files .*one kind"):
         read(Huggingface(dataset="a/b", files=[str(tmp_path / "*")]))

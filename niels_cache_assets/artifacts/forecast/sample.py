@@ -8,6 +8,7 @@ sampled. Cost: at most 5 core-seconds of reading for each source, some for encod
 from __future__ import annotations
 
 import os
+import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Generator, Iterable, Sequence
@@ -143,15 +144,20 @@ def _sample(source: Source, files: Sequence[SourceFile], encoder: BuildTokenizer
     def read(limit: int, start: SourcePosition | None = None, before: float = 0.0) -> _Piece:
         texts, items, size, share, report = list[str](), 0, 0, 1.0, SourceReport()
         times = [(process_time(), 0)]
-        with closing(_batches(source, StreamContext(seed=0, start=start, report=report, files=files))) as batches:
-            for count, found in batches:
-                texts += found
-                items += count
-                size += _bytes(found)
-                times.append((process_time(), size))
-                if size >= limit or times[-1][0] >= deadline:
-                    share = report.share or 0.0
-                    break
+        try:
+            with closing(_batches(source, StreamContext(seed=0, start=start, report=report, files=files))) as batches:
+                for count, found in batches:
+                    texts += found
+                    items += count
+                    size += _bytes(found)
+                    times.append((process_time(), size))
+                    if size >= limit or times[-1][0] >= deadline:
+                        share = report.share or 0.0
+                        break
+        except NielsCacheError as error:
+            if start is None:
+                raise
+            raise NielsCacheError(re.sub(r"\bline \d+", "a line", str(error))) from error  # a piece does not begin at the first line
         began, first = times[len(times) > 2]
         return _Piece(texts, items, max(share - before, 0.0), (times[-1][0] - began) / max(size - first, 1), report.position)
 

@@ -9,7 +9,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from pydantic import model_validator
 
@@ -22,8 +22,8 @@ from niels_cache_assets.sources.reading.positions import FilePosition, UpstreamS
 from niels_cache_assets.sources.reading.rows import csv_rows, first_rows, json_rows, line_rows, parquet_rows
 from niels_cache_assets.sources.text_column import (
     ROWS,
+    FileFields,
     choose_text_field,
-    count_file_without,
     find_text_column,
     require_field,
     text_field_of_pass,
@@ -33,6 +33,7 @@ from niels_cache_runtime.errors import NielsCacheError
 
 _ONLY_OF_THE_HUB = ("config", "split", "val_split", "pinned_revision")
 _NAMES_PER_REQUEST = 500
+_NOT_OPTIONS = {"name", "version", "data_dir", "data_files", "description", "features"}  # attributes of a configuration of the library
 _READERS: dict[str, Callable[..., Iterator[tuple[int, Values]]]] = {
     "parquet": parquet_rows,
     "json": json_rows,
@@ -43,20 +44,6 @@ _FORMATS = {".parquet": "parquet"} | dict.fromkeys((".jsonl", ".json", ".ndjson"
 _FORMATS |= dict.fromkeys((".txt", ".raw", ".tokens", ".md", ""), "text")
 
 ChooseColumns = Callable[[dict[str, bool]], list[str]]  # takes {field: whether it holds strings}, and returns the fields to read
-
-
-class _Head(NamedTuple):
-    """The beginning of some files.
-
-    Attributes:
-        file: The name of the first file with rows.
-        rows: Its first rows.
-        fields: For each field of these rows, whether it holds strings.
-    """
-
-    file: str
-    rows: list[Values]
-    fields: dict[str, bool]
 
 
 class HubData(DecodesText):
@@ -184,8 +171,9 @@ class HubData(DecodesText):
         def decide() -> str:
             if part == train and (field := find_text_column(fields)) is not None:
                 return field
-            head = self._head(self.files_at(train, context.revision))
-            return choose_text_field(head.rows, head.file, key=None)
+            heads = ((file.name, self._first_rows(file)) for file in self.files_at(train, context.revision))
+            name, rows = next(((name, rows) for name, rows in heads if rows), ("", []))
+            return choose_text_field(rows, name, key=None)
 
         field = text_field_of_pass(self, context, decide, given=None)  # type: ignore[arg-type]
         assert field is not None
@@ -213,24 +201,27 @@ class HubData(DecodesText):
         with hub_errors(self.dataset, revision):
             return _files_of_hub(self, [part], revision)[0]
 
-    def _head(self, files: Sequence[SourceFile]) -> _Head:
-        """Return the beginning of the first of these files with rows.
+    def fields_of(self, files: Sequence[SourceFile]) -> tuple[str, dict[str, bool]]:
+        """Return the name of the first of these files with rows, and for each field of its first rows whether it holds strings.
 
         Raises:
             NielsCacheError: If no file has a row.
         """
         for file in files:
             fields: dict[str, bool] = {}
-            found = [values for _, values in first_rows(self._file_rows(file, FilePosition()), ROWS)]
-            for values in found:
-                for name, value in values.items():
-                    fields[name] = fields.get(name, False) or isinstance(value, str)
-            if found and file.name.endswith(".parquet"):  # a column of strings may begin with nulls
+            if format_of([file.name]) == "parquet":
                 with open_parquet(file) as parquet:
-                    fields = {name: may_hold_text(kind) for name, kind in parquet.columns.items()}
-            if found:
-                return _Head(file.name, found, fields)
+                    fields = {name: may_hold_text(kind) for name, kind in parquet.columns.items()} if parquet.rows else {}
+            else:
+                for values in self._first_rows(file):
+                    for name, value in values.items():
+                        fields[name] = fields.get(name, False) or isinstance(value, str)
+            if fields:
+                return file.name, fields
         raise NielsCacheError(f"{files[0].name}: holds no row; it is empty or damaged")
+
+    def _first_rows(self, file: SourceFile) -> list[Values]:
+        return [values for _, values in first_rows(self._file_rows(file, FilePosition()), ROWS)]
 
     def _file_rows(self, file: SourceFile, position: FilePosition, columns: Sequence[str] | None = None) -> Iterator[tuple[int, Values]]:
         kind = format_of([file.name])
@@ -266,8 +257,8 @@ class HubData(DecodesText):
         """
         with hub_errors(self.origin, context.revision):
             files = self.files_at(part, context.revision)
-            format_of([file.name for file in files])
-            columns = choose_columns(self._head(files).fields)
+            format_of([file.name for file in files], self.local_key or self.dataset)
+            columns = choose_columns(self.fields_of(files)[1])
             names = [file.name for file in files]
             if start is not None and start[0] not in names:
                 raise NielsCacheError(f"{start[0]}: is no longer in its place among the files of this build; build again with --force")
@@ -275,15 +266,12 @@ class HubData(DecodesText):
             for number, file in enumerate(files[first:], first):
                 if len(files) > 1 and len(self.upstream_splits()) == 1:
                     context.report.share = number / len(files)
-                fields: dict[str, None] = {}
-                has_column = number == first and first_row > 0
+                watched = FileFields(columns[0], is_known=number == first and first_row > 0)
                 for row, values in self._file_rows(file, FilePosition(first_row if number == first else 0), columns):
-                    if not has_column:
-                        has_column, fields = columns[0] in values, fields | dict.fromkeys(values)
+                    watched.add(values)
                     damage = _damage_of(values, texts or columns[:1]) if isinstance(values, DamagedRow) else NO_DAMAGE
                     yield {name: values.get(name) for name in columns}, file.name, row, damage
-                if fields and not has_column:
-                    count_file_without(context.report, file.name, fields)
+                watched.count(context.report, file.name)
 
 
 def _damage_of(row: DamagedRow, texts: Sequence[str]) -> Damage:
@@ -332,13 +320,21 @@ def _files_of_hub(data: HubData, parts: Sequence[UpstreamSplit], revision: str |
     datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False
     datasets.disable_progress_bars()
     try:
-        builder = datasets.load_dataset_builder(data.dataset, name=data.config, revision=revision)
+        config = datasets.load_dataset_builder(data.dataset, name=data.config, revision=revision).config
     except ValueError as error:
         if not re.search("Config name is missing|BuilderConfig .* not found", str(error)):
             raise
         configs = datasets.get_dataset_config_names(data.dataset, revision=revision)
         raise NielsCacheError(f"{data.dataset}: " + unknown_choice_message("config", data.config, configs)) from error
-    splits = builder.config.data_files or {}
+    default = type(config)()
+    options = [name for name in vars(default) if name not in _NOT_OPTIONS and getattr(config, name) != getattr(default, name)]
+    if options:
+        told = ", ".join(f"{name} = {getattr(config, name)!r}" for name in options)
+        raise NielsCacheError(
+            f"{data.dataset}: its card tells the loader {told}, which is not read here; "
+            "download the files, write them as JSON Lines or Parquet, and name them in files"
+        )
+    splits = config.data_files or {}
     found = []
     for part in parts:
         if part.upstream not in splits:
@@ -348,15 +344,21 @@ def _files_of_hub(data: HubData, parts: Sequence[UpstreamSplit], revision: str |
     return found
 
 
-def format_of(names: Sequence[str]) -> str:
+def format_of(names: Sequence[str], where: str = "files") -> str:
     """Return the format of these files by their suffixes: "parquet", "json", "text" or "csv".
+
+    Args:
+        names: The names of the files.
+        where: The data set, for the error.
 
     Raises:
         NielsCacheError: If the files have several formats, or a suffix is unknown.
     """
     formats = {_format(re.sub(r"\.(gz|bz2|xz|zst)$", "", name)) for name in names}
     if len(formats) > 1:
-        raise NielsCacheError(f"files: {' and '.join(sorted(formats))} files cannot be mixed in one data set; narrow the globs")
+        raise NielsCacheError(
+            f"{where}: {' and '.join(sorted(formats))} files cannot be mixed in one data set; read one kind, or one split, in each table"
+        )
     return formats.pop()
 
 

@@ -60,14 +60,17 @@ def hub_errors(dataset: str, revision: str | None) -> Iterator[None]:
     try:
         yield
     except SourceUnavailableError as error:
+        if str(error).startswith(f"{dataset}: "):
+            raise
         raise _unreachable(dataset, str(error)) from error
     except NielsCacheError:
         raise
     except Exception as error:
-        raise _translated(error, dataset, revision) from error
+        raise hub_error(error, dataset, revision) from error
 
 
-def _translated(error: Exception, dataset: str, revision: str | None) -> NielsCacheError:
+def hub_error(error: Exception, dataset: str, revision: str | None) -> NielsCacheError:
+    """Return the error of this project for an error of the hub's libraries; see `hub_errors`."""
     from datasets.exceptions import DataFilesNotFoundError, DatasetNotFoundError
     from huggingface_hub import errors, get_token
 

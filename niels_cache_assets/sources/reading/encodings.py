@@ -65,9 +65,7 @@ class DecodesText(Source):
     Without a limit, one line of a few gigabytes takes all the memory of a machine, and a small compressed file may contain such a line.
     Readers hold at most one block more than the limit. The parsed JSON of a line may take about twenty times the bytes of the line.
 
-    Two kinds of rows are in memory before they are rejected. The first is rows of a Parquet file, together with few other rows
-    (`parquet_files.py`). The second is rows that the hub's library reads from the hub or from URLs; a local file is scanned before that
-    library reads it.
+    Rows of a Parquet file are in memory before they are rejected, together with few other rows (`parquet_files.py`).
     """
 
     never_counts = frozenset({"max_document_mib"})  # a build may fail because of this limit, but no byte changes
@@ -278,7 +276,7 @@ def _lines_after_decoding(
 ) -> Iterator[tuple[int, str, str | None]]:
     position.offset = position.offset_row = 0  # the byte offset of a line is unknown
     index = position.seek(stream)
-    for line in _decoded_lines(stream, where, limit, encoding):
+    for line in decoded_lines(stream, where, limit, encoding):
         index += 1
         if index > position.row:
             position.row = index
@@ -287,7 +285,18 @@ def _lines_after_decoding(
             yield (index - 1, unmarked(line), line) if MARK.search(line) else (index - 1, line, None)
 
 
-def _decoded_lines(stream: IO[bytes], where: str, limit: int, encoding: str) -> Iterator[str]:
+def decoded_lines(stream: IO[bytes], where: str, limit: int, encoding: str) -> Iterator[str]:
+    """Yield the rest of a stream as marked lines (see `decode`) with their ends.
+
+    Args:
+        stream: The stream.
+        where: The name of the file, for the error.
+        limit: The maximum size of a line in characters.
+        encoding: The encoding.
+
+    Raises:
+        NielsCacheError: If a line has more than `limit` characters.
+    """
     text = io.TextIOWrapper(stream, encoding, MARKS, newline="\n")
     try:
         for number in itertools.count(1):

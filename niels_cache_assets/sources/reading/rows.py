@@ -6,11 +6,13 @@ describes the cost of Parquet.
 
 from __future__ import annotations
 
+import csv
 import json
+import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
+from itertools import chain, islice, zip_longest
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from niels_cache_assets.base.first_bytes import describe_content
@@ -23,6 +25,8 @@ from niels_cache_assets.sources.reading.encodings import (
     DamagedRow,
     Values,
     damage_of,
+    decoded_lines,
+    encoding_of,
     marked_values,
     read_lines,
     refuse_length,
@@ -46,7 +50,6 @@ BATCH_DOCUMENTS = 256
 BATCH_CHARACTERS = 1 << 20
 PARQUET_ROWS = 1024
 _BLANKS = " \t\n\r\x0b\f"  # ASCII blanks, as in bytes.isspace; a line of other blanks is not valid JSON
-_CSV_BLOCK = 1 << 24  # bytes that are parsed at a time
 _decode_json = json.JSONDecoder(object_pairs_hook=unique_keys).decode  # json.loads makes a decoder for each line
 SEARCH_LIMITS = 10_000, 1 << 25  # rows and characters without a field after which the field counts as missing
 
@@ -297,33 +300,50 @@ def csv_rows(
     limit: int = MAX_DOCUMENT_BYTES,
     on_damage: OnDamage | None = None,
 ) -> Iterator[tuple[int, Values]]:
-    """Yield (index of the record from 0, object) of a CSV file, or of a TSV file, with a header. The first rows decide the types.
+    """Yield (index of the record from 0, object) of a CSV file, or of a TSV file, with a header. All values are strings.
+
+    A blank line is no record. A value that a record lacks is null.
 
     Args:
         file: See `json_rows`, like the other arguments.
-        position: See `json_rows`.
-        encoding: See `json_rows`. Bytes that are invalid in it are an error.
-        limit: The maximum size of a row in Arrow's memory format, in bytes.
+        position: See `json_rows`. The records before are parsed again.
+        encoding: See `json_rows`.
+        limit: The maximum size of a record in characters.
         on_damage: See `json_rows`.
 
     Raises:
-        NielsCacheError: If the file is damaged, or a row is too long.
+        NielsCacheError: If a record is too long or has more values than the header, or if two columns have the same name.
     """
-    import pyarrow as pa
-    from pyarrow import csv
-
-    position, first = position or FilePosition(), 0
-    parsing = csv.ParseOptions(delimiter="\t" if ".tsv" in file.name.lower() else ",", newlines_in_values=True)
-    reading = csv.ReadOptions(encoding=encoding, block_size=min(limit, _CSV_BLOCK))
-    try:
-        with file_errors(file), open_bytes(file, on_damage) as stream:
-            for batch in csv.open_csv(stream, read_options=reading, parse_options=parsing):
-                for row, values in enumerate(batch.slice(max(0, position.row - first)).to_pylist(), max(first, position.row)):
-                    position.row = row + 1
-                    yield row, values
-                first += len(batch)
-    except pa.ArrowInvalid as error:
-        raise NielsCacheError(f"{file.name}: not CSV, or damaged ({error}); correct the file") from error
+    position = position or FilePosition()
+    with file_errors(file), open_bytes(file, on_damage) as stream:
+        position.offset = 0
+        position.seek(stream)
+        lines = decoded_lines(stream, file.name, limit, encoding_of(stream, encoding))
+        first = next(lines, "").removeprefix("\ufeff")
+        delimiter = "\t" if re.search(r"\.tsv(\.\w+)?$", file.name, re.IGNORECASE) else ","
+        csv.field_size_limit(limit)
+        records = csv.reader(chain([first], lines), delimiter=delimiter, strict=True)
+        try:
+            header = next(records, [])
+            if len(set(header)) < len(header):
+                twice = next(name for name in header if header.count(name) > 1)
+                raise NielsCacheError(f"{file.name}: has more than one column named {twice!r}; rename them, or keep only one")
+            for row, record in enumerate(filter(None, records)):
+                if row < position.row:
+                    continue
+                position.row = row + 1
+                if len(record) > len(header):
+                    raise NielsCacheError(f"{file.name}: record {row + 1} has {len(record)} values for {len(header)} columns; correct it")
+                if sum(map(len, record)) > limit:
+                    refuse_length(f"{file.name}: record {row + 1}", limit)
+                marked = dict(zip_longest(header, record))
+                size = sum(damage_of(value).size for value in record)
+                values = {name: value and unmarked(value) for name, value in marked.items()} if size else marked
+                yield row, DamagedRow(values, marked, MARK, size) if size else values
+        except csv.Error as error:
+            if "field limit" in str(error):
+                refuse_length(f"{file.name}: line {records.line_num}", limit)
+            raise NielsCacheError(f"{file.name}: line {records.line_num}: not CSV ({error}); correct the file") from error
 
 
 def column_values(column: Any, encoding: str = UTF8, damaged: dict[int, str] | None = None) -> list[Any]:
