@@ -63,7 +63,7 @@ _STYLE = {
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """Columns or horizontal bars.
+    """Columns or horizontal bars. Characters that cannot be printed, which XML does not allow, become spaces in all texts.
 
     Attributes:
         kind: "columns" or "bars".
@@ -90,6 +90,19 @@ class Picture:
     limit: tuple[float, str] | None = None
     legend: Mapping[str, str] = field(default_factory=dict)
     is_logarithmic: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("title", "names", "labels", "ticks", "limit", "legend"):
+            object.__setattr__(self, name, _printable(getattr(self, name)))
+
+
+def _printable(value: Any) -> Any:
+    """Return a text, or a collection with all texts in it, with a space for each character that cannot be printed."""
+    if isinstance(value, str):
+        return "".join(letter if letter.isprintable() else " " for letter in value)
+    if isinstance(value, Mapping):
+        return {key: _printable(each) for key, each in value.items()}
+    return [_printable(each) for each in value] if isinstance(value, Sequence) else value
 
 
 def short_number(value: float) -> str:
@@ -130,7 +143,7 @@ def _draw(picture: Picture, **how: Any) -> bytes:
     from matplotlib import style
     from matplotlib.figure import Figure
 
-    names = ["".join(letter if letter.isprintable() else " " for letter in name) for name in picture.names]  # XML has no others
+    names = [*picture.names]
     short = [name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…" for name in names]
     is_bars, buffer = picture.kind == "bars" or not names, io.BytesIO()
     inner = _ROW * max(1, len(names)) if is_bars else _HEIGHT
