@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any, Literal
 from xml.etree import ElementTree
 
@@ -68,12 +69,12 @@ class Picture:
     Attributes:
         kind: "columns" or "bars".
         title: Its title, which is also its alternative text.
-        names: Names of the columns or bars.
+        names: Names of the columns or bars, for their tooltips, which also have the text of their color in the legend.
         values: Their values.
         rest: Values that are stacked on the columns.
         colors: The color of the columns or bars, or one for each.
         labels: Texts at the ends of bars.
-        ticks: (position, text) below columns; a column has the width 1.
+        ticks: (position, text) below columns, or at the left of bars, by default their names; a column or bar has the width 1.
         limit: (position, text) of a vertical line, in columns or in values of bars.
         legend: Texts by color.
         is_logarithmic: Whether the vertical axis is logarithmic.
@@ -143,8 +144,8 @@ def _draw(picture: Picture, **how: Any) -> bytes:
     from matplotlib import style
     from matplotlib.figure import Figure
 
-    names = [*picture.names]
-    short = [name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…" for name in names]
+    names, ticks = picture.names, picture.ticks or [*enumerate(picture.names)]
+    short = [text if len(text) <= _LONGEST_NAME else f"{text[: _LONGEST_NAME - 1]}…" for _, text in ticks]
     is_bars, buffer = picture.kind == "bars" or not names, io.BytesIO()
     inner = _ROW * max(1, len(names)) if is_bars else _HEIGHT
     left = _EDGE + _CHARACTER * max(map(len, short), default=0) if is_bars else _NUMBERS
@@ -161,7 +162,7 @@ def _draw(picture: Picture, **how: Any) -> bytes:
             drawn = axes.barh(range(len(names)), picture.values, color=picture.colors)
             axes.bar_label(drawn, picture.labels, padding=5, color=_INK)
             axes.set_xticks([])
-            axes.set_yticks(range(len(names)), short, color=_INK)
+            axes.set_yticks([place for place, _ in ticks], short, color=_INK)
             axes.margins(0.4, 0)  # room for the labels
             axes.invert_yaxis()
         else:
@@ -178,8 +179,12 @@ def _draw(picture: Picture, **how: Any) -> bytes:
             axes.yaxis.set_major_formatter(lambda value, _: short_number(value))
             axes.set(xlim=(0, max(len(names), 5)), ylim=0)  # a few columns remain narrow
             axes.grid(axis="y")
-        for patch, name, value in zip(axes.patches, names * 2, [*picture.values, *picture.rest], strict=False):
-            patch.set_gid(f"{_TOOLTIP}{name}: {round(value, 4):,}")
+        colors = [picture.colors] * len(names) if isinstance(picture.colors, str) else picture.colors
+        values = [*zip(names, picture.values, colors, strict=True), *zip(names, picture.rest, repeat(REST), strict=False)]
+        for patch, (name, value, color) in zip(axes.patches, values, strict=True):
+            part = f", {picture.legend[color]}" if color in picture.legend else ""
+            number = f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+            patch.set_gid(f"{_TOOLTIP}{name}{part}: {number}")
         for color, text in picture.legend.items():
             axes.bar(0, 0, 0, color=color, label=text)
         if picture.limit:

@@ -144,16 +144,22 @@ def test_the_sources_with_the_lowest_ratios_are_shown_and_equal_ones_by_name() -
 @pytest.mark.parametrize("kind", ["columns", "bars"])
 def test_an_svg_shows_all_texts_and_values_in_the_colors_of_the_page(kind: Literal["columns", "bars"]) -> None:
     given, hostile = '$x"><script>&\ud800\x01\n', '$x"><script>&   '
-    texts: dict[str, Any] = {"title": given, "labels": [given] * 3, "ticks": [(1, given)], "limit": (1, given), "legend": {MAIN: given}}
-    picture = Picture(kind=kind, names=[given, given * 9, "c"], values=[3, 0, 40], **texts)
+    texts: dict[str, Any] = {
+        "title": given,
+        "labels": [given] * 3,
+        "ticks": [(1, given), (2, given * 9)],
+        "limit": (1, given),
+        "legend": {MAIN: given},
+    }
+    picture = Picture(kind=kind, names=[given, given * 9, "c"], values=[3, 0.00001, 40_000], **texts)
     svg = as_svg(picture, "of $it$")
     tree = ElementTree.fromstring(svg)
     assert tree.attrib["aria-label"] == f"of $it$: {hostile}"
-    assert [title.text for title in tree.iter("title")] == [f"{hostile}: 3", f"{hostile * 9}: 0", "c: 40"]
+    assert [title.text for title in tree.iter("title")] == [
+        f"{name}, {hostile}: {value}" for name, value in ((hostile, "3"), (hostile * 9, "1e-05"), ("c", "40,000"))
+    ]
     shown = [text.text for text in tree.iter("text")]
-    assert shown.count(hostile) == {"columns": 4, "bars": 7}[kind], (
-        "the title, the limit, the legend, and the tick or the labels and the name"
-    )
+    assert shown.count(hostile) == {"columns": 4, "bars": 7}[kind], "the title, the limit, the legend, a tick, and the labels of bars"
     assert kind == "columns" or f"{(hostile * 9)[:23]}…" in shown
     assert "#" not in svg, "every color is a variable, and nothing refers to an id"
     assert not [name for element in tree.iter() for name in element.attrib if name in ("id", "style", "clip-path")]

@@ -19,6 +19,7 @@ from markdown_it import MarkdownIt
 from niels_cache_assets.cli import main
 from niels_cache_assets.facts.contents import budget_rule
 from niels_cache_assets.facts.mixture import ALL, MixturePlan, all_mixtures
+from niels_cache_assets.plots.drawing import as_svg
 from niels_cache_assets.plots.pictures import MAX_MIXED, mixture_pictures
 from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_assets.project.tables import BlendSettings, ReportsSettings
@@ -146,6 +147,9 @@ def test_the_picture_of_a_mixture_has_the_largest_sources(project: SmallProject)
         many = tuple(replace(mixture.sources[0], name=f"data set {index}") for index in range(count))
         shares, times = mixture_pictures(replace(mixture, sources=many))
         assert len(shares.names) == 3 * len(times.labels) == 3 * min(count, MAX_MIXED)
+    svg = as_svg(shares, mixture.name)
+    assert missing(svg, f"{mixture.name}: share", *(f"<title>data set 0, {each}: " for each in ("available", "configured", "read"))) == []
+    assert svg.count(">data set 0<") == 1, "one label at the left of three bars"
 
 
 @pytest.mark.parametrize(
