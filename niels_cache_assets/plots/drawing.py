@@ -39,10 +39,9 @@ _WIDTH = 640
 _HEIGHT = 150  # of the area of columns
 _ROW = 20  # of the area of bars
 _TOP = 32  # the title
-_EDGE = 8  # at the left of names
+_EDGE = 12  # at both sides of the names of bars
 _RIGHT = 20  # room for half of the last tick
-_NUMBERS = 44  # the width of the numbers at the left
-_CHARACTER = 6.6  # about the width of a character
+_NUMBERS = 50  # the width of the numbers at the left
 _LONGEST_NAME = 24
 _MAX_TICKS = 8
 _TOOLTIP = "tooltip: "  # how the id of a column or bar begins
@@ -143,12 +142,16 @@ def _draw(picture: Picture, **how: Any) -> bytes:
     """Return the picture as `Figure.savefig` writes it. It has margins of its own, because matplotlib takes 60 ms to find them."""
     from matplotlib import style
     from matplotlib.figure import Figure
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import text_to_path
 
     names, ticks = picture.names, picture.ticks or [*enumerate(picture.names)]
     short = [text if len(text) <= _LONGEST_NAME else f"{text[: _LONGEST_NAME - 1]}…" for _, text in ticks]
     is_bars, buffer = picture.kind == "bars" or not names, io.BytesIO()
     inner = _ROW * max(1, len(names)) if is_bars else _HEIGHT
-    left = _EDGE + _CHARACTER * max(map(len, short), default=0) if is_bars else _NUMBERS
+    font = FontProperties(family="DejaVu Sans", size=11)  # wider than the fonts of most pages
+    widths = (text_to_path.get_text_width_height_descent(text, font, ismath=False)[0] for text in short)
+    left = _EDGE + max(widths, default=0) if is_bars else _NUMBERS
     has_legend = bool(picture.legend or picture.limit)
     bottom = 44 if has_legend else 20
     height = _TOP + inner + bottom

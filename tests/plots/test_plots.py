@@ -167,6 +167,12 @@ def test_an_svg_shows_all_texts_and_values_in_the_colors_of_the_page(kind: Liter
     assert as_png(picture).startswith(b"\x89PNG")
 
 
+def test_wide_names_of_bars_are_not_cut() -> None:
+    tree = ElementTree.fromstring(as_svg(Picture(kind="bars", title="", names=["W" * 24], values=[1])))
+    [end] = [float(text.attrib["x"]) for text in tree.iter("text") if text.text == "W" * 24]
+    assert end > 24 * 10.8, "of a font of 11 points"
+
+
 @pytest.mark.parametrize("kind", ["columns", "bars"])
 def test_a_picture_of_nothing_says_so(kind: Literal["columns", "bars"]) -> None:
     picture = Picture(kind=kind, title="dropped", names=[], values=[])
