@@ -67,7 +67,7 @@ class Picture:
 
     Attributes:
         kind: "columns" or "bars".
-        title: Its title, which is also its alternative text.
+        title: Its title.
         names: Names of the columns or bars, for their tooltips, which also have the text of their color in the legend.
         values: Their values.
         rest: Values that are stacked on the columns.
@@ -90,6 +90,10 @@ class Picture:
     limit: tuple[float, str] | None = None
     legend: Mapping[str, str] = field(default_factory=dict)
     is_logarithmic: bool = False
+
+    def alternative_text(self, of: str = "") -> str:
+        """Return the title, after the name of what the picture is of."""
+        return f"{of}: {self.title}" if of else self.title
 
     def __post_init__(self) -> None:
         for name in ("title", "names", "labels", "ticks", "limit", "legend"):
@@ -118,8 +122,8 @@ def as_svg(picture: Picture, of: str = "") -> Markup:
         of: What the picture is of, for its alternative text; by default nothing.
     """
     drawn = ElementTree.fromstring(_draw(picture, format="svg", facecolor="none"))
-    label = f"{of}: {picture.title}" if of else picture.title
-    root = ElementTree.Element("svg", {"class": "plot", "viewBox": drawn.attrib["viewBox"], "role": "img", "aria-label": label})
+    label = {"role": "img", "aria-label": picture.alternative_text(of)}
+    root = ElementTree.Element("svg", {"class": "plot", "viewBox": drawn.attrib["viewBox"], **label})
     root.extend(drawn.findall("{*}g"))  # without matplotlib's style sheet
     for element in [*root.iter()]:
         element.tag = element.tag.rpartition("}")[2]

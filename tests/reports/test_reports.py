@@ -267,6 +267,8 @@ def test_the_page_holds_all_it_shows_and_asks_for_nothing(project: SmallProject,
     content = render_page(reported(project), drawings, now=NOW)
     page = Page(content)
     assert len(page.all("svg")) == 2 * len(reported(project).mixtures) + sum(map(len, drawings.values())) > 10
+    labels = [attributes["aria-label"] or "" for attributes in page.all("svg")]
+    assert all(sum(label.startswith(f"{mixture.name}: ") for label in labels) == 2 for mixture in reported(project).mixtures)
     addresses = [attributes["href"] or "" for attributes in page.all("a")]
     assert addresses
     assert all(address.startswith("#") for address in addresses)
