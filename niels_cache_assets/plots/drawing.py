@@ -3,8 +3,8 @@
 SVG takes its colors and its font from the page, so it is light or dark like the reader's system. PNG has a background that suits light and
 dark pages. Equal pictures give equal bytes in a pinned environment, whatever the user's matplotlibrc says.
 
-A picture takes about 30 ms. Only drawing imports matplotlib, which takes half a second. No build of a cache draws unless
-`[dagster] plots` is set.
+A picture takes 10 to 60 ms. Only drawing imports matplotlib, which takes half a second. A build of a cache draws PNG only if
+`[dagster] plots` is set. The page that `build-all` writes at its end draws only what the last page does not show (reports/page.py).
 """
 
 import io

@@ -30,7 +30,7 @@ from niels_cache_runtime.format.layout import META_NAME, SPLITS, Family, built_n
 from niels_cache_runtime.format.meta import Meta, is_foreign, load_meta
 from niels_cache_runtime.format.meta_keys import check_form
 
-CODE_VERSION = "1"  # raise this by hand when a report changes for the same caches and settings
+CODE_VERSION = "1"  # raise this by hand when a report or the drawing of a picture changes for the same caches and settings
 
 
 class SplitCount(NamedTuple):
