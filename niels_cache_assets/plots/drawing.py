@@ -8,8 +8,10 @@ A picture takes 10 to 60 ms. Only drawing imports matplotlib, which takes half a
 """
 
 import io
+import logging
 import math
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
@@ -121,7 +123,8 @@ def as_svg(picture: Picture, of: str = "") -> Markup:
         picture: The picture.
         of: What the picture is of, for its alternative text; by default nothing.
     """
-    drawn = ElementTree.fromstring(_draw(picture, format="svg", facecolor="none"))
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # a letter that DejaVu Sans lacks is in a font of the browser
+        drawn = ElementTree.fromstring(_draw(picture, format="svg", facecolor="none"))
     label = {"role": "img", "aria-label": picture.alternative_text(of)}
     root = ElementTree.Element("svg", {"class": "plot", "viewBox": drawn.attrib["viewBox"], **label})
     root.extend(drawn.findall("{*}g"))  # without matplotlib's style sheet
@@ -144,6 +147,7 @@ def as_png(picture: Picture) -> bytes:
 
 def _draw(picture: Picture, **how: Any) -> bytes:
     """Return the picture as `Figure.savefig` writes it. It has margins of its own, because matplotlib takes 60 ms to find them."""
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # an unwritable HOME is no news between progress bars
     from matplotlib import style
     from matplotlib.figure import Figure
     from matplotlib.font_manager import FontProperties

@@ -1,7 +1,10 @@
 """Samples, measures and plots of builds. They are compared with plain counting, and they are small enough for the UI."""
 
 import json
+import os
 import struct
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any, Literal
@@ -171,6 +174,13 @@ def test_wide_names_of_bars_are_not_cut() -> None:
     tree = ElementTree.fromstring(as_svg(Picture(kind="bars", title="", names=["W" * 24], values=[1])))
     [end] = [float(text.attrib["x"]) for text in tree.iter("text") if text.text == "W" * 24]
     assert end > 24 * 10.8, "of a font of 11 points"
+
+
+def test_drawing_says_nothing_of_a_home_that_cannot_be_written_or_of_letters_for_the_browser() -> None:
+    drawing = "from niels_cache_assets.plots.drawing import *; as_svg(Picture(kind='bars', title='日本', names=['本'], values=[1]))"
+    environment = {name: value for name, value in os.environ.items() if name not in ("MPLCONFIGDIR", "XDG_CONFIG_HOME", "XDG_CACHE_HOME")}
+    done = subprocess.run([sys.executable, "-c", drawing], env={**environment, "HOME": os.devnull}, capture_output=True, check=True)
+    assert (done.stdout, done.stderr) == (b"", b"")
 
 
 @pytest.mark.parametrize("kind", ["columns", "bars"])
