@@ -160,7 +160,8 @@ def _stream(
         elif last is not None:  # the build did not contact upstream, so only the settings of the data set may be new
             observe_read_revision(context, registry, name, observed_revision(last), root=cache_root.path)
     deduplicated = "dedup" in getattr(source, "prepare", ())
-    shown = family_metadata(outcome, source.shown_settings(), deduplicated=deduplicated, draw=registry.dagster.plots)
+    with readable_failures():
+        shown = family_metadata(outcome, source.shown_settings(), deduplicated=deduplicated, draw=registry.dagster.plots)
     results: list[dg.MaterializeResult] = [
         dg.MaterializeResult(key, metadata=shown[split], data_version=split_version(outcome.meta, split))
         for split, key in keys.SPLIT_KEYS[family].items()
