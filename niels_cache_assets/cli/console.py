@@ -21,6 +21,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
 PROGRAM = "niels-cache"
 DIFFERENCE_STYLE = "underline yellow"
@@ -114,6 +115,23 @@ def output() -> Console:
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")
     return _console(stderr=False, quiet=False)
+
+
+def display(*objects: Any, **options: Any) -> None:
+    """Print texts or tables on the console for stdout."""
+    output().print(*objects, **options)
+
+
+def styled(*parts: str | tuple[str, str]) -> Text:
+    """Return a text of these parts. A pair is a text and its style."""
+    from rich.text import Text
+
+    return Text.assemble(*parts)
+
+
+def mark(text: str, style: str) -> tuple[str, str]:
+    """Return a part of a `styled` text that stands out: by its style on a terminal, otherwise in [[ ]]."""
+    return text if output().is_terminal else f"[[{text}]]", style
 
 
 def diagnostics() -> Console:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, get_args
 from niels_cache_assets.base.processes import stop_on_signals
 from niels_cache_assets.base.wording import file_size
 from niels_cache_assets.cli.command import WHERE, Command, offer_configured_names, option, require_choice, whole_number
-from niels_cache_assets.cli.console import new_table, output, print_facts
+from niels_cache_assets.cli.console import display, new_table, print_facts
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
@@ -111,11 +111,10 @@ def _plan(arguments: argparse.Namespace, registry: Registry, root: Path) -> Blen
 
 
 def _print(outcome: Outcome, plan: BlendPlan) -> None:
-    console = output()
     table = new_table("index of", "samples", "size", "hash", right=["samples", "size"], shrinking=["index of"])
     for index in outcome.meta["indices"]:
         table.add_row(index.label, f"{index.samples:,}", file_size(index.bytes), index.hash)
-    console.print(table)
+    display(table)
     verb = "built" if outcome.state == "built" else "already built, checked"
-    console.print(f"\n{plan.part}, in {outcome.meta['indices'][-1].directory.parent}: {verb} in {outcome.seconds:.1f} s")
-    console.print(f"hash of all: {outcome.meta['hash']}")
+    display(f"\n{plan.part}, in {outcome.meta['indices'][-1].directory.parent}: {verb} in {outcome.seconds:.1f} s")
+    display(f"hash of all: {outcome.meta['hash']}")

@@ -11,7 +11,7 @@ from pathlib import Path
 from niels_cache_assets.base.processes import stop_on_signals
 from niels_cache_assets.base.wording import SHORT_SHA256, UNKNOWN, file_size, format_count
 from niels_cache_assets.cli.command import WHERE, Command, option, require_choice, switch
-from niels_cache_assets.cli.console import PROGRAM, new_table, output, print_facts
+from niels_cache_assets.cli.console import PROGRAM, display, new_table, print_facts
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -100,9 +100,8 @@ def _pull(arguments: argparse.Namespace) -> int:
         "fetched_bytes": result.fetched_bytes,
     }
     if not print_facts(arguments, facts):
-        console = output()
-        console.print(f"{result.directory}: {result.state}, {file_size(result.fetched_bytes)} fetched")
-        console.print(f"look at it: {PROGRAM} sample {result.directory.name} --cache-dir {arguments.out}")
+        display(f"{result.directory}: {result.state}, {file_size(result.fetched_bytes)} fetched")
+        display(f"look at it: {PROGRAM} sample {result.directory.name} --cache-dir {arguments.out}")
     return DONE
 
 
@@ -116,20 +115,19 @@ def _local_copy(arguments: argparse.Namespace) -> int:
     code = FAILED if damaged else DONE
     if print_facts(arguments, {"folder": folder, **vars(found), "freed_bytes": freed, "damaged": damaged}):
         return code
-    console = output()
     table = new_table("data set", "address", "build", "files", "size", "in use", right=["files", "size"], shrinking=["address"])
     for build in found.builds:
         name, sha256, in_use = f"{build.family}/{build.name}", build.content_sha256[:SHORT_SHA256], "yes" if build.in_use else "no"
         table.add_row(name, build.address, sha256, f"{build.files:,}", file_size(build.bytes), in_use)
     if found.builds:
-        console.print(table)
+        display(table)
     limit = UNKNOWN if found.limit is None else file_size(found.limit)
-    console.print(f"{folder}: {file_size(found.bytes)}, limit {limit}, {format_count(found.readers, 'reader')} now")
+    display(f"{folder}: {file_size(found.bytes)}, limit {limit}, {format_count(found.readers, 'reader')} now")
     if freed is not None:
-        console.print(f"removed {file_size(freed)}")
+        display(f"removed {file_size(freed)}")
     for path in damaged or []:
         advice = "a process uses it; check again after its end" if (folder / path).exists() else "the next reader fetches it again"
-        console.print(f"{path}: was damaged or missing; {advice}")
+        display(f"{path}: was damaged or missing; {advice}")
     if damaged == []:
-        console.print("every file has its sha256")
+        display("every file has its sha256")
     return code

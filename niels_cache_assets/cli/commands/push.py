@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from niels_cache_assets.base.processes import stop_on_signals
 from niels_cache_assets.base.wording import SHORT_SHA256, file_size, format_count, format_list
 from niels_cache_assets.cli.command import DATA_SETS, WHERE, Command, option, switch
-from niels_cache_assets.cli.console import output, print_facts
+from niels_cache_assets.cli.console import display, print_facts
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
@@ -72,9 +72,8 @@ def run(arguments: argparse.Namespace) -> None:
             pushed = push(build, address, replace_other=arguments.replace, repair=arguments.repair, progress=progress)
         pruned = prune(address) if arguments.prune else None
     if not print_facts(arguments, _as_json(address, pushed, pruned)):
-        console = output()
         for line in _lines(address, pushed, pruned):
-            console.print(line)
+            display(line)
 
 
 def _as_json(address: str, pushed: PushResult, pruned: PruneResult | None) -> dict[str, Any]:
