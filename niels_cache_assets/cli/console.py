@@ -176,9 +176,11 @@ def new_table(*columns: str, right: Collection[str] = (), shrinking: Collection[
 
 
 def title_of(title: str | None, file: str, row: int) -> str:
-    """Return `Title (articles.jsonl, row 12)`, or only the file and row if the document has no title."""
+    """Return `Title (articles.jsonl, row 12)`, or only the file and row if the document has no title. Control characters are escaped."""
+    from niels_cache_assets.tokenizer.decoding import spell_controls
+
     location = f"{file}, row {row:,}"
-    return f"{title} ({location})" if title else location
+    return spell_controls(f"{title} ({location})" if title else location)
 
 
 def excerpt(text: str, characters: int) -> str:

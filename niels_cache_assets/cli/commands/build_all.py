@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.base.processes import stop_on_signals
 from niels_cache_assets.base.wording import SHORT_SHA256, UNKNOWN, file_size, format_count, format_duration, format_list
-from niels_cache_assets.cli.command import CACHES, WHERE, Command, option, switch
+from niels_cache_assets.cli.command import CACHES, TOKENIZER, WHERE, Command, option, switch
 from niels_cache_assets.cli.console import PROGRAM, diagnostics, display, is_quiet, new_table, print_facts, print_json, styled
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_assets.cli.overrides import FLAGS, collect_overrides
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from niels_cache_assets.artifacts.forecast.steps import Step
     from niels_cache_assets.defs.launcher import LaunchResult
     from niels_cache_assets.project.registry import Registry
-    from niels_cache_runtime.format.meta import Meta
 
 _STYLES = {"built": "green", "cache_hit": "green", "disabled": "dim", "skipped": "yellow", "failed": "bold red"}
 _STEP_STYLES = {"build": "cyan", "cache_hit": "green", "disabled": "dim", "skip": "yellow", "fail": "bold red"}
@@ -97,18 +96,20 @@ def run(arguments: argparse.Namespace) -> int:
     root = cache_root(registry, arguments.cache_dir)
     _check_names(registry, arguments.only)
     _require_tokenizer_of_all(registry, root, arguments)
+    if not arguments.dry_run:
+        _require_writable(root)
+    print_advice(registry)
     if arguments.dry_run:
         return _dry_run(registry, root, arguments)
-    _require_writable(root)
-    print_advice(registry)
     with stop_on_signals(), build_listener(diagnostics()) as listener:
         from niels_cache_assets.defs.launcher import launch_builds  # takes seconds: dagster
 
         results = launch_builds(registry, root=root, only=arguments.only, force=arguments.force, wait=arguments.wait, listener=listener)
     code = FAILED if any(result.state == "failed" for result in results) else DONE
-    if print_facts(arguments, {"root": root, "results": [_result_json(result) for result in results]}):
+    rows = [_row(result) for result in results]
+    if print_facts(arguments, {"root": root, "results": rows}):
         return code
-    _print_results(results)
+    _print_results(results, rows)
     _print_next_steps(results, arguments)
     return code
 
@@ -118,10 +119,8 @@ def _dry_run(registry: Registry, root: Path, arguments: argparse.Namespace) -> i
     from niels_cache_assets.artifacts.forecast.estimates import parts_at_once
     from niels_cache_assets.artifacts.forecast.steps import forecast, peak_memory
     from niels_cache_assets.artifacts.graph import graph
-    from niels_cache_assets.cli.context import print_advice
     from niels_cache_assets.disk.space import free_bytes
 
-    print_advice(registry)
     with stop_on_signals():
         steps = forecast(graph(registry, root), only=arguments.only, force=arguments.force)
     sums = _sums(steps, peak_memory(steps, at_once=parts_at_once(registry, force=arguments.force)))
@@ -175,8 +174,6 @@ def _sums(steps: Sequence[Step], peak_memory: int) -> dict[str, tuple[Any, int]]
 
 
 def _check_names(registry: Registry, only: list[str] | None) -> None:
-    from niels_cache_assets.cli.context import TOKENIZER
-
     names = [TOKENIZER, *registry.pretrain, *registry.sft, *registry.blend]
     for name in only or ():
         if name not in names:
@@ -198,7 +195,6 @@ def _require_tokenizer_of_all(registry: Registry, root: Path, arguments: argpars
         NielsCacheError: If --only names other data sets, unless --force is given.
     """
     from niels_cache_assets.artifacts.graph import graph
-    from niels_cache_assets.cli.context import TOKENIZER
 
     if not arguments.only:
         return
@@ -228,9 +224,9 @@ def _require_writable(root: Path) -> None:
         raise NielsCacheError(f"{root}: not writable; choose another --cache-dir, or change its permissions")
 
 
-def _print_results(results: Sequence[LaunchResult]) -> None:
+def _print_results(results: Sequence[LaunchResult], rows: Sequence[Mapping[str, Any]]) -> None:
     """Print the table of results, then one line for each message, with the data sets that the message is about."""
-    from niels_cache_assets.facts.contents import all_counts, budget_shares, content_cells
+    from niels_cache_assets.facts.contents import budget_shares, content_cells
 
     table = new_table(
         "data set",
@@ -243,14 +239,12 @@ def _print_results(results: Sequence[LaunchResult]) -> None:
         right=frozenset({"train", "val", "size", "seconds"}),
         shrinking=["content sha256"],
     )
-    for result in results:
+    for result, row in zip(results, rows, strict=True):
         state = styled((result.state.replace("_", " "), _STYLES[result.state]))
-        meta = result.meta or {}
-        sha256, size = _sha256(meta), _bytes(result)
         cells = [
-            *content_cells(all_counts(meta), budget_shares(meta)),
-            file_size(size) if size else UNKNOWN,
-            sha256[:SHORT_SHA256] if sha256 else UNKNOWN,
+            *content_cells(row["counts"], budget_shares(result.meta or {})),
+            file_size(row["bytes"]) if row["bytes"] else UNKNOWN,
+            row["sha256"][:SHORT_SHA256] if row["sha256"] else UNKNOWN,
         ]
         table.add_row(result.name, state, *cells, f"{result.seconds:.1f}")
     display(table)
@@ -276,32 +270,19 @@ def _print_left_out(results: Sequence[LaunchResult]) -> None:
             display(f"{result.name}: {result.left_out}")
 
 
-def _sha256(meta: Meta) -> str | None:
-    """Return the hash of the content, or None for a report. The meta.json of a report has the hash of its corpus."""
-    from niels_cache_assets.facts.contents import content_hash
+def _row(result: LaunchResult) -> dict[str, Any]:
+    """Return a row of the table, with the counts of meta.json, the size of all files, and the hash of the content.
 
-    return content_hash(meta) if "files" in meta else None
-
-
-def _bytes(result: LaunchResult) -> int | None:
-    """Return the size of all files that meta.json lists.
-
-    The meta.json of a report lists no files, so the files of a report are counted on disk.
+    The meta.json of a report lists no files and has the hash of its corpus, so the files of a report are counted on disk, without a hash.
     """
-    from niels_cache_assets.facts.contents import total_bytes
-
-    if not result.meta or not result.meta.get("built", True):
-        return None
-    if "files" in result.meta:
-        return total_bytes(result.meta["files"])
-    return sum(path.stat().st_size for path in result.directory.iterdir()) if result.directory else None
-
-
-def _result_json(result: LaunchResult) -> dict[str, Any]:
-    """Return a row of the table as JSON for programs, with the counts of meta.json."""
-    from niels_cache_assets.facts.contents import all_counts, budget_shortfall
+    from niels_cache_assets.facts.contents import all_counts, budget_shortfall, content_hash, total_bytes
 
     meta = result.meta if result.meta and result.meta.get("built", True) else {}
+    size = sha256 = None
+    if "files" in meta:
+        size, sha256 = total_bytes(meta["files"]), content_hash(meta)
+    elif meta and result.directory:
+        size = sum(path.stat().st_size for path in result.directory.iterdir())
     return {
         "name": result.name,
         "family": result.family,
@@ -311,8 +292,8 @@ def _result_json(result: LaunchResult) -> dict[str, Any]:
         "drop_warnings": [*result.drop_warnings],
         "seconds": round(result.seconds, 3),
         "directory": result.directory,
-        "bytes": _bytes(result),
-        "sha256": _sha256(meta),
+        "bytes": size,
+        "sha256": sha256,
         "counts": all_counts(meta),
         "shortfall": budget_shortfall(meta),
     }

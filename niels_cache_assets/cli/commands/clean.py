@@ -235,10 +235,8 @@ def evenly_spaced(rows: Sequence[Example], count: int) -> list[Example]:
 def _print_examples(examples: Iterable[Example]) -> None:
     """Print examples, each below a heading such as `list_page 0.734: Title (articles.jsonl, row 12)`."""
     from niels_cache_assets.cleaning.report import EXCERPT_CHARACTERS  # an example has no more text than this
-    from niels_cache_assets.tokenizer.decoding import spell_controls
 
     for row in examples:
-        title = spell_controls(row["title"]) if row["title"] else None
         value = "" if row["value"] is None else f" {row['value']:.4g}"
-        display(f"\n--- {row['reason']}{value}: {title_of(title, row['file'], row['row'])}", style="bold")
+        display(f"\n--- {row['reason']}{value}: {title_of(row['title'], row['file'], row['row'])}", style="bold")
         display(excerpt(row["excerpt"], EXCERPT_CHARACTERS))

@@ -134,16 +134,16 @@ def _print_documents(found: DocumentDifferences, noun: str) -> None:
     display()
     table = new_table(f"{noun}s", *SPLITS, "not in the other", right=[*SPLITS, "not in the other"])
     for side in SIDES:
-        table.add_row(side.upper(), *(f"{found.rows[side][split]:,}" for split in SPLITS), f"{found.only[side]:,}")
+        table.add_row(side.upper(), *(f"{found.rows[side][split]:,}" for split in SPLITS), f"{found.counts[side]:,}")
     display(table)
-    counts = {"a": found.only["a"], "b": found.only["b"], "moved": found.moved, "resized": found.resized}
-    for kind, description in _KINDS.items():
-        if counts[kind]:
-            display(f"  {format_count(counts[kind], noun)} {description}:")
-            for listed in found.first[kind]:
-                display(f"    {_describe_document(listed, noun)}")
-            if counts[kind] > len(found.first[kind]):
-                display(f"    ... and {counts[kind] - len(found.first[kind]):,} more")
+    for kind, count in found.counts.items():
+        first = found.first[kind]
+        if count:
+            display(f"  {format_count(count, noun)} {_KINDS[kind]}:")
+        for listed in first:
+            display(f"    {_describe_document(listed, noun)}")
+        if count > len(first):
+            display(f"    ... and {count - len(first):,} more")
 
 
 def _describe_document(listed: DifferingDocument, noun: str) -> str:
@@ -197,11 +197,12 @@ def _tokenizer_of(folder: Path) -> TextTokenizer | None:
 
 
 def _as_json(found: DatasetDifferences) -> dict[str, Any]:
-    documents = None if found.documents is None else dict(vars(found.documents))
-    if documents is not None:
-        documents["first"] = {
-            what: [{"split": each.split, **each.lineage._asdict()} for each in listed] for what, listed in documents["first"].items()
-        }
+    documents: dict[str, Any] | None = None
+    if found.documents is not None:
+        kinds = found.documents.first.items()
+        first = {kind: [{"split": each.split, **each.lineage._asdict()} for each in listed] for kind, listed in kinds}
+        a, b, moved, resized = found.documents.counts.values()
+        documents = {"rows": found.documents.rows, "only": {"a": a, "b": b}, "moved": moved, "resized": resized, "first": first}
     tokens = {
         split: {"a": found.counts[split][0], "b": found.counts[split][1], "first_difference": _difference_json(difference)}
         for split, difference in found.tokens.items()

@@ -159,13 +159,11 @@ def _texts(registry: Registry, root: Path, name: str, pairs: Iterable[Pair], dup
 
 def _titles(name: str, pair: Pair, documents: tuple[Mapping[str, Any], Mapping[str, Any]]) -> Iterator[str]:
     """Yield the titles of both documents, such as `dropped: wiki train 12, Title (a.jsonl, row 3)`."""
-    from niels_cache_assets.tokenizer.decoding import spell_controls
-
     dropped = ("dropped", name, pair["ordinal"], pair["split"])
     kept = ("kept", pair["because_dataset"], pair["because_ordinal"], pair["because_split"])
     for (verb, dataset, ordinal, split), document in zip((dropped, kept), documents, strict=True):
         title = title_of(document["title"], document["file"], document["row"])
-        yield spell_controls(f"{verb}: {dataset} {f'{split} ' if split else ''}{ordinal:,}, {title}")
+        yield f"{verb}: {dataset} {f'{split} ' if split else ''}{ordinal:,}, {title}"
 
 
 def mark_differences(left: str, right: str, *, characters: int) -> tuple[Text, Text]:

@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from niels_cache_assets.base.processes import stop_on_signals
 from niels_cache_assets.base.wording import file_size, format_count
-from niels_cache_assets.cli.command import PRETRAIN, WHERE, Command, failing, option, raise_invalid, require_choice, switch, whole_number
+from niels_cache_assets.cli.command import (
+    PRETRAIN,
+    WHERE,
+    Command,
+    failing,
+    option,
+    raise_invalid,
+    refuse_options,
+    require_choice,
+    switch,
+    whole_number,
+)
 from niels_cache_assets.cli.console import display, new_table, print_facts
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -124,11 +135,9 @@ def _export_text(arguments: argparse.Namespace) -> None:
     from niels_cache_assets.cli.progress import transfer_progress
     from niels_cache_assets.exchange.corpus_text import FILE_TYPES, TextExport
 
-    given = {"--max-bytes": arguments.max_bytes, "--key": arguments.key, "--link": arguments.link}
-    given["--split"] = None if arguments.split == "all" else arguments.split
-    for name, value in given.items():
-        if value is not None:
-            raise NielsCacheError(f"{WHERE}: {name}: text does not take it; leave it out")
+    refuse_options(arguments, ("max_bytes", "key", "link"), "text does not take it; leave it out")
+    if arguments.split != "all":
+        raise NielsCacheError(f"{WHERE}: --split: text does not take it; leave it out")
     file_type = require_choice("--file-type", "no such type", arguments.file_type or FILE_TYPES[0], FILE_TYPES)
     registry, root = open_registry(arguments)
     folder = Path(arguments.out)
@@ -156,17 +165,15 @@ def _settings(arguments: argparse.Namespace) -> ExportSettings:
     from niels_cache_runtime.format.layout import SPLITS
 
     format = require_choice("", "export has no format", arguments.format, (*FORMATS, TEXT))
-    if arguments.file_type is not None:
-        raise NielsCacheError(f"{WHERE}: --file-type: only text takes it; leave it out for {format}")
+    refuse_options(arguments, ["file_type"], f"only text takes it; leave it out for {format}")
     splits = tuple(parse_splits(arguments.split))
     if not splits:
         raise_invalid("--split", "no split", arguments.split, (*SPLITS, "all"))
     default: Link = "reflink" if format == "megatron" else "copy"
     link: Link = default if arguments.link is None else require_choice("--link", "no such way", arguments.link, get_args(Link))
-    for name, given in (("--key", arguments.key), ("--link", arguments.link)):
-        if given is not None and format != "megatron":
-            raise NielsCacheError(f"{WHERE}: {name}: only megatron takes it; leave it out for {format}")
-    if format == "megatron" and os.path.basename(arguments.out) in ("", ".", ".."):
+    if format != "megatron":
+        refuse_options(arguments, ("key", "link"), f"only megatron takes it; leave it out for {format}")
+    elif os.path.basename(arguments.out) in ("", ".", ".."):
         prefix = os.path.join(arguments.out, "notes")
         raise NielsCacheError(f"{WHERE}: --out {arguments.out}: is a folder; megatron needs a prefix, such as {prefix}")
     return ExportSettings(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from niels_cache_assets.base.processes import stop_on_signals
 from niels_cache_assets.base.wording import SHORT_SHA256, UNKNOWN, file_size, format_count
-from niels_cache_assets.cli.command import WHERE, Command, option, require_choice, switch
+from niels_cache_assets.cli.command import WHERE, Command, option, refuse_options, require_choice, switch
 from niels_cache_assets.cli.console import PROGRAM, display, new_table, print_facts
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_runtime.errors import NielsCacheError
@@ -71,8 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         if given:
             raise NielsCacheError(f"{WHERE}: --copy shows a local copy, and takes no {given[0]}; leave it out")
         return _local_copy(arguments)
-    if arguments.trim is not None or arguments.check:
-        raise NielsCacheError(f"{WHERE}: --trim and --check: only for a local copy; name it with --copy DIR")
+    refuse_options(arguments, ("trim", "check"), "only for a local copy; name it with --copy DIR")
     if arguments.address is None or arguments.out is None:
         raise NielsCacheError(f"{WHERE}: pull needs an ADDRESS and --out DIR, or --copy DIR (see {PROGRAM} pull --help)")
     return _pull(arguments)
@@ -80,13 +79,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _pull(arguments: argparse.Namespace) -> int:
     from niels_cache_assets.cli.progress import transfer_progress
-    from niels_cache_assets.publish.hub import SCHEME, pull_from_hub, repository_of
+    from niels_cache_assets.publish.hub import SCHEME, address_at, pull_from_hub
     from niels_cache_assets.publish.pull import pull
     from niels_cache_runtime.format.layout import SPLITS
-    from niels_cache_runtime.remote.store import check_address
 
     on_hub = arguments.address.startswith(SCHEME)
-    address = f"{SCHEME}datasets/{repository_of(arguments.address)}" if on_hub else check_address(arguments.address)
+    address = address_at(arguments.address)
     split = None if arguments.split is None else require_choice("--split", "no split", arguments.split, SPLITS)
     with stop_on_signals(), transfer_progress("pulling") as progress:
         result = (pull_from_hub if on_hub else pull)(

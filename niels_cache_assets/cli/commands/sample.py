@@ -23,6 +23,7 @@ from niels_cache_assets.cli.command import (
     draw_seed,
     integer_at_least,
     option,
+    refuse_options,
     require_choice,
     switch,
     whole_number,
@@ -79,10 +80,7 @@ def run(arguments: argparse.Namespace) -> None:
     if stage == "corpus":
         if is_address(arguments.name):
             raise NielsCacheError(f"{WHERE}: --stage corpus: an ADDRESS has no corpus; leave it out")
-        if arguments.notable:
-            raise NielsCacheError(f"{WHERE}: --notable: works only with --stage cache; leave it out for a corpus")
-        if arguments.split is not None:
-            raise NielsCacheError(f"{WHERE}: --split {arguments.split}: works only with --stage cache; leave it out for a corpus")
+        refuse_options(arguments, ("notable", "split"), "works only with --stage cache; leave it out for a corpus")
         _print_corpus_sample(arguments, *open_registry(arguments), seed=seed)
     elif is_address(arguments.name):
         with TemporaryDirectory(prefix="niels-cache-", ignore_cleanup_errors=True) as folder, closing(LocalCopy(folder)) as copy:
@@ -194,8 +192,6 @@ def _print_corpus_sample(arguments: argparse.Namespace, registry: Registry, root
 
 def _title(ordinal: int, document: Document) -> str:
     """Return `train document 1,234, 5,678 characters: Title (articles.jsonl, row 12)`. Omit the split if it is not known yet."""
-    from niels_cache_assets.tokenizer.decoding import spell_controls
-
     split = f"{document.split} " if document.split else ""
     name = title_of(document.title, document.file, document.row)
-    return spell_controls(f"{split}document {ordinal:,}, {format_count(len(document.text), 'character')}: {name}")
+    return f"{split}document {ordinal:,}, {format_count(len(document.text), 'character')}: {name}"

@@ -3,7 +3,7 @@
 import argparse
 
 from niels_cache_assets.base.wording import file_size, format_count
-from niels_cache_assets.cli.command import CACHES, WHERE, Command, option, raise_invalid, switch
+from niels_cache_assets.cli.command import CACHES, WHERE, Command, option, raise_invalid, refuse_options, switch
 from niels_cache_assets.cli.console import display, new_table, print_facts, styled
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_runtime.errors import NielsCacheError
@@ -61,8 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     if any(map(is_address, arguments.names)):
         return _verify_address(arguments)
-    if arguments.download:
-        raise NielsCacheError(f"{WHERE}: --download: only for an ADDRESS such as s3://BUCKET/PREFIX; without it, every file is read anyway")
+    refuse_options(arguments, ["download"], "only for an ADDRESS such as s3://BUCKET/PREFIX; without it, every file is read anyway")
     registry, root = open_registry(arguments)
     known = [*find_caches(registry, root), *(path.name for pattern in ("*", "*/*", "*/.parts/*/*") for path in root.glob(pattern))]
     for name in arguments.names:
@@ -112,9 +111,7 @@ def _verify_address(arguments: argparse.Namespace) -> int:
     from niels_cache_assets.publish.check import check
     from niels_cache_runtime.remote.store import check_address
 
-    for name in ("quick", "against_dagster"):
-        if getattr(arguments, name):
-            raise NielsCacheError(f"{WHERE}: --{name.replace('_', '-')}: not for an address; pull the cache, and verify it then")
+    refuse_options(arguments, ("quick", "against_dagster"), "not for an address; pull the cache, and verify it then")
     if len(arguments.names) > 1:
         raise NielsCacheError(f"{WHERE}: verify takes one address, without other names")
     address = check_address(arguments.names[0])
