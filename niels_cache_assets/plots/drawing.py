@@ -14,7 +14,6 @@ import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
 from typing import Any, Literal
 from xml.etree import ElementTree
 
@@ -44,6 +43,7 @@ _TOP = 32  # the title
 _EDGE = 12  # at both sides of the names of bars
 _RIGHT = 20  # room for half of the last tick
 _NUMBERS = 50  # the width of the numbers at the left
+_CHARACTER = 7.7  # about the width of a capital letter
 _LONGEST_NAME = 24
 _MAX_TICKS = 8
 _TOOLTIP = "tooltip: "  # how the id of a column or bar begins
@@ -93,17 +93,13 @@ class Picture:
     legend: Mapping[str, str] = field(default_factory=dict)
     is_logarithmic: bool = False
 
-    def alternative_text(self, of: str = "") -> str:
-        """Return the title, after the name of what the picture is of."""
-        return f"{of}: {self.title}" if of else self.title
-
     def __post_init__(self) -> None:
-        for name in ("title", "names", "labels", "ticks", "limit", "legend"):
-            object.__setattr__(self, name, _printable(getattr(self, name)))
+        for name, value in vars(self).items():
+            object.__setattr__(self, name, _printable(value))
 
 
 def _printable(value: Any) -> Any:
-    """Return a text, or a collection with all texts in it, with a space for each character that cannot be printed."""
+    """Return a value with its texts, if any, with a space for each character that cannot be printed."""
     if isinstance(value, str):
         return "".join(letter if letter.isprintable() else " " for letter in value)
     if isinstance(value, Mapping):
@@ -116,17 +112,17 @@ def short_number(value: float) -> str:
     return f"{value:,.0f}" if value < 10_000 else abbreviate(value)
 
 
-def as_svg(picture: Picture, of: str = "") -> Markup:
+def as_svg(picture: Picture, of: str) -> Markup:
     """Return an SVG element without ids and style attributes, so that a page can have many of them and needs to allow no inline style.
 
     Args:
         picture: The picture.
-        of: What the picture is of, for its alternative text; by default nothing.
+        of: What the picture is of, for its alternative text.
     """
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # a letter that DejaVu Sans lacks is in a font of the browser
         drawn = ElementTree.fromstring(_draw(picture, format="svg", facecolor="none"))
-    label = {"role": "img", "aria-label": picture.alternative_text(of)}
-    root = ElementTree.Element("svg", {"class": "plot", "viewBox": drawn.attrib["viewBox"], **label})
+    described = {"role": "img", "aria-label": f"{of}: {picture.title}"}
+    root = ElementTree.Element("svg", {"class": "plot", "viewBox": drawn.attrib["viewBox"], **described})
     root.extend(drawn.findall("{*}g"))  # without matplotlib's style sheet
     for element in [*root.iter()]:
         element.tag = element.tag.rpartition("}")[2]
@@ -149,17 +145,14 @@ def _draw(picture: Picture, **how: Any) -> bytes:
     """Return the picture as `Figure.savefig` writes it. It has margins of its own, because matplotlib takes 60 ms to find them."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # an unwritable HOME is no news between progress bars
     from matplotlib import style
+    from matplotlib.colors import to_hex
     from matplotlib.figure import Figure
-    from matplotlib.font_manager import FontProperties
-    from matplotlib.textpath import text_to_path
 
     names, ticks = picture.names, picture.ticks or [*enumerate(picture.names)]
     short = [text if len(text) <= _LONGEST_NAME else f"{text[: _LONGEST_NAME - 1]}…" for _, text in ticks]
     is_bars, buffer = picture.kind == "bars" or not names, io.BytesIO()
     inner = _ROW * max(1, len(names)) if is_bars else _HEIGHT
-    font = FontProperties(family="DejaVu Sans", size=11)  # wider than the fonts of most pages
-    widths = (text_to_path.get_text_width_height_descent(text, font, ismath=False)[0] for text in short)
-    left = _EDGE + max(widths, default=0) if is_bars else _NUMBERS
+    left = _EDGE + _CHARACTER * max(map(len, short), default=0) if is_bars else _NUMBERS
     has_legend = bool(picture.legend or picture.limit)
     bottom = 44 if has_legend else 20
     height = _TOP + inner + bottom
@@ -190,12 +183,10 @@ def _draw(picture: Picture, **how: Any) -> bytes:
             axes.yaxis.set_major_formatter(lambda value, _: short_number(value))
             axes.set(xlim=(0, max(len(names), 5)), ylim=0)  # a few columns remain narrow
             axes.grid(axis="y")
-        colors = [picture.colors] * len(names) if isinstance(picture.colors, str) else picture.colors
-        values = [*zip(names, picture.values, colors, strict=True), *zip(names, picture.rest, repeat(REST), strict=False)]
-        for patch, (name, value, color) in zip(axes.patches, values, strict=True):
-            part = f", {picture.legend[color]}" if color in picture.legend else ""
+        for patch, name, value in zip(axes.patches, [*names] * 2, [*picture.values, *picture.rest], strict=False):
+            part = picture.legend.get(to_hex(patch.get_facecolor()))
             number = f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
-            patch.set_gid(f"{_TOOLTIP}{name}{part}: {number}")
+            patch.set_gid(f"{_TOOLTIP}{name}, {part}: {number}" if part else f"{_TOOLTIP}{name}: {number}")
         for color, text in picture.legend.items():
             axes.bar(0, 0, 0, color=color, label=text)
         if picture.limit:

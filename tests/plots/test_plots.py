@@ -133,8 +133,8 @@ def test_every_plot_is_a_small_picture(notes: Path, chats: Path) -> None:
         width, height = struct.unpack(">II", png[16:24])
         assert width > 300
         assert 50 < height < 1000
-        assert len(svg := as_svg(picture)) < MAX_PNG_BYTES
-        assert (as_png(picture), as_svg(picture)) == (png, svg), "the same picture, the same bytes"
+        assert len(svg := as_svg(picture, "notes")) < MAX_PNG_BYTES
+        assert (as_png(picture), as_svg(picture, "notes")) == (png, svg), "the same picture, the same bytes"
 
 
 def test_the_sources_with_the_lowest_ratios_are_shown_and_equal_ones_by_name() -> None:
@@ -171,13 +171,15 @@ def test_an_svg_shows_all_texts_and_values_in_the_colors_of_the_page(kind: Liter
 
 
 def test_wide_names_of_bars_are_not_cut() -> None:
-    tree = ElementTree.fromstring(as_svg(Picture(kind="bars", title="", names=["W" * 24], values=[1])))
-    [end] = [float(text.attrib["x"]) for text in tree.iter("text") if text.text == "W" * 24]
-    assert end > 24 * 10.8, "of a font of 11 points"
+    tree = ElementTree.fromstring(as_svg(Picture(kind="bars", title="", names=["COMMON_CRAWL_2024_GERMAN"], values=[1]), "notes"))
+    [end] = [float(text.attrib["x"]) for text in tree.iter("text") if text.text == "COMMON_CRAWL_2024_GERMAN"]
+    assert end > 183.9, "its width in DejaVu Sans of 11 points"
 
 
 def test_drawing_says_nothing_of_a_home_that_cannot_be_written_or_of_letters_for_the_browser() -> None:
-    drawing = "from niels_cache_assets.plots.drawing import *; as_svg(Picture(kind='bars', title='日本', names=['本'], values=[1]))"
+    drawing = (
+        "from niels_cache_assets.plots.drawing import *; as_svg(Picture(kind='bars', title='日本', names=['本'], values=[1]), 'notes')"
+    )
     environment = {name: value for name, value in os.environ.items() if name not in ("MPLCONFIGDIR", "XDG_CONFIG_HOME", "XDG_CACHE_HOME")}
     done = subprocess.run([sys.executable, "-c", drawing], env={**environment, "HOME": os.devnull}, capture_output=True, check=True)
     assert (done.stdout, done.stderr) == (b"", b"")
@@ -186,7 +188,7 @@ def test_drawing_says_nothing_of_a_home_that_cannot_be_written_or_of_letters_for
 @pytest.mark.parametrize("kind", ["columns", "bars"])
 def test_a_picture_of_nothing_says_so(kind: Literal["columns", "bars"]) -> None:
     picture = Picture(kind=kind, title="dropped", names=[], values=[])
-    assert ">dropped: none<" in as_svg(picture)
+    assert ">dropped: none<" in as_svg(picture, "notes")
     assert as_png(picture).startswith(b"\x89PNG")
 
 

@@ -150,7 +150,7 @@ def tokenizer_metadata(outcome: Outcome, *, draw: bool) -> Metadata:
     return without_empty(
         {
             "sha256": meta["sha256"],
-            "plots": dg.MetadataValue.md(images([ratios_picture(ratios)])) if draw else None,
+            "plots": dg.MetadataValue.md(images([ratios_picture(ratios)], "tokenizer")) if draw else None,
             "by_source": table([{"data_set": name, "chars_per_token": ratio} for name, ratio in ratios.items()]),
             "chars_per_token": round(sum(ratios.values()) / len(ratios), 3) if ratios else None,
             "longest_words": command_entry("show", "tokenizer", root=root) if trained_on.get("longest_words") else None,
@@ -228,4 +228,4 @@ def _plots(outcome: Outcome) -> dg.MarkdownMetadataValue | str:
         measures = measure_cache(outcome.directory, outcome.family, outcome.meta)
     except (NielsCacheError, OSError) as error:
         return f"cannot be drawn: {error}"
-    return dg.MetadataValue.md(images(cache_pictures(measures, outcome.family, dropped=outcome.meta["dropped"])))
+    return dg.MetadataValue.md(images(cache_pictures(measures, outcome.family, dropped=outcome.meta["dropped"]), outcome.name))
