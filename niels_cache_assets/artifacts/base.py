@@ -25,6 +25,7 @@ from niels_cache_assets.disk.space import SpaceNeed, disk_error_message
 from niels_cache_assets.disk.staging import finished_meta, staged, sweep_leftovers
 from niels_cache_assets.facts.drops import NO_DROPS, DropSummary
 from niels_cache_assets.parts.attempts import staged_attempt, sweep_attempts
+from niels_cache_assets.parts.held_lease import HeldLease
 from niels_cache_assets.parts.lease import Lease, LeaseTimes, StopRequests, hold_lease
 from niels_cache_assets.project.running import NotifySettings
 from niels_cache_assets.sources.excluding import require_matches
@@ -49,10 +50,14 @@ class BuildLock:
     Attributes:
         waited: Whether the caller had to wait for another build.
         lease: The lease of a shared artifact. None for other artifacts, which have a lock.
+        fingerprint: The hash of everything that decides the bytes of the build, once they are known.
+        force: Whether the build starts from the beginning instead of resuming.
     """
 
     waited: bool = False
-    lease: Lease | None = None
+    lease: HeldLease | None = None
+    fingerprint: str = ""
+    force: bool = False
 
 
 def lease_times(registry: Registry) -> LeaseTimes:
@@ -173,7 +178,7 @@ class BuildJob:
     force: bool
     progress: Callable[[Any], None] | None
     log: Log
-    lease: Lease | None = None
+    lease: HeldLease | None = None
     reference: str | None = None
     record_seconds: float = RECORD_SECONDS
 
@@ -188,7 +193,10 @@ class BuildJob:
         resume = Resume(
             fingerprint=self.fingerprint, log=self.log, afresh=self.force, identity=self.identity, record_seconds=self.record_seconds
         )
-        return resume if self.lease is None else dataclasses.replace(resume, attempt=self.lease.attempt, check=self.lease.check)
+        if self.lease is None:
+            return resume
+        keep = None if self.lease.stored is None else self.lease.stored.keep
+        return dataclasses.replace(resume, attempt=self.lease.attempt, check=self.lease.check, keep=keep)
 
     def report(self, progress: Any) -> None:
         """Check the lease, which then records the progress, and pass the progress to `progress`.
@@ -444,7 +452,7 @@ class Artifact(ABC):
             lock: The right to build that `lock` yielded.
             log: Called with each message.
         """
-        if lock.lease is not None:
+        if isinstance(lock.lease, Lease):
             return staged_attempt(lock.lease, log=log, resumable=self.resumable)
         return staged(self.directory, resumable=self.resumable)
 

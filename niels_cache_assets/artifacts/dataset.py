@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
@@ -421,7 +421,10 @@ def with_overlap(spec: DatasetSpec[PretrainSource], meta: Meta, work: BuildJob) 
     if meta["val_tokens"]:
         work.log("comparing train with val")
     settings = OverlapSettings.of(spec.registry, spec.source, spec.build)
-    overlap = compare_splits(work.directory, meta, spec.tokenizer, settings, threads=spec.build.threads, scratch=work.directory)
+    stored = None if work.lease is None else work.lease.stored
+    shards: dict[str, Any] = {} if stored is None else {"shards": partial(stored.shards, meta)}
+    folder, threads = work.directory, spec.build.threads
+    overlap = compare_splits(folder, meta, spec.tokenizer, settings, threads=threads, scratch=folder, **shards)
     return {**meta, "overlap": overlap.record}
 
 

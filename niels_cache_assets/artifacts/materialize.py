@@ -21,6 +21,8 @@ from typing import Any
 
 from niels_cache_assets.artifacts.base import Artifact, BuildJob, BuildLock, Log, Outcome
 from niels_cache_assets.artifacts.notify import notifying
+from niels_cache_assets.artifacts.stored import in_store
+from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.disk.build_lock import path_stamp
 from niels_cache_assets.disk.space import explain_disk_full, require_free_space
 from niels_cache_assets.parts.lease import LeaseLostError
@@ -60,7 +62,7 @@ def materialize(
         BusyError: If another process builds the artifact, without `wait`.
         LeaseLostError: If another process has taken the artifact over, without `wait`.
     """
-    started = time.monotonic()
+    started, artifact = time.monotonic(), in_store(artifact)
     with (
         notifying(artifact.notify if notify else NotifySettings(), artifact.key, log) as watch,
         retry_for(artifact.network_retry_seconds, log) if artifact.network_retry_seconds is not None else nullcontext(),
@@ -150,7 +152,7 @@ def _check_current(artifact: Artifact, *, force: bool) -> Outcome | _RequiredBui
 
 def _build(required: _RequiredBuild, lock: BuildLock, *, force: bool, on_progress: Callable[[Any], None] | None, log: Log) -> Outcome:
     """Build an artifact. The caller holds its lock."""
-    artifact = required.artifact
+    artifact, lock = required.artifact, replace(lock, fingerprint=fingerprint_of(required.identity), force=force)
     with explain_disk_full(artifact.need()), artifact.stage(lock, log=log) as staging:
         work = BuildJob(
             directory=staging,
@@ -165,9 +167,10 @@ def _build(required: _RequiredBuild, lock: BuildLock, *, force: bool, on_progres
         )
         written = artifact.write(work)
         drops = artifact.drop_summary(written.meta)
+        meta = written.meta
         if artifact.record is not None:
-            write_meta(str(staging / artifact.record), written.meta)
-    meta = written.meta if artifact.record is None else read_meta(str(artifact.directory / artifact.record))
+            write_meta(str(staging / artifact.record), meta)
+            meta = read_meta(str(staging / artifact.record))
     return Outcome(
         key=artifact.key,
         state=artifact.states[0 if written.changed else 1],

@@ -54,6 +54,7 @@ class JournalRecord(NamedTuple):
         made_of: The values that the fingerprint hashes, to explain differences, or None if the caller of a builder gave none.
         notes: Facts that do not affect the bytes, such as the engines that encoded the text.
         attempt: The number of the attempt that made the record, or None for a target without attempts.
+        stored: The complete files that are in a store and not in the directory, or None without a store.
     """
 
     fingerprint: str
@@ -66,11 +67,13 @@ class JournalRecord(NamedTuple):
     made_of: Identity | None = None
     notes: dict[str, Any] | None = None
     attempt: int | None = None
+    stored: list[str] | None = None
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The size of every file in bytes."""
-        return {**{name: entry["bytes"] for name, entry in self.finished.items()}, **self.files}
+        """The size in bytes of every file in the directory."""
+        stored = set(self.stored or ())
+        return {**{name: entry["bytes"] for name, entry in self.finished.items() if name not in stored}, **self.files}
 
 
 class Journal:
@@ -88,6 +91,7 @@ class Journal:
 
     BYTES = 1 << 25  # bytes written between two records; NIELS_CACHE_JOURNAL_BYTES replaces this
     MOST_SECONDS = 60.0  # between two records, even if they take long
+    STORED_BYTES, STORED_SECONDS = 1 << 28, 600.0  # between two records in a store, because each one sends unfinished files
     REST = 50  # minimal ratio of building time to recording time, unless NIELS_CACHE_JOURNAL_BYTES is set
 
     def __init__(
@@ -115,6 +119,13 @@ class Journal:
         self._time = self._asked = time.monotonic()
         self._took = 0.0
         self.recorded = latest is not None  # whether there is a record to resume from
+        self._keep: Callable[[JournalRecord], None] | None = None
+
+    def keep_in_store(self, keep: Callable[[JournalRecord], None]) -> None:
+        """Call `keep` with each new record, and make a record after each finished file and rarely otherwise."""
+        self._keep, self._rest, self.seconds, self.MOST_SECONDS = keep, 0, self.STORED_SECONDS, self.STORED_SECONDS
+        if BYTES_VARIABLE not in os.environ:
+            self._interval = self.STORED_BYTES
 
     @classmethod
     def open(
@@ -216,6 +227,8 @@ class Journal:
             self._attempt,
         )
         write_journal(self._directory, recorded)
+        if self._keep is not None:
+            self._keep(recorded)
         self._named, self._bytes, self._finished, self._time = named, bytes_written, len(finished), time.monotonic()
         self._took = self._time - self._asked  # includes the time in which the caller flushed its files
         self.recorded = True
@@ -223,10 +236,15 @@ class Journal:
 
 def write_journal(directory: Path, recorded: JournalRecord) -> None:
     """Replace the record in a directory in one step. The files that it names must already be on disk."""
+    write_atomically(directory / JOURNAL_NAME, encode_record(recorded))
+
+
+def encode_record(recorded: JournalRecord) -> bytes:
+    """Return the bytes of a record, which `decode_record` parses."""
     fields = recorded._asdict()
-    optional = {key: fields.pop(key) for key in ("notes", "attempt")}
+    optional = {key: fields.pop(key) for key in ("notes", "attempt", "stored")}
     fields |= {key: value for key, value in optional.items() if value is not None}
-    write_atomically(directory / JOURNAL_NAME, _encode({"format": _FORMAT, **fields}))
+    return _encode({"format": _FORMAT, **fields})
 
 
 def read_journal(directory: Path) -> JournalRecord | None:
@@ -245,7 +263,7 @@ def _read(directory: Path) -> JournalRecord | str:
         content = read_regular(directory / JOURNAL_NAME, most_bytes=_MAX_BYTES)
     except (FileNotFoundError, NotADirectoryError, NielsCacheError):
         return _UNREADABLE
-    return _decode(content)
+    return decode_record(content)
 
 
 def write_atomically(path: Path, content: bytes, *, spare: str = "new") -> None:
@@ -270,7 +288,7 @@ def _encode(content: dict[str, Any]) -> bytes:
     return hashlib.sha256(text).hexdigest().encode() + b"\n" + text + b"\n"
 
 
-def _decode(content: bytes) -> JournalRecord | str:
+def decode_record(content: bytes) -> JournalRecord | str:
     """Parse the bytes of a journal, which are a line with a sha256 and a line of JSON.
 
     Returns:
@@ -303,6 +321,7 @@ def _decode(content: bytes) -> JournalRecord | str:
         and (recorded.share is None or (type(recorded.share) in (int, float) and 0 <= recorded.share <= 1))
         and all(number is None or is_count(number) for number in (recorded.documents, recorded.attempt))
         and all(part is None or isinstance(part, dict) for part in (recorded.made_of, recorded.notes))
+        and (recorded.stored is None or (isinstance(recorded.stored, list) and recorded.finished.keys() >= {*recorded.stored}))
     )
     return recorded if is_valid else _UNREADABLE
 

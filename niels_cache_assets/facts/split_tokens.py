@@ -4,6 +4,7 @@ Files are mapped, so only the tokens that you use are read.
 """
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -36,6 +37,7 @@ class SplitTokens:
         split: The split.
         dtype: The dtype of the tokens, uint16 or uint32 (`token_dtype_of` meta.json).
         entries: The number of index entries of an example: 2 for a preference pair, otherwise 1.
+        shards: The token files in order, if they are not in the folder: anything with a length that gives an array for a slice.
 
     Attributes:
         dtype: The dtype of the tokens.
@@ -45,11 +47,15 @@ class SplitTokens:
         NielsCacheError: If files are missing or inconsistent.
     """
 
-    def __init__(self, folder: Path, family: Family, split: Split, *, dtype: np.dtype, entries: int = 1) -> None:
+    def __init__(
+        self, folder: Path, family: Family, split: Split, *, dtype: np.dtype, entries: int = 1, shards: Sequence[Any] | None = None
+    ) -> None:
         self._folder, self._family, self._split = folder, family, split
-        self._paths = list_shards(folder / split) if family == "pretrain" else [folder / tokens_name(split)]
+        self._paths: Sequence[Path] = ()
+        if shards is None:
+            self._paths = list_shards(folder / split) if family == "pretrain" else [folder / tokens_name(split)]
         self.dtype, self._entries = dtype, entries
-        self.shards = MappedTokens(self._paths, dtype=dtype).shards
+        self.shards = MappedTokens(self._paths, dtype=dtype).shards if shards is None else shards
         self._shard_ends = list(accumulate(len(shard) for shard in self.shards))
 
     def __len__(self) -> int:

@@ -14,7 +14,7 @@ from niels_cache_assets.inspection.shared_texts import SharedTexts, advice_again
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.tokenizer.kinds import load_tokenizer
 from niels_cache_runtime.format.layout import META_NAME, dataset_dir
-from niels_cache_runtime.format.meta import read_meta
+from niels_cache_runtime.format.meta import Meta, read_meta
 
 SPLITS_DISJOINT, BUDGETS_MET = "splits_disjoint", "budgets_met"
 
@@ -50,10 +50,23 @@ def check_splits(registry: Registry, name: str, root: Path) -> SplitsCheck:
     return SplitsCheck(overlap=overlap, shared=shared, description="; ".join(line for line in said if line) or None)
 
 
-def warnings_of_splits(registry: Registry, name: str, root: Path) -> list[str]:
-    """Return what the checks of a finished cache say about its splits, with the name of the check before each line."""
-    short = budget_shortfall(read_meta(str(dataset_dir(root, "pretrain", name) / META_NAME)))
-    said = {SPLITS_DISJOINT: check_splits(registry, name, root).description, BUDGETS_MET: short}
+def warnings_of_splits(registry: Registry, name: str, root: Path, *, stored: Meta | None = None) -> list[str]:
+    """Return what the checks of a finished cache say about its splits, with the name of the check before each line.
+
+    Args:
+        registry: The configuration.
+        name: The name of the data set.
+        root: The cache root.
+        stored: The meta.json of a cache in a store, which is not compared with other data sets. None: the cache is in the root.
+    """
+    if stored is None:
+        description = check_splits(registry, name, root).description
+        stored = read_meta(str(dataset_dir(root, "pretrain", name) / META_NAME))
+    else:
+        overlap = SplitOverlap.recorded(stored)
+        other = "not compared with other data sets" if len(registry.in_parts()) > 1 else None
+        description = "; ".join(filter(None, [None if overlap is None else overlap.describe(), other])) or None
+    said = {SPLITS_DISJOINT: description, BUDGETS_MET: budget_shortfall(stored)}
     return [f"{check}: {line}" for check, line in said.items() if line]
 
 

@@ -36,6 +36,7 @@ from niels_cache_assets.disk.attempts import attempt_record, highest_number, lea
 from niels_cache_assets.disk.build_lock import path_stamp
 from niels_cache_assets.disk.identity import without_keys
 from niels_cache_assets.facts.progress import BuildProgress, SpeedEstimate, SpeedMeter
+from niels_cache_assets.parts.held_lease import StoredFiles
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import UNKNOWN, BusyError, LockOwner, LockRefusedError, hold_lock, lock_owner, sync
 
@@ -250,6 +251,8 @@ class LeaseTimes:
 
 class Lease:
     """The right to make one attempt to build a target. `hold_lease` creates it."""
+
+    stored: StoredFiles | None = None
 
     def __init__(self, target: Path, holder: LeaseHolder, descriptor: int, *, waited: bool) -> None:
         self.target, self.attempt, self.waited = target, holder.attempt, waited

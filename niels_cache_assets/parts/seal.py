@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -55,7 +56,14 @@ class SealInput:
         return int(found) if split in self.splits else 0
 
 
-def seal(members: Sequence[SealInput], directory: Path, *, target: Path, log: Callable[[str], None]) -> Meta:
+class Links(Protocol):
+    """Names in the joined cache for files of parts."""
+
+    def add(self, source: Path, link: Path, size: int) -> None:
+        """Give the file `source` of `size` bytes the name `link`, too."""
+
+
+def seal(members: Sequence[SealInput], directory: Path, *, target: Path, log: Callable[[str], None], links: Links | None = None) -> Meta:
     """Write everything except meta.json into `directory`, and return the keys of meta.json that the parts determine.
 
     Args:
@@ -63,16 +71,17 @@ def seal(members: Sequence[SealInput], directory: Path, *, target: Path, log: Ca
         directory: The staging directory.
         target: The folder that `directory` will replace.
         log: Called with a line if files are copied instead of linked.
+        links: How files are linked. None: by hard links.
 
     Raises:
         NielsCacheError: If the document ends of a part do not match its tokens, or if copies are needed and do not fit on the disk.
     """
     files: Files = {}
-    links = HardLinker(_total_bytes(members), target=target, log=log)
+    linker = links or HardLinker(_total_bytes(members), target=target, log=log)
 
     def link(member: SealInput, path: str, name: str) -> None:
         files[name] = dict(member.meta["files"][path])
-        links.add(member.directory / path, directory / name, files[name]["bytes"])
+        linker.add(member.directory / path, directory / name, files[name]["bytes"])
 
     for split in SPLITS:
         (directory / split).mkdir()

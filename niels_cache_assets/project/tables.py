@@ -26,6 +26,8 @@ class BuildSettings(Table):
 
     cache_dir: ConfigPath = "cache"
     """Root folder of all caches"""
+    store: str | None = None
+    """Address of a bucket, such as s3://bucket/prefix, in which machines without a shared folder build data sets"""
     seed: int = Field(defaults.SEED, ge=0, lt=2**63)
     """Seed for shuffles and splits"""
     shard_bytes: int = Field(defaults.SHARD_BYTES, ge=2, multiple_of=2)

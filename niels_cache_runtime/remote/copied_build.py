@@ -28,14 +28,15 @@ from niels_cache_runtime.format.layout import (
 from niels_cache_runtime.format.safe_open import OwnedFolder
 from niels_cache_runtime.remote.eviction import choose_evictions
 from niels_cache_runtime.remote.ledger import BUILDS, Ledger, LedgerEntry, LedgerState
+from niels_cache_runtime.remote.objects import RemoteFile
 from niels_cache_runtime.remote.record import (
     TOKENIZER,
     PublishedBuild,
     Record,
-    RemoteFile,
+    described_by,
     parse_record,
     published_of,
-    read_meta_of,
+    read_beside,
     read_record,
 )
 from niels_cache_runtime.remote.store import MissingError, check_address, open_store
@@ -132,26 +133,26 @@ def recorded_build(state: LedgerState, build: str, files: OwnedFolder, *, addres
     """Return a build that the copy already knows, without sending a request.
 
     Raises:
-        NielsCacheError: If the meta.json of the build is missing or damaged.
+        NielsCacheError: If the meta.json or the objects.json of the build is missing or damaged.
     """
     record = parse_record(state.builds[build]["record"].encode(), f"{files.root}: the record of {address}")
-    path = f"{BUILDS}/{build}/{META_NAME}"
+    folder = f"{BUILDS}/{build}"
     try:
-        content = files.read(path)
+        contents = {name: files.read(f"{folder}/{name}") for name in described_by(record)}
     except OSError as error:
         raise NielsCacheError(
-            f"{files.root / path}: cannot be read: {error.strerror or error}; run again, or remove {files.root} if that fails too"
+            f"{files.root / folder}: cannot be read: {error.strerror or error}; run again, or remove {files.root} if that fails too"
         ) from error
-    return CopiedBuild(address, record, published_of(record, content, str(files.root / path)))
+    return CopiedBuild(address, record, published_of(record, contents, str(files.root / folder / META_NAME)))
 
 
 def write_meta_file(ledger: Ledger, state: LedgerState, name: str, content: bytes, *, limit: int) -> None:
-    """Write a meta.json into the copy.
+    """Write a meta.json or an objects.json into the copy.
 
     Args:
         ledger: The ledger of the copy.
         state: The state of the ledger, whose lock is held.
-        name: The path of the meta.json, relative to the copy.
+        name: The path of the file, relative to the copy.
         content: The bytes to write.
         limit: The limit of the copy in bytes.
 
@@ -194,11 +195,12 @@ def try_both_addresses(address: str, open_at: Callable[[str], CopiedBuild]) -> t
 
 
 def published_build(address: str) -> tuple[CopiedBuild, Split | None]:
-    """Return the build at an address, and the split that the address names, or None. This takes two requests."""
+    """Return the build at an address, and the split that the address names, or None. This takes two or three requests."""
 
     def read(cache: str) -> CopiedBuild:
         store = open_store(cache)
         record, _ = read_record(store)
-        return CopiedBuild(cache, record, published_of(record, read_meta_of(store, record), store.name_of(META_NAME)))
+        contents = {name: read_beside(store, record, name) for name in described_by(record)}
+        return CopiedBuild(cache, record, published_of(record, contents, store.name_of(META_NAME)))
 
     return try_both_addresses(address, read)

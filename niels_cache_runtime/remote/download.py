@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO, Protocol
 
-from niels_cache_runtime.remote.record import RemoteFile
+from niels_cache_runtime.remote.objects import RemoteFile
 from niels_cache_runtime.remote.store import STALL_BYTES, MissingError, ObjectRange, RemoteError, Store
 
 _MAX_FAILURES = 6  # without STALL_BYTES between them

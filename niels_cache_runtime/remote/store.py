@@ -11,8 +11,10 @@ objects.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
+import secrets
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -37,8 +39,6 @@ _CLIENT_KEYS += ("proxy_url", "proxy_ca_certificate", "proxy_excludes")
 _HASH_KEY = "sha256"
 _RETRIES, _HASTY_RETRIES = 8, 3
 _PROBE = "conditional-put.txt"
-_PROBE_CONTENT = b"A push tries here whether the store supports conditional PUT.\n"
-_IMPOSSIBLE_STATE = {"e_tag": '"00000000000000000000000000000000"', "version": "1"}  # a state that no object has
 _State = Literal["e_tag", "version"]
 _Refusals = tuple[type[Exception], ...]
 _process: int | None = None  # the process that uses obstore; its threads do not survive a fork
@@ -131,6 +131,20 @@ class ObjectRange(NamedTuple):
     size: int
     e_tag: str | None
     sha256: str | None
+
+
+class SmallObject(NamedTuple):
+    """A small object.
+
+    Attributes:
+        content: Its bytes.
+        state: What `exchange` compares.
+        modified: When it was written, by the clock of the store.
+    """
+
+    content: bytes
+    state: str | None
+    modified: datetime
 
 
 class ListedObject(NamedTuple):
@@ -259,11 +273,20 @@ class Store:
         Raises:
             MissingError: If there is no such object.
         """
+        found = self.get(key, most_bytes=most_bytes)
+        return found.content, found.state
+
+    def get(self, key: str, *, most_bytes: int) -> SmallObject:
+        """Return a small object.
+
+        Raises:
+            MissingError: If there is no such object.
+        """
         with self._as_remote_errors(key):
             result = self._obstore.get(self._remote, key)
             if result.meta["size"] > most_bytes:
                 raise RemoteError(f"{self.name_of(key)}: has {result.meta['size']} bytes, more than {most_bytes}; give another address")
-            return self._content(key, result), result.meta[self._state]
+            return SmallObject(self._content(key, result), result.meta[self._state], result.meta["last_modified"])
 
     def stream(self, key: str, *, start: int = 0) -> Iterator[memoryview]:
         """Yield the content of an object from byte `start` on, in pieces.
@@ -308,23 +331,30 @@ class Store:
                 part = max(_MIN_PART_BYTES, -(-len(content) // _MAX_PARTS))
                 self._put(key, file, attributes=self._attributes(sha256), use_multipart=True, chunk_size=part, max_concurrency=2)
 
-    def create(self, key: str, content: bytes) -> None:
-        """Write a small object that does not exist yet.
+    def create(self, key: str, content: bytes) -> str | None:
+        """Write a small object that does not exist yet, and return its state.
 
         Raises:
             ConflictError: If the object exists.
         """
         with self._as_remote_errors(key):
-            self._put(key, content, mode="create", use_multipart=False)
+            attributes = self._attributes(hashlib.sha256(content).hexdigest())
+            return self._put(key, content, mode="create", use_multipart=False, attributes=attributes)
 
-    def exchange(self, key: str, content: bytes, *, state: str | None) -> None:
-        """Replace a small object, if it is still in the state that `read` returned.
+    def exchange(self, key: str, content: bytes, *, state: str | None) -> str | None:
+        """Replace a small object, if it is still in this state, and return its new state.
 
         Raises:
             ConflictError: If the object has changed.
         """
         with self._as_remote_errors(key):
-            self._put(key, content, mode={self._state: state or ""}, use_multipart=False)
+            return self._put(key, content, mode={self._state: state or ""}, use_multipart=False)
+
+    def now(self, key: str) -> datetime:
+        """Return the time by the clock of the store, which is when it wrote this object. Stores count whole seconds."""
+        with self._as_remote_errors(key):
+            self._put(key, secrets.token_bytes(8), use_multipart=False)
+        return self.get(key, most_bytes=MAX_META_BYTES).modified
 
     def list(self, folder: str = "") -> Iterator[ListedObject]:
         """Yield the objects in a folder and its subfolders."""
@@ -339,42 +369,46 @@ class Store:
             self._obstore.delete(self._remote, list(keys))
 
     def require_conditional_put(self) -> None:
-        """Check that the store supports a PUT with conditions.
+        """Check that the store supports a PUT with conditions: it must refuse to create an object twice, and to replace a changed one.
 
-        This takes two or three requests with a small object. The object stays, because simultaneous pushes would disturb each other by
+        This takes four or five requests with a small object. The object stays, because simultaneous checks would disturb each other by
         deleting it.
 
         Raises:
-            RemoteError: If the store refuses or ignores the conditions.
+            RemoteError: If the store refuses or ignores the conditions. The message names the one that it ignored.
         """
-        ignores_create = self._is_written("create") and self._is_written("create")
-        if ignores_create or self._is_written({self._state: _IMPOSSIBLE_STATE[self._state]}):
-            raise self._conditional_put_error()
+        if self._is_written("create") and self._is_written("create"):
+            raise self._conditional_put_error("If-None-Match")
+        _, stale = self.read(_PROBE, most_bytes=MAX_META_BYTES)
+        self._is_written("overwrite")
+        if self._is_written({self._state: stale}):
+            raise self._conditional_put_error("If-Match")
 
     def _is_written(self, mode: Any) -> bool:
         for seconds in (0.2, 1.0, 5.0, None):  # obstore does not repeat a PUT with conditions
             try:
                 with self._as_remote_errors(_PROBE):
-                    self._obstore.put(self._hasty, _PROBE, _PROBE_CONTENT, mode=mode, use_multipart=False)
+                    self._obstore.put(self._hasty, _PROBE, secrets.token_bytes(8), mode=mode, use_multipart=False)  # never an equal ETag
                 return True
             except ConflictError:
                 return False
             except RemoteError as error:
                 if error.code in ("NotImplemented", "501", "InvalidArgument", "InvalidRequest"):
-                    raise self._conditional_put_error() from None
+                    raise self._conditional_put_error("If-None-Match" if mode == "create" else "If-Match") from None
                 if seconds is None or not error.is_transient:
                     raise
                 time.sleep(seconds)
         raise AssertionError("the last try returns or raises")
 
-    def _conditional_put_error(self) -> RemoteError:
+    def _conditional_put_error(self, ignored: str) -> RemoteError:
         return RemoteError(
-            f"{self.address}: this bucket does not support conditional PUT (If-None-Match and If-Match), so two pushes could mix; "
+            f"{self.address}: this bucket does not support conditional PUT (it ignores {ignored}), so two writers could mix; "
             "choose a bucket that supports it"
         )
 
-    def _put(self, key: str, content: Any, **options: Any) -> None:
-        self._obstore.put(self._remote, key, content, **options)
+    def _put(self, key: str, content: Any, **options: Any) -> str | None:
+        state: str | None = self._obstore.put(self._remote, key, content, **options)[self._state]
+        return state
 
     def _attributes(self, sha256: str) -> dict[str, str]:
         return {_HASH_KEY: sha256}
@@ -394,12 +428,12 @@ class FolderStore(Store):
         found = super().head(key)
         return ObjectInfo(found.size, sha256_file(str(self._folder / key)))
 
-    def exchange(self, key: str, content: bytes, *, state: str | None) -> None:
+    def exchange(self, key: str, content: bytes, *, state: str | None) -> str | None:
         with hold_lock(self._folder / key, doing="push"):
             if self.read(key, most_bytes=MAX_META_BYTES)[1] != state:
                 raise ConflictError(f"{self.name_of(key)}: changed since it was read")
             with self._as_remote_errors(key):
-                self._put(key, content, use_multipart=False)
+                return self._put(key, content, use_multipart=False)
 
     def require_conditional_put(self) -> None:
         """Do nothing: `create` and `exchange` of a folder are safe on every file system with locks."""

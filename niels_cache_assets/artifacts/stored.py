@@ -1,0 +1,293 @@
+"""Artifacts that are built into a store instead of a folder (`[build] store`): the tokenizer, and data sets with their plans and parts.
+
+`in_store` wraps such an artifact. `materialize` then takes a lease in the store, builds in a scratch directory on this machine, and commits
+there (parts/store_attempt.py). What other builds read (the tokenizer, the plan, the val part) is also copied into the cache root of this
+machine. A finished data set is published: the record at its address names the keys of its files, so readers open it like a pushed one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+from niels_cache_assets.artifacts.base import Artifact, BuildJob, BuildLock, Log, WriteResult, lease_times
+from niels_cache_assets.base.fingerprint import fingerprint_of
+from niels_cache_assets.disk.build_lock import lock_target
+from niels_cache_assets.disk.journal import real_path, write_atomically
+from niels_cache_assets.disk.staging import staged
+from niels_cache_assets.facts.drops import DropSummary
+from niels_cache_assets.parts.attempts import attempt_scratch
+from niels_cache_assets.parts.layout import PLAN_NAME, VAL_BITS, VAL_NAME
+from niels_cache_assets.parts.lease import StopRequests, stop_stamp
+from niels_cache_assets.parts.store import address_of, folder_of, lease_of, read_small, write_if
+from niels_cache_assets.parts.store_attempt import StoreAttempt, fetch_object, read_object, read_objects, stored_attempt
+from niels_cache_assets.parts.store_lease import StoreLease, hold_store_lease
+from niels_cache_assets.parts.store_prune import StoreGarbage, prune_store
+from niels_cache_assets.project.running import NotifySettings
+from niels_cache_runtime.cache.opening import listed_files
+from niels_cache_runtime.format.layout import FAMILIES, META_NAME, tokenizer_dir
+from niels_cache_runtime.format.meta import Meta, load_meta, parse_meta
+from niels_cache_runtime.format.reading import mapped
+from niels_cache_runtime.remote.objects import RemoteFile
+from niels_cache_runtime.remote.record import TOKENIZER, Record, read_published, read_record
+from niels_cache_runtime.remote.store import ConflictError, MissingError, Store, open_store
+
+PLAN = "plan"  # the folder of the files that a plan names
+WHOLE = "all"  # the member that is the whole data set
+_MEMBERS = {"tokenizer": "tokenizer", "plan": "plan", "val_part": VAL_NAME} | dict.fromkeys(FAMILIES, WHOLE)
+_COPIED = ("tokenizer", "plan", "val_part")
+
+
+def in_store(artifact: Artifact) -> Artifact:
+    """Return the artifact as it is built into the store of the configuration. Without a store, or for another kind, it is unchanged."""
+    registry = getattr(getattr(artifact, "spec", artifact), "registry", None)
+    is_kept = artifact.key.partition("/")[0] in (*_MEMBERS, "part") and artifact.states[0] == "built"
+    if registry is None or registry.build.store is None or not is_kept:
+        return artifact
+    return Stored(inner=artifact, on_stop_requested=artifact.on_stop_requested, stops=artifact.stops)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored(Artifact):
+    """An artifact in a store.
+
+    Attributes:
+        inner: The artifact as it is built into a folder.
+    """
+
+    inner: Any
+
+    @property
+    def is_shared(self) -> bool:
+        return True
+
+    @property
+    def spec(self) -> Any:
+        """What has the registry, the root and the name of the data set."""
+        return getattr(self.inner, "spec", self.inner)
+
+    @property
+    def kind(self) -> str:
+        """The first part of the key."""
+        return self.inner.key.partition("/")[0]
+
+    @property
+    def member(self) -> str:
+        """The name of the artifact in the store of its data set."""
+        return _MEMBERS.get(self.kind) or self.inner.key.rpartition("/")[2]
+
+    @property
+    def store(self) -> Store:
+        """The store, below the address of the data set."""
+        family = self.kind if self.kind in (*FAMILIES, "tokenizer") else "pretrain"
+        name = "" if self.kind == "tokenizer" else self.spec.name
+        return open_store(address_of(self.spec.registry.build.store, family, name), make=True)
+
+    def finished(self) -> Meta | None:
+        store = self.store
+        if self.kind == "plan":
+            found = read_small(store, PLAN_NAME)
+            if found is None:
+                return None
+            folder: Path = self.inner.directory
+            folder.mkdir(parents=True, exist_ok=True)
+            for name in filter(None, (group["val"] for group in parse_meta(found.content, store.name_of(PLAN_NAME))["groups"])):
+                if not (folder / name).exists():
+                    content = store.get(f"{PLAN}/{name}", most_bytes=sys.maxsize).content  # its name has its sha256
+                    write_atomically(folder / name, content, spare=f"new-{os.getpid()}")
+            if not (folder / PLAN_NAME).exists() or (folder / PLAN_NAME).read_bytes() != found.content:
+                write_atomically(folder / PLAN_NAME, found.content, spare=f"new-{os.getpid()}")
+            return self.inner.finished()
+        if self.kind in FAMILIES:
+            with suppress(MissingError):
+                return read_published(store).meta
+            return None
+        objects = read_objects(store, folder_of(self.member, fingerprint_of(self.inner.identity(self.inner.revision()))))
+        if objects is None:
+            return None
+        if self.kind in _COPIED:
+            _copy(store, objects, self.inner.directory)
+        return parse_meta(read_object(store, objects[META_NAME]), store.name_of(objects[META_NAME].key))
+
+    @contextmanager
+    def lock(self, *, wait: bool, log: Log) -> Iterator[BuildLock]:
+        target, times = real_path(self.inner.lease_target), lease_times(self.spec.registry)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        stops = StopRequests(stale=stop_stamp(target)) if self.stops is None else self.stops
+        with hold_store_lease(
+            self.store, lease_of(self.member), target, times=times, wait=wait, log=log, on_stop=self.on_stop_requested, stops=stops
+        ) as lease:
+            yield BuildLock(waited=True, lease=lease)  # another machine may have finished it: nothing on this disk would show that
+
+    @contextmanager
+    def stage(self, lock: BuildLock, *, log: Log) -> Iterator[Path]:
+        store, lease = self.store, lock.lease
+        assert isinstance(lease, StoreLease)
+        if self.kind == "plan":
+            staging: AbstractContextManager[Path] = self._staged_plan(store, lease)
+        else:
+            folder = folder_of(self.member, lock.fingerprint)
+            publish = partial(self._publish, store, lease, _record_at(store)) if self.kind in FAMILIES else None
+            staging = stored_attempt(store, lease, folder, log=log, afresh=lock.force, publish=publish)
+        with staging as directory:
+            yield directory
+        if self.kind in _COPIED:
+            self.finished()
+
+    @contextmanager
+    def _staged_plan(self, store: Store, lease: StoreLease) -> Iterator[Path]:
+        """Yield a scratch directory, whose record becomes the plan in the store, and then the copy of it on this machine."""
+        store.require_conditional_put()
+        found = read_small(store, PLAN_NAME)
+        with attempt_scratch(lease) as scratch:
+            yield scratch
+            for path in scratch.glob(VAL_BITS):
+                with open(path, "rb") as opened, mapped(opened) as content:
+                    store.put(f"{PLAN}/{path.name}", opened, content, sha256=hashlib.sha256(content).hexdigest())
+            lease.check()
+            try:
+                write_if(store, PLAN_NAME, (scratch / META_NAME).read_bytes(), state=None if found is None else found.state)
+            except ConflictError:
+                raise lease.lost_error() from None
+
+    def _publish(
+        self,
+        store: Store,
+        lease: StoreLease,
+        then: tuple[Record | None, str | None],
+        attempt: StoreAttempt,
+        named: Mapping[str, RemoteFile],
+    ) -> None:
+        """Swap the record of the address to a finished data set.
+
+        Raises:
+            LeaseLostError: If another process has published in the meantime.
+        """
+        meta = parse_meta(read_object(store, named[META_NAME]), store.name_of(named[META_NAME].key))
+        beside = [file for file in named.values() if file.path not in meta["files"]]
+        if meta.get("tokenizer_sha256") is not None:
+            folder = tokenizer_dir(self.spec.root)
+            names = [*sorted(listed_files(load_meta(str(folder / META_NAME)), folder)), META_NAME]
+            beside += [attempt.send_beside(folder / name, f"{TOKENIZER}{name}") for name in names]
+        found, state = then
+        older = [] if found is None else [each for each in (found.content_sha256, *found.previous) if each != meta["content_sha256"]]
+        record = Record(
+            family=self.spec.family,
+            name=self.spec.name,
+            content_sha256=meta["content_sha256"],
+            meta_sha256=meta["meta_sha256"],
+            beside={file.path: {"bytes": file.size, "key": file.key, "sha256": file.sha256} for file in beside},
+            previous=tuple(dict.fromkeys(older)),
+        )
+        lease.check()
+        try:
+            write_if(store, META_NAME, record.content(), state=state)
+        except ConflictError:
+            raise lease.lost_error() from None
+
+    def write(self, work: BuildJob) -> WriteResult:
+        return self.inner.write(work)
+
+    def uncached(self) -> Self:
+        return replace(self, inner=self.inner.uncached())
+
+    def sweep(self, *, resumable: bool) -> None:
+        """Do nothing: an attempt removes what earlier ones have left on this machine, and `prune` what they have left in the store."""
+
+    @property
+    def key(self) -> str:
+        return self.inner.key
+
+    @property
+    def directory(self) -> Path:
+        return self.inner.directory
+
+    @property
+    def target(self) -> Path:
+        return self.inner.target
+
+    @property
+    def network_retry_seconds(self) -> float | None:
+        return self.inner.network_retry_seconds
+
+    @property
+    def notify(self) -> NotifySettings:
+        return self.inner.notify
+
+    @property
+    def reference(self) -> str | None:
+        return self.inner.reference
+
+    def inputs(self) -> Sequence[str]:
+        return self.inner.inputs()
+
+    def identity(self, revision: str | None) -> dict[str, Any]:
+        return self.inner.identity(revision)
+
+    def unavailable(self) -> str | None:
+        return self.inner.unavailable()
+
+    def is_frozen(self, meta: Meta) -> bool:
+        return self.inner.is_frozen(meta)
+
+    def revision(self) -> str | None:
+        return self.inner.revision()
+
+    def matches(self, meta: Meta, identity: Mapping[str, Any]) -> bool:
+        return self.inner.matches(meta, identity)
+
+    def warning(self) -> str | None:
+        return self.inner.warning()
+
+    def drop_summary(self, meta: Meta) -> DropSummary:
+        return self.inner.drop_summary(meta)
+
+
+def prune(tokenizer: Artifact, sealed: Any) -> list[StoreGarbage]:
+    """Remove what neither the plan in the store nor the published build of a data set in parts needs, and return it by folder.
+
+    Args:
+        tokenizer: The tokenizer of the data set.
+        sealed: The cache of the data set, which joins the parts.
+
+    Raises:
+        NielsCacheError: If the store has no plan of these settings.
+    """
+    for step in (tokenizer, *(each for each in sealed.steps() if each.key.partition("/")[0] in _COPIED)):
+        in_store(step).finished()  # copies it from the store
+    artifact, whole = in_store(sealed), folder_of(WHOLE, fingerprint_of(sealed.identity(sealed.revision())))
+    assert isinstance(artifact, Stored)
+    return prune_store(artifact.store, {whole, *sealed.folders_in_store().values()})
+
+
+def _record_at(store: Store) -> tuple[Record | None, str | None]:
+    try:
+        return read_record(store)
+    except MissingError:
+        return None, None
+
+
+def _copy(store: Store, objects: Mapping[str, RemoteFile], directory: Path) -> None:
+    """Copy finished files into a folder of this machine, unless they are there."""
+
+    def is_there() -> bool:
+        try:
+            has_files = all((directory / name).stat().st_size == file.size for name, file in objects.items())
+            return has_files and hashlib.sha256((directory / META_NAME).read_bytes()).hexdigest() == objects[META_NAME].sha256
+        except OSError:
+            return False
+
+    if is_there():
+        return
+    with lock_target(directory, wait=True, log=lambda line: None):
+        if not is_there():
+            with staged(directory) as partial:
+                for name, file in objects.items():
+                    fetch_object(store, file, partial / name)

@@ -1,0 +1,56 @@
+"""What a build knows of the lease that it holds, whether the lease is in a folder (lease.py) or in a store (store_lease.py)."""
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from niels_cache_assets.disk.journal import JournalRecord
+from niels_cache_assets.facts.progress import BuildProgress
+from niels_cache_assets.parts.seal import Links
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import Split
+from niels_cache_runtime.format.meta import Meta
+
+
+class StoredFiles(Protocol):
+    """The files of an attempt in a store (store_attempt.py)."""
+
+    def keep(self, recorded: JournalRecord) -> None:
+        """Send the files that a record of the builder names, and the record."""
+
+    def join(self, folders: Mapping[Path, str], names: Collection[str]) -> Links:
+        """Return the links to the files of finished parts, after a download of the few files that a seal reads."""
+
+    def shards(self, meta: Meta, split: Split) -> Sequence[Any]:
+        """Return the token files of a split of this build, most of which are in the store, after a download of its lineage.
+
+        Each has a length, and gives an array for a slice.
+        """
+
+
+class HeldLease(Protocol):
+    """The right to make one attempt to build a target.
+
+    Attributes:
+        target: The target.
+        attempt: The number of the attempt.
+        waited: Whether the caller had to wait for another process.
+        stored: The files of the attempt in a store, or None if they are in a folder.
+    """
+
+    target: Path
+    attempt: int
+    waited: bool
+    stored: StoredFiles | None
+
+    def check(self) -> None:
+        """Raise LeaseLostError if another process has taken over, or StopRequested. Call this before each record."""
+
+    def check_quickly(self) -> None:
+        """Raise the same errors from what the latest renewal has seen."""
+
+    def lost_error(self) -> NielsCacheError:
+        """Return the error for the loss of this lease."""
+
+    def report(self, progress: BuildProgress) -> None:
+        """Record the progress of the attempt with the next renewal."""

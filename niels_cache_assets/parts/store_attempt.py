@@ -1,0 +1,356 @@
+"""One attempt to build a part into a store: its files, its journal, and the record that makes the part exist.
+
+    restore   sign the journal, after which no earlier attempt can change it; then download the unfinished files of its record, so that this
+              attempt goes on after it; finished files stay in the store
+    keep      after each record of the builder: send the finished files and remove them here, send what the others have gained, then
+              swap the journal
+    commit    send the remaining files, then create the record, which names the key and the sha256 of every file
+
+`keep` works on a thread, while the builder writes the next shard, and the next `keep` waits for it. So at most two shards are on this
+machine. A process that lost its lease writes only under keys of its own epoch: its swap of the journal fails, and so does its record if
+another attempt has finished. Costs: each byte is sent once, except those of an unfinished shard at a record, which are sent again with the
+whole shard.
+"""
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from niels_cache_assets.base.wording import format_list
+from niels_cache_assets.disk.journal import JournalRecord, clear_directory, decode_record, encode_record, write_journal
+from niels_cache_assets.parts.attempts import attempt_scratch
+from niels_cache_assets.parts.store import MAX_RECORD_BYTES, read_small, write_if
+from niels_cache_assets.parts.store_lease import StoreLease
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import META_NAME, Split, Tokens, documents_folder, documents_name, shard_name, token_dtype_of
+from niels_cache_runtime.format.meta import MAX_META_BYTES, Meta, read_meta
+from niels_cache_runtime.format.reading import mapped
+from niels_cache_runtime.remote.download import WrongContentError, read_range, stream_with_retries
+from niels_cache_runtime.remote.objects import OBJECTS_NAME, RemoteFile, encode_objects, parse_objects
+from niels_cache_runtime.remote.store import ConflictError, MissingError, Store
+
+JOURNAL_KEY = "journal.json"
+_FETCHES = 16  # small files at a time
+Log = Callable[[str], None]
+
+
+class Untallied:
+    """A count of transferred bytes that nobody reads."""
+
+    def add(self, count: int) -> None: ...
+
+    def wait(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+def read_objects(store: Store, folder: str) -> dict[str, RemoteFile] | None:
+    """Return the files of a finished part by name, with its meta.json, or None if the part is not finished.
+
+    Args:
+        store: The store.
+        folder: The folder of the part and its identity.
+
+    Raises:
+        NielsCacheError: If the record is damaged.
+    """
+    found = read_small(store, key := f"{folder}/{OBJECTS_NAME}")
+    return None if found is None else parse_objects(found.content, store.name_of(key))
+
+
+def read_object(store: Store, file: RemoteFile) -> bytes:
+    """Return the content of a small file, which is compared with its recorded sha256.
+
+    Raises:
+        WrongContentError: If it differs.
+    """
+    content = store.get(file.key, most_bytes=max(file.size, MAX_META_BYTES)).content
+    if hashlib.sha256(content).hexdigest() != file.sha256:
+        raise WrongContentError(f"{store.name_of(file.key)}: its content has another sha256 than recorded; build this part again")
+    return content
+
+
+def fetch_object(store: Store, file: RemoteFile, path: Path) -> None:
+    """Append the content of a file to the file `path`.
+
+    Raises:
+        WrongContentError: If the content has another sha256 than recorded.
+    """
+    digest = hashlib.sha256()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "ab") as opened:
+        for piece in stream_with_retries(store, file, start=0, tally=Untallied()):
+            opened.write(piece)
+            digest.update(piece)
+    if digest.hexdigest() != file.sha256:
+        raise WrongContentError(f"{store.name_of(file.key)}: its content has another sha256 than recorded; build this part again")
+
+
+class StoreAttempt:
+    """The files of one attempt.
+
+    Args:
+        store: The store.
+        lease: The lease of the attempt.
+        folder: The folder of the part and its identity, as a key.
+        directory: The staging directory on this machine.
+    """
+
+    def __init__(self, store: Store, lease: StoreLease, folder: str, directory: Path) -> None:
+        self._store, self._lease, self._folder, self._directory = store, lease, folder, directory
+        self._objects: dict[str, RemoteFile] = {}
+        self._pieces: dict[str, list[RemoteFile]] = {}  # what is sent of each unfinished file, in order
+        self._state: str | None = None  # of the journal
+        self._sender = ThreadPoolExecutor(1, thread_name_prefix="store")
+        self._sending: Future[None] | None = None
+
+    def restore(self, *, log: Log, afresh: bool) -> None:
+        """Make the staging directory what it was at the record in the journal. Without a journal, it stays empty.
+
+        Args:
+            log: Called with the reason if the journal cannot be used.
+            afresh: Whether to ignore what the journal says.
+        """
+        fields, key = self._sign_journal(), f"{self._folder}/{JOURNAL_KEY}"
+        if afresh or fields.get("record") is None:
+            return
+        try:
+            objects = parse_objects(json.dumps(fields["objects"]).encode(), self._store.name_of(key))
+            pieces = {name: [RemoteFile(*each) for each in found] for name, found in fields["pieces"].items()}
+            recorded = decode_record(fields["record"].encode())
+            if isinstance(recorded, str):
+                raise ValueError(recorded)
+            for name, each in pieces.items():
+                for piece in each:
+                    fetch_object(self._store, piece, self._directory / name)
+        except (MissingError, WrongContentError, ValueError, TypeError, KeyError, AttributeError) as error:
+            log(f"starting afresh: {self._store.name_of(key)} cannot be used: {error}")
+            clear_directory(self._directory)
+            return
+        for split in {name.partition("/")[0] for name in objects if "/" in name}:
+            (self._directory / split).mkdir(exist_ok=True)
+        self._objects, self._pieces = objects, pieces
+        write_journal(self._directory, recorded._replace(stored=sorted(recorded.finished), attempt=self._lease.attempt))
+
+    def _sign_journal(self) -> dict[str, Any]:
+        """Return the content of the journal, after this attempt has put its name into it. It is empty for a new part."""
+        while True:
+            found, fields = read_small(self._store, f"{self._folder}/{JOURNAL_KEY}"), dict[str, Any]()
+            if found is not None:
+                with suppress(ValueError, TypeError):
+                    fields = dict(json.loads(found.content))
+            with suppress(ConflictError):  # an earlier attempt was faster, for the last time
+                self._write_journal(fields, None if found is None else found.state)
+                return fields
+            self._lease.check()
+
+    def _write_journal(self, fields: Mapping[str, Any], state: str | None) -> None:
+        content = json.dumps({**fields, "epoch": self._lease.attempt, "nonce": self._lease.nonce}).encode()
+        self._state = write_if(self._store, f"{self._folder}/{JOURNAL_KEY}", content, state=state)
+
+    def keep(self, recorded: JournalRecord) -> None:
+        """Send what a record of the builder names, after the one before is sent.
+
+        Raises:
+            LeaseLostError: If another process has taken over.
+            RemoteError: If the store refuses or does not answer.
+        """
+        self._wait()
+        self._sending = self._sender.submit(self._send_record, recorded)
+
+    def _wait(self) -> None:
+        if self._sending is not None:
+            self._sending.result()
+
+    def _send_record(self, recorded: JournalRecord) -> None:
+        self._lease.check_quickly()
+        new = [name for name in recorded.finished if name not in self._objects]
+        for name in new:
+            self._send(name, recorded.finished[name]["sha256"])
+        self._pieces = {name: pieces for name, pieces in self._pieces.items() if name in recorded.files}
+        for name, size in recorded.files.items():
+            pieces = self._pieces.setdefault(name, [])
+            if (start := sum(piece.size for piece in pieces)) < size:
+                pieces.append(self._put(name, f"{name}.{start}", start, size))
+        objects = json.loads(encode_objects(self._objects.values()))
+        try:
+            self._write_journal({"objects": objects, "pieces": self._pieces, "record": encode_record(recorded).decode()}, self._state)
+        except ConflictError:
+            raise self._lease.lost_error() from None
+        for name in new:
+            (self._directory / name).unlink()
+
+    def commit(self, *, log: Log) -> dict[str, RemoteFile]:
+        """Send the remaining files and meta.json, create the record, and return what it names, and the record itself.
+
+        Raises:
+            LeaseLostError: If another process has taken over.
+            NielsCacheError: If a file has changed on the disk since it was written.
+            RemoteError: If the store refuses or does not answer.
+        """
+        self._wait()
+        files = read_meta(str(self._directory / META_NAME)).get("files", {})
+        for name, entry in files.items():
+            if name not in self._objects or self._objects[name].sha256 != entry["sha256"]:
+                self._send(name, entry["sha256"])
+        self._objects[META_NAME] = self._put(META_NAME, META_NAME, 0, (self._directory / META_NAME).stat().st_size)
+        self._lease.check()
+        named = {name: self._objects[name] for name in (*files, META_NAME)}
+        content, key = encode_objects(named.values()), f"{self._folder}/{OBJECTS_NAME}"
+        try:
+            write_if(self._store, key, content, state=None)
+        except ConflictError:  # of an attempt that was overtaken or killed after it; its record is as good
+            self._lease.check()
+            log(f"{self._store.name_of(key)}: an earlier attempt has made this record; its files are used")
+            content = self._store.get(key, most_bytes=MAX_RECORD_BYTES).content
+            named = parse_objects(content, self._store.name_of(key))
+        return {**named, OBJECTS_NAME: RemoteFile(OBJECTS_NAME, key, len(content), hashlib.sha256(content).hexdigest())}
+
+    def join(self, folders: Mapping[Path, str], names: Collection[str]) -> "ObjectLinks":
+        """Return the links to the files of finished parts, after a download of the few files that a seal reads.
+
+        Args:
+            folders: The folder of each part in the store, by its folder on this machine.
+            names: The files to download, with meta.json.
+
+        Raises:
+            NielsCacheError: If parts are not finished. The message names them.
+        """
+        sources: dict[Path, RemoteFile] = {}
+        missing: list[str] = []
+
+        def fetch(directory: Path, folder: str) -> None:
+            found = read_objects(self._store, folder)
+            if found is None:
+                missing.append(directory.name)
+                return
+            for name in found.keys() & {*names}:
+                (directory / name).unlink(missing_ok=True)
+                fetch_object(self._store, found[name], directory / name)
+            sources.update({directory / name: file for name, file in found.items()})
+
+        with ThreadPoolExecutor(_FETCHES) as pool:
+            for _ in pool.map(fetch, folders, folders.values()):
+                pass
+        if missing:
+            raise NielsCacheError(f"{self._store.address}: {format_list(sorted(missing))} must be built first")
+        return ObjectLinks(self, sources)
+
+    def adopt(self, path: Path, file: RemoteFile) -> None:
+        """Count a file of a part as a file of this attempt."""
+        name = path.relative_to(self._directory).as_posix()
+        self._objects[name] = file._replace(path=name)
+
+    def shards(self, meta: Meta, split: Split) -> list[Any]:
+        """Return the token files of a split of this build in order, after a download of its lineage (`StoredFiles.shards`)."""
+        self._wait()
+        for name, file in self._objects.items():
+            if name.startswith((documents_name(split), f"{documents_folder(split)}/")) and not (self._directory / name).exists():
+                fetch_object(self._store, file, self._directory / name)
+        found, dtype = list[Any](), token_dtype_of(meta)
+        while (name := f"{split}/{shard_name(len(found))}") in meta["files"]:
+            is_here = name not in self._objects
+            found.append(np.memmap(self._directory / name, dtype, "r") if is_here else StoredShard(self._store, self._objects[name], dtype))
+        return found
+
+    def close(self) -> None:
+        """Wait for what is being sent."""
+        self._sender.shutdown(wait=True, cancel_futures=True)
+
+    def _send(self, name: str, sha256: str) -> None:
+        sent = self._put(name, name, 0, os.path.getsize(self._directory / name))
+        if sent.sha256 != sha256:
+            raise NielsCacheError(f"{self._directory / name}: its bytes have changed on the disk since they were written; build it again")
+        self._objects[name] = sent
+
+    def _put(self, name: str, key: str, start: int, end: int) -> RemoteFile:
+        """Send a range of a file, which no one changes any more."""
+        with open(self._directory / name, "rb") as opened, mapped(opened) as content:
+            return self._put_content(name, key, opened, content[start:end])
+
+    def _put_content(self, name: str, key: str, opened: BinaryIO, content: memoryview) -> RemoteFile:
+        key, sha256 = f"{self._folder}/{self._lease.folder}/{key}", hashlib.sha256(content).hexdigest()
+        self._store.put(key, opened, content, sha256=sha256)
+        return RemoteFile(name, key, len(content), sha256)
+
+    def send_beside(self, path: Path, name: str) -> RemoteFile:
+        """Send a file that belongs to the build, but not to its meta.json, such as one of the tokenizer."""
+        with open(path, "rb") as opened, mapped(opened) as content:
+            return self._put_content(name, name, opened, content)
+
+
+class StoredShard:
+    """A file of tokens in a store. A slice takes one request."""
+
+    def __init__(self, store: Store, file: RemoteFile, dtype: np.dtype) -> None:
+        self._store, self._file, self._dtype = store, file, dtype
+
+    def __len__(self) -> int:
+        return self._file.size // self._dtype.itemsize
+
+    def __getitem__(self, part: slice) -> Tokens:
+        start, stop, _ = part.indices(len(self))
+        if start >= stop:
+            return np.empty(0, self._dtype)
+        size = self._dtype.itemsize
+        content = read_range(self._store, self._file, (stop - start) * size, start=start * size).content
+        return np.frombuffer(content, self._dtype)
+
+
+class ObjectLinks:
+    """Names in a joined cache for files of parts: a part's file stays under its key, and no byte moves."""
+
+    def __init__(self, attempt: StoreAttempt, sources: Mapping[Path, RemoteFile]) -> None:
+        self._attempt, self._sources = attempt, sources
+
+    def add(self, source: Path, link: Path, size: int) -> None:
+        """Give a file of a part a name in the joined cache."""
+        self._attempt.adopt(link, self._sources[source])
+
+
+@contextmanager
+def stored_attempt(
+    store: Store,
+    lease: StoreLease,
+    folder: str,
+    *,
+    log: Log,
+    afresh: bool = False,
+    publish: Callable[[StoreAttempt, Mapping[str, RemoteFile]], None] | None = None,
+) -> Iterator[Path]:
+    """Yield the staging directory of an attempt, with the unfinished files of the last one. Commit the attempt at the end.
+
+    The directory is on this machine only, and is removed in any case.
+
+    Args:
+        store: The store.
+        lease: The lease of the attempt.
+        folder: The folder of the part and its identity, as a key.
+        log: Called with a line about what cannot be taken over.
+        afresh: Whether to start from the beginning, and to replace a finished part.
+        publish: Called with the attempt and the files of its record after the commit.
+
+    Raises:
+        LeaseLostError: If another process has taken over before the end.
+        RemoteError: If the store refuses or does not answer.
+    """
+    if afresh:
+        store.delete([f"{folder}/{OBJECTS_NAME}"])
+    with attempt_scratch(lease) as directory:
+        attempt = StoreAttempt(store, lease, folder, directory)
+        try:
+            attempt.restore(log=log, afresh=afresh)
+            lease.stored = attempt
+            yield directory
+            named = attempt.commit(log=log)
+            if publish is not None:
+                publish(attempt, named)
+        finally:
+            attempt.close()

@@ -1,0 +1,208 @@
+"""Attempts in a store: another machine goes on after the last full shard, and who wakes up too late changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from niels_cache_assets.build_cache.pretrain import PretrainBuild
+from niels_cache_assets.build_cache.resume import Resume
+from niels_cache_assets.parts import store_attempt as module
+from niels_cache_assets.parts.lease import LeaseLostError, LeaseTimes
+from niels_cache_assets.parts.store_attempt import StoreAttempt, fetch_object, read_objects, stored_attempt
+from niels_cache_assets.parts.store_lease import StoreLease, hold_store_lease
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import META_NAME
+from niels_cache_runtime.format.meta import write_meta
+from niels_cache_runtime.remote.store import Store, open_store
+from tests.helpers.loopback_s3 import BUCKET, LoopbackS3
+from tests.helpers.tiny import WideTokenizer, sentences
+
+ADDRESS = f"s3://{BUCKET}/web"
+LEASE, FOLDER = "parts/part-00001/lease.json", "parts/part-00001/abc"
+TIMES = LeaseTimes(renew_seconds=1_000, lease_seconds=30)
+SHARD_BYTES, BATCH_BYTES = 98_304, 81_920
+TEXTS = sentences(4_000)
+
+
+class Stop(Exception):
+    """The end of a machine."""
+
+
+@pytest.fixture
+def store(s3: LoopbackS3) -> Store:
+    return open_store(ADDRESS)
+
+
+def texts(until: int | None) -> Iterator[str]:
+    yield from TEXTS[:until]
+    if until is not None:
+        raise Stop
+
+
+def make(out: Path, items: Any, **settings: Any) -> PretrainBuild:
+    fixed = {"max_train_tokens": 10**9, "max_val_tokens": 200, "shard_bytes": SHARD_BYTES, "seed": 3, "shuffle_buffer": 64}
+    return PretrainBuild(items=items, out_dir=str(out), tokenizer=WideTokenizer(), threads=1, **fixed, **settings)
+
+
+@contextmanager
+def machine(store: Store, folder: Path, *, over: bool = False) -> Iterator[StoreLease]:
+    """A machine with the lease. `over`: the clock of the store has moved on, so the lease of any other is over."""
+    with pytest.MonkeyPatch.context() as patch:
+        if over:
+            now = Store.now
+            patch.setattr(Store, "now", lambda store, key: now(store, key).replace(year=2099))
+        folder.mkdir(exist_ok=True)
+        holding = hold_store_lease(store, LEASE, folder / "part-00001", times=TIMES, wait=False, log=print)
+        lease = holding.__enter__()
+    try:
+        yield lease
+    finally:
+        holding.__exit__(None, None, None)
+
+
+def run(
+    store: Store,
+    lease: StoreLease,
+    *,
+    until: int | None = None,
+    items: Iterator[str] | None = None,
+    log: Callable[[str], None] = print,
+    **settings: Any,
+) -> Resume:
+    with stored_attempt(store, lease, FOLDER, log=log) as directory:
+        assert lease.stored is not None
+        resume = Resume(fingerprint="f", log=log, check=lease.check, keep=lease.stored.keep, attempt=lease.attempt)
+        build = make(lease.target, items or texts(until), **settings)
+        write_meta(str(directory / META_NAME), build.write(directory, resume))
+    return resume
+
+
+def downloaded(store: Store, folder: Path) -> dict[str, bytes]:
+    found = read_objects(store, FOLDER)
+    assert found
+    for name, file in found.items():
+        fetch_object(store, file, folder / name)
+    return {name: (folder / name).read_bytes() for name in found}
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    folder = tmp_path_factory.mktemp("local") / "part-00001"
+    make(folder, texts(None)).build(None)
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_another_machine_goes_on_after_the_last_full_shard(store: Store, s3: LoopbackS3, local: dict[str, bytes], tmp_path: Path) -> None:
+    shards = [name for name in local if name.startswith("train/")]
+    assert len(shards) > 5
+    with machine(store, tmp_path / "one") as lease, pytest.raises(Stop):
+        run(store, lease, until=2_000)
+    assert read_objects(store, FOLDER) is None
+    assert [*(tmp_path / "one").iterdir()] == []
+    sent = [key for key in s3.puts() if key.endswith(".bin")]
+    assert 1 < len(sent) < len(shards)
+    with machine(store, tmp_path / "two") as lease:
+        resumed = run(store, lease).resumed_tokens
+        assert resumed >= (len(sent) - 1) * SHARD_BYTES // 4
+    again = [key for key in s3.puts() if key.endswith(".bin")]
+    assert len(again) == len(set(key.partition("-")[2] for key in again)) == len([name for name in local if name.endswith(".bin")])
+    assert downloaded(store, tmp_path / "pulled") == local
+
+
+def test_this_machine_never_holds_more_than_two_shards(store: Store, local: dict[str, bytes], tmp_path: Path) -> None:
+    most: list[int] = []
+
+    def look(progress: Any) -> None:
+        most.append(sum(path.stat().st_size for path in tmp_path.rglob("shard_*.bin")))
+
+    with machine(store, tmp_path / "one") as lease:
+        run(store, lease, progress=look)
+    assert len(most) > 8
+    assert SHARD_BYTES < max(most) <= 2 * SHARD_BYTES + BATCH_BYTES
+    assert downloaded(store, tmp_path / "pulled") == local
+
+
+def test_a_journal_of_other_settings_or_with_a_damaged_piece_starts_afresh(
+    store: Store, s3: LoopbackS3, local: dict[str, bytes], tmp_path: Path
+) -> None:
+    said: list[str] = []
+    with machine(store, tmp_path / "one") as lease, pytest.raises(Stop):
+        run(store, lease, until=2_000)
+    piece = next(key for key in s3.puts() if "doc_ends.npy.0" in key)
+    s3.ask("PUT", f"/{BUCKET}/{piece}", bytes(len(s3.content(piece) or b"")))
+    with machine(store, tmp_path / "two") as lease:
+        assert run(store, lease, log=said.append).resumed_tokens == 0
+    assert any("starting afresh" in line and "sha256" in line for line in said)
+    assert downloaded(store, tmp_path / "pulled") == local
+
+
+@pytest.mark.parametrize("place", ["before the last check", "between the last shard and the record"])
+def test_a_machine_that_freezes_before_its_record_and_wakes_changes_nothing(
+    place: str, store: Store, local: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finished: list[dict[str, Any]] = []
+
+    def freeze() -> None:
+        """Another machine takes over and finishes, while this one stands still."""
+        if not finished:
+            finished.append({})
+            with machine(store, tmp_path / "two", over=True) as other:
+                run(store, other)
+            finished.append(dict(read_objects(store, FOLDER) or {}))
+
+    commit, write_if = StoreAttempt.commit, module.write_if
+
+    def late_commit(attempt: StoreAttempt, *, log: Any) -> Any:
+        freeze()
+        return commit(attempt, log=log)
+
+    def late_record(store: Store, key: str, content: bytes, *, state: str | None) -> str | None:
+        if key.endswith("objects.json"):
+            freeze()
+        return write_if(store, key, content, state=state)
+
+    if place == "before the last check":
+        monkeypatch.setattr(StoreAttempt, "commit", late_commit)
+    else:
+        monkeypatch.setattr(module, "write_if", late_record)
+    with ExitStack() as stack:
+        frozen = stack.enter_context(machine(store, tmp_path / "one"))
+        with pytest.raises(LeaseLostError, match="has taken over"):
+            run(store, frozen)
+    assert len(finished) == 2
+    assert read_objects(store, FOLDER) == finished[1]
+    assert {file.key.split("/")[3].partition("-")[0] for file in finished[1].values()} <= {"00001", "00002"}
+    assert downloaded(store, tmp_path / "pulled") == local
+
+
+def test_a_machine_that_freezes_while_it_builds_cannot_move_the_journal(
+    store: Store, local: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def items() -> Iterator[str]:
+        for number, text in enumerate(TEXTS):
+            if number == 1_500:
+                with machine(store, tmp_path / "two", over=True) as other:
+                    run(store, other)
+            yield text
+
+    with machine(store, tmp_path / "one") as frozen:
+        monkeypatch.setattr(frozen, "check", lambda: None)  # it notices nothing by itself
+        with pytest.raises(LeaseLostError):
+            run(store, frozen, items=items())
+    assert downloaded(store, tmp_path / "pulled") == local
+
+
+def test_a_shard_that_changes_on_the_disk_is_not_sent_as_good(store: Store, tmp_path: Path) -> None:
+    def damage(progress: Any) -> None:
+        for path in tmp_path.rglob("shard_00001.bin"):
+            with open(path, "r+b") as opened:
+                opened.write(b"\xff\xff\xff\xff")
+
+    with machine(store, tmp_path / "one") as lease, pytest.raises(NielsCacheError, match=r"shard_00001\.bin: its bytes have changed"):
+        run(store, lease, progress=damage)
+    assert read_objects(store, FOLDER) is None
