@@ -15,7 +15,6 @@ whole shard.
 import hashlib
 import json
 import os
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -40,15 +39,6 @@ from niels_cache_runtime.remote.store import ConflictError, MissingError, Store
 JOURNAL_KEY = "journal.json"
 _FETCHES = 16  # small files at a time
 Log = Callable[[str], None]
-
-
-class Untallied:
-    """A count of transferred bytes that nobody reads."""
-
-    def add(self, count: int) -> None: ...
-
-    def wait(self, seconds: float) -> None:
-        time.sleep(seconds)
 
 
 def read_objects(store: Store, folder: str) -> dict[str, RemoteFile] | None:
@@ -86,7 +76,7 @@ def fetch_object(store: Store, file: RemoteFile, path: Path) -> None:
     digest = hashlib.sha256()
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "ab") as opened:
-        for piece in stream_with_retries(store, file, start=0, tally=Untallied()):
+        for piece in stream_with_retries(store, file):
             opened.write(piece)
             digest.update(piece)
     if digest.hexdigest() != file.sha256:
