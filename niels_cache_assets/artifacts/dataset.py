@@ -20,6 +20,7 @@ from niels_cache_assets.artifacts.base import Artifact, BuildJob, WriteResult, a
 from niels_cache_assets.artifacts.cache_identity import cache_identity, is_prepared, val_may_come_late
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.prepared_corpora import open_prepared, with_corpus_readers
+from niels_cache_assets.artifacts.stored import finished_cache
 from niels_cache_assets.base.config_path import SENTINELS
 from niels_cache_assets.base.documents import Document, DocumentBatch, Documents
 from niels_cache_assets.base.fingerprint import fingerprint_of
@@ -200,7 +201,7 @@ class DatasetSpec(Generic[S]):
         Raises:
             NielsCacheError: If there is a build that must be neither used nor replaced.
         """
-        meta = finished_meta(self.directory)
+        meta = finished_cache(self.registry, self.root, self.family, self.name)
         if meta is not None and meta.get("built"):
             check_location(meta, self.directory)  # a folder that was swapped or copied is not a cache hit, and a build must not replace it
         if self.is_of_another_program():

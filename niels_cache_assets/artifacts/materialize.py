@@ -62,7 +62,7 @@ def materialize(
         BusyError: If another process builds the artifact, without `wait`.
         LeaseLostError: If another process has taken the artifact over, without `wait`.
     """
-    started, artifact = time.monotonic(), in_store(artifact)
+    started = time.monotonic()
     with (
         notifying(artifact.notify if notify else NotifySettings(), artifact.key, log) as watch,
         retry_for(artifact.network_retry_seconds, log) if artifact.network_retry_seconds is not None else nullcontext(),
@@ -73,9 +73,9 @@ def materialize(
         while isinstance(found, _RequiredBuild) and wait_for_turn():
             found = _check_current(artifact, force=force)
         while isinstance(found, _RequiredBuild):
-            require_free_space(artifact.directory, found.artifact.need(), log=log)
+            require_free_space(artifact.directory, in_store(found.artifact).need(), log=log)
             try:
-                with artifact.lock(wait=wait, log=log) as lock:
+                with in_store(artifact).lock(wait=wait, log=log) as lock:
                     is_overtaken = path_stamp(artifact.target) != found.target_stamp
                     if is_overtaken and not lock.waited:
                         log(f"another build of {artifact.directory} has just ended; checking its result")
@@ -93,7 +93,7 @@ def materialize(
             watch.notify_completed(found.meta)
     if found.state == "cache_hit" and not found.kept:
         with suppress(NielsCacheError):  # a cache that cannot be written can be current, too
-            artifact.sweep(resumable=False)  # an unfinished build beside it had different settings, different data or --force
+            in_store(artifact).sweep(resumable=False)  # an unfinished build beside it had different settings, different data or --force
     return replace(found, seconds=time.monotonic() - started)
 
 
@@ -116,6 +116,7 @@ class _RequiredBuild:
 
 def _check_current(artifact: Artifact, *, force: bool) -> Outcome | _RequiredBuild:
     artifact, stamp = artifact.uncached(), path_stamp(artifact.target)
+    place = in_store(artifact)
 
     def outcome(meta: Meta, warning: str | None = None, *, kept: bool = False) -> Outcome:
         return Outcome(
@@ -129,8 +130,8 @@ def _check_current(artifact: Artifact, *, force: bool) -> Outcome | _RequiredBui
         )
 
     if artifact.unavailable() is not None:
-        return replace(outcome(artifact.finished() or {}), state="disabled")
-    existing = None if force else artifact.finished()
+        return replace(outcome(place.finished() or {}), state="disabled")
+    existing = None if force else place.finished()
     reason = None if force else artifact.reason_to_keep_stale()
     if reason is not None:
         return outcome(read_meta(str(artifact.directory / META_NAME)), reason, kept=True)
@@ -152,8 +153,9 @@ def _check_current(artifact: Artifact, *, force: bool) -> Outcome | _RequiredBui
 
 def _build(required: _RequiredBuild, lock: BuildLock, *, force: bool, on_progress: Callable[[Any], None] | None, log: Log) -> Outcome:
     """Build an artifact. The caller holds its lock."""
-    artifact, lock = required.artifact, replace(lock, fingerprint=fingerprint_of(required.identity), force=force)
-    with explain_disk_full(artifact.need()), artifact.stage(lock, log=log) as staging:
+    artifact, place = required.artifact, in_store(required.artifact)
+    lock = replace(lock, fingerprint=fingerprint_of(required.identity), force=force)
+    with explain_disk_full(place.need()), place.stage(lock, log=log) as staging:
         work = BuildJob(
             directory=staging,
             revision=required.revision,
@@ -186,6 +188,6 @@ def _build(required: _RequiredBuild, lock: BuildLock, *, force: bool, on_progres
 def _sweep(artifact: Artifact, log: Log) -> None:
     """Remove files of killed builds that cannot be resumed."""
     try:
-        artifact.sweep(resumable=True)
+        in_store(artifact).sweep(resumable=True)
     except NielsCacheError as error:  # a read-only cache can still be a hit, and a build reports the error itself
         log(str(error))

@@ -1,8 +1,8 @@
-"""Artifacts that are built into a store instead of a folder (`[build] store`): the tokenizer, and data sets with their plans and parts.
+"""Where artifacts are built: in their folder, or in a store (`[build] store`), which holds the tokenizer, and data sets with their parts.
 
-`in_store` wraps such an artifact. `materialize` then takes a lease in the store, builds in a scratch directory on this machine, and commits
-there (parts/store_attempt.py). What other builds read (the tokenizer, the plan, the val part) is also copied into the cache root of this
-machine. A finished data set is published: the record at its address names the keys of its files, so readers open it like a pushed one.
+`in_store` returns this place. With a store, `materialize` takes a lease there, builds in a scratch directory on this machine, and commits
+to the store (parts/store_attempt.py). What other builds read (the tokenizer, the plan, the val part) is also copied into the cache root of
+this machine. A finished data set is published: the record at its address names the keys of its files, so readers open it like a pushed one.
 """
 
 from __future__ import annotations
@@ -10,19 +10,20 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
-from niels_cache_assets.artifacts.base import Artifact, BuildJob, BuildLock, Log, WriteResult, lease_times
+from niels_cache_assets.artifacts.base import Artifact, BuildLock, Log, lease_times
 from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.disk.build_lock import lock_target
 from niels_cache_assets.disk.journal import real_path, write_atomically
-from niels_cache_assets.disk.staging import staged
-from niels_cache_assets.facts.drops import DropSummary
+from niels_cache_assets.disk.space import SpaceNeed
+from niels_cache_assets.disk.staging import finished_meta, staged
 from niels_cache_assets.parts.attempts import attempt_scratch
 from niels_cache_assets.parts.layout import PLAN_NAME, VAL_BITS, VAL_NAME
 from niels_cache_assets.parts.lease import StopRequests, stop_stamp
@@ -30,73 +31,101 @@ from niels_cache_assets.parts.store import address_of, folder_of, lease_of, read
 from niels_cache_assets.parts.store_attempt import StoreAttempt, fetch_object, read_object, read_objects, stored_attempt
 from niels_cache_assets.parts.store_lease import StoreLease, hold_store_lease
 from niels_cache_assets.parts.store_prune import StoreGarbage, prune_store
-from niels_cache_assets.project.running import NotifySettings
 from niels_cache_runtime.cache.opening import listed_files
-from niels_cache_runtime.format.layout import FAMILIES, META_NAME, tokenizer_dir
+from niels_cache_runtime.format.layout import FAMILIES, META_NAME, Family, dataset_dir, tokenizer_dir
 from niels_cache_runtime.format.meta import Meta, load_meta, parse_meta
 from niels_cache_runtime.format.reading import mapped
 from niels_cache_runtime.remote.objects import RemoteFile
 from niels_cache_runtime.remote.record import TOKENIZER, Record, read_published, read_record
 from niels_cache_runtime.remote.store import ConflictError, MissingError, Store, open_store
 
+if TYPE_CHECKING:
+    from niels_cache_assets.project.registry import Registry
+
 PLAN = "plan"  # the folder of the files that a plan names
 WHOLE = "all"  # the member that is the whole data set
 _MEMBERS = {"tokenizer": "tokenizer", "plan": "plan", "val_part": VAL_NAME} | dict.fromkeys(FAMILIES, WHOLE)
+_TOKENS_FOR_ORIGINS = 16  # bytes of tokens for a byte of document ends and compressed lineage, at least (docs/cluster.md)
 _COPIED = ("tokenizer", "plan", "val_part")
 
 
-def in_store(artifact: Artifact) -> Artifact:
-    """Return the artifact as it is built into the store of the configuration. Without a store, or for another kind, it is unchanged."""
+def store_of(registry: Registry, family: str, name: str) -> Store | None:
+    """Return the store below the address of a data set or (`family` and no name) of the tokenizer. None without [build] store."""
+    return None if registry.build.store is None else open_store(address_of(registry.build.store, family, name), make=True)
+
+
+def finished_cache(registry: Registry, root: Path, family: Family, name: str) -> Meta | None:
+    """Return the meta.json of the finished cache of a data set, or None. A cache in the store takes three requests."""
+    store = store_of(registry, family, name)
+    if store is None:
+        return finished_meta(dataset_dir(root, family, name))
+    with suppress(MissingError):
+        return read_published(store).meta
+    return None
+
+
+@contextmanager
+def folder_with(paths: Collection[str], registry: Registry, root: Path, family: Family, name: str) -> Iterator[Path]:
+    """Yield a folder with some files of a finished cache: its own, or a temporary one with copies of the files that are in the store."""
+    store = store_of(registry, family, name)
+    if store is None:
+        yield dataset_dir(root, family, name)
+        return
+    with TemporaryDirectory() as folder:
+        for file in read_published(store).data:
+            if file.path in paths:
+                fetch_object(store, file, Path(folder, file.path))
+        yield Path(folder)
+
+
+def in_store(artifact: Artifact) -> Artifact | StorePlace:
+    """Return where an artifact is built: in its own folder, or in the store of the configuration if it is of a kind that is kept there."""
     registry = getattr(getattr(artifact, "spec", artifact), "registry", None)
     is_kept = artifact.key.partition("/")[0] in (*_MEMBERS, "part") and artifact.states[0] == "built"
-    if registry is None or registry.build.store is None or not is_kept:
-        return artifact
-    return Stored(inner=artifact, on_stop_requested=artifact.on_stop_requested, stops=artifact.stops)
+    return artifact if registry is None or registry.build.store is None or not is_kept else StorePlace(artifact)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stored(Artifact):
-    """An artifact in a store.
+@dataclass(frozen=True)
+class StorePlace:
+    """The store as the place where an artifact is built. Its methods replace those of the artifact, which are for a folder.
 
     Attributes:
-        inner: The artifact as it is built into a folder.
+        artifact: The artifact.
     """
 
-    inner: Any
-
-    @property
-    def is_shared(self) -> bool:
-        return True
+    artifact: Any
 
     @property
     def spec(self) -> Any:
         """What has the registry, the root and the name of the data set."""
-        return getattr(self.inner, "spec", self.inner)
+        return getattr(self.artifact, "spec", self.artifact)
 
     @property
     def kind(self) -> str:
         """The first part of the key."""
-        return self.inner.key.partition("/")[0]
+        return self.artifact.key.partition("/")[0]
 
     @property
     def member(self) -> str:
         """The name of the artifact in the store of its data set."""
-        return _MEMBERS.get(self.kind) or self.inner.key.rpartition("/")[2]
+        return _MEMBERS.get(self.kind) or self.artifact.key.rpartition("/")[2]
 
     @property
     def store(self) -> Store:
         """The store, below the address of the data set."""
         family = self.kind if self.kind in (*FAMILIES, "tokenizer") else "pretrain"
-        name = "" if self.kind == "tokenizer" else self.spec.name
-        return open_store(address_of(self.spec.registry.build.store, family, name), make=True)
+        store = store_of(self.spec.registry, family, "" if self.kind == "tokenizer" else self.spec.name)
+        assert store is not None  # `in_store`
+        return store
 
     def finished(self) -> Meta | None:
+        """See `Artifact.finished`. What other builds read is copied into the cache root of this machine."""
         store = self.store
         if self.kind == "plan":
             found = read_small(store, PLAN_NAME)
             if found is None:
                 return None
-            folder: Path = self.inner.directory
+            folder: Path = self.artifact.directory
             folder.mkdir(parents=True, exist_ok=True)
             for name in filter(None, (group["val"] for group in parse_meta(found.content, store.name_of(PLAN_NAME))["groups"])):
                 if not (folder / name).exists():
@@ -104,30 +133,39 @@ class Stored(Artifact):
                     write_atomically(folder / name, content, spare=f"new-{os.getpid()}")
             if not (folder / PLAN_NAME).exists() or (folder / PLAN_NAME).read_bytes() != found.content:
                 write_atomically(folder / PLAN_NAME, found.content, spare=f"new-{os.getpid()}")
-            return self.inner.finished()
+            return self.artifact.finished()
         if self.kind in FAMILIES:
-            with suppress(MissingError):
-                return read_published(store).meta
-            return None
-        objects = read_objects(store, folder_of(self.member, fingerprint_of(self.inner.identity(self.inner.revision()))))
+            meta: Meta | None = self.artifact.finished()
+            return meta
+        objects = read_objects(store, folder_of(self.member, fingerprint_of(self.artifact.identity(self.artifact.revision()))))
         if objects is None:
             return None
         if self.kind in _COPIED:
-            _copy(store, objects, self.inner.directory)
+            _copy(store, objects, self.artifact.directory)
         return parse_meta(read_object(store, objects[META_NAME]), store.name_of(objects[META_NAME].key))
+
+    def need(self) -> SpaceNeed | None:
+        """See `Artifact.need`. Conversations are on this disk as a whole; of a pretrain data set, full shards leave it."""
+        need: SpaceNeed | None = self.artifact.need()
+        if need is None or self.kind not in ("pretrain", "part"):
+            return need
+        size = min(need.bytes, 2 * self.spec.build.shard_bytes + need.bytes // _TOKENS_FOR_ORIGINS)
+        return SpaceNeed(bytes=size, reason="two shards and the origins of documents", certain=False)
 
     @contextmanager
     def lock(self, *, wait: bool, log: Log) -> Iterator[BuildLock]:
-        target, times = real_path(self.inner.lease_target), lease_times(self.spec.registry)
+        """See `Artifact.lock`."""
+        target, times = real_path(self.artifact.lease_target), lease_times(self.spec.registry)
         target.parent.mkdir(parents=True, exist_ok=True)
-        stops = StopRequests(stale=stop_stamp(target)) if self.stops is None else self.stops
+        stops = self.artifact.stops or StopRequests(stale=stop_stamp(target))
         with hold_store_lease(
-            self.store, lease_of(self.member), target, times=times, wait=wait, log=log, on_stop=self.on_stop_requested, stops=stops
+            self.store, lease_of(self.member), target, times=times, wait=wait, log=log, on_stop=self.artifact.on_stop_requested, stops=stops
         ) as lease:
             yield BuildLock(waited=True, lease=lease)  # another machine may have finished it: nothing on this disk would show that
 
     @contextmanager
     def stage(self, lock: BuildLock, *, log: Log) -> Iterator[Path]:
+        """See `Artifact.stage`."""
         store, lease = self.store, lock.lease
         assert isinstance(lease, StoreLease)
         if self.kind == "plan":
@@ -153,7 +191,7 @@ class Stored(Artifact):
                     store.put(f"{PLAN}/{path.name}", opened, content, sha256=hashlib.sha256(content).hexdigest())
             lease.check()
             try:
-                write_if(store, PLAN_NAME, (scratch / META_NAME).read_bytes(), state=None if found is None else found.state)
+                write_if(store, PLAN_NAME, (scratch / PLAN_NAME).read_bytes(), state=None if found is None else found.state)
             except ConflictError:
                 raise lease.lost_error() from None
 
@@ -192,62 +230,8 @@ class Stored(Artifact):
         except ConflictError:
             raise lease.lost_error() from None
 
-    def write(self, work: BuildJob) -> WriteResult:
-        return self.inner.write(work)
-
-    def uncached(self) -> Self:
-        return replace(self, inner=self.inner.uncached())
-
     def sweep(self, *, resumable: bool) -> None:
         """Do nothing: an attempt removes what earlier ones have left on this machine, and `prune` what they have left in the store."""
-
-    @property
-    def key(self) -> str:
-        return self.inner.key
-
-    @property
-    def directory(self) -> Path:
-        return self.inner.directory
-
-    @property
-    def target(self) -> Path:
-        return self.inner.target
-
-    @property
-    def network_retry_seconds(self) -> float | None:
-        return self.inner.network_retry_seconds
-
-    @property
-    def notify(self) -> NotifySettings:
-        return self.inner.notify
-
-    @property
-    def reference(self) -> str | None:
-        return self.inner.reference
-
-    def inputs(self) -> Sequence[str]:
-        return self.inner.inputs()
-
-    def identity(self, revision: str | None) -> dict[str, Any]:
-        return self.inner.identity(revision)
-
-    def unavailable(self) -> str | None:
-        return self.inner.unavailable()
-
-    def is_frozen(self, meta: Meta) -> bool:
-        return self.inner.is_frozen(meta)
-
-    def revision(self) -> str | None:
-        return self.inner.revision()
-
-    def matches(self, meta: Meta, identity: Mapping[str, Any]) -> bool:
-        return self.inner.matches(meta, identity)
-
-    def warning(self) -> str | None:
-        return self.inner.warning()
-
-    def drop_summary(self, meta: Meta) -> DropSummary:
-        return self.inner.drop_summary(meta)
 
 
 def prune(tokenizer: Artifact, sealed: Any) -> list[StoreGarbage]:
@@ -263,7 +247,7 @@ def prune(tokenizer: Artifact, sealed: Any) -> list[StoreGarbage]:
     for step in (tokenizer, *(each for each in sealed.steps() if each.key.partition("/")[0] in _COPIED)):
         in_store(step).finished()  # copies it from the store
     artifact, whole = in_store(sealed), folder_of(WHOLE, fingerprint_of(sealed.identity(sealed.revision())))
-    assert isinstance(artifact, Stored)
+    assert isinstance(artifact, StorePlace)
     return prune_store(artifact.store, {whole, *sealed.folders_in_store().values()})
 
 

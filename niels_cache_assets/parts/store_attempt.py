@@ -15,40 +15,35 @@ whole shard.
 import hashlib
 import json
 import os
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from niels_cache_assets.base.wording import format_list
+from niels_cache_assets.build_cache.pretrain_writer import spool_name
 from niels_cache_assets.disk.journal import JournalRecord, clear_directory, decode_record, encode_record, write_journal
+from niels_cache_assets.disk.space import SpaceNeed, free_blocks, require_free_space
 from niels_cache_assets.parts.attempts import attempt_scratch
+from niels_cache_assets.parts.seal import Link
 from niels_cache_assets.parts.store import MAX_RECORD_BYTES, read_small, write_if
 from niels_cache_assets.parts.store_lease import StoreLease
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import META_NAME, Split, Tokens, documents_folder, documents_name, shard_name, token_dtype_of
+from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split, Tokens, documents_folder, documents_name, shard_name, token_dtype_of
 from niels_cache_runtime.format.meta import MAX_META_BYTES, Meta, read_meta
 from niels_cache_runtime.format.reading import mapped
 from niels_cache_runtime.remote.download import WrongContentError, read_range, stream_with_retries
 from niels_cache_runtime.remote.objects import OBJECTS_NAME, RemoteFile, encode_objects, parse_objects
+from niels_cache_runtime.remote.record import read_published
 from niels_cache_runtime.remote.store import ConflictError, MissingError, Store
 
 JOURNAL_KEY = "journal.json"
 _FETCHES = 16  # small files at a time
 Log = Callable[[str], None]
-
-
-class Untallied:
-    """A count of transferred bytes that nobody reads."""
-
-    def add(self, count: int) -> None: ...
-
-    def wait(self, seconds: float) -> None:
-        time.sleep(seconds)
 
 
 def read_objects(store: Store, folder: str) -> dict[str, RemoteFile] | None:
@@ -86,7 +81,7 @@ def fetch_object(store: Store, file: RemoteFile, path: Path) -> None:
     digest = hashlib.sha256()
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "ab") as opened:
-        for piece in stream_with_retries(store, file, start=0, tally=Untallied()):
+        for piece in stream_with_retries(store, file):
             opened.write(piece)
             digest.update(piece)
     if digest.hexdigest() != file.sha256:
@@ -186,6 +181,8 @@ class StoreAttempt:
             raise self._lease.lost_error() from None
         for name in new:
             (self._directory / name).unlink()
+        for name in recorded.files.keys() & {*map(spool_name, SPLITS)}:  # only another attempt reads these rows, from the store
+            free_blocks(self._directory / name, recorded.files[name])
 
     def commit(self, *, log: Log) -> dict[str, RemoteFile]:
         """Send the remaining files and meta.json, create the record, and return what it names, and the record itself.
@@ -213,40 +210,43 @@ class StoreAttempt:
             named = parse_objects(content, self._store.name_of(key))
         return {**named, OBJECTS_NAME: RemoteFile(OBJECTS_NAME, key, len(content), hashlib.sha256(content).hexdigest())}
 
-    def join(self, folders: Mapping[Path, str], names: Collection[str]) -> "ObjectLinks":
-        """Return the links to the files of finished parts, after a download of the few files that a seal reads.
+    def join(self, folders: Mapping[str, str], names: Collection[str], directory: Path, *, log: Log) -> Link:
+        """Return how files of finished parts are linked, after a download of the few files that a seal reads.
 
         Args:
-            folders: The folder of each part in the store, by its folder on this machine.
-            names: The files to download, with meta.json.
+            folders: The folder of each part in the store, by the name of the part.
+            names: The files to download.
+            directory: Where they are written, each in a folder with the name of its part.
+            log: Called with a warning if they may not fit on the disk.
 
         Raises:
             NielsCacheError: If parts are not finished. The message names them.
         """
-        sources: dict[Path, RemoteFile] = {}
-        missing: list[str] = []
-
-        def fetch(directory: Path, folder: str) -> None:
-            found = read_objects(self._store, folder)
-            if found is None:
-                missing.append(directory.name)
-                return
-            for name in found.keys() & {*names}:
-                (directory / name).unlink(missing_ok=True)
-                fetch_object(self._store, found[name], directory / name)
-            sources.update({directory / name: file for name, file in found.items()})
-
         with ThreadPoolExecutor(_FETCHES) as pool:
-            for _ in pool.map(fetch, folders, folders.values()):
+            found = dict(zip(folders, pool.map(partial(read_objects, self._store), folders.values()), strict=True))
+            if missing := [name for name, objects in found.items() if objects is None]:
+                raise NielsCacheError(f"{self._store.address}: {format_list(sorted(missing))} must be built first")
+            sources = {directory / part / name: file for part, objects in found.items() for name, file in (objects or {}).items()}
+            wanted = {path: file for path, file in sources.items() if path.name in names}
+            size = 2 * sum(file.size for file in wanted.values())
+            need = SpaceNeed(bytes=size, reason="the document ends of the parts and of the data set", certain=True)
+            require_free_space(directory, need, log=log)
+            for _ in pool.map(partial(fetch_object, self._store), wanted.values(), wanted):
                 pass
-        if missing:
-            raise NielsCacheError(f"{self._store.address}: {format_list(sorted(missing))} must be built first")
-        return ObjectLinks(self, sources)
+        return self._link_from(sources)
 
-    def adopt(self, path: Path, file: RemoteFile) -> None:
-        """Count a file of a part as a file of this attempt."""
-        name = path.relative_to(self._directory).as_posix()
-        self._objects[name] = file._replace(path=name)
+    def link_published(self, folder: Path) -> Link:
+        """Return how files of the published data set are linked, as if they were in `folder`."""
+        return self._link_from({folder / file.path: file for file in read_published(self._store).data})
+
+    def _link_from(self, sources: Mapping[Path, RemoteFile]) -> Link:
+        """Return how files in the store are linked: each stays under its key, and no byte moves."""
+
+        def link(source: Path, link: Path, size: int) -> None:
+            name = link.relative_to(self._directory).as_posix()
+            self._objects[name] = sources[source]._replace(path=name)
+
+        return link
 
     def shards(self, meta: Meta, split: Split) -> list[Any]:
         """Return the token files of a split of this build in order, after a download of its lineage (`StoredFiles.shards`)."""
@@ -302,17 +302,6 @@ class StoredShard:
         size = self._dtype.itemsize
         content = read_range(self._store, self._file, (stop - start) * size, start=start * size).content
         return np.frombuffer(content, self._dtype)
-
-
-class ObjectLinks:
-    """Names in a joined cache for files of parts: a part's file stays under its key, and no byte moves."""
-
-    def __init__(self, attempt: StoreAttempt, sources: Mapping[Path, RemoteFile]) -> None:
-        self._attempt, self._sources = attempt, sources
-
-    def add(self, source: Path, link: Path, size: int) -> None:
-        """Give a file of a part a name in the joined cache."""
-        self._attempt.adopt(link, self._sources[source])
 
 
 @contextmanager

@@ -36,8 +36,7 @@ from niels_cache_runtime.remote.record import (
     described_by,
     parse_record,
     published_of,
-    read_beside,
-    read_record,
+    read_published,
 )
 from niels_cache_runtime.remote.store import MissingError, check_address, open_store
 
@@ -48,13 +47,16 @@ class CopiedBuild:
 
     Attributes:
         address: The address where the build was published.
-        record: The record that names the build.
-        published: The files of the build and its meta.json.
+        published: The record and the files of the build, and its meta.json.
     """
 
     address: str
-    record: Record
     published: PublishedBuild
+
+    @property
+    def record(self) -> Record:
+        """The record that names the build."""
+        return self.published.record
 
     @property
     def id(self) -> str:
@@ -143,7 +145,7 @@ def recorded_build(state: LedgerState, build: str, files: OwnedFolder, *, addres
         raise NielsCacheError(
             f"{files.root / folder}: cannot be read: {error.strerror or error}; run again, or remove {files.root} if that fails too"
         ) from error
-    return CopiedBuild(address, record, published_of(record, contents, str(files.root / folder / META_NAME)))
+    return CopiedBuild(address, published_of(record, contents, str(files.root / folder / META_NAME)))
 
 
 def write_meta_file(ledger: Ledger, state: LedgerState, name: str, content: bytes, *, limit: int) -> None:
@@ -196,11 +198,4 @@ def try_both_addresses(address: str, open_at: Callable[[str], CopiedBuild]) -> t
 
 def published_build(address: str) -> tuple[CopiedBuild, Split | None]:
     """Return the build at an address, and the split that the address names, or None. This takes two or three requests."""
-
-    def read(cache: str) -> CopiedBuild:
-        store = open_store(cache)
-        record, _ = read_record(store)
-        contents = {name: read_beside(store, record, name) for name in described_by(record)}
-        return CopiedBuild(cache, record, published_of(record, contents, store.name_of(META_NAME)))
-
-    return try_both_addresses(address, read)
+    return try_both_addresses(address, lambda cache: CopiedBuild(cache, read_published(open_store(cache))))

@@ -412,7 +412,7 @@ class LocalCopy:
             contents = {name: self.files.read(f"{folder}/{name}") for name in names if self._is_whole(state, f"{folder}/{name}")}
         missing = [name for name in names if hashlib.sha256(contents.get(name, b"")).hexdigest() != record.beside[name]["sha256"]]
         contents |= {name: read_beside(store, record, name) for name in missing}
-        build = CopiedBuild(address, record, published_of(record, contents, store.name_of(META_NAME)))
+        build = CopiedBuild(address, published_of(record, contents, store.name_of(META_NAME)))
         with self._lock, self._ledger.changing() as state:
             state.add_build(build.id, address, record.content().decode())
             for name in names:

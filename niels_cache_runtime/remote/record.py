@@ -170,18 +170,26 @@ class PublishedBuild:
     """A published build.
 
     Attributes:
-        family: The family of the data set.
-        name: The name of the data set.
+        record: The record that names the build.
         meta: The meta.json of the cache.
         meta_content: The bytes of that meta.json.
         files: All files in order, with meta.json at the end.
     """
 
-    family: Family
-    name: str
+    record: Record
     meta: Meta
     meta_content: bytes
     files: Sequence[RemoteFile]
+
+    @property
+    def family(self) -> Family:
+        """The family of the data set."""
+        return self.record.family
+
+    @property
+    def name(self) -> str:
+        """The name of the data set."""
+        return self.record.name
 
     @property
     def tokenizer(self) -> list[RemoteFile]:
@@ -269,8 +277,7 @@ def published_of(record: Record, contents: Mapping[str, bytes], where: str, *, i
     if problem:
         raise NielsCacheError(f"{where}: {problem}; push the cache again")
     return PublishedBuild(
-        family=record.family,
-        name=record.name,
+        record=record,
         meta=meta,
         meta_content=content,
         files=[file._replace(key=file.path) if in_place else file for file in found],

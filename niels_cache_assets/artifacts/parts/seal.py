@@ -31,6 +31,7 @@ from niels_cache_assets.base.documents import merge_facts
 from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.build_cache import CODE_VERSIONS
 from niels_cache_assets.corpus.identity import require_unchanged
+from niels_cache_assets.disk.journal import SCRATCH_NAME
 from niels_cache_assets.parts.seal import CODE_VERSION, SealInput, seal
 from niels_cache_assets.parts.store import folder_of
 from niels_cache_assets.sources.types import SourceWithParts
@@ -114,12 +115,16 @@ class JoinedCache(DatasetArtifact[SourceWithParts]):
     def write(self, work: BuildJob) -> WriteResult:
         of_parts: tuple[Split, ...] = ("train",) if self.spec.source.has_val_part else SPLITS
         stored = None if work.lease is None else work.lease.stored
-        links = None if stored is None else stored.join(self.folders_in_store(), [META_NAME, *map(doc_ends_name, SPLITS)])
+        folder, link = self.spec.parts_folder, None
+        if stored is not None:
+            folders = {directory.name: key for directory, key in self.folders_in_store().items()}
+            folder, names = work.directory / SCRATCH_NAME, [META_NAME, *map(doc_ends_name, SPLITS)]
+            link = stored.join(folders, names, folder, log=work.log)
         members = [
             SealInput(
                 name=member.directory.name,
-                directory=member.directory,
-                meta=self._read_checked_meta(member, in_folder=stored is None),
+                directory=folder / member.directory.name,
+                meta=self._read_checked_meta(member, folder / member.directory.name),
                 splits=("val",) if isinstance(member, ValPart) else of_parts,
             )
             for member in self.members()
@@ -132,7 +137,7 @@ class JoinedCache(DatasetArtifact[SourceWithParts]):
             "split_rule": self.split_rule,
             "seed": self.spec.build.seed,
             "fingerprint": work.fingerprint,
-            **seal(members, work.directory, target=self.directory, log=work.log, links=links),
+            **seal(members, work.directory, target=self.directory, log=work.log, link=link),
         }
         meta = with_removed_ids_only(self.spec, meta, work.identity)
         self._require_same_builds(members)
@@ -149,23 +154,23 @@ class JoinedCache(DatasetArtifact[SourceWithParts]):
         found = ((each.directory, fingerprint_of(each.identity(each.revision()))) for each in self.members())
         return {directory: folder_of(directory.name, fingerprint) for directory, fingerprint in found}
 
-    def _read_checked_meta(self, member: PretrainCache | ValPart, *, in_folder: bool) -> Meta:
+    def _read_checked_meta(self, member: PretrainCache | ValPart, folder: Path) -> Meta:
         """Return the meta.json of a part, after a comparison with the plan, the tokenizer and the files.
 
         Args:
             member: The part.
-            in_folder: Whether its files are in its folder, and not in a store.
+            folder: Where its meta.json is. Its files are there, too, unless they are in a store.
 
         Raises:
             NielsCacheError: If the part cannot be joined.
         """
-        folder, command = member.directory, self.spec.parts_plan.build_command
+        command = self.spec.parts_plan.build_command
         if not (folder / META_NAME).exists():
             raise NielsCacheError(f"{folder}: this part does not exist yet; build it first: {command}")
         meta = read_meta(str(folder / META_NAME))
         if not member.is_current(meta):
             raise NielsCacheError(f"{folder}: {difference(member, meta)}; build it again: {command}")
-        if in_folder:
+        if folder == member.directory:
             check_files(folder, meta, verify=self.spec.build.verify_parts)
         return meta
 
