@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from niels_cache_assets.parts.lease import HeldLease, LeaseHolder, LeaseTimes, Log, StopRequests, stop_error
-from niels_cache_assets.parts.store import CLOCK_NAME, read_small, write_if
+from niels_cache_assets.parts.store import CLOCKS, LEASES, read_small, write_if
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import UNKNOWN, BusyError, LockOwner
 from niels_cache_runtime.remote.store import ConflictError, SmallObject, Store
@@ -116,7 +116,7 @@ def _take(store: Store, key: str, target: Path, *, times: LeaseTimes, wait: bool
     first: str | None = None
     asked: float | None = None
     waited = False
-    where, clock = store.name_of(key), f"{key.rpartition('/')[0]}/{CLOCK_NAME}"
+    where, clock = store.name_of(key), f"{CLOCKS}{key.removeprefix(LEASES)}"
     while True:
         if (request := stops.requested(target)) is not None:
             raise stop_error(target, request)

@@ -15,14 +15,16 @@ import pytest
 from niels_cache_assets.artifacts import stored as stored_module
 from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.artifacts.materialize import materialize
-from niels_cache_assets.base.fingerprint import fingerprint_of
+from niels_cache_assets.artifacts.parts.prune import prune_stored
+from niels_cache_assets.artifacts.parts.seal import JoinedCache
+from niels_cache_assets.artifacts.stored import StorePlace
 from niels_cache_assets.cli import main
 from niels_cache_assets.parts.lease import LeaseLostError
-from niels_cache_assets.parts.store import folder_of
 from niels_cache_assets.parts.store_prune import find_garbage
 from niels_cache_assets.publish.check import check
 from niels_cache_assets.publish.pull import pull
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.remote.record import read_published
 from niels_cache_runtime.remote.store import Store, open_store
 from tests.helpers import programs
 from tests.helpers.loopback_s3 import BUCKET, LoopbackS3
@@ -143,18 +145,18 @@ def test_a_machine_that_freezes_in_the_middle_of_the_seal_changes_nothing_when_i
 
 
 def test_prune_removes_what_losers_and_earlier_plans_left_and_nothing_that_is_read(
-    project: PartsProject, s3: LoopbackS3, capfd: pytest.CaptureFixture[str]
+    project: PartsProject, s3: LoopbackS3, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = machine(project, "one")
     build(one)
     store = open_store(ADDRESS)
     sealed = one.sealed(NAME)
-    current = {folder_of("all", fingerprint_of(sealed.identity(sealed.revision()))), *sealed.folders_in_store().values()}
-    loser = f"{sorted(current)[0]}/00009-ab/train/shard_00000.bin"
+    current = {StorePlace(sealed).folder, *sealed.folders_in_store().values()}
+    loser = f"{min(current)}/00009-ab/train/shard_00000.bin"
     s3.ask("PUT", f"/{BUCKET}/run/pretrain/{NAME}/{loser}", b"garbage")
     found = {each.key for each in find_garbage(store, current)}
     assert loser in found
-    assert all(key == loser or "/train" in key or "/val" in key or key.endswith("journal.json") for key in found)
+    assert all(key == loser or "/train" in key or "/val" in key for key in found)
     assert main(["part", NAME, "--prune", "--config", str(project.folder / "one.toml"), "--cache-dir", str(one.root)]) == 0
     assert f"removed {len(found)} objects" in capfd.readouterr().out
     assert find_garbage(store, current) == []
@@ -162,8 +164,14 @@ def test_prune_removes_what_losers_and_earlier_plans_left_and_nothing_that_is_re
     assert {outcome.state for outcome in build(one).values()} == {"cache_hit"}
     other = machine(project, "one", parts=2)
     build(other)
-    assert sum(each.objects for each in stored_module.prune(other.tokenizer(), other.sealed(NAME))) > 10
+    before, kept = {each.key for each in store.list("parts")}, read_published(store)
+    assert sum(each.objects for each in prune_stored(other, NAME)) > 3
+    assert kept.record.replaced in {each.key for each in store.list("parts")} < before
     assert check(ADDRESS, download=True).findings == []
+    monkeypatch.setattr(JoinedCache, "write", lambda cache, work: [][1])
+    with pytest.raises(IndexError):
+        materialize(other[f"pretrain/{NAME}"], force=True)
+    assert check(ADDRESS, download=True).findings == [], "a forced build that fails leaves the published one"
 
 
 @pytest.mark.parametrize(("settings", "named"), [('prepare = ["clean"]', "prepare"), ('exclude = "ids.txt"', "exclude")])
@@ -218,10 +226,10 @@ def test_two_machines_of_which_one_is_killed_and_one_frozen_past_its_lease_make_
     results = [json.loads(line) for line in capfd.readouterr().out.splitlines() if '"result"' in line]
     assert [(result["state"], result["resumed"] > 3_000) for result in results] == [("built", True)] * 2
     store = open_store(ADDRESS)
-    records = {each.key: each.modified for each in store.list("parts") if each.key.endswith("objects.json")}
+    records = {each.key: each.modified for each in store.list("records") if "/part-" in each.key}
     assert start("two", "--seal").wait(60) == 0
     os.kill(running["part-00001"].pid, signal.SIGCONT)
     assert running["part-00001"].wait(60) == 0  # it finds the part that the other machine has finished
-    assert records.items() <= {each.key: each.modified for each in store.list("parts")}.items()
+    assert records.items() <= {each.key: each.modified for each in store.list("records")}.items()
     assert check(ADDRESS, download=True).findings == []
     assert bytes_of(pull(ADDRESS, tmp_path / "pulled").directory) == bytes_of(project.cache("local"))

@@ -21,7 +21,7 @@ from niels_cache_runtime.remote.store import RemoteError, Store, open_store
 from tests.helpers.loopback_s3 import BUCKET, LoopbackS3
 
 ADDRESS = f"s3://{BUCKET}/web"
-KEY = "parts/part-00001/lease.json"
+KEY = "leases/part-00001.json"
 STILL = LeaseTimes(renew_seconds=1_000, lease_seconds=3_000)  # never renewed in a test
 LIVELY = LeaseTimes(renew_seconds=0.2, lease_seconds=30)
 
@@ -72,7 +72,7 @@ def test_a_silent_holder_is_overtaken_by_the_time_of_the_store(store: Store, hol
         later(monkeypatch, 3_002)
         with hold(log=said.append) as lease:
             assert lease.attempt == 2
-            with pytest.raises(LeaseLostError, match=r"part-00001/lease\.json: process"):
+            with pytest.raises(LeaseLostError, match=r"part-00001\.json: process"):
                 frozen.check()
             stack.close()  # the end of the loser does not free the lease
             lease.check()
@@ -94,7 +94,7 @@ def test_a_lost_answer_is_read_back_and_counts_as_success(store: Store, s3: Loop
     lost: list[str] = []
 
     def decide(method: str, key: str) -> str | None:
-        if method == "PUT" and key.endswith("lease.json") and len(lost) < 2:
+        if method == "PUT" and "/leases/" in key and len(lost) < 2:
             lost.append(key)
             return "lost"
         return None
