@@ -6,26 +6,32 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from niels_cache_assets.artifacts import stored as stored_module
+from niels_cache_assets.artifacts.base import ReportedProgress
 from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts.prune import prune_stored
 from niels_cache_assets.artifacts.parts.seal import JoinedCache
+from niels_cache_assets.artifacts.parts.watch import summarize_steps
 from niels_cache_assets.artifacts.stored import StorePlace
 from niels_cache_assets.cli import main
-from niels_cache_assets.parts.lease import LeaseLostError
+from niels_cache_assets.parts.lease import LeaseLostError, LeaseTimes
+from niels_cache_assets.parts.store import lease_of
+from niels_cache_assets.parts.store_lease import StoreLease, hold_store_lease
 from niels_cache_assets.parts.store_prune import find_garbage
 from niels_cache_assets.publish.check import check
 from niels_cache_assets.publish.pull import pull
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.remote.record import read_published
-from niels_cache_runtime.remote.store import Store, open_store
+from niels_cache_runtime.remote.store import ListedObject, Store, open_store
 from tests.helpers import programs
 from tests.helpers.loopback_s3 import BUCKET, LoopbackS3
 from tests.helpers.parts_project import NAME, PartsProject, build, parts_of
@@ -102,10 +108,44 @@ def test_the_seal_names_the_parts_that_are_missing_and_joins_those_that_are_only
     assert main(seal) == 1
     error = capfd.readouterr().err
     assert "part-00000" not in error
-    assert "part-00001, part-00002" in error
+    assert "never begun" in error
+    assert "--array=1-2 " in error
     build(machine(project, "two"), keys)
     assert main(seal) == 0
     assert check(ADDRESS, download=True).findings == []
+
+
+def test_another_machine_sees_what_each_step_is_doing_and_reads_only_what_has_changed(project: PartsProject, s3: LoopbackS3) -> None:
+    one, two = machine(project, "one", parts=5), machine(project, "two", parts=5)
+    built, failed, running, killed, _ = parts_of(one)
+    assert {step.state for step in two.watch(NAME)} == {"waiting"}
+    build(one, [*[key for key in one.order() if not key.startswith(("part/", "pretrain/"))], built])
+    store, listing = open_store(ADDRESS), Store.list
+
+    def hold(key: str) -> AbstractContextManager[StoreLease]:
+        name = key.rpartition("/")[2]
+        return hold_store_lease(store, lease_of(name), one.root / name, times=LeaseTimes(), wait=False, log=print)
+
+    def later(store: Store, folder: str = "") -> Iterator[ListedObject]:
+        """The lease of the killed machine was renewed long ago."""
+        for each in listing(store, folder):
+            yield each._replace(modified=each.modified - timedelta(seconds=200 * (killed[-10:] in each.key)))
+
+    with suppress(OSError), hold(failed):
+        raise OSError("stale file handle")
+    with hold(running) as lease, hold(killed), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Store, "list", later)
+        lease.report(ReportedProgress(counts={"tokens": 20}, share=0.5))
+        lease._write()
+        steps = {step.key: step for step in two.watch(NAME)}
+    assert [steps[key].state for key in parts_of(one)] == ["done", "failed", "running", "silent", "waiting"]
+    assert "stale file handle" in steps[failed].reason
+    assert "50%" in steps[running].reason
+    assert summarize_steps([*steps.values()])["core_hours"]["finished"] > 0
+    two.watch(NAME)
+    s3.requests.clear()
+    two.watch(NAME)
+    assert not [key for method, key in s3.requests if method == "GET" and "/part-" in key]
 
 
 def freeze_before(monkeypatch: pytest.MonkeyPatch, key_ends: str, meanwhile: Callable[[], Any]) -> None:

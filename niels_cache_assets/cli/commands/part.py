@@ -169,7 +169,7 @@ def _artifact(arguments: argparse.Namespace, lines: JsonLines) -> Artifact:
 
 
 def _require_steps_before(seal: str, artifacts: Graph, name: str, lines: JsonLines) -> None:
-    """Log which steps before a seal are missing, and why. With a store, the seal itself finds and names them.
+    """Log which steps before a seal are missing, and why.
 
     Raises:
         BuildFailedError: If a step is missing. The message has the command that submits exactly the missing parts to Slurm.
@@ -178,8 +178,6 @@ def _require_steps_before(seal: str, artifacts: Graph, name: str, lines: JsonLin
     from niels_cache_assets.parts.lease import DONE
     from niels_cache_assets.parts.plan import runs
 
-    if artifacts.registry.build.store is not None:
-        return
     left = {step.key: step for step in artifacts.watch(name) if step.state != DONE}
     missing = [left[key] for key in artifacts.before(seal) if key in left and seal in left]
     for reason, steps in groupby(missing, key=lambda step: f"{step.state}: {step.reason}"):
