@@ -25,8 +25,7 @@ from niels_cache_assets.disk.space import SpaceNeed, disk_error_message
 from niels_cache_assets.disk.staging import finished_meta, staged, sweep_leftovers
 from niels_cache_assets.facts.drops import NO_DROPS, DropSummary
 from niels_cache_assets.parts.attempts import staged_attempt, sweep_attempts
-from niels_cache_assets.parts.held_lease import HeldLease
-from niels_cache_assets.parts.lease import Lease, LeaseTimes, StopRequests, hold_lease
+from niels_cache_assets.parts.lease import HeldLease, Lease, LeaseTimes, StopRequests, hold_lease
 from niels_cache_assets.project.running import NotifySettings
 from niels_cache_assets.sources.excluding import require_matches
 from niels_cache_assets.sources.types import PretrainSource, Source

@@ -26,9 +26,10 @@ from niels_cache_assets.artifacts.duplicates import Duplicates, SearchStep
 from niels_cache_assets.artifacts.index import BlendIndex
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.seal import DatasetCache, JoinedCache
-from niels_cache_assets.artifacts.parts.watch import STATES, WatchedStep, watch_step
+from niels_cache_assets.artifacts.parts.watch import STATES, WatchedStep, watch_steps
 from niels_cache_assets.artifacts.prepared_corpora import with_corpus_readers
 from niels_cache_assets.artifacts.state import CacheState, state_of, unlisted_corpus_state, unlisted_state
+from niels_cache_assets.artifacts.stored import StorePlace, in_store
 from niels_cache_assets.artifacts.tokenizer import Tokenizer
 from niels_cache_assets.base.choices import raise_unknown_choice
 from niels_cache_assets.corpus.layout import HASHES, range_name
@@ -170,15 +171,22 @@ class Graph:
         Raises:
             NielsCacheError: If there is no data set in parts with this name.
         """
-        self.plan(name)
+        for each in (self.tokenizer(), self.plan(name)):
+            if isinstance(place := in_store(each), StorePlace):
+                place.finished()  # copies it to this machine, which needs it to name the parts
         artifacts = {key: self[key] for key in self.order([name])}
         for joined in self.joined(name):
             with suppress(NielsCacheError):  # there is no plan yet; otherwise its parts need not read it again
                 artifacts |= {member.key: member for member in joined.members()}
         seconds = self.registry.cluster.lease_seconds
-        steps = [watch_step(each, lease_seconds=seconds) for each in artifacts.values() if each.is_shared]
+        shared = [each for each in artifacts.values() if each.is_shared]
+        steps = watch_steps(shared, lease_seconds=seconds, known=self._known_in_store)
         steps = [step if step.state == DONE or not self.is_done(step.key) else step._replace(state=DONE) for step in steps]
         return sorted(steps, key=lambda step: STATES.index(step.state))
+
+    @cached_property
+    def _known_in_store(self) -> dict[str, tuple[Any, Any]]:
+        return {}
 
     def part(self, name: str) -> PretrainCache:
         """Return a part by its name, NAME/part-00017.

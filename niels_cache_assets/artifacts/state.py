@@ -22,7 +22,7 @@ from niels_cache_assets.artifacts.index import BlendIndex, is_prebuilt
 from niels_cache_assets.artifacts.parts.part import ValPart, difference
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.seal import DatasetCache, JoinedCache
-from niels_cache_assets.artifacts.parts.watch import STATES, WAITING, watch_step
+from niels_cache_assets.artifacts.parts.watch import STATES, WAITING, watch_steps
 from niels_cache_assets.artifacts.tokenizer import Tokenizer
 from niels_cache_assets.artifacts.tokenizer_note import training_note
 from niels_cache_assets.corpus.layout import REPORT_NAME, corpus_dir
@@ -268,7 +268,7 @@ def _parts_summary(joined: JoinedCache | Corpus) -> str:
     except NielsCacheError:  # without a plan, a corpus or a tokenizer, no part can be compared
         parts = joined.steps()
     seconds = joined.registry.cluster.lease_seconds
-    steps = [watch_step(part, lease_seconds=seconds) for part in parts if part.key.partition("/")[0] in CHILD_BUILT_KINDS]
+    steps = watch_steps([part for part in parts if part.key.partition("/")[0] in CHILD_BUILT_KINDS], lease_seconds=seconds)
     states = Counter(step.state for step in steps)
     more = "".join(f", {states[state]} {state}" for state in STATES if states[state] and state not in (WAITING, DONE))
     return f"{states[DONE]} of {len(steps)} parts are built{more}"

@@ -27,22 +27,20 @@ from niels_cache_assets.disk.staging import finished_meta, staged
 from niels_cache_assets.parts.attempts import attempt_scratch
 from niels_cache_assets.parts.layout import PLAN_NAME, VAL_BITS, VAL_NAME
 from niels_cache_assets.parts.lease import StopRequests, stop_stamp
-from niels_cache_assets.parts.store import address_of, folder_of, lease_of, read_small, write_if
+from niels_cache_assets.parts.store import PLAN, address_of, folder_of, lease_of, read_small, write_if
 from niels_cache_assets.parts.store_attempt import StoreAttempt, fetch_object, read_object, read_objects, stored_attempt
 from niels_cache_assets.parts.store_lease import StoreLease, hold_store_lease
-from niels_cache_assets.parts.store_prune import StoreGarbage, prune_store
 from niels_cache_runtime.cache.opening import listed_files
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, Family, dataset_dir, tokenizer_dir
 from niels_cache_runtime.format.meta import Meta, load_meta, parse_meta
 from niels_cache_runtime.format.reading import mapped
-from niels_cache_runtime.remote.objects import RemoteFile
+from niels_cache_runtime.remote.objects import OBJECTS_NAME, RemoteFile
 from niels_cache_runtime.remote.record import TOKENIZER, Record, read_published, read_record
 from niels_cache_runtime.remote.store import ConflictError, MissingError, Store, open_store
 
 if TYPE_CHECKING:
     from niels_cache_assets.project.registry import Registry
 
-PLAN = "plan"  # the folder of the files that a plan names
 WHOLE = "all"  # the member that is the whole data set
 _MEMBERS = {"tokenizer": "tokenizer", "plan": "plan", "val_part": VAL_NAME} | dict.fromkeys(FAMILIES, WHOLE)
 _TOKENS_FOR_ORIGINS = 16  # bytes of tokens for a byte of document ends and compressed lineage, at least (docs/cluster.md)
@@ -111,6 +109,13 @@ class StorePlace:
         return _MEMBERS.get(self.kind) or self.artifact.key.rpartition("/")[2]
 
     @property
+    def folder(self) -> str:
+        """The folder of what a build would make now. The published revision of upstream counts as unchanged."""
+        meta = self.artifact.finished() if self.kind in FAMILIES else None
+        revision = self.artifact.revision() if meta is None else meta.get("dataset_revision")
+        return folder_of(self.member, fingerprint_of(self.artifact.identity(revision)))
+
+    @property
     def store(self) -> Store:
         """The store, below the address of the data set."""
         family = self.kind if self.kind in (*FAMILIES, "tokenizer") else "pretrain"
@@ -137,7 +142,7 @@ class StorePlace:
         if self.kind in FAMILIES:
             meta: Meta | None = self.artifact.finished()
             return meta
-        objects = read_objects(store, folder_of(self.member, fingerprint_of(self.artifact.identity(self.artifact.revision()))))
+        objects = read_objects(store, self.folder)
         if objects is None:
             return None
         if self.kind in _COPIED:
@@ -223,6 +228,7 @@ class StorePlace:
             meta_sha256=meta["meta_sha256"],
             beside={file.path: {"bytes": file.size, "key": file.key, "sha256": file.sha256} for file in beside},
             previous=tuple(dict.fromkeys(older)),
+            replaced=None if found is None else found.beside.get(OBJECTS_NAME, {}).get("key"),
         )
         lease.check()
         try:
@@ -232,23 +238,6 @@ class StorePlace:
 
     def sweep(self, *, resumable: bool) -> None:
         """Do nothing: an attempt removes what earlier ones have left on this machine, and `prune` what they have left in the store."""
-
-
-def prune(tokenizer: Artifact, sealed: Any) -> list[StoreGarbage]:
-    """Remove what neither the plan in the store nor the published build of a data set in parts needs, and return it by folder.
-
-    Args:
-        tokenizer: The tokenizer of the data set.
-        sealed: The cache of the data set, which joins the parts.
-
-    Raises:
-        NielsCacheError: If the store has no plan of these settings.
-    """
-    for step in (tokenizer, *(each for each in sealed.steps() if each.key.partition("/")[0] in _COPIED)):
-        in_store(step).finished()  # copies it from the store
-    artifact, whole = in_store(sealed), folder_of(WHOLE, fingerprint_of(sealed.identity(sealed.revision())))
-    assert isinstance(artifact, StorePlace)
-    return prune_store(artifact.store, {whole, *sealed.folders_in_store().values()})
 
 
 def _record_at(store: Store) -> tuple[Record | None, str | None]:

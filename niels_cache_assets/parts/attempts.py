@@ -17,8 +17,7 @@ from niels_cache_assets.disk.attempts import NO_LINKS, abandoned_attempts, attem
 from niels_cache_assets.disk.journal import JournalRecord, files_problem, read_journal, real_path, write_journal
 from niels_cache_assets.disk.space import bytes_below, disk_error_message, name_path
 from niels_cache_assets.disk.staging import staged, sweep_leftovers
-from niels_cache_assets.parts.held_lease import HeldLease
-from niels_cache_assets.parts.lease import Lease, LeaseTimes, hold_lease
+from niels_cache_assets.parts.lease import HeldLease, Lease, LeaseTimes, hold_lease
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import BusyError, lock_path, old_path, remove, sync
 

@@ -25,6 +25,7 @@ import os
 import secrets
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -36,7 +37,7 @@ from niels_cache_assets.disk.attempts import attempt_record, highest_number, lea
 from niels_cache_assets.disk.build_lock import path_stamp
 from niels_cache_assets.disk.identity import without_keys
 from niels_cache_assets.facts.progress import BuildProgress, SpeedEstimate, SpeedMeter
-from niels_cache_assets.parts.held_lease import StoredFiles
+from niels_cache_assets.parts.stored_files import StoredFiles
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import UNKNOWN, BusyError, LockOwner, LockRefusedError, hold_lock, lock_owner, sync
 
@@ -84,6 +85,19 @@ class LeaseHolder:
     share: float | None = None
     speed: SpeedEstimate = UNKNOWN_SPEED
     ended: str | None = None
+
+    @classmethod
+    def following(cls, last: LeaseHolder | None, attempt: int, *, overtaken: str | None = None) -> LeaseHolder:
+        """Return this process as the one that makes an attempt, after the latest attempt by another."""
+        return cls(
+            attempt=attempt,
+            writer=LockOwner.current(),
+            token=secrets.token_hex(8),
+            boot=Process.current().boot,
+            overtaken=overtaken,
+            log=_log_file(),
+            earlier_cpu_seconds=(0.0, 0.0) if last is None else last.all_cpu_seconds(),
+        )
 
     def all_cpu_seconds(self) -> tuple[float, float]:
         """Return the CPU time of all attempts: of those that finished, and of all others."""
@@ -249,14 +263,21 @@ class LeaseTimes:
         return min(_MAX_POLL_SECONDS, self.renew_seconds / 5)
 
 
-class Lease:
-    """The right to make one attempt to build a target. `hold_lease` creates it."""
+class HeldLease(ABC):
+    """The right to make one attempt to build a target, in a folder (`Lease`) or in a store (store_lease.py).
+
+    Attributes:
+        target: The target.
+        attempt: The number of the attempt, which no other attempt has.
+        waited: Whether the caller had to wait for another process.
+        stored: The files of the attempt in a store, or None if they are in a folder.
+    """
 
     stored: StoredFiles | None = None
 
-    def __init__(self, target: Path, holder: LeaseHolder, descriptor: int, *, waited: bool) -> None:
+    def __init__(self, target: Path, holder: LeaseHolder, *, waited: bool) -> None:
         self.target, self.attempt, self.waited = target, holder.attempt, waited
-        self._holder, self._descriptor = holder, descriptor
+        self._holder = holder
         self._began, self._cpu_before = time.monotonic(), sum(os.times()[:4])
         self._meter = SpeedMeter()
         self._progress: dict[str, Any] = {}
@@ -265,18 +286,39 @@ class Lease:
         self._ended = threading.Event()
         self._writing = threading.Lock()
 
+    @property
+    def name(self) -> str:
+        """What messages call the target."""
+        return str(self.target)
+
+    @abstractmethod
+    def _was_overtaken(self) -> bool:
+        """Look whether another process has taken over."""
+
+    @abstractmethod
+    def _find_owner(self) -> LockOwner:
+        """Return the process that makes the latest attempt."""
+
+    @abstractmethod
+    def _send(self, record: LeaseHolder) -> None:
+        """Replace the record of this attempt, unless another process has taken over, which sets `_is_lost`."""
+
+    def _close(self) -> None:  # noqa: B027  not every lease holds something
+        """Release what the lease holds, after its last record."""
+
     def check(self) -> None:
         """Check that this process still holds the lease. Call this before each record.
 
         Raises:
             LeaseLostError: If another process has taken over.
             StopRequested: If a stop was requested.
+            RemoteError: If a store refuses or does not answer.
         """
         self._is_lost = self._is_lost or self._was_overtaken()
         self.check_quickly()
 
     def check_quickly(self) -> None:
-        """Raise the same errors as `check`, but without reading the disk, from what the latest renewal has seen."""
+        """Raise the same errors as `check`, but without a look at the record, from what the latest renewal has seen."""
         if self._is_lost:
             raise self.lost_error()
         if self._stop is not None:
@@ -284,28 +326,19 @@ class Lease:
 
     def lost_error(self) -> LeaseLostError:
         """Return the error for the loss of this lease."""
-        last = None
-        with suppress(OSError):
-            last = latest(self.target)
-        who = UNKNOWN if last is None else last.writer
+        who = UNKNOWN
+        with suppress(OSError, NielsCacheError):
+            who = self._find_owner()
         return LeaseLostError(
-            f"{self.target}: {who} has taken over, because this process did not renew its lease in time; "
+            f"{self.name}: {who} has taken over, because this process did not renew its lease in time; "
             f"attempt {self.attempt} stops here, and the other process continues from its last record"
         )
 
     def is_lost(self) -> bool:
         """Return whether another process has taken over. This never raises."""
-        with suppress(OSError):
+        with suppress(OSError, NielsCacheError):
             self._is_lost = self._is_lost or self._was_overtaken()
         return self._is_lost
-
-    def _was_overtaken(self) -> bool:
-        if max(recorded_attempts(self.target), default=0) != self.attempt:
-            return True
-        try:
-            return not os.path.samestat(os.stat(attempt_record(self.target, self.attempt)), os.fstat(self._descriptor))
-        except FileNotFoundError:
-            return True
 
     def report(self, progress: BuildProgress) -> None:
         """Record the progress of the attempt with the next renewal."""
@@ -321,19 +354,16 @@ class Lease:
                 cpu_seconds=sum(os.times()[:4]) - self._cpu_before,
                 ended=ended,
             )
-            os.pwrite(self._descriptor, record.encoded(), 0)
-            os.fsync(self._descriptor)  # other machines see it only after this
+            self._send(record)
 
     @contextmanager
     def renewed(self, times: LeaseTimes, stops: StopRequests, on_stop: Callable[[], None] | None) -> Iterator[None]:
-        """Renew the lease on a thread, as long as the block runs."""
+        """Renew the lease on a thread, as long as the block runs. Then record how the attempt has ended."""
 
         def renew() -> None:
-            while not self._ended.wait(times.renew_seconds):
-                with suppress(OSError):  # the disk is full or stalled: the next renewal may succeed, and `check` raises if it was too late
-                    if self._was_overtaken():
-                        self._is_lost = True
-                        return
+            while not self._is_lost and not self._ended.wait(times.renew_seconds):
+                # The disk is full, or the store does not answer: the next renewal may succeed, and `check` raises if it was too late.
+                with suppress(OSError, NielsCacheError):
                     if self._stop is None:
                         self._stop = stops.requested(self.target)
                         if self._stop is not None and on_stop is not None:
@@ -352,10 +382,40 @@ class Lease:
         finally:
             self._ended.set()
             thread.join(max(times.renew_seconds, _WRITE_SECONDS))
-            if not thread.is_alive():  # otherwise the thread hangs in a stalled write and still needs the descriptor
-                with suppress(OSError):
-                    self._write(ended)  # the next process need not wait
-                os.close(self._descriptor)
+            if not thread.is_alive():  # otherwise the thread hangs in a stalled write
+                if not self._is_lost:
+                    with suppress(OSError, NielsCacheError):
+                        self._write(ended)  # the next process need not wait
+                self._close()
+
+
+class Lease(HeldLease):
+    """The right to make an attempt in a folder. `hold_lease` creates it."""
+
+    def __init__(self, target: Path, holder: LeaseHolder, descriptor: int, *, waited: bool) -> None:
+        super().__init__(target, holder, waited=waited)
+        self._descriptor = descriptor
+
+    def _was_overtaken(self) -> bool:
+        if max(recorded_attempts(self.target), default=0) != self.attempt:
+            return True
+        try:
+            return not os.path.samestat(os.stat(attempt_record(self.target, self.attempt)), os.fstat(self._descriptor))
+        except FileNotFoundError:
+            return True
+
+    def _find_owner(self) -> LockOwner:
+        last = latest(self.target)
+        return UNKNOWN if last is None else last.writer
+
+    def _send(self, record: LeaseHolder) -> None:
+        self._is_lost = self._is_lost or self._was_overtaken()
+        if not self._is_lost:
+            os.pwrite(self._descriptor, record.encoded(), 0)
+            os.fsync(self._descriptor)  # other machines see it only after this
+
+    def _close(self) -> None:
+        os.close(self._descriptor)
 
 
 @contextmanager
@@ -525,15 +585,8 @@ class _Claim:
         number = last.attempt if last is not None else highest_number(target)
         if last is None and recorded_attempts(target):
             return None
-        holder = LeaseHolder(
-            attempt=number + 1,
-            writer=LockOwner.current(),
-            token=secrets.token_hex(8),
-            boot=Process.current().boot,
-            overtaken=None if locker is None else str(locker),
-            log=_log_file(),
-            earlier_cpu_seconds=(0.0, 0.0) if last is None or last.holder is None else last.holder.all_cpu_seconds(),
-        )
+        before = None if last is None else last.holder
+        holder = LeaseHolder.following(before, number + 1, overtaken=None if locker is None else str(locker))
         path = attempt_record(target, holder.attempt)
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)

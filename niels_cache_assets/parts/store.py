@@ -1,12 +1,12 @@
 """A store in place of a shared folder (`[build] store`): the keys of a data set that machines without a common disk build, and safe writes.
 
     ADDRESS/meta.json                                      the record that readers follow (remote/record.py)
-    ADDRESS/parts/part-00017/lease.json                    who builds the part (store_lease.py)
-    ADDRESS/parts/part-00017/IDENTITY/journal.json         where an unfinished part continues (store_attempt.py)
-    ADDRESS/parts/part-00017/IDENTITY/objects.json         the record of the finished part, created once: the keys of its files
+    ADDRESS/leases/part-00017.json                         who builds the part (store_lease.py)
+    ADDRESS/records/part-00017/IDENTITY.json               where an unfinished part continues, and then the keys of its files
     ADDRESS/parts/part-00017/IDENTITY/00003-NONCE/...      what attempt 3 has written; no other attempt ever writes there
 
 IDENTITY is the fingerprint of everything that decides the bytes, so a part of other settings is another object, and nothing is replaced.
+Leases and records have folders of their own, so that a short listing shows which of them have changed.
 """
 
 import time
@@ -14,8 +14,9 @@ from contextlib import suppress
 
 from niels_cache_runtime.remote.store import ConflictError, MissingError, RemoteError, SmallObject, Store
 
-PARTS = "parts"
-CLOCK_NAME = "clock"  # the object that tells the store's time
+PARTS, LEASES, RECORDS = "parts", "leases", "records"
+PLAN = "plan"  # the folder of the files that a plan names
+CLOCKS = "clocks"  # of objects that tell the store's time: one for each lease, because some stores limit the writes of one object
 MAX_RECORD_BYTES = 1 << 27
 _WAITS = (0.2, 1.0, 5.0)  # seconds before another try of a request that failed for a short time
 
@@ -32,7 +33,12 @@ def folder_of(member: str, fingerprint: str) -> str:
 
 def lease_of(member: str) -> str:
     """Return the key of the lease of a part."""
-    return f"{PARTS}/{member}/lease.json"
+    return f"{LEASES}/{member}.json"
+
+
+def record_of(folder: str) -> str:
+    """Return the key of the record of a folder of `folder_of`."""
+    return f"{RECORDS}{folder.removeprefix(PARTS)}.json"
 
 
 def write_if(store: Store, key: str, content: bytes, *, state: str | None) -> str | None:

@@ -1,15 +1,15 @@
 """One attempt to build a part into a store: its files, its journal, and the record that makes the part exist.
 
-    restore   sign the journal, after which no earlier attempt can change it; then download the unfinished files of its record, so that this
+    restore   sign the record, after which no earlier attempt can change it; then download the unfinished files that it names, so that this
               attempt goes on after it; finished files stay in the store
     keep      after each record of the builder: send the finished files and remove them here, send what the others have gained, then
-              swap the journal
-    commit    send the remaining files, then create the record, which names the key and the sha256 of every file
+              swap the record
+    commit    send the remaining files, then swap the record to one that names the key and the sha256 of every file
 
 `keep` works on a thread, while the builder writes the next shard, and the next `keep` waits for it. So at most two shards are on this
-machine. A process that lost its lease writes only under keys of its own epoch: its swap of the journal fails, and so does its record if
-another attempt has finished. Costs: each byte is sent once, except those of an unfinished shard at a record, which are sent again with the
-whole shard.
+machine. A process that lost its lease writes only under keys of its own attempt: its next swap of the record fails, whether another attempt
+has signed it since, has finished, or has finished and was pruned. Costs: each byte is sent once, except those of an unfinished shard at a
+record, which are sent again with the whole shard.
 """
 
 import hashlib
@@ -29,8 +29,9 @@ from niels_cache_assets.build_cache.pretrain_writer import spool_name
 from niels_cache_assets.disk.journal import JournalRecord, clear_directory, decode_record, encode_record, write_journal
 from niels_cache_assets.disk.space import SpaceNeed, free_blocks, require_free_space
 from niels_cache_assets.parts.attempts import attempt_scratch
+from niels_cache_assets.parts.lease import LeaseLostError
 from niels_cache_assets.parts.seal import Link
-from niels_cache_assets.parts.store import MAX_RECORD_BYTES, read_small, write_if
+from niels_cache_assets.parts.store import read_small, record_of, write_if
 from niels_cache_assets.parts.store_lease import StoreLease
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split, Tokens, documents_folder, documents_name, shard_name, token_dtype_of
@@ -39,10 +40,10 @@ from niels_cache_runtime.format.reading import mapped
 from niels_cache_runtime.remote.download import WrongContentError, read_range, stream_with_retries
 from niels_cache_runtime.remote.objects import OBJECTS_NAME, RemoteFile, encode_objects, parse_objects
 from niels_cache_runtime.remote.record import read_published
-from niels_cache_runtime.remote.store import ConflictError, MissingError, Store
+from niels_cache_runtime.remote.store import ConflictError, MissingError, SmallObject, Store
 
-JOURNAL_KEY = "journal.json"
-_FETCHES = 16  # small files at a time
+_JOURNAL = "journal"  # the kind of a record while the part is unfinished
+READS_AT_ONCE = 16  # of small files
 Log = Callable[[str], None]
 
 
@@ -56,8 +57,16 @@ def read_objects(store: Store, folder: str) -> dict[str, RemoteFile] | None:
     Raises:
         NielsCacheError: If the record is damaged.
     """
-    found = read_small(store, key := f"{folder}/{OBJECTS_NAME}")
-    return None if found is None else parse_objects(found.content, store.name_of(key))
+    found = read_small(store, key := record_of(folder))
+    return None if found is None or _journal_in(found) is not None else parse_objects(found.content, store.name_of(key))
+
+
+def _journal_in(found: SmallObject) -> dict[str, Any] | None:
+    """Return the journal of an unfinished part, or None if this is something else."""
+    with suppress(ValueError, TypeError, AttributeError):
+        fields: dict[str, Any] = json.loads(found.content)
+        return fields if fields.get("kind") == _JOURNAL else None
+    return None
 
 
 def read_object(store: Store, file: RemoteFile) -> bytes:
@@ -102,7 +111,9 @@ class StoreAttempt:
         self._store, self._lease, self._folder, self._directory = store, lease, folder, directory
         self._objects: dict[str, RemoteFile] = {}
         self._pieces: dict[str, list[RemoteFile]] = {}  # what is sent of each unfinished file, in order
-        self._state: str | None = None  # of the journal
+        self._key = record_of(folder)
+        self._journal: dict[str, Any] = {}
+        self._state: str | None = None  # of the record
         self._sender = ThreadPoolExecutor(1, thread_name_prefix="store")
         self._sending: Future[None] | None = None
 
@@ -113,11 +124,12 @@ class StoreAttempt:
             log: Called with the reason if the journal cannot be used.
             afresh: Whether to ignore what the journal says.
         """
-        fields, key = self._sign_journal(), f"{self._folder}/{JOURNAL_KEY}"
-        if afresh or fields.get("record") is None:
+        self._sign(afresh=afresh)
+        fields, where = self._journal, self._store.name_of(self._key)
+        if fields.get("record") is None:
             return
         try:
-            objects = parse_objects(json.dumps(fields["objects"]).encode(), self._store.name_of(key))
+            objects = parse_objects(json.dumps(fields["objects"]).encode(), where)
             pieces = {name: [RemoteFile(*each) for each in found] for name, found in fields["pieces"].items()}
             recorded = decode_record(fields["record"].encode())
             if isinstance(recorded, str):
@@ -126,7 +138,7 @@ class StoreAttempt:
                 for piece in each:
                     fetch_object(self._store, piece, self._directory / name)
         except (MissingError, WrongContentError, ValueError, TypeError, KeyError, AttributeError) as error:
-            log(f"starting afresh: {self._store.name_of(key)} cannot be used: {error}")
+            log(f"starting afresh: {where} cannot be used: {error}")
             clear_directory(self._directory)
             return
         for split in {name.partition("/")[0] for name in objects if "/" in name}:
@@ -134,21 +146,30 @@ class StoreAttempt:
         self._objects, self._pieces = objects, pieces
         write_journal(self._directory, recorded._replace(stored=sorted(recorded.finished), attempt=self._lease.attempt))
 
-    def _sign_journal(self) -> dict[str, Any]:
-        """Return the content of the journal, after this attempt has put its name into it. It is empty for a new part."""
+    def _sign(self, *, afresh: bool) -> None:
+        """Put the name of this attempt into the journal. It is empty for a new part, with `afresh`, and if the part was finished before."""
         while True:
-            found, fields = read_small(self._store, f"{self._folder}/{JOURNAL_KEY}"), dict[str, Any]()
-            if found is not None:
-                with suppress(ValueError, TypeError):
-                    fields = dict(json.loads(found.content))
-            with suppress(ConflictError):  # an earlier attempt was faster, for the last time
-                self._write_journal(fields, None if found is None else found.state)
-                return fields
+            found = read_small(self._store, self._key)
+            self._state = None if found is None else found.state
+            journal = None if found is None or afresh else _journal_in(found)
+            with suppress(LeaseLostError):  # an earlier attempt was faster, for the last time
+                return self._write_journal(journal or {})
             self._lease.check()
 
-    def _write_journal(self, fields: Mapping[str, Any], state: str | None) -> None:
-        content = json.dumps({**fields, "epoch": self._lease.attempt, "nonce": self._lease.nonce}).encode()
-        self._state = write_if(self._store, f"{self._folder}/{JOURNAL_KEY}", content, state=state)
+    def _write_journal(self, fields: Mapping[str, Any]) -> None:
+        self._journal = {**fields, "kind": _JOURNAL, "attempt": self._lease.folder}
+        self._write_record(json.dumps(self._journal).encode())
+
+    def _write_record(self, content: bytes) -> None:
+        """Swap the record.
+
+        Raises:
+            LeaseLostError: If it is not what this attempt has written last.
+        """
+        try:
+            self._state = write_if(self._store, self._key, content, state=self._state)
+        except ConflictError:
+            raise self._lease.lost_error() from None
 
     def keep(self, recorded: JournalRecord) -> None:
         """Send what a record of the builder names, after the one before is sent.
@@ -175,17 +196,17 @@ class StoreAttempt:
             if (start := sum(piece.size for piece in pieces)) < size:
                 pieces.append(self._put(name, f"{name}.{start}", start, size))
         objects = json.loads(encode_objects(self._objects.values()))
-        try:
-            self._write_journal({"objects": objects, "pieces": self._pieces, "record": encode_record(recorded).decode()}, self._state)
-        except ConflictError:
-            raise self._lease.lost_error() from None
+        self._write_journal({"objects": objects, "pieces": self._pieces, "record": encode_record(recorded).decode()})
         for name in new:
             (self._directory / name).unlink()
         for name in recorded.files.keys() & {*map(spool_name, SPLITS)}:  # only another attempt reads these rows, from the store
             free_blocks(self._directory / name, recorded.files[name])
 
-    def commit(self, *, log: Log) -> dict[str, RemoteFile]:
-        """Send the remaining files and meta.json, create the record, and return what it names, and the record itself.
+    def commit(self, publish: "Publish | None") -> None:
+        """Send the remaining files and meta.json, and swap the record to one that names all files.
+
+        Args:
+            publish: See `stored_attempt`. It gets the files, with an objects.json that no later attempt replaces.
 
         Raises:
             LeaseLostError: If another process has taken over.
@@ -200,15 +221,12 @@ class StoreAttempt:
         self._objects[META_NAME] = self._put(META_NAME, META_NAME, 0, (self._directory / META_NAME).stat().st_size)
         self._lease.check()
         named = {name: self._objects[name] for name in (*files, META_NAME)}
-        content, key = encode_objects(named.values()), f"{self._folder}/{OBJECTS_NAME}"
-        try:
-            write_if(self._store, key, content, state=None)
-        except ConflictError:  # of an attempt that was overtaken or killed after it; its record is as good
-            self._lease.check()
-            log(f"{self._store.name_of(key)}: an earlier attempt has made this record; its files are used")
-            content = self._store.get(key, most_bytes=MAX_RECORD_BYTES).content
-            named = parse_objects(content, self._store.name_of(key))
-        return {**named, OBJECTS_NAME: RemoteFile(OBJECTS_NAME, key, len(content), hashlib.sha256(content).hexdigest())}
+        content = encode_objects(named.values())
+        if publish is not None:
+            self._write_journal(self._journal)  # fails if another attempt has signed it
+            (self._directory / OBJECTS_NAME).write_bytes(content)
+            publish(self, {**named, OBJECTS_NAME: self.send_beside(self._directory / OBJECTS_NAME, OBJECTS_NAME)})
+        self._write_record(content)
 
     def join(self, folders: Mapping[str, str], names: Collection[str], directory: Path, *, log: Log) -> Link:
         """Return how files of finished parts are linked, after a download of the few files that a seal reads.
@@ -222,7 +240,7 @@ class StoreAttempt:
         Raises:
             NielsCacheError: If parts are not finished. The message names them.
         """
-        with ThreadPoolExecutor(_FETCHES) as pool:
+        with ThreadPoolExecutor(READS_AT_ONCE) as pool:
             found = dict(zip(folders, pool.map(partial(read_objects, self._store), folders.values()), strict=True))
             if missing := [name for name, objects in found.items() if objects is None]:
                 raise NielsCacheError(f"{self._store.address}: {format_list(sorted(missing))} must be built first")
@@ -304,6 +322,9 @@ class StoredShard:
         return np.frombuffer(content, self._dtype)
 
 
+Publish = Callable[[StoreAttempt, Mapping[str, RemoteFile]], None]
+
+
 @contextmanager
 def stored_attempt(
     store: Store,
@@ -312,7 +333,7 @@ def stored_attempt(
     *,
     log: Log,
     afresh: bool = False,
-    publish: Callable[[StoreAttempt, Mapping[str, RemoteFile]], None] | None = None,
+    publish: Publish | None = None,
 ) -> Iterator[Path]:
     """Yield the staging directory of an attempt, with the unfinished files of the last one. Commit the attempt at the end.
 
@@ -324,22 +345,18 @@ def stored_attempt(
         folder: The folder of the part and its identity, as a key.
         log: Called with a line about what cannot be taken over.
         afresh: Whether to start from the beginning, and to replace a finished part.
-        publish: Called with the attempt and the files of its record after the commit.
+        publish: Called with the attempt and all files before the part counts as finished.
 
     Raises:
         LeaseLostError: If another process has taken over before the end.
         RemoteError: If the store refuses or does not answer.
     """
-    if afresh:
-        store.delete([f"{folder}/{OBJECTS_NAME}"])
     with attempt_scratch(lease) as directory:
         attempt = StoreAttempt(store, lease, folder, directory)
         try:
             attempt.restore(log=log, afresh=afresh)
             lease.stored = attempt
             yield directory
-            named = attempt.commit(log=log)
-            if publish is not None:
-                publish(attempt, named)
+            attempt.commit(publish)
         finally:
             attempt.close()

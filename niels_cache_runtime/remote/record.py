@@ -62,6 +62,8 @@ class Record:
         beside: The cache's `meta.json` and the files of its tokenizer (`tokenizer/...`), each with its "bytes" and "sha256". In a build
             with other keys, they also have a "key", and `objects.json` is among them.
         previous: The content_sha256 of builds that this address named before. Some may have been pruned.
+        replaced: The key of the objects.json of the build that this address named before, if it has one. It stays until a prune after the
+            next publication, because a loader may still read it.
     """
 
     family: Family
@@ -70,6 +72,7 @@ class Record:
     meta_sha256: str
     beside: Mapping[str, Mapping[str, Any]]
     previous: tuple[str, ...] = ()
+    replaced: str | None = None
 
     def is_same_build(self, other: Record | None) -> bool:
         """Return whether two records name the same files. Their `previous` may differ."""
@@ -155,6 +158,7 @@ def _parsed(content: bytes) -> Record:
             path.startswith(TOKENIZER) and is_tokenizer_file(path[len(TOKENIZER) :])
             for path in record["beside"].keys() - {META_NAME, OBJECTS_NAME}
         )
+        or (record["replaced"] is not None and name_problem(record["replaced"]))
         or any(name_problem(entry["key"]) for entry in record["beside"].values() if "key" in entry)
         or not all(is_count(entry["bytes"]) for entry in record["beside"].values())
     ):

@@ -154,11 +154,13 @@ class ListedObject(NamedTuple):
         key: Its key.
         size: Its size in bytes.
         modified: When it last changed, by the clock of the store.
+        e_tag: A value that differs for each content.
     """
 
     key: str
     size: int
     modified: datetime
+    e_tag: str | None
 
 
 def is_address(text: str) -> bool:
@@ -361,7 +363,7 @@ class Store:
         with self._as_remote_errors(folder):
             for chunk in self._obstore.list(self._short, folder or None, chunk_size=1000):
                 for each in chunk:
-                    yield ListedObject(each["path"], each["size"], each["last_modified"])
+                    yield ListedObject(each["path"], each["size"], each["last_modified"], each["e_tag"])
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete objects. An object that does not exist counts as deleted."""

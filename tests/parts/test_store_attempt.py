@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from niels_cache_assets.parts import store_attempt as module
 from niels_cache_assets.parts.lease import LeaseLostError, LeaseTimes
 from niels_cache_assets.parts.store_attempt import StoreAttempt, fetch_object, read_objects, stored_attempt
 from niels_cache_assets.parts.store_lease import StoreLease, hold_store_lease
+from niels_cache_assets.parts.store_prune import find_garbage, prune_store
 from niels_cache_assets.streaming import encode
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME
@@ -24,7 +26,7 @@ from tests.helpers.loopback_s3 import BUCKET, LoopbackS3
 from tests.helpers.tiny import WideTokenizer, sentences
 
 ADDRESS = f"s3://{BUCKET}/web"
-LEASE, FOLDER = "parts/part-00001/lease.json", "parts/part-00001/abc"
+LEASE, FOLDER = "leases/part-00001.json", "parts/part-00001/abc"
 TIMES = LeaseTimes(renew_seconds=1_000, lease_seconds=30)
 SHARD_BYTES, BATCH_BYTES = 98_304, 81_920
 TEXTS = sentences(4_000)
@@ -73,9 +75,10 @@ def run(
     until: int | None = None,
     items: Iterator[str] | None = None,
     log: Callable[[str], None] = print,
+    afresh: bool = False,
     **settings: Any,
 ) -> Resume:
-    with stored_attempt(store, lease, FOLDER, log=log) as directory:
+    with stored_attempt(store, lease, FOLDER, log=log, afresh=afresh) as directory:
         assert lease.stored is not None
         resume = Resume(fingerprint="f", log=log, check=lease.check, keep=lease.stored.keep, attempt=lease.attempt)
         build = make(lease.target, items or texts(until), **settings)
@@ -154,9 +157,12 @@ def test_a_journal_of_other_settings_or_with_a_damaged_piece_starts_afresh(
     assert downloaded(store, tmp_path / "pulled") == local
 
 
-@pytest.mark.parametrize("place", ["before the last check", "between the last shard and the record"])
+@pytest.mark.parametrize(
+    ("place", "then"),
+    [(place, then) for place in ("before the last check", "between the last shard and the record") for then in ("", "forced", "pruned")],
+)
 def test_a_machine_that_freezes_before_its_record_and_wakes_changes_nothing(
-    place: str, store: Store, local: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: str, then: str, store: Store, local: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finished: list[dict[str, Any]] = []
 
@@ -166,16 +172,22 @@ def test_a_machine_that_freezes_before_its_record_and_wakes_changes_nothing(
             finished.append({})
             with machine(store, tmp_path / "two", over=True) as other:
                 run(store, other)
+            if then:
+                monkeypatch.setattr(Store, "now", lambda store, key: datetime(2099, 1, 1, tzinfo=UTC))
+                prune_store(store, find_garbage(store, [FOLDER] if then == "forced" else []))
+            if then == "forced":
+                with machine(store, tmp_path / "two") as other, pytest.raises(Stop):
+                    run(store, other, until=2_000, afresh=True)
             finished.append(dict(read_objects(store, FOLDER) or {}))
 
     commit, write_if = StoreAttempt.commit, module.write_if
 
-    def late_commit(attempt: StoreAttempt, *, log: Any) -> Any:
+    def late_commit(attempt: StoreAttempt, publish: Any) -> None:
         freeze()
-        return commit(attempt, log=log)
+        commit(attempt, publish)
 
     def late_record(store: Store, key: str, content: bytes, *, state: str | None) -> str | None:
-        if key.endswith("objects.json"):
+        if b"meta.json" in content:
             freeze()
         return write_if(store, key, content, state=state)
 
@@ -188,7 +200,13 @@ def test_a_machine_that_freezes_before_its_record_and_wakes_changes_nothing(
         with pytest.raises(LeaseLostError, match="has taken over"):
             run(store, frozen)
     assert len(finished) == 2
-    assert read_objects(store, FOLDER) == finished[1]
+    assert (read_objects(store, FOLDER) or {}) == finished[1]
+    if then:
+        assert finished[1] == {}, "the record of the one that was frozen would name objects that are gone"
+        with machine(store, tmp_path / "three") as other:
+            run(store, other)
+        assert downloaded(store, tmp_path / "pulled") == local
+        return
     assert {file.key.split("/")[3].partition("-")[0] for file in finished[1].values()} <= {"00001", "00002"}
     assert downloaded(store, tmp_path / "pulled") == local
 

@@ -6,24 +6,32 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from niels_cache_assets.artifacts import stored as stored_module
+from niels_cache_assets.artifacts.base import ReportedProgress
 from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.artifacts.materialize import materialize
-from niels_cache_assets.base.fingerprint import fingerprint_of
+from niels_cache_assets.artifacts.parts.prune import prune_stored
+from niels_cache_assets.artifacts.parts.seal import JoinedCache
+from niels_cache_assets.artifacts.parts.watch import summarize_steps
+from niels_cache_assets.artifacts.stored import StorePlace
 from niels_cache_assets.cli import main
-from niels_cache_assets.parts.lease import LeaseLostError
-from niels_cache_assets.parts.store import folder_of
+from niels_cache_assets.parts.lease import LeaseLostError, LeaseTimes
+from niels_cache_assets.parts.store import lease_of
+from niels_cache_assets.parts.store_lease import StoreLease, hold_store_lease
 from niels_cache_assets.parts.store_prune import find_garbage
 from niels_cache_assets.publish.check import check
 from niels_cache_assets.publish.pull import pull
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.remote.store import Store, open_store
+from niels_cache_runtime.remote.record import read_published
+from niels_cache_runtime.remote.store import ListedObject, Store, open_store
 from tests.helpers import programs
 from tests.helpers.loopback_s3 import BUCKET, LoopbackS3
 from tests.helpers.parts_project import NAME, PartsProject, build, parts_of
@@ -100,10 +108,44 @@ def test_the_seal_names_the_parts_that_are_missing_and_joins_those_that_are_only
     assert main(seal) == 1
     error = capfd.readouterr().err
     assert "part-00000" not in error
-    assert "part-00001, part-00002" in error
+    assert "never begun" in error
+    assert "--array=1-2 " in error
     build(machine(project, "two"), keys)
     assert main(seal) == 0
     assert check(ADDRESS, download=True).findings == []
+
+
+def test_another_machine_sees_what_each_step_is_doing_and_reads_only_what_has_changed(project: PartsProject, s3: LoopbackS3) -> None:
+    one, two = machine(project, "one", parts=5), machine(project, "two", parts=5)
+    built, failed, running, killed, _ = parts_of(one)
+    assert {step.state for step in two.watch(NAME)} == {"waiting"}
+    build(one, [*[key for key in one.order() if not key.startswith(("part/", "pretrain/"))], built])
+    store, listing = open_store(ADDRESS), Store.list
+
+    def hold(key: str) -> AbstractContextManager[StoreLease]:
+        name = key.rpartition("/")[2]
+        return hold_store_lease(store, lease_of(name), one.root / name, times=LeaseTimes(), wait=False, log=print)
+
+    def later(store: Store, folder: str = "") -> Iterator[ListedObject]:
+        """The lease of the killed machine was renewed long ago."""
+        for each in listing(store, folder):
+            yield each._replace(modified=each.modified - timedelta(seconds=200 * (killed[-10:] in each.key)))
+
+    with suppress(OSError), hold(failed):
+        raise OSError("stale file handle")
+    with hold(running) as lease, hold(killed), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Store, "list", later)
+        lease.report(ReportedProgress(counts={"tokens": 20}, share=0.5))
+        lease._write()
+        steps = {step.key: step for step in two.watch(NAME)}
+    assert [steps[key].state for key in parts_of(one)] == ["done", "failed", "running", "silent", "waiting"]
+    assert "stale file handle" in steps[failed].reason
+    assert "50%" in steps[running].reason
+    assert summarize_steps([*steps.values()])["core_hours"]["finished"] > 0
+    two.watch(NAME)
+    s3.requests.clear()
+    two.watch(NAME)
+    assert not [key for method, key in s3.requests if method == "GET" and "/part-" in key]
 
 
 def freeze_before(monkeypatch: pytest.MonkeyPatch, key_ends: str, meanwhile: Callable[[], Any]) -> None:
@@ -143,18 +185,18 @@ def test_a_machine_that_freezes_in_the_middle_of_the_seal_changes_nothing_when_i
 
 
 def test_prune_removes_what_losers_and_earlier_plans_left_and_nothing_that_is_read(
-    project: PartsProject, s3: LoopbackS3, capfd: pytest.CaptureFixture[str]
+    project: PartsProject, s3: LoopbackS3, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = machine(project, "one")
     build(one)
     store = open_store(ADDRESS)
     sealed = one.sealed(NAME)
-    current = {folder_of("all", fingerprint_of(sealed.identity(sealed.revision()))), *sealed.folders_in_store().values()}
-    loser = f"{sorted(current)[0]}/00009-ab/train/shard_00000.bin"
+    current = {StorePlace(sealed).folder, *sealed.folders_in_store().values()}
+    loser = f"{min(current)}/00009-ab/train/shard_00000.bin"
     s3.ask("PUT", f"/{BUCKET}/run/pretrain/{NAME}/{loser}", b"garbage")
     found = {each.key for each in find_garbage(store, current)}
     assert loser in found
-    assert all(key == loser or "/train" in key or "/val" in key or key.endswith("journal.json") for key in found)
+    assert all(key == loser or "/train" in key or "/val" in key for key in found)
     assert main(["part", NAME, "--prune", "--config", str(project.folder / "one.toml"), "--cache-dir", str(one.root)]) == 0
     assert f"removed {len(found)} objects" in capfd.readouterr().out
     assert find_garbage(store, current) == []
@@ -162,8 +204,14 @@ def test_prune_removes_what_losers_and_earlier_plans_left_and_nothing_that_is_re
     assert {outcome.state for outcome in build(one).values()} == {"cache_hit"}
     other = machine(project, "one", parts=2)
     build(other)
-    assert sum(each.objects for each in stored_module.prune(other.tokenizer(), other.sealed(NAME))) > 10
+    before, kept = {each.key for each in store.list("parts")}, read_published(store)
+    assert sum(each.objects for each in prune_stored(other, NAME)) > 3
+    assert kept.record.replaced in {each.key for each in store.list("parts")} < before
     assert check(ADDRESS, download=True).findings == []
+    monkeypatch.setattr(JoinedCache, "write", lambda cache, work: [][1])
+    with pytest.raises(IndexError):
+        materialize(other[f"pretrain/{NAME}"], force=True)
+    assert check(ADDRESS, download=True).findings == [], "a forced build that fails leaves the published one"
 
 
 @pytest.mark.parametrize(("settings", "named"), [('prepare = ["clean"]', "prepare"), ('exclude = "ids.txt"', "exclude")])
@@ -218,10 +266,10 @@ def test_two_machines_of_which_one_is_killed_and_one_frozen_past_its_lease_make_
     results = [json.loads(line) for line in capfd.readouterr().out.splitlines() if '"result"' in line]
     assert [(result["state"], result["resumed"] > 3_000) for result in results] == [("built", True)] * 2
     store = open_store(ADDRESS)
-    records = {each.key: each.modified for each in store.list("parts") if each.key.endswith("objects.json")}
+    records = {each.key: each.modified for each in store.list("records") if "/part-" in each.key}
     assert start("two", "--seal").wait(60) == 0
     os.kill(running["part-00001"].pid, signal.SIGCONT)
     assert running["part-00001"].wait(60) == 0  # it finds the part that the other machine has finished
-    assert records.items() <= {each.key: each.modified for each in store.list("parts")}.items()
+    assert records.items() <= {each.key: each.modified for each in store.list("records")}.items()
     assert check(ADDRESS, download=True).findings == []
     assert bytes_of(pull(ADDRESS, tmp_path / "pulled").directory) == bytes_of(project.cache("local"))

@@ -1,5 +1,7 @@
 """The removal of parts that a complete cache no longer needs: of an earlier plan, or of a data set that is no longer in parts.
 
+With a store, `prune_stored` removes what interrupted attempts and earlier plans have left there (parts/store_prune.py).
+
 If no data set is searched for duplicates any more, the hashes and the ranges of an unfinished search are removed too.
 """
 
@@ -12,11 +14,14 @@ from niels_cache_assets.artifacts.base import lease_times
 from niels_cache_assets.artifacts.duplicates import remove_ranges
 from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.artifacts.parts.seal import JoinedCache
+from niels_cache_assets.artifacts.stored import StorePlace
 from niels_cache_assets.corpus.layout import corpus_parts_dir
 from niels_cache_assets.parts.attempts import remove_target, targets_in
 from niels_cache_assets.parts.exclusion import FOUND_NAME
 from niels_cache_assets.parts.layout import PLAN_NAME, PLAN_STAGED, VAL_BITS, part_name, parts_dir
 from niels_cache_assets.parts.lease import hold_lease
+from niels_cache_assets.parts.store import PLAN
+from niels_cache_assets.parts.store_prune import StoreGarbage, find_garbage, prune_store
 from niels_cache_assets.sources.types import PretrainSource
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 from niels_cache_runtime.format.commit import remove
@@ -73,6 +78,25 @@ def prune_parts(graph: Graph, name: str) -> list[PrunedPart]:
         return removed
     except OSError as error:
         raise NotWrittenError(f"{error.filename or folder}: cannot be removed: {error.strerror}; fix this, then prune again") from error
+
+
+def prune_stored(graph: Graph, name: str) -> list[StoreGarbage]:
+    """Remove what neither the current plan nor the published build of a data set needs, and what attempts at the tokenizer have left.
+
+    Raises:
+        NielsCacheError: If the store has no tokenizer or no plan of these settings.
+    """
+    dataset, current = graph.dataset(name), list[str]()
+    tokenizer = StorePlace(graph.tokenizer())
+    tokenizer.finished()  # copies it from the store
+    if isinstance(dataset, JoinedCache):
+        StorePlace(dataset.spec.parts_plan).finished()
+        current = [*dataset.folders_in_store().values(), *(f"{PLAN}/{group.val[0]}" for group in dataset.spec.plan.groups if group.val)]
+    garbage: list[StoreGarbage] = []
+    for place in (StorePlace(dataset), tokenizer):
+        found = find_garbage(place.store, [place.folder, *current], keeps_finished=place is tokenizer)
+        garbage += prune_store(place.store, found)
+    return garbage
 
 
 def _remove_parts(graph: Graph, folder: Path, kept: Mapping[str, object]) -> list[PrunedPart]:

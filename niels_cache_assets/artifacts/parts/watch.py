@@ -1,25 +1,33 @@
 """What happens to a data set in parts now: which steps are done, running, waiting or failed, and what they cost.
 
-A step is known by its lease (parts/lease.py), so any machine that shares the folder sees it, whatever engine started it. The time of the
-last renewal is that of the file, and is compared with the clock of this machine. Cost: two small reads a step, its lease and its record.
+A step is known by its lease (parts/lease.py), so any machine that shares the folder or the store sees it, whatever engine started it. In a
+folder, the time of the last renewal is that of the file, and is compared with the clock of this machine. Cost: two small reads a step, its
+lease and its record. In a store, a look takes two listings, and later looks read only what has changed.
 """
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from typing import Any, NamedTuple
 
 from niels_cache_assets.artifacts.base import Artifact
+from niels_cache_assets.artifacts.stored import StorePlace, in_store
 from niels_cache_assets.base.wording import format_duration
 from niels_cache_assets.disk.attempts import attempt_record
 from niels_cache_assets.disk.build_lock import path_stamp
 from niels_cache_assets.disk.journal import real_path
 from niels_cache_assets.facts.progress import describe
 from niels_cache_assets.parts.lease import DONE, STOPPED, UNKNOWN_SPEED, LeaseHolder, has_died, latest
+from niels_cache_assets.parts.store import CLOCKS, LEASES, MAX_RECORD_BYTES, RECORDS, lease_of, record_of
+from niels_cache_assets.parts.store_attempt import READS_AT_ONCE, read_objects
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.format.meta import read_meta
+from niels_cache_runtime.remote.store import RemoteError, Store
 
 RUNNING, SILENT, FAILED, STALE, WAITING = "running", "silent", "failed", "stale", "waiting"
 STATES = (SILENT, FAILED, STOPPED, STALE, RUNNING, WAITING, DONE)  # first those that need attention
@@ -58,31 +66,99 @@ class WatchedStep(NamedTuple):
         )
 
 
-def watch_step(artifact: Artifact, *, lease_seconds: float) -> WatchedStep:
-    """Return what happens to an artifact that has a lease.
+def watch_steps(
+    artifacts: Iterable[Artifact], *, lease_seconds: float, known: MutableMapping[str, tuple[Any, Any]] | None = None
+) -> list[WatchedStep]:
+    """Return what happens to artifacts that have leases.
 
     Args:
-        artifact: The artifact.
+        artifacts: The artifacts.
         lease_seconds: How long a lease may go without renewal.
+        known: What earlier looks have read in a store, which this look updates.
     """
+    looks: dict[bool, _StoreLook] = {}  # the tokenizer has another address than a data set
+    steps = list[Callable[[], WatchedStep]]()
+    for artifact in artifacts:
+        place = in_store(artifact)
+        if not isinstance(place, StorePlace):
+            steps.append(partial(_watch_in_folder, artifact, lease_seconds))
+            continue
+        is_tokenizer = place.kind == "tokenizer"
+        if is_tokenizer not in looks:
+            looks[is_tokenizer] = _StoreLook(place.store, {} if known is None else known)
+        steps.append(partial(looks[is_tokenizer].watch, place, lease_seconds))
+    with ThreadPoolExecutor(READS_AT_ONCE if looks else 1) as pool:
+        return [*pool.map(lambda step: step(), steps)]
+
+
+def _watch_in_folder(artifact: Artifact, lease_seconds: float) -> WatchedStep:
     target = real_path(artifact.lease_target)
-    seen, seconds = latest(target), 0.0
+    seen, seconds, has_ended = latest(target), 0.0, False
     attempt = None if seen is None else seen.holder
-    try:
+    is_built: bool | None = None
+    with suppress(NielsCacheError):  # there is no record, or no plan
         meta = read_meta(str(artifact.directory / (artifact.record or META_NAME)))
-        state = DONE if artifact.matches(meta, artifact.identity(meta.get("dataset_revision"))) else STALE
-    except NielsCacheError:  # there is no record, or no plan
-        state = WAITING if attempt is None else STALE
+        is_built = artifact.matches(meta, artifact.identity(meta.get("dataset_revision")))
     if seen is not None and attempt is not None and attempt.ended is None:
         renewed = path_stamp(attempt_record(target, seen.attempt))
-        seconds = time.time() - renewed[1] / 1e9 if renewed else 0.0
-        if seconds <= lease_seconds and not has_died(target, seen):
+        seconds, has_ended = time.time() - renewed[1] / 1e9 if renewed else 0.0, has_died(target, seen)
+    return _step(artifact.key, is_built, attempt, seconds, is_alive=seconds <= lease_seconds and not has_ended)
+
+
+def _step(key: str, is_built: bool | None, attempt: LeaseHolder | None, seconds: float, *, is_alive: bool) -> WatchedStep:
+    """Return what happens to a step. `is_built` is None if it is unknown what was built, or if nothing was."""
+    state = DONE if is_built else STALE if attempt is not None or is_built is not None else WAITING
+    if attempt is not None and attempt.ended is None:
+        if is_alive:
             state = RUNNING  # even if it replaces a current build
         elif state != DONE:
             state = SILENT
     elif attempt is not None and DONE not in (state, attempt.ended):
         state = STOPPED if attempt.ended == STOPPED else FAILED
-    return WatchedStep(artifact.key, state, attempt, seconds)
+    return WatchedStep(key, state, attempt, seconds)
+
+
+class _StoreLook:
+    """One look at an address of a store. It reads the leases and the records that have changed since the last one.
+
+    Args:
+        store: The store.
+        known: By address of an object: the ETag that it had, and what was read from it.
+    """
+
+    def __init__(self, store: Store, known: MutableMapping[str, tuple[Any, Any]]) -> None:
+        self._store, self._known = store, known
+        self._listed = {each.key: each for folder in (LEASES, RECORDS) for each in store.list(folder)}
+        self._now = store.now(f"{CLOCKS}/watch")
+
+    def watch(self, place: StorePlace, lease_seconds: float) -> WatchedStep:
+        """Return what happens to an artifact in the store."""
+        key = lease_of(place.member)
+        attempt = self._read(key, lambda: LeaseHolder.decoded(self._store.get(key, most_bytes=MAX_RECORD_BYTES).content))
+        is_open = attempt is not None and attempt.ended is None
+        seconds = (self._now - self._listed[key].modified).total_seconds() if is_open else 0.0
+        return _step(place.artifact.key, self._is_built(place), attempt, seconds, is_alive=seconds <= lease_seconds)
+
+    def _is_built(self, place: StorePlace) -> bool | None:
+        try:
+            if place.kind in ("part", "val_part"):
+                folder = place.folder
+                return self._read(record_of(folder), lambda: read_objects(self._store, folder) is not None) or None
+            meta = place.finished()  # this machine needs the tokenizer and the plan to compare parts
+            return None if meta is None else place.artifact.matches(meta, place.artifact.identity(meta.get("dataset_revision")))
+        except RemoteError:
+            raise
+        except NielsCacheError:  # there is no plan, or one of other settings
+            return None
+
+    def _read(self, key: str, load: Callable[[], Any]) -> Any:
+        """Return what is read from an object, or None if it does not exist."""
+        listed, name = self._listed.get(key), self._store.name_of(key)
+        if listed is None:
+            return None
+        if self._known.get(name, (None,))[0] != listed.e_tag:
+            self._known[name] = listed.e_tag, load()
+        return self._known[name][1]
 
 
 def summarize_steps(steps: Sequence[WatchedStep]) -> dict[str, Any]:

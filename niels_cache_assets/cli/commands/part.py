@@ -105,7 +105,8 @@ def run(arguments: argparse.Namespace) -> int | None:
         return build_and_report(lambda lines: _artifact(arguments, lines), wait=not arguments.no_wait, notify=not arguments.no_notify)
     _refuse_number(arguments)
     registry, root = open_registry(arguments)
-    require_name(registry, arguments.name)
+    if arguments.add or registry.build.store is None:
+        require_name(registry, arguments.name)
     (_add if arguments.add else _prune)(arguments, registry, root)
     return None
 
@@ -168,7 +169,7 @@ def _artifact(arguments: argparse.Namespace, lines: JsonLines) -> Artifact:
 
 
 def _require_steps_before(seal: str, artifacts: Graph, name: str, lines: JsonLines) -> None:
-    """Log which steps before a seal are missing, and why. With a store, the seal itself finds and names them.
+    """Log which steps before a seal are missing, and why.
 
     Raises:
         BuildFailedError: If a step is missing. The message has the command that submits exactly the missing parts to Slurm.
@@ -177,8 +178,6 @@ def _require_steps_before(seal: str, artifacts: Graph, name: str, lines: JsonLin
     from niels_cache_assets.parts.lease import DONE
     from niels_cache_assets.parts.plan import runs
 
-    if artifacts.registry.build.store is not None:
-        return
     left = {step.key: step for step in artifacts.watch(name) if step.state != DONE}
     missing = [left[key] for key in artifacts.before(seal) if key in left and seal in left]
     for reason, steps in groupby(missing, key=lambda step: f"{step.state}: {step.reason}"):
@@ -258,17 +257,16 @@ def _add(arguments: argparse.Namespace, registry: Registry, root: Path) -> None:
 
 def _prune(arguments: argparse.Namespace, registry: Registry, root: Path) -> None:
     from niels_cache_assets.artifacts.graph import graph
-    from niels_cache_assets.artifacts.parts.prune import prune_parts
-    from niels_cache_assets.artifacts.stored import prune
+    from niels_cache_assets.artifacts.parts.prune import prune_parts, prune_stored
 
     name = arguments.name
     if registry.build.store is not None:
-        artifacts = graph(registry, root)
-        garbage = prune(artifacts.tokenizer(), artifacts.sealed(name))
+        garbage = prune_stored(graph(registry, root), name)
         if not print_facts(arguments, {"name": name, "removed": garbage}):
             for each in garbage:
                 output().print(f"removed {each.folder}: {format_count(each.objects, 'object')} ({file_size(each.bytes)})")
-            output().print(f"{name}: removed {format_count(sum(each.objects for each in garbage), 'object')} from the store")
+            kept = "; the published build and the one before it stay"
+            output().print(f"{name}: removed {format_count(sum(each.objects for each in garbage), 'object')} from the store{kept}")
         return
     removed = prune_parts(graph(registry, root), name)
     if print_facts(arguments, {"name": name, "removed": [{"directory": part.directory, "bytes": part.bytes} for part in removed]}):

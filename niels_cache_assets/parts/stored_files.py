@@ -1,13 +1,11 @@
-"""What a build knows of the lease that it holds, whether the lease is in a folder (lease.py) or in a store (store_lease.py)."""
+"""What a build knows of the files of its attempt in a store."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from niels_cache_assets.disk.journal import JournalRecord
-from niels_cache_assets.facts.progress import BuildProgress
 from niels_cache_assets.parts.seal import Link
-from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Split
 from niels_cache_runtime.format.meta import Meta
 
@@ -29,31 +27,3 @@ class StoredFiles(Protocol):
 
         Each has a length, and gives an array for a slice.
         """
-
-
-class HeldLease(Protocol):
-    """The right to make one attempt to build a target.
-
-    Attributes:
-        target: The target.
-        attempt: The number of the attempt.
-        waited: Whether the caller had to wait for another process.
-        stored: The files of the attempt in a store, or None if they are in a folder.
-    """
-
-    target: Path
-    attempt: int
-    waited: bool
-    stored: StoredFiles | None
-
-    def check(self) -> None:
-        """Raise LeaseLostError if another process has taken over, or StopRequested. Call this before each record."""
-
-    def check_quickly(self) -> None:
-        """Raise the same errors from what the latest renewal has seen."""
-
-    def lost_error(self) -> NielsCacheError:
-        """Return the error for the loss of this lease."""
-
-    def report(self, progress: BuildProgress) -> None:
-        """Record the progress of the attempt with the next renewal."""
