@@ -123,8 +123,8 @@ class StorePlace:
         assert store is not None  # `in_store`
         return store
 
-    def finished(self) -> Meta | None:
-        """See `Artifact.finished`. What other builds read is copied into the cache root of this machine."""
+    def finished(self, *, copies: bool = True) -> Meta | None:
+        """See `Artifact.finished`. With `copies`, what other builds read is copied into the cache root of this machine."""
         store = self.store
         if self.kind == "plan":
             found = read_small(store, PLAN_NAME)
@@ -145,7 +145,7 @@ class StorePlace:
         objects = read_objects(store, self.folder)
         if objects is None:
             return None
-        if self.kind in _COPIED:
+        if self.kind in _COPIED and copies:
             _copy(store, objects, self.artifact.directory)
         return parse_meta(read_object(store, objects[META_NAME]), store.name_of(objects[META_NAME].key))
 

@@ -1,7 +1,10 @@
-"""A sensor that records plans and parts that were built without Dagster, for example by an array job. It is on by default with [cluster].
+"""A sensor that records plans and parts that were built without Dagster, for example by an array job.
+
+It is on by default with [cluster] or a store.
 
 Each finished part is recorded once, with the metadata and the data version that its step would record. A tick looks at every part on the
-disk, which is one system call for each. It compares only parts that have changed since the last tick. Dagster's records determine
+disk, which is one system call for each; in a store, it lists the records. It compares only parts that have changed since the last tick.
+Dagster's records determine
 whether a part is new, so a part that a run has recorded is not recorded again, and a lost cursor does no harm. While a run builds a part,
 the run records it. Without a run, a tick only notes a new part, and the next tick records it: `build-all` builds parts in children, and
 their runs follow some seconds later.
@@ -14,7 +17,8 @@ This takes two small reads for each step. A tick that has no time left for a dat
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, partial
 from typing import NamedTuple
 
 import dagster as dg
@@ -24,10 +28,11 @@ from dagster._core.storage.tags import PARTITION_NAME_TAG
 
 from niels_cache_assets.artifacts.base import Artifact, Outcome
 from niels_cache_assets.artifacts.corpus import Corpus
-from niels_cache_assets.artifacts.graph import graph
+from niels_cache_assets.artifacts.graph import Graph, graph
 from niels_cache_assets.artifacts.parts.part import ValPart
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.watch import RUNNING, WAITING, describe_steps, summarize_steps
+from niels_cache_assets.artifacts.stored import StorePlace, in_store, store_of
 from niels_cache_assets.base.wording import format_count
 from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assets.corpus import corpus_part_metadata
@@ -36,8 +41,9 @@ from niels_cache_assets.defs.assets.upstream import last_materialization, materi
 from niels_cache_assets.defs.metadata.builds import STATE
 from niels_cache_assets.defs.metadata.entries import table, without_empty
 from niels_cache_assets.defs.part_slots import limit_parts
-from niels_cache_assets.defs.resources import CacheRoot, RootParam
+from niels_cache_assets.defs.resources import RootParam
 from niels_cache_assets.parts.lease import DONE
+from niels_cache_assets.parts.store import RECORDS, record_of
 from niels_cache_assets.project.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import Meta
@@ -63,11 +69,14 @@ def finished_parts_sensor(registry: Registry) -> dg.SensorDefinition:
     Its cursor is {next: the next id to look at, seen: {id: stamp}, pending: {id: stamp}, states: {data set: {state: steps}},
     watch: the next data set to observe}. A stamp is the inode and the time of a record. Pending are parts that were new at the last look.
     """
+    graph_at = cache(partial(graph, registry))  # it knows what the last look has read in a store
 
     @dg.sensor(
         name=PARTS_SENSOR,
         minimum_interval_seconds=_SECONDS,
-        default_status=dg.DefaultSensorStatus.RUNNING if registry.cluster.model_fields_set else dg.DefaultSensorStatus.STOPPED,
+        default_status=dg.DefaultSensorStatus.RUNNING
+        if registry.cluster.model_fields_set or registry.build.store is not None
+        else dg.DefaultSensorStatus.STOPPED,
         description="Records plans and parts that were built without Dagster, such as by an array job of Slurm. Each is recorded once. "
         "Observes what is running, whoever started it.",
     )
@@ -77,7 +86,8 @@ def finished_parts_sensor(registry: Registry) -> dg.SensorDefinition:
         seen: dict[str, str] = state.get("seen", {})
         pending: dict[str, str] = state.get("pending", {})
         problems: list[str] = []
-        candidates = [*_candidates(registry, cache_root, problems)]
+        artifacts, stamps = graph_at(cache_root.path), cache(partial(_stamps_in_store, registry))
+        candidates = [*_candidates(artifacts, problems)]
         ids = [candidate.id for candidate in candidates]
         first = ids.index(state["next"]) if state.get("next") in ids else 0
         events: list[dg.AssetMaterialization | dg.AssetObservation] = []
@@ -86,7 +96,7 @@ def finished_parts_sensor(registry: Registry) -> dg.SensorDefinition:
             if count and time.monotonic() - began >= _SCAN_SECONDS:
                 break
             count += 1
-            stamp = _stamp(candidate.artifact)
+            stamp = _stamp(candidate, stamps)
             if stamp is None or seen.get(candidate.id) == stamp or _is_being_built(context.instance, candidate):
                 continue
             meta = _current(candidate.artifact)
@@ -102,7 +112,7 @@ def finished_parts_sensor(registry: Registry) -> dg.SensorDefinition:
                 events.append(_event(candidate, meta, version))
             seen[candidate.id] = stamp
         states: dict[str, Mapping[str, int]] = state.get("states", {})
-        names, artifacts = keys.datasets_with_plan(registry), graph(registry, cache_root.path)
+        names = keys.datasets_with_plan(registry)
         start = names.index(state["watch"]) if state.get("watch") in names else 0
         watched = 0
         for name in names[start:] + names[:start]:
@@ -136,10 +146,9 @@ def finished_parts_sensor(registry: Registry) -> dg.SensorDefinition:
     return sensor
 
 
-def _candidates(registry: Registry, cache_root: CacheRoot, problems: list[str]) -> Iterator[_Candidate]:
+def _candidates(all_artifacts: Graph, problems: list[str]) -> Iterator[_Candidate]:
     """Yield the plan, the val part and the parts of every data set and corpus in parts. Add a line to `problems` if there is no plan."""
-    all_artifacts = graph(registry, cache_root.path)
-    for name in keys.datasets_with_plan(registry):
+    for name in keys.datasets_with_plan(all_artifacts.registry):
         yield _Candidate(f"plan/{name}", keys.PLAN, name, all_artifacts.plan(name))
         for each in all_artifacts.joined(name):
             try:
@@ -155,8 +164,17 @@ def _candidates(registry: Registry, cache_root: CacheRoot, problems: list[str]) 
                     yield _Candidate(member.key, asset, f"{name}/{member.directory.name}", member)
 
 
-def _stamp(artifact: Artifact) -> str | None:
+def _stamps_in_store(registry: Registry, name: str) -> dict[str, str | None]:
+    """Return the ETag of each record of a data set."""
+    store = store_of(registry, "pretrain", name)
+    return {} if store is None else {each.key: each.e_tag for each in store.list(RECORDS)}
+
+
+def _stamp(candidate: _Candidate, stamps: Callable[[str], Mapping[str, str | None]]) -> str | None:
     """Return a value that changes when the record of a build is replaced, or None if there is no record."""
+    artifact = candidate.artifact
+    if (place := _in_store(artifact)) is not None:
+        return stamps(candidate.partition.partition("/")[0]).get(record_of(place.folder))
     assert artifact.record is not None
     try:
         status = os.stat(artifact.directory / artifact.record)
@@ -165,10 +183,15 @@ def _stamp(artifact: Artifact) -> str | None:
     return f"{status.st_ino:x}-{status.st_mtime_ns:x}"
 
 
+def _in_store(artifact: Artifact) -> StorePlace | None:
+    """Return the place of a part in the store, or None for others: a plan is copied to this machine by each look at its data set."""
+    return place if isinstance(place := in_store(artifact), StorePlace) and place.kind != "plan" else None
+
+
 def _current(artifact: Artifact) -> Meta | None:
     """Return the record of a build if the build is current, or None."""
     try:
-        return artifact.current()
+        return artifact.current() if (place := _in_store(artifact)) is None else place.finished(copies=False)
     except NielsCacheError:
         return None
 

@@ -12,6 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import dagster as dg
 import pytest
 
 from niels_cache_assets.artifacts import stored as stored_module
@@ -23,6 +24,9 @@ from niels_cache_assets.artifacts.parts.seal import JoinedCache
 from niels_cache_assets.artifacts.parts.watch import summarize_steps
 from niels_cache_assets.artifacts.stored import StorePlace
 from niels_cache_assets.cli import main
+from niels_cache_assets.defs.assembly import build_defs
+from niels_cache_assets.defs.finished_parts import finished_parts_sensor
+from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.parts.lease import LeaseLostError, LeaseTimes
 from niels_cache_assets.parts.store import lease_of
 from niels_cache_assets.parts.store_lease import StoreLease, hold_store_lease
@@ -146,6 +150,18 @@ def test_another_machine_sees_what_each_step_is_doing_and_reads_only_what_has_ch
     s3.requests.clear()
     two.watch(NAME)
     assert not [key for method, key in s3.requests if method == "GET" and "/part-" in key]
+    resources = {"cache_root": CacheRoot(root=str(two.root))}
+    definitions, sensor, cursor = build_defs(resources, registry=two.registry), finished_parts_sensor(two.registry), None
+    assert sensor.default_status == dg.DefaultSensorStatus.RUNNING
+    recorded = list[str | None]()
+    for _ in range(2):
+        context = dg.build_sensor_context(
+            instance=dg.DagsterInstance.ephemeral(), cursor=cursor, definitions=definitions, resources=resources
+        )
+        tick = sensor.evaluate_tick(context)
+        cursor = tick.cursor
+        recorded += [event.partition for event in tick.asset_events]
+    assert recorded == [NAME, NAME, f"{NAME}/part-00000"], "an observation; then the plan and the part"
 
 
 def freeze_before(monkeypatch: pytest.MonkeyPatch, key_ends: str, meanwhile: Callable[[], Any]) -> None:
