@@ -304,7 +304,7 @@ class Artifact(ABC):
     def record_seconds(self) -> float:
         """The time in seconds after which a record of the journal is due."""
         registry = getattr(self, "registry", None)
-        return RECORD_SECONDS if registry is None else registry.build.record_seconds
+        return RECORD_SECONDS if registry is None else registry.build.seconds_between_records
 
     @property
     def notify(self) -> NotifySettings:

@@ -242,10 +242,22 @@ def test_a_lease_that_is_too_short_for_a_store_is_refused_at_load(project: Parts
         project.graph(2, root="one", build=f'store = "{STORE}"\n[cluster]\nlease_seconds = 9\nrenew_seconds = 3')
 
 
-def test_a_store_without_conditions_is_refused_when_the_plan_is_made(project: PartsProject, s3: LoopbackS3) -> None:
+@pytest.mark.parametrize(("key", "seconds"), [("", 600), ("record_seconds = 5", 5)])
+def test_records_are_rare_in_a_store_unless_a_time_is_set(key: str, seconds: int, project: PartsProject) -> None:
+    assert project.graph(2, root="one", build=f'store = "{STORE}"\n{key}').plan(NAME).record_seconds == seconds
+
+
+def test_a_store_without_conditions_is_refused_once_in_each_process(project: PartsProject, s3: LoopbackS3) -> None:
+    one, two = machine(project, "one"), machine(project, "two")
+    build(one, one.order()[:3])
+    stored_module._require_conditional_put.cache_clear()
     s3.decide = lambda method, key: "unconditional" if method == "PUT" and key.endswith("conditional-put.txt") else None
     with pytest.raises(NielsCacheError, match="ignores If-None-Match"):
-        build(machine(project, "one"))
+        build(two)
+    s3.decide = lambda method, key: None
+    s3.requests.clear()
+    build(two)
+    assert 4 <= len([key for _, key in s3.requests if key.endswith("conditional-put.txt")]) <= 5
 
 
 @pytest.mark.remote
