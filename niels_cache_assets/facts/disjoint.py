@@ -20,7 +20,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -325,8 +324,7 @@ class _Documents:
         import pyarrow as pa
 
         begins, ends = self._bounds(ordinals)
-        edges = [0, *(np.flatnonzero(np.diff(ordinals) > 1) + 1).tolist(), len(ordinals)]  # adjacent documents are read at once
-        ids = [self._stream.read(int(begins[a]), int(ends[b - 1] - begins[a])) for a, b in pairwise(edges)]
+        ids = self._stream.read_ranges(begins, ends)
         content, offsets = buffers_of(pieces.take(pa.array(np.concatenate(ids))))
         stops = np.cumsum(ends - begins)
         starts = offsets[stops - (ends - begins) + self._begin_tokens].tolist()

@@ -5,8 +5,9 @@ Files are mapped, so only the tokens that you use are read.
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from niels_cache_runtime.format.layout import (
     DOC_ENDS_DTYPE,
     SIDES,
     Family,
+    Ints,
     Split,
     Tokens,
     doc_ends_name,
@@ -26,6 +28,8 @@ from niels_cache_runtime.format.layout import (
     list_shards,
     tokens_name,
 )
+
+_GAP_BYTES, _READ_BYTES, _REQUESTS = 1 << 18, 1 << 23, 16  # in a store: read over such gaps, at most so many bytes, so many at a time
 
 
 class SplitTokens:
@@ -113,6 +117,20 @@ class SplitTokens:
             pieces.append(shard[start - begin : start - begin + count])
             start, count, begin = start + len(pieces[-1]), count - len(pieces[-1]), begin + len(shard)
         return pieces[0] if len(pieces) == 1 else np.concatenate([np.empty(0, dtype=self.dtype), *pieces])
+
+    def read_ranges(self, starts: Ints, stops: Ints) -> list[Tokens]:
+        """Return the tokens of ranges, which ascend. Ranges beside each other are read at once, in a store also those with small gaps."""
+        gap = 0 if self._paths else _GAP_BYTES // self.dtype.itemsize
+        is_far = (starts[1:] - stops[:-1] > gap) | (np.diff(starts // (_READ_BYTES // self.dtype.itemsize)) > 0)
+        edges = [0, *(np.flatnonzero(is_far) + 1).tolist(), len(starts)]
+
+        def read(first: int, last: int) -> list[Tokens]:
+            begin = int(starts[first])
+            found = self.read(begin, int(stops[last - 1]) - begin)
+            return [found[start:stop] for start, stop in zip(starts[first:last] - begin, stops[first:last] - begin, strict=True)]
+
+        with ThreadPoolExecutor(1 if self._paths else _REQUESTS) as pool:
+            return [*chain.from_iterable(pool.map(read, edges, edges[1:]))]
 
     def _shard_at(self, position: int) -> tuple[int, int]:
         """Return the number of the shard with this token, and where that shard starts."""

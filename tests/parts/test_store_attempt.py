@@ -17,6 +17,7 @@ from niels_cache_assets.parts.lease import LeaseLostError, LeaseTimes
 from niels_cache_assets.parts.store_attempt import StoreAttempt, fetch_object, read_objects, stored_attempt
 from niels_cache_assets.parts.store_lease import StoreLease, hold_store_lease
 from niels_cache_assets.parts.store_prune import find_garbage, prune_store
+from niels_cache_assets.streaming import encode
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.format.meta import write_meta
@@ -117,16 +118,28 @@ def test_another_machine_goes_on_after_the_last_full_shard(store: Store, s3: Loo
     assert downloaded(store, tmp_path / "pulled") == local
 
 
-def test_this_machine_never_holds_more_than_two_shards(store: Store, local: dict[str, bytes], tmp_path: Path) -> None:
-    most: list[int] = []
+def test_this_machine_holds_two_shards_and_little_else(
+    store: Store, local: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside the shards: the document ends, and 37 bytes of lineage for each document in these shards."""
+    held: list[tuple[int, int]] = []
+    keep = StoreAttempt.keep
 
-    def look(progress: Any) -> None:
-        most.append(sum(path.stat().st_size for path in tmp_path.rglob("shard_*.bin")))
+    def watched(attempt: StoreAttempt, recorded: Any) -> None:
+        files = [path for path in tmp_path.rglob("*") if path.is_file()]
+        shards = sum(path.stat().st_size for path in files if path.name.startswith("shard_"))
+        held.append((shards, sum(path.stat().st_blocks * 512 for path in files) - shards))
+        keep(attempt, recorded)
 
+    monkeypatch.setattr(StoreAttempt, "keep", watched)
+    monkeypatch.setattr(encode, "_CHUNKS_PER_TASK", 1)  # a batch is smaller than a shard, as it is with shards of usual sizes
     with machine(store, tmp_path / "one") as lease:
-        run(store, lease, progress=look)
-    assert len(most) > 8
-    assert SHARD_BYTES < max(most) <= 2 * SHARD_BYTES + BATCH_BYTES
+        run(store, lease)
+    shards = [name for name in local if name.endswith(".bin")]
+    in_shards = len(TEXTS) * (2 * SHARD_BYTES + BATCH_BYTES) // sum(len(local[name]) for name in shards)
+    assert len(held) > 8
+    assert SHARD_BYTES < max(held)[0] <= 2 * SHARD_BYTES + BATCH_BYTES
+    assert max(others for _, others in held) <= 8 * len(TEXTS) + 37 * in_shards + 8 * 4096  # blocks of the disk
     assert downloaded(store, tmp_path / "pulled") == local
 
 
