@@ -37,7 +37,6 @@ from niels_cache_assets.disk.attempts import attempt_record, highest_number, lea
 from niels_cache_assets.disk.build_lock import path_stamp
 from niels_cache_assets.disk.identity import without_keys
 from niels_cache_assets.facts.progress import BuildProgress, SpeedEstimate, SpeedMeter
-from niels_cache_assets.parts.stored_files import StoredFiles
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import UNKNOWN, BusyError, LockOwner, LockRefusedError, hold_lock, lock_owner, sync
 
@@ -270,10 +269,10 @@ class HeldLease(ABC):
         target: The target.
         attempt: The number of the attempt, which no other attempt has.
         waited: Whether the caller had to wait for another process.
-        stored: The files of the attempt in a store, or None if they are in a folder.
+        stored: The StoreAttempt (store_attempt.py) with the files of the attempt in a store, or None if they are in a folder.
     """
 
-    stored: StoredFiles | None = None
+    stored: Any = None
 
     def __init__(self, target: Path, holder: LeaseHolder, *, waited: bool) -> None:
         self.target, self.attempt, self.waited = target, holder.attempt, waited

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
-from functools import partial
 from typing import Any, NamedTuple
 
 from niels_cache_assets.artifacts.base import Artifact
@@ -76,19 +75,17 @@ def watch_steps(
         lease_seconds: How long a lease may go without renewal.
         known: What earlier looks have read in a store, which this look updates.
     """
-    looks: dict[bool, _StoreLook] = {}  # the tokenizer has another address than a data set
-    steps = list[Callable[[], WatchedStep]]()
-    for artifact in artifacts:
-        place = in_store(artifact)
-        if not isinstance(place, StorePlace):
-            steps.append(partial(_watch_in_folder, artifact, lease_seconds))
-            continue
-        is_tokenizer = place.kind == "tokenizer"
-        if is_tokenizer not in looks:
-            looks[is_tokenizer] = _StoreLook(place.store, {} if known is None else known)
-        steps.append(partial(looks[is_tokenizer].watch, place, lease_seconds))
+    places = [*map(in_store, artifacts)]
+    examples = {place.kind == "tokenizer": place for place in places if isinstance(place, StorePlace)}  # it has an address of its own
+    looks = {kind: _StoreLook(place.store, {} if known is None else known) for kind, place in examples.items()}
+
+    def watch(place: Artifact | StorePlace) -> WatchedStep:
+        if isinstance(place, Artifact):
+            return _watch_in_folder(place, lease_seconds)
+        return looks[place.kind == "tokenizer"].watch(place, lease_seconds)
+
     with ThreadPoolExecutor(READS_AT_ONCE if looks else 1) as pool:
-        return [*pool.map(lambda step: step(), steps)]
+        return [*pool.map(watch, places)]
 
 
 def _watch_in_folder(artifact: Artifact, lease_seconds: float) -> WatchedStep:
