@@ -119,15 +119,17 @@ def test_the_seal_names_the_parts_that_are_missing_and_joins_those_that_are_only
     assert check(ADDRESS, download=True).findings == []
 
 
-def test_another_machine_sees_what_each_step_is_doing_and_reads_only_what_has_changed(project: PartsProject, s3: LoopbackS3) -> None:
+def test_another_machine_sees_what_each_step_is_doing_and_reads_only_what_has_changed(
+    project: PartsProject, s3: LoopbackS3, capfd: pytest.CaptureFixture[str]
+) -> None:
     one, two = machine(project, "one", parts=5), machine(project, "two", parts=5)
     built, failed, running, killed, _ = parts_of(one)
     assert {step.state for step in two.watch(NAME)} == {"waiting"}
     build(one, [*[key for key in one.order() if not key.startswith(("part/", "pretrain/"))], built])
     store, listing = open_store(ADDRESS), Store.list
 
-    def hold(key: str) -> AbstractContextManager[StoreLease]:
-        name = key.rpartition("/")[2]
+    def hold(key: str, name: str = "") -> AbstractContextManager[StoreLease]:
+        name = name or key.rpartition("/")[2]
         return hold_store_lease(store, lease_of(name), one.root / name, times=LeaseTimes(), wait=False, log=print)
 
     def later(store: Store, folder: str = "") -> Iterator[ListedObject]:
@@ -146,6 +148,11 @@ def test_another_machine_sees_what_each_step_is_doing_and_reads_only_what_has_ch
     assert "stale file handle" in steps[failed].reason
     assert "50%" in steps[running].reason
     assert summarize_steps([*steps.values()])["core_hours"]["finished"] > 0
+    with hold(NAME, "all"):
+        assert main(["status", NAME, "--json", "--config", two.registry.origin, "--cache-dir", str(two.root)]) == 1
+    shown = json.loads(capfd.readouterr().out)
+    assert shown["data_sets"][0]["building"]["pid"] == os.getpid()
+    assert shown["parts"][NAME]["states"]["failed"] == 1
     two.watch(NAME)
     s3.requests.clear()
     two.watch(NAME)

@@ -17,7 +17,7 @@ from niels_cache_assets.artifacts.base import Artifact
 from niels_cache_assets.artifacts.stored import StorePlace, in_store
 from niels_cache_assets.base.wording import format_duration
 from niels_cache_assets.disk.attempts import attempt_record
-from niels_cache_assets.disk.build_lock import path_stamp
+from niels_cache_assets.disk.build_lock import BuildStatus, path_stamp
 from niels_cache_assets.disk.journal import real_path
 from niels_cache_assets.facts.progress import describe
 from niels_cache_assets.parts.lease import DONE, STOPPED, UNKNOWN_SPEED, LeaseHolder, has_died, latest
@@ -93,6 +93,19 @@ def watch_steps(
 
     with ThreadPoolExecutor(READS_AT_ONCE if looks else 1) as pool:
         return [*pool.map(watch, places)]
+
+
+def build_status_in_store(artifact: Artifact) -> BuildStatus | None:
+    """Return the state of a build in a store, or None for an artifact that is built in its folder. It costs as much as `watch_steps`."""
+    place = in_store(artifact)
+    if isinstance(place, Artifact):
+        return None
+    [step] = watch_steps([artifact], lease_seconds=place.spec.registry.cluster.lease_seconds)
+    attempt = step.attempt
+    if attempt is None:
+        return BuildStatus(None, False, None, None)
+    writer = attempt.writer if step.state == RUNNING else None
+    return BuildStatus(writer, step.state in (SILENT, FAILED, STOPPED), attempt.share, attempt.counts.get("documents"))
 
 
 def _watch_in_folder(artifact: Artifact, lease_seconds: float) -> WatchedStep:
