@@ -26,6 +26,7 @@ from niels_cache_assets.disk.staging import finished_meta, staged, sweep_leftove
 from niels_cache_assets.facts.drops import NO_DROPS, DropSummary
 from niels_cache_assets.parts.attempts import staged_attempt, sweep_attempts
 from niels_cache_assets.parts.lease import HeldLease, Lease, LeaseTimes, StopRequests, hold_lease
+from niels_cache_assets.parts.store_attempt import StoreAttempt
 from niels_cache_assets.project.running import NotifySettings
 from niels_cache_assets.sources.excluding import require_matches
 from niels_cache_assets.sources.types import PretrainSource, Source
@@ -187,6 +188,11 @@ class BuildJob:
         return fingerprint_of(dict(self.identity))
 
     @property
+    def stored(self) -> StoreAttempt | None:
+        """The files of this attempt in a store, or None if they are in `directory`."""
+        return None if self.lease is None else self.lease.stored
+
+    @property
     def resume(self) -> Resume:
         """A request to a builder to keep a journal in this directory, and to resume from a journal that it finds there."""
         resume = Resume(
@@ -194,7 +200,7 @@ class BuildJob:
         )
         if self.lease is None:
             return resume
-        keep = None if self.lease.stored is None else self.lease.stored.keep
+        keep = None if self.stored is None else self.stored.keep
         return dataclasses.replace(resume, attempt=self.lease.attempt, check=self.lease.check, keep=keep)
 
     def report(self, progress: Any) -> None:
@@ -304,7 +310,7 @@ class Artifact(ABC):
     def record_seconds(self) -> float:
         """The time in seconds after which a record of the journal is due."""
         registry = getattr(self, "registry", None)
-        return RECORD_SECONDS if registry is None else registry.build.record_seconds
+        return RECORD_SECONDS if registry is None else registry.build.seconds_between_records
 
     @property
     def notify(self) -> NotifySettings:

@@ -422,7 +422,7 @@ def with_overlap(spec: DatasetSpec[PretrainSource], meta: Meta, work: BuildJob) 
     if meta["val_tokens"]:
         work.log("comparing train with val")
     settings = OverlapSettings.of(spec.registry, spec.source, spec.build)
-    stored = None if work.lease is None else work.lease.stored
+    stored = work.stored
     shards: dict[str, Any] = {} if stored is None else {"shards": partial(stored.shards, meta)}
     folder, threads = work.directory, spec.build.threads
     overlap = compare_splits(folder, meta, spec.tokenizer, settings, threads=threads, scratch=folder, **shards)

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -106,8 +106,8 @@ class StorePlace:
         assert store is not None  # `in_store`
         return store
 
-    def finished(self) -> Meta | None:
-        """See `Artifact.finished`. What other builds read is copied into the cache root of this machine."""
+    def finished(self, *, copies: bool = True) -> Meta | None:
+        """See `Artifact.finished`. With `copies`, what other builds read is copied into the cache root of this machine."""
         store = self.store
         if self.kind == "plan":
             found = read_small(store, PLAN_NAME)
@@ -128,7 +128,7 @@ class StorePlace:
         objects = read_objects(store, self.folder)
         if objects is None:
             return None
-        if self.kind in _COPIED:
+        if self.kind in _COPIED and copies:
             _copy(store, objects, self.artifact.directory)
         return parse_meta(read_object(store, objects[META_NAME]), store.name_of(objects[META_NAME].key))
 
@@ -145,6 +145,7 @@ class StorePlace:
         """See `Artifact.lock`."""
         target, times = real_path(self.artifact.lease_target), lease_times(self.spec.registry)
         target.parent.mkdir(parents=True, exist_ok=True)
+        _require_conditional_put(self.spec.registry.build.store)
         stops = self.artifact.stops or StopRequests(stale=stop_stamp(target))
         with hold_store_lease(
             self.store, lease_of(self.member), target, times=times, wait=wait, log=log, on_stop=self.artifact.on_stop_requested, stops=stops
@@ -170,7 +171,6 @@ class StorePlace:
     @contextmanager
     def _staged_plan(self, store: Store, lease: StoreLease) -> Iterator[Path]:
         """Yield a scratch directory, whose record becomes the plan in the store, and then the copy of it on this machine."""
-        store.require_conditional_put()
         found = read_small(store, PLAN_NAME)
         with attempt_scratch(lease) as scratch:
             yield scratch
@@ -221,6 +221,16 @@ class StorePlace:
 
     def sweep(self, *, resumable: bool) -> None:
         """Do nothing: an attempt removes what earlier ones have left on this machine, and `prune` what they have left in the store."""
+
+
+@cache
+def _require_conditional_put(address: str) -> None:
+    """Check once in a process that the store supports what leases need.
+
+    Raises:
+        RemoteError: If it does not.
+    """
+    open_store(address, make=True).require_conditional_put()
 
 
 def _record_at(store: Store) -> tuple[Record | None, str | None]:

@@ -219,7 +219,7 @@ def ready_dataset(artifacts: Graph, name: str, lines: JsonLines) -> JoinedCache:
     sealed = artifacts.sealed(name)
     sealed.unavailable()
     tokenizer, plan = artifacts.tokenizer(), sealed.spec.parts_plan
-    if registry.build.store is not None or tokenizer.finished() is None:
+    if in_store(tokenizer).finished() is None:
         if tokenizer.inputs():
             first = f"{PROGRAM} build-all --only tokenizer"
             raise NielsCacheError(f"{tokenizer.directory}: the tokenizer is trained on prepared texts; make it first: {first}")
@@ -230,7 +230,7 @@ def ready_dataset(artifacts: Graph, name: str, lines: JsonLines) -> JoinedCache:
     if source.prepare:
         sealed.revision()  # raises if the corpus or its drop list is not current
         return sealed
-    if registry.build.store is not None or plan.finished() is None:
+    if in_store(plan).finished() is None:
         _build_input(plan, lines)
     plan.read()
     if sealed.spec.source.has_val_part:

@@ -91,7 +91,7 @@ class Journal:
 
     BYTES = 1 << 25  # bytes written between two records; NIELS_CACHE_JOURNAL_BYTES replaces this
     MOST_SECONDS = 60.0  # between two records, even if they take long
-    STORED_BYTES, STORED_SECONDS = 1 << 28, 600.0  # between two records in a store, because each one sends unfinished files
+    STORED_BYTES = 1 << 28  # between two records in a store, because each one sends unfinished files
     REST = 50  # minimal ratio of building time to recording time, unless NIELS_CACHE_JOURNAL_BYTES is set
 
     def __init__(
@@ -123,7 +123,7 @@ class Journal:
 
     def keep_in_store(self, keep: Callable[[JournalRecord], None]) -> None:
         """Call `keep` with each new record, and make a record after each finished file and rarely otherwise."""
-        self._keep, self._rest, self.seconds, self.MOST_SECONDS = keep, 0, self.STORED_SECONDS, self.STORED_SECONDS
+        self._keep, self._rest, self.MOST_SECONDS = keep, 0, self.seconds
         if BYTES_VARIABLE not in os.environ:
             self._interval = self.STORED_BYTES
 

@@ -10,8 +10,7 @@
     Without a shared folder, in a store:
 
     store.py, store_lease.py     keys and conditional writes; the lease
-    store_attempt.py             sends what is finished, and goes on after what another machine has sent; stored_files.py is what a build
-                                 knows of it
+    store_attempt.py             sends what is finished, and goes on after what another machine has sent
     store_prune.py               removes what nothing names
 
 The classes in `artifacts/parts/` build the plan, the parts and the joined cache. `sources/reading/part_stream.py` yields the documents of a

@@ -35,9 +35,7 @@ from typing import Any
 from niels_cache_assets.base.processes import Process
 from niels_cache_assets.disk.attempts import attempt_record, highest_number, lease_path, recorded_attempts, stop_path
 from niels_cache_assets.disk.build_lock import path_stamp
-from niels_cache_assets.disk.identity import without_keys
 from niels_cache_assets.facts.progress import BuildProgress, SpeedEstimate, SpeedMeter
-from niels_cache_assets.parts.stored_files import StoredFiles
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import UNKNOWN, BusyError, LockOwner, LockRefusedError, hold_lock, lock_owner, sync
 
@@ -106,16 +104,14 @@ class LeaseHolder:
 
     def encoded(self) -> bytes:
         """Return the content of the file: one line, which almost always has the same size."""
-        fields = {**asdict(self.writer), **without_keys(asdict(self), "writer")}
-        return json.dumps(fields).encode().ljust(_RECORD_BYTES - 1) + b"\n"
+        return json.dumps(asdict(self)).encode().ljust(_RECORD_BYTES - 1) + b"\n"
 
     @classmethod
     def decoded(cls, content: bytes) -> LeaseHolder | None:
         """Return the holder, or None if the file is not written yet or is damaged."""
         try:
             fields: dict[str, Any] = json.loads(content.partition(b"\n")[0])  # a longer record may have been there before
-            writer = LockOwner(**{key: fields.pop(key) for key in ("pid", "host", "since", "command")})
-            return cls(writer=writer, speed=SpeedEstimate(*fields.pop("speed")), **fields)
+            return cls(**{**fields, "writer": LockOwner(**fields["writer"]), "speed": SpeedEstimate(*fields["speed"])})
         except (ValueError, TypeError, KeyError, RecursionError):
             return None
 
@@ -270,10 +266,10 @@ class HeldLease(ABC):
         target: The target.
         attempt: The number of the attempt, which no other attempt has.
         waited: Whether the caller had to wait for another process.
-        stored: The files of the attempt in a store, or None if they are in a folder.
+        stored: The StoreAttempt (store_attempt.py) with the files of the attempt in a store, or None if they are in a folder.
     """
 
-    stored: StoredFiles | None = None
+    stored: Any = None
 
     def __init__(self, target: Path, holder: LeaseHolder, *, waited: bool) -> None:
         self.target, self.attempt, self.waited = target, holder.attempt, waited

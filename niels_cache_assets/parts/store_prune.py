@@ -8,11 +8,11 @@ Records are removed first. A process that was frozen before it finished a part s
 cannot finish a part whose files are gone. Cost: a listing, and a GET for each record.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from itertools import groupby
 
 from niels_cache_assets.parts.store import CLOCKS, PARTS, PLAN, RECORDS, read_small, record_of
 from niels_cache_assets.parts.store_attempt import READS_AT_ONCE, read_objects
@@ -21,22 +21,6 @@ from niels_cache_runtime.remote.record import read_published
 from niels_cache_runtime.remote.store import ListedObject, MissingError, Store
 
 UNFINISHED = timedelta(days=1)
-_DELETED_AT_ONCE = 1000
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoreGarbage:
-    """Objects of one folder that were removed.
-
-    Attributes:
-        folder: The address of the folder.
-        objects: The number of objects.
-        bytes: Their size.
-    """
-
-    folder: str
-    objects: int
-    bytes: int
 
 
 def find_garbage(store: Store, current: Collection[str], *, keeps_finished: bool = False) -> list[ListedObject]:
@@ -82,14 +66,8 @@ def _named_by_builds(store: Store, listed: Collection[ListedObject]) -> set[str]
     return named
 
 
-def prune_store(store: Store, garbage: Collection[ListedObject]) -> list[StoreGarbage]:
-    """Remove the objects that `find_garbage` has returned, in this order, and return them by the folder of their attempt."""
-    keys = [each.key for each in garbage]
-    records = sum(key.startswith(RECORDS) for key in keys)
-    for part in (keys[:records], keys[records:]):
-        for start in range(0, len(part), _DELETED_AT_ONCE):
-            store.delete(part[start : start + _DELETED_AT_ONCE])
-    folders: dict[str, list[int]] = {}
-    for each in garbage:
-        folders.setdefault("/".join(each.key.split("/")[:4]), []).append(each.size)
-    return [StoreGarbage(folder=store.name_of(folder), objects=len(sizes), bytes=sum(sizes)) for folder, sizes in sorted(folders.items())]
+def remove_garbage(store: Store, garbage: Sequence[ListedObject]) -> Sequence[ListedObject]:
+    """Remove the objects that `find_garbage` has returned, in this order, and return them."""
+    for _, group in groupby(garbage, key=lambda each: each.key.startswith(RECORDS)):
+        store.delete([each.key for each in group])
+    return garbage

@@ -16,7 +16,7 @@ from niels_cache_assets.parts import store_attempt as module
 from niels_cache_assets.parts.lease import LeaseLostError, LeaseTimes
 from niels_cache_assets.parts.store_attempt import StoreAttempt, fetch_object, read_objects, stored_attempt
 from niels_cache_assets.parts.store_lease import StoreLease, hold_store_lease
-from niels_cache_assets.parts.store_prune import find_garbage, prune_store
+from niels_cache_assets.parts.store_prune import find_garbage, remove_garbage
 from niels_cache_assets.streaming import encode
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME
@@ -174,7 +174,7 @@ def test_a_machine_that_freezes_before_its_record_and_wakes_changes_nothing(
                 run(store, other)
             if then:
                 monkeypatch.setattr(Store, "now", lambda store, key: datetime(2099, 1, 1, tzinfo=UTC))
-                prune_store(store, find_garbage(store, [FOLDER] if then == "forced" else []))
+                remove_garbage(store, find_garbage(store, [FOLDER] if then == "forced" else []))
             if then == "forced":
                 with machine(store, tmp_path / "two") as other, pytest.raises(Stop):
                     run(store, other, until=2_000, afresh=True)

@@ -21,14 +21,17 @@ from niels_cache_assets.artifacts import stored as stored_module
 from niels_cache_assets.artifacts.base import ReportedProgress
 from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.artifacts.materialize import materialize
-from niels_cache_assets.artifacts.parts.prune import prune_stored
+from niels_cache_assets.artifacts.parts.prune import prune_parts
 from niels_cache_assets.artifacts.parts.seal import JoinedCache
 from niels_cache_assets.artifacts.parts.watch import summarize_steps
 from niels_cache_assets.artifacts.stored import StorePlace
 from niels_cache_assets.cli import main
+from niels_cache_assets.defs.assembly import build_defs
+from niels_cache_assets.defs.finished_parts import finished_parts_sensor
 from niels_cache_assets.defs.home.history import metadata_of
 from niels_cache_assets.defs.keys import META_KEYS
 from niels_cache_assets.defs.launcher import launch_builds
+from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.parts.lease import LeaseLostError, LeaseTimes
 from niels_cache_assets.parts.store import lease_of
 from niels_cache_assets.parts.store_lease import StoreLease, hold_store_lease
@@ -125,15 +128,17 @@ def test_the_seal_names_the_parts_that_are_missing_and_joins_those_that_are_only
     assert check(ADDRESS, download=True).findings == []
 
 
-def test_another_machine_sees_what_each_step_is_doing_and_reads_only_what_has_changed(project: PartsProject, s3: LoopbackS3) -> None:
+def test_another_machine_sees_what_each_step_is_doing_and_reads_only_what_has_changed(
+    project: PartsProject, s3: LoopbackS3, capfd: pytest.CaptureFixture[str]
+) -> None:
     one, two = machine(project, "one", parts=5), machine(project, "two", parts=5)
     built, failed, running, killed, _ = parts_of(one)
     assert {step.state for step in two.watch(NAME)} == {"waiting"}
     build(one, [*[key for key in one.order() if not key.startswith(("part/", "pretrain/"))], built])
     store, listing = open_store(ADDRESS), Store.list
 
-    def hold(key: str) -> AbstractContextManager[StoreLease]:
-        name = key.rpartition("/")[2]
+    def hold(key: str, name: str = "") -> AbstractContextManager[StoreLease]:
+        name = name or key.rpartition("/")[2]
         return hold_store_lease(store, lease_of(name), one.root / name, times=LeaseTimes(), wait=False, log=print)
 
     def later(store: Store, folder: str = "") -> Iterator[ListedObject]:
@@ -152,10 +157,27 @@ def test_another_machine_sees_what_each_step_is_doing_and_reads_only_what_has_ch
     assert "stale file handle" in steps[failed].reason
     assert "50%" in steps[running].reason
     assert summarize_steps([*steps.values()])["core_hours"]["finished"] > 0
+    with hold(NAME, "all"):
+        assert main(["status", NAME, "--json", "--config", two.registry.origin, "--cache-dir", str(two.root)]) == 1
+    shown = json.loads(capfd.readouterr().out)
+    assert shown["data_sets"][0]["building"]["pid"] == os.getpid()
+    assert shown["parts"][NAME]["states"]["failed"] == 1
     two.watch(NAME)
     s3.requests.clear()
     two.watch(NAME)
     assert not [key for method, key in s3.requests if method == "GET" and "/part-" in key]
+    resources = {"cache_root": CacheRoot(root=str(two.root))}
+    definitions, sensor, cursor = build_defs(resources, registry=two.registry), finished_parts_sensor(two.registry), None
+    assert sensor.default_status == dg.DefaultSensorStatus.RUNNING
+    recorded = list[str | None]()
+    for _ in range(2):
+        context = dg.build_sensor_context(
+            instance=dg.DagsterInstance.ephemeral(), cursor=cursor, definitions=definitions, resources=resources
+        )
+        tick = sensor.evaluate_tick(context)
+        cursor = tick.cursor
+        recorded += [event.partition for event in tick.asset_events]
+    assert recorded == [NAME, NAME, f"{NAME}/part-00000"], "an observation; then the plan and the part"
 
 
 @pytest.mark.parametrize("parts", [1, 3])
@@ -251,14 +273,14 @@ def test_prune_removes_what_losers_and_earlier_plans_left_and_nothing_that_is_re
     assert loser in found
     assert all(key == loser or "/train" in key or "/val" in key for key in found)
     assert main(["part", NAME, "--prune", "--config", str(project.folder / "one.toml"), "--cache-dir", str(one.root)]) == 0
-    assert f"removed {len(found)} objects" in capfd.readouterr().out
+    assert loser.rpartition("/")[0] in capfd.readouterr().out
     assert find_garbage(store, current) == []
     assert check(ADDRESS, download=True).findings == []
     assert {outcome.state for outcome in build(one).values()} == {"cache_hit"}
     other = machine(project, "one", parts=2)
     build(other)
     before, kept = {each.key for each in store.list("parts")}, read_published(store)
-    assert sum(each.objects for each in prune_stored(other, NAME)) > 3
+    assert len(prune_parts(other, NAME)) > 3
     assert kept.record.replaced in {each.key for each in store.list("parts")} < before
     assert check(ADDRESS, download=True).findings == []
     monkeypatch.setattr(JoinedCache, "write", lambda cache, work: [][1])
@@ -279,10 +301,22 @@ def test_a_lease_that_is_too_short_for_a_store_is_refused_at_load(project: Parts
         project.graph(2, root="one", build=f'store = "{STORE}"\n[cluster]\nlease_seconds = 9\nrenew_seconds = 3')
 
 
-def test_a_store_without_conditions_is_refused_when_the_plan_is_made(project: PartsProject, s3: LoopbackS3) -> None:
+@pytest.mark.parametrize(("key", "seconds"), [("", 600), ("record_seconds = 5", 5)])
+def test_records_are_rare_in_a_store_unless_a_time_is_set(key: str, seconds: int, project: PartsProject) -> None:
+    assert project.graph(2, root="one", build=f'store = "{STORE}"\n{key}').plan(NAME).record_seconds == seconds
+
+
+def test_a_store_without_conditions_is_refused_once_in_each_process(project: PartsProject, s3: LoopbackS3) -> None:
+    one, two = machine(project, "one"), machine(project, "two")
+    build(one, one.order()[:3])
+    stored_module._require_conditional_put.cache_clear()
     s3.decide = lambda method, key: "unconditional" if method == "PUT" and key.endswith("conditional-put.txt") else None
     with pytest.raises(NielsCacheError, match="ignores If-None-Match"):
-        build(machine(project, "one"))
+        build(two)
+    s3.decide = lambda method, key: None
+    s3.requests.clear()
+    build(two)
+    assert 4 <= len([key for _, key in s3.requests if key.endswith("conditional-put.txt")]) <= 5
 
 
 @pytest.mark.remote

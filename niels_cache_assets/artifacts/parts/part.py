@@ -668,7 +668,7 @@ class GrownShare(_ShareOfPlan):
         else:
             for path in work.directory.iterdir():  # of an unfinished build that was kept
                 remove(path)
-            stored = None if work.lease is None else work.lease.stored
+            stored = work.stored
             link = None if stored is None else stored.link_published(spec.directory)
             link_all(built, spec.directory, work.directory, target=cache.directory, log=work.log, link=link)
             if spec.parts_plan.single_process_build() != built:

@@ -1,10 +1,11 @@
 """The removal of parts that a complete cache no longer needs: of an earlier plan, or of a data set that is no longer in parts.
 
-With a store, `prune_stored` removes what interrupted attempts and earlier plans have left there (parts/store_prune.py).
+With a store, it removes what interrupted attempts and earlier plans have left there (parts/store_prune.py).
 
 If no data set is searched for duplicates any more, the hashes and the ranges of an unfinished search are removed too.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +22,7 @@ from niels_cache_assets.parts.exclusion import FOUND_NAME
 from niels_cache_assets.parts.layout import PLAN_NAME, PLAN_STAGED, VAL_BITS, part_name, parts_dir
 from niels_cache_assets.parts.lease import hold_lease
 from niels_cache_assets.parts.store import PLAN
-from niels_cache_assets.parts.store_prune import StoreGarbage, find_garbage, prune_store
+from niels_cache_assets.parts.store_prune import find_garbage, remove_garbage
 from niels_cache_assets.sources.types import PretrainSource
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 from niels_cache_runtime.format.commit import remove
@@ -30,14 +31,14 @@ from niels_cache_runtime.format.meta import read_meta
 
 
 class PrunedPart(NamedTuple):
-    """A removed part or range, or its unfinished build.
+    """A removed part or range, its unfinished build, or what an attempt has left in a store.
 
     Attributes:
-        directory: The removed folder.
+        directory: The removed folder, or its address.
         bytes: The size of its files. Hard links of the cache keep the bytes that they share with it.
     """
 
-    directory: Path
+    directory: Path | str
     bytes: int
 
 
@@ -45,11 +46,13 @@ def prune_parts(graph: Graph, name: str) -> list[PrunedPart]:
     """Remove the parts and the unfinished parts that the complete cache of a data set does not need for a repair, and return them.
 
     If no data set has "dedup" any more, also remove the hashes and the ranges of an unfinished search for duplicates. The parts of the
-    current plan stay, because a repair and growth need them.
+    current plan stay, because a repair and growth need them. With a store, see `_prune_store`.
 
     Raises:
         NielsCacheError: If the cache is not complete, or a part that would be removed is being built.
     """
+    if graph.registry.build.store is not None:
+        return _prune_store(graph, name)
     state = graph.dataset_state(name)
     if state.state != "in sync":
         raise NielsCacheError(f"{state.directory}: is {state.state}, so its parts are still needed; build it first: {state.advice}")
@@ -80,8 +83,10 @@ def prune_parts(graph: Graph, name: str) -> list[PrunedPart]:
         raise NotWrittenError(f"{error.filename or folder}: cannot be removed: {error.strerror}; fix this, then prune again") from error
 
 
-def prune_stored(graph: Graph, name: str) -> list[StoreGarbage]:
+def _prune_store(graph: Graph, name: str) -> list[PrunedPart]:
     """Remove what neither the current plan nor the published build of a data set needs, and what attempts at the tokenizer have left.
+
+    The build that was published before stays as well, because a loader may still read it.
 
     Raises:
         NielsCacheError: If the store has no tokenizer or no plan of these settings.
@@ -92,11 +97,12 @@ def prune_stored(graph: Graph, name: str) -> list[StoreGarbage]:
     if isinstance(dataset, JoinedCache):
         StorePlace(dataset.spec.parts_plan).finished()
         current = [*dataset.folders_in_store().values(), *(f"{PLAN}/{group.val[0]}" for group in dataset.spec.plan.groups if group.val)]
-    garbage: list[StoreGarbage] = []
+    removed = Counter[str]()
     for place in (StorePlace(dataset), tokenizer):
-        found = find_garbage(place.store, [place.folder, *current], keeps_finished=place is tokenizer)
-        garbage += prune_store(place.store, found)
-    return garbage
+        store = place.store
+        for each in remove_garbage(store, find_garbage(store, [place.folder, *current], keeps_finished=place is tokenizer)):
+            removed[store.name_of(each.key.rpartition("/")[0])] += each.size
+    return [PrunedPart(*each) for each in sorted(removed.items())]
 
 
 def _remove_parts(graph: Graph, folder: Path, kept: Mapping[str, object]) -> list[PrunedPart]:

@@ -114,7 +114,7 @@ class JoinedCache(DatasetArtifact[SourceWithParts]):
 
     def write(self, work: BuildJob) -> WriteResult:
         of_parts: tuple[Split, ...] = ("train",) if self.spec.source.has_val_part else SPLITS
-        stored = None if work.lease is None else work.lease.stored
+        stored = work.stored
         folder, link = self.spec.parts_folder, None
         if stored is not None:
             folders = {directory.name: key for directory, key in self.folders_in_store().items()}

@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
-from functools import partial
 from typing import Any, NamedTuple
 
 from niels_cache_assets.artifacts.base import Artifact
 from niels_cache_assets.artifacts.stored import StorePlace, in_store
 from niels_cache_assets.base.wording import format_duration
 from niels_cache_assets.disk.attempts import attempt_record
-from niels_cache_assets.disk.build_lock import path_stamp
+from niels_cache_assets.disk.build_lock import BuildStatus, path_stamp
 from niels_cache_assets.disk.journal import real_path
 from niels_cache_assets.facts.progress import describe
 from niels_cache_assets.parts.lease import DONE, STOPPED, UNKNOWN_SPEED, LeaseHolder, has_died, latest
@@ -26,7 +25,7 @@ from niels_cache_assets.parts.store import CLOCKS, LEASES, MAX_RECORD_BYTES, REC
 from niels_cache_assets.parts.store_attempt import READS_AT_ONCE, read_objects
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME
-from niels_cache_runtime.format.meta import read_meta
+from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.remote.store import RemoteError, Store
 
 RUNNING, SILENT, FAILED, STALE, WAITING = "running", "silent", "failed", "stale", "waiting"
@@ -37,17 +36,24 @@ class WatchedStep(NamedTuple):
     """A step of a build.
 
     Attributes:
-        key: The key of its artifact.
+        artifact: Its artifact.
         state: One of STATES. SILENT: the lease was not renewed in time, because the process was killed or is frozen, or its machine is
             lost. STALE: what was built has other settings, or was removed.
         attempt: The latest attempt, or None if the step was never begun.
         silent_seconds: The time since the last renewal. 0 unless the step is running or silent.
+        stamp: A value that differs for each build of the current settings. None if there is none.
     """
 
-    key: str
+    artifact: Artifact
     state: str
     attempt: LeaseHolder | None
     silent_seconds: float = 0.0
+    stamp: str | None = None
+
+    @property
+    def key(self) -> str:
+        """The key of the artifact."""
+        return self.artifact.key
 
     @property
     def reason(self) -> str:
@@ -76,38 +82,60 @@ def watch_steps(
         lease_seconds: How long a lease may go without renewal.
         known: What earlier looks have read in a store, which this look updates.
     """
-    looks: dict[bool, _StoreLook] = {}  # the tokenizer has another address than a data set
-    steps = list[Callable[[], WatchedStep]]()
-    for artifact in artifacts:
-        place = in_store(artifact)
-        if not isinstance(place, StorePlace):
-            steps.append(partial(_watch_in_folder, artifact, lease_seconds))
-            continue
-        is_tokenizer = place.kind == "tokenizer"
-        if is_tokenizer not in looks:
-            looks[is_tokenizer] = _StoreLook(place.store, {} if known is None else known)
-        steps.append(partial(looks[is_tokenizer].watch, place, lease_seconds))
+    places = [*map(in_store, artifacts)]
+    examples = {place.kind == "tokenizer": place for place in places if isinstance(place, StorePlace)}  # it has an address of its own
+    looks = {kind: _StoreLook(place.store, {} if known is None else known) for kind, place in examples.items()}
+
+    def watch(place: Artifact | StorePlace) -> WatchedStep:
+        if isinstance(place, Artifact):
+            return _watch_in_folder(place, lease_seconds)
+        return looks[place.kind == "tokenizer"].watch(place, lease_seconds)
+
     with ThreadPoolExecutor(READS_AT_ONCE if looks else 1) as pool:
-        return [*pool.map(lambda step: step(), steps)]
+        return [*pool.map(watch, places)]
+
+
+def build_status_in_store(artifact: Artifact) -> BuildStatus | None:
+    """Return the state of a build in a store, or None for an artifact that is built in its folder. It costs as much as `watch_steps`."""
+    place = in_store(artifact)
+    if isinstance(place, Artifact):
+        return None
+    [step] = watch_steps([artifact], lease_seconds=place.spec.registry.cluster.lease_seconds)
+    attempt = step.attempt
+    if attempt is None:
+        return BuildStatus(None, False, None, None)
+    writer = attempt.writer if step.state == RUNNING else None
+    return BuildStatus(writer, step.state in (SILENT, FAILED, STOPPED), attempt.share, attempt.counts.get("documents"))
 
 
 def _watch_in_folder(artifact: Artifact, lease_seconds: float) -> WatchedStep:
     target = real_path(artifact.lease_target)
     seen, seconds, has_ended = latest(target), 0.0, False
     attempt = None if seen is None else seen.holder
-    is_built: bool | None = None
-    with suppress(NielsCacheError):  # there is no record, or no plan
+    meta: Meta | None = None
+    with suppress(NielsCacheError):  # there is no record
         meta = read_meta(str(artifact.directory / (artifact.record or META_NAME)))
-        is_built = artifact.matches(meta, artifact.identity(meta.get("dataset_revision")))
     if seen is not None and attempt is not None and attempt.ended is None:
         renewed = path_stamp(attempt_record(target, seen.attempt))
         seconds, has_ended = time.time() - renewed[1] / 1e9 if renewed else 0.0, has_died(target, seen)
-    return _step(artifact.key, is_built, attempt, seconds, is_alive=seconds <= lease_seconds and not has_ended)
+    return _step(artifact, _stamp(artifact, meta), attempt, seconds, is_alive=seconds <= lease_seconds and not has_ended)
 
 
-def _step(key: str, is_built: bool | None, attempt: LeaseHolder | None, seconds: float, *, is_alive: bool) -> WatchedStep:
-    """Return what happens to a step. `is_built` is None if it is unknown what was built, or if nothing was."""
-    state = DONE if is_built else STALE if attempt is not None or is_built is not None else WAITING
+def _stamp(artifact: Artifact, meta: Meta | None) -> str | None:
+    """Return the stamp of a finished build, an empty string if it has other settings, or None if that is unknown."""
+    if meta is None:
+        return None
+    try:
+        return str(meta["meta_sha256"]) if artifact.matches(meta, artifact.identity(meta.get("dataset_revision"))) else ""
+    except RemoteError:
+        raise
+    except NielsCacheError:  # there is no plan, or one of other settings
+        return None
+
+
+def _step(artifact: Artifact, stamp: str | None, attempt: LeaseHolder | None, seconds: float, *, is_alive: bool) -> WatchedStep:
+    """Return what happens to a step. `stamp` is a result of `_stamp`."""
+    state = DONE if stamp else STALE if attempt is not None or stamp is not None else WAITING
     if attempt is not None and attempt.ended is None:
         if is_alive:
             state = RUNNING  # even if it replaces a current build
@@ -115,7 +143,7 @@ def _step(key: str, is_built: bool | None, attempt: LeaseHolder | None, seconds:
             state = SILENT
     elif attempt is not None and DONE not in (state, attempt.ended):
         state = STOPPED if attempt.ended == STOPPED else FAILED
-    return WatchedStep(key, state, attempt, seconds)
+    return WatchedStep(artifact, state, attempt, seconds, stamp or None)
 
 
 class _StoreLook:
@@ -137,19 +165,17 @@ class _StoreLook:
         attempt = self._read(key, lambda: LeaseHolder.decoded(self._store.get(key, most_bytes=MAX_RECORD_BYTES).content))
         is_open = attempt is not None and attempt.ended is None
         seconds = (self._now - self._listed[key].modified).total_seconds() if is_open else 0.0
-        return _step(place.artifact.key, self._is_built(place), attempt, seconds, is_alive=seconds <= lease_seconds)
+        return _step(place.artifact, self._stamp(place), attempt, seconds, is_alive=seconds <= lease_seconds)
 
-    def _is_built(self, place: StorePlace) -> bool | None:
+    def _stamp(self, place: StorePlace) -> str | None:
+        if place.kind not in ("part", "val_part"):
+            return _stamp(place.artifact, place.finished())
         try:
-            if place.kind in ("part", "val_part"):
-                folder = place.folder
-                return self._read(record_of(folder), lambda: read_objects(self._store, folder) is not None) or None
-            meta = place.finished()  # this machine needs the tokenizer and the plan to compare parts
-            return None if meta is None else place.artifact.matches(meta, place.artifact.identity(meta.get("dataset_revision")))
-        except RemoteError:
-            raise
+            folder = place.folder
         except NielsCacheError:  # there is no plan, or one of other settings
             return None
+        key = record_of(folder)
+        return self._listed[key].e_tag if self._read(key, lambda: read_objects(self._store, folder) is not None) else None
 
     def _read(self, key: str, load: Callable[[], Any]) -> Any:
         """Return what is read from an object, or None if it does not exist."""
@@ -168,8 +194,9 @@ def summarize_steps(steps: Sequence[WatchedStep]) -> dict[str, Any]:
     `seconds_left` is the time until all steps of the kinds that are running are done, at the present speed, or None if it is unknown.
     """
     hours, speeds, left = (defaultdict[str, float](float) for _ in range(3))
-    for key, state, attempt, _ in steps:
-        kind, share_left = key.partition("/")[0], 0.0 if state == DONE else 1.0
+    for step in steps:
+        state, attempt, kind = step.state, step.attempt, step.key.partition("/")[0]
+        share_left = 0.0 if state == DONE else 1.0
         if attempt is not None:
             finished, lost = attempt.all_cpu_seconds()
             if state == RUNNING:
@@ -189,7 +216,15 @@ def summarize_steps(steps: Sequence[WatchedStep]) -> dict[str, Any]:
 def steps_json(steps: Sequence[WatchedStep]) -> dict[str, Any]:
     """Return the figures of `summarize_steps`, and the steps that are not done, as values of JSON."""
     left = [
-        {**step._asdict(), "reason": step.reason, "attempt": step.attempt and asdict(step.attempt)} for step in steps if step.state != DONE
+        {
+            "key": step.key,
+            "state": step.state,
+            "reason": step.reason,
+            "attempt": step.attempt and asdict(step.attempt),
+            "silent_seconds": step.silent_seconds,
+        }
+        for step in steps
+        if step.state != DONE
     ]
     return {**summarize_steps(steps), "steps": left}
 

@@ -257,23 +257,18 @@ def _add(arguments: argparse.Namespace, registry: Registry, root: Path) -> None:
 
 def _prune(arguments: argparse.Namespace, registry: Registry, root: Path) -> None:
     from niels_cache_assets.artifacts.graph import graph
-    from niels_cache_assets.artifacts.parts.prune import prune_parts, prune_stored
+    from niels_cache_assets.artifacts.parts.prune import prune_parts
 
     name = arguments.name
-    if registry.build.store is not None:
-        garbage = prune_stored(graph(registry, root), name)
-        if not print_facts(arguments, {"name": name, "removed": garbage}):
-            for each in garbage:
-                output().print(f"removed {each.folder}: {format_count(each.objects, 'object')} ({file_size(each.bytes)})")
-            kept = "; the published build and the one before it stay"
-            output().print(f"{name}: removed {format_count(sum(each.objects for each in garbage), 'object')} from the store{kept}")
-        return
     removed = prune_parts(graph(registry, root), name)
     if print_facts(arguments, {"name": name, "removed": [{"directory": part.directory, "bytes": part.bytes} for part in removed]}):
         return
     console = output()
     for part in removed:
         console.print(f"removed {part.directory} ({file_size(part.bytes)})")
+    if registry.build.store is not None:
+        console.print(f"{name}: removed {format_count(len(removed), 'folder')}; the published build and the one before it stay")
+        return
     source = registry.pretrain[name]
     reason = "all of them belong to the current plan" if source.is_in_parts or source.corpus_parts > 1 else "it has none"
     why = "" if removed else f", because {reason}"

@@ -11,7 +11,6 @@ import json
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.base.wording import format_count
@@ -175,7 +174,7 @@ def run(arguments: argparse.Namespace) -> int:
     print_advice(registry)
     if not arguments.names and not arguments.all:
         states = [state for state in states if is_listed(state, registry)]
-    rows = [_row(registry, state, root) for state in states]
+    rows = [_row(artifacts, state) for state in states]
     in_parts = registry.in_parts() + registry.corpora_in_parts() if arguments.json else []
     parts = {name: steps_json(artifacts.watch(name)) for name in arguments.names if name in in_parts}
     if not print_facts(arguments, {"root": root, "data_sets": [row.as_json(registry) for row in rows], "parts": parts}):
@@ -208,14 +207,17 @@ def _watch(arguments: argparse.Namespace, artifacts: Graph) -> int:
         time.sleep(min(_WATCH_SECONDS, artifacts.registry.cluster.renew_seconds))
 
 
-def _row(registry: Registry, state: CacheState, root: Path) -> StatusRow:
+def _row(artifacts: Graph, state: CacheState) -> StatusRow:
+    from niels_cache_assets.artifacts.parts.watch import build_status_in_store
     from niels_cache_assets.artifacts.unfinished import unfinished_build
     from niels_cache_assets.disk.build_lock import build_status
 
-    work = build_status(state.directory)
-    is_unfinished = work.is_resumable and work.writer is None
+    key = "tokenizer" if state.kind == "tokenizer" else f"{state.kind}/{state.name}"
+    stored = build_status_in_store(artifacts[key]) if key in artifacts.keys else None
+    work = build_status(state.directory) if stored is None else stored
+    is_unfinished = stored is None and work.is_resumable and work.writer is None
     meta = state.meta if state.condition in ("complete", "stale") else {}
-    return StatusRow(state, work, meta, unfinished_build(registry, state, root=root) if is_unfinished else None)
+    return StatusRow(state, work, meta, unfinished_build(artifacts.registry, state, root=artifacts.root) if is_unfinished else None)
 
 
 def _chosen(registry: Registry, states: list[CacheState], names: Iterable[str]) -> list[CacheState]:
