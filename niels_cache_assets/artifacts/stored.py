@@ -37,7 +37,7 @@ from niels_cache_runtime.format.meta import Meta, load_meta, parse_meta, read_me
 from niels_cache_runtime.format.reading import mapped
 from niels_cache_runtime.remote.objects import OBJECTS_NAME, RemoteFile
 from niels_cache_runtime.remote.record import TOKENIZER, Record, read_record
-from niels_cache_runtime.remote.store import ConflictError, MissingError, Store
+from niels_cache_runtime.remote.store import ConflictError, MissingError, Store, open_store
 
 WHOLE = "all"  # the member that is the whole data set
 _MEMBERS = {"tokenizer": "tokenizer", "plan": "plan", "val_part": VAL_NAME} | dict.fromkeys(FAMILIES, WHOLE)
