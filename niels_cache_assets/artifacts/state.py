@@ -124,11 +124,10 @@ class CacheState:
 def state_of(artifact: Artifact) -> CacheState:
     """Return the state of one artifact of a configuration. This costs one or two small reads, and a few more for a report or an index."""
     kind = cast(Kind, artifact.key.partition("/")[0])
-    if not isinstance(artifact, DatasetCache | SwitchedOff) or kind not in FAMILIES:
-        return _state(artifact.key, kind, artifact.directory, partial(_evaluate, artifact), note=partial(_note, artifact))
-    spec = artifact.spec
-    read = None if spec.registry.build.store is None else spec.finished
-    return _state(spec.name, kind, artifact.directory, partial(_evaluate, artifact), note=partial(_note, artifact), read=read)
+    spec = artifact.spec if isinstance(artifact, DatasetCache | SwitchedOff) and kind in FAMILIES else None
+    name = artifact.key if spec is None else spec.name
+    read = None if spec is None or spec.registry.build.store is None else spec.finished
+    return _state(name, kind, artifact.directory, partial(_evaluate, artifact), note=partial(_note, artifact), read=read)
 
 
 def _note(artifact: Artifact, meta: Meta) -> str | None:

@@ -28,16 +28,17 @@ from niels_cache_assets.parts.attempts import attempt_scratch
 from niels_cache_assets.parts.layout import PLAN_NAME, VAL_BITS, VAL_NAME
 from niels_cache_assets.parts.lease import StopRequests, stop_stamp
 from niels_cache_assets.parts.store import PLAN, folder_of, lease_of, read_small, write_if
-from niels_cache_assets.parts.store_attempt import StoreAttempt, fetch_object, read_object, read_objects, stored_attempt
+from niels_cache_assets.parts.store_attempt import StoreAttempt, read_object, read_objects, stored_attempt
 from niels_cache_assets.parts.store_lease import StoreLease, hold_store_lease
 from niels_cache_runtime.cache.opening import listed_files
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, tokenizer_dir
 from niels_cache_runtime.format.meta import Meta, load_meta, parse_meta, read_meta
 from niels_cache_runtime.format.reading import mapped
+from niels_cache_runtime.remote.download import append_file
 from niels_cache_runtime.remote.objects import OBJECTS_NAME, RemoteFile
-from niels_cache_runtime.remote.record import TOKENIZER, Record, read_record
-from niels_cache_runtime.remote.store import ConflictError, MissingError, Store, open_store
+from niels_cache_runtime.remote.record import TOKENIZER, Record, find_record
+from niels_cache_runtime.remote.store import ConflictError, Store, open_store
 
 WHOLE = "all"  # the member that is the whole data set
 _MEMBERS = {"tokenizer": "tokenizer", "plan": "plan", "val_part": VAL_NAME} | dict.fromkeys(FAMILIES, WHOLE)
@@ -115,11 +116,12 @@ class StorePlace:
                 return None
             folder: Path = self.artifact.directory
             folder.mkdir(parents=True, exist_ok=True)
-            for name in filter(None, (group["val"] for group in parse_meta(found.content, store.name_of(PLAN_NAME))["groups"])):
+            plan = parse_meta(found.content, store.name_of(PLAN_NAME))
+            for name in filter(None, (group["val"] for group in plan["groups"])):
                 if not (folder / name).exists():
                     content = store.get(f"{PLAN}/{name}", most_bytes=sys.maxsize).content  # its name has its sha256
                     write_atomically(folder / name, content, spare=f"new-{os.getpid()}")
-            if not (folder / PLAN_NAME).exists() or (folder / PLAN_NAME).read_bytes() != found.content:
+            if self.artifact.finished() != plan:
                 write_atomically(folder / PLAN_NAME, found.content, spare=f"new-{os.getpid()}")
             return self.artifact.finished()
         if self.kind in FAMILIES:
@@ -128,9 +130,13 @@ class StorePlace:
         objects = read_objects(store, self.folder)
         if objects is None:
             return None
-        if self.kind in _COPIED and copies:
-            _copy(store, objects, self.artifact.directory)
-        return parse_meta(read_object(store, objects[META_NAME]), store.name_of(objects[META_NAME].key))
+        meta = parse_meta(read_object(store, objects[META_NAME]), store.name_of(objects[META_NAME].key))
+        directory: Path = self.artifact.directory
+        if self.kind in _COPIED and copies and self.artifact.finished() != meta:
+            with lock_target(directory, wait=True, log=lambda line: None), staged(directory) as copy:
+                for name, file in objects.items():
+                    append_file(store, file, copy / name)
+        return meta
 
     def need(self) -> SpaceNeed | None:
         """See `Artifact.need`. Conversations are on this disk as a whole; of a pretrain data set, full shards leave it."""
@@ -161,7 +167,7 @@ class StorePlace:
             staging: AbstractContextManager[Path] = self._staged_plan(store, lease)
         else:
             folder = folder_of(self.member, lock.fingerprint)
-            publish = partial(self._publish, store, lease, _record_at(store)) if self.kind in FAMILIES else None
+            publish = partial(self._publish, store, lease, find_record(store)) if self.kind in FAMILIES else None
             staging = stored_attempt(store, lease, folder, log=log, afresh=lock.force, publish=publish)
         with staging as directory:
             yield directory
@@ -201,21 +207,19 @@ class StorePlace:
         if meta.get("tokenizer_sha256") is not None:
             folder = tokenizer_dir(self.spec.root)
             names = [*sorted(listed_files(load_meta(str(folder / META_NAME)), folder)), META_NAME]
-            beside += [attempt.send_beside(folder / name, f"{TOKENIZER}{name}") for name in names]
+            beside += [attempt.send(folder / name, f"{TOKENIZER}{name}") for name in names]
         found, state = then
-        older = [] if found is None else [each for each in (found.content_sha256, *found.previous) if each != meta["content_sha256"]]
         record = Record(
             family=self.spec.family,
             name=self.spec.name,
             content_sha256=meta["content_sha256"],
             meta_sha256=meta["meta_sha256"],
             beside={file.path: {"bytes": file.size, "key": file.key, "sha256": file.sha256} for file in beside},
-            previous=tuple(dict.fromkeys(older)),
             replaced=None if found is None else found.beside.get(OBJECTS_NAME, {}).get("key"),
         )
         lease.check()
         try:
-            write_if(store, META_NAME, record.content(), state=state)
+            write_if(store, META_NAME, record.after(found).content(), state=state)
         except ConflictError:
             raise lease.lost_error() from None
 
@@ -231,29 +235,3 @@ def _require_conditional_put(address: str) -> None:
         RemoteError: If it does not.
     """
     open_store(address, make=True).require_conditional_put()
-
-
-def _record_at(store: Store) -> tuple[Record | None, str | None]:
-    try:
-        return read_record(store)
-    except MissingError:
-        return None, None
-
-
-def _copy(store: Store, objects: Mapping[str, RemoteFile], directory: Path) -> None:
-    """Copy finished files into a folder of this machine, unless they are there."""
-
-    def is_there() -> bool:
-        try:
-            has_files = all((directory / name).stat().st_size == file.size for name, file in objects.items())
-            return has_files and hashlib.sha256((directory / META_NAME).read_bytes()).hexdigest() == objects[META_NAME].sha256
-        except OSError:
-            return False
-
-    if is_there():
-        return
-    with lock_target(directory, wait=True, log=lambda line: None):
-        if not is_there():
-            with staged(directory) as partial:
-                for name, file in objects.items():
-                    fetch_object(store, file, partial / name)

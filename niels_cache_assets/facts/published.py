@@ -14,7 +14,7 @@ from niels_cache_assets.project.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Family, dataset_dir
 from niels_cache_runtime.format.meta import Meta
-from niels_cache_runtime.remote.download import complete_download
+from niels_cache_runtime.remote.download import append_file
 from niels_cache_runtime.remote.record import read_published
 from niels_cache_runtime.remote.store import MissingError, Store, open_store
 
@@ -65,8 +65,5 @@ def folder_with(paths: Collection[str], folder: Path, address: str | None) -> It
         raise NielsCacheError(f"{address}: {file_size(size)} would have to be copied here; pull it: niels-cache pull {address} --out DIR")
     with TemporaryDirectory() as copy:
         for file in files:
-            path = Path(copy, file.path)
-            path.parent.mkdir(exist_ok=True)
-            with open(path, "w+b") as opened:
-                complete_download(opened, store, file)
+            append_file(store, file, Path(copy, file.path))
         yield Path(copy)

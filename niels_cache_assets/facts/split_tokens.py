@@ -29,7 +29,7 @@ from niels_cache_runtime.format.layout import (
     tokens_name,
 )
 
-_GAP_BYTES, _READ_BYTES, _REQUESTS = 1 << 18, 1 << 23, 16  # in a store: read over such gaps, at most so many bytes, so many at a time
+_GAP_TOKENS, _REQUESTS = 1 << 15, 16  # ranges in a store with smaller gaps are read by one request, and so many requests at a time
 
 
 class SplitTokens:
@@ -120,17 +120,16 @@ class SplitTokens:
 
     def read_ranges(self, starts: Ints, stops: Ints) -> list[Tokens]:
         """Return the tokens of ranges, which ascend. Ranges beside each other are read at once, in a store also those with small gaps."""
-        gap = 0 if self._paths else _GAP_BYTES // self.dtype.itemsize
-        is_far = (starts[1:] - stops[:-1] > gap) | (np.diff(starts // (_READ_BYTES // self.dtype.itemsize)) > 0)
-        edges = [0, *(np.flatnonzero(is_far) + 1).tolist(), len(starts)]
+        gap = 0 if self._paths else _GAP_TOKENS
+        edges = [0, *(np.flatnonzero(starts[1:] - stops[:-1] > gap) + 1).tolist(), len(starts)]
 
         def read(first: int, last: int) -> list[Tokens]:
             begin = int(starts[first])
             found = self.read(begin, int(stops[last - 1]) - begin)
-            return [found[start:stop] for start, stop in zip(starts[first:last] - begin, stops[first:last] - begin, strict=True)]
+            return [found[start - begin : stop - begin] for start, stop in zip(starts[first:last], stops[first:last], strict=True)]
 
-        with ThreadPoolExecutor(1 if self._paths else _REQUESTS) as pool:
-            return [*chain.from_iterable(pool.map(read, edges, edges[1:]))]
+        with ThreadPoolExecutor(_REQUESTS) as pool:
+            return [*chain.from_iterable((map if self._paths else pool.map)(read, edges, edges[1:]))]
 
     def _shard_at(self, position: int) -> tuple[int, int]:
         """Return the number of the shard with this token, and where that shard starts."""

@@ -14,13 +14,12 @@ record, which are sent again with the whole shard.
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -34,10 +33,10 @@ from niels_cache_assets.parts.seal import Link
 from niels_cache_assets.parts.store import read_small, record_of, write_if
 from niels_cache_assets.parts.store_lease import StoreLease
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split, Tokens, documents_folder, documents_name, shard_name, token_dtype_of
+from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split, Tokens, documents_folder, documents_name, token_dtype_of
 from niels_cache_runtime.format.meta import MAX_META_BYTES, Meta, read_meta
 from niels_cache_runtime.format.reading import mapped
-from niels_cache_runtime.remote.download import WrongContentError, read_range, stream_with_retries
+from niels_cache_runtime.remote.download import WrongContentError, append_file, read_range
 from niels_cache_runtime.remote.objects import OBJECTS_NAME, RemoteFile, encode_objects, parse_objects
 from niels_cache_runtime.remote.record import read_published
 from niels_cache_runtime.remote.store import ConflictError, MissingError, SmallObject, Store
@@ -81,22 +80,6 @@ def read_object(store: Store, file: RemoteFile) -> bytes:
     return content
 
 
-def fetch_object(store: Store, file: RemoteFile, path: Path) -> None:
-    """Append the content of a file to the file `path`.
-
-    Raises:
-        WrongContentError: If the content has another sha256 than recorded.
-    """
-    digest = hashlib.sha256()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "ab") as opened:
-        for piece in stream_with_retries(store, file):
-            opened.write(piece)
-            digest.update(piece)
-    if digest.hexdigest() != file.sha256:
-        raise WrongContentError(f"{store.name_of(file.key)}: its content has another sha256 than recorded; build this part again")
-
-
 class StoreAttempt:
     """The files of one attempt.
 
@@ -136,7 +119,7 @@ class StoreAttempt:
                 raise ValueError(recorded)
             for name, each in pieces.items():
                 for piece in each:
-                    fetch_object(self._store, piece, self._directory / name)
+                    append_file(self._store, piece, self._directory / name)
         except (MissingError, WrongContentError, ValueError, TypeError, KeyError, AttributeError) as error:
             log(f"starting afresh: {where} cannot be used: {error}")
             clear_directory(self._directory)
@@ -188,13 +171,12 @@ class StoreAttempt:
     def _send_record(self, recorded: JournalRecord) -> None:
         self._lease.check_quickly()
         new = [name for name in recorded.finished if name not in self._objects]
-        for name in new:
-            self._send(name, recorded.finished[name]["sha256"])
+        self._send_files(recorded.finished)
         self._pieces = {name: pieces for name, pieces in self._pieces.items() if name in recorded.files}
         for name, size in recorded.files.items():
             pieces = self._pieces.setdefault(name, [])
             if (start := sum(piece.size for piece in pieces)) < size:
-                pieces.append(self._put(name, f"{name}.{start}", start, size))
+                pieces.append(self.send(self._directory / name, name, key=f"{name}.{start}", start=start, end=size))
         objects = json.loads(encode_objects(self._objects.values()))
         self._write_journal({"objects": objects, "pieces": self._pieces, "record": encode_record(recorded).decode()})
         for name in new:
@@ -215,17 +197,15 @@ class StoreAttempt:
         """
         self._wait()
         files = read_meta(str(self._directory / META_NAME)).get("files", {})
-        for name, entry in files.items():
-            if name not in self._objects or self._objects[name].sha256 != entry["sha256"]:
-                self._send(name, entry["sha256"])
-        self._objects[META_NAME] = self._put(META_NAME, META_NAME, 0, (self._directory / META_NAME).stat().st_size)
+        self._send_files(files)
+        self._objects[META_NAME] = self.send(self._directory / META_NAME, META_NAME)
         self._lease.check()
         named = {name: self._objects[name] for name in (*files, META_NAME)}
         content = encode_objects(named.values())
         if publish is not None:
             self._write_journal(self._journal)  # fails if another attempt has signed it
             (self._directory / OBJECTS_NAME).write_bytes(content)
-            publish(self, {**named, OBJECTS_NAME: self.send_beside(self._directory / OBJECTS_NAME, OBJECTS_NAME)})
+            publish(self, {**named, OBJECTS_NAME: self.send(self._directory / OBJECTS_NAME, OBJECTS_NAME)})
         self._write_record(content)
 
     def join(self, folders: Mapping[str, str], names: Collection[str], directory: Path, *, log: Log) -> Link:
@@ -249,7 +229,7 @@ class StoreAttempt:
             size = 2 * sum(file.size for file in wanted.values())
             need = SpaceNeed(bytes=size, reason="the document ends of the parts and of the data set", certain=True)
             require_free_space(directory, need, log=log)
-            for _ in pool.map(partial(fetch_object, self._store), wanted.values(), wanted):
+            for _ in pool.map(partial(append_file, self._store), wanted.values(), wanted):
                 pass
         return self._link_from(sources)
 
@@ -269,39 +249,37 @@ class StoreAttempt:
     def shards(self, meta: Meta, split: Split) -> list[Any]:
         """Return the token files of a split of this build in order, after a download of its lineage (`StoredFiles.shards`)."""
         self._wait()
+        self._send_files(meta["files"])
         for name, file in self._objects.items():
             if name.startswith((documents_name(split), f"{documents_folder(split)}/")) and not (self._directory / name).exists():
-                fetch_object(self._store, file, self._directory / name)
-        found, dtype = list[Any](), token_dtype_of(meta)
-        while (name := f"{split}/{shard_name(len(found))}") in meta["files"]:
-            is_here = name not in self._objects
-            found.append(np.memmap(self._directory / name, dtype, "r") if is_here else StoredShard(self._store, self._objects[name], dtype))
-        return found
+                append_file(self._store, file, self._directory / name)
+        count = sum(name.startswith(f"{split}/") for name in meta["files"])
+        shards = [self._objects[f"{split}/{shard_name(number)}"] for number in range(count)]
+        return [StoredShard(self._store, file, token_dtype_of(meta)) for file in shards]
 
     def close(self) -> None:
         """Wait for what is being sent."""
         self._sender.shutdown(wait=True, cancel_futures=True)
 
-    def _send(self, name: str, sha256: str) -> None:
-        sent = self._put(name, name, 0, os.path.getsize(self._directory / name))
-        if sent.sha256 != sha256:
-            raise NielsCacheError(f"{self._directory / name}: its bytes have changed on the disk since they were written; build it again")
-        self._objects[name] = sent
+    def _send_files(self, files: Mapping[str, Mapping[str, Any]]) -> None:
+        """Send the finished files that are not sent yet.
 
-    def _put(self, name: str, key: str, start: int, end: int) -> RemoteFile:
-        """Send a range of a file, which no one changes any more."""
-        with open(self._directory / name, "rb") as opened, mapped(opened) as content:
-            return self._put_content(name, key, opened, content[start:end])
+        Raises:
+            NielsCacheError: If a file has changed on the disk since it was written.
+        """
+        for name, entry in files.items():
+            if name not in self._objects or self._objects[name].sha256 != entry["sha256"]:
+                self._objects[name] = self.send(self._directory / name, name)
+                if self._objects[name].sha256 != entry["sha256"]:
+                    path = self._directory / name
+                    raise NielsCacheError(f"{path}: its bytes have changed on the disk since they were written; build it again")
 
-    def _put_content(self, name: str, key: str, opened: BinaryIO, content: memoryview) -> RemoteFile:
-        key, sha256 = f"{self._folder}/{self._lease.folder}/{key}", hashlib.sha256(content).hexdigest()
-        self._store.put(key, opened, content, sha256=sha256)
-        return RemoteFile(name, key, len(content), sha256)
-
-    def send_beside(self, path: Path, name: str) -> RemoteFile:
-        """Send a file that belongs to the build, but not to its meta.json, such as one of the tokenizer."""
+    def send(self, path: Path, name: str, *, key: str | None = None, start: int = 0, end: int | None = None) -> RemoteFile:
+        """Send a file, or a range of it that no one changes any more, under a key of this attempt (the name, unless given)."""
         with open(path, "rb") as opened, mapped(opened) as content:
-            return self._put_content(name, name, opened, content)
+            key, sha256 = f"{self._folder}/{self._lease.folder}/{key or name}", hashlib.sha256(content[start:end]).hexdigest()
+            self._store.put(key, opened, content[start:end], sha256=sha256)
+            return RemoteFile(name, key, len(content[start:end]), sha256)
 
 
 class StoredShard:
@@ -315,8 +293,6 @@ class StoredShard:
 
     def __getitem__(self, part: slice) -> Tokens:
         start, stop, _ = part.indices(len(self))
-        if start >= stop:
-            return np.empty(0, self._dtype)
         size = self._dtype.itemsize
         content = read_range(self._store, self._file, (stop - start) * size, start=start * size).content
         return np.frombuffer(content, self._dtype)

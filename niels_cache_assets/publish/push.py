@@ -38,7 +38,7 @@ from niels_cache_runtime.format.meta import UNVERIFIABLE, Meta, check_location, 
 from niels_cache_runtime.format.meta_keys import check_form
 from niels_cache_runtime.format.reading import mapped
 from niels_cache_runtime.remote.objects import RemoteFile
-from niels_cache_runtime.remote.record import TOKENIZER, Record, read_record
+from niels_cache_runtime.remote.record import TOKENIZER, Record, find_record, read_record
 from niels_cache_runtime.remote.store import ConflictError, ListedObject, MissingError, RemoteError, Store, check_address, open_store
 
 State = Literal["published", "replaced", "already there"]
@@ -133,16 +133,13 @@ def push(
         RemoteError: If the store refuses or does not answer.
     """
     store = open_store(check_address(address), make=True)
-    found, version = _record_at(store)
+    found, version = find_record(store)
     require_replaceable(build, found, store.address, replace_other=replace_other)
     store.require_conditional_put()
     total = sum(file.size for file in build.files)
     compared: Compared = "content" if repair else "hash"
     sent = _send_missing(build, store, tally=Tally(total * (1 + repair), progress), compared=compared)
-    record, is_new = build.record, not build.record.is_same_build(found)
-    if found is not None:
-        older = dict.fromkeys([found.content_sha256, *found.previous])
-        record = replace(record, previous=tuple(each for each in older if each != record.content_sha256))
+    record, is_new = build.record.after(found), not build.record.is_same_build(found)
     if is_new:  # a prune may have deleted files before or after the record was written
         sent |= _send_missing(build, store, tally=Tally(total, None), compared="size")
         _write_record(store, record, found, version, doing="push")
@@ -254,13 +251,6 @@ def _entry(path: Path) -> dict[str, int | str]:
     return {"bytes": path.stat().st_size, "sha256": sha256_file(str(path))}
 
 
-def _record_at(store: Store) -> tuple[Record | None, str | None]:
-    try:
-        return read_record(store)
-    except MissingError:
-        return None, None
-
-
 def require_replaceable(build: LocalBuild, found: Record | None, address: str, *, replace_other: bool) -> None:
     """Raise NielsCacheError if `found`, the record at the address, must not be replaced."""
     if found is None or build.record.is_same_build(found):
@@ -364,7 +354,7 @@ def _write_record(store: Store, record: Record, found: Record | None, version: s
             has_lost = isinstance(error, ConflictError | MissingError)
             if not has_lost and not error.is_transient:
                 raise
-            current, _ = _record_at(store)
+            current, _ = find_record(store)
             if current == record or (record.is_same_build(current) and not record.is_same_build(found)):  # by this call, or by another push
                 return
             if not has_lost and seconds is None:

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from niels_cache_runtime.remote.objects import RemoteFile
@@ -100,7 +101,23 @@ def stream_with_retries(source: ObjectSource, file: RemoteFile, *, start: int = 
             tally.wait(_FIRST_WAIT_SECONDS * 2**failures)
 
 
-def complete_download(opened: BinaryIO, source: ObjectSource, file: RemoteFile, *, tally: ByteCounter = UNCOUNTED) -> int:
+def append_file(source: ObjectSource, file: RemoteFile, path: Path) -> None:
+    """Append the content of a file to the file `path`.
+
+    Raises:
+        WrongContentError: If the content has another sha256 than recorded.
+    """
+    digest = hashlib.sha256()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "ab") as opened:
+        for piece in stream_with_retries(source, file):
+            opened.write(piece)
+            digest.update(piece)
+    if digest.hexdigest() != file.sha256:
+        raise WrongContentError(f"{source.name_of(file.key)}: its content has another sha256 than recorded; build it again")
+
+
+def complete_download(opened: BinaryIO, source: ObjectSource, file: RemoteFile, *, tally: ByteCounter) -> int:
     """Download the part of a remote file that an open file lacks. If the sha256 is then wrong, download the whole file once more.
 
     Args:

@@ -19,7 +19,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from niels_cache_runtime.cache.opening import listed_files
@@ -78,6 +78,11 @@ class Record:
         """Return whether two records name the same files. Their `previous` may differ."""
         return other is not None and self.beside == other.beside and self.content_sha256 == other.content_sha256
 
+    def after(self, found: Record | None) -> Record:
+        """Return this record with the builds that the record before it has named."""
+        older = () if found is None else (found.content_sha256, *found.previous)
+        return replace(self, previous=tuple(each for each in dict.fromkeys(older) if each != self.content_sha256))
+
     def content(self) -> bytes:
         """Return the bytes of the record. Equal records give equal bytes."""
         record = {"kind": KIND, "schema_version": RECORD_VERSION, **asdict(self), "previous": list(self.previous), "record_sha256": ""}
@@ -108,6 +113,14 @@ def read_record(store: Store) -> tuple[Record, str | None]:
     except MissingError:
         raise MissingError(f"{store.address}: no published cache here; check the address, or push one") from None
     return parse_record(content, name), state
+
+
+def find_record(store: Store) -> tuple[Record | None, str | None]:
+    """Return the same as `read_record`, or None twice if there is no record."""
+    try:
+        return read_record(store)
+    except MissingError:
+        return None, None
 
 
 def parse_record(content: bytes, name: str) -> Record:

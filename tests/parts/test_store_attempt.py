@@ -14,13 +14,14 @@ from niels_cache_assets.build_cache.pretrain import PretrainBuild
 from niels_cache_assets.build_cache.resume import Resume
 from niels_cache_assets.parts import store_attempt as module
 from niels_cache_assets.parts.lease import LeaseLostError, LeaseTimes
-from niels_cache_assets.parts.store_attempt import StoreAttempt, fetch_object, read_objects, stored_attempt
+from niels_cache_assets.parts.store_attempt import StoreAttempt, read_objects, stored_attempt
 from niels_cache_assets.parts.store_lease import StoreLease, hold_store_lease
 from niels_cache_assets.parts.store_prune import find_garbage, remove_garbage
 from niels_cache_assets.streaming import encode
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.format.meta import write_meta
+from niels_cache_runtime.remote.download import append_file
 from niels_cache_runtime.remote.store import Store, open_store
 from tests.helpers.loopback_s3 import BUCKET, LoopbackS3
 from tests.helpers.tiny import WideTokenizer, sentences
@@ -90,7 +91,7 @@ def downloaded(store: Store, folder: Path) -> dict[str, bytes]:
     found = read_objects(store, FOLDER)
     assert found
     for name, file in found.items():
-        fetch_object(store, file, folder / name)
+        append_file(store, file, folder / name)
     return {name: (folder / name).read_bytes() for name in found}
 
 
