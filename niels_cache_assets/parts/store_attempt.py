@@ -33,7 +33,7 @@ from niels_cache_assets.parts.seal import Link
 from niels_cache_assets.parts.store import read_small, record_of, write_if
 from niels_cache_assets.parts.store_lease import StoreLease
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split, Tokens, documents_folder, documents_name, token_dtype_of
+from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split, Tokens, documents_folder, documents_name, shard_name, token_dtype_of
 from niels_cache_runtime.format.meta import MAX_META_BYTES, Meta, read_meta
 from niels_cache_runtime.format.reading import mapped
 from niels_cache_runtime.remote.download import WrongContentError, append_file, read_range
@@ -208,14 +208,13 @@ class StoreAttempt:
             publish(self, {**named, OBJECTS_NAME: self.send(self._directory / OBJECTS_NAME, OBJECTS_NAME)})
         self._write_record(content)
 
-    def join(self, folders: Mapping[str, str], names: Collection[str], directory: Path, *, log: Log) -> Link:
+    def join(self, folders: Mapping[str, str], names: Collection[str], directory: Path) -> Link:
         """Return how files of finished parts are linked, after a download of the few files that a seal reads.
 
         Args:
             folders: The folder of each part in the store, by the name of the part.
             names: The files to download.
             directory: Where they are written, each in a folder with the name of its part.
-            log: Called with a warning if they may not fit on the disk.
 
         Raises:
             NielsCacheError: If parts are not finished. The message names them.
@@ -224,14 +223,21 @@ class StoreAttempt:
             found = dict(zip(folders, pool.map(partial(read_objects, self._store), folders.values()), strict=True))
             if missing := [name for name, objects in found.items() if objects is None]:
                 raise NielsCacheError(f"{self._store.address}: {format_list(sorted(missing))} must be built first")
-            sources = {directory / part / name: file for part, objects in found.items() for name, file in (objects or {}).items()}
-            wanted = {path: file for path, file in sources.items() if path.name in names}
-            size = 2 * sum(file.size for file in wanted.values())
-            need = SpaceNeed(bytes=size, reason="the document ends of the parts and of the data set", certain=True)
-            require_free_space(directory, need, log=log)
+        sources = {directory / part / name: file for part, objects in found.items() for name, file in (objects or {}).items()}
+        self._download({path: file for path, file in sources.items() if path.name in names})
+        return self._link_from(sources)
+
+    def _download(self, wanted: Mapping[Path, RemoteFile]) -> None:
+        """Download files that do not exist here.
+
+        Raises:
+            NielsCacheError: If they do not fit on the disk.
+        """
+        need = SpaceNeed(bytes=sum(file.size for file in wanted.values()), reason="document ends and lineage of the parts", certain=True)
+        require_free_space(self._directory, need, log=lambda line: None)
+        with ThreadPoolExecutor(READS_AT_ONCE) as pool:
             for _ in pool.map(partial(append_file, self._store), wanted.values(), wanted):
                 pass
-        return self._link_from(sources)
 
     def link_published(self, folder: Path) -> Link:
         """Return how files of the published data set are linked, as if they were in `folder`."""
@@ -250,9 +256,9 @@ class StoreAttempt:
         """Return the token files of a split of this build in order, after a download of its lineage (`StoredFiles.shards`)."""
         self._wait()
         self._send_files(meta["files"])
-        for name, file in self._objects.items():
-            if name.startswith((documents_name(split), f"{documents_folder(split)}/")) and not (self._directory / name).exists():
-                append_file(self._store, file, self._directory / name)
+        lineage = (documents_name(split), f"{documents_folder(split)}/")
+        found = {self._directory / name: file for name, file in self._objects.items() if name.startswith(lineage)}
+        self._download({path: file for path, file in found.items() if not path.exists()})
         count = sum(name.startswith(f"{split}/") for name in meta["files"])
         shards = [self._objects[f"{split}/{shard_name(number)}"] for number in range(count)]
         return [StoredShard(self._store, file, token_dtype_of(meta)) for file in shards]

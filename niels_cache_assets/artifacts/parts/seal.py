@@ -119,7 +119,7 @@ class JoinedCache(DatasetArtifact[SourceWithParts]):
         if stored is not None:
             folders = {directory.name: key for directory, key in self.folders_in_store().items()}
             folder, names = work.directory / SCRATCH_NAME, [META_NAME, *map(doc_ends_name, SPLITS)]
-            link = stored.join(folders, names, folder, log=work.log)
+            link = stored.join(folders, names, folder)
         members = [
             SealInput(
                 name=member.directory.name,
