@@ -20,7 +20,6 @@ from niels_cache_assets.artifacts.base import Artifact, BuildJob, WriteResult, a
 from niels_cache_assets.artifacts.cache_identity import cache_identity, is_prepared, val_may_come_late
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.prepared_corpora import open_prepared, with_corpus_readers
-from niels_cache_assets.artifacts.stored import finished_cache
 from niels_cache_assets.base.config_path import SENTINELS
 from niels_cache_assets.base.documents import Document, DocumentBatch, Documents
 from niels_cache_assets.base.fingerprint import fingerprint_of
@@ -38,6 +37,7 @@ from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.facts.contents import budget_rule
 from niels_cache_assets.facts.disjoint import OverlapSettings, compare_splits
 from niels_cache_assets.facts.drops import DropSummary, summarize_drops
+from niels_cache_assets.facts.published import finished_cache
 from niels_cache_assets.parts.layout import part_name, parts_dir
 from niels_cache_assets.parts.plan import Plan, PlannedPart, divide_in_proportion
 from niels_cache_assets.project.registry import Registry

@@ -8,7 +8,7 @@ revision, so a changed source is not noticed. disk/build_lock.py knows which bui
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial, singledispatch
 from pathlib import Path
 from typing import Literal, cast
@@ -99,6 +99,7 @@ class CacheState:
         state: The state.
         advice: What to do. Empty if nothing needs to be done.
         note: A remark about the existing files. Empty without a remark.
+        meta: Its meta.json. Empty if there is none, or none that can be read.
     """
 
     name: str
@@ -107,6 +108,7 @@ class CacheState:
     state: State
     advice: str = ""
     note: str = ""
+    meta: Meta = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def condition(self) -> Condition:
@@ -122,8 +124,11 @@ class CacheState:
 def state_of(artifact: Artifact) -> CacheState:
     """Return the state of one artifact of a configuration. This costs one or two small reads, and a few more for a report or an index."""
     kind = cast(Kind, artifact.key.partition("/")[0])
-    name = artifact.spec.name if isinstance(artifact, DatasetCache | SwitchedOff) and kind in FAMILIES else artifact.key
-    return _state(name, kind, artifact.directory, partial(_evaluate, artifact), note=partial(_note, artifact))
+    if not isinstance(artifact, DatasetCache | SwitchedOff) or kind not in FAMILIES:
+        return _state(artifact.key, kind, artifact.directory, partial(_evaluate, artifact), note=partial(_note, artifact))
+    spec = artifact.spec
+    read = None if spec.registry.build.store is None else spec.finished
+    return _state(spec.name, kind, artifact.directory, partial(_evaluate, artifact), note=partial(_note, artifact), read=read)
 
 
 def _note(artifact: Artifact, meta: Meta) -> str | None:
@@ -162,9 +167,10 @@ def _(dataset: PretrainCache | JoinedCache | SftCache | SwitchedOff) -> Evaluati
     def so_far() -> str:
         return f"; {_parts_summary(dataset)}" if isinstance(dataset, JoinedCache) else ""
 
-    if not (directory / META_NAME).exists():
+    is_stored = dataset.spec.registry.build.store is not None
+    meta = dataset.spec.finished() if is_stored else _read_dataset(directory, dataset.spec.family)
+    if meta is None:
         return ("missing", f"build it{so_far()}") if source.enabled else ("disabled", "")
-    meta = _read_dataset(directory, dataset.spec.family)
     if is_foreign(meta):
         return "unverifiable", f"{UNVERIFIABLE}; a build does not replace it without force (--force)"
     if not source.enabled:
@@ -285,7 +291,8 @@ def unlisted_state(family: Family, name: str, *, root: Path) -> CacheState:
     directory = dataset_dir(root, family, name)
 
     def evaluate() -> Evaluation:
-        meta = _read_dataset(directory, family)
+        if (meta := _read_dataset(directory, family)) is None:
+            return "missing", "build it"
         if is_foreign(meta):
             return "unverifiable", UNVERIFIABLE
         if not meta["built"]:
@@ -303,7 +310,13 @@ def index_state(directory: Path) -> CacheState:
 
 
 def _state(
-    name: str, kind: Kind, directory: Path, evaluate: Callable[[], Evaluation], *, note: Callable[[Meta], str | None] = lambda meta: None
+    name: str,
+    kind: Kind,
+    directory: Path,
+    evaluate: Callable[[], Evaluation],
+    *,
+    note: Callable[[Meta], str | None] = lambda meta: None,
+    read: Callable[[], Meta | None] | None = None,
 ) -> CacheState:
     """Return a CacheState. An error while reading becomes a state, too.
 
@@ -313,6 +326,7 @@ def _state(
         directory: The directory.
         evaluate: Returns the state and the advice.
         note: Returns a note from the meta.json of a complete directory.
+        read: Returns the meta.json of a cache in a store. None: it is in the directory.
     """
     try:
         state, advice = evaluate()
@@ -323,11 +337,13 @@ def _state(
     except OSError as error:  # such as the folder of another user
         state, advice = "unreadable", f"{error.filename or directory}: {error.strerror or error}"
     found = CacheState(name=name, kind=kind, directory=directory, state=state, advice=advice)
-    if found.condition not in ("complete", "stale"):
+    if state in ("unreadable", "other data set"):
         return found
-    with suppress(NielsCacheError):  # there is no note if the file was replaced in the meantime, or has an invalid value
+    with suppress(NielsCacheError, OSError):  # the file was replaced in the meantime, or has an invalid value
         path = directory / META_NAME
-        found = replace(found, note=note(check_form(load_meta(str(path)), path)) or "")
+        found = replace(found, meta=check_form(load_meta(str(path)), path) if read is None else read() or {})
+        if found.condition in ("complete", "stale"):
+            found = replace(found, note=note(found.meta) or "")
     return found
 
 
@@ -368,8 +384,10 @@ def _evaluate_tokenizer(meta: Meta, root: Path) -> Evaluation:
     return "built", ""
 
 
-def _read_dataset(directory: Path, family: Family) -> Meta:
-    """Return the meta.json of a cache. It has every key that this module and the commands that print the state need."""
+def _read_dataset(directory: Path, family: Family) -> Meta | None:
+    """Return the meta.json of a cache, or None. It has every key that this module and the commands that print the state need."""
+    if not (directory / META_NAME).exists():
+        return None
     meta = _read_with(directory, ("built",), named=True)
     if is_foreign(meta) or not meta["built"]:
         return meta

@@ -10,36 +10,34 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from niels_cache_assets.artifacts.base import Artifact, BuildLock, Log, lease_times
 from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.disk.build_lock import lock_target
 from niels_cache_assets.disk.journal import real_path, write_atomically
 from niels_cache_assets.disk.space import SpaceNeed
-from niels_cache_assets.disk.staging import finished_meta, staged
+from niels_cache_assets.disk.staging import staged
+from niels_cache_assets.facts.published import store_of
 from niels_cache_assets.parts.attempts import attempt_scratch
 from niels_cache_assets.parts.layout import PLAN_NAME, VAL_BITS, VAL_NAME
 from niels_cache_assets.parts.lease import StopRequests, stop_stamp
-from niels_cache_assets.parts.store import PLAN, address_of, folder_of, lease_of, read_small, write_if
+from niels_cache_assets.parts.store import PLAN, folder_of, lease_of, read_small, write_if
 from niels_cache_assets.parts.store_attempt import StoreAttempt, fetch_object, read_object, read_objects, stored_attempt
 from niels_cache_assets.parts.store_lease import StoreLease, hold_store_lease
 from niels_cache_runtime.cache.opening import listed_files
-from niels_cache_runtime.format.layout import FAMILIES, META_NAME, Family, dataset_dir, tokenizer_dir
-from niels_cache_runtime.format.meta import Meta, load_meta, parse_meta
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import FAMILIES, META_NAME, tokenizer_dir
+from niels_cache_runtime.format.meta import Meta, load_meta, parse_meta, read_meta
 from niels_cache_runtime.format.reading import mapped
 from niels_cache_runtime.remote.objects import OBJECTS_NAME, RemoteFile
-from niels_cache_runtime.remote.record import TOKENIZER, Record, read_published, read_record
+from niels_cache_runtime.remote.record import TOKENIZER, Record, read_record
 from niels_cache_runtime.remote.store import ConflictError, MissingError, Store, open_store
-
-if TYPE_CHECKING:
-    from niels_cache_assets.project.registry import Registry
 
 WHOLE = "all"  # the member that is the whole data set
 _MEMBERS = {"tokenizer": "tokenizer", "plan": "plan", "val_part": VAL_NAME} | dict.fromkeys(FAMILIES, WHOLE)
@@ -47,40 +45,25 @@ _TOKENS_FOR_ORIGINS = 16  # bytes of tokens for a byte of document ends and comp
 _COPIED = ("tokenizer", "plan", "val_part")
 
 
-def store_of(registry: Registry, family: str, name: str) -> Store | None:
-    """Return the store below the address of a data set or (`family` and no name) of the tokenizer. None without [build] store."""
-    return None if registry.build.store is None else open_store(address_of(registry.build.store, family, name), make=True)
-
-
-def finished_cache(registry: Registry, root: Path, family: Family, name: str) -> Meta | None:
-    """Return the meta.json of the finished cache of a data set, or None. A cache in the store takes three requests."""
-    store = store_of(registry, family, name)
-    if store is None:
-        return finished_meta(dataset_dir(root, family, name))
-    with suppress(MissingError):
-        return read_published(store).meta
-    return None
-
-
-@contextmanager
-def folder_with(paths: Collection[str], registry: Registry, root: Path, family: Family, name: str) -> Iterator[Path]:
-    """Yield a folder with some files of a finished cache: its own, or a temporary one with copies of the files that are in the store."""
-    store = store_of(registry, family, name)
-    if store is None:
-        yield dataset_dir(root, family, name)
-        return
-    with TemporaryDirectory() as folder:
-        for file in read_published(store).data:
-            if file.path in paths:
-                fetch_object(store, file, Path(folder, file.path))
-        yield Path(folder)
-
-
 def in_store(artifact: Artifact) -> Artifact | StorePlace:
     """Return where an artifact is built: in its own folder, or in the store of the configuration if it is of a kind that is kept there."""
     registry = getattr(getattr(artifact, "spec", artifact), "registry", None)
     is_kept = artifact.key.partition("/")[0] in (*_MEMBERS, "part") and artifact.states[0] == "built"
     return artifact if registry is None or registry.build.store is None or not is_kept else StorePlace(artifact)
+
+
+def read_finished(artifact: Artifact) -> Meta:
+    """Return the record of an artifact that some process has finished.
+
+    Raises:
+        NielsCacheError: If it cannot be read.
+    """
+    place = in_store(artifact)
+    if not isinstance(place, StorePlace):
+        return read_meta(str(artifact.directory / (artifact.record or META_NAME)))
+    if (meta := place.finished(copies=False)) is None:
+        raise NielsCacheError(f"{place.store.address}: {artifact.key} is not finished; build it first")
+    return meta
 
 
 @dataclass(frozen=True)

@@ -185,10 +185,9 @@ def _with_warnings_of_splits(artifact: Artifact, outcome: Outcome) -> Outcome:
 
     if not isinstance(artifact, JoinedCache):
         return outcome
-    spec, stored = artifact.spec, None if artifact.registry.build.store is None else outcome.meta
-    said = [outcome.warning]
+    spec, said = artifact.spec, [outcome.warning]
     try:
-        said += warnings_of_splits(spec.registry, spec.name, spec.root, stored=stored)
+        said += warnings_of_splits(spec.registry, spec.name, spec.root, outcome.meta)
     except NielsCacheError as error:  # the cache is finished
         said.append(f"train and val are not compared: {error}")
     return replace(outcome, warning="; ".join(line for line in said if line) or None)

@@ -26,6 +26,7 @@ from niels_cache_assets.artifacts.graph import Graph, graph
 from niels_cache_assets.artifacts.input_problems import require_inputs
 from niels_cache_assets.artifacts.parts.free_parts import FreePartsFirst
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
+from niels_cache_assets.artifacts.stored import in_store, read_finished
 from niels_cache_assets.cluster.child import BuildInChild
 from niels_cache_assets.corpus.layout import HASHES
 from niels_cache_assets.defs import keys
@@ -46,7 +47,7 @@ from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.reports.page import page_path
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES
-from niels_cache_runtime.format.meta import Meta, read_meta
+from niels_cache_runtime.format.meta import Meta
 from niels_cache_runtime.format.reading import available_threads
 
 _TOKENIZER_NAME, _DUPLICATES_NAME = "tokenizer", keys.DUPLICATES.to_user_string()
@@ -304,7 +305,8 @@ class _Launcher:
         config = {"force": force, "wait": waits and not skip_if_busy, **({"pass_over": skip_if_busy} if is_part else {})}
         settings = {"ops": {step.op: {"config": config}}} if step.family != "index" else {}
         run = self._finished_run(step.job, step.partition, {**settings, **_QUIET})
-        result = LaunchResult(name=step.name, family=step.family, state="failed", directory=step.artifact.directory)
+        folder = step.artifact.directory if in_store(step.artifact) is step.artifact else None
+        result = LaunchResult(name=step.name, family=step.family, state="failed", directory=folder)
         if run.success:
             recorded = run.asset_materializations_for_node(step.op)
             if not recorded and is_part:
@@ -407,7 +409,7 @@ def _meta_of(artifact: Artifact) -> Meta | None:
     if isinstance(artifact, PartsPlan) or artifact.record is None:
         return None
     try:
-        return read_meta(str(artifact.directory / artifact.record))
+        return read_finished(artifact)
     except NielsCacheError:
         if not isinstance(artifact, SearchStep):
             raise

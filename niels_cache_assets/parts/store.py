@@ -21,11 +21,6 @@ MAX_RECORD_BYTES = 1 << 27
 _WAITS = (0.2, 1.0, 5.0)  # seconds before another try of a request that failed for a short time
 
 
-def address_of(store: str, family: str, name: str = "") -> str:
-    """Return the address of a data set in the store of a configuration. `family` may also be "tokenizer", without a name."""
-    return "/".join(filter(None, (store.rstrip("/"), family, name)))
-
-
 def folder_of(member: str, fingerprint: str) -> str:
     """Return the folder of a part and its identity, as a key relative to the address of the data set."""
     return f"{PARTS}/{member}/{fingerprint[:16]}"

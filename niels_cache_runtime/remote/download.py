@@ -41,6 +41,16 @@ class ByteCounter(Protocol):
 
     def wait(self, seconds: float) -> None:
         """Wait."""
+        time.sleep(seconds)
+
+
+class _Uncounted(ByteCounter):
+    """A count that nobody reads."""
+
+    def add(self, count: int) -> None: ...
+
+
+UNCOUNTED = _Uncounted()
 
 
 @contextmanager
@@ -52,16 +62,14 @@ def explain_missing(source: ObjectSource, file: RemoteFile) -> Iterator[None]:
         raise MissingError(f"{source.name_of(file.key)}: is gone; somebody has pruned this build; run again") from None
 
 
-def stream_with_retries(
-    source: ObjectSource, file: RemoteFile, *, start: int = 0, tally: ByteCounter | None = None
-) -> Iterator[memoryview]:
+def stream_with_retries(source: ObjectSource, file: RemoteFile, *, start: int = 0, tally: ByteCounter = UNCOUNTED) -> Iterator[memoryview]:
     """Yield the content of a file from byte `start` on, at most up to `file.size`.
 
     Args:
         source: Where the file is.
         file: The file, with its recorded size.
         start: The first byte to yield.
-        tally: Counts the bytes that were yielded. None: nobody counts them.
+        tally: Counts the bytes that were yielded.
 
     Raises:
         MissingError: If the file is missing.
@@ -78,8 +86,7 @@ def stream_with_retries(
                     if size > file.size:
                         raise RemoteError(f"{source.name_of(file.key)}: has more than {file.size} bytes; push the cache again")
                     yield piece
-                    if tally is not None:
-                        tally.add(len(piece))
+                    tally.add(len(piece))
         except RemoteError as error:
             if not error.is_transient:
                 raise
@@ -90,10 +97,10 @@ def stream_with_retries(
         if size < file.size and (failures > _MAX_FAILURES or time.monotonic() - progressed > _RETRY_SECONDS):
             raise failure or RemoteError(f"{source.name_of(file.key)}: ends after {size} of {file.size} bytes; push the cache again")
         if size < file.size:
-            (time.sleep if tally is None else tally.wait)(_FIRST_WAIT_SECONDS * 2**failures)
+            tally.wait(_FIRST_WAIT_SECONDS * 2**failures)
 
 
-def complete_download(opened: BinaryIO, source: ObjectSource, file: RemoteFile, *, tally: ByteCounter) -> int:
+def complete_download(opened: BinaryIO, source: ObjectSource, file: RemoteFile, *, tally: ByteCounter = UNCOUNTED) -> int:
     """Download the part of a remote file that an open file lacks. If the sha256 is then wrong, download the whole file once more.
 
     Args:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import dagster as dg
@@ -26,6 +28,9 @@ from niels_cache_assets.artifacts.stored import StorePlace
 from niels_cache_assets.cli import main
 from niels_cache_assets.defs.assembly import build_defs
 from niels_cache_assets.defs.finished_parts import finished_parts_sensor
+from niels_cache_assets.defs.home.history import metadata_of
+from niels_cache_assets.defs.keys import META_KEYS
+from niels_cache_assets.defs.launcher import launch_builds
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.parts.lease import LeaseLostError, LeaseTimes
 from niels_cache_assets.parts.store import lease_of
@@ -33,10 +38,14 @@ from niels_cache_assets.parts.store_lease import StoreLease, hold_store_lease
 from niels_cache_assets.parts.store_prune import find_garbage
 from niels_cache_assets.publish.check import check
 from niels_cache_assets.publish.pull import pull
+from niels_cache_assets.reports.cache import cache_report, find_items
+from niels_cache_assets.reports.drawings import draw_report
+from niels_cache_assets.reports.history import History
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.remote.record import read_published
 from niels_cache_runtime.remote.store import ListedObject, Store, open_store
 from tests.helpers import programs
+from tests.helpers.launches import Recorder, launch_in_memory
 from tests.helpers.loopback_s3 import BUCKET, LoopbackS3
 from tests.helpers.parts_project import NAME, PartsProject, build, parts_of
 
@@ -169,6 +178,29 @@ def test_another_machine_sees_what_each_step_is_doing_and_reads_only_what_has_ch
         cursor = tick.cursor
         recorded += [event.partition for event in tick.asset_events]
     assert recorded == [NAME, NAME, f"{NAME}/part-00000"], "an observation; then the plan and the part"
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_build_all_shows_what_is_in_the_store_on_every_machine(
+    parts: int, project: PartsProject, s3: LoopbackS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instance = launch_in_memory(SimpleNamespace(folder=project.folder, instance=dg.DagsterInstance.ephemeral()), monkeypatch)
+    for root, state in (("one", "built"), ("two", "cache_hit")):
+        found = machine(project, root, parts=parts)
+        results = launch_builds(found.registry, root=found.root, listener=Recorder())
+        assert {(each.state, each.message) for each in results if each.name == NAME} == {(state, None)}
+        assert not (found.root / "pretrain" / NAME).exists()
+        assert found.dataset_state(NAME).state == "in sync"
+        item = next(item for item in find_items(found.registry, root=found.root) if item.name == NAME)
+        assert (item.status, item.bytes > 1_000) == ("complete", True)
+        report = cache_report(found.registry, [item], root=found.root, history=History(source="none"))
+        assert [type(drawn) for drawn in draw_report(found.registry, report).values()] == [list]
+        assert [plan.sources[0].samples > 0 for plan in report.mixtures] == [True]
+    shown = metadata_of(instance.fetch_materializations(META_KEYS["pretrain"], limit=1).records[0])
+    assert shown["published_at"] == ADDRESS
+    assert shown["sha256"] == hashlib.sha256(read_published(open_store(ADDRESS)).meta_content).hexdigest()
+    key = dg.AssetCheckKey(META_KEYS["pretrain"], "caches_in_sync")
+    assert instance.event_log_storage.get_asset_check_execution_history(key, limit=1)[0].evaluation.passed
 
 
 def freeze_before(monkeypatch: pytest.MonkeyPatch, key_ends: str, meanwhile: Callable[[], Any]) -> None:

@@ -14,11 +14,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from niels_cache_assets.artifacts.base import Artifact, BuildJob, BuildLock, Log, ReportedProgress, WriteResult
-from niels_cache_assets.artifacts.stored import finished_cache, folder_with, in_store
+from niels_cache_assets.artifacts.stored import in_store
 from niels_cache_assets.base.fingerprint import fingerprint_of, identity_settings
 from niels_cache_assets.base.wording import format_count, format_list
 from niels_cache_assets.disk.identity import as_recorded, differences, without_keys
 from niels_cache_assets.facts.lineage import files_of_lineage
+from niels_cache_assets.facts.published import address_in_store, finished_cache, folder_with
 from niels_cache_assets.parts.attempts import attempt_scratch
 from niels_cache_assets.parts.layout import PLAN_NAME, PLAN_STAGED, VAL_BITS, parts_dir
 from niels_cache_assets.parts.plan import CODE_VERSION, Plan, PlannedGroup, encode_group, plan_parts, proposed_shard_bytes
@@ -323,8 +324,8 @@ class PartsPlan(Artifact):
 
     def files_of_build(self) -> set[str]:
         """Return the names of the files that one process has read for this cache."""
-        lineage = [*map(documents_name, SPLITS)]
-        with folder_with(lineage, self.registry, self.root, "pretrain", self.name) as folder:
+        lineage, cache = [*map(documents_name, SPLITS)], dataset_dir(self.root, "pretrain", self.name)
+        with folder_with(lineage, cache, address_in_store(self.registry, "pretrain", self.name)) as folder:
             return {name for each in lineage for name in files_of_lineage(folder / each)}
 
     def group(self, number: int, revision: str | None, *, text_field: str | None = None, hashed: bool = True) -> PlannedGroup:

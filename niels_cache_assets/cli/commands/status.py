@@ -10,7 +10,6 @@ import argparse
 import json
 import time
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -212,18 +211,11 @@ def _row(artifacts: Graph, state: CacheState) -> StatusRow:
     from niels_cache_assets.artifacts.parts.watch import build_status_in_store
     from niels_cache_assets.artifacts.unfinished import unfinished_build
     from niels_cache_assets.disk.build_lock import build_status
-    from niels_cache_runtime.format.layout import META_NAME
-    from niels_cache_runtime.format.meta import load_meta
 
     key = "tokenizer" if state.kind == "tokenizer" else f"{state.kind}/{state.name}"
-    stored = build_status_in_store(artifacts[key]) if key in artifacts.keys else None
-    if stored is not None:
-        return StatusRow(state, stored, artifacts[key].finished() or {})
-    work = build_status(state.directory)
+    work = (build_status_in_store(artifacts[key]) if key in artifacts.keys else None) or build_status(state.directory)
     is_unfinished = work.is_resumable and work.writer is None
-    path, meta = state.directory / META_NAME, {}
-    with suppress(NielsCacheError):  # if the file was replaced in the meantime, its counts are not shown
-        meta = load_meta(str(path)) if state.condition in ("complete", "stale") and path.exists() else {}
+    meta = state.meta if state.condition in ("complete", "stale") else {}
     return StatusRow(state, work, meta, unfinished_build(artifacts.registry, state, root=artifacts.root) if is_unfinished else None)
 
 

@@ -23,6 +23,7 @@ from niels_cache_assets.defs.metadata.builds import family_metadata, split_schem
 from niels_cache_assets.defs.progress import BuildReporter, ProgressSink, SinkParam, readable_failures
 from niels_cache_assets.defs.resources import CacheRoot, RootParam
 from niels_cache_assets.defs.stream_slots import StreamSlot
+from niels_cache_assets.facts.published import address_in_store
 from niels_cache_assets.facts.training_code import loader_code
 from niels_cache_assets.project.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
@@ -180,7 +181,8 @@ def _stream(
         if not outcome.kept:
             _observe(context, registry, name, outcome.meta, root=cache_root.path)
         deduplicated = "dedup" in getattr(artifact.spec.source, "prepare", ())
-        shown = family_metadata(outcome, settings, deduplicated=deduplicated, draw=registry.dagster.plots)
+        address = address_in_store(registry, family, name)
+        shown = family_metadata(outcome, settings, deduplicated=deduplicated, draw=registry.dagster.plots, address=address)
         reporter.log_result(shown[None])
         results: list[dg.MaterializeResult] = [
             *(
