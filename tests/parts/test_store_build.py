@@ -203,6 +203,26 @@ def test_build_all_shows_what_is_in_the_store_on_every_machine(
     assert instance.event_log_storage.get_asset_check_execution_history(key, limit=1)[0].evaluation.passed
 
 
+@pytest.mark.parametrize("parts", [1, 3])
+def test_a_data_set_grows_in_the_store_without_building_its_first_parts_again(
+    parts: int, project: PartsProject, s3: LoopbackS3, tmp_path: Path
+) -> None:
+    project.write([9, 12], first=50, folder="more")
+    added = 'val_frac = 0.2\n[[pretrain.pages.added]]\nfiles = ["more/*"]'
+    for settings in ("val_frac = 0.2", added):
+        build(project.graph(parts, settings, root="local"))
+    build(machine(project, "one", parts=parts))
+    machine(project, "two", parts=parts)
+    add = ["--config", str(project.folder / "two.toml"), "--cache-dir", str(project.folder / "two"), "--add"]
+    assert [main(["part", NAME, *add, pattern]) for pattern in ("texts/f000.jsonl", "more/*")] == [2, 0]
+    sent = len(s3.puts())
+    assert build(machine(project, "two", added, parts=parts))[f"pretrain/{NAME}"].state == "built"
+    assert {key.split("/")[4] for key in s3.puts()[sent:] if key.endswith(".bin")} == {f"part-{parts:05d}"}
+    assert bytes_of(pull(ADDRESS, tmp_path / "pulled").directory) == bytes_of(project.cache("local"))
+    assert {outcome.state for outcome in build(machine(project, "three", added, parts=parts)).values()} == {"cache_hit"}
+    assert [*(project.folder / "two").rglob("part-*")] == []
+
+
 def freeze_before(monkeypatch: pytest.MonkeyPatch, key_ends: str, meanwhile: Callable[[], Any]) -> None:
     """Let another machine work, just before this one writes an object; the lease of this one is then over."""
     write_if, now = Store.write_if, Store.now
