@@ -27,7 +27,7 @@ from niels_cache_assets.facts.published import store_of
 from niels_cache_assets.parts.attempts import attempt_scratch
 from niels_cache_assets.parts.layout import PLAN_NAME, VAL_BITS, VAL_NAME
 from niels_cache_assets.parts.lease import StopRequests, stop_stamp
-from niels_cache_assets.parts.store import PLAN, folder_of, lease_of, read_small, write_if
+from niels_cache_assets.parts.store import PLAN, folder_of, lease_of, read_small
 from niels_cache_assets.parts.store_attempt import StoreAttempt, read_object, read_objects, stored_attempt
 from niels_cache_assets.parts.store_lease import StoreLease, hold_store_lease
 from niels_cache_runtime.cache.opening import listed_files
@@ -37,7 +37,7 @@ from niels_cache_runtime.format.meta import Meta, load_meta, parse_meta, read_me
 from niels_cache_runtime.format.reading import mapped
 from niels_cache_runtime.remote.download import append_file
 from niels_cache_runtime.remote.objects import OBJECTS_NAME, RemoteFile
-from niels_cache_runtime.remote.record import TOKENIZER, Record, find_record
+from niels_cache_runtime.remote.record import TOKENIZER, Record, record_at
 from niels_cache_runtime.remote.store import ConflictError, Store, open_store
 
 WHOLE = "all"  # the member that is the whole data set
@@ -62,7 +62,7 @@ def read_finished(artifact: Artifact) -> Meta:
     place = in_store(artifact)
     if not isinstance(place, StorePlace):
         return read_meta(str(artifact.directory / (artifact.record or META_NAME)))
-    if (meta := place.finished()) is None:
+    if (meta := place.finished(copies=False)) is None:
         raise NielsCacheError(f"{place.store.address}: {artifact.key} is not finished; build it first")
     return meta
 
@@ -167,7 +167,7 @@ class StorePlace:
             staging: AbstractContextManager[Path] = self._staged_plan(store, lease)
         else:
             folder = folder_of(self.member, lock.fingerprint)
-            publish = partial(self._publish, store, lease, find_record(store)) if self.kind in FAMILIES else None
+            publish = partial(self._publish, store, lease, record_at(store)) if self.kind in FAMILIES else None
             staging = stored_attempt(store, lease, folder, log=log, afresh=lock.force, publish=publish)
         with staging as directory:
             yield directory
@@ -185,7 +185,7 @@ class StorePlace:
                     store.put(f"{PLAN}/{path.name}", opened, content, sha256=hashlib.sha256(content).hexdigest())
             lease.check()
             try:
-                write_if(store, PLAN_NAME, (scratch / PLAN_NAME).read_bytes(), state=None if found is None else found.state)
+                store.write_if(PLAN_NAME, (scratch / PLAN_NAME).read_bytes(), state=None if found is None else found.state)
             except ConflictError:
                 raise lease.lost_error() from None
 
@@ -219,7 +219,7 @@ class StorePlace:
         )
         lease.check()
         try:
-            write_if(store, META_NAME, record.after(found).content(), state=state)
+            store.write_if(META_NAME, record.after(found).content(), state=state)
         except ConflictError:
             raise lease.lost_error() from None
 

@@ -27,7 +27,7 @@ from niels_cache_assets.artifacts.base import Artifact, Outcome
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.watch import RUNNING, WAITING, WatchedStep, describe_steps, summarize_steps
-from niels_cache_assets.artifacts.stored import StorePlace, in_store
+from niels_cache_assets.artifacts.stored import read_finished
 from niels_cache_assets.base.wording import format_count
 from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assets.corpus import corpus_part_metadata
@@ -40,7 +40,6 @@ from niels_cache_assets.defs.resources import RootParam
 from niels_cache_assets.parts.lease import DONE
 from niels_cache_assets.project.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.meta import Meta
 
 PARTS_SENSOR = "finished_parts_sensor"
 _SECONDS = 60  # between two ticks
@@ -93,10 +92,10 @@ def finished_parts_sensor(registry: Registry) -> dg.SensorDefinition:
                     continue
                 if time.monotonic() - began >= _RECORD_SECONDS or _is_being_built(context.instance, partition):
                     continue
-                meta = _current(step.artifact)
-                if meta is None:
+                try:
+                    event = _new_event(context.instance, _ASSETS[kind], partition, step.artifact)
+                except NielsCacheError:  # it was replaced in the meantime
                     continue
-                event = _new_event(context.instance, _ASSETS[kind], partition, step.artifact, meta)
                 if event is not None and pending.get(step.key) != step.stamp:
                     pending[step.key] = step.stamp
                     continue
@@ -129,19 +128,13 @@ def _is_being_built(instance: dg.DagsterInstance, partition: str) -> bool:
     return bool(instance.get_run_ids(filters, limit=1))
 
 
-def _current(artifact: Artifact) -> Meta | None:
-    """Return the record of a build, or None if it was replaced in the meantime."""
-    place = in_store(artifact)
-    try:
-        return place.finished(copies=False) if isinstance(place, StorePlace) else place.current()
-    except NielsCacheError:
-        return None
+def _new_event(instance: dg.DagsterInstance, asset: dg.AssetKey, partition: str, artifact: Artifact) -> dg.AssetMaterialization | None:
+    """Return the materialization of a finished artifact, or None if Dagster has it.
 
-
-def _new_event(
-    instance: dg.DagsterInstance, asset: dg.AssetKey, partition: str, artifact: Artifact, meta: Meta
-) -> dg.AssetMaterialization | None:
-    """Return the materialization of a finished artifact, or None if Dagster has it."""
+    Raises:
+        NielsCacheError: If the record of the artifact cannot be read.
+    """
+    meta = read_finished(artifact)
     last = last_materialization(instance, asset, partition)
     outcome = Outcome(key=artifact.key, state="built", meta=meta, directory=artifact.directory)
     if isinstance(artifact, PartsPlan):

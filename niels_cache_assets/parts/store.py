@@ -1,4 +1,4 @@
-"""A store in place of a shared folder (`[build] store`): the keys of a data set that machines without a common disk build, and safe writes.
+"""A store in place of a shared folder (`[build] store`): the keys of a data set that machines without a common disk build.
 
     ADDRESS/meta.json                                      the record that readers follow (remote/record.py)
     ADDRESS/leases/part-00017.json                         who builds the part (store_lease.py)
@@ -9,16 +9,12 @@ IDENTITY is the fingerprint of everything that decides the bytes, so a part of o
 Leases and records have folders of their own, so that a short listing shows which of them have changed.
 """
 
-import time
-from contextlib import suppress
-
-from niels_cache_runtime.remote.store import ConflictError, MissingError, RemoteError, SmallObject, Store
+from niels_cache_runtime.remote.store import MissingError, SmallObject, Store
 
 PARTS, LEASES, RECORDS = "parts", "leases", "records"
 PLAN = "plan"  # the folder of the files that a plan names
 CLOCKS = "clocks"  # of objects that tell the store's time: one for each lease, because some stores limit the writes of one object
 MAX_RECORD_BYTES = 1 << 27
-_WAITS = (0.2, 1.0, 5.0)  # seconds before another try of a request that failed for a short time
 
 
 def folder_of(member: str, fingerprint: str) -> str:
@@ -34,40 +30,6 @@ def lease_of(member: str) -> str:
 def record_of(folder: str) -> str:
     """Return the key of the record of a folder of `folder_of`."""
     return f"{RECORDS}{folder.removeprefix(PARTS)}.json"
-
-
-def write_if(store: Store, key: str, content: bytes, *, state: str | None) -> str | None:
-    """Write a small object, if it is still in a state, and return its new state.
-
-    A refused or lost request may have succeeded before, so the object is read back: if it has this content, it was this process.
-
-    Args:
-        store: The store.
-        key: The key of the object.
-        content: Its content, which no other process writes.
-        state: The state to replace, or None to create the object.
-
-    Raises:
-        ConflictError: If another process has written the object.
-        RemoteError: If the store refuses or does not answer.
-    """
-    for seconds in (*_WAITS, None):
-        try:
-            return store.create(key, content) if state is None else store.exchange(key, content, state=state)
-        except RemoteError as error:
-            is_refused = isinstance(error, ConflictError | MissingError)
-            if not is_refused and not error.is_transient:
-                raise
-            with suppress(RemoteError):  # the next try may succeed
-                found = read_small(store, key)
-                if found is not None and found.content == content:
-                    return found.state
-            if isinstance(error, MissingError):
-                raise ConflictError(f"{store.name_of(key)}: was deleted in the meantime") from None
-            if is_refused or seconds is None:
-                raise
-        time.sleep(seconds)
-    raise AssertionError("the last try returns or raises")
 
 
 def read_small(store: Store, key: str) -> SmallObject | None:

@@ -30,7 +30,7 @@ from niels_cache_assets.disk.space import SpaceNeed, free_blocks, require_free_s
 from niels_cache_assets.parts.attempts import attempt_scratch
 from niels_cache_assets.parts.lease import LeaseLostError
 from niels_cache_assets.parts.seal import Link
-from niels_cache_assets.parts.store import read_small, record_of, write_if
+from niels_cache_assets.parts.store import read_small, record_of
 from niels_cache_assets.parts.store_lease import StoreLease
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split, Tokens, documents_folder, documents_name, shard_name, token_dtype_of
@@ -150,7 +150,7 @@ class StoreAttempt:
             LeaseLostError: If it is not what this attempt has written last.
         """
         try:
-            self._state = write_if(self._store, self._key, content, state=self._state)
+            self._state = self._store.write_if(self._key, content, state=self._state)
         except ConflictError:
             raise self._lease.lost_error() from None
 

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from niels_cache_assets.parts.lease import HeldLease, LeaseHolder, LeaseTimes, Log, StopRequests, stop_error
-from niels_cache_assets.parts.store import CLOCKS, LEASES, read_small, write_if
+from niels_cache_assets.parts.store import CLOCKS, LEASES, read_small
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import UNKNOWN, BusyError, LockOwner
 from niels_cache_runtime.remote.store import ConflictError, SmallObject, Store
@@ -63,7 +63,7 @@ class StoreLease(HeldLease):
 
     def _send(self, record: LeaseHolder) -> None:
         try:
-            self._state = write_if(self._store, self._key, record.encoded(), state=self._state)
+            self._state = self._store.write_if(self._key, record.encoded(), state=self._state)
         except ConflictError:
             self._is_lost = True
 
@@ -131,7 +131,7 @@ def _take(store: Store, key: str, target: Path, *, times: LeaseTimes, wait: bool
         if is_over:
             new = LeaseHolder.following(holder, 1 if holder is None else holder.attempt + 1)
             with suppress(ConflictError):  # another process was faster, or the holder has renewed
-                return StoreLease(store, key, target, new, write_if(store, key, new.encoded(), state=state), waited=waited)
+                return StoreLease(store, key, target, new, store.write_if(key, new.encoded(), state=state), waited=waited)
             continue
         assert holder is not None
         if not wait and first not in (None, state):

@@ -14,7 +14,6 @@ mapped.
 import hashlib
 import os
 import re
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -38,8 +37,8 @@ from niels_cache_runtime.format.meta import UNVERIFIABLE, Meta, check_location, 
 from niels_cache_runtime.format.meta_keys import check_form
 from niels_cache_runtime.format.reading import mapped
 from niels_cache_runtime.remote.objects import RemoteFile
-from niels_cache_runtime.remote.record import TOKENIZER, Record, find_record, read_record
-from niels_cache_runtime.remote.store import ConflictError, ListedObject, MissingError, RemoteError, Store, check_address, open_store
+from niels_cache_runtime.remote.record import TOKENIZER, Record, read_record, record_at
+from niels_cache_runtime.remote.store import ConflictError, ListedObject, RemoteError, Store, check_address, open_store
 
 State = Literal["published", "replaced", "already there"]
 Compared = Literal["size", "hash", "content"]  # how an object is compared with a local file
@@ -133,7 +132,7 @@ def push(
         RemoteError: If the store refuses or does not answer.
     """
     store = open_store(check_address(address), make=True)
-    found, version = find_record(store)
+    found, version = record_at(store)
     require_replaceable(build, found, store.address, replace_other=replace_other)
     store.require_conditional_put()
     total = sum(file.size for file in build.files)
@@ -339,31 +338,15 @@ def changed_file_error(build: LocalBuild, file: RemoteFile, problem: str) -> Nie
 
 
 def _write_record(store: Store, record: Record, found: Record | None, version: str | None, *, doing: str) -> None:
-    """Write the record if it is unchanged since it was read. `doing` is push or prune, for the message.
-
-    This request is not simply repeated, because it may have succeeded although its answer was lost. The record is read first, instead.
-    """
-    for seconds in (0.2, 1.0, 5.0, None):
-        try:
-            if found is None:
-                store.create(META_NAME, record.content())
-            else:
-                store.exchange(META_NAME, record.content(), state=version)
+    """Write the record if it is unchanged since it was read. `doing` is push or prune, for the message."""
+    try:
+        store.write_if(META_NAME, record.content(), state=version)
+    except ConflictError:
+        current, _ = record_at(store)
+        if record.is_same_build(current) and not record.is_same_build(found):  # by another push
             return
-        except RemoteError as error:
-            has_lost = isinstance(error, ConflictError | MissingError)
-            if not has_lost and not error.is_transient:
-                raise
-            current, _ = find_record(store)
-            if current == record or (record.is_same_build(current) and not record.is_same_build(found)):  # by this call, or by another push
-                return
-            if not has_lost and seconds is None:
-                raise
-        if current != found:
-            named = "nothing" if current is None else f"build {current.content_sha256[:12]}"
-            raise RemoteError(
-                f"{store.address}: another process changed this address during the {doing}; it names {named} now, and this {doing} changed "
-                f"nothing; look at it, and {doing} again"
-            )
-        time.sleep(seconds or 0)
-    raise RemoteError(f"{store.name_of(META_NAME)}: another process is writing this object; {doing} again")
+        named = "nothing" if current is None else f"build {current.content_sha256[:12]}"
+        raise RemoteError(
+            f"{store.address}: another process changed this address during the {doing}; it names {named} now, and this {doing} changed "
+            f"nothing; look at it, and {doing} again"
+        ) from None

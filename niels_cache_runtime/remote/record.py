@@ -101,7 +101,7 @@ class Record:
 
 
 def read_record(store: Store) -> tuple[Record, str | None]:
-    """Return the record at the address of a store, and its state for `Store.exchange`.
+    """Return the record at the address of a store, and its state for `Store.write_if`.
 
     Raises:
         MissingError: If there is no record.
@@ -109,14 +109,14 @@ def read_record(store: Store) -> tuple[Record, str | None]:
     """
     name = store.name_of(META_NAME)
     try:
-        content, state = store.read(META_NAME, most_bytes=MAX_META_BYTES)
+        found = store.get(META_NAME, most_bytes=MAX_META_BYTES)
     except MissingError:
         raise MissingError(f"{store.address}: no published cache here; check the address, or push one") from None
-    return parse_record(content, name), state
+    return parse_record(found.content, name), found.state
 
 
-def find_record(store: Store) -> tuple[Record | None, str | None]:
-    """Return the same as `read_record`, or None twice if there is no record."""
+def record_at(store: Store) -> tuple[Record | None, str | None]:
+    """Return the record at the address of a store, and its state. Both are None if there is no record."""
     try:
         return read_record(store)
     except MissingError:
@@ -243,7 +243,7 @@ def read_beside(store: Store, record: Record, name: str) -> bytes:
     """
     key = next(file.key for file in record.files_beside() if file.path == name)
     try:
-        return store.read(key, most_bytes=MAX_OBJECTS_BYTES if name == OBJECTS_NAME else MAX_META_BYTES)[0]
+        return store.get(key, most_bytes=MAX_OBJECTS_BYTES if name == OBJECTS_NAME else MAX_META_BYTES).content
     except MissingError:
         raise MissingError(f"{store.name_of(key)}: the record names this object, but it is gone; push the cache again") from None
 

@@ -15,6 +15,7 @@ import hashlib
 import os
 import re
 import secrets
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -38,6 +39,7 @@ _CLIENT_KEYS: tuple[str, ...] = ("allow_http", "allow_invalid_certificates", "co
 _CLIENT_KEYS += ("proxy_url", "proxy_ca_certificate", "proxy_excludes")
 _HASH_KEY = "sha256"
 _RETRIES, _HASTY_RETRIES = 8, 3
+_WAITS = (0.2, 1.0, 5.0)  # seconds before another try of a conditional PUT
 _PROBE = "conditional-put.txt"
 _State = Literal["e_tag", "version"]
 _Refusals = tuple[type[Exception], ...]
@@ -138,7 +140,7 @@ class SmallObject(NamedTuple):
 
     Attributes:
         content: Its bytes.
-        state: What `exchange` compares.
+        state: What `write_if` compares.
         modified: When it was written, by the clock of the store.
     """
 
@@ -269,15 +271,6 @@ class Store:
             result = self._obstore.get(self._short, key, options={"head": True})
             return ObjectInfo(result.meta["size"], result.attributes.get(_HASH_KEY))
 
-    def read(self, key: str, *, most_bytes: int) -> tuple[bytes, str | None]:
-        """Return the content of a small object, and its state for `exchange`.
-
-        Raises:
-            MissingError: If there is no such object.
-        """
-        found = self.get(key, most_bytes=most_bytes)
-        return found.content, found.state
-
     def get(self, key: str, *, most_bytes: int) -> SmallObject:
         """Return a small object.
 
@@ -333,24 +326,41 @@ class Store:
                 part = max(_MIN_PART_BYTES, -(-len(content) // _MAX_PARTS))
                 self._put(key, file, attributes=self._attributes(sha256), use_multipart=True, chunk_size=part, max_concurrency=2)
 
-    def create(self, key: str, content: bytes) -> str | None:
-        """Write a small object that does not exist yet, and return its state.
+    def write_if(self, key: str, content: bytes, *, state: str | None) -> str | None:
+        """Write a small object if it is still in a state, and return its new state.
+
+        A refused or lost request may have succeeded before, so the object is read back: if it has this content, it was this call.
+
+        Args:
+            key: The key of the object.
+            content: Its content, which no other process writes.
+            state: The state to replace, or None to create the object.
 
         Raises:
-            ConflictError: If the object exists.
+            ConflictError: If another process has written or deleted the object.
         """
-        with self._as_remote_errors(key):
-            attributes = self._attributes(hashlib.sha256(content).hexdigest())
-            return self._put(key, content, mode="create", use_multipart=False, attributes=attributes)
+        for seconds in (*_WAITS, None):  # obstore does not repeat a PUT with conditions
+            try:
+                with self._as_remote_errors(key):
+                    return self._write_once(key, content, state)
+            except RemoteError as error:
+                is_deleted = isinstance(error, MissingError) and state is not None
+                if not isinstance(error, ConflictError) and not is_deleted and not error.is_transient:
+                    raise
+                with suppress(RemoteError):  # the next try may succeed
+                    found = self.get(key, most_bytes=len(content))
+                    if found.content == content:
+                        return found.state
+                if is_deleted:
+                    raise ConflictError(f"{self.name_of(key)}: was deleted in the meantime") from None
+                if isinstance(error, ConflictError) or seconds is None:
+                    raise
+            time.sleep(seconds)
+        raise AssertionError("the last try returns or raises")
 
-    def exchange(self, key: str, content: bytes, *, state: str | None) -> str | None:
-        """Replace a small object, if it is still in this state, and return its new state.
-
-        Raises:
-            ConflictError: If the object has changed.
-        """
-        with self._as_remote_errors(key):
-            return self._put(key, content, mode={self._state: state or ""}, use_multipart=False)
+    def _write_once(self, key: str, content: bytes, state: str | None) -> str | None:
+        mode: Any = "create" if state is None else {self._state: state}
+        return self._put(key, content, mode=mode, use_multipart=False, attributes=self._attributes(hashlib.sha256(content).hexdigest()))
 
     def now(self, key: str) -> datetime:
         """Return the time by the clock of the store, which is when it wrote this object. Stores count whole seconds."""
@@ -373,34 +383,29 @@ class Store:
     def require_conditional_put(self) -> None:
         """Check that the store supports a PUT with conditions: it must refuse to create an object twice, and to replace a changed one.
 
-        This takes four or five requests with a small object. The object stays, because simultaneous checks would disturb each other by
+        This takes up to eight requests with a small object. The object stays, because simultaneous checks would disturb each other by
         deleting it.
 
         Raises:
             RemoteError: If the store refuses or ignores the conditions. The message names the one that it ignored.
         """
-        if self._is_written("create") and self._is_written("create"):
+        if self._is_written(None) and self._is_written(None):
             raise self._conditional_put_error("If-None-Match")
-        _, stale = self.read(_PROBE, most_bytes=MAX_META_BYTES)
-        self._is_written("overwrite")
-        if self._is_written({self._state: stale}):
+        stale = self.get(_PROBE, most_bytes=MAX_META_BYTES).state
+        self.now(_PROBE)
+        if self._is_written(stale):
             raise self._conditional_put_error("If-Match")
 
-    def _is_written(self, mode: Any) -> bool:
-        for seconds in (0.2, 1.0, 5.0, None):  # obstore does not repeat a PUT with conditions
-            try:
-                with self._as_remote_errors(_PROBE):
-                    self._obstore.put(self._hasty, _PROBE, secrets.token_bytes(8), mode=mode, use_multipart=False)  # never an equal ETag
-                return True
-            except ConflictError:
-                return False
-            except RemoteError as error:
-                if error.code in ("NotImplemented", "501", "InvalidArgument", "InvalidRequest"):
-                    raise self._conditional_put_error("If-None-Match" if mode == "create" else "If-Match") from None
-                if seconds is None or not error.is_transient:
-                    raise
-                time.sleep(seconds)
-        raise AssertionError("the last try returns or raises")
+    def _is_written(self, state: str | None) -> bool:
+        try:
+            self.write_if(_PROBE, secrets.token_bytes(8), state=state)  # never an equal ETag
+        except ConflictError:
+            return False
+        except RemoteError as error:
+            if error.code in ("NotImplemented", "501", "InvalidArgument", "InvalidRequest"):
+                raise self._conditional_put_error("If-None-Match" if state is None else "If-Match") from None
+            raise
+        return True
 
     def _conditional_put_error(self, ignored: str) -> RemoteError:
         return RemoteError(
@@ -430,15 +435,16 @@ class FolderStore(Store):
         found = super().head(key)
         return ObjectInfo(found.size, sha256_file(str(self._folder / key)))
 
-    def exchange(self, key: str, content: bytes, *, state: str | None) -> str | None:
+    def _write_once(self, key: str, content: bytes, state: str | None) -> str | None:
+        if state is None:
+            return super()._write_once(key, content, state)
         with hold_lock(self._folder / key, doing="push"):
-            if self.read(key, most_bytes=MAX_META_BYTES)[1] != state:
+            if self.get(key, most_bytes=sys.maxsize).state != state:
                 raise ConflictError(f"{self.name_of(key)}: changed since it was read")
-            with self._as_remote_errors(key):
-                return self._put(key, content, use_multipart=False)
+            return self._put(key, content, use_multipart=False)
 
     def require_conditional_put(self) -> None:
-        """Do nothing: `create` and `exchange` of a folder are safe on every file system with locks."""
+        """Do nothing: `write_if` is safe in a folder on every file system with locks."""
 
     def _attributes(self, sha256: str) -> dict[str, str]:
         return {}

@@ -12,7 +12,6 @@ import pytest
 
 from niels_cache_assets.build_cache.pretrain import PretrainBuild
 from niels_cache_assets.build_cache.resume import Resume
-from niels_cache_assets.parts import store_attempt as module
 from niels_cache_assets.parts.lease import LeaseLostError, LeaseTimes
 from niels_cache_assets.parts.store_attempt import StoreAttempt, read_objects, stored_attempt
 from niels_cache_assets.parts.store_lease import StoreLease, hold_store_lease
@@ -181,7 +180,7 @@ def test_a_machine_that_freezes_before_its_record_and_wakes_changes_nothing(
                     run(store, other, until=2_000, afresh=True)
             finished.append(dict(read_objects(store, FOLDER) or {}))
 
-    commit, write_if = StoreAttempt.commit, module.write_if
+    commit, write_if = StoreAttempt.commit, Store.write_if
 
     def late_commit(attempt: StoreAttempt, publish: Any) -> None:
         freeze()
@@ -195,7 +194,7 @@ def test_a_machine_that_freezes_before_its_record_and_wakes_changes_nothing(
     if place == "before the last check":
         monkeypatch.setattr(StoreAttempt, "commit", late_commit)
     else:
-        monkeypatch.setattr(module, "write_if", late_record)
+        monkeypatch.setattr(Store, "write_if", late_record)
     with ExitStack() as stack:
         frozen = stack.enter_context(machine(store, tmp_path / "one"))
         with pytest.raises(LeaseLostError, match="has taken over"):

@@ -46,7 +46,7 @@ def seal_in_place(s3: LoopbackS3, build: LocalBuild, change: Callable[[dict[str,
     s3.ask("PUT", f"/{BUCKET}/at/letters/parts/seal/{OBJECTS_NAME}", content, {"x-amz-meta-sha256": sha256})
     beside[OBJECTS_NAME] = {"bytes": len(content), "key": f"parts/seal/{OBJECTS_NAME}", "sha256": sha256}
     record = replace(build.record, beside=beside)
-    store.create(META_NAME, record.content())
+    store.write_if(META_NAME, record.content(), state=None)
     return record
 
 

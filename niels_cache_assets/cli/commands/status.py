@@ -57,8 +57,8 @@ and what to do. status does not contact upstream; build-all checks whether upstr
 
 --watch shows what each step of one data set in parts is doing and what it has cost, every 5 seconds,
 until all steps are done or you press Ctrl-C. It reads the leases of the steps (docs/cluster.md), so it
-works on any machine that shares the cache directory, whatever started the builds. With --json, it
-prints one line of JSON each time.
+works on any machine that shares the cache directory or the store, whatever started the builds. With
+--json, it prints one line of JSON each time.
 
 Data sets that are not in niels_cache.toml are listed if their cache exists. The columns train and val
 show a percentage if the source ended before its token budget was met. For a corpus, the train column is
@@ -213,9 +213,8 @@ def _row(artifacts: Graph, state: CacheState) -> StatusRow:
     from niels_cache_assets.disk.build_lock import build_status
 
     key = "tokenizer" if state.kind == "tokenizer" else f"{state.kind}/{state.name}"
-    stored = build_status_in_store(artifacts[key]) if key in artifacts.keys else None
-    work = build_status(state.directory) if stored is None else stored
-    is_unfinished = stored is None and work.is_resumable and work.writer is None
+    work = (build_status_in_store(artifacts[key]) if key in artifacts.keys else None) or build_status(state.directory)
+    is_unfinished = work.is_resumable and work.writer is None
     meta = state.meta if state.condition in ("complete", "stale") else {}
     return StatusRow(state, work, meta, unfinished_build(artifacts.registry, state, root=artifacts.root) if is_unfinished else None)
 
