@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from niels_cache_assets.base.processes import Process
 from niels_cache_assets.disk.attempts import attempt_record, highest_number, lease_path, recorded_attempts, stop_path
@@ -116,8 +116,7 @@ class LeaseHolder:
             return None
 
 
-@dataclass(frozen=True, kw_only=True)
-class AttemptFile:
+class AttemptFile(NamedTuple):
     """The file of the latest attempt.
 
     Attributes:
@@ -128,7 +127,7 @@ class AttemptFile:
 
     attempt: int
     content: bytes
-    holder: LeaseHolder | None = field(compare=False)
+    holder: LeaseHolder | None
 
     @property
     def is_over(self) -> bool:
@@ -152,7 +151,7 @@ def latest(target: Path) -> AttemptFile | None:
         if error.errno not in (errno.ENOENT, errno.ESTALE):
             raise
         content = b""  # a newer attempt has just replaced it
-    return AttemptFile(attempt=attempt, content=content, holder=LeaseHolder.decoded(content))
+    return AttemptFile(attempt, content, LeaseHolder.decoded(content))
 
 
 def stop_stamp(target: Path) -> Stamp:

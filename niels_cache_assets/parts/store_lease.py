@@ -29,21 +29,16 @@ _POLL_SECONDS = 5.0  # the longest time between two looks at the lease of anothe
 
 
 class StoreLease(HeldLease):
-    """The right to make one attempt to build a part in a store. `hold_store_lease` creates it.
-
-    Attributes:
-        nonce: A random value that no other attempt has.
-    """
+    """The right to make one attempt to build a part in a store. `hold_store_lease` creates it."""
 
     def __init__(self, store: Store, key: str, target: Path, holder: LeaseHolder, state: str | None, *, waited: bool) -> None:
         super().__init__(target, holder, waited=waited)
-        self.nonce = holder.token
         self._store, self._key, self._state = store, key, state
 
     @property
     def folder(self) -> str:
         """The name of the folder in which this attempt alone writes."""
-        return f"{self.attempt:05d}-{self.nonce}"
+        return f"{self.attempt:05d}-{self._holder.token}"
 
     @property
     def name(self) -> str:
@@ -55,7 +50,7 @@ class StoreLease(HeldLease):
 
     def _was_overtaken(self) -> bool:
         latest = self._latest()
-        return latest is None or latest.token != self.nonce
+        return latest is None or latest.token != self._holder.token
 
     def _find_owner(self) -> LockOwner:
         latest = self._latest()

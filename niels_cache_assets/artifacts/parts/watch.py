@@ -216,13 +216,7 @@ def summarize_steps(steps: Sequence[WatchedStep]) -> dict[str, Any]:
 def steps_json(steps: Sequence[WatchedStep]) -> dict[str, Any]:
     """Return the figures of `summarize_steps`, and the steps that are not done, as values of JSON."""
     left = [
-        {
-            "key": step.key,
-            "state": step.state,
-            "reason": step.reason,
-            "attempt": step.attempt and asdict(step.attempt),
-            "silent_seconds": step.silent_seconds,
-        }
+        {"key": step.key, "state": step.state, "reason": step.reason, "attempt": step.attempt and asdict(step.attempt)}
         for step in steps
         if step.state != DONE
     ]
