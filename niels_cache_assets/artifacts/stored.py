@@ -10,9 +10,8 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -66,30 +65,22 @@ def read_finished(artifact: Artifact) -> Meta:
     return meta
 
 
-@dataclass(frozen=True)
 class StorePlace:
     """The store as the place where an artifact is built. Its methods replace those of the artifact, which are for a folder.
 
-    Attributes:
+    Args:
         artifact: The artifact.
+
+    Attributes:
+        spec: What has the registry, the root and the name of the data set.
+        kind: The first part of the key.
+        member: The name of the artifact in the store of its data set.
     """
 
-    artifact: Any
-
-    @property
-    def spec(self) -> Any:
-        """What has the registry, the root and the name of the data set."""
-        return getattr(self.artifact, "spec", self.artifact)
-
-    @property
-    def kind(self) -> str:
-        """The first part of the key."""
-        return self.artifact.key.partition("/")[0]
-
-    @property
-    def member(self) -> str:
-        """The name of the artifact in the store of its data set."""
-        return _MEMBERS.get(self.kind) or self.artifact.key.rpartition("/")[2]
+    def __init__(self, artifact: Any) -> None:
+        self.artifact, self.spec, key = artifact, getattr(artifact, "spec", artifact), str(artifact.key)
+        self.kind = key.partition("/")[0]
+        self.member = _MEMBERS.get(self.kind) or key.rpartition("/")[2]
 
     @property
     def folder(self) -> str:
@@ -200,15 +191,14 @@ class StorePlace:
         lease: StoreLease,
         then: tuple[Record | None, str | None],
         attempt: StoreAttempt,
-        named: Mapping[str, RemoteFile],
+        meta: Meta,
+        beside: list[RemoteFile],
     ) -> None:
         """Swap the record of the address to a finished data set.
 
         Raises:
             LeaseLostError: If another process has published in the meantime.
         """
-        meta = parse_meta(read_object(store, named[META_NAME]), store.name_of(named[META_NAME].key))
-        beside = [file for file in named.values() if file.path not in meta["files"]]
         if meta.get("tokenizer_sha256") is not None:
             folder = tokenizer_dir(self.spec.root)
             names = [*sorted(listed_files(load_meta(str(folder / META_NAME)), folder)), META_NAME]

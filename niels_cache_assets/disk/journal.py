@@ -54,7 +54,6 @@ class JournalRecord(NamedTuple):
         made_of: The values that the fingerprint hashes, to explain differences, or None if the caller of a builder gave none.
         notes: Facts that do not affect the bytes, such as the engines that encoded the text.
         attempt: The number of the attempt that made the record, or None for a target without attempts.
-        stored: The complete files that are in a store and not in the directory, or None without a store.
     """
 
     fingerprint: str
@@ -67,13 +66,11 @@ class JournalRecord(NamedTuple):
     made_of: Identity | None = None
     notes: dict[str, Any] | None = None
     attempt: int | None = None
-    stored: list[str] | None = None
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The size in bytes of every file in the directory."""
-        stored = set(self.stored or ())
-        return {**{name: entry["bytes"] for name, entry in self.finished.items() if name not in stored}, **self.files}
+        """The size of every file in bytes."""
+        return {**{name: entry["bytes"] for name, entry in self.finished.items()}, **self.files}
 
 
 class Journal:
@@ -242,7 +239,7 @@ def write_journal(directory: Path, recorded: JournalRecord) -> None:
 def encode_record(recorded: JournalRecord) -> bytes:
     """Return the bytes of a record, which `decode_record` parses."""
     fields = recorded._asdict()
-    optional = {key: fields.pop(key) for key in ("notes", "attempt", "stored")}
+    optional = {key: fields.pop(key) for key in ("notes", "attempt")}
     fields |= {key: value for key, value in optional.items() if value is not None}
     return _encode({"format": _FORMAT, **fields})
 
@@ -321,7 +318,6 @@ def decode_record(content: bytes) -> JournalRecord | str:
         and (recorded.share is None or (type(recorded.share) in (int, float) and 0 <= recorded.share <= 1))
         and all(number is None or is_count(number) for number in (recorded.documents, recorded.attempt))
         and all(part is None or isinstance(part, dict) for part in (recorded.made_of, recorded.notes))
-        and (recorded.stored is None or (isinstance(recorded.stored, list) and recorded.finished.keys() >= {*recorded.stored}))
     )
     return recorded if is_valid else _UNREADABLE
 

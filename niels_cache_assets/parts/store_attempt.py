@@ -124,10 +124,13 @@ class StoreAttempt:
             log(f"starting afresh: {where} cannot be used: {error}")
             clear_directory(self._directory)
             return
-        for split in {name.partition("/")[0] for name in objects if "/" in name}:
-            (self._directory / split).mkdir(exist_ok=True)
+        for name, file in objects.items():  # a file without blocks stands for each, because the journal names it
+            path = self._directory / name
+            path.parent.mkdir(exist_ok=True)
+            with open(path, "wb") as opened:
+                opened.truncate(file.size)
         self._objects, self._pieces = objects, pieces
-        write_journal(self._directory, recorded._replace(stored=sorted(recorded.finished), attempt=self._lease.attempt))
+        write_journal(self._directory, recorded._replace(attempt=self._lease.attempt))
 
     def _sign(self, *, afresh: bool) -> None:
         """Put the name of this attempt into the journal. It is empty for a new part, with `afresh`, and if the part was finished before."""
@@ -188,7 +191,7 @@ class StoreAttempt:
         """Send the remaining files and meta.json, and swap the record to one that names all files.
 
         Args:
-            publish: See `stored_attempt`. It gets the files, with an objects.json that no later attempt replaces.
+            publish: See `stored_attempt`. It gets an objects.json that no later attempt replaces.
 
         Raises:
             LeaseLostError: If another process has taken over.
@@ -196,7 +199,8 @@ class StoreAttempt:
             RemoteError: If the store refuses or does not answer.
         """
         self._wait()
-        files = read_meta(str(self._directory / META_NAME)).get("files", {})
+        meta = read_meta(str(self._directory / META_NAME))
+        files = meta.get("files", {})
         self._send_files(files)
         self._objects[META_NAME] = self.send(self._directory / META_NAME, META_NAME)
         self._lease.check()
@@ -205,7 +209,7 @@ class StoreAttempt:
         if publish is not None:
             self._write_journal(self._journal)  # fails if another attempt has signed it
             (self._directory / OBJECTS_NAME).write_bytes(content)
-            publish(self, {**named, OBJECTS_NAME: self.send(self._directory / OBJECTS_NAME, OBJECTS_NAME)})
+            publish(self, meta, [named[META_NAME], self.send(self._directory / OBJECTS_NAME, OBJECTS_NAME)])
         self._write_record(content)
 
     def join(self, folders: Mapping[str, str], names: Collection[str], directory: Path) -> Link:
@@ -304,7 +308,7 @@ class StoredShard:
         return np.frombuffer(content, self._dtype)
 
 
-Publish = Callable[[StoreAttempt, Mapping[str, RemoteFile]], None]
+Publish = Callable[[StoreAttempt, Meta, list[RemoteFile]], None]
 
 
 @contextmanager
@@ -327,7 +331,7 @@ def stored_attempt(
         folder: The folder of the part and its identity, as a key.
         log: Called with a line about what cannot be taken over.
         afresh: Whether to start from the beginning, and to replace a finished part.
-        publish: Called with the attempt and all files before the part counts as finished.
+        publish: Called with the attempt, its meta.json, and that file and objects.json, before the part counts as finished.
 
     Raises:
         LeaseLostError: If another process has taken over before the end.

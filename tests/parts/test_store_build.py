@@ -289,6 +289,14 @@ def test_prune_removes_what_losers_and_earlier_plans_left_and_nothing_that_is_re
     assert check(ADDRESS, download=True).findings == [], "a forced build that fails leaves the published one"
 
 
+@pytest.mark.parametrize(
+    "table", ['publish]\naddress = "s3://bucket/caches"', "blend.all]\nweights = { pages = 1 }\nsequence_length = 8\nnum_samples = 2"]
+)
+def test_tables_that_read_folders_are_refused_at_load(table: str, project: PartsProject) -> None:
+    with pytest.raises(NielsCacheError, match=r"\[(publish|blend)\] reads caches in folders"):
+        machine(project, "one", f"val_frac = 0.2\n[{table}", parts=2)
+
+
 @pytest.mark.parametrize(("settings", "named"), [('prepare = ["clean"]', "prepare"), ('exclude = "ids.txt"', "exclude")])
 def test_what_needs_a_shared_folder_is_refused_at_load(settings: str, named: str, project: PartsProject) -> None:
     with pytest.raises(NielsCacheError, match=rf"\[pretrain\.pages\] {named} needs a folder") as caught:
