@@ -19,9 +19,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from niels_cache_assets.parts.lease import HeldLease, LeaseHolder, LeaseTimes, Log, StopRequests, stop_error, stop_stamp
-from niels_cache_assets.parts.store import CLOCKS, LEASES, read_small
+from niels_cache_assets.parts.store import CLOCKS, LEASES, MAX_RECORD_BYTES, read_small
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.commit import UNKNOWN, BusyError, LockOwner
+from niels_cache_runtime.format.commit import BusyError, LockOwner
 from niels_cache_runtime.remote.store import ConflictError, SmallObject, Store
 
 _STEP_SECONDS = 1.0  # of the store's clock
@@ -44,17 +44,14 @@ class StoreLease(HeldLease):
     def name(self) -> str:
         return self._store.name_of(self._key)
 
-    def _latest(self) -> LeaseHolder | None:
-        found = read_small(self._store, self._key)
-        return None if found is None else _decoded(found, self.name)
+    def _latest(self) -> LeaseHolder:
+        return _decoded(self._store.get(self._key, most_bytes=MAX_RECORD_BYTES), self.name)
 
     def _was_overtaken(self) -> bool:
-        latest = self._latest()
-        return latest is None or latest.token != self._holder.token
+        return self._latest().token != self._holder.token
 
     def _find_owner(self) -> LockOwner:
-        latest = self._latest()
-        return UNKNOWN if latest is None else latest.writer
+        return self._latest().writer
 
     def _send(self, record: LeaseHolder) -> None:
         try:
