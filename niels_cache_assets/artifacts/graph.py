@@ -180,7 +180,7 @@ class Graph:
                 artifacts |= {member.key: member for member in joined.members()}
         seconds = self.registry.cluster.lease_seconds
         shared = [each for each in artifacts.values() if each.is_shared]
-        steps = watch_steps(shared, lease_seconds=seconds, known=self._known_in_store)
+        steps = watch_steps(shared, self._known_in_store, lease_seconds=seconds)
         steps = [step if step.state == DONE or not self.is_done(step.key) else step._replace(state=DONE) for step in steps]
         return sorted(steps, key=lambda step: STATES.index(step.state))
 

@@ -278,7 +278,7 @@ def _parts_summary(joined: JoinedCache | Corpus) -> str:
     except NielsCacheError:  # without a plan, a corpus or a tokenizer, no part can be compared
         parts = joined.steps()
     seconds = joined.registry.cluster.lease_seconds
-    steps = watch_steps([part for part in parts if part.key.partition("/")[0] in CHILD_BUILT_KINDS], lease_seconds=seconds)
+    steps = watch_steps([part for part in parts if part.key.partition("/")[0] in CHILD_BUILT_KINDS], {}, lease_seconds=seconds)
     states = Counter(step.state for step in steps)
     more = "".join(f", {states[state]} {state}" for state in STATES if states[state] and state not in (WAITING, DONE))
     return f"{states[DONE]} of {len(steps)} parts are built{more}"

@@ -261,14 +261,13 @@ class HeldLease(ABC):
     Attributes:
         target: The target.
         attempt: The number of the attempt, which no other attempt has.
-        waited: Whether the caller had to wait for another process.
         stored: The StoreAttempt (store_attempt.py) with the files of the attempt in a store, or None if they are in a folder.
     """
 
     stored: Any = None
 
-    def __init__(self, target: Path, holder: LeaseHolder, *, waited: bool) -> None:
-        self.target, self.attempt, self.waited = target, holder.attempt, waited
+    def __init__(self, target: Path, holder: LeaseHolder) -> None:
+        self.target, self.attempt = target, holder.attempt
         self._holder = holder
         self._began, self._cpu_before = time.monotonic(), sum(os.times()[:4])
         self._meter = SpeedMeter()
@@ -382,11 +381,15 @@ class HeldLease(ABC):
 
 
 class Lease(HeldLease):
-    """The right to make an attempt in a folder. `hold_lease` creates it."""
+    """The right to make an attempt in a folder. `hold_lease` creates it.
+
+    Attributes:
+        waited: Whether the caller had to wait for another process.
+    """
 
     def __init__(self, target: Path, holder: LeaseHolder, descriptor: int, *, waited: bool) -> None:
-        super().__init__(target, holder, waited=waited)
-        self._descriptor = descriptor
+        super().__init__(target, holder)
+        self._descriptor, self.waited = descriptor, waited
 
     def _was_overtaken(self) -> bool:
         if max(recorded_attempts(self.target), default=0) != self.attempt:

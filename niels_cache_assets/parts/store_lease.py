@@ -31,8 +31,8 @@ _POLL_SECONDS = 5.0  # the longest time between two looks at the lease of anothe
 class StoreLease(HeldLease):
     """The right to make one attempt to build a part in a store. `hold_store_lease` creates it."""
 
-    def __init__(self, store: Store, key: str, target: Path, holder: LeaseHolder, state: str | None, *, waited: bool) -> None:
-        super().__init__(target, holder, waited=waited)
+    def __init__(self, store: Store, key: str, target: Path, holder: LeaseHolder, state: str | None) -> None:
+        super().__init__(target, holder)
         self._store, self._key, self._state = store, key, state
 
     @property
@@ -106,7 +106,6 @@ def hold_store_lease(
 def _take(store: Store, key: str, target: Path, *, times: LeaseTimes, wait: bool, log: Log, stops: StopRequests) -> StoreLease:
     reported: LockOwner | None = None
     first: str | None = None
-    waited = False
     where, clock = store.name_of(key), f"{CLOCKS}{key.removeprefix(LEASES)}"
     while True:
         if (request := stops.requested(target)) is not None:
@@ -122,7 +121,7 @@ def _take(store: Store, key: str, target: Path, *, times: LeaseTimes, wait: bool
         if is_over:
             new = LeaseHolder.following(holder, 1 if holder is None else holder.attempt + 1)
             with suppress(ConflictError):  # another process was faster, or the holder has renewed
-                return StoreLease(store, key, target, new, store.write_if(key, new.encoded(), state=state), waited=waited)
+                return StoreLease(store, key, target, new, store.write_if(key, new.encoded(), state=state))
             continue
         assert holder is not None
         if not wait and first not in (None, state):
@@ -131,5 +130,4 @@ def _take(store: Store, key: str, target: Path, *, times: LeaseTimes, wait: bool
         if holder.writer != reported:
             log(f"waiting for the other build of {where}: {holder.writer}")
             reported = holder.writer
-        waited = True
         time.sleep(min(_POLL_SECONDS, times.renew_seconds / 3))

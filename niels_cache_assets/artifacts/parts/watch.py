@@ -72,19 +72,17 @@ class WatchedStep(NamedTuple):
         )
 
 
-def watch_steps(
-    artifacts: Iterable[Artifact], *, lease_seconds: float, known: MutableMapping[str, tuple[Any, Any]] | None = None
-) -> list[WatchedStep]:
+def watch_steps(artifacts: Iterable[Artifact], known: MutableMapping[str, tuple[Any, Any]], *, lease_seconds: float) -> list[WatchedStep]:
     """Return what happens to artifacts that have leases.
 
     Args:
         artifacts: The artifacts.
-        lease_seconds: How long a lease may go without renewal.
         known: What earlier looks have read in a store, which this look updates.
+        lease_seconds: How long a lease may go without renewal.
     """
     places = [*map(in_store, artifacts)]
     examples = {place.kind == "tokenizer": place for place in places if isinstance(place, StorePlace)}  # it has an address of its own
-    looks = {kind: _StoreLook(place.store, {} if known is None else known) for kind, place in examples.items()}
+    looks = {kind: _StoreLook(place.store, known) for kind, place in examples.items()}
 
     def watch(place: Artifact | StorePlace) -> WatchedStep:
         if isinstance(place, Artifact):
@@ -100,7 +98,7 @@ def build_status_in_store(artifact: Artifact) -> BuildStatus | None:
     place = in_store(artifact)
     if isinstance(place, Artifact):
         return None
-    [step] = watch_steps([artifact], lease_seconds=place.spec.registry.cluster.lease_seconds)
+    [step] = watch_steps([artifact], {}, lease_seconds=place.spec.registry.cluster.lease_seconds)
     attempt = step.attempt
     if attempt is None:
         return BuildStatus(None, False, None, None)

@@ -106,7 +106,7 @@ def run(arguments: argparse.Namespace) -> int | None:
         return build_and_report(lambda lines: _artifact(arguments, lines), wait=not arguments.no_wait, notify=not arguments.no_notify)
     _refuse_number(arguments)
     registry, root = open_registry(arguments)
-    if arguments.add or registry.build.store is None:
+    if arguments.add:
         require_name(registry, arguments.name)
     (_add if arguments.add else _prune)(arguments, registry, root)
     return None
