@@ -111,6 +111,11 @@ class CacheState:
     meta: Meta = field(default_factory=dict, compare=False, repr=False)
 
     @property
+    def key(self) -> str:
+        """The key of the artifact."""
+        return f"{self.kind}/{self.name}" if self.kind in FAMILIES else self.name
+
+    @property
     def condition(self) -> Condition:
         """How the files compare with the configuration."""
         return _CONDITIONS[self.state]

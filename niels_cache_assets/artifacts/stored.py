@@ -25,7 +25,6 @@ from niels_cache_assets.disk.staging import staged
 from niels_cache_assets.facts.published import store_of
 from niels_cache_assets.parts.attempts import attempt_scratch
 from niels_cache_assets.parts.layout import PLAN_NAME, VAL_BITS, VAL_NAME
-from niels_cache_assets.parts.lease import StopRequests, stop_stamp
 from niels_cache_assets.parts.store import PLAN, folder_of, lease_of, read_small
 from niels_cache_assets.parts.store_attempt import StoreAttempt, read_object, read_objects, stored_attempt
 from niels_cache_assets.parts.store_lease import StoreLease, hold_store_lease
@@ -143,9 +142,15 @@ class StorePlace:
         target, times = real_path(self.artifact.lease_target), lease_times(self.spec.registry)
         target.parent.mkdir(parents=True, exist_ok=True)
         _require_conditional_put(self.spec.registry.build.store)
-        stops = self.artifact.stops or StopRequests(stale=stop_stamp(target))
         with hold_store_lease(
-            self.store, lease_of(self.member), target, times=times, wait=wait, log=log, on_stop=self.artifact.on_stop_requested, stops=stops
+            self.store,
+            lease_of(self.member),
+            target,
+            times=times,
+            wait=wait,
+            log=log,
+            on_stop=self.artifact.on_stop_requested,
+            stops=self.artifact.stops,
         ) as lease:
             yield BuildLock(waited=True, lease=lease)  # another machine may have finished it: nothing on this disk would show that
 

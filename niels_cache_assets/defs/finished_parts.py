@@ -54,8 +54,8 @@ _ASSETS = {"plan": keys.PLAN, "val_part": keys.VAL_PART, "part": keys.PARTS, "co
 def finished_parts_sensor(registry: Registry) -> dg.SensorDefinition:
     """Return the sensor.
 
-    Its cursor is {next: the data set to begin with, seen: {key: stamp}, pending: {key: stamp}, states: {data set: {state: steps}}}.
-    Pending are parts that were new at the last look.
+    Its cursor is {next: the data set to begin with, seen: {key: stamp}, states: {data set: {state: steps}}}.
+    The stamp of a part that was new at the last look begins with "new".
     """
     graph_at = cache(partial(graph, registry))  # it knows what the last look has read in a store
 
@@ -72,7 +72,6 @@ def finished_parts_sensor(registry: Registry) -> dg.SensorDefinition:
         limit_parts(context.instance, registry)
         state = json.loads(context.cursor or "{}")
         seen: dict[str, str] = state.get("seen", {})
-        pending: dict[str, str] = state.get("pending", {})
         states: dict[str, Mapping[str, int]] = state.get("states", {})
         names, artifacts = keys.datasets_with_plan(registry), graph_at(cache_root.path)
         start = names.index(state["next"]) if state.get("next") in names else 0
@@ -96,19 +95,15 @@ def finished_parts_sensor(registry: Registry) -> dg.SensorDefinition:
                     event = _new_event(context.instance, _ASSETS[kind], partition, step.artifact)
                 except NielsCacheError:  # it was replaced in the meantime
                     continue
-                if event is not None and pending.get(step.key) != step.stamp:
-                    pending[step.key] = step.stamp
-                    continue
-                pending.pop(step.key, None)
-                if event is not None:
+                is_noted = seen.get(step.key) == f"new {step.stamp}"
+                seen[step.key] = step.stamp if event is None or is_noted else f"new {step.stamp}"
+                if event is not None and is_noted:
                     events.append(event)
-                seen[step.key] = step.stamp
         known = {*artifacts.keys}
         cursor = {
             "next": names[(start + looked) % len(names)] if names else None,
             "states": {name: states[name] for name in names if name in states},
             "seen": {key: stamp for key, stamp in seen.items() if key in known},
-            "pending": {key: stamp for key, stamp in pending.items() if key in known},
         }
         nothing = dg.SkipReason(f"Looked at {format_count(looked, 'data set')}; nothing is new")
         return dg.SensorResult(asset_events=events, cursor=json.dumps(cursor), skip_reason=None if events else nothing)

@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from niels_cache_assets.base.processes import Process
 from niels_cache_assets.disk.attempts import attempt_record, highest_number, lease_path, recorded_attempts, stop_path
@@ -116,24 +116,23 @@ class LeaseHolder:
             return None
 
 
-@dataclass(frozen=True, kw_only=True)
-class AttemptFile:
+class AttemptFile(NamedTuple):
     """The file of the latest attempt.
 
     Attributes:
-        attempt: The number of the attempt.
+        attempt: The number of the attempt, or 0 if there is none.
         content: The bytes of the file.
-        holder: The process that makes the attempt, or None if the file cannot be parsed.
+        holder: The process that makes the attempt, or None if there is no file, or none that can be parsed.
     """
 
     attempt: int
     content: bytes
-    holder: LeaseHolder | None = field(compare=False)
+    holder: LeaseHolder | None
 
     @property
     def is_over(self) -> bool:
-        """Whether the attempt has ended properly."""
-        return self.holder is not None and self.holder.ended is not None
+        """Whether there is no attempt, or it has ended properly."""
+        return not self.attempt or (self.holder is not None and self.holder.ended is not None)
 
     @property
     def writer(self) -> LockOwner:
@@ -141,18 +140,15 @@ class AttemptFile:
         return UNKNOWN if self.holder is None else self.holder.writer
 
 
-def latest(target: Path) -> AttemptFile | None:
-    """Return the file of the latest attempt, or None if there is none."""
-    attempt = max(recorded_attempts(target), default=0)
-    if not attempt:
-        return None
+def latest(target: Path) -> AttemptFile:
+    """Return the file of the latest attempt."""
+    attempt, content = max(recorded_attempts(target), default=0), b""
     try:
-        content = attempt_record(target, attempt).read_bytes()
-    except OSError as error:
+        content = attempt_record(target, attempt).read_bytes() if attempt else b""
+    except OSError as error:  # ENOENT, ESTALE: a newer attempt has just replaced it
         if error.errno not in (errno.ENOENT, errno.ESTALE):
             raise
-        content = b""  # a newer attempt has just replaced it
-    return AttemptFile(attempt=attempt, content=content, holder=LeaseHolder.decoded(content))
+    return AttemptFile(attempt, content, LeaseHolder.decoded(content))
 
 
 def stop_stamp(target: Path) -> Stamp:
@@ -401,8 +397,7 @@ class Lease(HeldLease):
             return True
 
     def _find_owner(self) -> LockOwner:
-        last = latest(self.target)
-        return UNKNOWN if last is None else last.writer
+        return latest(self.target).writer
 
     def _send(self, record: LeaseHolder) -> None:
         self._is_lost = self._is_lost or self._was_overtaken()
@@ -466,7 +461,7 @@ def lease_owner(target: Path) -> LockOwner | None:
     A process on another machine may have died in the meantime; only a process that waits for it finds out.
     """
     writer, seen = lock_owner(target), latest(real := Path(os.path.realpath(target)))
-    if writer is not None or seen is None or seen.is_over or has_died(real, seen):
+    if writer is not None or seen.is_over or has_died(real, seen):
         return writer
     return seen.writer
 
@@ -499,7 +494,7 @@ class _Claim:
 
     def __init__(self, target: Path, times: LeaseTimes, log: Log, stops: StopRequests) -> None:
         self._target, self._times, self._log, self._stops = target, times, log, stops
-        self._seen: AttemptFile | None = None
+        self._seen = AttemptFile(0, b"", None)
         self._unchanged_seconds = 0.0
         self._last_look: float | None = None
         self._reported: LockOwner | None = None
@@ -530,9 +525,9 @@ class _Claim:
     def _report_holder(self, locker: LockOwner | None, *, wait: bool, at_once: bool, is_certain: bool) -> None:
         """Log which process is waited for, or raise BusyError instead of waiting."""
         seen = self._seen
-        holder = None if seen is None or seen.is_over else seen.holder
+        holder = None if seen.is_over else seen.holder
         who = holder.writer if holder is not None else locker or UNKNOWN
-        is_alive = self._has_changed or locker is not None or (seen is not None and holds_lock(self._target, seen.attempt) is True)
+        is_alive = self._has_changed or locker is not None or holds_lock(self._target, seen.attempt) is True
         if at_once or (not wait and is_alive and is_certain):
             raise BusyError(self._target, who)
         if is_certain and who != self._reported:
@@ -555,18 +550,18 @@ class _Claim:
 
         Any other process with the lock is just starting, or is a program that does not know leases.
         """
-        return self._seen is not None and self._seen.holder is not None and self._seen.holder.overtaken == str(locker)
+        return self._seen.holder is not None and self._seen.holder.overtaken == str(locker)
 
     def _check_holder(self) -> tuple[bool, str | None]:
         """Return whether the next attempt may begin now. If the latest attempt has not ended properly, also return why."""
         seen, now = latest(self._target), time.monotonic()
         if self._last_look is None or seen != self._seen:
-            self._has_changed = self._last_look is not None and seen is not None and not seen.is_over
+            self._has_changed = self._last_look is not None and not seen.is_over
             self._unchanged_seconds, self._seen = 0.0, seen
         else:
             self._unchanged_seconds += min(now - self._last_look, 2 * self._times.poll_seconds)  # a pause of this process proves nothing
         self._last_look = now
-        if seen is None or seen.is_over:
+        if seen.is_over:
             return True, None
         who = seen.writer
         if has_died(self._target, seen):
@@ -578,11 +573,10 @@ class _Claim:
     def _create(self, *, waited: bool, reason: str | None, locker: LockOwner | None = None) -> Lease | None:
         """Create the file of the next attempt. Return None if another process was faster."""
         target, last = self._target, self._seen
-        number = last.attempt if last is not None else highest_number(target)
-        if last is None and recorded_attempts(target):
+        number = last.attempt or highest_number(target)
+        if not last.attempt and recorded_attempts(target):
             return None
-        before = None if last is None else last.holder
-        holder = LeaseHolder.following(before, number + 1, overtaken=None if locker is None else str(locker))
+        holder = LeaseHolder.following(last.holder, number + 1, overtaken=None if locker is None else str(locker))
         path = attempt_record(target, holder.attempt)
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)

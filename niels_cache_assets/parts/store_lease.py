@@ -8,9 +8,9 @@ finds its own body after a refusal knows that its request succeeded.
 A lease is over when the store's time is more than `lease_seconds` after its last renewal. The store's time is when it wrote an object that
 the asker has just sent, so no clock of any machine counts. Stores count whole seconds, so a lease must last much longer.
 
-The lease alone protects nothing, because a frozen process may wake up at any time. It writes under keys of its own, its next swap of
-the journal fails, and the record of a part can only be created once (store_attempt.py). Costs: a PUT for each renewal, and a GET for each
-record of the journal.
+The lease alone protects nothing, because a frozen process may wake up at any time. It writes under keys of its own, and its next swap of
+the record fails, because the next attempt has signed the record (store_attempt.py). Costs: a PUT for each renewal, a GET for each record of
+the journal, and two GETs and a PUT every 5 seconds in a process that waits.
 """
 
 import time
@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from niels_cache_assets.parts.lease import HeldLease, LeaseHolder, LeaseTimes, Log, StopRequests, stop_error
-from niels_cache_assets.parts.store import CLOCKS, LEASES, read_small
+from niels_cache_assets.parts.lease import HeldLease, LeaseHolder, LeaseTimes, Log, StopRequests, stop_error, stop_stamp
+from niels_cache_assets.parts.store import CLOCKS, LEASES, MAX_RECORD_BYTES, read_small
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.commit import UNKNOWN, BusyError, LockOwner
+from niels_cache_runtime.format.commit import BusyError, LockOwner
 from niels_cache_runtime.remote.store import ConflictError, SmallObject, Store
 
 _STEP_SECONDS = 1.0  # of the store's clock
@@ -29,37 +29,29 @@ _POLL_SECONDS = 5.0  # the longest time between two looks at the lease of anothe
 
 
 class StoreLease(HeldLease):
-    """The right to make one attempt to build a part in a store. `hold_store_lease` creates it.
-
-    Attributes:
-        nonce: A random value that no other attempt has.
-    """
+    """The right to make one attempt to build a part in a store. `hold_store_lease` creates it."""
 
     def __init__(self, store: Store, key: str, target: Path, holder: LeaseHolder, state: str | None, *, waited: bool) -> None:
         super().__init__(target, holder, waited=waited)
-        self.nonce = holder.token
         self._store, self._key, self._state = store, key, state
 
     @property
     def folder(self) -> str:
         """The name of the folder in which this attempt alone writes."""
-        return f"{self.attempt:05d}-{self.nonce}"
+        return f"{self.attempt:05d}-{self._holder.token}"
 
     @property
     def name(self) -> str:
         return self._store.name_of(self._key)
 
-    def _latest(self) -> LeaseHolder | None:
-        found = read_small(self._store, self._key)
-        return None if found is None else _decoded(found, self.name)
+    def _latest(self) -> LeaseHolder:
+        return _decoded(self._store.get(self._key, most_bytes=MAX_RECORD_BYTES), self.name)
 
     def _was_overtaken(self) -> bool:
-        latest = self._latest()
-        return latest is None or latest.token != self.nonce
+        return self._latest().token != self._holder.token
 
     def _find_owner(self) -> LockOwner:
-        latest = self._latest()
-        return UNKNOWN if latest is None else latest.writer
+        return self._latest().writer
 
     def _send(self, record: LeaseHolder) -> None:
         try:
@@ -98,14 +90,14 @@ def hold_store_lease(
             that the other process is alive.
         log: Called with a line about each wait.
         on_stop: Called once, on another thread, if a stop is requested while the lease is held.
-        stops: The requests to stop that apply, which are files beside `target`.
+        stops: The requests to stop that apply, which are files beside `target`. By default, those that are created after this call.
 
     Raises:
         BusyError: If another process builds the part.
         LeaseLostError: From the block, if another process has taken over.
         RemoteError: If the store refuses or does not answer.
     """
-    stops = stops or StopRequests()
+    stops = stops or StopRequests(stale=stop_stamp(target))
     lease = _take(store, key, target, times=times, wait=wait, log=log, stops=stops)
     with lease.renewed(times, stops, on_stop):
         yield lease
@@ -114,7 +106,6 @@ def hold_store_lease(
 def _take(store: Store, key: str, target: Path, *, times: LeaseTimes, wait: bool, log: Log, stops: StopRequests) -> StoreLease:
     reported: LockOwner | None = None
     first: str | None = None
-    asked: float | None = None
     waited = False
     where, clock = store.name_of(key), f"{CLOCKS}{key.removeprefix(LEASES)}"
     while True:
@@ -123,8 +114,8 @@ def _take(store: Store, key: str, target: Path, *, times: LeaseTimes, wait: bool
         found = read_small(store, key)
         holder, state = (None, None) if found is None else (_decoded(found, where), found.state)
         is_over = holder is None or holder.ended is not None
-        if found is not None and holder is not None and not is_over and (asked is None or time.monotonic() - asked >= times.renew_seconds):
-            silent, asked = (store.now(clock) - found.modified).total_seconds(), time.monotonic()
+        if found is not None and holder is not None and not is_over:
+            silent = (store.now(clock) - found.modified).total_seconds()
             is_over = silent >= times.lease_seconds + _STEP_SECONDS
             if is_over:
                 log(f"{holder.writer} has not renewed its lease of {where} for {silent:.0f} s; taking over")

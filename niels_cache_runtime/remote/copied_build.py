@@ -139,11 +139,13 @@ def recorded_build(state: LedgerState, build: str, files: OwnedFolder, *, addres
     """
     record = parse_record(state.builds[build]["record"].encode(), f"{files.root}: the record of {address}")
     folder = f"{BUILDS}/{build}"
+    names = described_by(record)
     try:
-        contents = {name: files.read(f"{folder}/{name}") for name in described_by(record)}
+        contents = {name: files.read(f"{folder}/{name}") for name in names}
     except OSError as error:
         raise NielsCacheError(
-            f"{files.root / folder}: cannot be read: {error.strerror or error}; run again, or remove {files.root} if that fails too"
+            f"{files.root / folder}: {' or '.join(names)} cannot be read: {error.strerror or error}; "
+            f"run again, or remove {files.root} if that fails too"
         ) from error
     return CopiedBuild(address, published_of(record, contents, str(files.root / folder / META_NAME)))
 

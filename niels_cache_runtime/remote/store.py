@@ -236,11 +236,10 @@ def open_store(address: str, *, make: bool = False, is_hasty: bool = False) -> S
         return open_any(address, retry_config=retry, client_options=client)
 
     with _as_remote_errors(address, refusals):
-        hasty = connect(_HASTY_RETRIES, **client)
-        short = connect(_HASTY_RETRIES if is_hasty else _RETRIES, **{**client, "timeout": "5 minutes"})  # obstore buffers these answers
+        retries = _HASTY_RETRIES if is_hasty else _RETRIES
+        short = connect(retries, **{**client, "timeout": "5 minutes"})  # obstore buffers these answers
         state: _State = "version" if address.startswith("gs://") else "e_tag"
-        remote = hasty if is_hasty else connect(_RETRIES, **client)
-        return Store(address, obstore, refusals, remote, hasty=hasty, short=short, state=state)
+        return Store(address, obstore, refusals, connect(retries, **client), short=short, state=state)
 
 
 class Store:
@@ -251,11 +250,9 @@ class Store:
     others it is the ETag.
     """
 
-    def __init__(
-        self, address: str, obstore: Any, refusals: _Refusals, remote: Any, *, hasty: Any, short: Any, state: _State = "e_tag"
-    ) -> None:
+    def __init__(self, address: str, obstore: Any, refusals: _Refusals, remote: Any, *, short: Any, state: _State = "e_tag") -> None:
         self.address, self._obstore, self._refusals = address, obstore, refusals
-        self._remote, self._hasty, self._short, self._state = remote, hasty, short, state
+        self._remote, self._short, self._state = remote, short, state
 
     def name_of(self, key: str) -> str:
         """Return the address of one object, for messages."""
@@ -428,7 +425,7 @@ class FolderStore(Store):
     """A folder behind a file:// address. Files have no metadata, so `head` reads and hashes a file."""
 
     def __init__(self, address: str, obstore: Any, refusals: _Refusals, remote: Any, *, folder: Path) -> None:
-        super().__init__(address, obstore, refusals, remote, hasty=remote, short=remote)
+        super().__init__(address, obstore, refusals, remote, short=remote)
         self._folder = folder
 
     def head(self, key: str) -> ObjectInfo:

@@ -6,7 +6,7 @@ If no data set is searched for duplicates any more, the hashes and the ranges of
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -57,15 +57,14 @@ def prune_parts(graph: Graph, name: str) -> list[PrunedPart]:
     if state.state != "in sync":
         raise NielsCacheError(f"{state.directory}: is {state.state}, so its parts are still needed; build it first: {state.advice}")
     dataset, folder, corpus_folder = graph.dataset(name), parts_dir(graph.root, name), corpus_parts_dir(graph.root, name)
-    kept: dict[str, object] = {}  # by name: the fingerprint of the plan that the part must have
-    kept_of_corpus: dict[str, object] = {}
+    kept, kept_of_corpus = set[str](), set[str]()
     if isinstance(dataset, JoinedCache):
-        kept = {PLAN_STAGED: None, **{member.directory.name: member.planned_by for member in dataset.members()}}
+        members = [each for each in dataset.members() if not each.directory.exists() or _plan_of(each.directory) == each.planned_by]
+        kept = {PLAN_STAGED, *(each.directory.name for each in members)}
     source = dataset.spec.source
     if isinstance(source, PretrainSource) and source.corpus_parts > 1:
-        kept.setdefault(PLAN_STAGED, None)
-        names = map(part_name, range(source.corpus_parts))
-        kept_of_corpus = {each: _plan_of(corpus_folder / each) for each in names}  # a part whose files have not changed outlives a plan
+        kept.add(PLAN_STAGED)
+        kept_of_corpus = {*map(part_name, range(source.corpus_parts))}  # a part whose files have not changed outlives a plan
     try:
         removed = [*_remove_parts(graph, folder, kept), *_remove_parts(graph, corpus_folder, kept_of_corpus)]
         if not graph.registry.prepared("dedup"):
@@ -105,11 +104,11 @@ def _prune_store(graph: Graph, name: str) -> list[PrunedPart]:
     return [PrunedPart(*each) for each in sorted(removed.items())]
 
 
-def _remove_parts(graph: Graph, folder: Path, kept: Mapping[str, object]) -> list[PrunedPart]:
+def _remove_parts(graph: Graph, folder: Path, kept: Collection[str]) -> list[PrunedPart]:
     """Remove all parts in a folder except those that are kept, and return them, in order."""
     removed: list[PrunedPart] = []
     for target in targets_in(folder):
-        if target.name in kept and (not target.exists() or _plan_of(target) == kept[target.name]):
+        if target.name in kept:
             continue
         with hold_lease(target, times=lease_times(graph.registry), wait=False, log=lambda line: None) as lease:
             removed += [PrunedPart(*each) for each in remove_target(lease)]

@@ -111,11 +111,11 @@ def build_status_in_store(artifact: Artifact) -> BuildStatus | None:
 def _watch_in_folder(artifact: Artifact, lease_seconds: float) -> WatchedStep:
     target = real_path(artifact.lease_target)
     seen, seconds, has_ended = latest(target), 0.0, False
-    attempt = None if seen is None else seen.holder
+    attempt = seen.holder
     meta: Meta | None = None
     with suppress(NielsCacheError):  # there is no record
         meta = read_meta(str(artifact.directory / (artifact.record or META_NAME)))
-    if seen is not None and attempt is not None and attempt.ended is None:
+    if attempt is not None and attempt.ended is None:
         renewed = path_stamp(attempt_record(target, seen.attempt))
         seconds, has_ended = time.time() - renewed[1] / 1e9 if renewed else 0.0, has_died(target, seen)
     return _step(artifact, _stamp(artifact, meta), attempt, seconds, is_alive=seconds <= lease_seconds and not has_ended)
@@ -216,13 +216,7 @@ def summarize_steps(steps: Sequence[WatchedStep]) -> dict[str, Any]:
 def steps_json(steps: Sequence[WatchedStep]) -> dict[str, Any]:
     """Return the figures of `summarize_steps`, and the steps that are not done, as values of JSON."""
     left = [
-        {
-            "key": step.key,
-            "state": step.state,
-            "reason": step.reason,
-            "attempt": step.attempt and asdict(step.attempt),
-            "silent_seconds": step.silent_seconds,
-        }
+        {"key": step.key, "state": step.state, "reason": step.reason, "attempt": step.attempt and asdict(step.attempt)}
         for step in steps
         if step.state != DONE
     ]

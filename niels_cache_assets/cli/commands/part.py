@@ -267,10 +267,5 @@ def _prune(arguments: argparse.Namespace, registry: Registry, root: Path) -> Non
     console = output()
     for part in removed:
         console.print(f"removed {part.directory} ({file_size(part.bytes)})")
-    if registry.build.store is not None:
-        console.print(f"{name}: removed {format_count(len(removed), 'folder')}; the published build and the one before it stay")
-        return
-    source = registry.pretrain[name]
-    reason = "all of them belong to the current plan" if source.is_in_parts or source.corpus_parts > 1 else "it has none"
-    why = "" if removed else f", because {reason}"
-    console.print(f"{name}: removed {format_count(len(removed), 'part')}{why}")
+    why = "" if removed else ", because there is none of an earlier plan or of an interrupted attempt"
+    console.print(f"{name}: removed {format_count(len(removed), 'folder')}{why}")

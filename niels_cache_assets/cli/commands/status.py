@@ -212,8 +212,7 @@ def _row(artifacts: Graph, state: CacheState) -> StatusRow:
     from niels_cache_assets.artifacts.unfinished import unfinished_build
     from niels_cache_assets.disk.build_lock import build_status
 
-    key = "tokenizer" if state.kind == "tokenizer" else f"{state.kind}/{state.name}"
-    work = (build_status_in_store(artifacts[key]) if key in artifacts.keys else None) or build_status(state.directory)
+    work = (build_status_in_store(artifacts[state.key]) if state.key in artifacts.keys else None) or build_status(state.directory)
     is_unfinished = work.is_resumable and work.writer is None
     meta = state.meta if state.condition in ("complete", "stale") else {}
     return StatusRow(state, work, meta, unfinished_build(artifacts.registry, state, root=artifacts.root) if is_unfinished else None)
