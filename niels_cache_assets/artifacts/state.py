@@ -31,7 +31,7 @@ from niels_cache_assets.facts.drops import DropSummary, summarize_drops
 from niels_cache_assets.parts.layout import CHILD_BUILT_KINDS
 from niels_cache_assets.parts.lease import DONE
 from niels_cache_assets.sources.types import Source
-from niels_cache_runtime.cache.opening import open_consistently
+from niels_cache_runtime.cache.opening import listed_files, open_consistently
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, Family, dataset_dir, tokenizer_dir
 from niels_cache_runtime.format.meta import UNVERIFIABLE, Meta, is_foreign, load_meta, location_problem, read_meta
@@ -345,7 +345,10 @@ def _state(
         return found
     with suppress(NielsCacheError, OSError):  # the file was replaced in the meantime, or has an invalid value
         path = directory / META_NAME
-        found = replace(found, meta=check_form(load_meta(str(path)), path) if read is None else read() or {})
+        meta = check_form(load_meta(str(path)), path) if read is None else read() or {}
+        if not is_foreign(meta):
+            listed_files({"files": {}, **meta}, directory)
+        found = replace(found, meta=meta)
         if found.condition in ("complete", "stale"):
             found = replace(found, note=note(found.meta) or "")
     return found

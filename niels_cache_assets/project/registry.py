@@ -423,9 +423,14 @@ def _refuse_in_store(registry: Registry, origin: _Origin) -> None:
             f"{origin.of('cluster', 'lease_seconds')}: [cluster] lease_seconds is {registry.cluster.lease_seconds:g}; "
             f"with [build] store, give at least {MIN_STORE_LEASE_SECONDS:g}, because a store counts whole seconds"
         )
-    for table, is_set in (("publish", registry.publish and registry.publish.address), ("blend", registry.blend)):
+    in_folders = (
+        ("publish", "address", registry.publish and registry.publish.address),
+        ("blend", "weights", registry.blend),
+        ("build", "verify_parts", registry.build.verify_parts == "sha256"),
+    )
+    for table, key, is_set in in_folders:
         if is_set:
-            raise NielsCacheError(f"{origin.of(table, '')}: [{table}] reads caches in folders; leave it out, or leave out store in [build]")
+            raise NielsCacheError(f"{origin.of(table, key)}: [{table}] {key} needs caches in folders; leave out this key, or [build] store")
     for name, source in registry.pretrain.items():
         keys = {
             "prepare": source.prepare,

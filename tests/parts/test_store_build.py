@@ -290,11 +290,16 @@ def test_prune_removes_what_losers_and_earlier_plans_left_and_nothing_that_is_re
 
 
 @pytest.mark.parametrize(
-    "table", ['publish]\naddress = "s3://bucket/caches"', "blend.all]\nweights = { pages = 1 }\nsequence_length = 8\nnum_samples = 2"]
+    ("build", "named"),
+    [
+        ('verify_parts = "sha256"', "build"),
+        ('[publish]\naddress = "s3://bucket/caches"', "publish"),
+        ("[blend.all]\nweights = { pages = 1 }\nsequence_length = 8\nnum_samples = 2", "blend"),
+    ],
 )
-def test_tables_that_read_folders_are_refused_at_load(table: str, project: PartsProject) -> None:
-    with pytest.raises(NielsCacheError, match=r"\[(publish|blend)\] reads caches in folders"):
-        machine(project, "one", f"val_frac = 0.2\n[{table}", parts=2)
+def test_what_reads_caches_in_folders_is_refused_at_load(build: str, named: str, project: PartsProject) -> None:
+    with pytest.raises(NielsCacheError, match=rf"\[{named}\].*needs caches in folders"):
+        project.graph(2, root="one", build=f'store = "{STORE}"\n{build}')
 
 
 @pytest.mark.parametrize(("settings", "named"), [('prepare = ["clean"]', "prepare"), ('exclude = "ids.txt"', "exclude")])

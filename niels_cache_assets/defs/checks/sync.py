@@ -49,7 +49,7 @@ def in_sync_check(registry: Registry, family: Family) -> dg.AssetChecksDefinitio
         missing = [state.name for state in states if state.condition == "missing"]
         changed = [name for name in unsynced if name not in set(missing)]
         alone = PARTITION_TAG not in context.run.tags
-        readable = [state for state in states if alone and state.meta]
+        readable = [state for state in states if alone and state.state not in ("missing", "disabled", "unreadable", "not configured")]
         findings = {
             # a different tokenizer is already a state, and not damage
             state.name: [
