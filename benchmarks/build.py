@@ -3,7 +3,7 @@
 One run measures everything on the same texts, in rounds that take turns, and prints ratios of the rounds' medians. It does so for short
 documents (390 bytes) and for longer ones (2 kB), both cut from the same texts:
 
-* the build from Parquet (our reader, and Hugging Face's shuffle) and from .jsonl.gz, against `encode_as_numpy` of the same texts already in
+* the build from Parquet and from .jsonl.gz, against `encode_as_numpy` of the same texts already in
   memory on all cores: 1.0 means that reading, shuffling, hashing and writing cost nothing;
 * the build from Parquet with a journal, which can be resumed after a kill: with its fsyncs every 32 MiB of output, and the time of the
   journal's records;
@@ -140,7 +140,6 @@ def sources(folder: Path) -> dict[str, PretrainSource]:
 
     return {
         "parquet": table("parquet", "texts.parquet", shuffle_buffer=SHUFFLE_BUFFER),
-        "parquet through Hugging Face": table("huggingface", "texts.parquet", dataset="local/mirror", shuffle_buffer=SHUFFLE_BUFFER),
         "jsonl.gz": table("jsonl", "texts.jsonl.gz", shuffle_buffer=SHUFFLE_BUFFER),
     }
 
@@ -154,7 +153,7 @@ def build(source: PretrainSource, tokenizer: Any, folder: Path, *, resume: Resum
         max_val_tokens=100_000,
         shard_bytes=2**27,
         seed=42,
-        shuffle_buffer=source.builder_shuffle or None,
+        shuffle_buffer=source.shuffle_buffer or None,
         resume=resume,
     )
 

@@ -46,10 +46,10 @@ from dedup_pairs import (
     qualities,
     quality,
 )
-from niels_cache_assets.dedup.greedy import keep_first
 from niels_cache_assets.dedup.signatures import Signatures, Signer, jaccard
 from niels_cache_assets.project.registry import load_registry
 from tests.helpers.builds import find_duplicates, prepare_corpus
+from tests.helpers.duplicates import keep_first
 from tests.helpers.plain_signatures import canonical_text, sign_canonical
 
 NGRAM, NUM_PERM, BANDS, ROWS, THRESHOLD = 5, 128, 8, 16, 0.85

@@ -29,11 +29,12 @@ from niels_cache_runtime.format.meta import read_meta, write_meta
 from tests.helpers.builds import build_tokenizer
 
 
-def project(folder: Path, parts: int) -> Graph:
+def project(folder: Path, parts: int, seed: int = 42) -> Graph:
     """Return the graph of a data set of one line of text in each part."""
     pretrain = {"source": "jsonl", "files": [str(folder / "*.jsonl")], "parts": parts, "val_frac": 0.0}
     tokenizer = {"train_on": ["texts"], "vocab_size": 320, "sample_bytes": 1_000_000}
-    return graph(load_registry(profile="default", overrides={"pretrain": {"texts": pretrain}, "tokenizer": tokenizer}), folder / "cache")
+    overrides = {"pretrain": {"texts": pretrain}, "tokenizer": tokenizer, "build": {"seed": seed}}
+    return graph(load_registry(profile="default", overrides=overrides), folder / "cache")
 
 
 def link_parts(found: Graph) -> None:
@@ -54,9 +55,9 @@ def measure(folder: Path, parts: int) -> dict[str, float]:
         (folder / f"{number:06d}.jsonl").write_text(json.dumps({"text": words}) + "\n", encoding="utf-8")
     seconds: dict[str, float] = {}
 
-    def clock(name: str, work: Callable[[Graph], object]) -> None:
+    def clock(name: str, work: Callable[[Graph], object], *, seed: int = 42) -> None:
         begin = time.process_time()
-        work(project(folder, parts))
+        work(project(folder, parts, seed))
         seconds[name] = time.process_time() - begin
 
     found = project(folder, parts)
@@ -68,6 +69,8 @@ def measure(folder: Path, parts: int) -> dict[str, float]:
     link_parts(found)
     clock("dry run with all parts", forecast)
     clock("status before the seal", lambda graph: graph.states())
+    clock("status with a stale plan", lambda graph: graph.states(), seed=43)
+    clock("`status --watch` with a stale plan", lambda graph: graph.watch("texts"), seed=43)
     clock("seal", lambda graph: materialize(graph["pretrain/texts"]))
     clock("status after the seal", lambda graph: graph.states())
     return seconds

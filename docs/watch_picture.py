@@ -9,6 +9,7 @@ import fcntl
 import io
 import json
 import os
+import select
 import shutil
 import struct
 import subprocess
@@ -39,6 +40,7 @@ from tests.helpers.ui.person import Person
 from tests.helpers.ui.running import running_ui
 
 COLUMNS, COLOURS = 130, 32
+SECONDS = 300  # to wait for a picture
 CLEAR = b"\x1b[2J"  # what the command prints before it draws again
 PARTS, BUILT, RUNNING = 24, 9, 5
 NAME = "web"
@@ -132,9 +134,11 @@ def draw_terminal(found: Graph, target: Path) -> None:
     command = [sys.executable, "-m", "niels_cache_assets.cli", *words]
     with subprocess.Popen(command, env={**os.environ, "TERM": "xterm-256color"}, stdout=end) as process:
         printed = b""
-        while printed.count(CLEAR) < 2:
+        while printed.count(CLEAR) < 2 and select.select([terminal], [], [], SECONDS)[0]:
             printed += os.read(terminal, 1 << 16)
         process.kill()
+    if printed.count(CLEAR) < 2:
+        raise TimeoutError(f"status --watch has not drawn twice; it has printed {printed!r}")
     shown = printed.split(CLEAR)[1].decode().replace("\r", "").replace("\x1b[H", "")
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), color_system="truecolor")
     console.print(Text.from_ansi(shown.strip()))
@@ -149,13 +153,13 @@ def draw_ui(found: Graph, project: Project, target: Path) -> None:
     with running_ui(project.folder.parent, project.tokenizer_model, project=project) as ui, browser_page() as page:
         person = Person(page, ui)
         page.set_viewport_size({"width": 1500, "height": 960})
-        deadline = time.monotonic() + 300
-        while time.monotonic() < deadline:
+        deadline = time.monotonic() + SECONDS
+        while not page.get_by_text("node").count():
+            if time.monotonic() > deadline:
+                raise TimeoutError("the sensor has not observed the plan")
             begin_others(found)
             person.open("assets/pretrain/plan", view="events")
             page.wait_for_timeout(10_000)
-            if page.get_by_text("node").count():
-                break
         save(page.screenshot(clip={"x": 560, "y": 170, "width": 930, "height": 790}), target)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -54,6 +54,11 @@ if TYPE_CHECKING:
     from niels_cache_runtime.samplers.sft_dataset import PreferenceDataset, SFTExampleDataset
 
 _HOW_TO_BUILD = "build caches first (make cache, niels-cache build-all), or check the path"
+_WORDS = {  # for the rows of a split, for what a loader reads once per epoch, and for the tensors of a batch
+    "pretrain": ("documents", "window", "batch.x, batch.y"),
+    "sft": ("examples", "packed row", "batch.x, batch.y_masked"),
+    "pairs": ("pairs", "pair", "batch.chosen.x, batch.rejected.x, and y_masked of both"),
+}
 _SHOWN_T = 1024  # T in the code that is shown, if the split is long enough
 
 
@@ -101,6 +106,7 @@ class CacheSplit:
         self._location = replace(dataset.location, given=f"{dataset.location.given}/{split}")
         self.folder = self._location.given
         meta = dataset.meta
+        self._words = _WORDS["pairs" if has_pairs(meta) else dataset.family]
         example_files = (tokens_name(split), idx_name(split), targets_name(split), target_ends_name(split))
         prefixes = (f"{split}/", f"{split}_doc_ends.npy", *example_files)
         if is_foreign(meta):
@@ -215,8 +221,7 @@ class CacheSplit:
         return f"{dataset}{tokens_name(self.split)}", f"{dataset}{idx_name(self.split)}"
 
     def _summary(self) -> str:
-        rows = "documents" if self.dataset.family == "pretrain" else "pairs" if has_pairs(self.dataset.meta) else "examples"
-        in_rows = f"in {self.rows:,} {rows}" if self.rows is not None else f"in an unknown number of {rows}"
+        in_rows = f"in {self.rows:,} {self._words[0]}" if self.rows is not None else f"in an unknown number of {self._words[0]}"
         return f"{self.tokens:,} tokens {in_rows}, {in_bytes(self.bytes)}" if self.tokens else "empty"
 
     def _snippet(self) -> str:
@@ -224,12 +229,7 @@ class CacheSplit:
         T = _SHOWN_T if self.dataset.family == "sft" else min(_SHOWN_T, self.tokens - 1)
         if T < 1 or not self.tokens:
             return ""
-        if has_pairs(self.dataset.meta):
-            each, tensors = "pair", "batch.chosen.x, batch.rejected.x, and y_masked of both"
-        elif self.dataset.family == "sft":
-            each, tensors = "packed row", "batch.x, batch.y_masked"
-        else:
-            each, tensors = "window", "batch.x, batch.y"
+        _, each, tensors = self._words
         return (
             f"split = {self.dataset._expression}.{self.split}\n"
             f"loader = split.loader(T={T}, B=8, seed=0)  # every {each} once per epoch, resumable\n"
@@ -291,6 +291,7 @@ class CacheFamily(Mapping[str, CacheDataset]):
 
     def __init__(self, root: str, family: Family, *, remote: SplitLocation | None = None) -> None:
         self._root, self._family, self._remote = root, family, remote
+        self._given = root if remote is None else remote.given
 
     def _names(self) -> list[str]:
         try:
@@ -303,7 +304,10 @@ class CacheFamily(Mapping[str, CacheDataset]):
 
     def __getitem__(self, name: str) -> CacheDataset:
         if name not in (names := self._names()):
-            raise MissingDatasetError(self._missing(name, names))
+            others = [family for family in FAMILIES if family != self._family and name in CacheFamily(self._root, family)]
+            known = f"choose from {', '.join(names)}" if names else "no data set is built yet"
+            hint = f"it is in .{others[0]}" if others else did_you_mean(name, names, known)
+            raise MissingDatasetError(f"{self._given}: no {self._family} data set {name!r}; {hint}")
         return CacheDataset(self._root, self._family, name, remote=self._remote)
 
     def __iter__(self) -> Iterator[str]:
@@ -318,9 +322,10 @@ class CacheFamily(Mapping[str, CacheDataset]):
     def __getattr__(self, name: str) -> CacheDataset:
         if name.startswith("_"):  # copy and notebooks look such names up; copy does so before `_root` is set
             raise AttributeError(name)
-        if name not in (names := self._names()):
-            raise AttributeError(self._missing(name, names))
-        return self[name]
+        try:
+            return self[name]
+        except MissingDatasetError as error:
+            raise AttributeError(str(error)) from None
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *(name for name in self._names() if name.isidentifier() and not name.startswith("_"))]
@@ -328,20 +333,19 @@ class CacheFamily(Mapping[str, CacheDataset]):
     def _ipython_key_completions_(self) -> list[str]:
         return self._names()
 
-    def _missing(self, name: str, names: list[str]) -> str:
-        others = [family for family in FAMILIES if family != self._family and name in CacheFamily(self._root, family)]
-        if others:
-            hint = f"it is in .{others[0]}"
-        else:
-            hint = did_you_mean(name, names, f"choose from {', '.join(names)}" if names else "no data set is built yet")
-        return f"{_shown(self._root, self._remote)}: no {self._family} data set {name!r}; {hint}"
-
-    def _rows(self) -> list[tuple[str, str, str]]:
-        return [(f".{self._family}[{name!r}]", *_split_summaries(self._root, self._family, name)) for name in self]
+    def _rows(self) -> Iterator[tuple[str, str, str]]:
+        """Yield the name and the summaries of both splits of each data set, or its error, so that it does not hide the other data sets."""
+        for name in self:
+            try:
+                dataset = self[name]
+                train, val = dataset.train._summary(), dataset.val._summary()
+            except NielsCacheError as error:
+                train, val = str(error).removeprefix(f"{dataset_dir(self._root, self._family, name) / META_NAME}: "), ""
+            yield f".{self._family}[{name!r}]", train, val
 
     def __repr__(self) -> str:
-        title = f"{_shown(self._root, self._remote)}: {len(self)} {self._family} data set{'' if len(self) == 1 else 's'}"
-        return in_lines(title, self._rows())
+        title = f"{self._given}: {len(self)} {self._family} data set{'' if len(self) == 1 else 's'}"
+        return in_lines(title, [*self._rows()])
 
 
 class Cache:
@@ -370,7 +374,7 @@ class Cache:
         return str(models[0]) if models else None
 
     def __repr__(self) -> str:
-        title = f"{_shown(self.root, self.remote)}: {len(self.pretrain)} pretrain, {len(self.sft)} sft"
+        title = f"{self.pretrain._given}: {len(self.pretrain)} pretrain, {len(self.sft)} sft"
         return in_lines(title, [*self.pretrain._rows(), *self.sft._rows()])
 
 
@@ -400,16 +404,3 @@ def open_cache(root: str | Path = "cache", *, remote: Copy | None = None) -> Cac
         clause = "has neither pretrain/ nor sft/ in it" if found.kind == "root" else found.clause
         raise NielsCacheError(f"{root}: {clause}; {advice}")
     return Cache(str(folder))
-
-
-def _shown(root: str, remote: SplitLocation | None) -> str:
-    return root if remote is None else remote.given
-
-
-def _split_summaries(root: str, family: Family, name: str) -> tuple[str, str]:
-    """Return the summaries of both splits, or the error if the data set cannot be opened, so that it does not hide the other data sets."""
-    try:
-        dataset = CacheDataset(root, family, name)
-    except NielsCacheError as error:
-        return str(error).removeprefix(f"{dataset_dir(root, family, name) / META_NAME}: "), ""
-    return cast("tuple[str, str]", tuple(split._summary() for split in (dataset.train, dataset.val)))

@@ -33,7 +33,7 @@ from niels_cache_assets.sources.types import PretrainSource, Source
 from niels_cache_assets.tokenizer.encoder import EngineUse
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import partial_path
-from niels_cache_runtime.format.layout import META_NAME, Family, tokenizer_model_name
+from niels_cache_runtime.format.layout import FAMILIES, META_NAME, Family, tokenizer_model_name
 from niels_cache_runtime.format.meta import Meta
 
 if TYPE_CHECKING:
@@ -69,6 +69,12 @@ def corpus_keys(registry: Registry, names: Sequence[str]) -> list[str]:
     """Return the keys of the corpora of these data sets, and of the drop lists if one of them uses these."""
     searched = any("dedup" in registry.pretrain[name].prepare for name in names)
     return [*(f"corpus/{name}" for name in names), *(["corpus/duplicates"] if searched else [])]
+
+
+def listed_name(key: str) -> str:
+    """Return the name of an artifact in the results of a build: a data set has its own name, and everything else its key."""
+    kind, _, name = key.partition("/")
+    return name if kind in FAMILIES else key
 
 
 State = Literal["built", "cache_hit", "disabled"]

@@ -83,7 +83,7 @@ def is_prepared(source: Source) -> TypeGuard[PretrainSource]:
 def _prepared_identity(prepared: PreparedCorpus) -> dict[str, Any]:
     source = prepared.source
     budgets = {"train_tokens": source.train_tokens, "val_tokens": source.val_tokens}
-    return {**prepared.identity(), **budgets, "shuffle_buffer": source.builder_shuffle}
+    return {**prepared.identity(), **budgets, "shuffle_buffer": source.shuffle_buffer}
 
 
 def val_may_come_late(source: PretrainSource) -> bool:

@@ -449,9 +449,11 @@ class Corpus(Artifact):
         return WriteResult(meta=meta, resumed=resumed_characters, warning=reading_warning(meta))
 
     def _join_parts(self, work: BuildJob) -> WriteResult:
+        assert work.lease is not None  # machines share the parts
         work.log(f"preparing {self.name} in {self.source.corpus_parts} parts: {', '.join(self.source.prepare)}")
         force = work.force and self.force_parts
-        materialize(self.parts_plan, wait=True, force=force, log=work.log, notify=False)
+        with work.lease.uncounted():
+            materialize(self.parts_plan, wait=True, force=force, log=work.log, notify=False)
         plan = self.parts_plan.read()
         if plan.revision != work.revision:
             raise NielsCacheError(f"{self.parts_plan.target}: the files have changed since this build began; run it again")
@@ -459,15 +461,15 @@ class Corpus(Artifact):
         metas = dict[Path, Meta]()
 
         def report(part: CorpusProgress) -> None:
-            if work.progress is not None:
-                work.progress(_progress_of_all(metas.values(), part, parts=len(parts)))
+            work.report(_progress_of_all(metas.values(), part, parts=len(parts)))
 
         def build(part: Corpus, waits: bool) -> None:
             outcome = materialize(part, wait=waits, force=force, on_progress=report, log=work.log, notify=False)
             metas[part.directory] = outcome.meta
             report(CorpusProgress(0, 0, 0, None))
 
-        build_free_parts_first(parts, build, log=work.log)
+        with work.lease.uncounted():
+            build_free_parts_first(parts, build, log=work.log)
         meta = _join(self, [(part.directory, metas[part.directory]) for part in parts], work)
         return WriteResult(meta=self._with_removed_ids_only(meta, work), warning=reading_warning(meta))
 

@@ -39,7 +39,7 @@ from niels_cache_assets.facts.disjoint import OverlapSettings, compare_splits
 from niels_cache_assets.facts.drops import DropSummary, summarize_drops
 from niels_cache_assets.facts.published import finished_cache
 from niels_cache_assets.parts.layout import part_name, parts_dir
-from niels_cache_assets.parts.plan import Plan, PlannedPart, divide_in_proportion
+from niels_cache_assets.parts.plan import Plan, divide_in_proportion
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.project.tables import BuildSettings
 from niels_cache_assets.sources.notes import notes_on_source
@@ -407,13 +407,18 @@ def check_files(directory: Path, meta: Meta, *, verify: Verify = "size") -> None
     check_sizes(directory, listed, found, verify=verify)
 
 
-def split_rule(spec: DatasetSpec[PretrainSource]) -> str:
-    """Return the rule that splits a data set into train and val, as one line for meta.json."""
+def split_rule(spec: DatasetSpec[PretrainSource], *, group: int = 0) -> str:
+    """Return the rule that splits a data set into train and val, as one line for meta.json.
+
+    Args:
+        spec: The data set.
+        group: 0 for the first files, then the number of the table `added`, whose val has a seed of its own.
+    """
     source = spec.source
     if source.has_own_splits:
         return "upstream's own splits"
     if source.seeded_val_frac is not None:
-        return f"seeded {source.seeded_val_frac:g} of documents to val, seed {spec.build.seed}"
+        return f"seeded {source.seeded_val_frac:g} of documents to val, seed {spec.build.seed + group}"
     return budget_rule(train_tokens=source.train_tokens, val_tokens=source.val_tokens or 0)
 
 
@@ -464,11 +469,6 @@ class Share:
     spec: DatasetSpec[PretrainSource]
     number: int | None = None
 
-    @property
-    def planned(self) -> PlannedPart:
-        """The part in the plan."""
-        raise NotImplementedError("all of a data set is no part")
-
     def inputs(self) -> list[str]:
         """See `Artifact.inputs`."""
         return self.spec.inputs()
@@ -512,7 +512,7 @@ class Share:
             "max_train_tokens": UNLIMITED if source.train_tokens is None else source.train_tokens,
             "max_val_tokens": source.val_tokens or 0,
             "seed": spec.build.seed,
-            "shuffle_buffer": source.builder_shuffle or None,
+            "shuffle_buffer": source.shuffle_buffer or None,
             "val_texts": val_documents() if source.decontaminate != "off" and val_may_come_late(source) else None,
             "references": self._references(context),
         }
@@ -598,11 +598,6 @@ class PretrainCache(DatasetArtifact[PretrainSource]):
     @property
     def is_part(self) -> bool:
         return self.number is not None
-
-    @property
-    def planned_by(self) -> str:
-        """The fingerprint of the group of parts that decides this part. Growth never changes it."""
-        return self.share.planned.plan
 
     def inputs(self) -> list[str]:
         return self.share.inputs()

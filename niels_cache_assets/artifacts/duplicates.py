@@ -7,8 +7,7 @@ both splits is dropped from train. In a split, documents are in input order.
 
 Cost and memory are described in dedup/greedy.py. Signatures are read from disk in blocks. Texts are read again only for `verify =
 "jaccard"`, and for documents of train that seem to be near to val (corpus/near_val.py). A text is read once. An interrupted search
-resumes after the last band on disk. With several `ranges`, it uses the existing ranges, makes the missing ones, and removes all of them at
-its end.
+uses the existing ranges, makes the missing ones, and removes all of them at its end.
 
 Each range of hashes is a job of its own, on any machine: hashes, range/range-00003, corpus/duplicates. `hashes` reads the signatures of all
 corpora once, and writes the hashes of each band, divided into ranges. A range reads only its own hashes, and finds which documents share
@@ -21,7 +20,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +32,7 @@ from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts.free_parts import build_free_parts_first
 from niels_cache_assets.base.fingerprint import fingerprint_of
+from niels_cache_assets.base.wording import format_count
 from niels_cache_assets.corpus.identity import (
     DROP_LISTS_VERSION,
     dedup_order,
@@ -45,11 +45,10 @@ from niels_cache_assets.corpus.layout import DUPLICATES, HASHES, corpus_dir, dup
 from niels_cache_assets.corpus.near_val import drop_near_val
 from niels_cache_assets.corpus.order import CorpusInput, CorpusInputs, DroppedDocuments
 from niels_cache_assets.corpus.prepared import document_sizes, ordinals_sha256
-from niels_cache_assets.disk.build_lock import build_status
-from niels_cache_assets.disk.journal import SCRATCH_NAME, clear_directory
+from niels_cache_assets.disk.journal import SCRATCH_NAME
 from niels_cache_assets.disk.space import SpaceNeed
 from niels_cache_assets.disk.staging import finished_meta
-from niels_cache_assets.disk.table_file import ParquetWriter, closing_table
+from niels_cache_assets.disk.table_file import ParquetWriter, sealing
 from niels_cache_assets.disk.writers import Files, add_file
 from niels_cache_assets.parts.attempts import remove_target, targets_in
 from niels_cache_assets.parts.lease import hold_lease
@@ -62,7 +61,6 @@ from niels_cache_runtime.format.meta import Meta, sha256_text
 
 if TYPE_CHECKING:
     from niels_cache_assets.dedup.greedy import DropDecisions, SimilarityCondition
-    from niels_cache_assets.dedup.ranges import RangeProgress
     from niels_cache_assets.dedup.signatures import Signatures
 
 
@@ -116,37 +114,33 @@ class RequiredDropLists:
         return SpaceNeed(bytes=hashes_bytes(documents, bands=bands), reason=reason, certain=certain)
 
     @contextmanager
-    def unchanged(self, root: Path) -> Iterator[Callable[[], None]]:
+    def unchanged(self, root: Path) -> Iterator[None]:
         """Check that the corpora stay the same while the block reads them.
-
-        Yields:
-            A function that makes the same check. The block calls it before it uses a result.
 
         Raises:
             NielsCacheError: If a corpus was replaced, even if the block has already raised a different error.
         """
-
-        def require_same() -> None:
-            for name, meta in self.corpora.items():
-                require_unchanged(corpus_dir(root, name), meta)
-
         try:
-            yield require_same
+            yield
         except Exception:
-            require_same()
+            self._require_unchanged(root)
             raise
-        require_same()
+        self._require_unchanged(root)
+
+    def _require_unchanged(self, root: Path) -> None:
+        for name, meta in self.corpora.items():
+            require_unchanged(corpus_dir(root, name), meta)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _LinkState:
-    """The state in the journal.
+class _StepState:
+    """The state in the journal of a range, or of the whole search.
 
     Attributes:
-        bands: The number of finished bands. The digests count as the first band.
+        done: The number of finished bands, where the digests count as the first band. Or the number of finished hashes and ranges.
     """
 
-    bands: int
+    done: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,7 +240,7 @@ class SearchStep(Artifact):
         from niels_cache_assets.dedup.ranges import write_hashes
 
         required = self.required
-        work.log(f"hashing the signatures of {', '.join(required.corpora)} in {self.ranges} ranges")
+        work.log(f"hashing the signatures of {', '.join(required.corpora)} in {format_count(self.ranges, 'range')}")
         sums: dict[str, Any] = {}
 
         def add_to_sum(name: str, data: Any) -> None:
@@ -276,16 +270,16 @@ class SearchStep(Artifact):
         hashes = replace(self, number=None, given=self.required)  # if a corpus changes now, its hashes are not those of this range
         hashes_meta = hashes.current()
         documents = hashes_meta["documents"]["searched"]
-        journal = work.open_journal(self.key, state=_LinkState)
+        journal = work.open_journal(self.key, state=_StepState)
         files: Files = {name: dict(entry) for name, entry in journal.finished.items()}
-        for band in range(journal.state.bands if journal.state else 0, self.bands + 1):
+        for band in range(journal.state.done if journal.state else 0, self.bands + 1):
             link_range(hashes.directory, work.directory, band, number, documents=documents)
             path = work.directory / links_name(band, number)
             sync(path)
             add_file(path, path.name, files)
             share = (band + 1) / (self.bands + 1)
             if journal.due(sum(entry["bytes"] for entry in files.values()), finished=len(files)):
-                journal.record({"bands": band + 1}, files={}, finished=files, share=share)
+                journal.record({"done": band + 1}, files={}, finished=files, share=share)
             work.report(ReportedProgress(counts={"documents": documents}, share=share))
         require_unchanged(hashes.directory, hashes_meta)
         return WriteResult(meta=self._meta(work, files))
@@ -403,11 +397,8 @@ class Duplicates(Artifact):
         return name == META_NAME or name.endswith(".parquet")
 
     def need(self) -> SpaceNeed | None:
-        """Return the disk space of a search from its beginning.
-
-        A resumed search needs less. With ranges, the hashes request their own space.
-        """
-        return None if self.ranges > 1 else self.required.need(certain=not build_status(self.directory).is_resumable)
+        """Return the disk space of a search from its beginning. A search whose hashes exist needs less."""
+        return self.required.need(certain=not self.hashes().directory.exists())
 
     @contextmanager
     def stage(self, lock: BuildLock, *, log: Log) -> Iterator[Path]:
@@ -427,7 +418,7 @@ class Duplicates(Artifact):
         registry, required = self.registry, self.required
         dedup = registry.dedup
         files: Files = {}
-        with required.unchanged(self.root) as require_same:
+        with required.unchanged(self.root):
             scratch = work.directory / SCRATCH_NAME
 
             def similarity(compared: np.ndarray) -> Callable[[int, int], float]:
@@ -435,13 +426,9 @@ class Duplicates(Artifact):
                 return inputs.similarity(compared, ngram=dedup.ngram, path=scratch / "shingles")
 
             verify = SimilarityCondition(similarity=similarity, threshold=dedup.threshold) if dedup.verify == "jaccard" else None
-            if self.ranges > 1:
-                _make_ranges(self, work)
+            _make_ranges(self, work)
             inputs = CorpusInputs(registry, self.root, required.corpora)
-            if self.ranges == 1:
-                dropped = _search_in_memory(required, inputs, verify, scratch, work, require_same)
-            else:
-                dropped = _search_in_ranges(self, verify, scratch, work)
+            dropped = _search_in_ranges(self, verify, scratch, work)
             if verify is None:
                 dropped = drop_near_val(inputs, dropped, dedup, path=scratch / "near_val", log=work.log)
             drops = inputs.drops(dropped)
@@ -462,56 +449,23 @@ class Duplicates(Artifact):
         return WriteResult(meta=meta)
 
 
-def _search_in_memory(
-    required: RequiredDropLists,
-    inputs: CorpusInputs,
-    verify: SimilarityCondition | None,
-    scratch: Path,
-    work: BuildJob,
-    require_same: Callable[[], None],
-) -> DropDecisions:
-    """Return the dropped documents, with all hashes of a band in memory. A killed search resumes after the last band on the disk."""
-    from niels_cache_assets.dedup.greedy import keep_first
-    from niels_cache_assets.dedup.ranges import RangeProgress
-
-    bands, rows = required.identity["bands"], required.identity["rows"]
-    journal = work.open_journal("duplicates", state=RangeProgress)
-    done: RangeProgress | None = journal.state
-    if done is not None:
-        work.log(f"{done.bands} of {bands + 1} bands of {done.documents:,} documents are kept")
-    scratch.mkdir(exist_ok=True)
-    written: dict[str, int] = {}
-
-    def record(steps: RangeProgress, needed: list[Path]) -> bool:
-        sizes = {file.relative_to(work.directory).as_posix(): file.stat().st_size for file in needed}
-        written.update(sizes)
-        if not journal.due(sum(written.values())):
-            return False
-        require_same()  # the fingerprint must match the corpora that were read
-        for path in needed:
-            sync(path)
-        share = (steps.bands + 1) / (bands + 3)  # reading the signatures and the final pass each take about as long as a band
-        journal.record(asdict(steps), files=sizes, bytes_written=sum(written.values()), share=share)
-        return True
-
-    blocks = (block for each in inputs.all for block in each.signatures())
-    return keep_first(blocks, bands=bands, rows=rows, scratch=scratch, verify=verify, done=done, record=record)
-
-
 def _make_ranges(duplicates: Duplicates, work: BuildJob) -> None:
-    """Make the hashes and the ranges that are missing. Those that other processes make come last.
+    """Make the hashes and the ranges that are missing. Those that other processes make come last. By default, there is one range.
 
     Raises:
         NielsCacheError: If they belong to other corpora.
     """
-    clear_directory(work.directory)  # of a search that was not in ranges
-    force = work.force and duplicates.forces_ranges
+    force, done = work.force and duplicates.forces_ranges, 0
+    journal = work.open_journal("duplicates", state=_StepState)  # `status` reads it; what is done lies in the folders of the steps
 
     def build(step: SearchStep, waits: bool) -> None:
+        nonlocal done
         meta = materialize(step, wait=waits, force=force, log=work.log, notify=False).meta
         step = replace(step, given=duplicates.required)
         if not step.matches(meta, step.identity(None)):
             raise NielsCacheError(f"{duplicates.directory}: a corpus has changed since the search began; run it again")
+        done += 1
+        journal.record({"done": done}, files={}, share=done / (duplicates.ranges + 2))  # the choice takes about as long as a range
 
     build(duplicates.hashes(), True)
     build_free_parts_first([duplicates.range(number) for number in range(duplicates.ranges)], build, log=work.log)
@@ -523,7 +477,7 @@ def _search_in_ranges(duplicates: Duplicates, verify: SimilarityCondition | None
     from niels_cache_assets.dedup.ranges import Buckets
 
     required = duplicates.required
-    work.log(f"choosing among {required.documents:,} documents by {duplicates.ranges} ranges")
+    work.log(f"choosing among {required.documents:,} documents by {format_count(duplicates.ranges, 'range')}")
     scratch.mkdir(exist_ok=True)
     buckets = Buckets(
         scratch=scratch,
@@ -540,7 +494,7 @@ def _write_drop_list(root: Path, name: str, inputs: CorpusInputs, drops: Dropped
     names = np.array([each.name for each in inputs.all], dtype=object)
     splits = np.array([*SPLITS, None], dtype=object)  # UNKNOWN is -1, which selects the last element
     kinds = np.array(["near", "exact"], dtype=object)
-    with closing_table(ParquetWriter(root, duplicates_file(name), DUPLICATES, files)) as table:
+    with sealing(ParquetWriter(root, duplicates_file(name), DUPLICATES, files)) as table:
         for first in range(0, len(drops.ordinals) or 1, _ROWS_PER_GROUP):
             part = drops.where(slice(first, first + _ROWS_PER_GROUP))
             columns = {

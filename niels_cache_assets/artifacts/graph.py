@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -26,7 +25,7 @@ from niels_cache_assets.artifacts.duplicates import Duplicates, SearchStep
 from niels_cache_assets.artifacts.index import BlendIndex
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.seal import DatasetCache, JoinedCache
-from niels_cache_assets.artifacts.parts.watch import STATES, WatchedStep, watch_steps
+from niels_cache_assets.artifacts.parts.watch import STATES, WatchedStep, watch_parts, watch_steps
 from niels_cache_assets.artifacts.prepared_corpora import with_corpus_readers
 from niels_cache_assets.artifacts.state import CacheState, state_of, unlisted_corpus_state, unlisted_state
 from niels_cache_assets.artifacts.stored import StorePlace, in_store
@@ -174,14 +173,14 @@ class Graph:
         for each in (self.tokenizer(), self.plan(name)):
             if isinstance(place := in_store(each), StorePlace):
                 place.finished()  # copies it to this machine, which needs it to name the parts
-        artifacts = {key: self[key] for key in self.order([name])}
-        for joined in self.joined(name):
-            with suppress(NielsCacheError):  # there is no plan yet; otherwise its parts need not read it again
-                artifacts |= {member.key: member for member in joined.members()}
-        seconds = self.registry.cluster.lease_seconds
-        shared = [each for each in artifacts.values() if each.is_shared]
-        steps = watch_steps(shared, self._known_in_store, lease_seconds=seconds)
-        steps = [step if step.state == DONE or not self.is_done(step.key) else step._replace(state=DONE) for step in steps]
+        order, known = [*dict.fromkeys(self.order([name]))], self._known_in_store
+        in_parts = [key.removeprefix("plan/") for key in order if key.startswith("plan/")]
+        found = {step.key: step for each in in_parts for joined in self.joined(each) for step in watch_parts(joined, known)}
+        others = [artifact for key in order if key not in found and (artifact := self[key]).is_shared]
+        found |= {step.key: step for step in watch_steps(others, known, lease_seconds=self.registry.cluster.lease_seconds)}
+        kinds = {key[: key.rfind("/") + 1] or key: key for key, step in found.items() if step.state != DONE}
+        done = tuple(kind for kind, key in kinds.items() if self.is_done(key))  # the same for all parts of a corpus, and for all ranges
+        steps = [found[key]._replace(state=DONE) if key.startswith(done) else found[key] for key in order if key in found]
         return sorted(steps, key=lambda step: STATES.index(step.state))
 
     @cached_property

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from niels_cache_assets.artifacts.base import Artifact, BuildJob, BuildLock, Log, Outcome, WriteResult
 from niels_cache_assets.artifacts.materialize import materialize
@@ -26,6 +26,30 @@ from niels_cache_runtime.format.npy_files import read_npy_header
 
 OnIndexProgress = Callable[[str, int, int], None]
 BlendPart = Literal["train", "valid", "test"]
+
+
+class IndexProgress(NamedTuple):
+    """The progress of one array of an index.
+
+    Attributes:
+        array: The name of the array.
+        done: The number of its entries that are finished.
+        total: The number of its entries.
+    """
+
+    array: str
+    done: int
+    total: int
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The finished entries, by unit."""
+        return {f"entries of {self.array}": self.done}
+
+    @property
+    def share(self) -> float | None:
+        """The finished share of the array."""
+        return self.done / self.total if self.total else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,11 +277,11 @@ class BlendIndex(Artifact):
             plan = blend_plan(self.registry, self.name, root=self.root)
         built = False
 
-        def report(*update: object) -> None:
+        def report(array: str, done: int, total: int) -> None:
             nonlocal built
             built = True  # an existing index reports no progress
             if work.progress is not None:
-                work.progress(update)
+                work.progress(IndexProgress(array, done, total))
 
         directories = prebuild_blend(plan.paths, plan.weights, index_cache=IndexCache(self.directory), progress=report, **plan.settings)
         indices = tuple(_index(label, directory) for label, directory in zip(plan.index_labels, directories, strict=False))

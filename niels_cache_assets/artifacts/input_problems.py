@@ -17,6 +17,7 @@ from niels_cache_assets.sources.conversations import BrokenRowError
 from niels_cache_assets.sources.errors import SourceUnavailableError
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.net.retries import retry_at_most
+from niels_cache_assets.sources.reading.references import named_data_sets
 from niels_cache_assets.sources.types import PATH_KEYS, SENTINELS, SftSource, Source
 from niels_cache_runtime.errors import NielsCacheError, escaped
 from niels_cache_runtime.format.layout import FAMILIES
@@ -71,6 +72,7 @@ def input_problems(registry: Registry, names: Iterable[str] | None = None, *, of
             continue
         try:
             source.identity()  # reads the file of `exclude`, which is on this machine
+            named_data_sets(getattr(source, "decontaminate_against", ()), registry.pretrain)
             if offline and is_remote(source):
                 continue
             with retry_at_most(seconds=NO_RETRY_SECONDS):

@@ -22,7 +22,7 @@ from niels_cache_assets.artifacts.index import BlendIndex, is_prebuilt
 from niels_cache_assets.artifacts.parts.part import ValPart, difference
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.seal import DatasetCache, JoinedCache
-from niels_cache_assets.artifacts.parts.watch import STATES, WAITING, watch_steps
+from niels_cache_assets.artifacts.parts.watch import STATES, WAITING, watch_parts
 from niels_cache_assets.artifacts.tokenizer import Tokenizer
 from niels_cache_assets.artifacts.tokenizer_note import training_note
 from niels_cache_assets.corpus.layout import REPORT_NAME, corpus_dir
@@ -273,12 +273,7 @@ def _(index: BlendIndex) -> Evaluation:
 
 def _parts_summary(joined: JoinedCache | Corpus) -> str:
     """Return the number of parts in each state, in words. It costs a few small reads a part."""
-    try:
-        parts: Iterable[Artifact] = joined.members()
-    except NielsCacheError:  # without a plan, a corpus or a tokenizer, no part can be compared
-        parts = joined.steps()
-    seconds = joined.registry.cluster.lease_seconds
-    steps = watch_steps([part for part in parts if part.key.partition("/")[0] in CHILD_BUILT_KINDS], {}, lease_seconds=seconds)
+    steps = [step for step in watch_parts(joined, {}) if step.key.partition("/")[0] in CHILD_BUILT_KINDS]
     states = Counter(step.state for step in steps)
     more = "".join(f", {states[state]} {state}" for state in STATES if states[state] and state not in (WAITING, DONE))
     return f"{states[DONE]} of {len(steps)} parts are built{more}"

@@ -217,8 +217,8 @@ def _train_documents(prepared: PreparedCorpus) -> Iterator[Document]:
     """
     source = prepared.source
     batches = prepared.documents()
-    if source.builder_shuffle:  # with a shuffle, val comes first in the shuffled order
-        batches = shuffled(batches, buffer_size=source.builder_shuffle, seed=prepared.seed)
+    if source.shuffle_buffer:  # with a shuffle, val comes first in the shuffled order
+        batches = shuffled(batches, buffer_size=source.shuffle_buffer, seed=prepared.seed)
     reach = min(_LONGEST_PIECE * (source.val_tokens or 0), prepared.meta["characters"]["after"] // 2)
     for document in chain.from_iterable(batches):
         if document.split == "train" or (document.split is None and reach <= 0):

@@ -92,6 +92,11 @@ class Process:
         return _start_of(self.pid) == self.start
 
 
+def cpu_seconds() -> float:
+    """Return the CPU time of this process, with that of its children that have ended."""
+    return sum(os.times()[:4])
+
+
 def lock_record(path: Path) -> int:
     """Record this process at `path`, and return the descriptor that holds the lock. Closing the descriptor releases the lock."""
     path.parent.mkdir(exist_ok=True)

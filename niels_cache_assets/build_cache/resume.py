@@ -27,9 +27,9 @@ from niels_cache_runtime.errors import NielsCacheError
 
 Batch = TypeVar("Batch", bound=Sized)
 
-# Libraries that decide the bytes. A cache must not come partly from one version and partly from another.
+# Libraries that decide the bytes. A cache must not come partly from one version and partly from another. The code versions stand for
+# niels-cache itself, so a release that writes the same bytes continues the builds of an earlier one.
 _LIBRARIES = (
-    "niels-cache",
     "sentencepiece",
     "torch",
     "numpy",

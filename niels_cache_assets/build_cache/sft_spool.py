@@ -14,7 +14,7 @@ from niels_cache_assets.base.documents import NO_SPLIT, Conversation
 from niels_cache_assets.base.strings import hash_strings
 from niels_cache_assets.disk.journal import SCRATCH_NAME
 from niels_cache_assets.disk.lineage_files import LineageWriter, RowSpool
-from niels_cache_assets.disk.table_file import closing_table
+from niels_cache_assets.disk.table_file import sealing
 from niels_cache_assets.disk.writers import Files, GrowingFile, HashedFile, NpyWriter, Sizes
 from niels_cache_assets.sources.val_share import val_mask
 from niels_cache_runtime.format.layout import (
@@ -234,7 +234,7 @@ class SftSpool:
 
         for split in SPLITS:
             chosen = is_val if split == "val" else ~is_val
-            with closing_table(LineageWriter(self._root, examples_name(split), LINEAGE, files)) as writer:
+            with sealing(LineageWriter(self._root, examples_name(split), LINEAGE, files)) as writer:
                 first = 0
                 for rows in self._rows.read():
                     writer.write_batch(rows.select([*LINEAGE]).filter(pyarrow.array(chosen[first : first + len(rows)])))

@@ -26,10 +26,11 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from niels_cache_assets.base.processes import InterruptRequested
+from niels_cache_assets.cli.command import exit_code
 from niels_cache_assets.cli.console import Verbosity, ignore_output_errors, print_error, print_if_verbose, redirect_to_null, set_verbosity
 from niels_cache_assets.cli.exit_codes import BROKEN_PIPE, BUG, DONE, FAILED, INTERRUPTED, WRONG_USE
 from niels_cache_assets.cli.parser import import_command, parse_arguments
-from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
+from niels_cache_runtime.errors import NielsCacheError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _DISK_ERRORS = (*_FULL, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM, errno.ESTALE, errno.ELOOP, errno.ENAMETOOLONG)
@@ -62,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         for line in getattr(error, "lines", [f"error: {error}"]):  # one line for each finding
             print_error(line)
-        return FAILED if isinstance(error, NotWrittenError) else WRONG_USE
+        return exit_code(error)
     except InterruptRequested as interrupt:
         print_error(str(interrupt))
         if argv is None:  # threads that still encode would delay the exit by a second or more

@@ -1,8 +1,7 @@
 """The parts of a command, and the helpers and help texts that several commands share.
 
-The module of a command has `COMMAND`, and `run(arguments)`, which returns the exit code; None is DONE. A module with groups of options also
-has `add_options(parser)`. Help and completion import the module of every command, so such a module imports nothing heavy at the top. Its
-functions import everything that the command needs to run.
+The module of a command has `COMMAND`, and `run(arguments)`, which returns the exit code; None is DONE. Help and completion import the
+module of every command, so such a module imports nothing heavy at the top. Its functions import everything that the command needs to run.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from niels_cache_assets.cli.exit_codes import FAILED, WRONG_USE
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 
 if TYPE_CHECKING:
@@ -27,7 +27,8 @@ SEED_HELP = "seed for a reproducible selection (default: a new seed every time)"
 
 Choice = TypeVar("Choice", bound=str)
 Offered = Callable[[argparse.Namespace], Iterable[str]]  # called with the options typed so far
-Option = tuple[str, dict[str, Any]]  # the arguments of argparse's add_argument
+Option = tuple[str, dict[str, Any]]  # the names, with a blank between them, and the other arguments of argparse's add_argument
+Options = Sequence[Option | list[Option]]  # of a list, at most one may be given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,7 @@ class Command:
     Attributes:
         examples: One line each, "niels-cache NAME ...   purpose". Tests parse these lines.
         options: The arguments and options that only this command has.
+        groups: More of them, by the heading that the help gives them.
         usage: The positional arguments and required options.
         description: Longer than the summary; by default the summary in the table.
         offers: Values for TAB, by argparse's `dest`.
@@ -45,7 +47,8 @@ class Command:
     """
 
     examples: str
-    options: Sequence[Option] = ()
+    options: Options = ()
+    groups: Mapping[str, Options] = field(default_factory=dict)
     usage: str = ""
     description: str | None = None
     offers: Mapping[str, Sequence[str] | Offered] = field(default_factory=dict)
@@ -121,17 +124,26 @@ def require_choice(option: str, problem: str, given: str, choices: Sequence[Choi
     raise_invalid(option, problem, given, choices)
 
 
+class BuildFailedError(NielsCacheError):
+    """A failure of a build or of an export. Any other NielsCacheError is wrong use, a wrong setting, or a missing input."""
+
+
 @contextmanager
 def failing() -> Iterator[None]:
     """Let the command exit with FAILED for an error of the block, which follows the checks of the command line.
 
     Raises:
-        NotWrittenError: For a NielsCacheError.
+        BuildFailedError: For a NielsCacheError.
     """
     try:
         yield
     except NielsCacheError as error:
-        raise NotWrittenError(str(error)) from error
+        raise BuildFailedError(str(error)) from error
+
+
+def exit_code(error: NielsCacheError) -> int:
+    """Return the exit code of a command that ends with this error."""
+    return FAILED if isinstance(error, NotWrittenError | BuildFailedError) else WRONG_USE
 
 
 def draw_seed(given: int | None) -> int:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from niels_cache_assets.base import defaults
 from niels_cache_assets.base.defaults import BOS, ROLE_KEYS
 from niels_cache_assets.base.toml import parse_toml
-from niels_cache_assets.cli.command import WHERE, fraction, whole_number
+from niels_cache_assets.cli.command import WHERE, Option, fraction, option, whole_number
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
@@ -81,15 +81,16 @@ class Flag(NamedTuple):
         is_for_all = self.key.startswith("build.") or ".*." in self.key
         return "every data set" if is_for_all else "data sets of the catalog, if niels_cache.toml names them"
 
-    def add_to(self, group: argparse._ActionsContainer) -> None:
+    def declared(self) -> Option:
+        """Return the option as `Command` declares it."""
         default = f"{self.default:_}" if isinstance(self.default, int) and self.default > 9_999 else self.default
-        group.add_argument(
+        return option(
             self.option,
-            metavar=self.metavar,
+            self.metavar,
+            self.help if default is None else f"{self.help} (default: {default})",
             type=_TYPES.get(self.metavar, str),
             nargs="+" if self.metavar == ROLE_TEXT else None,
             dest=self.key,  # it cannot clash with options of the command
-            help=self.help if default is None else f"{self.help} (default: {default})",
         )
 
 

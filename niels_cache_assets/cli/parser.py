@@ -12,7 +12,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, NoReturn
 
-from niels_cache_assets.cli.command import Command, raise_invalid
+from niels_cache_assets.cli.command import Command, Options, option, raise_invalid, switch
 from niels_cache_assets.cli.console import PROGRAM
 from niels_cache_assets.cli.exit_codes import MEANINGS
 from niels_cache_runtime.errors import NielsCacheError
@@ -73,6 +73,21 @@ examples:
 `niels-cache COMMAND --help` explains one command."""
 
 _NAME_WIDTH = 16
+
+_WHERE = (
+    option("--cache-dir", "DIR", "root folder of the caches (default: NIELS_CACHE_ROOT, else [build] cache_dir)"),
+    option(
+        "--profile",
+        "PROFILE",
+        "default or quickstart; your settings override it (default: NIELS_CACHE_PROFILE, else `profile` in the file, else none)",
+    ),
+    option("--config", "FILE", "your settings (default: NIELS_CACHE_CONFIG, else ./niels_cache.toml if it exists)"),
+)
+_JSON = switch("--json", "print JSON for use by programs")
+_VERBOSITY = [
+    switch("-q --quiet", "print only results, warnings and errors"),
+    switch("-v --verbose", "also print the settings in use, time and memory, and a traceback for errors"),
+]
 
 
 def _formatter(prog: str) -> argparse.HelpFormatter:
@@ -190,35 +205,20 @@ def _describe(parser: argparse.ArgumentParser, name: str, summary: str, module: 
     parser.description = command.description or f"{summary[0].upper()}{summary[1:]}."
     parser.epilog = f"examples:\n{command.examples}"
     parser.usage = f"{PROGRAM} {name} {command.usage}[options]"
-    for option, settings in command.options:
-        parser.add_argument(option, **settings)
-    if hasattr(module, "add_options"):
-        module.add_options(parser)
-    _add_common_options(parser, command)
-
-
-def _add_common_options(parser: argparse.ArgumentParser, command: Command) -> None:
+    _add_options(parser, command.options)
+    for title, options in command.groups.items():
+        _add_options(parser.add_argument_group(title), options)
     if command.has_caches:
-        where = parser.add_argument_group("where")
-        where.add_argument(
-            "--cache-dir", metavar="DIR", help="root folder of the caches (default: NIELS_CACHE_ROOT, else [build] cache_dir)"
-        )
-        where.add_argument(
-            "--profile",
-            metavar="PROFILE",
-            help="default or quickstart; your settings override it (default: NIELS_CACHE_PROFILE, else `profile` in the file, else none)",
-        )
-        where.add_argument(
-            "--config", metavar="FILE", help="your settings (default: NIELS_CACHE_CONFIG, else ./niels_cache.toml if it exists)"
-        )
-    output = parser.add_argument_group("output")
-    if command.has_json:
-        output.add_argument("--json", action="store_true", help="print JSON for use by programs")
-    verbosity = output.add_mutually_exclusive_group()
-    verbosity.add_argument("-q", "--quiet", action="store_true", help="print only results, warnings and errors")
-    verbosity.add_argument(
-        "-v", "--verbose", action="store_true", help="also print the settings in use, time and memory, and a traceback for errors"
-    )
+        _add_options(parser.add_argument_group("where"), _WHERE)
+    _add_options(parser.add_argument_group("output"), [*([_JSON] if command.has_json else []), _VERBOSITY])
+
+
+def _add_options(group: argparse._ActionsContainer, options: Options) -> None:
+    for each in options:
+        if isinstance(each, list):
+            _add_options(group.add_mutually_exclusive_group(), each)
+        else:
+            group.add_argument(*each[0].split(), **each[1])
 
 
 def _print_version() -> NoReturn:

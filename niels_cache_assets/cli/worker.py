@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.base.processes import InterruptRequested, stop_on_signals
 from niels_cache_assets.base.wording import format_list
-from niels_cache_assets.cli.command import WHERE
+from niels_cache_assets.cli.command import WHERE, BuildFailedError, exit_code
 from niels_cache_assets.cli.console import PROGRAM, diagnostics, ignore_output_errors, print_error
-from niels_cache_assets.cli.exit_codes import BUG, BUSY, DONE, FAILED, TERMINATED, WRONG_USE
+from niels_cache_assets.cli.exit_codes import BUG, BUSY, DONE, TERMINATED
 from niels_cache_assets.corpus.layout import HASHES
 from niels_cache_assets.defs.launch_events import LaunchListener, LaunchResult
-from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
+from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
     from niels_cache_assets.artifacts.base import Artifact, Outcome
@@ -35,10 +35,6 @@ if TYPE_CHECKING:
     from niels_cache_runtime.format.meta import Meta
 
 _SECONDS = 1.0  # between two lines of progress
-
-
-class BuildFailedError(Exception):
-    """A failure of a build. A NielsCacheError outside of a build is wrong use, a wrong setting, or a missing input."""
 
 
 class JsonLines:
@@ -147,17 +143,14 @@ def build_and_report(choose: Callable[[JsonLines], Artifact], *, wait: bool, not
             lines.started(artifact.key)
             outcome = _build(artifact, lines, wait=wait, progress=lines.progress)
             lines.finished(_with_warnings_of_splits(artifact, outcome))
-    except (BusyError, LeaseLostError, StopRequested, BuildFailedError) as error:
+    except (BusyError, LeaseLostError, StopRequested) as error:
         print_error(str(error) if isinstance(error, StopRequested) else f"error: {error}")
-        return lines.failed(
-            error, TERMINATED if isinstance(error, StopRequested) else FAILED if isinstance(error, BuildFailedError) else BUSY
-        )
+        return lines.failed(error, TERMINATED if isinstance(error, StopRequested) else BUSY)
     except InterruptRequested as interrupt:
         lines.failed(interrupt, interrupt.exit_code)
         raise
     except Exception as error:
-        known = isinstance(error, NielsCacheError)
-        lines.failed(error, FAILED if isinstance(error, NotWrittenError) else WRONG_USE if known else BUG)
+        lines.failed(error, exit_code(error) if isinstance(error, NielsCacheError) else BUG)
         raise
     return DONE
 

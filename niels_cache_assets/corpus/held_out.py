@@ -162,7 +162,7 @@ class HeldOutDocuments:
         No document after these is yielded.
         """
         member = self._registry.pretrain[name]
-        is_full = yield from self._first_tokens(name, documents, member.val_tokens or 0, shuffle_buffer=member.builder_shuffle)
+        is_full = yield from self._first_tokens(name, documents, member.val_tokens or 0, shuffle_buffer=member.shuffle_buffer)
         if not is_full:
             raise NielsCacheError(
                 f"{name}: its source ends before val has its {member.val_tokens:,} tokens, so no document is left to mix; lower its"

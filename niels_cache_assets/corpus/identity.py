@@ -21,7 +21,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.format.meta import Meta, read_meta
 
-_APPLIED_LATER = ("train_tokens", "val_tokens", "val_frac")
+_APPLIED_LATER = ("train_tokens", "val_tokens", "val_frac", "shuffle_buffer")
 _ONLY_CHECKED = {"max_reason_share", "min_language_share"}
 _IN_ANY_ORDER = {"skip", "languages", "mask"}
 
@@ -76,7 +76,7 @@ def _members(registry: Registry, source: Source) -> dict[str, PretrainSource]:
 
 
 def _held_out_rule(member: PretrainSource, *, seed: int) -> dict[str, Any]:
-    budget = {"val_tokens": member.val_tokens, "shuffle_buffer": member.builder_shuffle} if member.val_tokens else {}
+    budget = {"val_tokens": member.val_tokens, "shuffle_buffer": member.shuffle_buffer} if member.val_tokens else {}
     return {
         **budget,
         **decontamination_identity(member.decontaminate, member.decontaminate_threshold, val_is_given=False),
@@ -123,7 +123,7 @@ def identity_of_corpus(registry: Registry, name: str, *, revision: str | None, t
     """
     source = registry.pretrain[name]
     identity = source.identity()
-    for key in _APPLIED_LATER if source.stream_shuffle else (*_APPLIED_LATER, "shuffle_buffer"):
+    for key in _APPLIED_LATER:
         identity.pop(key, None)
     return {
         "source": identity,

@@ -176,9 +176,9 @@ class CorpusInputs:
         self._starts = np.cumsum([0, *(len(each.order) for each in self.all)])
 
     def drops(self, dropped: DropDecisions) -> DroppedDocuments:
-        """Return the result of `keep_first`, with positions converted to corpus and ordinal.
+        """Return the result of `drop_later`, with positions converted to corpus and ordinal.
 
-        If `keep_first` did not measure a similarity, it is estimated from the signatures.
+        If `drop_later` did not measure a similarity, it is estimated from the signatures.
         """
         corpora, ordinals = self.locate(dropped.ordinals)
         because_corpora, because_ordinals = self.locate(dropped.kept_copies)

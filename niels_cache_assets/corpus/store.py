@@ -34,7 +34,7 @@ from niels_cache_assets.corpus.layout import (
 )
 from niels_cache_assets.dedup.signatures import DIGEST_BYTES, Signatures
 from niels_cache_assets.disk.journal import SCRATCH_NAME, write_atomically
-from niels_cache_assets.disk.table_file import ParquetWriter, closing_table
+from niels_cache_assets.disk.table_file import ParquetWriter, sealing
 from niels_cache_assets.disk.writers import Files, GrowingFile, HashedFile, NpyWriter, Sizes, add_file
 from niels_cache_runtime.format.layout import META_NAME
 
@@ -255,7 +255,7 @@ class CorpusWriter:
 def write_rejected(root: Path, rows: Iterable[Mapping[str, Any]], files: Files) -> None:
     """Write rejected.parquet. Each row maps column names to values. Without rows, the file still has its columns."""
     all_rows = list(rows)
-    with closing_table(ParquetWriter(root, REJECTED_NAME, REJECTED, files)) as table:
+    with sealing(ParquetWriter(root, REJECTED_NAME, REJECTED, files)) as table:
         table.write_group([row[name] for row in all_rows] for name in REJECTED)
 
 

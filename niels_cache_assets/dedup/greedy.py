@@ -3,7 +3,7 @@
 Two documents match if they share a band (and, with `verify`, are similar enough), or if they have the same digest (exact duplicates). The
 result is the same as if the documents were inserted one after another into an index, but no index is needed. First, ranges.py finds which
 documents share a hash, in files. Then one pass reads the buckets of all bands, in order of the documents, window by window. The pass
-remembers the first kept document of each bucket, or the first 64 with `verify`. The order of `signatures` determines which document is
+remembers the first kept document of each bucket, or the first 64 with `verify`. The order of the signatures determines which document is
 first.
 
 The cost is that of the buckets, and one pass. No step is quadratic, even if many documents are equal. This module reads no texts: the
@@ -12,15 +12,14 @@ documents and buckets. Digests are compared in a memory map. `verify` takes 4 by
 memory of the similarity function. Each dropped document takes 13 bytes (21 bytes if there are 2^32 documents or more).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_assets.dedup.ranges import Buckets, DocumentWindow, KeptDocuments, RangeProgress, RecordProgress, find_buckets
-from niels_cache_assets.dedup.signatures import Signatures, compile_kernel
+from niels_cache_assets.dedup.ranges import Buckets, DocumentWindow, KeptDocuments
+from niels_cache_assets.dedup.signatures import compile_kernel
 from niels_cache_runtime.format.layout import Array, Bools, Bytes, Ints, Uint32s
 
 MEMBERS_COMPARED = 64  # `verify` compares at most this many members of a bucket
@@ -65,35 +64,6 @@ class DropDecisions:
 
     def __len__(self) -> int:
         return len(self.ordinals)
-
-
-def keep_first(
-    signatures: Iterable[Signatures],
-    *,
-    bands: int,
-    rows: int,
-    scratch: Path,
-    verify: SimilarityCondition | None = None,
-    done: RangeProgress | None = None,
-    record: RecordProgress = lambda steps, files: False,
-) -> DropDecisions:
-    """Return the documents to drop.
-
-    If an earlier kept document has the same digest, a document is dropped even without the condition of `verify`.
-
-    Args:
-        signatures: Signatures of the documents. Their order determines which copy is kept, and ordinals count from 0 in this order.
-        bands: Number of bands.
-        rows: Number of slots in a band.
-        scratch: An existing folder for files, whose content the caller removes.
-        verify: Additional condition; by default none.
-        done: Newest progress of an earlier run (see `find_buckets`), after which steps are repeated; by default none.
-        record: Called after each step (see `find_buckets`); by default does nothing.
-
-    Raises:
-        NielsCacheError: If bands and rows do not fit the signatures.
-    """
-    return drop_later(find_buckets(signatures, bands=bands, rows=rows, scratch=scratch, done=done, record=record), verify=verify)
 
 
 def drop_later(buckets: Buckets, *, verify: SimilarityCondition | None) -> DropDecisions:

@@ -15,8 +15,7 @@ at most about 100 bytes for each of its documents and bands, and usually a tenth
 131,072 documents, or a 4,096th of all documents if that is more. Its memory does not depend on the number of buckets. Disk: 20 + 16 x
 (bands + 1) bytes per document for the hashes, 24 bytes for each row, and 16 bytes for each bucket that a window passes on.
 
-The steps share nothing but files, so each range can be a job on a machine of its own (artifacts/duplicates.py). `find_buckets` runs all
-steps in one range, and a killed run resumes after the last band that was recorded.
+The steps share nothing but files, so each range can be a job on a machine of its own (artifacts/duplicates.py).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -46,23 +45,6 @@ OnWritten = Callable[[str, Any], None]
 
 KeptDocuments = tuple[Uint32s, Array]
 """Documents that were kept: (bucket, document), both (n,). The documents of a bucket are in the order in which they were kept."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RangeProgress:
-    """The progress of a run in one range.
-
-    Attributes:
-        documents: Number of documents in the files of `scratch`.
-        bands: Number of bands whose rows are finished. The digests count as the first band.
-    """
-
-    documents: int
-    bands: int
-
-
-RecordProgress = Callable[[RangeProgress, list[Path]], bool]
-"""A function that takes the steps and the files that they need, and returns whether it has written both to disk."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,39 +158,6 @@ def fitting_ranges(documents: int, ranges: int) -> int:
 def hashes_bytes(documents: int, *, bands: int) -> int:
     """Return the number of bytes that the first step writes."""
     return documents * (DIGEST_BYTES + 2 * _BYTES * (bands + 1))
-
-
-def find_buckets(
-    signatures: Iterable[Signatures], *, bands: int, rows: int, scratch: Path, done: RangeProgress | None, record: RecordProgress
-) -> Buckets:
-    """Run all steps in one range, and return the buckets.
-
-    Args:
-        signatures: Signatures of the documents.
-        bands: Number of bands.
-        rows: Number of slots in a band.
-        scratch: An existing folder for files.
-        done: Newest progress that an earlier run recorded, or None. If it is given, the signatures are not read again.
-        record: Called after each step with the progress of the run (see RecordProgress).
-
-    Raises:
-        NielsCacheError: If bands and rows do not fit the signatures.
-    """
-
-    def after(steps: RangeProgress) -> bool:
-        linked, waiting = range(steps.bands), range(steps.bands, bands + 1)
-        names = [DIGESTS, *(links_name(band, 0) for band in linked), *(hashes_name(band, 0) for band in waiting)]
-        return record(steps, [scratch / name for name in names])
-
-    if done is None:
-        done = RangeProgress(documents=write_hashes(signatures, bands=bands, rows=rows, ranges=1, folder=scratch), bands=0)
-        after(done)
-    for band in range(done.bands, bands + 1):
-        link_range(scratch, scratch, band, 0, documents=done.documents)
-        if after(RangeProgress(documents=done.documents, bands=band + 1)):
-            for older in range(band + 1):
-                (scratch / hashes_name(older, 0)).unlink(missing_ok=True)
-    return Buckets(scratch=scratch, hashes=scratch, links=[scratch], documents=done.documents, bands=bands)
 
 
 def write_hashes(

@@ -46,7 +46,7 @@ def build_defs(
     Args:
         resources: Replacements for `cache_root` (CacheRoot) and `progress_sink` (ProgressSink) by name; by default none.
         registry: The configuration; by default it is loaded from the environment and the working directory.
-        executor: Starts the steps of a run, for example on a Dask cluster (deploy/); by default processes of this machine.
+        executor: Starts the steps of a run, for example on workers of Celery (deploy/); by default processes of this machine.
 
     Raises:
         NielsCacheError: If the configuration cannot be read.
@@ -56,23 +56,20 @@ def build_defs(
         for line in registry.advice:
             _LOG.warning(line)
     defaults = {"cache_root": CacheRoot(root=str(cache_root(registry))), "progress_sink": ProgressSink()}
+    assets = [
+        tokenizer_asset(registry),
+        *corpus_assets(registry),
+        *parts_assets(registry),
+        pretrain_assets(registry),
+        sft_assets(registry),
+        *index_assets(registry),
+        *published_assets(registry),
+        *reports_assets(registry),
+    ]
     return dg.Definitions(
-        assets=_presented(
-            [
-                *upstream_specs(registry),
-                tokenizer_asset(registry),
-                *corpus_assets(registry),
-                *parts_assets(registry),
-                pretrain_assets(registry),
-                sft_assets(registry),
-                *index_assets(registry),
-                *published_assets(registry),
-                *reports_assets(registry),
-            ],
-            registry,
-        ),
+        assets=_presented([*upstream_specs(registry), *assets], registry),
         asset_checks=build_checks(registry),
-        jobs=build_jobs(registry),
+        jobs=build_jobs(registry, {key for asset in assets for key in asset.keys}),
         sensors=build_sensors(registry),
         schedules=build_schedules(),
         resources={name: unconfigured(value) for name, value in {**defaults, **(resources or {})}.items()},

@@ -23,12 +23,6 @@ class BuildConfig(dg.Config):
     force: bool = Field(False, description="Build again, even if it is current")
 
 
-class PartConfig(BuildConfig):
-    """Settings of one run that builds a part."""
-
-    pass_over: bool = Field(False, description="If another process is building the part, end without it, neither waiting nor failing")
-
-
 class FamilyConfig(BuildConfig):
     """Settings of one run that builds a data set."""
 

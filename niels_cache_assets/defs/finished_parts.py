@@ -15,13 +15,10 @@ for a data set begins with it the next time.
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
 
 import dagster as dg
-from dagster._core.definitions.data_version import DATA_VERSION_TAG  # no public name
-from dagster._core.storage.dagster_run import IN_PROGRESS_RUN_STATUSES  # no public name
-from dagster._core.storage.tags import PARTITION_NAME_TAG
 
 from niels_cache_assets.artifacts.base import Artifact, Outcome
 from niels_cache_assets.artifacts.graph import graph
@@ -31,8 +28,9 @@ from niels_cache_assets.artifacts.stored import read_finished
 from niels_cache_assets.base.wording import format_count
 from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assets.corpus import corpus_part_metadata
-from niels_cache_assets.defs.assets.parts import is_recorded_plan, list_of_ids, part_metadata, plan_metadata, plan_version
-from niels_cache_assets.defs.assets.upstream import last_materialization, materialized_version
+from niels_cache_assets.defs.assets.parts import is_recorded, part_metadata, plan_record
+from niels_cache_assets.defs.assets.upstream import DATA_VERSION_TAG, last_materialization
+from niels_cache_assets.defs.cursors import in_turn
 from niels_cache_assets.defs.metadata.builds import STATE
 from niels_cache_assets.defs.metadata.entries import table, without_empty
 from niels_cache_assets.defs.part_slots import limit_parts
@@ -46,9 +44,7 @@ _SECONDS = 60  # between two ticks
 _LOOK_SECONDS = 20.0  # a tick looks at no further data set after this time; Dagster ends a tick after 60 seconds
 _RECORD_SECONDS = 40.0  # after this time, the next tick records the rest
 _STATE = "built outside of Dagster"
-
-
-_ASSETS = {"plan": keys.PLAN, "val_part": keys.VAL_PART, "part": keys.PARTS, "corpus_part": keys.CORPUS_PARTS}
+_RECORDED = ("plan", "val_part", "part", "corpus_part")
 
 
 def finished_parts_sensor(registry: Registry) -> dg.SensorDefinition:
@@ -70,42 +66,34 @@ def finished_parts_sensor(registry: Registry) -> dg.SensorDefinition:
     )
     def sensor(context: dg.SensorEvaluationContext, cache_root: RootParam) -> dg.SensorResult:
         limit_parts(context.instance, registry)
-        state = json.loads(context.cursor or "{}")
-        seen: dict[str, str] = state.get("seen", {})
-        states: dict[str, Mapping[str, int]] = state.get("states", {})
+        cursor = json.loads(context.cursor or "{}")
         names, artifacts = keys.datasets_with_plan(registry), graph_at(cache_root.path)
-        start = names.index(state["next"]) if state.get("next") in names else 0
+        known = {*artifacts.keys}
+        seen = {key: stamp for key, stamp in cursor.get("seen", {}).items() if key in known}
+        states = {name: counts for name, counts in cursor.get("states", {}).items() if name in names}
         events: list[dg.AssetMaterialization | dg.AssetObservation] = []
         began, looked = time.monotonic(), 0
-        for name in names[start:] + names[:start]:
-            if looked and time.monotonic() - began >= _LOOK_SECONDS:
-                break
+        for name in in_turn(names, cursor, "next", until=began + _LOOK_SECONDS):
             looked += 1
             steps = artifacts.watch(name)
             before, states[name] = states.get(name), summarize_steps(steps)["states"]
             if states[name].get(RUNNING) or states[name] != before:
                 events.append(_observation(name, steps))
             for step in steps:
-                kind, _, partition = step.key.partition("/")
-                if kind not in _ASSETS or step.stamp is None or seen.get(step.key) == step.stamp:
+                if step.key.partition("/")[0] not in _RECORDED or step.stamp is None or seen.get(step.key) == step.stamp:
                     continue
-                if time.monotonic() - began >= _RECORD_SECONDS or _is_being_built(context.instance, partition):
+                if time.monotonic() - began >= _RECORD_SECONDS or _is_being_built(context.instance, step.key):
                     continue
                 try:
-                    event = _new_event(context.instance, _ASSETS[kind], partition, step.artifact)
+                    event = _event(context.instance, step.artifact)
                 except NielsCacheError:  # it was replaced in the meantime
                     continue
+                is_new = not is_recorded(last_materialization(context.instance, event.asset_key, str(event.partition)), event)
                 is_noted = seen.get(step.key) == f"new {step.stamp}"
-                seen[step.key] = step.stamp if event is None or is_noted else f"new {step.stamp}"
-                if event is not None and is_noted:
-                    events.append(event)
-        known = {*artifacts.keys}
-        cursor = {
-            "next": names[(start + looked) % len(names)] if names else None,
-            "states": {name: states[name] for name in names if name in states},
-            "seen": {key: stamp for key, stamp in seen.items() if key in known},
-        }
+                seen[step.key] = f"new {step.stamp}" if is_new and not is_noted else step.stamp
+                events += [event] if is_new and is_noted else []
         nothing = dg.SkipReason(f"Looked at {format_count(looked, 'data set')}; nothing is new")
+        cursor |= {"seen": seen, "states": states}
         return dg.SensorResult(asset_events=events, cursor=json.dumps(cursor), skip_reason=None if events else nothing)
 
     return sensor
@@ -118,30 +106,22 @@ def _observation(name: str, steps: Sequence[WatchedStep]) -> dg.AssetObservation
     return dg.AssetObservation(keys.PLAN, partition=name, metadata=without_empty(shown))
 
 
-def _is_being_built(instance: dg.DagsterInstance, partition: str) -> bool:
-    filters = dg.RunsFilter(tags={PARTITION_NAME_TAG: partition}, statuses=[*IN_PROGRESS_RUN_STATUSES])
+def _is_being_built(instance: dg.DagsterInstance, key: str) -> bool:
+    filters = dg.RunsFilter(tags={keys.PARTITION_TAG: key.partition("/")[2]}, statuses=keys.IN_PROGRESS)
     return bool(instance.get_run_ids(filters, limit=1))
 
 
-def _new_event(instance: dg.DagsterInstance, asset: dg.AssetKey, partition: str, artifact: Artifact) -> dg.AssetMaterialization | None:
-    """Return the materialization of a finished artifact, or None if Dagster has it.
+def _event(instance: dg.DagsterInstance, artifact: Artifact) -> dg.AssetMaterialization:
+    """Return the event that records a finished artifact.
 
     Raises:
         NielsCacheError: If the record of the artifact cannot be read.
     """
     meta = read_finished(artifact)
-    last = last_materialization(instance, asset, partition)
     outcome = Outcome(key=artifact.key, state="built", meta=meta, directory=artifact.directory)
+    asset, partition = keys.recorded_as(artifact.key)
     if isinstance(artifact, PartsPlan):
-        excluded = list_of_ids(artifact.source)
-        version = plan_version(instance, partition, meta, excluded)
-        is_recorded = last is not None and is_recorded_plan(last, meta, version, excluded)
-        metadata = plan_metadata(outcome, version, excluded)
+        metadata, version = plan_record(instance, outcome, artifact.source)
     else:
-        version = str(meta["content_sha256"])
-        is_recorded = last is not None and materialized_version(last) == version
-        metadata = (corpus_part_metadata if asset == keys.CORPUS_PARTS else part_metadata)(outcome)
-    if is_recorded:
-        return None
-    tags = {DATA_VERSION_TAG: version}
-    return dg.AssetMaterialization(asset, partition=partition, metadata={**metadata, STATE: _STATE}, tags=tags)
+        metadata, version = (corpus_part_metadata if asset == keys.CORPUS_PARTS else part_metadata)(outcome), meta["content_sha256"]
+    return dg.AssetMaterialization(asset, partition=partition, metadata={**metadata, STATE: _STATE}, tags={DATA_VERSION_TAG: version})

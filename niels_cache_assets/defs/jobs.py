@@ -3,7 +3,8 @@
 As examples, two jobs have nightly schedules that you can turn on or copy. The schedules are off by default.
 """
 
-from typing import TYPE_CHECKING
+from collections.abc import Collection
+from typing import Any
 
 import dagster as dg
 
@@ -16,59 +17,54 @@ from niels_cache_assets.sources.errors import describe_error, log_traceback
 from niels_cache_assets.sources.net.retries import retry_at_most
 from niels_cache_runtime.format.layout import FAMILIES
 
-if TYPE_CHECKING:  # the type of define_asset_job's result has no public name
-    from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
-
-
 _NIGHTLY_HOUR = 3  # in UTC
 _NIGHTLY = {
-    "nightly_upstream": (keys.OBSERVE_JOB, 0, "Observe upstream of every data set, so that changed ones show as unsynced."),
-    "nightly_verification": (keys.VERIFY_JOB, 30, "Read and verify every file of every cache, and compare it with the settings."),
+    "nightly_upstream": ("observe_upstream", 0, "Observe upstream of every data set, so that changed ones show as unsynced."),
+    "nightly_verification": ("verify_caches", 30, "Read and verify every file of every cache, and compare it with the settings."),
 }
 
 
-def build_jobs(registry: Registry) -> "list[dg.JobDefinition | UnresolvedAssetJobDefinition]":
-    """Return all jobs. The jobs for corpora and indices exist only if there are such assets."""
-    jobs = {
-        keys.TOKENIZER_JOB: ([keys.TOKENIZER], "Train or import the tokenizer and check it. Every cache in the same root uses it."),
-        keys.FAMILY_JOBS["pretrain"]: (
-            keys.family_keys("pretrain"),
-            "Build the pretrain cache of a data set (of all: by a backfill) and verify it.",
-        ),
-        keys.FAMILY_JOBS["sft"]: (keys.family_keys("sft"), "Build the SFT cache of a data set (of all: by a backfill) and verify it."),
-    }
-    if registry.prepared():
-        jobs[keys.CORPUS_JOB] = ([keys.DOCUMENTS], "Clean and sign the documents of a data set (of all: by a backfill).")
-        jobs[keys.DUPLICATES_JOB] = ([keys.DUPLICATES], "Find duplicates across all data sets that have a corpus.")
-        jobs[keys.REPORT_JOB] = ([keys.KEPT, keys.REPORT], "Count the documents of a data set's corpus that are kept, and draw its report.")
-    if registry.corpora_in_parts():
-        jobs[keys.CORPUS_PARTS_JOB] = ([keys.CORPUS_PARTS], "Clean and sign one part of a corpus (of all: by a backfill).")
-    if registry.search_ranges:
-        jobs[keys.HASHES_JOB] = ([keys.HASHES], "Hash the signatures of all corpora, for a search for duplicates in ranges.")
-        jobs[keys.RANGES_JOB] = ([keys.RANGES], "Find the documents that share a hash in one range of hashes (in all: by a backfill).")
-    if keys.datasets_with_plan(registry):
-        jobs[keys.PLAN_JOB] = ([keys.PLAN], "List the files of a data set, and divide them and its budgets among its parts.")
-    if registry.in_parts():
-        jobs[keys.PARTS_JOB] = ([keys.PARTS], "Build one part of a data set (of all: by a backfill).")
-    if keys.datasets_with_val_part(registry):
-        jobs[keys.VAL_PART_JOB] = ([keys.VAL_PART], "Make the val of a data set in parts, before its parts.")
-    if registry.blend_keys():
-        jobs[keys.INDEX_JOB] = ([keys.INDEX], "Build the indices of a blend (of all: by a backfill) ahead of training.")
-    for family in FAMILIES:
-        if registry.published(family):
-            jobs[keys.PUBLISH_JOBS[family]] = (
-                [keys.PUBLISHED_KEYS[family]],
-                "Push the cache of a data set (of all: by a backfill) to the address of [publish].",
-            )
-    jobs[keys.REPORTS_JOB] = (
-        [keys.MIXTURE, keys.CACHE_REPORT],
-        "Write the reports over everything that is built, as build-all does at the end.",
-    )
+_JOBS: dict[str, tuple[list[dg.AssetKey], str]] = {
+    "build_tokenizer": ([keys.TOKENIZER], "Train or import the tokenizer and check it. Every cache in the same root uses it."),
+    "build_pretrain": (
+        keys.family_keys("pretrain"),
+        "Build the pretrain cache of a data set (of all: by a backfill) and verify it.",
+    ),
+    "build_sft": (keys.family_keys("sft"), "Build the SFT cache of a data set (of all: by a backfill) and verify it."),
+    "build_corpus": ([keys.DOCUMENTS], "Clean and sign the documents of a data set (of all: by a backfill)."),
+    "find_duplicates": ([keys.DUPLICATES], "Find duplicates across all data sets that have a corpus."),
+    "report_corpus": ([keys.KEPT, keys.REPORT], "Count the documents of a data set's corpus that are kept, and draw its report."),
+    "build_corpus_parts": ([keys.CORPUS_PARTS], "Clean and sign one part of a corpus (of all: by a backfill)."),
+    "hash_signatures": ([keys.HASHES], "Hash the signatures of all corpora, for a search for duplicates in ranges."),
+    "link_ranges": ([keys.RANGES], "Find the documents that share a hash in one range of hashes (in all: by a backfill)."),
+    "plan_parts": ([keys.PLAN], "List the files of a data set, and divide them and its budgets among its parts."),
+    "build_parts": ([keys.PARTS], "Build one part of a data set (of all: by a backfill)."),
+    "build_val_part": ([keys.VAL_PART], "Make the val of a data set in parts, before its parts."),
+    "build_index": ([keys.INDEX], "Build the indices of a blend (of all: by a backfill) ahead of training."),
+    **{
+        f"publish_{family}": ([key], "Push the cache of a data set (of all: by a backfill) to the address of [publish].")
+        for family, key in keys.PUBLISHED_KEYS.items()
+    },
+    "write_reports": ([keys.MIXTURE, keys.CACHE_REPORT], "Write the reports over everything that is built, as build-all does at the end."),
+}
+
+
+def job_of(asset: dg.AssetKey) -> str:
+    """Return the job that materializes an asset."""
+    return next(job for job, (assets, _) in _JOBS.items() if asset in assets)
+
+
+def build_jobs(registry: Registry, defined: Collection[dg.AssetKey]) -> list[Any]:
+    """Return all jobs of assets that are `defined`, as `dg.Definitions` takes them."""
     checks = dg.AssetSelection.checks(*(dg.AssetCheckKey(keys.META_KEYS[family], IN_SYNC) for family in FAMILIES))
     return [
-        *(dg.define_asset_job(job, selection=dg.AssetSelection.assets(*assets), description=text) for job, (assets, text) in jobs.items()),
+        *(
+            dg.define_asset_job(job, selection=dg.AssetSelection.assets(*assets), description=text)
+            for job, (assets, text) in _JOBS.items()
+            if set(assets) <= set(defined)
+        ),
         dg.define_asset_job(
-            keys.VERIFY_JOB,
+            "verify_caches",
             selection=checks,
             description="Read and verify every file of every cache, and compare each with the settings: the check caches_in_sync of both "
             "families.",
@@ -89,7 +85,7 @@ def _observe_upstream(registry: Registry) -> dg.JobDefinition:
                     log_traceback(error, context.log.info)
 
     @dg.job(
-        name=keys.OBSERVE_JOB,
+        name="observe_upstream",
         description="Observe upstream of every data set. Partitions whose revision or settings have changed then show as unsynced.",
     )
     def observe_upstream() -> None:

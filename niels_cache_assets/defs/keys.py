@@ -1,23 +1,33 @@
 """Names that the definitions share: asset keys, groups, ops, jobs, pools and partitions. Nothing is defined here."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from dagster import AssetDep, AssetKey, SpecificPartitionsPartitionMapping, StaticPartitionMapping, StaticPartitionsDefinition
+from dagster import (
+    AssetDep,
+    AssetKey,
+    DagsterRunStatus,
+    SpecificPartitionsPartitionMapping,
+    StaticPartitionMapping,
+    StaticPartitionsDefinition,
+)
 
 from niels_cache_assets.corpus.identity import dedup_order
 from niels_cache_assets.corpus.layout import range_name
 from niels_cache_assets.parts.layout import part_name
 from niels_cache_assets.project.registry import Registry
-from niels_cache_runtime.format.layout import FAMILIES, Family
+from niels_cache_runtime.format.layout import FAMILIES, SPLITS, Family, Split
 
 LOCATION = "niels_cache_assets"
 TOKENIZER = AssetKey("tokenizer")
 PARTITION_TAG = "dagster/partition"
+IN_PROGRESS = [DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING]
 STREAM_POOL = "source_stream"  # the limit of this pool is the number of streams at the same time; no op is in the pool (stream_slots.py)
 
-STREAM_OPS = {family: f"stream_{family}_dataset" for family in FAMILIES}
-TRAIN_KEYS: dict[Family, AssetKey] = {"pretrain": AssetKey(["pretrain", "train_shards"]), "sft": AssetKey(["sft", "train_pair"])}
-VAL_KEYS: dict[Family, AssetKey] = {"pretrain": AssetKey(["pretrain", "val_shards"]), "sft": AssetKey(["sft", "val_pair"])}
+STREAM_OPS: dict[str, str] = {family: f"stream_{family}_dataset" for family in FAMILIES}
+SPLIT_KEYS: dict[Family, dict[Split, AssetKey]] = {
+    "pretrain": {split: AssetKey(["pretrain", f"{split}_shards"]) for split in SPLITS},
+    "sft": {split: AssetKey(["sft", f"{split}_pair"]) for split in SPLITS},
+}
 META_KEYS = {family: AssetKey([family, "meta_json"]) for family in FAMILIES}
 UPSTREAM_KEYS = {family: AssetKey(["upstream", family]) for family in FAMILIES}
 
@@ -36,20 +46,32 @@ REPORTS_GROUP = "reports"  # reports for people; no asset depends on them
 INDEX = AssetKey(["index", "gpt"])
 PUBLISHED_KEYS = {family: AssetKey(["published", family]) for family in FAMILIES}
 
-TOKENIZER_JOB = "build_tokenizer"
-CORPUS_JOB, DUPLICATES_JOB, REPORT_JOB = "build_corpus", "find_duplicates", "report_corpus"
-INDEX_JOB = "build_index"
-PUBLISH_JOBS = {family: f"publish_{family}" for family in FAMILIES}
-PLAN_JOB, VAL_PART_JOB, PARTS_JOB = "plan_parts", "build_val_part", "build_parts"
-CORPUS_PARTS_JOB, HASHES_JOB, RANGES_JOB = "build_corpus_parts", "hash_signatures", "link_ranges"
-REPORTS_JOB = "write_reports"
-OBSERVE_JOB, VERIFY_JOB = "observe_upstream", "verify_caches"
-FAMILY_JOBS = {family: f"build_{family}" for family in FAMILIES}
+ASSETS: dict[str, AssetKey] = {  # by key or by kind of artifact: the asset that records it
+    "tokenizer": TOKENIZER,
+    "corpus": DOCUMENTS,
+    "corpus/duplicates": DUPLICATES,
+    "corpus_part": CORPUS_PARTS,
+    "hashes": HASHES,
+    "range": RANGES,
+    "report": REPORT,
+    "plan": PLAN,
+    "val_part": VAL_PART,
+    "part": PARTS,
+    "pretrain": META_KEYS["pretrain"],
+    "sft": META_KEYS["sft"],
+    "index": INDEX,
+}
+
+
+def recorded_as(key: str) -> tuple[AssetKey, str | None]:
+    """Return the asset and the partition that record the artifact with this key. An artifact that exists once has no partition."""
+    kind, _, name = key.partition("/")
+    return (ASSETS[key], None) if key in ASSETS else (ASSETS[kind], name)
 
 
 def family_keys(family: Family) -> list[AssetKey]:
     """Return the three assets that one pass over a data set writes, in topological order."""
-    return [TRAIN_KEYS[family], VAL_KEYS[family], META_KEYS[family]]
+    return [*SPLIT_KEYS[family].values(), META_KEYS[family]]
 
 
 def partitions(registry: Registry, family: Family) -> StaticPartitionsDefinition:
@@ -80,9 +102,15 @@ def ranges(registry: Registry) -> list[str]:
     return [range_name(number) for number in range(registry.search_ranges)]
 
 
-def mapped(key: AssetKey, readers: Mapping[str, str | list[str]]) -> AssetDep:
-    """Return the dependency on an asset. `readers` gives for each of its partitions the dependent partition or partitions."""
-    return AssetDep(key, partition_mapping=StaticPartitionMapping(readers))
+def mapped(key: AssetKey, readers: Mapping[str, str | list[str]] | Sequence[str]) -> AssetDep:
+    """Return the dependency on an asset.
+
+    Args:
+        key: Key of the asset.
+        readers: For each of its partitions, the dependent partition or partitions. A list names partitions that both assets have.
+    """
+    mapping = readers if isinstance(readers, Mapping) else {name: name for name in readers}
+    return AssetDep(key, partition_mapping=StaticPartitionMapping(mapping))
 
 
 def search_mapping(registry: Registry) -> SpecificPartitionsPartitionMapping:

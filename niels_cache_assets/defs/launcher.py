@@ -6,27 +6,22 @@ daemon. A listener (an object that receives the events) prints lines and progres
 
 import time
 import uuid
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import dagster as dg
-from dagster._core.definitions.job_base import InMemoryJob  # execute_in_process wraps a job in this class, which has no public name
-from dagster._core.execution.api import execute_run
-from dagster._core.execution.execute_in_process import merge_run_tags
-from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteRepositoryOrigin  # the UI needs these to find the runs
-from dagster._core.storage.tags import MAX_RETRIES_TAG
 
-from niels_cache_assets.artifacts.base import Artifact, Outcome
+from niels_cache_assets.artifacts.base import Artifact, Outcome, listed_name
 from niels_cache_assets.artifacts.duplicates import SearchStep
-from niels_cache_assets.artifacts.graph import Graph, graph
+from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.input_problems import require_inputs
 from niels_cache_assets.artifacts.parts.free_parts import FreePartsFirst
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
-from niels_cache_assets.artifacts.stored import in_store, read_finished
+from niels_cache_assets.artifacts.stored import in_store
+from niels_cache_assets.base.wording import format_list
 from niels_cache_assets.cluster.child import BuildInChild
 from niels_cache_assets.corpus.layout import HASHES
 from niels_cache_assets.defs import keys
@@ -35,10 +30,11 @@ from niels_cache_assets.defs.checks.sync import IN_SYNC
 from niels_cache_assets.defs.home.abandoned import ending_abandoned_runs, recorded_run
 from niels_cache_assets.defs.home.home_errors import end_runs_that_cannot_record, home_errors, recorded_error_message
 from niels_cache_assets.defs.home.instance import dagster_home, ensure_instance
-from niels_cache_assets.defs.launch_events import LaunchFamily, LaunchListener, LaunchResult, LaunchState
-from niels_cache_assets.defs.metadata.builds import DROPS, LEFT_OUT, state_in
+from niels_cache_assets.defs.jobs import job_of
+from niels_cache_assets.defs.launch_events import LaunchListener, LaunchResult
 from niels_cache_assets.defs.part_processes import build_in_children
 from niels_cache_assets.defs.part_slots import limit_parts
+from niels_cache_assets.defs.private import NO_COMPUTE_LOGS, record_location
 from niels_cache_assets.defs.progress import ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.facts.progress import BuildProgress
@@ -47,32 +43,14 @@ from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.reports.page import page_path
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES
-from niels_cache_runtime.format.meta import Meta
 from niels_cache_runtime.format.reading import available_threads
 
-_TOKENIZER_NAME, _DUPLICATES_NAME = "tokenizer", keys.DUPLICATES.to_user_string()
-_RUNS: dict[str, tuple[LaunchFamily, str, dg.AssetKey]] = {  # by kind of artifact: family in the results, job, and asset with the results
-    _TOKENIZER_NAME: ("tokenizer", keys.TOKENIZER_JOB, keys.TOKENIZER),
-    "corpus": ("corpus", keys.CORPUS_JOB, keys.DOCUMENTS),
-    _DUPLICATES_NAME: ("corpus", keys.DUPLICATES_JOB, keys.DUPLICATES),
-    "corpus_part": ("corpus", keys.CORPUS_PARTS_JOB, keys.CORPUS_PARTS),
-    HASHES: ("corpus", keys.HASHES_JOB, keys.HASHES),
-    "range": ("corpus", keys.RANGES_JOB, keys.RANGES),
-    "report": ("corpus", keys.REPORT_JOB, keys.REPORT),
-    "plan": ("parts", keys.PLAN_JOB, keys.PLAN),
-    "val_part": ("parts", keys.VAL_PART_JOB, keys.VAL_PART),
-    "part": ("parts", keys.PARTS_JOB, keys.PARTS),
-    "pretrain": ("pretrain", keys.FAMILY_JOBS["pretrain"], keys.META_KEYS["pretrain"]),
-    "sft": ("sft", keys.FAMILY_JOBS["sft"], keys.META_KEYS["sft"]),
-    "index": ("index", keys.INDEX_JOB, keys.INDEX),
-}
-_MISSING_MESSAGES = {_TOKENIZER_NAME: "there is no tokenizer", _DUPLICATES_NAME: "the duplicates could not be found"}
+_WAIT_FOR_THEIR_CACHES = ("corpus", "report", HASHES)  # kinds that report no missing input, because their caches do
 _QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 # No captured compute logs, because they redirect stdout and stderr, which the progress bars of the listener need.
-_INSTANCE_OVERRIDES = {"compute_logs": {"module": "dagster._core.storage.noop_compute_log_manager", "class": "NoOpComputeLogManager"}}
+_INSTANCE_OVERRIDES = {"compute_logs": NO_COMPUTE_LOGS}
 # A retry by the daemon would use the settings and cache root of the code server, which may differ from the settings of this program.
-_NO_RETRY = {MAX_RETRIES_TAG: "0"}
-_REPOSITORY = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin(keys.LOCATION), repository_name="__repository__")
+_NO_RETRY = {"dagster/max_retries": "0"}
 
 
 def launch_builds(
@@ -120,41 +98,40 @@ def launch_builds(
         end_runs_that_cannot_record(instance, home),
     ):
         limit_parts(instance, registry)
+        record_location(instance, keys.LOCATION)
         launcher = _Launcher(registry, root, instance, listener, wait=wait)
         for are_parts, group in groupby(order, key=_shared):
             steps = [all_artifacts[key] for key in group]
-            if are_parts and (force or not all_artifacts.is_done(steps[0].key)) and not launcher.is_search_skipped(steps[0]):
+            if are_parts and (force or not all_artifacts.is_done(steps[0].key)):
                 launcher.launch_parts(steps, force=force)
             for step in () if are_parts else steps:
                 if force or not all_artifacts.is_done(step.key):
-                    launcher.launch(step, force=retrained if step.key == all_artifacts.tokenizer().key else force)
+                    launcher.launch(step, force=retrained if step.key == "tokenizer" else force)
         if any(result.state == "built" for result in launcher.results) or not page_path(root).exists():
             launcher.write_reports()
         return launcher.results
 
 
-class _ListenerSink(ProgressSink):
-    """A sink that passes everything to the listener.
+class _Launcher(ProgressSink):
+    """A launch, which passes everything that its runs report to the listener."""
 
-    Attributes:
-        ends: Ends of parts that were built ahead of their runs, by key.
-        built: Keys of all artifacts that were built or found so far.
-    """
-
-    def __init__(self, listener: LaunchListener, *, builds_parts_here: bool = True) -> None:
-        self._listener = listener
-        self.builds_parts_here = builds_parts_here
-        self.ends: dict[str, Outcome | NielsCacheError] = {}
-        self.built: set[str] = set()
-
-    def has_built(self, keys: Collection[str]) -> bool:
-        return self.built.issuperset(keys)
-
-    def outcome_of(self, key: str) -> Outcome | None:
-        end = self.ends.pop(key, None)
-        if isinstance(end, NielsCacheError):
-            raise end
-        return end
+    def __init__(self, registry: Registry, root: Path, instance: dg.DagsterInstance, listener: LaunchListener, *, wait: bool) -> None:
+        super().__init__()
+        self._instance, self._listener, self._wait = instance, listener, wait
+        self._graph = graph(registry, root)
+        self.results: list[LaunchResult] = []
+        off = {name: f"is switched off: set enabled = true in [{registry.family_of(name)}.{name}]" for name in registry.switched_off()}
+        reasons = {**off, **{name: f"needs {setting}" for name, setting in registry.unconfigured().items()}}
+        self._unconfigured = {f"{registry.family_of(name)}/{name}": reason for name, reason in reasons.items()}
+        self._missing = {*self._unconfigured}  # keys of artifacts that cannot be built or could not be built
+        self._new: set[str] = set()  # keys that were built or found since the artifacts that use existing inputs were built
+        self._started: dict[str, float] = {}  # when parts were started ahead of their runs
+        cluster, self._at_once = registry.cluster, registry.cluster.parts_at_once(available_threads())
+        is_plain = self._at_once == 1 and not cluster.command and not cluster.program
+        self.builds_parts_here = is_plain or bool(registry.overrides)
+        if self.builds_parts_here and not is_plain and keys.has_shared_steps(registry):
+            listener.logged("parts", "WARNING: built here, one at a time, because options of this command change settings of the file")
+        self._defs = build_defs({"cache_root": CacheRoot(root=str(root)), "progress_sink": self}, registry=registry)
 
     def progressed(self, name: str, progress: BuildProgress) -> None:
         self._listener.progressed(name, progress)
@@ -162,167 +139,107 @@ class _ListenerSink(ProgressSink):
     def logged(self, name: str, message: str) -> None:
         self._listener.logged(name, message)
 
-
-@dataclass(frozen=True)
-class _Step:
-    """The run that builds an artifact.
-
-    The last materialization of `op` has the result. If `op` has settings, `force` is one of them.
-    """
-
-    artifact: Artifact
-    name: str
-    family: LaunchFamily
-    job: str
-    op: str
-    partition: str | None
-
-
-class _Launcher:
-    def __init__(self, registry: Registry, root: Path, instance: dg.DagsterInstance, listener: LaunchListener, *, wait: bool) -> None:
-        self._registry = registry
-        self._root = root
-        self._instance = instance
-        self._listener = listener
-        self._graph: Graph = graph(registry, root)
-        self._wait = wait
-        self.results: list[LaunchResult] = []
-        self._missing: dict[str, str] = {}  # for each missing artifact, by key: the reason that dependent artifacts show
-        self._new: set[str] = set()  # keys that were built or found after the artifacts that use existing inputs were built
-        cluster, self._at_once = registry.cluster, registry.cluster.parts_at_once(available_threads())
-        is_plain = self._at_once == 1 and not cluster.command and not cluster.program
-        self._sink = _ListenerSink(listener, builds_parts_here=is_plain or bool(registry.overrides))
-        self._started: dict[str, float] = {}  # when parts were started ahead of their runs
-        if self._sink.builds_parts_here and not is_plain and keys.has_shared_steps(registry):
-            listener.logged("parts", "WARNING: built here, one at a time, because options of this command change settings of the file")
-        resources = {"cache_root": CacheRoot(root=str(root)), "progress_sink": self._sink}
-        self._defs = build_defs(resources, registry=registry)
-
     def launch_parts(self, parts: Sequence[Artifact], *, force: bool) -> None:
         """Build parts of one data set, or ranges, in children, several at a time ([cluster]), or here.
 
         Parts that other processes build are waited for.
         """
-        if self._sink.builds_parts_here or force:
+        if self.builds_parts_here or force:
             pending = FreePartsFirst(parts)
             while (next_part := pending.take()) is not None:
                 part, waits = next_part
                 if not self.launch(part, force=force, skip_if_busy=not waits):
                     pending.defer(part)
             return
-        ready: dict[str, BuildInChild] = {}
+        ready: list[BuildInChild] = []
         for part in parts:
-            if isinstance(part, BuildInChild) and self._missing.keys().isdisjoint(part.inputs()):
-                ready[part.key] = part
+            if isinstance(part, BuildInChild) and not self._is_left_out(part) and not self._reason_to_skip(part):
+                ready.append(part)
             else:
                 self.launch(part, force=False)  # it is skipped
-        with closing(build_in_children([*ready.values()], at_once=self._at_once, home=dagster_home())) as events:
-            for event in events:
-                if event.key not in self._started:
-                    self._started[event.key] = time.monotonic()
-                    self._listener.started(event.key, "parts")
-                if event.progress is not None:
-                    self._listener.progressed(event.key, event.progress)
-                if event.line is not None:
-                    self._listener.logged(event.key, event.line)
-                if event.end is not None:
-                    self._sink.ends[event.key] = event.end
-                    self.launch(ready[event.key], force=False)
+        build_in_children(
+            ready,
+            at_once=self._at_once,
+            home=dagster_home(),
+            listener=self._listener,
+            started=self._started,
+            on_end=self._record,
+        )
+
+    def _record(self, part: Artifact, end: Outcome | NielsCacheError) -> None:
+        """Execute the run of a part that was built, or has failed, ahead of it."""
+        self.ends[part.key] = end
+        self.launch(part, force=False)
 
     def launch(self, artifact: Artifact, *, force: bool, skip_if_busy: bool = False) -> bool:
         """Build one artifact, or skip it if an input is missing.
 
         Returns False if another process builds this part and `skip_if_busy` is set.
         """
-        key, inputs = artifact.key, artifact.inputs()
-        kind, _, name = key.partition("/")
-        reasons = [self._missing[each] for each in inputs if each in self._missing]
-        if kind in ("corpus", "report", HASHES):  # the caches of these artifacts report the missing input
-            has_nothing_new = artifact.builds_from_partial_inputs and self._new.isdisjoint(inputs)
-            if _TOKENIZER_NAME in self._missing or has_nothing_new or (kind == "report" and reasons):
-                return True
-            reasons = [self._missing[each] for each in self._graph.before(key) if each in self._missing] if kind == "corpus" else []
-        elif kind in (*PART_KINDS, *CHILD_BUILT_KINDS):
-            pass
-        elif kind == "index":
-            unbuildable = [member for member in self._registry.blend[name].weights if self._cannot_be_built(member)]
-            reasons = [f"{', '.join(unbuildable)} could not be built"] if unbuildable else []
-        elif kind in FAMILIES:
-            source = self._registry.source(name)
-            missing = source.missing_setting()
-            if not source.enabled:
-                reasons = [f"is switched off: set enabled = true in [{kind}.{name}]"]
-            elif missing is not None:
-                reasons = [f"needs {missing}"]
-        else:
-            reasons = []  # a tokenizer is trained on the corpora that exist
-        step = _step(artifact)
-        result: LaunchResult | None
-        if reasons:
-            result = LaunchResult(name=step.name, family=step.family, state="skipped", message=reasons[0])
-        else:
-            result = self._run(step, force=force, skip_if_busy=skip_if_busy)
+        if self._is_left_out(artifact):
+            return True
+        key, kind = artifact.key, artifact.key.partition("/")[0]
+        asset, partition = keys.recorded_as(key)
+        family: Any = "parts" if kind in PART_KINDS else asset.path[0]
+        listed = LaunchResult(name=listed_name(key), family=family, state="skipped", message=self._reason_to_skip(artifact))
+        result = listed if listed.message else self._run(artifact, listed, asset, partition, force=force, skip_if_busy=skip_if_busy)
         if result is None:
             return False
         self._listener.finished(result)
         self.results.append(result)
         if result.state in ("failed", "skipped"):
-            self._missing[key] = _MISSING_MESSAGES.get(
-                key,
-                f"{key} could not be built"
-                if kind in (*PART_KINDS, *CHILD_BUILT_KINDS, HASHES)
-                else f"the {kind} of {name} could not be prepared",
-            )
+            self._missing.add(key)
         else:
-            self._missing.pop(key, None)
+            self._missing.discard(key)
             self._new.add(key)
-            self._sink.built.add(key)
+            self.built.add(key)
         if artifact.builds_from_partial_inputs and kind != HASHES:  # the drop lists follow the hashes, and use the same documents
-            self._new.difference_update([*inputs, HASHES])
+            self._new.difference_update([*artifact.inputs(), HASHES])
         return True
 
-    def is_search_skipped(self, part: Artifact) -> bool:
-        """Return whether a part is a range of a search whose hashes were left out, because no corpus is new."""
-        return HASHES in part.inputs() and HASHES not in self._new and HASHES not in self._missing
+    def _is_left_out(self, artifact: Artifact) -> bool:
+        """Return whether an artifact has no result, because no input of it is new, or because its caches report the missing input."""
+        kind, inputs = artifact.key.partition("/")[0], {*artifact.inputs()}
+        if kind in _WAIT_FOR_THEIR_CACHES and ("tokenizer" in self._missing or (kind == "report" and self._reason_to_skip(artifact))):
+            return True
+        uses_new_inputs = artifact.builds_from_partial_inputs or (kind == "range" and inputs.isdisjoint(self._missing))
+        return kind != "tokenizer" and uses_new_inputs and inputs.isdisjoint(self._new)
 
-    def _cannot_be_built(self, member: str) -> bool:
-        """Return whether a member of a blend failed, was skipped, is switched off, or lacks a setting."""
-        return f"pretrain/{member}" in self._missing or member not in self._registry.partition_keys("pretrain")
+    def _reason_to_skip(self, artifact: Artifact) -> str | None:
+        """Return why an artifact cannot be built: its settings, or an input that could not be built."""
+        needed = self._graph.before(artifact.key) if artifact.builds_from_partial_inputs else artifact.inputs()
+        missing = [each for each in needed if each in self._missing]
+        return self._unconfigured.get(artifact.key) or (f"{format_list(missing)} could not be built" if missing else None)
 
     def write_reports(self) -> None:
         """Write the reports over everything. The listener gets only a failure, because the reports are not a data set."""
-        run = self._finished_run(keys.REPORTS_JOB, None, _QUIET)
+        run = self._finished_run("write_reports", None, _QUIET)
         if not run.success:
             self._listener.logged(keys.REPORTS_GROUP, f"WARNING: not written: {_failure_reason(run)}")
 
-    def _run(self, step: _Step, *, force: bool, skip_if_busy: bool) -> LaunchResult | None:
-        """Execute the run of a step. Return None if another process builds this part and `skip_if_busy` is set."""
-        started = self._started.get(step.name, time.monotonic())
-        if step.name not in self._started:
-            self._listener.started(step.name, step.family)
-        is_part = step.artifact.key.partition("/")[0] in CHILD_BUILT_KINDS
-        waits = self._wait or step.artifact.is_shared  # where processes that share parts meet
-        config = {"force": force, "wait": waits and not skip_if_busy, **({"pass_over": skip_if_busy} if is_part else {})}
-        settings = {"ops": {step.op: {"config": config}}} if step.family != "index" else {}
-        run = self._finished_run(step.job, step.partition, {**settings, **_QUIET})
-        folder = step.artifact.directory if in_store(step.artifact) is step.artifact else None
-        result = LaunchResult(name=step.name, family=step.family, state="failed", directory=folder)
+    def _run(
+        self, artifact: Artifact, listed: LaunchResult, asset: dg.AssetKey, partition: str | None, *, force: bool, skip_if_busy: bool
+    ) -> LaunchResult | None:
+        """Execute the run of an artifact. Return None if another process builds this part and `skip_if_busy` is set."""
+        started = self._started.get(listed.name, time.monotonic())
+        if listed.name not in self._started:
+            self._listener.started(listed.name, listed.family)
+        self.passes_over, self.outcome = skip_if_busy, None
+        waits = self._wait or artifact.is_shared  # where processes that share parts meet
+        op = keys.STREAM_OPS.get(listed.family) or asset.to_python_identifier()
+        config = {"force": force, "wait": waits and not skip_if_busy}
+        settings = {"ops": {op: {"config": config}}} if asset != keys.INDEX else {}
+        run = self._finished_run(job_of(asset), partition, {**settings, **_QUIET})
+        folder = artifact.directory if in_store(artifact) is artifact else None
+        result = replace(listed, directory=folder, seconds=time.monotonic() - started)
+        outcome: Outcome | None = self.outcome
         if run.success:
-            recorded = run.asset_materializations_for_node(step.op)
-            if not recorded and is_part:
-                return None
-            metadata = recorded[-1].metadata
-            state = cast(LaunchState, state_in({name: value.value for name, value in metadata.items()}))
-            result = replace(
-                result, state=state, meta=_meta_of(step.artifact), message=_run_warnings(run, metadata), **_drops_from_metadata(metadata)
-            )
-        elif isinstance(step.artifact, SearchStep) and not force and self._graph.is_done(step.artifact.key):
-            result = replace(result, state="cache_hit")  # another process has finished the search
-        else:
-            result = replace(result, message=_failure_reason(run))
-        return replace(result, seconds=time.monotonic() - started)
+            return None if outcome is None else _successful(result, artifact, run, outcome)
+        if isinstance(artifact, SearchStep) and not force and self._graph.is_done(artifact.key):
+            return replace(result, state="cache_hit")  # another process has finished the search
+        return replace(result, state="failed", message=_failure_reason(run))
 
-    def _finished_run(self, job: str, partition: str | None, run_config: Mapping[str, Any]) -> dg.JobExecutionResult:
+    def _finished_run(self, job: str, partition: str | None, run_config: Mapping[str, Any]) -> dg.ExecuteInProcessResult:
         """Execute a run and return its result.
 
         Raises:
@@ -330,26 +247,13 @@ class _Launcher:
         """
         run_id = str(uuid.uuid4())
         with recorded_run(self._instance, run_id):
-            run = self._execute(self._defs.resolve_job_def(job), partition, run_id, run_config)
+            run = self._defs.resolve_job_def(job).execute_in_process(
+                run_config, self._instance, partition, raise_on_error=False, run_id=run_id, tags=_NO_RETRY
+            )
             if _was_interrupted(run):
                 self._instance.report_run_canceled(run.dagster_run, message="Interrupted from the terminal.")
                 raise KeyboardInterrupt
         return run
-
-    def _execute(self, job: dg.JobDefinition, partition: str | None, run_id: str, run_config: Mapping[str, Any]) -> dg.JobExecutionResult:
-        """Execute a job in the same way as Dagster's execute_in_process, and also record the job of the run.
-
-        Without this record, the UI shows the run on no timeline and below no job.
-        """
-        in_process = job.as_ephemeral_job(resource_defs={}, input_values={})
-        run = self._instance.create_run_for_job(
-            job_def=in_process,
-            run_id=run_id,
-            run_config=run_config,
-            tags=merge_run_tags(job, partition, _NO_RETRY, None, self._instance, run_config),
-            remote_job_origin=_REPOSITORY.get_job_origin(job.name),
-        )
-        return execute_run(InMemoryJob(in_process), run, self._instance)
 
 
 def _shared(key: str) -> str | None:
@@ -357,37 +261,29 @@ def _shared(key: str) -> str | None:
     return key.rpartition("/")[0] if key.partition("/")[0] in CHILD_BUILT_KINDS else None
 
 
-def _step(artifact: Artifact) -> _Step:
-    """Return the run that builds an artifact. A data set is listed by its name, everything else by its key."""
-    kind, _, name = artifact.key.partition("/")
-    partition: str | None = name
-    if artifact.key in (_TOKENIZER_NAME, _DUPLICATES_NAME, HASHES):  # these artifacts have no partitions
-        kind, partition = artifact.key, None
-    family, job, asset = _RUNS[kind]
-    listed_as, op = (name, keys.STREAM_OPS[kind]) if kind in FAMILIES else (artifact.key, asset.to_python_identifier())
-    return _Step(artifact=artifact, name=listed_as, family=family, job=job, op=op, partition=partition)
+def _successful(result: LaunchResult, artifact: Artifact, run: dg.ExecuteInProcessResult, outcome: Outcome) -> LaunchResult:
+    """Return the result of a run without errors.
+
+    Its message is the warning of the build and the failures of checks that do not block, except the check that covers all data sets.
+    """
+    found = [each for each in run.get_asset_check_evaluations() if not each.passed and each.check_name != IN_SYNC]
+    messages = [*filter(None, [outcome.warning]), *(f"{each.check_name}: {each.description}" for each in found)]
+    return replace(
+        result,
+        state=outcome.state,
+        meta=None if isinstance(artifact, PartsPlan) or artifact.record is None else outcome.meta,
+        message="; ".join(messages) or None,
+        left_out=outcome.drops.requested or None,
+        drop_warnings=outcome.drops.warnings,
+    )
 
 
-def _run_warnings(run: dg.JobExecutionResult, metadata: Mapping[str, dg.MetadataValue[Any]]) -> str | None:
-    """Return the warning of a run and the failures of its checks that do not block, except the check that covers all data sets."""
-    messages = [str(metadata["warning"].value)] if "warning" in metadata else []
-    for evaluation in run.get_asset_check_evaluations():
-        if not evaluation.passed and evaluation.check_name != IN_SYNC:
-            messages.append(f"{evaluation.check_name}: {evaluation.description}")
-    return "; ".join(messages) or None
-
-
-def _drops_from_metadata(metadata: Mapping[str, dg.MetadataValue[Any]]) -> dict[str, Any]:
-    entries = {key: str(metadata[key].value) for key in (LEFT_OUT, DROPS) if key in metadata}
-    return {"left_out": entries.get(LEFT_OUT), "drop_warnings": entries.get(DROPS, "").splitlines()}
-
-
-def _was_interrupted(run: dg.JobExecutionResult) -> bool:
+def _was_interrupted(run: dg.ExecuteInProcessResult) -> bool:
     causes = (event.step_failure_data.error for event in run.all_events if event.is_step_failure)
     return any(cause is not None and cause.cls_name in ("DagsterExecutionInterruptedError", "KeyboardInterrupt") for cause in causes)
 
 
-def _failure_reason(run: dg.JobExecutionResult) -> str:
+def _failure_reason(run: dg.ExecuteInProcessResult) -> str:
     """Return the reason of a failure in one line: the failure of a check, otherwise the error of the first failed step."""
     for evaluation in run.get_asset_check_evaluations():
         if not evaluation.passed and evaluation.severity == dg.AssetCheckSeverity.ERROR:
@@ -402,15 +298,3 @@ def _failure_reason(run: dg.JobExecutionResult) -> str:
             if cause is not None:
                 return recorded_error_message(cause.message, dagster_home()) or " ".join(cause.message.split())
     return f"run {run.run_id} failed; the Dagster UI shows its log"
-
-
-def _meta_of(artifact: Artifact) -> Meta | None:
-    """Return the record of an artifact that was built or found, or None for a plan, and for a step of a search that is finished."""
-    if isinstance(artifact, PartsPlan) or artifact.record is None:
-        return None
-    try:
-        return read_finished(artifact)
-    except NielsCacheError:
-        if not isinstance(artifact, SearchStep):
-            raise
-        return None  # another process has finished the search just now

@@ -6,35 +6,22 @@ finds the outcome of its child and records it.
 
 import queue
 import threading
-from collections.abc import Generator, Sequence
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from niels_cache_assets.artifacts.base import Log, Outcome
 from niels_cache_assets.artifacts.notify import notifying
 from niels_cache_assets.artifacts.parts.free_parts import FreePartsFirst
 from niels_cache_assets.artifacts.stored import in_store, read_finished
 from niels_cache_assets.cluster.child import BuildInChild, IsStopping, OnProgress, PartCommand, build_in_child
+from niels_cache_assets.defs.launch_events import LaunchListener
 from niels_cache_assets.defs.part_slots import HostSlot
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import BusyError
-
-
-class ChildEvent(NamedTuple):
-    """An event of one of several builds: its progress, a line of its log, or its end.
-
-    Attributes:
-        key: Key of the part.
-        progress: Its progress, or None.
-        line: A line of its log, or None.
-        end: Its outcome or its error, or None if it has not ended.
-    """
-
-    key: str
-    progress: Any = None
-    line: str | None = None
-    end: Outcome | NielsCacheError | None = None
 
 
 def build_part_in_child(
@@ -80,57 +67,78 @@ def build_part_in_child(
         return build_in_child(part, command, on_progress=report, log=watch.log, is_stopping=is_stopping)
 
 
-def build_in_children(parts: Sequence[BuildInChild], *, at_once: int, home: Path) -> Generator[ChildEvent]:
-    """Build parts in children, `at_once` at a time, and yield what they report, in this thread.
+def build_in_children(
+    parts: Sequence[BuildInChild],
+    *,
+    at_once: int,
+    home: Path,
+    listener: LaunchListener,
+    started: dict[str, float],
+    on_end: Callable[[BuildInChild, Outcome | NielsCacheError], None],
+) -> None:
+    """Build parts in children, `at_once` at a time, in the order of FreePartsFirst. If an exception ends this, all children are stopped.
 
-    The last event of each part is its end. The order is that of FreePartsFirst. If the caller stops reading, all children are stopped.
+    Args:
+        parts: The parts.
+        at_once: The number of children.
+        home: The Dagster home, which holds the slots of the machines.
+        listener: Receives what the children report, in this thread.
+        started: Receives the time at which each part was started, by key.
+        on_end: Called in this thread with the outcome or the error of each part.
     """
-    events: queue.SimpleQueue[ChildEvent | Exception] = queue.SimpleQueue()
+    calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
     stopping = threading.Event()
     pending = FreePartsFirst(parts)
+    left = {part.key: part for part in parts}
+
+    def report(part: BuildInChild, receive: Callable[[str, Any], None], value: Any) -> None:
+        if part.key not in started:
+            started[part.key] = time.monotonic()
+            listener.started(part.key, "parts")
+        receive(part.key, value)
+
+    def end(key: str, outcome: Outcome | NielsCacheError) -> None:
+        on_end(left.pop(key), outcome)
+
+    def fail_all(error: Exception) -> None:
+        for key in sorted(left):
+            end(key, _failure(key, error))
 
     def work() -> None:
         try:
             while not stopping.is_set() and (next_part := pending.take()) is not None:
                 build(*next_part)
         except Exception as error:  # of the folder of leases, in which `take` looks
-            events.put(error)
+            calls.put(partial(fail_all, error))
 
     def build(part: BuildInChild, waits: bool) -> None:
-        end: Outcome | NielsCacheError
+        outcome: Outcome | NielsCacheError
         try:
-            end = build_part_in_child(
+            outcome = build_part_in_child(
                 part,
                 home=home,
-                on_progress=lambda progress: events.put(ChildEvent(part.key, progress=progress)),
-                log=lambda line: events.put(ChildEvent(part.key, line=line)),
+                on_progress=lambda progress: calls.put(partial(report, part, listener.progressed, progress)),
+                log=lambda line: calls.put(partial(report, part, listener.logged, line)),
                 is_stopping=stopping.is_set,
                 waits=waits,
             )
-        except KeyboardInterrupt:  # the caller has stopped reading
+        except KeyboardInterrupt:  # the caller has stopped
             return
         except BusyError:
             pending.defer(part)
             return
         except NielsCacheError as error:
-            end = error
+            outcome = error
         except Exception as error:
-            end = _failure(part.key, error)
-        events.put(ChildEvent(part.key, end=end))
+            outcome = _failure(part.key, error)
+        calls.put(partial(report, part, end, outcome))
 
     with ThreadPoolExecutor(at_once, thread_name_prefix="parts") as pool:
         try:
             for _ in range(at_once):
                 pool.submit(work)
-            left = {part.key for part in parts}
             while left:
-                event = events.get()
-                if isinstance(event, Exception):  # no part can be chosen any more
-                    yield from (ChildEvent(key, end=_failure(key, event)) for key in sorted(left))
-                    return
-                if event.end is not None:
-                    left.remove(event.key)
-                yield event
+                calls.get()()
         finally:
             stopping.set()
             pool.shutdown(wait=True, cancel_futures=True)

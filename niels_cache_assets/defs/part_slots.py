@@ -1,7 +1,7 @@
 """Slots for the parts of data sets: how many parts are built at a time in one Dagster home, and on which machine.
 
-Dagster itself limits the number of parts, by the limit of the pool `parts`. `PoolClaims` fixes its wait for a slot. The name of a machine,
-for `{host}` in [cluster], is a lock on a file in the home, because Dagster does not say which slot of a pool a step has.
+Dagster itself limits the number of parts, by the limit of the pool `parts`; `PoolClaims` in private.py fixes its wait for a slot. The name
+of a machine, for `{host}` in [cluster], is a lock on a file in the home, because Dagster does not say which slot of a pool a step has.
 """
 
 import time
@@ -10,8 +10,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import dagster as dg
-from dagster._core.execution.plan.instance_concurrency_context import InstanceConcurrencyContext  # these have no public names
-from dagster._core.storage.event_log import SqlEventLogStorage
 from sqlalchemy.exc import IntegrityError
 
 from niels_cache_assets.defs.keys import PARTS_POOL, has_shared_steps
@@ -41,27 +39,6 @@ def limit_parts(instance: dg.DagsterInstance, registry: Registry, *, if_new: boo
                 storage.set_concurrency_slots(PARTS_POOL, limit)
             except IntegrityError:  # another home with the same database has created the pool since Dagster looked for it
                 storage.set_concurrency_slots(PARTS_POOL, limit)
-
-
-class PoolClaims(InstanceConcurrencyContext):
-    """The claims of one run for slots of pools, without two defects that waiting runs have in Dagster 1.13.
-
-    * A run that executes its steps in its own process polled for its turn without a pause, which took a whole core.
-    * A step that began to wait while the last slot was given back was never assigned one, unless another step gave one back later.
-    """
-
-    def claim(self, concurrency_key: str, step_key: str, step_priority: int = 0) -> bool:
-        if super().claim(concurrency_key, step_key, step_priority):
-            return True
-        storage = self._instance.event_log_storage
-        if isinstance(storage, SqlEventLogStorage) and storage.has_unassigned_slots(concurrency_key):
-            storage.assign_pending_steps([concurrency_key])
-        return False
-
-    def interval_to_next_pending_claim_check(self) -> float:
-        """Return how long a run sleeps before it polls again, in seconds. It then also checks whether it was interrupted."""
-        ready = min(self._pending_timeouts.values(), default=0.0)
-        return max(0.0, min(_POLL_SECONDS, ready - time.time()))
 
 
 class HostSlot(ExitStack):

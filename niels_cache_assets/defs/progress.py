@@ -4,7 +4,7 @@ Each log line and each observation is a row in Dagster's database. A row costs m
 between two reports to Dagster.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from time import monotonic
 from typing import Any
@@ -20,21 +20,30 @@ _WARNING = "WARNING: "  # the code outside of defs/ marks important log lines wi
 
 
 class ProgressSink:
-    """A resource that also receives the progress of a build in this process. This class ignores the progress; a subclass may use it.
+    """A resource by which steps and a program that launches them in its process know of each other. Otherwise, it ignores the progress.
 
     Attributes:
         builds_parts_here: Whether the step of a part builds it in its own process, and not in a child.
+        passes_over: Whether the step of a part that another process builds ends without it, neither waiting nor failing.
+        built: Keys of all artifacts that the program has built, or found.
+        ends: Outcomes and errors of parts that the program has built ahead of their steps, by key.
+        outcome: Outcome of the last build that did not fail.
     """
 
     builds_parts_here = False
+    passes_over = False
 
-    def has_built(self, keys: Collection[str]) -> bool:
-        """Return whether this process has already built, or found, all artifacts with these keys."""
-        return False
+    def __init__(self) -> None:
+        self.built: set[str] = set()
+        self.ends: dict[str, Outcome | NielsCacheError] = {}
+        self.outcome: Outcome | None = None
 
     def outcome_of(self, key: str) -> Outcome | None:
-        """Return the outcome of a part that this process has built ahead of its step, or None. Raise the error of that build, if any."""
-        return None
+        """Return the outcome of a part that was built ahead of its step, or None. Raise the error of that build, if any."""
+        end = self.ends.pop(key, None)
+        if isinstance(end, NielsCacheError):
+            raise end
+        return end
 
     def progressed(self, name: str, progress: BuildProgress) -> None:
         """Receive the progress after every chunk of a build, many times a second."""
@@ -97,45 +106,27 @@ class BuildReporter:
             self._context.log.info(message)
         self._sink.logged(self._name, message)
 
-    def log_quietly(self, message: str) -> None:
-        """Write a line only to the log of the run. The sink gets this information in a different way."""
-        self.log(f"{DEBUG}{self._name}: {message}")
-
-    def log_result(self, metadata: Mapping[str, Any]) -> None:
-        """Write the result in one line, such as `hit (0.1 s); 1.2 MB ...`, from the metadata of the materialization."""
-        self.log_quietly(result_line(metadata))
-
-    def warn(self, outcome: Outcome) -> None:
-        """Log the warning of a build, and what it left out. The sink gets the latter with the result."""
+    def end(self, outcome: Outcome) -> None:
+        """Pass the outcome of a build to the sink, and log its warning and what it left out."""
+        self._sink.outcome = outcome
         if outcome.warning:
             self.log(_WARNING + outcome.warning)
         for message in outcome.drops.warnings:
             self._context.log.warning(f"{self._name}: {message}")
         if outcome.drops.requested:
-            self.log_quietly(outcome.drops.requested)
+            self._context.log.info(f"{self._name}: {outcome.drops.requested}")
 
     def progress(self, progress: BuildProgress) -> None:
         """Pass the progress of a build to the sink, and report it to Dagster if a report is due."""
         self._sink.progressed(self._name, progress)
         now = monotonic()
         estimate = self._pace.estimate(progress, now)
-        if self._is_due(now):
-            self._context.log.info(f"{self._name}: {describe(progress, estimate, with_share=True)}")
-            self._observe(_figures(progress, estimate))
-
-    def indexing(self, array: str, done: int, total: int) -> None:
-        """Report to Dagster how many entries of an array of an index are done, if a report is due."""
-        if self._is_due(monotonic()):
-            self._context.log.info(f"{self._name}: {array}, {done:,} of {total:,}")
-            self._observe({"entries": done, "of": total})
-
-    def _is_due(self, now: float) -> bool:
         self._throttle = self._throttle or Throttle(now)
-        return self._throttle.is_due(now)
-
-    def _observe(self, metadata: Mapping[str, int | float]) -> None:
-        if self._observed is not None:
-            self._context.log_event(dg.AssetObservation(asset_key=self._observed, partition=self._context.partition_key, metadata=metadata))
+        if self._throttle.is_due(now):
+            self._context.log.info(f"{self._name}: {describe(progress, estimate, with_share=True)}")
+            if self._observed is not None:
+                partition, metadata = self._context.partition_key, _figures(progress, estimate)
+                self._context.log_event(dg.AssetObservation(asset_key=self._observed, partition=partition, metadata=metadata))
 
 
 def _figures(progress: BuildProgress, estimate: SpeedEstimate) -> dict[str, int | float]:

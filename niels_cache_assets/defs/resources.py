@@ -9,19 +9,13 @@ itself. If a run cannot be recorded, it is still executed, with a warning.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
-from dagster._core.definitions.definition_config_schema import DefinitionConfigSchema  # no public name
-from dagster._core.execution.context.system import PlanOrchestrationContext
-from dagster._core.execution.plan.plan import ExecutionPlan
-from dagster._core.execution.retries import RetryMode
-from dagster._core.executor import in_process  # Dagster's own executors, which have no public names
-from dagster._core.executor.in_process import InProcessExecutor
-from dagster._core.executor.multiprocess import MultiprocessExecutor
 
 from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.home.abandoned import begin_step, ending_abandoned_runs, record_run
-from niels_cache_assets.defs.part_slots import PoolClaims, limit_parts
+from niels_cache_assets.defs.part_slots import limit_parts
 from niels_cache_assets.project.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -43,7 +37,7 @@ class CacheRoot:
 RootParam = dg.ResourceParam[CacheRoot]  # the parameter of an op that gets the resource `cache_root`
 
 
-class _NoSchema(DefinitionConfigSchema):
+class _NoField(dg.Field):
     """A schema whose truth value is False. Dagster leaves a resource with such a schema out of the run configuration."""
 
     def __bool__(self) -> bool:
@@ -53,13 +47,8 @@ class _NoSchema(DefinitionConfigSchema):
 class _Unconfigured(dg.ResourceDefinition):
     """A resource that takes no configuration. A plain ResourceDefinition accepts any configuration, and the launchpad shows it."""
 
-    @property
-    def config_schema(self) -> DefinitionConfigSchema:
-        return _NoSchema(dg.Field({}))
-
-    @property
-    def has_config_field(self) -> bool:
-        return False
+    has_config_field = False
+    config_schema: Any = _NoField({})
 
 
 def unconfigured(value: object) -> dg.ResourceDefinition:
@@ -73,22 +62,29 @@ def unconfigured(value: object) -> dg.ResourceDefinition:
     return _Unconfigured(provide, description=(type(value).__doc__ or "").partition("\n")[0])
 
 
-MAX_STEPS_AT_ONCE = 2  # steps of one run: a build, then its checks in parallel
-in_process.InstanceConcurrencyContext = PoolClaims  # type: ignore[misc]
+_STEPS_AT_ONCE = 2  # steps of one run: a build, then its checks in parallel
 
 
-class _RecordedExecutor(MultiprocessExecutor):
+class _RecordedExecutor(dg.Executor):
     """The executor of one run.
 
     If no launch has set the limit of the pool `parts`, the executor sets it. Otherwise Dagster would set its default limit, and two runs
     that do this at the same time fail in Postgres.
+
+    Args:
+        registry: The configuration.
+        here: Executes steps in this process.
+        apart: Executes each step in a process of its own.
     """
 
-    def __init__(self, registry: Registry) -> None:
-        super().__init__(retries=RetryMode.ENABLED, max_concurrent=MAX_STEPS_AT_ONCE)
-        self._registry = registry
+    def __init__(self, registry: Registry, *, here: dg.Executor, apart: dg.Executor) -> None:
+        self._registry, self._here, self._apart = registry, here, apart
 
-    def execute(self, plan_context: PlanOrchestrationContext, execution_plan: ExecutionPlan) -> Iterator[dg.DagsterEvent]:
+    @property
+    def retries(self) -> Any:
+        return self._apart.retries
+
+    def execute(self, plan_context: Any, execution_plan: Any) -> Iterator[dg.DagsterEvent]:
         try:
             record_run(plan_context.instance, plan_context.run_id)
         except NielsCacheError as error:  # a read-only home with its database elsewhere, or a file system without locks
@@ -96,18 +92,21 @@ class _RecordedExecutor(MultiprocessExecutor):
         pools = [step.pool for step in execution_plan.get_steps_to_execute_in_topo_order()]
         if keys.PARTS_POOL in pools:
             limit_parts(plan_context.instance, self._registry, if_new=True)
-        here = InProcessExecutor(self.retries, self.step_dependency_config)
         # The one step of a part only waits for its child. A process of its own would import Dagster again, which takes three seconds.
-        execute = here.execute if pools == [keys.PARTS_POOL] else super().execute
+        executor = self._here if pools == [keys.PARTS_POOL] else self._apart
         with ending_abandoned_runs(plan_context.instance):
-            yield from execute(plan_context, execution_plan)
+            yield from executor.execute(plan_context, execution_plan)
 
 
 def recorded_executor(registry: Registry) -> dg.ExecutorDefinition:
-    """Return the executor of runs."""
+    """Return the executor of runs, which uses Dagster's own executors."""
 
     @dg.executor(name="multiprocess", requirements=dg.multiple_process_executor_requirements())
     def of_one_run(context: dg.InitExecutorContext) -> dg.Executor:
-        return _RecordedExecutor(registry)
+        configured = context._replace(executor_config={"retries": {"enabled": {}}, "max_concurrent": _STEPS_AT_ONCE})
+        here, apart = dg.in_process_executor.executor_creation_fn, dg.multiprocess_executor.executor_creation_fn
+        assert here is not None
+        assert apart is not None
+        return _RecordedExecutor(registry, here=here(configured), apart=apart(configured))
 
     return of_one_run

@@ -14,18 +14,17 @@ it requested.
 
 import json
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
 
 import dagster as dg
-from dagster._core.definitions.assets.graph.asset_graph_subset import AssetGraphSubset  # Dagster's own sensors request backfills with this
-from dagster._core.definitions.events import AssetKeyPartitionKey
 
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.base.wording import format_count
 from niels_cache_assets.defs.assets.upstream import REVISION, built_versions, last_observation, observe_revision, version_of
+from niels_cache_assets.defs.cursors import in_turn
 from niels_cache_assets.defs.finished_parts import finished_parts_sensor
 from niels_cache_assets.defs.keys import DOCUMENTS, DUPLICATES, KEPT, REPORT, STREAM_OPS, UPSTREAM_KEYS, datasets_with_plan, family_keys
+from niels_cache_assets.defs.private import AssetGraphSubset, AssetKeyPartitionKey
 from niels_cache_assets.defs.resources import CacheRoot, RootParam
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.errors import describe_error, log_traceback
@@ -51,93 +50,33 @@ def build_sensors(registry: Registry) -> list[dg.SensorDefinition]:
 
 
 def upstream_revision_sensor(registry: Registry) -> dg.SensorDefinition:
-    """Return the sensor of the hub.
-
-    Its cursor is {next: the next data set to look at, wanted: {name: the version of the last request}}.
-    """
-    names = [name for name in registry.partition_keys() if _depends_on_hub_commit(registry, registry.source(name))]
+    """Return the sensor of the hub. It observes every change, and builds again what was built before, if [dagster] says so."""
     builds = registry.dagster.upstream_builds
-
-    def check_hub(tick: _SensorTick, state: dict[str, Any]) -> dg.SensorResult:
-        requested = {name: version for name, version in state.get("wanted", {}).items() if name in names}
-        first = names.index(state["next"]) if state.get("next") in names else 0
-        began, count = time.monotonic(), 0
-        with retry_at_most():
-            for name in names[first:] + names[:first]:
-                if count and time.monotonic() - began >= QUERY_SECONDS:
-                    break
-                count += 1
-                version = tick.current_version(name)
-                if version is None:
-                    continue
-                tick.observe(name)
-                built = tick.built(name)
-                if requested.get(name) != version:
-                    requested.pop(name, None)  # upstream has changed since the request
-                if (
-                    builds
-                    and built
-                    and built != {version}
-                    and name not in requested
-                    and tick.request(name, occasion=tick.last_left_observation(name))
-                ):
-                    requested[name] = version
-        next_name = names[(first + count) % len(names)]
-        later = f" ({next_name} is next)" if count < len(names) else ""
-        summary = f"Asked the hub for {format_count(count, 'data set')} of {len(names)}{later}"
-        return tick.result({"next": next_name, "wanted": requested}, summary, quiet="nothing has changed")
-
     return _sensor(
-        UPSTREAM_SENSOR,
         registry,
-        check_hub if names else None,
-        of="read from the hub at its newest commit",
+        UPSTREAM_SENSOR,
+        [name for name in registry.partition_keys() if _depends_on_hub_commit(registry, registry.source(name))],
+        what="data set that is read from the hub at its newest commit",
         seconds=_UPSTREAM_SECONDS,
         description="Asks the hub for the newest commit of every data set that is read from there and not pinned. A changed one shows "
         "as unsynced" + (", and is built again." if builds else "; set upstream_builds = true in [dagster] to build it again as well."),
+        observes=True,
+        builds=builds,
     )
 
 
 def notes_folder_sensor(registry: Registry) -> dg.SensorDefinition:
-    """Return the sensor of notes.
-
-    For each changed data set, its cursor has {name: {version, since: the time when the version was first seen, asked: whether a build was
-    requested}}.
-    """
-    names = [name for name in registry.partition_keys() if isinstance(registry.source(name), MarkdownFolder | Roam)]
+    """Return the sensor of notes. It observes a change when it requests the build, because notes change often."""
     quiet = registry.dagster.notes_quiet_seconds
-
-    def check_folders(tick: _SensorTick, before: dict[str, Any]) -> dg.SensorResult:
-        waiting: dict[str, Any] = {}
-        for name in names:
-            version = tick.current_version(name)
-            if version is None:
-                waiting |= {name: before[name]} if name in before else {}
-                continue
-            if tick.built(name) == {version}:
-                continue
-            now, seen = time.time(), before.get(name, {})
-            if seen.get("version") != version:
-                seen = {"version": version, "since": now, "asked": False}
-            left = seen["since"] + quiet - now
-            if seen["asked"]:
-                tick.add_message(name, "was requested: it is being built, or the build failed and waits for another change")
-            elif left > 0:
-                tick.add_message(name, f"has changed; it will be built after {left:.0f} more seconds without a change")
-            elif tick.request(name, occasion=str(seen["since"])):
-                tick.observe(name)
-                seen = {**seen, "asked": True}
-            waiting[name] = seen
-        return tick.result(waiting, f"Looked at {format_count(len(names), 'folder')} of notes", quiet="nothing has changed")
-
     return _sensor(
-        NOTES_SENSOR,
         registry,
-        check_folders if names else None,
-        of="a folder of notes",
+        NOTES_SENSOR,
+        [name for name in registry.partition_keys() if isinstance(registry.source(name), MarkdownFolder | Roam)],
+        what="data set that is a folder of notes",
         seconds=_NOTES_SECONDS,
         description=f"Watches the folders of notes. Builds a data set after its folder has changed and then stayed unchanged for {quiet} "
         "seconds (notes_quiet_seconds in [dagster]).",
+        quiet=quiet,
     )
 
 
@@ -184,94 +123,83 @@ class _SensorTick:
 
     def __init__(self, context: dg.SensorEvaluationContext, registry: Registry, cache_root: CacheRoot) -> None:
         self._context, self._registry, self._root = context, registry, cache_root.path
-        self._seen: dict[str, dg.AssetObservation] = {}
-        self._events: list[dg.AssetObservation] = []
-        self._requests: list[dg.RunRequest] = []
-        self._messages: list[str] = []
+        self.events: list[dg.AssetObservation] = []
+        self.requests: list[dg.RunRequest] = []
+        self.messages: list[str] = []
 
-    def current_version(self, name: str) -> str | None:
-        """Return the current version of a data set's upstream, or add a message and return None if upstream is not available."""
+    def look(self, name: str) -> dg.AssetObservation | None:
+        """Return an observation of a data set's upstream, or add a message and return None if upstream is not available."""
         try:
-            self._seen[name] = observe_revision(self._registry, name, root=self._root)
+            return observe_revision(self._registry, name, root=self._root)
         except Exception as error:  # any error of one source
             message = f"{name} could not be checked: {describe_error(error)}"
             self._context.log.warning(message)
             log_traceback(error, self._context.log.info)
-            self._messages.append(message)
+            self.messages.append(message)
             return None
-        return version_of(self._seen[name])
 
-    def built(self, name: str) -> set[str | None]:
-        """Return the versions of upstream that a data set was last built from, as `built_versions` does."""
-        return built_versions(self._context.instance, self._registry, name)
-
-    def observe(self, name: str) -> None:
-        """Record the version that was seen, unless the last observation has this version."""
-        last, seen = last_observation(self._context.instance, self._registry, name), self._seen[name]
+    def observe(self, name: str, seen: dg.AssetObservation) -> None:
+        """Record what was seen, unless the last observation has the same version."""
+        last = last_observation(self._context.instance, self._registry, name)
         if last is not None and version_of(last) == version_of(seen):
             return
-        self._events.append(seen)
+        self.events.append(seen)
         same = last is not None and last.metadata.get(REVISION) == seen.metadata.get(REVISION)
         self.add_message(name, "has other settings now" if same else f"is at {seen.metadata[REVISION].value} now")
 
-    def last_left_observation(self, name: str) -> str:
-        """Return the id of the newest observation of a version that upstream has left, or "0".
+    def last_left_observation(self, name: str, version: str) -> str:
+        """Return the id of the newest observation of another version, which upstream has left, or "0".
 
-        Upstream has left each version that differs from the version that `current_version` found. The id changes only when upstream
-        changes. A crash does not change it.
+        The id changes only when upstream changes. A crash does not change it.
         """
-        key, version = UPSTREAM_KEYS[self._registry.family_of(name)], version_of(self._seen[name])
-        filters = dg.AssetRecordsFilter(asset_key=key, asset_partitions=[name])
+        filters = dg.AssetRecordsFilter(asset_key=UPSTREAM_KEYS[self._registry.family_of(name)], asset_partitions=[name])
         records = self._context.instance.fetch_observations(filters, limit=OBSERVATIONS).records
         others = (each.storage_id for each in records if each.asset_observation and version_of(each.asset_observation) != version)
         return str(next(others, 0))
 
-    def request(self, name: str, *, occasion: str) -> bool:
-        """Request a build of the version that was seen. If the build can only fail, add a message and return False."""
+    def request(self, name: str, version: str, *, occasion: str) -> bool:
+        """Request a build of a version. If the build can only fail, add a message and return False."""
         if graph(self._registry, self._root).state("tokenizer").state == "missing":
             self.add_message(name, "needs a build, but there is no tokenizer yet: materialize the tokenizer first")
             return False
         definitions = self._context.repository_def
         assert definitions is not None  # ticks of the daemon have a repository
-        self._requests.append(build_request(self._registry, name, version_of(self._seen[name]), definitions, occasion=occasion))
+        self.requests.append(build_request(self._registry, name, version, definitions, occasion=occasion))
         self.add_message(name, "is requested")
         return True
 
     def add_message(self, name: str, what: str) -> None:
         self._context.log.info(f"{name} {what}")
-        self._messages.append(f"{name} {what}")
-
-    def result(self, cursor: dict[str, Any], summary: str, *, quiet: str) -> dg.SensorResult:
-        """Return the result of the tick.
-
-        If the tick requests runs, the UI shows the runs, and the messages are only in the log of the tick.
-        """
-        return dg.SensorResult(
-            run_requests=self._requests,
-            asset_events=self._events,
-            cursor=json.dumps(cursor),
-            skip_reason=None if self._requests else f"{summary}: {'; '.join(self._messages) or quiet}.",
-        )
+        self.messages.append(f"{name} {what}")
 
 
 def _sensor(
-    name: str,
     registry: Registry,
-    tick: Callable[[_SensorTick, dict[str, Any]], dg.SensorResult] | None,
+    name: str,
+    datasets: Sequence[str],
     *,
-    of: str,
+    what: str,
     seconds: int,
     description: str,
+    observes: bool = False,
+    builds: bool = True,
+    quiet: float = 0,
 ) -> dg.SensorDefinition:
-    """Return a sensor.
+    """Return a sensor of data sets.
+
+    Its cursor is {next: the next data set to look at, changed: {name: {version, since: the time when the version was first seen, asked:
+    whether a build was requested}}}.
 
     Args:
-        name: Name of the sensor.
         registry: The configuration.
-        tick: Called with the tick and the cursor. None if there is nothing to watch.
-        of: The kind of data set that is watched, in words.
+        name: Name of the sensor.
+        datasets: Names of the data sets to watch.
+        what: The kind of data set that is watched, in words.
         seconds: Minimum time between two ticks.
         description: Description for the UI.
+        observes: Whether every change is observed, and only data sets that were built before are built again.
+        builds: Whether builds are requested.
+        quiet: Time in seconds without a change before a build is requested.
     """
 
     @dg.sensor(
@@ -282,8 +210,41 @@ def _sensor(
         description=description,
     )
     def sensor(context: dg.SensorEvaluationContext, cache_root: RootParam) -> dg.SensorResult:
-        if tick is None:
-            return dg.SensorResult(skip_reason=f"There is nothing to watch: no data set here is {of}.")
-        return tick(_SensorTick(context, registry, cache_root), json.loads(context.cursor or "{}"))
+        if not datasets:
+            return dg.SensorResult(skip_reason=f"There is nothing to watch: there is no {what}.")
+        tick, cursor, count = _SensorTick(context, registry, cache_root), json.loads(context.cursor or "{}"), 0
+        changed = cursor["changed"] = {name: seen for name, seen in cursor.get("changed", {}).items() if name in datasets}
+        with retry_at_most():
+            for name in in_turn(datasets, cursor, "next", until=time.monotonic() + QUERY_SECONDS):
+                count += 1
+                seen = tick.look(name)
+                if seen is None:
+                    continue
+                version = version_of(seen)
+                if observes:
+                    tick.observe(name, seen)
+                built, now = built_versions(context.instance, registry, name), time.time()
+                if built == {version} or (observes and not built):
+                    changed.pop(name, None)
+                    continue
+                if changed.get(name, {}).get("version") != version:
+                    changed[name] = {"version": version, "since": now, "asked": False}
+                since, left = changed[name]["since"], changed[name]["since"] + quiet - now
+                if changed[name]["asked"]:
+                    tick.add_message(name, "was requested: it is being built, or the build failed and waits for another change")
+                elif left > 0:
+                    tick.add_message(name, f"has changed; it will be built after {left:.0f} more seconds without a change")
+                elif builds and tick.request(name, version, occasion=str(since) if quiet else tick.last_left_observation(name, version)):
+                    tick.observe(name, seen)
+                    changed[name]["asked"] = True
+        later = f" ({cursor['next']} is next)" if count < len(datasets) else ""
+        summary = f"Looked at {format_count(count, 'data set')} of {len(datasets)}{later}"
+        return dg.SensorResult(
+            run_requests=tick.requests,
+            asset_events=tick.events,
+            cursor=json.dumps(cursor),
+            # the UI shows either the runs or this; the log of the tick has the messages in any case
+            skip_reason=None if tick.requests else f"{summary}: {'; '.join(tick.messages) or 'nothing has changed'}.",
+        )
 
     return sensor

@@ -89,13 +89,13 @@ class ParquetWriter:
 
 
 @contextmanager
-def closing_table(table: Sealable) -> Iterator[Sealable]:
-    """Seal the table at the end of the block, or abandon it if the block or the seal fails."""
+def sealing(writer: Sealable) -> Iterator[Sealable]:
+    """Seal what a writer writes at the end of the block, or abandon it if the block or the seal fails."""
     try:
-        yield table
-        table.seal()
+        yield writer
+        writer.seal()
     except BaseException:
-        table.abandon()
+        writer.abandon()
         raise
 
 

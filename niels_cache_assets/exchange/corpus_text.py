@@ -22,7 +22,7 @@ from niels_cache_assets.base.documents import DocumentBatch
 from niels_cache_assets.corpus.prepared import PreparedCorpus, document_files, open_documents
 from niels_cache_assets.disk.journal import write_atomically
 from niels_cache_assets.disk.staging import export_stage
-from niels_cache_assets.disk.table_file import ParquetWriter, closing_table
+from niels_cache_assets.disk.table_file import ParquetWriter, sealing
 from niels_cache_assets.disk.writers import Files, HashedFile
 from niels_cache_assets.sources.reading.keep import EXPORTED, kept_values
 from niels_cache_assets.sources.types import StreamContext
@@ -134,7 +134,7 @@ class TextExport:
             files, documents, characters = Files(), 0, 0
             columns = {**COLUMNS, **{name: "string" if kind in ("json", "any") else kind for name, kind in kinds.items()}}
             (stage / name).unlink(missing_ok=True)  # the beginning that a killed export has left
-            with closing_table(_TABLES[self.file_type](stage, name, columns, files)) as table:
+            with sealing(_TABLES[self.file_type](stage, name, columns, files)) as table:
                 if group is not None and group[0] == number:
                     for _, batch in group[1]:
                         table.write_group(_columns(batch, kinds))

@@ -23,7 +23,7 @@ from niels_cache_assets.build_cache.pretrain_writer import LINEAGE
 from niels_cache_assets.disk.lineage_files import LineageWriter
 from niels_cache_assets.disk.space import SpaceNeed, explain_disk_full, require_free_space
 from niels_cache_assets.disk.staging import atomic_directory
-from niels_cache_assets.disk.table_file import closing_table
+from niels_cache_assets.disk.table_file import sealing
 from niels_cache_assets.disk.writers import Files, NpyWriter, ShardWriter, require_shard_bytes
 from niels_cache_runtime.cache.mmap import map_doc_ends
 from niels_cache_runtime.errors import NielsCacheError
@@ -237,7 +237,7 @@ class _SplitWriter:
         if indexed is None:
             return
         ends = map_doc_ends(self._root / doc_ends_name(self._split), token_count=len(indexed.tokens))
-        with closing_table(self._shards) as shards:
+        with sealing(self._shards) as shards:
             for block in _blocks(indexed):
                 tokens = _as_tokens(block, indexed, vocabulary, counts.tokens, dtype=self._dtype)
                 _count_eot(tokens, ends, vocabulary.eot, counts)
@@ -246,7 +246,7 @@ class _SplitWriter:
                 yield block.nbytes
 
     def _write_doc_ends(self, indexed: IndexedDataset | None, counts: _Counts) -> None:
-        with closing_table(NpyWriter(self._root, doc_ends_name(self._split), DOC_ENDS_DTYPE, self._files)) as writer:
+        with sealing(NpyWriter(self._root, doc_ends_name(self._split), DOC_ENDS_DTYPE, self._files)) as writer:
             for starts, ends, sequences in _documents(indexed):
                 kept = ends > starts
                 counts.empty += int(np.count_nonzero(~kept))
@@ -256,7 +256,7 @@ class _SplitWriter:
 
     def _write_lineage(self, indexed: IndexedDataset | None) -> None:
         """Write the lineage. source_id and row are the document's number in the .idx; empty documents are counted too."""
-        with closing_table(LineageWriter(self._root, documents_name(self._split), LINEAGE, self._files)) as writer:
+        with sealing(LineageWriter(self._root, documents_name(self._split), LINEAGE, self._files)) as writer:
             first = 0
             for starts, ends, _ in _documents(indexed):
                 rows = (first + np.flatnonzero(ends > starts)).tolist()

@@ -32,7 +32,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from niels_cache_assets.base.processes import Process
+from niels_cache_assets.base.processes import Process, cpu_seconds
 from niels_cache_assets.disk.attempts import attempt_record, highest_number, lease_path, recorded_attempts, stop_path
 from niels_cache_assets.disk.build_lock import path_stamp
 from niels_cache_assets.facts.progress import BuildProgress, SpeedEstimate, SpeedMeter
@@ -269,7 +269,8 @@ class HeldLease(ABC):
     def __init__(self, target: Path, holder: LeaseHolder) -> None:
         self.target, self.attempt = target, holder.attempt
         self._holder = holder
-        self._began, self._cpu_before = time.monotonic(), sum(os.times()[:4])
+        self._began, self._cpu_before = time.monotonic(), cpu_seconds()
+        self._cpu_until: float | None = None  # where the count of CPU time pauses
         self._meter = SpeedMeter()
         self._progress: dict[str, Any] = {}
         self._is_lost = False
@@ -336,13 +337,22 @@ class HeldLease(ABC):
         speed = self._meter.estimate(progress, time.monotonic())
         self._progress = {"counts": dict(progress.counts), "share": progress.share, "speed": speed}
 
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Leave out the CPU time of the block, which takes leases of its own that record it."""
+        self._cpu_until = cpu_seconds()
+        try:
+            yield
+        finally:
+            self._cpu_before, self._cpu_until = self._cpu_before + cpu_seconds() - self._cpu_until, None
+
     def _write(self, ended: str | None = None) -> None:
         with self._writing:
             record = replace(
                 self._holder,
                 **self._progress,
                 seconds=time.monotonic() - self._began,  # differs in each record, which shows that this process is alive
-                cpu_seconds=sum(os.times()[:4]) - self._cpu_before,
+                cpu_seconds=(self._cpu_until or cpu_seconds()) - self._cpu_before,
                 ended=ended,
             )
             self._send(record)

@@ -16,7 +16,7 @@ import numpy as np
 from niels_cache_assets.base.documents import merge_facts
 from niels_cache_assets.disk.attempts import NO_LINKS
 from niels_cache_assets.disk.space import SpaceNeed, name_path, require_free_space
-from niels_cache_assets.disk.table_file import closing_table
+from niels_cache_assets.disk.table_file import sealing
 from niels_cache_assets.disk.writers import Files, NpyWriter
 from niels_cache_runtime.cache.mmap import map_offsets
 from niels_cache_runtime.errors import NielsCacheError
@@ -183,7 +183,7 @@ class HardLinker:
 
 def write_blocks(writer: NpyWriter, blocks: Iterable[np.ndarray]) -> None:
     """Write all rows of an array, and seal its file."""
-    with closing_table(writer):
+    with sealing(writer):
         for block in blocks:
             writer.write(block)
 

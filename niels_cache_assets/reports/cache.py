@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from niels_cache_assets.artifacts.corpus_facts import duplicates_matrix
 from niels_cache_assets.artifacts.graph import graph
@@ -30,8 +30,7 @@ from niels_cache_runtime.format.meta import Meta
 CODE_VERSION = "1"  # raise this by hand when a report changes for the same caches and settings
 
 
-@dataclass(frozen=True, kw_only=True)
-class SplitCount:
+class SplitCount(NamedTuple):
     """A count for each split, of a unit such as "tokens"."""
 
     unit: str
@@ -100,9 +99,9 @@ class CacheItem:
         """Counts that meta.json has for both splits: documents or examples, tokens, characters."""
         found = []
         for unit in ("documents", "examples", "tokens", "characters"):
-            table = self.meta.get(unit, {f"{split}": self.meta.get(f"{split}_{unit}") for split in SPLITS})
+            table = self.meta.get(unit, {split: self.meta.get(f"{split}_{unit}") for split in SPLITS})
             if self.is_built and table.get("train") is not None and table.get("val") is not None:
-                found.append(SplitCount(unit=unit, train=table["train"], val=table["val"]))
+                found.append(SplitCount(unit, table["train"], table["val"]))
         return found
 
     @property

@@ -19,7 +19,7 @@ from niels_cache_assets.base.wording import SHORT_SHA256, UNKNOWN, by_count, fil
 from niels_cache_assets.facts.contents import content_cells
 from niels_cache_assets.facts.mixture import share
 from niels_cache_assets.plots.drawing import as_svg
-from niels_cache_assets.plots.pictures import format_measure, limit_picture, mixture_picture, similarity_pictures
+from niels_cache_assets.plots.pictures import format_measure, limit_picture, mixture_pictures, similarity_pictures
 from niels_cache_assets.reports.cache import CacheReport
 from niels_cache_assets.reports.drawings import Drawings
 from niels_cache_assets.reports.history import date
@@ -29,7 +29,6 @@ PAGE_NAME = "cache.html"
 
 _FEW = 12  # if a page has at most this many items, all items are open
 _LANGUAGES = 15
-_STYLES = ("page.css", "plots.css")
 
 
 def page_path(root: Path) -> Path:
@@ -61,7 +60,7 @@ def render_page(report: CacheReport, drawings: Drawings, *, now: float) -> str:
         file_size=file_size,
         SHORT_SHA256=SHORT_SHA256,
         UNKNOWN=UNKNOWN,
-        mixture_picture=mixture_picture,
+        mixture_pictures=mixture_pictures,
         is_open=lambda item: len(report.items) <= _FEW or item.name in report.names_with_notices,
     )
 
@@ -84,13 +83,13 @@ def render_tuning(found: Mapping[str, Any]) -> str:
 
 
 def _rendered(template: str, **values: Any) -> str:
-    """Return a page that includes its style sheets and allows nothing else.
+    """Return a page that includes its style sheet and allows nothing else.
 
     Args:
         template: Name of a file beside this module.
         **values: Values for the template.
     """
-    style = "".join(map(_text, _STYLES))
+    style = _text("page.css")
     environment = Environment(
         loader=FunctionLoader(_text), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )

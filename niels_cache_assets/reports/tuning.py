@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from niels_cache_assets.artifacts.corpus_facts import source_documents
 from niels_cache_assets.artifacts.duplicates import Duplicates
 from niels_cache_assets.artifacts.prepared_corpora import open_prepared
-from niels_cache_assets.base.random_numbers import TorchRandom
 from niels_cache_assets.cleaning.measures import RULES, STEPS, FilterRule, MeasureHistograms
 from niels_cache_assets.corpus.identity import require_prepared
 from niels_cache_assets.corpus.layout import MEASURES_NAME, corpus_dir
@@ -31,7 +30,7 @@ from niels_cache_assets.corpus.order import CorpusInputs
 from niels_cache_assets.corpus.prepared import PreparedCorpus, document_files
 from niels_cache_assets.dedup.bands import NO_BUCKET, band_hashes, bands_for_recall
 from niels_cache_assets.dedup.signatures import estimated_jaccard
-from niels_cache_assets.inspection.corpora import rows_at
+from niels_cache_assets.inspection.corpora import rows_at, seeded_choice
 from niels_cache_assets.project.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Ints, Uint32s, Uints
@@ -169,8 +168,7 @@ def _duplicates(registry: Registry, prepared: PreparedCorpus, drops: Mapping[str
     is_exact[ordinals[is_equal]] = True
     positions = np.flatnonzero(~is_exact[own.order])  # in the order of the search
     documents = len(positions)
-    if documents > MAX_COMPARED:
-        positions = np.sort(positions[TorchRandom(registry.build.seed).permutation(documents)[:MAX_COMPARED]])
+    positions = positions[seeded_choice(documents, MAX_COMPARED, registry.build.seed)]
     ordinals = own.order[positions]
     before = sum(len(each.order) for each in inputs.all[:number])
     slots = inputs.slots(positions + before)

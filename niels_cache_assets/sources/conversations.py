@@ -213,7 +213,7 @@ class RowErrorPolicy:
     context: StreamContext
     on_broken: OnBroken | None
     roles: Collection[str]
-    _reported: set[str] = field(default_factory=set)
+    _reported: set[str] = field(default_factory=set, init=False)
 
     def refuse(self, reason: str, file: str, row: int, messages: Iterable[AnyMessage] = ()) -> None:
         """Count a dropped row.

@@ -68,8 +68,8 @@ class Gutenberg(HubData, PretrainSource):
     def _hub_books(self, rows_pass: RowsPass, context: StreamContext) -> Iterator[Document]:
         decoding, check = DecodingCounts(self, context), TextFieldCheck()
         for part, start in rows_pass.parts(self.upstream_splits()):
-            choose = lambda fields, part=part: [self.text_field_at(fields, part, context, key=None)]  # noqa: E731
-            for values, file, row, damage in self.rows(part, context, choose, start=start, without=set()):
+            choose = lambda fields, part=part: [self.text_field_at(fields, part, context)]  # noqa: E731
+            for values, file, row, damage in self.rows(part, context, choose, start=start):
                 ((check.field, text),) = values.items()
                 rows_pass.file, rows_pass.row = file, row + 1
                 replaced = decoding.count(file, damage)

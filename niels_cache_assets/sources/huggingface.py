@@ -1,29 +1,30 @@
 """The source `huggingface`, for any text data set of the Hugging Face hub, and the base class of `fineweb_edu`.
 
-The hub's library shuffles the documents. With val_frac, which numbers them in the order of the files, the builder does.
+Its files are read like the user's own files, by the readers of `parquet` and `jsonl`.
 """
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import PurePosixPath
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
-import numpy as np
 from pydantic import Field, NonNegativeInt, model_validator
 
 from niels_cache_assets.base import defaults
 from niels_cache_assets.base.documents import DocumentBatch
 from niels_cache_assets.sources.hub.data import HubData, format_of, hub_files
+from niels_cache_assets.sources.hub.errors import hub_errors
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.parquet import Parquet
-from niels_cache_assets.sources.reading.columns import batch_of, texts_of
-from niels_cache_assets.sources.reading.encodings import DecodingCounts
+from niels_cache_assets.sources.reading import rows
+from niels_cache_assets.sources.reading.encodings import Values
 from niels_cache_assets.sources.reading.file_source import list_files_for_plan, locate_listed_files
 from niels_cache_assets.sources.reading.files import SourceFile
 from niels_cache_assets.sources.reading.keep import HasColumns
-from niels_cache_assets.sources.reading.positions import RowsPass, UpstreamSplit
-from niels_cache_assets.sources.reading.rows import BATCH_DOCUMENTS, TextFieldCheck
-from niels_cache_assets.sources.text_column import MISSING_FIELD_REASON
+from niels_cache_assets.sources.reading.part_stream import PartStream
+from niels_cache_assets.sources.reading.where import WRONG_TYPE, RowCondition
+from niels_cache_assets.sources.text_column import text_field_of_pass
 from niels_cache_assets.sources.types import AddedHubFiles, ListedFile, SourceWithParts, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -36,18 +37,37 @@ class _HubJsonl(Jsonl):
     reads_files: ClassVar[bool] = False
 
 
-_READERS: dict[tuple[str, bool], type[Parquet] | type[Jsonl]] = {  # (loader, `reads_files`) -> reader
-    ("parquet", True): Parquet,
-    ("parquet", False): _HubParquet,
-    ("json", True): Jsonl,
-    ("json", False): _HubJsonl,
+class _Lines(Jsonl):
+    rows_of = staticmethod(partial(rows.line_rows, keep_ends=False))
+
+
+class _HubLines(_Lines):
+    reads_files: ClassVar[bool] = False
+
+
+class _Csv(Jsonl):
+    rows_of = staticmethod(rows.csv_rows)
+
+    def where_problem(self, where: RowCondition, values: Values) -> str | None:
+        """Compare values that look like numbers as numbers, if they cannot be compared as strings."""
+        problem = where.problem(values)
+        return where.problem({name: _number(value) for name, value in values.items()}) if problem == WRONG_TYPE else problem
+
+
+class _HubCsv(_Csv):
+    reads_files: ClassVar[bool] = False
+
+
+_READERS: dict[str, tuple[type[Parquet] | type[Jsonl], type[Parquet] | type[Jsonl]]] = {  # of the hub, and of the user's files
+    "parquet": (_HubParquet, Parquet),
+    "json": (_HubJsonl, Jsonl),
+    "text": (_HubLines, _Lines),
+    "csv": (_HubCsv, _Csv),
 }
 
 
 class HubText(HasColumns, HubData, SourceWithParts):
     """One document per row of a hub data set."""
-
-    shuffles_itself = True
 
     shuffle_buffer: NonNegativeInt = defaults.SHUFFLE_BUFFER
     """Size of the shuffle buffer in documents; 0 disables shuffling"""
@@ -112,88 +132,30 @@ class HubText(HasColumns, HubData, SourceWithParts):
         return [each for file in files for each in locate_listed_files(found[file.split], [file])]
 
     def file_reader(self, names: Sequence[str]) -> Parquet | Jsonl:
-        """Return the reader of the user's files, because the stream of the hub's library cannot begin at a file."""
-        kind = format_of(list(names)), self.reads_files
-        if kind not in _READERS:
-            raise NielsCacheError(f"{names[0]}: parts are read from Parquet and JSON Lines files only; remove parts")
+        """Return the reader of these files, which have one format."""
         keys = ("text_field", "id_field", "where", "keep", "encoding", "max_replaced_share", "max_document_mib")
-        reader = _READERS[kind]
+        reader = _READERS[format_of(names, self.local_key or self.dataset)][self.reads_files]
         return reader(source=reader.model_fields["source"].default, files=["*"], **{key: getattr(self, key) for key in keys})
 
     def documents(self, context: StreamContext) -> Iterator[DocumentBatch]:
-        rows_pass, check = RowsPass(context), TextFieldCheck()
-        drop, decoding = context.report.drop_row, DecodingCounts(self, context)
-        fields: dict[str, bool] = {}  # the fields of the current part
-        where, id_field = self.condition, self.id_field or "id"
-        without: set[str] = set()
+        with hub_errors(self.origin, context.revision):
+            parts = self.upstream_splits()
+            found = [(ListedFile(file.name, 0, "", part.split), file) for part in parts for file in self.files_at(part, context.revision)]
+            of_train = [file for listed, file in found if listed.split != "val"]
+            for part in parts:
+                name, fields = self.fields_of([file for listed, file in found if listed.split == part.split])
+                self.require_columns(fields, name)
+            reader = self.file_reader([file.name for _, file in found])
+            text_field = text_field_of_pass(self, context, lambda: reader.text_field_of(of_train), given=self.text_field)
+            yield from PartStream(reader=reader, files=found, text_field=text_field).documents(context)
 
-        for part, begin in rows_pass.parts(self.upstream_splits()):
 
-            def choose(found: dict[str, bool], part: UpstreamSplit = part) -> list[str]:
-                fields.clear()
-                fields.update(found)
-                return self._columns(found, part, context)
-
-            stream = self.stream(part, context, choose, shuffle_buffer=self.stream_shuffle, start=begin, without=without)
-            for columns, files, rows, damaged in stream:
-                check.field = next(iter(columns))
-                values = columns[check.field]
-                texts = texts_of(values, limit=self.max_document_bytes, judged=self.reads_files, damaged=damaged)
-                if len(texts.odd) < len(values):
-                    check.record_text()
-                kept = np.ones(len(values), dtype=bool)
-                if where is not None:
-                    for index, row in enumerate(zip(*(columns[name] for name in where.columns), strict=True)):
-                        if problem := where.problem(dict(zip(where.columns, row, strict=True))):
-                            drop(problem, files[index], rows[index])
-                            kept[index] = False
-                for index in texts.odd:
-                    if not kept[index]:
-                        continue
-                    replaced = decoding.count(files[index], damaged[index]) if index in damaged else 0
-                    if problem := check.problem(values[index], files[index], rows[index]):
-                        drop(
-                            MISSING_FIELD_REASON if values[index] is None and files[index] in without else problem,
-                            files[index],
-                            rows[index],
-                        )
-                        kept[index] = False
-                    else:
-                        kept[index] = decoding.admits(files[index], values[index], replaced=replaced, row=rows[index])
-                found = batch_of(
-                    texts,
-                    files=files,
-                    numbers=rows,
-                    ids=columns.get(id_field) if id_field != check.field else None,
-                    split=part.split,
-                    kept=self._kept(columns, files, rows, kept.tolist()) if self.keep else None,
-                )
-                batch = found if kept.all() else found[kept]
-                for start in range(0, len(batch), BATCH_DOCUMENTS):
-                    context.report.position = None
-                    if not self.stream_shuffle and start + BATCH_DOCUMENTS >= len(batch):  # all of these rows are counted
-                        rows_pass.file, rows_pass.row = files[-1], rows[-1] + 1
-                        rows_pass.report_position()
-                    yield batch[start : start + BATCH_DOCUMENTS]
-        check.report_hint(context, fields, key="text_field")
-
-    def _columns(self, fields: dict[str, bool], part: UpstreamSplit, context: StreamContext) -> list[str]:
-        """Return the text field, the id field if the rows have one, and the columns of `where` and `keep`."""
-        self.require_columns(fields, self.origin)
-        text_field = self.text_field_at(fields, part, context)
-        id_field = self.id_field or "id"
-        condition_columns = self.condition.columns if self.condition else ()
-        return list(dict.fromkeys([text_field, *([id_field] if id_field in fields else []), *condition_columns, *self.keep]))
-
-    def _kept(
-        self, columns: Mapping[str, Sequence[Any]], files: Sequence[str], rows: Sequence[int], is_kept: Sequence[bool]
-    ) -> list[str | None]:
-        """Return the values of the `keep` columns of each row as JSON, or None for a row that is dropped."""
-        values = zip(*(columns[name] for name in self.keep), strict=True)
-        return [
-            self.kept_of(dict(zip(self.keep, row, strict=True)), file, number) if keep else None
-            for row, file, number, keep in zip(values, files, rows, is_kept, strict=True)
-        ]
+def _number(value: str | None) -> float | str | None:
+    """Return a value of a CSV file as a number. Other text is returned unchanged; nothing is null."""
+    try:
+        return float(value) if value else None
+    except ValueError:
+        return value
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:

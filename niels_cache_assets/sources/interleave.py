@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Literal, Self
 
@@ -17,6 +17,7 @@ from pydantic import Field, FiniteFloat, model_validator
 
 from niels_cache_assets.base.choices import raise_unknown_choice
 from niels_cache_assets.base.documents import Document, SourceReport
+from niels_cache_assets.base.random_numbers import TorchRandom
 from niels_cache_assets.base.wording import format_list
 from niels_cache_assets.sources.excluding import without_excluded
 from niels_cache_assets.sources.reading.part_stream import PartStream, heads_of_parts, streams_of_all_parts
@@ -26,7 +27,8 @@ from niels_cache_assets.sources.types import PretrainSource, Siblings, SourceWit
 from niels_cache_assets.sources.val_share import FractionSplitter
 from niels_cache_runtime.errors import NielsCacheError
 
-_DRAWS = 1000  # that are made together, as in the library `datasets`
+_DRAWS = 1000  # that are made together
+_LIMIT = 1 << 53  # below it, floats can be all integers
 
 
 class Interleave(PretrainSource):
@@ -42,7 +44,7 @@ class Interleave(PretrainSource):
     (`in_val_of_member`, `near_val_of_member`). The same applies to the texts in `decontaminate_against` of a member, with the limits and
     drop reasons of that member.
 
-    A member in parts, or of the hub with val_frac, is read file by file, without its shuffle. Added files come last.
+    A member is read without its shuffle. A member in parts is read file by file. Added files come last.
     """
 
     source: Literal["interleave"] = "interleave"
@@ -75,7 +77,6 @@ class Interleave(PretrainSource):
         digest = hashlib.sha256()
         for name, member in self._sources(siblings).items():
             rule = "\0without its val" if member.seeded_val_frac else ""
-            rule += "\0read by file" if member.parts > 1 and member.stream_shuffle else ""
             revision = revision_with_references(member, revisions[name], siblings)
             digest.update(f"{name}\0{member.identity()}\0{revision}{growth_identity(member.added)}{rule}\n".encode())
         return f"sha256:{digest.hexdigest()}"
@@ -96,22 +97,21 @@ class Interleave(PretrainSource):
         streams = [MixtureMember(name, member, context) for name, member in sources.items()]
         for stream in streams:
             stream.find_held_out()
-        ordered = [
-            name for name, member in sources.items() if member.shuffles_itself and member.shuffle_buffer and not member.stream_shuffle
-        ]
+        ordered = [name for name, member in sources.items() if member.shuffle_buffer]
         if ordered and not self.shuffle_buffer:
             context.log(f"{format_list(ordered)}: read in the order of the files; to shuffle the mixture, set its shuffle_buffer")
         yield from self._drawn(streams, seed=context.seed)
 
     def _drawn(self, members: Sequence[Iterable[Document]], *, seed: int) -> Iterator[Document]:
-        """Yield documents in the order of `datasets.interleave_datasets`, which would read further ahead, and in threads."""
-        weights = [weight / sum(self.members.values()) for weight in self.members.values()]
+        """Yield documents by weight, with the rules of `datasets.interleave_datasets` for the end of a member."""
+        weights = np.array([*self.members.values()])
+        bounds = weights.cumsum()[:-1] / weights.sum() * _LIMIT
         is_over = all if self.stopping_strategy == "all_exhausted" else any
-        random, has_ended = np.random.default_rng(seed), [False] * len(members)
+        random, has_ended = TorchRandom(seed), [False] * len(members)
         streams = [*map(iter, members)]
         following: list[Document | None] = [None] * len(members)
         while True:
-            for index in random.choice(len(members), _DRAWS, p=weights).tolist():
+            for index in bounds.searchsorted(random.below(_LIMIT, _DRAWS), side="right").tolist():
                 document = following[index] or next(streams[index], None)
                 following[index] = next(streams[index], None)  # shows whether the member has ended
                 if document is not None:
@@ -146,9 +146,9 @@ class MixtureMember:
     name: str
     source: PretrainSource
     context: StreamContext
-    _started: bool = False
-    _val: FractionSplitter | None = None
-    _part_streams: list[PartStream] | None = None
+    _started: bool = field(default=False, init=False)
+    _val: FractionSplitter | None = field(default=None, init=False)
+    _part_streams: list[PartStream] | None = field(default=None, init=False)
 
     def __iter__(self) -> Iterator[Document]:
         """Yield the documents for the mixture, from the first one on. The dropped documents are counted only the first time."""

@@ -1,10 +1,10 @@
 """The source `jsonl`, for pretrain data sets from the user's files with one JSON object per line."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.sources.reading import rows
@@ -14,7 +14,8 @@ from niels_cache_assets.sources.reading.encodings import DecodingCounts, Values
 from niels_cache_assets.sources.reading.file_source import HasKeepDamaged, RowFileSource
 from niels_cache_assets.sources.reading.files import SourceFile, valid_unicode
 from niels_cache_assets.sources.reading.positions import FilePass
-from niels_cache_assets.sources.text_column import MISSING_FIELD_REASON, ROWS, TEXT, choose_text_field, count_file_without, require_field
+from niels_cache_assets.sources.reading.where import RowCondition
+from niels_cache_assets.sources.text_column import MISSING_FIELD_REASON, ROWS, TEXT, FileFields, choose_text_field, require_field
 from niels_cache_assets.sources.types import Siblings, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -25,6 +26,7 @@ class Jsonl(HasKeepDamaged, RowFileSource):
     endings = endings_with_compressions(".jsonl", ".ndjson", ".json")
 
     source: Literal["jsonl"] = "jsonl"
+    rows_of: ClassVar[Callable[..., Iterator[tuple[int, Values]]]] = staticmethod(rows.json_rows)
 
     def check_input(self, siblings: Siblings) -> None:
         context = StreamContext(seed=0)
@@ -50,7 +52,7 @@ class Jsonl(HasKeepDamaged, RowFileSource):
         text_field, id_field, where, report = check.field, self.id_field or "id", self.condition, context.report
         decoding, text_of = DecodingCounts(self, context), lambda row: [row.get(text_field)]
         for name, row, values in self._rows(files, context, text_field):
-            if where is not None and (problem := where.problem(values)):
+            if where is not None and (problem := self.where_problem(where, values)):
                 report.drop_row(problem, name, row)
                 continue
             text = values.get(text_field)
@@ -66,6 +68,10 @@ class Jsonl(HasKeepDamaged, RowFileSource):
             title = valid_unicode(title) if isinstance(title, str) else None
             source_id, kept = rows.row_id(values.get(id_field), name, row), self.kept_of(values, name, row)
             yield Document(text, source_id, name, row, title, kept=kept)  # type: ignore[arg-type]
+
+    def where_problem(self, where: RowCondition, values: Values) -> str | None:
+        """Return the drop reason of a row that does not meet the condition, or None."""
+        return where.problem(values)
 
     def text_field_of(self, files: Sequence[SourceFile]) -> str | None:
         pipe = next((file for file in files if os.path.exists(file.url) and not os.path.isfile(file.url)), None)
@@ -98,13 +104,11 @@ class Jsonl(HasKeepDamaged, RowFileSource):
         on_damage = self.on_damage(context, files)
         settings: dict[str, Any] = {"encoding": self.encoding, "limit": self.max_document_bytes, "on_damage": on_damage}
         for file in files.files():
-            has_field, fields = text_field is None or files.position.row > 0, None
-            for row, values in rows.json_rows(file, files.position, **settings):
-                if not has_field and not (has_field := text_field in values):
-                    fields = {**(fields or {}), **dict.fromkeys(values)} if fields is None or len(fields) < ROWS else fields
+            fields = FileFields(text_field, is_known=files.position.row > 0)
+            for row, values in self.rows_of(file, files.position, **settings):
+                fields.add(values)
                 yield file.name, row, values
-            if fields is not None and not has_field:
-                count_file_without(context.report, file.name, fields)
+            fields.count(context.report, file.name)
 
 
 def _fields(head: Sequence[tuple[str, int, Values]]) -> dict[str, bool]:

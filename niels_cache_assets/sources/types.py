@@ -341,7 +341,6 @@ class PretrainSource(Source):
     # Separate fingerprints cover these keys: those of preparation and of decontamination.
     # A plan has its own identity for `added`, and the fingerprint has the ids in the file for `exclude`.
     never_counts = frozenset({"prepare", "cleaning", "added", "exclude", "exclude_must_match", "tokens_in_parts", *_DECONTAMINATION})
-    shuffles_itself: ClassVar[bool] = False  # True: the stream applies shuffle_buffer (Hugging Face); False: the builder does
 
     train_tokens: PositiveInt | None = None
     """Token budget for train; reading stops when it is met"""
@@ -466,22 +465,6 @@ class PretrainSource(Source):
             and (bool(self.val_tokens) or (self.decontaminate != "off" and bool(self.seeded_val_frac)))
         )
 
-    @property
-    def builder_shuffle(self) -> int:
-        """The number of documents in the builder's shuffle buffer, or 0 if the builder keeps the order of the stream.
-
-        The stream itself may already be shuffled. A corpus in parts has the order of the files.
-        """
-        return 0 if self.stream_shuffle and self.corpus_parts == 1 else self.shuffle_buffer
-
-    @property
-    def stream_shuffle(self) -> int:
-        """The number of documents in the stream's own shuffle buffer, or 0 if the stream has the order of the files.
-
-        val_frac numbers the documents in this order.
-        """
-        return self.shuffle_buffer if self.shuffles_itself and not self.seeded_val_frac else 0
-
     def check_input(self, siblings: Siblings) -> None:
         if self.readable_files():
             unshuffled = self.model_copy(update={"shuffle_buffer": 0})
@@ -593,7 +576,7 @@ class SourceWithParts(PretrainSource):
             if self.tokens_in_parts and self.decontaminate != "off":
                 raise ValueError(
                     "tokens_in_parts cannot be combined with decontaminate, because each part would have to read val of all others; use "
-                    'prepare = [..., "dedup"], which keeps them apart, or remove it'
+                    'prepare = [..., "dedup"] instead of decontaminate, or remove tokens_in_parts'
                 )
             return
         if self.tokens_in_parts:

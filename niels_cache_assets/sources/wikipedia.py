@@ -146,11 +146,14 @@ class Wikipedia(HasKeepDamaged, HubData, PretrainSource):
                 source_id = row_id(page.id or None, file.name, page.row)
                 yield Document(page.text or "", source_id, file.name, page.row, page.title)
 
+    def _columns(self, fields: dict[str, bool]) -> list[str]:
+        self.require_fields(_COLUMNS[:1], fields)
+        return [name for name in _COLUMNS if name in fields]
+
     def _hub(self, rows_pass: RowsPass, context: StreamContext) -> Iterator[Document]:
         decoding, check = DecodingCounts(self, context), TextFieldCheck()
-        choose = lambda fields: [name for name in _COLUMNS if name in fields]  # noqa: E731
         for part, start in rows_pass.parts(self.upstream_splits()):
-            for values, file, row, damage in self.rows(part, context, choose, start=start):
+            for values, file, row, damage in self.rows(part, context, self._columns, start=start):
                 rows_pass.file, rows_pass.row = file, row + 1
                 decoding.count(file, damage)
                 if problem := check.problem(values.get("text"), file, row):

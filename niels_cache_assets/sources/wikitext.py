@@ -49,8 +49,8 @@ class Wikitext(HubData, PretrainSource):
     def _rows(
         self, part: UpstreamSplit, context: StreamContext, start: tuple[str, int] | None, check: TextFieldCheck
     ) -> Iterator[WikitextRow]:
-        choose = lambda fields: [self.text_field_at(fields, part, context, key=None)]  # noqa: E731
-        for values, file, row, damage in self.rows(part, context, choose, keep_linebreaks=True, start=start, without=set()):
+        choose = lambda fields: [self.text_field_at(fields, part, context)]  # noqa: E731
+        for values, file, row, damage in self.rows(part, context, choose, start=start):
             ((check.field, text),) = values.items()
             check.problem(text, file, row)
             yield WikitextRow(text, file, row, damage)

@@ -148,6 +148,7 @@ class Chunks(Sequence[PositionedChunk]):
         return len(self._positions)
 
     def __getitem__(self, index: Any) -> Any:
-        """Return a chunk. There are no slices."""
+        if isinstance(index, slice):
+            return [self[number] for number in range(len(self))[index]]
         number = range(len(self))[index]
         return self.documents[self._ends[number] : self._ends[number + 1]], self._positions[number]

@@ -334,7 +334,9 @@ def check_doc_ends(path: str | Path, ends: Offsets, *, token_count: int) -> None
     check_increasing(path, ends)
 
 
-def check_increasing(path: str | Path, offsets: Offsets, *, name: str = "entry", may_be_equal: bool = False) -> None:
+def check_increasing(
+    path: str | Path, offsets: Offsets, *, name: str = "entry", may_be_equal: bool = False, advice: str = "rebuild this data set"
+) -> None:
     """Raise NielsCacheError unless the offsets increase.
 
     Args:
@@ -342,6 +344,7 @@ def check_increasing(path: str | Path, offsets: Offsets, *, name: str = "entry",
         offsets: The offsets.
         name: The name of an offset in messages.
         may_be_equal: Whether an offset may equal the one before it.
+        advice: What a message says to do.
     """
     for first in range(0, len(offsets) - 1, _BLOCK_OFFSETS):  # read in blocks, so that memory does not grow with the file
         block = offsets[first : first + _BLOCK_OFFSETS + 1]
@@ -350,7 +353,7 @@ def check_increasing(path: str | Path, offsets: Offsets, *, name: str = "entry",
             number = first + int(np.argmin(increases)) + 1
             raise NielsCacheError(
                 f"{path}: not {'increasing' if may_be_equal else 'strictly increasing'}: {name} {number} is {offsets[number]} after "
-                f"{offsets[number - 1]}; rebuild this data set"
+                f"{offsets[number - 1]}; {advice}"
             )
 
 

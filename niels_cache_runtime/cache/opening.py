@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 
@@ -89,7 +89,8 @@ def _open_split(folder: Path, with_doc_ends: bool, verify: Verify) -> OpenedSpli
             found[ends_path.name] = ends_path.stat().st_size
         check_sizes(folder.parent, listed_of_split(meta, folder, doc_ends=with_doc_ends), found, verify=verify)
     elif not shards:
-        split = next((path.parent for below in ("", "*/", "pretrain/*/") for path in _splits_in(folder, below)), None)
+        patterns = [f"{below}{split}/{shard_name(0)}" for below in ("", "[!.]*/", "pretrain/[!.]*/") for split in SPLITS]
+        split = next((path.parent for pattern in patterns for path in sorted(folder.glob(pattern))), None)
         hint = f"give the folder of a split: {split}" if split else f"expected {shard_name(0)} and so on"
         raise NielsCacheError(f"{folder}: no shards here; {hint}")
     token_count = int(tokens.shard_lengths.sum())
@@ -134,17 +135,6 @@ def cut_documents(folder: str | Path, doc_ends: Uints, max_tokens: int, *, token
         cuts.append((document, stop, token, int(doc_ends[stop - 1])))
         document, token = stop, int(doc_ends[stop - 1])
     return cuts
-
-
-def _splits_in(folder: Path, below: str) -> list[Path]:
-    """Return the first shards of all splits that are found in a folder.
-
-    Args:
-        folder: The folder.
-        below: A glob from the folder to the data sets' folders, such as "*/".
-    """
-    found = sorted(path for split in SPLITS for path in folder.glob(f"{below}{split}/{shard_name(0)}"))
-    return [path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
 
 
 def open_consistently(folder: str | Path, open_files: Callable[[], _Opened]) -> _Opened:
@@ -260,6 +250,46 @@ def listed_of_split(meta: Meta, folder: str | Path, *, doc_ends: bool) -> FileEn
     prefix, ends = f"{folder.name}/", doc_ends_name(folder.name) if doc_ends else None
     listed = listed_files(meta, folder.parent)
     return {path: entry for path, entry in listed.items() if path.startswith(prefix) or path == ends}
+
+
+class PartEnd(NamedTuple):
+    """Where a part of a split ends, counted from the start of the split.
+
+    Attributes:
+        name: The name of the part.
+        shards: The number of shards of this part and those before it.
+        tokens: The number of their tokens.
+        documents: The number of their documents.
+    """
+
+    name: str
+    shards: int
+    tokens: int
+    documents: int
+
+
+def part_ends(meta: Meta, folder: str | Path) -> list[PartEnd] | None:
+    """Return where each part of a split ends, in order, or None if the data set was not joined from parts.
+
+    Args:
+        meta: The meta.json of the data set.
+        folder: The folder of the split.
+
+    Raises:
+        NielsCacheError: If an entry of `parts` lacks a name or a number.
+    """
+    if (parts := meta.get("parts")) is None:
+        return None
+    folder, found = Path(folder), [PartEnd("", 0, 0, 0)]
+    for entry in parts:
+        counts: list[Any] = [entry[key].get(folder.name) if isinstance(entry.get(key), dict) else None for key in PartEnd._fields[1:]]
+        if not all(map(is_count, counts)) or not isinstance(entry.get("name"), str):
+            raise NielsCacheError(
+                f"{folder.parent / META_NAME}: parts has an entry without a name, or without shards, tokens or documents of {folder.name}; "
+                "rebuild this data set"
+            )
+        found.append(PartEnd(entry["name"], *(before + count for before, count in zip(found[-1][1:], counts, strict=True))))
+    return found[1:]
 
 
 def check_sizes(folder: str | Path, listed: Mapping[str, Mapping[str, Any]], found: Mapping[str, int], *, verify: Verify = "size") -> None:

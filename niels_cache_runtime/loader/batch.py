@@ -5,8 +5,8 @@ Tokens are read source by source, put into one array of the widest dtype among t
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -20,8 +20,41 @@ from niels_cache_runtime.loader.source import DocumentStarts, SampleRows, Sample
 FIELDS = ("document_ids", "position_ids", "cu_seqlens", "dataset_ids")
 
 
+class TensorFields:
+    """A base of dataclasses whose fields are tensors, or again such dataclasses, or other values."""
+
+    def to(self, device: str | torch.device, *, non_blocking: bool = False) -> Self:
+        """Return the batch with every tensor on another device.
+
+        Args:
+            device: The device.
+            non_blocking: Whether a copy from pinned memory to CUDA need not wait, as for `torch.Tensor.to`.
+        """
+        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> Self:
+        """Return the batch in pinned memory. `DataLoader(pin_memory=True)` calls this."""
+        return self._map(lambda tensor: tensor.pin_memory())
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Yield every tensor of the batch."""
+        for value in vars(self).values():
+            if isinstance(value, TensorFields):
+                yield from value.tensors()
+            elif isinstance(value, torch.Tensor):
+                yield value
+
+    def _map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Self:
+        def changed(value: Any) -> Any:
+            if isinstance(value, TensorFields):
+                return value._map(change)
+            return change(value) if isinstance(value, torch.Tensor) else value
+
+        return type(self)(**{name: changed(value) for name, value in vars(self).items()})
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Batch:
+class Batch(TensorFields):
     """B rows of T tokens on one device. Fields that were not requested are None.
 
     Attributes:
@@ -46,31 +79,6 @@ class Batch:
     cu_seqlens: torch.Tensor | None = None
     max_seqlen: int | None = None
     dataset_ids: torch.Tensor | None = None
-
-    def to(self, device: str | torch.device, *, non_blocking: bool = False) -> "Batch":
-        """Return the batch with every tensor on another device.
-
-        Args:
-            device: The device.
-            non_blocking: Whether a copy from pinned memory to CUDA need not wait, as for `torch.Tensor.to`.
-        """
-        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
-
-    def pin_memory(self) -> "Batch":
-        """Return the batch in pinned memory; `DataLoader(pin_memory=True)` calls this."""
-        return self._map(lambda tensor: tensor.pin_memory())
-
-    def tensors(self) -> Iterator[torch.Tensor]:
-        """Yield every tensor of the batch."""
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, torch.Tensor):
-                yield value
-
-    def _map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Batch":
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        values |= {name: change(value) for name, value in values.items() if isinstance(value, torch.Tensor)}
-        return Batch(**values)
 
 
 class BatchMaker:

@@ -12,12 +12,12 @@ import hashlib
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from niels_cache_runtime.cache.opening import listed_of_split
+from niels_cache_runtime.cache.opening import listed_of_split, part_ends
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Ints, doc_ends_name, shard_name
 from niels_cache_runtime.format.meta import content_sha256
@@ -130,15 +130,11 @@ def resumed_phases(state: Mapping[str, Any], sources: NamedSources, taken: Seque
 
 def _earlier_fingerprints(source: PretrainWindows, samples: int) -> Iterator[str]:
     """Yield the fingerprint of each cache that this one may have been, if it had so many samples."""
-    if source.meta is None or source.doc_ends is None or not isinstance(source.meta.get("parts"), list):
+    parts = None if source.meta is None else part_ends(source.meta, source.path)
+    if source.meta is None or source.doc_ends is None or parts is None:
         return
     listed = listed_of_split(source.meta, source.path, doc_ends=True)
-    try:
-        counts = [[part[key][source.split] for part in source.meta["parts"]] for key in ("shards", "tokens", "documents")]
-        ends = [*zip(*map(accumulate, counts), strict=True)]
-    except (KeyError, TypeError) as error:
-        raise NielsCacheError(f"{source.folder}: meta.json lists its parts in an unknown form; rebuild this data set") from error
-    for shards, tokens, documents in dict.fromkeys(ends[:-1]):
+    for _, shards, tokens, documents in parts[:-1]:
         if tokens > source.T and source.samples_of(tokens) == samples:
             files = {name: listed[name] for name in (f"{source.split}/{shard_name(number)}" for number in range(shards))}
             files[doc_ends_name(source.split)] = _first_doc_ends(source.doc_ends[:documents])

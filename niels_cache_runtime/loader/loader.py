@@ -24,7 +24,7 @@ from niels_cache_runtime.loader.growth import resumed_phases
 from niels_cache_runtime.loader.map_style import SampleDataset
 from niels_cache_runtime.loader.preference.batch import make_maker
 from niels_cache_runtime.loader.prefetch import prefetched_batches
-from niels_cache_runtime.loader.remote.opening import Sources, batches_of
+from niels_cache_runtime.loader.remote.opening import BlockFeed, Sources, copied_sources
 from niels_cache_runtime.loader.report import MixtureReport, make_report
 from niels_cache_runtime.loader.run_order import RunOrder, plan_batches
 from niels_cache_runtime.loader.settings import SFT, Blocks, LoaderSettings, check_one_tokenizer, have_pairs, row_weights
@@ -424,17 +424,30 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
         self._raise_if_exhausted()
 
     def _batches(self, position: Position, *, worker: int = 0, workers: int = 1, done: int = 0) -> Iterator[Batch]:
-        share = {"worker": worker, "workers": workers, "done": done}
-        plan = plan_batches(self._run_order, self._steps, position, **share)
-        end, first = self._steps.end(position), position.samples
-        return batches_of(plan, self._maker.make, self._sources, self._settings, self._visits_of, end=end, first=first, **share)
+        """Return the batches of one worker from a position to the end of the pass, with a feed if any source is in a local copy.
+
+        Args:
+            position: The position.
+            worker: The number of the worker; see `plan_batches`.
+            workers: The number of workers.
+            done: The number of batches that the worker has made.
+        """
+        plan = plan_batches(self._run_order, self._steps, position, worker=worker, workers=workers, done=done)
+        copied = copied_sources(self._sources)
+        if not copied:
+            return map(self._maker.make, plan)
+        rows = position.sizes.rows
+        first, end = position.samples + (worker + done * workers) * rows, self._steps.end(position)
+        visits = self._visits_of(copied)
+        feed = BlockFeed(self._sources, visits, self._maker.make, self._settings, end=end, first=first, step=workers * rows)
+        return feed.batches(plan)
 
     @property
     def _steps(self) -> Steps:
         """The steps of this rank, in the present order of the run."""
         run_order, epochs = self._run_order, self._settings.epochs
         end = (lambda start: run_order.end_of_pass(start, epochs=epochs)[0]) if epochs else None
-        return Steps(**self._sizes, rank=self.rank, drop_last=self._settings.drop_last, end_of_pass=end)
+        return Steps(rank=self.rank, drop_last=self._settings.drop_last, end_of_pass=end)
 
     def _end_pass(self) -> None:
         self._raise_if_exhausted()

@@ -25,7 +25,7 @@ from niels_cache_runtime.loader.blocks import BlockOrder, BlockVisit, block_visi
 from niels_cache_runtime.loader.growth import Epochs, Phases
 from niels_cache_runtime.loader.order import MAX_SAMPLES, Order
 from niels_cache_runtime.loader.source import SourceBlocks
-from niels_cache_runtime.loader.steps import Position, Steps, samples_of_rank
+from niels_cache_runtime.loader.steps import Position, Steps
 
 _PLANNED_SAMPLES = 4096
 _MAX_LANES = 8
@@ -194,17 +194,17 @@ def plan_batches(
     Its first `done` batches are left out.
     """
     full, last = steps.full(position), steps.last(position)
-    rows = steps.B * steps.world_size
-    planned = _PLANNED_SAMPLES * min(run_order.lanes // steps.machines, _MAX_LANES)  # each lane is in another block, and costs a call
-    own = samples_of_rank(position.samples, rows, rank=steps.rank, world_size=steps.world_size, machines=steps.machines)
+    sizes = position.sizes
+    planned = _PLANNED_SAMPLES * min(run_order.lanes // sizes.machines, _MAX_LANES)  # each lane is in another block, and costs a call
+    own = sizes.samples_of_rank(steps.rank, position.samples, sizes.rows)
     index, block = worker + done * workers, 1
     while full is None or index < full:
         count = block if full is None else min(block, -(-(full - index) // workers))
         batches = index + workers * np.arange(count)
-        located = run_order.locate((batches[:, None] * rows + own).ravel())
-        for first in range(0, len(located), steps.B):
-            yield located.part(first, first + steps.B)
+        located = run_order.locate((batches[:, None] * sizes.rows + own).ravel())
+        for first in range(0, len(located), sizes.B):
+            yield located.part(first, first + sizes.B)
         index += workers * count
-        block = max(1, min(2 * block, planned // steps.B))
+        block = max(1, min(2 * block, planned // sizes.B))
     if index == full and last is not None:
         yield run_order.locate(last)

@@ -138,7 +138,7 @@ def arguments_of_state(
 ) -> tuple[dict[str, str], dict[str, Any]]:
     """Return the folders and the keyword arguments of a loader with the settings of a state; see `TokenLoader.from_state`."""
     check_form(state)
-    sizes = read_position(state).batches[-1]
+    sizes = read_position(state).sizes
     folders: dict[str, str] = {name: state["sources"][name]["folder"] for name in state["names"]}
     if isinstance(sources, str | os.PathLike):
         folders |= {
@@ -292,7 +292,7 @@ def check_worker(state: State, position: Position, *, here: tuple[int, int] | No
             f"state: saved in worker {worker[0]} of {worker[1]} of a DataLoader; load it through StatefulDataLoader, or save "
             f"loader.state_dict(steps=batches taken) in the main process"
         )
-    sizes = position.batches[-1]
+    sizes = position.sizes
     if sizes[2:] != (B, world_size, machines):
         raise NielsCacheError(
             f"{_format_sizes(B, world_size, machines)}: a state from workers of a DataLoader resumes only with its own "

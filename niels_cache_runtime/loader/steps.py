@@ -38,6 +38,24 @@ class BatchSizes(NamedTuple):
     world_size: int
     machines: int = 1
 
+    @property
+    def rows(self) -> int:
+        """The rows of a batch on all ranks."""
+        return self.B * self.world_size
+
+    def samples_of_rank(self, rank: int, first: int, count: int) -> Ints:
+        """Return the samples (n,) that a rank takes of the `count` samples from `first` on.
+
+        The ranks of a machine share its samples evenly. If the machine has any sample, its first rank gets one, because rank 0 usually
+        saves the state.
+        """
+        ranks = self.world_size // self.machines
+        machine, place = divmod(rank, ranks)
+        skipped = (machine - first) % self.machines
+        of_machine = -(-max(0, count - skipped) // self.machines)
+        share = np.arange(-(-place * of_machine // ranks), -(-(place + 1) * of_machine // ranks), dtype=np.int64)
+        return first + skipped + self.machines * share
+
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
@@ -61,9 +79,14 @@ class Position:
         """Return the position at the start of a run."""
         return cls(samples=0, step=0, pass_start=0, batches=(BatchSizes(0, 0, B, world_size, machines),))
 
+    @property
+    def sizes(self) -> BatchSizes:
+        """The batch size at this position."""
+        return self.batches[-1]
+
     def resized(self, *, B: int, world_size: int, machines: int = 1) -> "Position":
         """Return the same position for a run that continues with a new batch size."""
-        last = self.batches[-1]
+        last = self.sizes
         if last[2:] == (B, world_size, machines):
             return self
         earlier = self.batches[:-1] if last[:2] == (self.step, self.samples) else self.batches
@@ -72,21 +95,15 @@ class Position:
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """The steps of one rank.
+    """The steps of one rank. A position has the size of the batches.
 
     Attributes:
-        B: Rows per batch on each rank.
         rank: The number of this rank.
-        world_size: The number of ranks.
-        machines: The number of machines that divide the lanes of an order in blocks.
         drop_last: Whether the smaller batch at the end of a pass is dropped.
         end_of_pass: A function of a pass's first sample that returns the sample at which the pass ends. None for a run without end.
     """
 
-    B: int
     rank: int
-    world_size: int
-    machines: int = 1
     drop_last: bool
     end_of_pass: Callable[[int], int] | None
 
@@ -97,7 +114,7 @@ class Steps:
     def full(self, position: Position) -> int | None:
         """Return how many full batches the pass has left, or None if it has no end."""
         end = self.end(position)
-        return None if end is None else max(0, end - position.samples) // (self.B * self.world_size)
+        return None if end is None else max(0, end - position.samples) // position.sizes.rows
 
     def last(self, position: Position) -> Ints | None:
         """Return this rank's samples (n,) of the smaller batch at the end of the pass, or None if there are none.
@@ -107,8 +124,8 @@ class Steps:
         end, full = self.end(position), self.full(position)
         if end is None or full is None or self.drop_last:
             return None
-        first = position.samples + full * self.B * self.world_size
-        mine = samples_of_rank(first, end - first, rank=self.rank, world_size=self.world_size, machines=self.machines)
+        first = position.samples + full * position.sizes.rows
+        mine = position.sizes.samples_of_rank(self.rank, first, end - first)
         return mine if len(mine) else None
 
     def count(self, position: Position) -> int | None:
@@ -124,17 +141,17 @@ class Steps:
         end, full = self.end(position), self.full(position)
         if end is None or full is None:
             return position
-        rest = end - position.samples - full * self.B * self.world_size
+        rest = end - position.samples - full * position.sizes.rows
         return replace(position, samples=end, step=position.step + full + (rest > 0 and not self.drop_last))
 
     def next_pass(self, position: Position) -> Position:
         """Return the position at the start of the next pass."""
         after = self.after_last(position)
         after = replace(after, pass_start=after.samples)
-        last = after.batches[-1]
-        if after.samples - last.samples == (after.step - last.step) * last.B * last.world_size:
+        last = after.sizes
+        if after.samples - last.samples == (after.step - last.step) * last.rows:
             return after
-        return replace(after, batches=(*after.batches, BatchSizes(after.step, after.samples, self.B, self.world_size, self.machines)))
+        return replace(after, batches=(*after.batches, last._replace(step=after.step, samples=after.samples)))
 
     def advance(self, position: Position, steps: int) -> Position:
         """Return the position after `steps` more batches of this rank, across any number of passes.
@@ -145,13 +162,14 @@ class Steps:
         while True:
             left, full = self.count(position), self.full(position)
             if left is None or full is None or steps <= full:
-                return replace(position, samples=position.samples + steps * self.B * self.world_size, step=position.step + steps)
+                return replace(position, samples=position.samples + steps * position.sizes.rows, step=position.step + steps)
             if steps <= left:
                 return self.after_last(position)
             position = self.next_pass(position)
             steps -= left
             if not self.count(position):
-                raise NielsCacheError(f"epochs: a pass has no batch of B={self.B} on {self.world_size} ranks; use a smaller batch")
+                sizes = position.sizes
+                raise NielsCacheError(f"epochs: a pass has no batch of B={sizes.B} on {sizes.world_size} ranks; use a smaller batch")
 
     def find(self, position: Position, step: int, *, rank: int) -> Ints:
         """Return the samples (n,) that a rank takes at a step. The batch size is the one that the run had at that step.
@@ -165,29 +183,15 @@ class Steps:
             NielsCacheError: For a step after the end of this pass, and for a rank that the run did not have at that step.
         """
         index = max(index for index, sizes in enumerate(position.batches) if sizes.step <= step)
-        start, samples, B, world_size, machines = position.batches[index]
-        if not 0 <= rank < world_size:
-            raise NielsCacheError(f"rank={rank}: step {step} ran on {world_size} ranks, counted from 0")
+        sizes = position.batches[index]
+        if not 0 <= rank < sizes.world_size:
+            raise NielsCacheError(f"rank={rank}: step {step} ran on {sizes.world_size} ranks, counted from 0")
         later = position.batches[index + 1].samples if index + 1 < len(position.batches) else self.end(position)
-        first = samples + (step - start) * B * world_size
-        rows = B * world_size if later is None else min(B * world_size, later - first)
-        if rows <= 0 or (rows < B * world_size and self.drop_last and index + 1 == len(position.batches)):
+        first = sizes.samples + (step - sizes.step) * sizes.rows
+        count = sizes.rows if later is None else min(sizes.rows, later - first)
+        if count <= 0 or (count < sizes.rows and self.drop_last and index + 1 == len(position.batches)):
             raise NielsCacheError(f"step={step}: this run ends before it, at sample {later}")
-        return samples_of_rank(first, rows, rank=rank, world_size=world_size, machines=machines)
-
-
-def samples_of_rank(first: int, rows: int, *, rank: int, world_size: int, machines: int = 1) -> Ints:
-    """Return the samples (n,) that a rank takes of the `rows` samples from `first` on.
-
-    The ranks of a machine share its samples evenly. If the machine has any sample, its first rank gets one, because rank 0 usually saves
-    the state.
-    """
-    ranks = world_size // machines
-    machine, place = divmod(rank, ranks)
-    skipped = (machine - first) % machines
-    of_machine = -(-max(0, rows - skipped) // machines)
-    share = np.arange(-(-place * of_machine // ranks), -(-(place + 1) * of_machine // ranks), dtype=np.int64)
-    return first + skipped + machines * share
+        return sizes.samples_of_rank(rank, first, count)
 
 
 def position_to_state(position: Position) -> dict[str, Any]:
@@ -212,7 +216,7 @@ def position_from_state(state: dict[str, Any]) -> Position:
         raise ValueError("it does not begin at sample 0, or its pass begins after the position")
     ends = [(later.step, later.samples) for later in batches[1:]] + [(step, samples)]
     for sizes, (next_step, next_samples) in zip(batches, ends, strict=True):
-        rows = sizes.B * sizes.world_size
+        rows = sizes.rows
         if not sizes.machines or sizes.world_size % sizes.machines:
             raise ValueError(f"from step {sizes.step} on, {sizes.world_size} ranks ran on {sizes.machines} machines")
         # The last batch of a pass may be smaller, or dropped.

@@ -7,8 +7,8 @@ doc_ends and 4 bytes of memory per document. Reading samples costs another 8 byt
 
 import mmap
 import os
-from collections.abc import Iterator
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +19,16 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import TOKEN_DTYPE, Array, Int32s, Ints
 from niels_cache_runtime.format.meta import build_id, is_foreign
 from niels_cache_runtime.megatron.indexed import (
-    DTYPE_CODES,
     DTYPE_OF_CACHE,
-    HEADER,
     LENGTHS_DTYPE,
-    MAGIC,
     PROBE_BYTES,
-    VERSION,
     IndexedDataset,
     are_different_files,
     count_up,
     digest_of_blocks,
     file_identities,
     fingerprint_of,
+    header_of,
     sequence_lengths,
 )
 from niels_cache_runtime.megatron.indexed_writer import open_documents
@@ -110,15 +107,9 @@ class MegatronCacheSplit:
 
     @cached_property
     def fingerprint(self) -> str:
-        header = HEADER.pack(MAGIC, VERSION, DTYPE_CODES[self.dtype], len(self), len(self) + 1)
+        header = header_of(self.dtype, sequences=len(self), entries=len(self) + 1)
         size = int(self._ends[-1]) * self.dtype.itemsize
-        return fingerprint_of(header, self._sections(), digest_of_blocks(size, self._bytes_at))
-
-    def _sections(self) -> Iterator[memoryview]:
-        """Yield the lengths and the document indices in the form of an .idx file."""
-        yield self.sequence_lengths.data.cast("B")
-        for block in count_up(len(self) + 1):
-            yield block.data.cast("B")
+        return fingerprint_of(header, chain([self.sequence_lengths], count_up(len(self) + 1)), digest_of_blocks(size, self._bytes_at))
 
     def _bytes_at(self, place: int) -> bytes:
         shards = (shard.view(np.uint8) for shard in self._mapped.shards)

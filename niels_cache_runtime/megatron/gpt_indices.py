@@ -9,7 +9,7 @@ of epochs are the same. The shuffles use numpy's legacy RandomState, which no ot
 the last partial sample is kept, Megatron counts samples in 32-bit floats, which are inexact beyond 2^24 tokens. Here the count uses
 integers.
 
-Shuffling takes most of the time. The sample index takes about 10 ns per document and 5 ns per sample. Besides the output, memory is needed
+Shuffling takes most of the time. The sample index takes about 20 ns per document and 6 ns per sample. Besides the output, memory is needed
 for one block only. `index_cache` stores the arrays, and `gpt_dataset` uses them to read samples.
 """
 
@@ -181,7 +181,12 @@ def build_gpt_indices(
         drop_last=drop_last,
     )
     random_state = np.random.RandomState(seed)
-    document_index = _build_document_index(documents, plan, random_state, allocate=allocate, progress=report)
+    document_index = allocate("document_index", (plan.epochs * len(documents),), DOCUMENT_DTYPE)
+    report("document_index", 0, len(document_index))
+    own = np.arange(documents.start, documents.stop, dtype=DOCUMENT_DTYPE) if isinstance(documents, range) else documents
+    document_index.reshape(plan.epochs, -1)[:] = own
+    _shuffle(document_index, len(document_index) - (0 if plan.shuffled_apart is None else len(documents)), random_state)
+    report("document_index", len(document_index), len(document_index))
     sample_index = build_sample_index(
         sequence_lengths,
         document_index,
@@ -191,7 +196,14 @@ def build_gpt_indices(
         allocate=allocate,
         progress=report,
     )
-    shuffle_index = _build_shuffle_index(plan, random_state, allocate=allocate, progress=report)
+    dtype = np.dtype(np.int64 if plan.samples >= np.iinfo(np.uint32).max - 1 else np.uint32)
+    shuffle_index = allocate("shuffle_index", (plan.samples,), dtype)
+    report("shuffle_index", 0, plan.samples)
+    for start in range(0, plan.samples, _BLOCK):
+        stop = min(start + _BLOCK, plan.samples)
+        shuffle_index[start:stop] = np.arange(start, stop, dtype=dtype)
+    _shuffle(shuffle_index, plan.samples if plan.shuffled_apart is None else plan.shuffled_apart, random_state)
+    report("shuffle_index", plan.samples, plan.samples)
     return GPTIndices(document_index=document_index, sample_index=sample_index, shuffle_index=shuffle_index)
 
 
@@ -215,35 +227,10 @@ def tokens_of(sequence_lengths: Int32s, documents: Documents) -> int:
     return sum(int(sequence_lengths[documents[start : start + _BLOCK]].sum(dtype=np.int64)) for start in range(0, count, _BLOCK))
 
 
-def _build_document_index(
-    documents: Documents, plan: EpochPlan, random_state: np.random.RandomState, *, allocate: Allocate, progress: OnArrayProgress
-) -> Int32s:
-    index = allocate("document_index", (plan.epochs * len(documents),), DOCUMENT_DTYPE)
-    progress("document_index", 0, len(index))
-    by_epoch = index.reshape(plan.epochs, len(documents))
-    first = by_epoch[0]
-    first[:] = np.arange(documents.start, documents.stop, dtype=np.int32) if isinstance(documents, range) else documents
-    by_epoch[1:] = first
-    apart = 0 if plan.shuffled_apart is None else len(documents)
-    random_state.shuffle(index[: len(index) - apart])
-    if apart:
-        random_state.shuffle(index[len(index) - apart :])
-    progress("document_index", len(index), len(index))
-    return index
-
-
-def _build_shuffle_index(plan: EpochPlan, random_state: np.random.RandomState, *, allocate: Allocate, progress: OnArrayProgress) -> Array:
-    dtype = np.int64 if plan.samples >= np.iinfo(np.uint32).max - 1 else np.uint32
-    index = allocate("shuffle_index", (plan.samples,), np.dtype(dtype))
-    progress("shuffle_index", 0, len(index))
-    for start in range(0, len(index), _BLOCK):
-        stop = min(start + _BLOCK, len(index))
-        index[start:stop] = np.arange(start, stop, dtype=dtype)
-    apart = len(index) if plan.shuffled_apart is None else plan.shuffled_apart
+def _shuffle(index: Array, apart: int, random_state: np.random.RandomState) -> None:
+    """Shuffle the items before number `apart`, and then the others."""
     random_state.shuffle(index[:apart])
     random_state.shuffle(index[apart:])
-    progress("shuffle_index", len(index), len(index))
-    return index
 
 
 def build_sample_index(
@@ -262,14 +249,23 @@ def build_sample_index(
     extra token, otherwise 0. Sample i reads tokens i * L to i * L + L + a - 1 of the documents in their order. Row i + 1 has the document
     of the last token of sample i. An empty document appears only in row 0. If the tokens end before the last sample is complete, the last
     row is the end of the last document minus a.
+
+    This needs no search: k = floor((end - a) / L) + 1 rows are due by the position `end` where a document ends, so the differences of k say
+    how many rows point to each document.
     """
-    extra = int(add_extra_token)
-    rows = samples + 1
+    extra, rows = int(add_extra_token), samples + 1
     index = allocate("sample_index", (rows, 2), np.dtype(np.int64 if len(document_index) > INT32_MAX else np.int32))
     done, tokens = 0, 0  # number of rows written, number of tokens before the block
     for start in range(0, len(document_index), _DOCUMENTS_PER_BLOCK):
-        block = document_index[start : start + _DOCUMENTS_PER_BLOCK]
-        done, tokens = place_samples(sequence_lengths, block, index, start, tokens, done, sequence_length, extra)
+        lengths = sequence_lengths.take(document_index[start : start + _DOCUMENTS_PER_BLOCK])
+        ends = lengths.cumsum(dtype=np.int64) + tokens
+        starts, due = ends - lengths, ((ends - extra) // sequence_length + 1).clip(done, rows)
+        for first in range(done, int(due[-1]), _SAMPLES_PER_BLOCK):
+            stop = min(first + _SAMPLES_PER_BLOCK, int(due[-1]))
+            documents = np.arange(len(lengths)).repeat(np.diff(due.clip(first, stop), prepend=first))
+            index[first:stop, 0] = documents + start
+            index[first:stop, 1] = np.arange(first, stop) * sequence_length - starts[documents]
+        done, tokens = int(due[-1]), int(ends[-1])
         if progress is not None:
             progress("sample_index", done, rows)
         if done == rows:
@@ -279,55 +275,3 @@ def build_sample_index(
         index[done:, 1] = sequence_lengths[document_index[-1]] - extra
     index[0] = 0
     return index
-
-
-def place_samples(
-    sequence_lengths: Int32s, block: Int32s, index: Array, start: int, tokens: int, done: int, sequence_length: int, extra: int
-) -> tuple[int, int]:
-    """Write the rows of `index` whose samples begin in `block`, a part of the document index.
-
-    This needs no search. Let `end` be the position where a document ends, L the sequence_length and a `extra`. Then k = ceil((end - a + 1)
-    / L) samples begin before `end`. Counting how many documents have the same k gives the document of every sample. Numbers in a block have
-    32 bits if 32 bits can count the tokens of the block, otherwise 64.
-
-    Args:
-        sequence_lengths: The number of tokens of every sequence, (S,) int32.
-        block: A part of the document index.
-        index: The sample index to fill.
-        start: The number of documents before the block.
-        tokens: The number of tokens before the block.
-        done: The number of rows written before the block.
-        sequence_length: The number of tokens in a sample.
-        extra: 1 with the extra token, otherwise 0.
-
-    Returns:
-        The number of rows written and the number of tokens, both including the block.
-    """
-    lengths = sequence_lengths.take(block)
-    # Row r is due after r * L + a tokens. `lead` counts the tokens before the block since the previous row was due: 0 to L.
-    lead = tokens + sequence_length - extra - done * sequence_length
-    narrow = int(lengths.max()) * len(lengths) + 2 * sequence_length < 2**32
-    word: type[np.unsignedinteger[Any]] = np.uint32 if narrow else np.uint64
-    widened = lengths.view(word) if narrow else lengths.astype(word)
-    ends = widened.cumsum(dtype=word)
-    in_block = int(ends[-1])
-    starts = ends - widened
-    ends += word(lead)
-    begun = np.floor_divide(ends, word(sequence_length), out=ends)
-    last = max(min(int(begun[-1]), len(index) - done), 0)
-    for first in range(0, last, _SAMPLES_PER_BLOCK):
-        stop = min(first + _SAMPLES_PER_BLOCK, last)
-        low, high = begun.searchsorted(np.array([first, stop], dtype=word)).tolist()
-        begun_here = begun[low:high].astype(np.intp)
-        if first:
-            begun_here -= first
-        documents = np.bincount(begun_here, minlength=stop - first).cumsum()
-        if low:
-            documents += low
-        # Offset of the first of these samples from the block's first token. The offset may wrap; minus its document's start, it fits.
-        place = (first + 1) * sequence_length - extra - lead
-        offsets = np.arange(place, place + (stop - first) * sequence_length, sequence_length, dtype=word)
-        offsets -= starts.take(documents)
-        index[done + first : done + stop, 1] = offsets
-        np.add(documents, start, out=index[done + first : done + stop, 0], casting="same_kind")
-    return done + last, tokens + in_block

@@ -115,7 +115,12 @@ class IndexCache:
                 finally:
                     remove(partial)
         except LockRefusedError as error:
-            raise _lock_error(directory, error) from error.refusal
+            if error.no_locks:
+                raise NotWrittenError(
+                    f"{self.folder}: its file system supports no locks ({error.refusal.strerror}), so nothing can be built there; "
+                    "build the index ahead elsewhere and copy it"
+                ) from error.refusal
+            raise _write_error(directory, error.refusal) from error.refusal
         except OSError as error:
             raise _write_error(directory, error) from error
         arrays = _open_finished(directory)
@@ -151,15 +156,6 @@ class IndexCache:
             time.sleep(_POLL_SECONDS)
 
         return wait
-
-
-def _lock_error(directory: Path, error: LockRefusedError) -> NotWrittenError:
-    if not error.no_locks:
-        return _write_error(directory, error.refusal)
-    return NotWrittenError(
-        f"{directory.parent}: its file system supports no locks ({error.refusal.strerror}), so nothing can be built there; "
-        "build the index ahead elsewhere and copy it"
-    )
 
 
 def _write_error(directory: Path, error: OSError) -> NotWrittenError:

@@ -46,6 +46,7 @@ DTYPE_OF_CACHE: dict[np.dtype, np.dtype] = {
     np.dtype("<u4"): np.dtype("<i4"),
 }  # the format has no uint32; ids are below 2^31
 
+_ADVICE = "write or copy it again"
 _PROBES = 64
 PROBE_BYTES = 4096
 
@@ -90,7 +91,7 @@ class IndexedDataset:
         if len(index) not in (expected, expected + sequences):
             raise NielsCacheError(
                 f"{self.idx_path}: has {len(index)} bytes; sequence count {sequences} and document count {entries} need {expected}, "
-                f"or {expected + sequences} with modes (cut short, or a wrong count); write or copy it again"
+                f"or {expected + sequences} with modes (cut short, or a wrong count); {_ADVICE}"
             )
         arrays, offset = [], HEADER.size
         for dtype, count in sections:
@@ -119,14 +120,16 @@ class IndexedDataset:
         documents, sequences = self.document_indices, len(self)
         if not len(documents) or documents[0] != 0 or documents[-1] != sequences:
             found = f"from {documents[0]} to {documents[-1]}" if len(documents) else "empty"
-            raise NielsCacheError(f"{self.idx_path}: document indices are {found}, not from 0 to the sequence count {sequences}")
-        check_increasing(self.idx_path, documents, name="document index", may_be_equal=True)
+            raise NielsCacheError(f"{self.idx_path}: document indices are {found}, not from 0 to the sequence count {sequences}; {_ADVICE}")
+        check_increasing(self.idx_path, documents, name="document index", may_be_equal=True, advice=_ADVICE)
         place = 0  # offset in .bin, in bytes
         for start in range(0, sequences, BLOCK):
             lengths = self.sequence_lengths[start : start + BLOCK]
             if lengths.min() < 0:
                 sequence = start + int(np.argmax(lengths < 0))
-                raise NielsCacheError(f"{self.idx_path}: sequence length {sequence} is {self.sequence_lengths[sequence]}, below 0")
+                raise NielsCacheError(
+                    f"{self.idx_path}: sequence length {sequence} is {self.sequence_lengths[sequence]}, below 0; {_ADVICE}"
+                )
             ends = lengths.cumsum(dtype=np.int64)
             ends *= self.dtype.itemsize
             ends += place
@@ -135,7 +138,7 @@ class IndexedDataset:
                 sequence = start + int(np.argmax(wrong))
                 raise NielsCacheError(
                     f"{self.idx_path}: sequence pointer {sequence} is {self.sequence_pointers[sequence]}, "
-                    "not where the lengths before it end in .bin; write or copy it again"
+                    f"not where the lengths before it end in .bin; {_ADVICE}"
                 )
             place = int(ends[-1])
 
@@ -183,8 +186,8 @@ class IndexedDataset:
         tokens between the blocks is not detected. The fingerprint does not depend on the location of the files.
         """
         arrays = (self.sequence_lengths, self.document_indices, self.sequence_modes)
-        sections = (array.data.cast("B") for array in arrays if array is not None and len(array))
-        return fingerprint_of(self._index[: HEADER.size], sections, _probe(self.tokens))
+        header = header_of(self.dtype, sequences=len(self), entries=len(self.document_indices))
+        return fingerprint_of(header, (array for array in arrays if array is not None), _probe(self.tokens))
 
     @cached_property
     def _identity(self) -> str:
@@ -234,17 +237,28 @@ def count_up(count: int) -> Iterator[Ints]:
         yield np.arange(start, min(start + BLOCK, count), dtype=DOCUMENTS_DTYPE)
 
 
-def fingerprint_of(header: bytes | memoryview, sections: Iterable[bytes | memoryview], tokens: bytes) -> str:
+def header_of(dtype: np.dtype, *, sequences: int, entries: int) -> bytes:
+    """Return the header of an .idx.
+
+    Args:
+        dtype: The dtype of a token.
+        sequences: The number of sequences.
+        entries: The number of document indices.
+    """
+    return HEADER.pack(MAGIC, VERSION, DTYPE_CODES[dtype], sequences, entries)
+
+
+def fingerprint_of(header: bytes, sections: Iterable[Array], tokens: bytes) -> str:
     """Return the fingerprint of an IndexedDataset.
 
     Args:
         header: The header of the .idx.
-        sections: The sections of the .idx after the header, without the pointers.
+        sections: The sections of the .idx after the header, without the pointers, in blocks.
         tokens: The `digest_of_blocks` of the .bin.
     """
     digest = hashlib.sha256(header)
     for section in sections:
-        digest.update(section)
+        digest.update(section.data.cast("B") if len(section) else b"")
     digest.update(tokens)
     return digest.hexdigest()
 

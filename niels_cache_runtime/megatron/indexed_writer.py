@@ -33,11 +33,10 @@ from niels_cache_runtime.megatron.indexed import (
     DTYPE_OF_CACHE,
     HEADER,
     LENGTHS_DTYPE,
-    MAGIC,
     MAX_SEQUENCE_TOKENS,
     POINTERS_DTYPE,
-    VERSION,
     count_up,
+    header_of,
     sequence_lengths,
 )
 
@@ -163,7 +162,7 @@ def write_index(
         entries: The number of document indices.
         document_indices: A function that yields the document indices in blocks.
     """
-    file.write(HEADER.pack(MAGIC, VERSION, DTYPE_CODES[dtype], sequences, entries))
+    file.write(header_of(dtype, sequences=sequences, entries=entries))
     for block in lengths():
         file.write(block.astype(LENGTHS_DTYPE).tobytes())
     pointer = 0
@@ -366,23 +365,14 @@ def _link_shard(split: OpenedSplit, part: IndexedPart, target: str, link: Link) 
     shard_begin = 0
     for path, length in zip(split.shards, split.tokens.shard_lengths.tolist(), strict=True):
         if link != "copy" and (shard_begin, shard_begin + length) == (part.first_token, part.end_token):
-            return _link(path, target) if link == "hardlink" else _reflink(path, target)
+            try:
+                if link == "hardlink":
+                    os.link(path, target)
+                else:
+                    with open(path, "rb") as source, open(target, "wb") as file:
+                        fcntl.ioctl(file, _FICLONE, source.fileno())
+            except OSError:  # `target` is on another file system, or the file system has no such links
+                return False
+            return True
         shard_begin += length
     return False
-
-
-def _link(path: str, target: str) -> bool:
-    try:
-        os.link(path, target)
-    except OSError:  # `target` is on another file system, or the file system has no links
-        return False
-    return True
-
-
-def _reflink(path: str, target: str) -> bool:
-    with open(path, "rb") as source, open(target, "wb") as file:
-        try:
-            fcntl.ioctl(file, _FICLONE, source.fileno())
-        except OSError:
-            return False
-    return True

@@ -6,13 +6,12 @@
 The folder of a build is therefore a cache root, and two builds never share a folder.
 """
 
-import hashlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
-from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
+from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import (
     META_NAME,
     SPLITS,
@@ -26,8 +25,7 @@ from niels_cache_runtime.format.layout import (
     tokens_name,
 )
 from niels_cache_runtime.format.safe_open import OwnedFolder
-from niels_cache_runtime.remote.eviction import choose_evictions
-from niels_cache_runtime.remote.ledger import BUILDS, Ledger, LedgerEntry, LedgerState
+from niels_cache_runtime.remote.ledger import BUILDS, LedgerState
 from niels_cache_runtime.remote.objects import RemoteFile
 from niels_cache_runtime.remote.record import (
     TOKENIZER,
@@ -115,6 +113,21 @@ class CopiedBuild:
         return doc_ends_name(split) in self.published.meta["files"]
 
 
+def slices(files: Sequence[RemoteFile], number: int, size: int, *, start: int = 0) -> Iterator[tuple[int, int, int]]:
+    """Yield the parts of consecutive files that together are `size` bytes: the number of the file, its first byte, and the length.
+
+    Args:
+        files: The files, such as the shards of a split.
+        number: The number of the file to begin in.
+        size: The number of bytes.
+        start: The first byte in that file.
+    """
+    while size:
+        if length := min(files[number].size - start, size):
+            yield number, start, length
+        number, start, size = number + 1, 0, size - length
+
+
 def split_address(address: str) -> tuple[str, Split | None]:
     """Return the address of a data set, and the split that the address names, or None.
 
@@ -148,39 +161,6 @@ def recorded_build(state: LedgerState, build: str, files: OwnedFolder, *, addres
             f"run again, or remove {files.root} if that fails too"
         ) from error
     return CopiedBuild(address, published_of(record, contents, str(files.root / folder / META_NAME)))
-
-
-def write_meta_file(ledger: Ledger, state: LedgerState, name: str, content: bytes, *, limit: int) -> None:
-    """Write a meta.json or an objects.json into the copy.
-
-    Args:
-        ledger: The ledger of the copy.
-        state: The state of the ledger, whose lock is held.
-        name: The path of the file, relative to the copy.
-        content: The bytes to write.
-        limit: The limit of the copy in bytes.
-
-    Raises:
-        NielsCacheError: If the file does not fit below the limit, or if there is a different file that the copy has not written.
-        NotWrittenError: If the file cannot be written.
-    """
-    evicted, target, sha256 = (
-        choose_evictions(state, len(content), limit, path=name),
-        ledger.folder / name,
-        hashlib.sha256(content).hexdigest(),
-    )
-    if evicted is None:
-        raise NielsCacheError(f"{ledger.folder}: limit={limit:,} is too small for {name} ({len(content):,} bytes); raise it")
-    for path in evicted:
-        ledger.remove(state, path)
-    if name not in state.entries and ledger.files.exists(name) and ledger.files.sha256(name) != sha256:  # a killed process may leave it
-        raise NielsCacheError(f"{target}: is there, but this copy has not downloaded it; choose another dir")
-    try:
-        ledger.files.write(name, content)
-    except OSError as error:
-        raise NotWrittenError(f"{target}: cannot be written: {error.strerror or error}; free room there") from error
-    state.entries[name] = LedgerEntry(len(content), sha256)
-    state.use(name)
 
 
 def try_both_addresses(address: str, open_at: Callable[[str], CopiedBuild]) -> tuple[CopiedBuild, Split | None]:

@@ -16,9 +16,7 @@ A reader records what it needs next, up to its limit (`ledger.FileDemand`). The 
 """
 
 from collections.abc import Collection, Iterator
-from pathlib import Path
 
-from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.remote.ledger import FileDemand, LedgerEntry, LedgerState, Reader, failure_key
 
 TAKEOVER_SECONDS = 60.0
@@ -98,33 +96,6 @@ def unreleasable_bytes(state: LedgerState) -> int:
 
 def _bytes(state: LedgerState, paths: set[str]) -> int:
     return sum(state.entries[path].size for path in paths & state.entries.keys())
-
-
-def too_small_error(what: str, needed: int, held: int, folder: Path, limit: int, *, is_own: bool) -> NielsCacheError:
-    """Return the error for something that can never fit below the limit, next to the bytes that are held.
-
-    Args:
-        what: What does not fit.
-        needed: Its size in bytes.
-        held: The bytes that readers hold until they end.
-        folder: The folder of the copy.
-        limit: The limit in bytes.
-        is_own: Whether the limit is the one of this process.
-    """
-    other = "" if is_own else f" (the limit of another process that uses {folder})"
-    return NielsCacheError(
-        f"{what}: needs {needed:,} bytes in {folder} at a time, beside {held:,} that are held until a process ends, but "
-        f"limit={limit:,}{other}; raise it, or read fewer shards at a time: Blocks() with fewer shards or "
-        "fewer lanes"
-    )
-
-
-def no_progress_error(folder: Path, path: str, seconds: float) -> NielsCacheError:
-    """Return the error for a process that has waited this many seconds for a file while nothing in the copy changed."""
-    return NielsCacheError(
-        f"{folder}: nothing has changed for {seconds / 60:.0f} minutes, and this process waits for {path}; other processes hold all the "
-        "room, or the store hangs; raise the limit, or give each job a copy of its own"
-    )
 
 
 def files_over_limit(state: LedgerState, limit: int) -> list[str]:

@@ -30,9 +30,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
-from niels_cache_runtime.format.layout import shard_name
 from niels_cache_runtime.format.safe_open import OwnedFolder
-from niels_cache_runtime.remote.copied_build import CopiedBuild, recorded_build
+from niels_cache_runtime.remote.copied_build import CopiedBuild, recorded_build, slices
 from niels_cache_runtime.remote.download import WrongContentError, changed_object_error, complete_download, read_range
 from niels_cache_runtime.remote.eviction import choose_evictions, files_over_limit, unreleasable_bytes
 from niels_cache_runtime.remote.ledger import (
@@ -46,6 +45,7 @@ from niels_cache_runtime.remote.ledger import (
     failure_key,
     is_tail,
     next_files,
+    tail_of,
 )
 from niels_cache_runtime.remote.objects import RemoteFile
 from niels_cache_runtime.remote.store import Store, open_store
@@ -110,13 +110,6 @@ def _spawn(folder: Path, group: str) -> int:
     return os.posix_spawn(sys.executable, command, environment, file_actions=null_files, setsid=True)
 
 
-def tail_of(path: str) -> tuple[str, int, int]:
-    """Return the split, the number of the first shard and the size in bytes of a tail, given its path."""
-    split, name = path.split("/")[-2:]
-    stop, size = name.removesuffix(".bin").split("-")
-    return split, int(stop), int(size)
-
-
 def overlapping_tails(state: LedgerState, build: CopiedBuild, path: str) -> Iterator[tuple[str, int, int]]:
     """Yield the complete tails that contain bytes of a shard: the path of each, and the begin and the end of these bytes in the tail.
 
@@ -126,17 +119,15 @@ def overlapping_tails(state: LedgerState, build: CopiedBuild, path: str) -> Iter
         path: The path of the shard, relative to the copy.
     """
     split = path.split("/")[-2]
+    shards = build.shards(split)
     for tail, entry in state.entries.items():
         if entry.owner or not tail.startswith(f"{TAILS}/{build.id}/{split}/"):
             continue
-        _, shard, size = tail_of(tail)
-        begin = 0
-        while begin < size:
-            path_of_shard = build.path_in_copy(f"{split}/{shard_name(shard)}")
-            end = min(size, begin + build.files[path_of_shard].size)
-            if path_of_shard == path and begin < end:
-                yield tail, begin, end
-            begin, shard = end, shard + 1
+        (_, first, size), begin = tail_of(tail), 0
+        for number, _, length in slices(shards, first, size):
+            if build.path_in_copy(shards[number].path) == path:
+                yield tail, begin, begin + length
+            begin += length
 
 
 def invalidate_tails(state: LedgerState, tails: Iterable[str]) -> None:
@@ -200,12 +191,11 @@ class Fetcher:
             pool.shutdown(wait=False, cancel_futures=True)
             with suppress(NotWrittenError), self._ledger.changing() as state:  # the whole folder may have been removed
                 if self._is_current():
-                    for path in [path for path, entry in state.entries.items() if entry.owner == self._group]:
-                        self._ledger.remove(state, path)
+                    self._ledger.remove(state, *self._downloading(state))
                 presence.end()
 
     def _loop(self, submit: Callable[[str, bool], object]) -> None:
-        seen_wake, passed_at, had_readers_at = -1, 0.0, time.monotonic()
+        seen_wake, passed_at, had_readers_at = (-1, -1), 0.0, time.monotonic()
         while True:
             woken, now = self._ledger.woken(), time.monotonic()
             if woken != seen_wake or self._finished.is_set() or now - passed_at > _PASS_SECONDS:
@@ -233,9 +223,9 @@ class Fetcher:
 
     def _choose(self, state: LedgerState, mine: list[Reader]) -> list[tuple[str, bool]]:
         """Make room for the next downloads, and reserve it. Return their files with True, and files to check with False."""
-        for path in [path for path, entry in state.entries.items() if entry.owner == self._group and path not in self._active]:
-            self._ledger.remove(state, path)  # its result could not be recorded because the disk was full
-        self._remove(state, files_over_limit(state, state.limit() or sys.maxsize))
+        # the files whose result could not be recorded because the disk was full
+        self._ledger.remove(state, *(self._downloading(state) - self._active))
+        self._remove(state, files_over_limit(state, state.limit()))
         limit = self._limit(state)
         before, self._hopeless = self._hopeless, {}
         chosen: list[tuple[str, bool]] = []
@@ -274,17 +264,13 @@ class Fetcher:
         return chosen
 
     def _limit(self, state: LedgerState) -> int:
-        limit = state.limit()
-        if limit is None:
-            return sys.maxsize
         if self._disk_limit is not None and time.monotonic() - self._disk_limit[1] < _DISK_SECONDS:
-            return min(limit, self._disk_limit[0])
-        return limit
+            return min(state.limit(), self._disk_limit[0])
+        return state.limit()
 
     def _remove(self, state: LedgerState, paths: list[str]) -> None:
-        for path in paths:
-            self._ledger.remove(state, path)
-            state.counts["removed"] += 1
+        self._ledger.remove(state, *paths)
+        state.counts["removed"] += len(paths)
 
     def _fail_if_never_fits(self, state: LedgerState, path: str, size: int, limit: int, *, stuck: int, since: float | None) -> None:
         """Record a failure for a file that can never fit, or for which mapped files have left no room for some seconds.
@@ -339,6 +325,9 @@ class Fetcher:
         readers = sorted(self._readers(state), key=lambda reader: path not in reader.demand)
         return next((reader.addresses[build] for reader in readers if build in reader.addresses), state.builds[build]["address"])
 
+    def _downloading(self, state: LedgerState) -> set[str]:
+        return {path for path, entry in state.entries.items() if entry.owner == self._group}
+
     def _readers(self, state: LedgerState) -> list[Reader]:
         return [reader for reader in state.readers.values() if reader.group == self._group]
 
@@ -376,26 +365,24 @@ class Fetcher:
         counts: dict[str, int] = {}
         sha256, build = "", None
         try:
-            with self._ledger.changing() as state:
-                build = self._build(state, path)
-                # at once, because `Ledger.remove` also removes empty folders, and this one must stay
-                part = open(self._ledger.files.open(path + PART, os.O_RDWR, make=True), "r+b")  # noqa: SIM115
-            with part:
-                if is_tail(path):
-                    content, counts = self._tail(build, path)
-                    part.truncate(0)
-                    part.write(content)
-                    sha256 = hashlib.sha256(content).hexdigest()
-                else:
-                    file = build.files[path]
-                    fetched = self._download(build, file, part)
-                    sha256, counts = file.sha256, {"files": 1, "bytes": fetched, "again": int(fetched > file.size)}
-        except (NielsCacheError, OSError) as error:
-            problem, cause = str(error), error.__cause__  # the ledger may have been unable to write a record
-            if isinstance(error, OSError):
-                cause = error
-                problem = f"{self._ledger.folder}: cannot be written: {error.strerror or error}; free room there, or choose another dir"
-            if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
+            with self._ledger.writing():
+                with self._ledger.changing() as state:
+                    build = self._build(state, path)
+                    # at once, because `Ledger.remove` also removes empty folders, and this one must stay
+                    part = open(self._ledger.files.open(path + PART, os.O_RDWR, make=True), "r+b")  # noqa: SIM115
+                with part:
+                    if is_tail(path):
+                        content, counts = self._tail(build, path)
+                        part.truncate(0)
+                        part.write(content)
+                        sha256 = hashlib.sha256(content).hexdigest()
+                    else:
+                        file = build.files[path]
+                        fetched = self._download(build, file, part)
+                        sha256, counts = file.sha256, {"files": 1, "bytes": fetched, "again": int(fetched > file.size)}
+        except NielsCacheError as error:
+            problem = str(error)
+            if isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.ENOSPC, errno.EDQUOT):
                 problem = ""
                 with suppress(OSError):  # at once, because others need room for their records
                     self._ledger.files.remove(path + PART)
@@ -460,14 +447,12 @@ class Fetcher:
         """Return the content of a tail, and the counts of its requests and bytes."""
         split, stop, size = tail_of(path)
         shards, found, requests, fetched = build.shards(split), b"", 0, 0
-        while len(found) < size:
-            file = shards[stop]
-            length = min(size - len(found), file.size)
-            content = self._local_bytes(build.path_in_copy(file.path), length)
+        for number, _, length in slices(shards, stop, size):
+            content = self._local_bytes(build.path_in_copy(shards[number].path), length)
             if content is None:
-                content = self._remote_bytes(build, file, length)
+                content = self._remote_bytes(build, shards[number], length)
                 requests, fetched = requests + 1, fetched + length
-            found, stop = found + content, stop + 1
+            found += content
         return found, {"tails": requests, "tail_bytes": fetched}
 
     def _local_bytes(self, path: str, length: int) -> bytes | None:

@@ -79,6 +79,13 @@ def split_folder(build: str, split: str) -> str:
     return f"{BUILDS}/{build}/{split}/"
 
 
+def tail_of(path: str) -> tuple[str, int, int]:
+    """Return the split, the number of the first shard and the size in bytes of a tail, given its path."""
+    split, name = path.split("/")[-2:]
+    stop, size = name.removesuffix(".bin").split("-")
+    return split, int(stop), int(size)
+
+
 def tail_path(build: str, split: str, stop: int, size: int) -> str:
     """Return the path of the file with the first `size` bytes of the shards from number `stop` on."""
     return f"{TAILS}/{build}/{split}/{stop:05d}-{size}.bin"
@@ -121,14 +128,6 @@ class Reader:
     def pinned(self) -> set[str]:
         """Return the files that this process has mapped, but for no part of its run. It holds them until it ends."""
         return set() if self.aside else {*self.maps}.difference(*(demand.paths() for demand in self.wants))
-
-    def mapped(self, paths: set[str]) -> set[str]:
-        """Return the files that this process may have mapped.
-
-        Args:
-            paths: All files of the copy.
-        """
-        return paths if self.holds_all else {*self.maps}
 
 
 def next_files(readers: list[Reader]) -> Iterator[tuple[str, Reader | None]]:
@@ -230,9 +229,9 @@ class LedgerState:
         """Return the disk space in bytes that the copy takes once all downloads are done."""
         return sum(entry.size for entry in self.entries.values()) + self.overhead
 
-    def limit(self) -> int | None:
-        """Return the smallest limit of all live readers, or None without readers."""
-        return min((reader.limit for reader in self.readers.values()), default=None)
+    def limit(self) -> int:
+        """Return the smallest limit of all live readers, or sys.maxsize without readers."""
+        return min((reader.limit for reader in self.readers.values()), default=sys.maxsize)
 
     def is_ready(self, path: str) -> bool:
         """Return whether a file is complete and may be used."""
@@ -252,8 +251,7 @@ class LedgerState:
 
     def mapped(self) -> set[str]:
         """Return the files that live readers may have mapped."""
-        paths = {*self.entries}
-        return set[str]().union(*(reader.mapped(paths) for reader in self.readers.values()))
+        return set[str]().union(*(self.entries if reader.holds_all else reader.maps for reader in self.readers.values()))
 
 
 def failure_key(group: str, path: str) -> str:
@@ -344,11 +342,7 @@ class Ledger:
 
     def changed(self) -> tuple[int, int]:
         """Return a value that differs after each change of the manifest."""
-        try:
-            found = os.stat(self._manifest)
-        except FileNotFoundError:
-            return (0, 0)
-        return found.st_ino, found.st_mtime_ns
+        return self._stamp(_MANIFEST)
 
     def wake(self) -> None:
         """Notify the fetchers that a reader needs something new."""
@@ -360,12 +354,15 @@ class Ledger:
             finally:
                 os.close(descriptor)
 
-    def woken(self) -> int:
+    def woken(self) -> tuple[int, int]:
         """Return a value that differs after each `wake`."""
-        try:
-            return os.stat(self.folder / "wake").st_mtime_ns
-        except FileNotFoundError:
-            return 0
+        return self._stamp("wake")
+
+    def _stamp(self, name: str) -> tuple[int, int]:
+        with suppress(FileNotFoundError):
+            found = os.stat(self.folder / name)
+            return found.st_ino, found.st_mtime_ns
+        return 0, 0
 
     def is_alive(self, kind: str, name: str) -> bool:
         """Return whether the process of a file in `readers` or `fetchers` is alive. Remove the file if the process has ended."""
@@ -415,8 +412,7 @@ class Ledger:
             state.unchecked, state.boot = {*filter(_needs_check, state.entries)}, boot()
         owners = {entry.owner for entry in state.entries.values() if entry.owner}
         dead = {owner for owner in owners if not self.is_alive("fetchers", owner)}
-        for path in [path for path, entry in state.entries.items() if entry.owner in dead]:
-            self.remove(state, path)
+        self.remove(state, *[path for path, entry in state.entries.items() if entry.owner in dead])
         return state, content
 
     def _readers(self) -> tuple[dict[str, Reader], int]:
@@ -433,25 +429,23 @@ class Ledger:
                         found[name] = _reader_of(content)
         return found, size
 
-    def remove(self, state: LedgerState, path: str) -> None:
-        """Remove a file of the copy from the disk and from the state."""
-        with self.writing():
-            self.files.remove(path)
-            if state.entries[path].owner:
-                self.files.remove(path + PART)
-        del state.entries[path]
-        state.unchecked.discard(path)
+    def remove(self, state: LedgerState, *paths: str) -> None:
+        """Remove files of the copy from the disk and from the state."""
+        for path in paths:
+            with self.writing():
+                self.files.remove(path)
+                if state.entries[path].owner:
+                    self.files.remove(path + PART)
+            del state.entries[path]
+            state.unchecked.discard(path)
 
     def _save(self, state: LedgerState, before: str) -> None:
         manifest = {
             "version": VERSION,
-            "boot": state.boot,
-            "tick": state.tick,
-            **{name: getattr(state, name) for name in _TABLES},
-            "entries": {path: [entry.size, entry.sha256, entry.owner, entry.used] for path, entry in state.entries.items()},
+            **{name: getattr(state, name) for name in ("boot", "tick", *_TABLES)},
+            "unchecked": sorted(state.unchecked),
+            "entries": {path: list(vars(entry).values()) for path, entry in state.entries.items()},
         }
-        if state.unchecked:
-            manifest["unchecked"] = sorted(state.unchecked)
         content = json.dumps(manifest, separators=(",", ":"))
         if content != before:
             with self.writing():

@@ -18,27 +18,21 @@ import time
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence, Set
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split
-from niels_cache_runtime.remote.copied_build import CopiedBuild, recorded_build, try_both_addresses, write_meta_file
-from niels_cache_runtime.remote.eviction import (
-    TakeoverTimeout,
-    blocks_slower,
-    files_over_limit,
-    no_progress_error,
-    pinned_bytes,
-    too_small_error,
-)
+from niels_cache_runtime.remote.copied_build import CopiedBuild, recorded_build, try_both_addresses
+from niels_cache_runtime.remote.eviction import TakeoverTimeout, blocks_slower, choose_evictions, files_over_limit, pinned_bytes
 from niels_cache_runtime.remote.fetcher import group_of_environment, start_fetcher
 from niels_cache_runtime.remote.ledger import (
     FileDemand,
     Ledger,
+    LedgerEntry,
     LedgerState,
     ProcessFile,
     Reader,
@@ -105,7 +99,7 @@ class LocalCopy:
         self._pinned: set[str] = set()
         self._taken: Counter[str] = Counter()  # how many owners in this process have a file
         self._takeover, self._owners, self._gave_way = TakeoverTimeout(), weakref.WeakSet[MapOwner](), False
-        self._set_again(None, 0)
+        self._set_again(None)
         self._presence: list[ProcessFile] = []  # holds one if this process has used this object
         self._addresses: dict[str, str] = {}  # the addresses of the builds that this object has opened
         self._reader = self._new_reader()
@@ -136,14 +130,14 @@ class LocalCopy:
         build, split = self.open(address)
         if split is None:
             raise NielsCacheError(f"{address}: names no split; give {address}/{SPLITS[0]}")
-        self.fetch_build(build, split)
-        return self.folder / build.path_in_copy(split)
+        return self.fetch_build(build, split)
 
-    def fetch_build(self, build: CopiedBuild, split: Split) -> None:
-        """Download a whole split of an open build. The files stay until `close`."""
+    def fetch_build(self, build: CopiedBuild, split: Split) -> Path:
+        """Download a whole split of an open build, and return its path in the form that TokenLoader takes. The files stay until `close`."""
         self._fetch(build, build.split_files(split))
         if build.record.family == "pretrain":
             self.files.make_folder(build.path_in_copy(split))
+        return self.folder / build.path_in_copy(split)
 
     def fetch_of(self, build: CopiedBuild, paths: Sequence[str]) -> Path:
         """Download some files of an open build, and return the folder of the data set. The files stay until `close`.
@@ -173,12 +167,15 @@ class LocalCopy:
         Raises:
             NielsCacheError: If the bytes do not fit.
         """
-        with self._lock, self._ledger.changing() as state:
-            self._register(state)
-            limit = min(self.limit, state.limit() or self.limit)
+        with self._registered() as state:
+            limit = state.limit()
             needed, pinned = needed + state.overhead, pinned_bytes(state, files)
         if needed + pinned > limit:
-            raise too_small_error(what, needed, pinned, self.folder, limit, is_own=limit == self.limit)
+            other = "" if limit == self.limit else f" (the limit of another process that uses {self.folder})"
+            raise NielsCacheError(
+                f"{what}: needs {needed:,} bytes in {self.folder} at a time, beside {pinned:,} that are held until a process ends, but "
+                f"limit={limit:,}{other}; raise it, or read fewer shards at a time: Blocks() with fewer shards or fewer lanes"
+            )
 
     def pin(self, paths: Iterable[str]) -> None:
         """Download files, and keep them until `close`. Paths are relative to the copy."""
@@ -211,7 +208,7 @@ class LocalCopy:
             changed_at = changed_at if change == seen_change else time.monotonic()
             if change != seen_change or time.monotonic() - looked_at >= _LOOK_SECONDS:
                 looked_at, seen_change = time.monotonic(), change
-                with self._lock, self._ledger.changing() as state:
+                with self._registered() as state:
                     if not is_asked:  # a failure of an earlier request says nothing about this one
                         for path in paths:
                             state.failed.pop(failure_key(self._reader.group, path), None)
@@ -237,10 +234,12 @@ class LocalCopy:
                 if not is_served:
                     start_fetcher(self._ledger, self._reader.group)
             if time.monotonic() - changed_at > GIVE_UP_SECONDS:
-                with self._lock, self._ledger.changing() as state:
-                    self._register(state)
+                with self._registered():
                     self._clear_demand()
-                raise no_progress_error(self.folder, missing[0], GIVE_UP_SECONDS)
+                raise NielsCacheError(
+                    f"{self.folder}: nothing has changed for {GIVE_UP_SECONDS / 60:.0f} minutes, and this process waits for {missing[0]}; "
+                    "other processes hold all the room, or the store hangs; raise the limit, or give each job a copy of its own"
+                )
             time.sleep(pause)
             pause = min(2 * pause, _PAUSES[1])
 
@@ -248,7 +247,6 @@ class LocalCopy:
         self, state: LedgerState, paths: Sequence[str], use: Callable[[str], None], also: list[str], mine: Set[str], *, waited: float
     ) -> list[str]:
         """Take the files that are there. Return those of `paths` that are missing, and record that this reader waits for them."""
-        self._register(state)
         reader, missing = self._reader, []
         for index, path in enumerate((*paths, *also)):
             if path in mine:
@@ -283,8 +281,7 @@ class LocalCopy:
 
     def release(self, paths: Iterable[str], unuse: Callable[[str], None]) -> None:
         """Call `unuse` for each of these taken files. The copy may then remove a file that no other owner has taken."""
-        with self._lock, self._ledger.changing() as state:
-            self._register(state)
+        with self._registered():
             for path in (chosen := list(paths)):
                 unuse(path)
             self._release_paths(chosen)
@@ -308,8 +305,7 @@ class LocalCopy:
             owners: Objects that unmap what is not in use.
             again: A method that unmaps everything if `blocks_slower`. A thread calls it after other processes have needed something new.
         """
-        with self._lock, self._ledger.changing() as state:
-            self._register(state)
+        with self._registered() as state:
             reader = self._reader
             reader.run, reader.position, reader.wants = run, position, list(wants)
             for owner in owners:
@@ -328,7 +324,7 @@ class LocalCopy:
         if not is_served:
             start_fetcher(self._ledger, self._reader.group)
 
-    def _set_again(self, again: Callable[[], None] | None, woken: int) -> None:
+    def _set_again(self, again: Callable[[], None] | None, woken: tuple[int, int] = (0, 0)) -> None:
         """Set the method that gives shards back, or None, and the value of `Ledger.woken` at the most recent record or look."""
         self._again, self._woken = again and weakref.WeakMethod(again), woken
 
@@ -385,11 +381,10 @@ class LocalCopy:
             self._taken.clear()
             self._pinned.clear()
             self._reader = self._new_reader()
-            self._set_again(None, 0)
+            self._set_again(None)
 
     def _open(self, address: str) -> CopiedBuild:
-        with self._lock, self._ledger.changing() as state:
-            self._register(state)
+        with self._registered() as state:
             known = state.addresses.get(address, "")
             has_known = known in state.builds and state.is_ready(f"builds/{known}/{META_NAME}")
         try:
@@ -398,7 +393,7 @@ class LocalCopy:
             if not has_known or isinstance(error, MissingError):
                 raise
             warnings.warn(f"{error}; the files that {self.folder} has are used: build {known[:12]}", RuntimeWarning, stacklevel=4)
-            with self._lock, self._ledger.changing() as state:
+            with self._registered() as state:
                 build = recorded_build(state, known, self.files, address=address)
                 self._pin_meta(state, build)
         return build
@@ -408,19 +403,39 @@ class LocalCopy:
         store = open_store(address, is_hasty=is_hasty)
         record, _ = read_record(store)
         folder, names = f"builds/{record.content_sha256}/{record.family}/{record.name}", described_by(record)
-        with self._lock, self._ledger.changing() as state:
+        with self._registered() as state:
             contents = {name: self.files.read(f"{folder}/{name}") for name in names if self._is_whole(state, f"{folder}/{name}")}
         missing = [name for name in names if hashlib.sha256(contents.get(name, b"")).hexdigest() != record.beside[name]["sha256"]]
         contents |= {name: read_beside(store, record, name) for name in missing}
         build = CopiedBuild(address, published_of(record, contents, store.name_of(META_NAME)))
-        with self._lock, self._ledger.changing() as state:
+        with self._registered() as state:
             state.add_build(build.id, address, record.content().decode())
             for name in names:
                 path = f"{folder}/{name}"
                 if name in missing or not self._is_whole(state, path):
-                    write_meta_file(self._ledger, state, path, contents[name], limit=state.limit() or self.limit)
+                    self._write_meta(state, path, contents[name])
             self._pin_meta(state, build)
         return build
+
+    def _write_meta(self, state: LedgerState, path: str, content: bytes) -> None:
+        """Write a meta.json or an objects.json into the copy.
+
+        Raises:
+            NielsCacheError: If the file does not fit below the limit, or if there is a different file that the copy has not written.
+            NotWrittenError: If the file cannot be written.
+        """
+        evicted, sha256 = choose_evictions(state, len(content), state.limit(), path=path), hashlib.sha256(content).hexdigest()
+        if evicted is None:
+            raise NielsCacheError(f"{self.folder}: limit={state.limit():,} is too small for {path} ({len(content):,} bytes); raise it")
+        self._ledger.remove(state, *evicted)
+        if path not in state.entries and self.files.exists(path) and self.files.sha256(path) != sha256:  # a killed process may leave it
+            raise NielsCacheError(f"{self.folder / path}: is there, but this copy has not downloaded it; choose another dir")
+        try:
+            self.files.write(path, content)
+        except OSError as error:
+            raise NotWrittenError(f"{self.folder / path}: cannot be written: {error.strerror or error}; free room there") from error
+        state.entries[path] = LedgerEntry(len(content), sha256)
+        state.use(path)
 
     def _pin_meta(self, state: LedgerState, build: CopiedBuild) -> None:
         """Hold what describes a build before another process can remove it, and use its address to download the files of the build."""
@@ -439,19 +454,23 @@ class LocalCopy:
         reader.maps = sorted(self._taken)
         self._presence[0].write(reader)
 
-    def _register(self, state: LedgerState) -> None:
-        """Register as a live reader, unless this process is one. If this lowers the limit, remove files until they fit."""
-        if not self._presence:
-            self._presence.append(ProcessFile(self._ledger, "readers"))
-            self._write()
-            self._ledger.wake()  # a reader that is in the way checks whether it has to unmap files
-            self._shrink(state)
-        state.readers[self._presence[0].name] = self._reader
+    @contextmanager
+    def _registered(self) -> Iterator[LedgerState]:
+        """Hold both locks as a live reader. If becoming one lowers the limit, remove files until they fit."""
+        with self._lock, self._ledger.changing() as state:
+            is_new = not self._presence
+            if is_new:
+                self._presence.append(ProcessFile(self._ledger, "readers"))
+                self._write()
+                self._ledger.wake()  # a reader that is in the way checks whether it has to unmap files
+            state.readers[self._presence[0].name] = self._reader
+            if is_new:
+                self._shrink(state)
+            yield state
 
     def _shrink(self, state: LedgerState) -> None:
         """Remove files until the copy is below the limit, or as close to it as mapped files allow."""
-        for path in files_over_limit(state, min(self.limit, state.limit() or self.limit)):
-            self._ledger.remove(state, path)
+        self._ledger.remove(state, *files_over_limit(state, state.limit()))
 
     def _forked(self) -> None:
         """Become a separate reader in a forked child, which has mapped only the held files."""
@@ -463,7 +482,7 @@ class LocalCopy:
             owner.forget()
         self._taken = Counter(self._pinned)
         self._reader = self._new_reader()
-        self._set_again(None, 0)
+        self._set_again(None)
         self._is_watched = False
 
 

@@ -75,7 +75,10 @@ def contents(folder: str | os.PathLike[str]) -> CopyContents:
                     )
                 )
         return CopyContents(
-            builds=found, bytes=sum(entry.size for entry in state.entries.values()), limit=state.limit(), readers=len(state.readers)
+            builds=found,
+            bytes=sum(entry.size for entry in state.entries.values()),
+            limit=state.limit() if state.readers else None,
+            readers=len(state.readers),
         )
 
 
@@ -90,8 +93,7 @@ def trim(folder: str | os.PathLike[str], to_bytes: int) -> int:
     ledger = _ledger(folder)
     with ledger.changing() as state:
         before = state.used_bytes()
-        for path in files_over_limit(state, to_bytes):
-            ledger.remove(state, path)
+        ledger.remove(state, *files_over_limit(state, to_bytes))
         return before - state.used_bytes()
 
 

@@ -49,11 +49,12 @@ class Copy:
         if self.limit is not None and (isinstance(self.limit, bool) or not isinstance(self.limit, int | float) or not self.limit > 0):
             raise NielsCacheError(f"Copy(limit={self.limit!r}): must be a positive number of bytes, such as 200e9")
 
-    def open(self) -> LocalCopy | None:
-        """Open the copy, or return None if there is no folder."""
+    def open(self) -> LocalCopy:
+        """Open the copy, which must have a folder."""
         from niels_cache_runtime.remote.local_copy import LocalCopy
 
-        return None if self.dir is None else LocalCopy(self.dir, limit=self.limit)
+        assert self.dir is not None
+        return LocalCopy(self.dir, limit=self.limit)
 
 
 def check_remote(remote: Copy | None, given: str, *, is_remote: bool) -> None:
@@ -120,7 +121,6 @@ class SplitLocation:
         """
         assert self.remote is not None
         copy = replace(self.remote, limit=None).open()  # holds only meta.json; its limit must not apply to a run in this folder
-        assert copy is not None
         build, _ = copy.open(self.given)
         return str(copy.folder / build.root), replace(self, build=build, keeper=copy)
 
@@ -151,15 +151,11 @@ class SplitLocation:
         if self.remote is None:
             return self.given, None
         copy = self._copy()
-        if self.build is None or split is None:
-            return str(copy.fetch_split(self.given)), copy
-        copy.fetch_build(self.build, split)
-        return str(copy.folder / self.build.path_in_copy(split)), copy
+        return str(copy.fetch_split(self.given) if self.build is None or split is None else copy.fetch_build(self.build, split)), copy
 
     def _copy(self) -> LocalCopy:
-        copy = None if self.remote is None else self.remote.open()
-        assert copy is not None
-        return copy
+        assert self.remote is not None
+        return self.remote.open()
 
 
 def whole_pair(tokens_path: str, idx_path: str, remote: Copy | None) -> tuple[str, str, LocalCopy | None]:

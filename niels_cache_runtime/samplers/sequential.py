@@ -10,7 +10,6 @@ the folder is opened, and a `.npy` file is mapped when its turn comes. Shuffling
 
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -31,21 +30,6 @@ from niels_cache_runtime.remote.split_location import Copy, SplitLocation
 STATE_VERSION = 1
 
 _OFFSET_FILES = {name(split) for name in (doc_ends_name, idx_name, target_ends_name) for split in SPLITS}  # 1-D, but no tokens
-
-
-@dataclass(frozen=True, kw_only=True)
-class _TokenFile:
-    """One file of tokens.
-
-    Attributes:
-        path: The path of the file.
-        length: Its number of tokens.
-        shard: The map of a shard, or None for a `.npy` file, which is mapped when its turn comes.
-    """
-
-    path: Path
-    length: int
-    shard: Tokens | None
 
 
 class DatasetLoader:
@@ -111,11 +95,15 @@ class DatasetLoader:
         self.device = resolve_device(device)
         self._location = SplitLocation.of(dataset_dir, remote)
         self.dataset_dir, self._copy = self._location.whole()
-        self.meta, self._content, self._files = self._open(verify)
-        self.files = {file.path.name: file.length for file in self._files}
+        self.meta: Meta | None = None
+        self._content: str | None = None  # the hash in meta.json for the shards
+        self._shards: list[Tokens] = []  # empty for `.npy` files, which are mapped when their turn comes
+        self._mapped: tuple[Path, Array] | None = None
+        lengths = self._open(verify)
+        self._paths, self.files = list(lengths), {path.name: length for path, length in lengths.items()}
 
         # A file of 0 tokens would have -1 // ... = -1 chunks.
-        counts = [max(0, file.length - 1) // (self.batch * self.seq_len) for file in self._files]
+        counts = [max(0, length - 1) // (self.batch * self.seq_len) for length in lengths.values()]
         self._chunk_ends = list(accumulate(counts))
         self.chunks = self._chunk_ends[-1]
         self.steps_per_epoch = self.chunks // self.num_processes
@@ -128,7 +116,6 @@ class DatasetLoader:
         self.epoch = 0
         self._next_chunk = 0  # the first chunk of the next group, the same on every rank
         self._pairs = InputTargetMaker(self.device)
-        self._mapped: tuple[_TokenFile, Array] | None = None
 
     def get_batch(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the next batch of this rank.
@@ -143,10 +130,9 @@ class DatasetLoader:
         """
         chunk = self._next_chunk + self.process_rank
         index = bisect_right(self._chunk_ends, chunk)
-        file = self._files[index]
         size = self.batch * self.seq_len
         start = (chunk - (self._chunk_ends[index - 1] if index else 0)) * size
-        x, y = self._pairs.pairs(self._read(file, start, start + size + 1)[None])
+        x, y = self._pairs.pairs(self._read(index, start, start + size + 1)[None])
         self._go_to(self.epoch, self._next_chunk + self.num_processes)
         return x.view(self.batch, self.seq_len), y.view(self.batch, self.seq_len)
 
@@ -225,11 +211,8 @@ class DatasetLoader:
         if state.get("content_sha256") != self._content:
             raise NielsCacheError(f"{self.dataset_dir}: was rebuilt with other tokens since the state was saved; restore it or start again")
 
-    def _open(self, verify: Verify) -> tuple[Meta | None, str | None, list[_TokenFile]]:
-        """Return meta.json, the hash in meta.json for the shards, and the files in order.
-
-        meta.json and the hash are both None if no meta.json describes the files.
-        """
+    def _open(self, verify: Verify) -> dict[Path, int]:
+        """Open the files, and return their lengths in tokens, in order."""
         folder = Path(self.dataset_dir)
         arrays, ignored = _find_arrays(folder)
         if arrays:  # files of another project, so a meta.json beside them is not ours
@@ -237,34 +220,34 @@ class DatasetLoader:
                 raise NielsCacheError(f"{folder}: holds {next(iter(arrays)).name} beside shards; move one of both out of the folder")
             if verify != "size":
                 raise NielsCacheError(f"{folder}: verify={verify!r}: no meta.json has the sha256 of .npy files; leave verify out")
-            return None, None, [_TokenFile(path=path, length=length, shard=None) for path, length in arrays.items()]
+            return arrays
         if ignored and not (folder / shard_name(0)).exists():
             raise NielsCacheError(f"{folder}: no token files here; .npy files of tokens have one dimension of integers, not {ignored[0]}")
         split = open_split(folder, verify=verify)
-        meta = split.meta
-        is_listed = meta is not None and not is_foreign(meta)
-        content = content_sha256(listed_of_split(meta, folder, doc_ends=False)) if meta is not None and is_listed else None
         if not split.shards:
             raise NielsCacheError(f"{folder}: this split is empty (0 tokens); there is nothing to read")
-        shards = zip(map(Path, split.shards), split.tokens.shards, strict=True)
-        return meta, content, [_TokenFile(path=path, length=len(tokens), shard=tokens) for path, tokens in shards]
+        self.meta, self._shards = split.meta, split.tokens.shards
+        if self.meta is not None and not is_foreign(self.meta):
+            self._content = content_sha256(listed_of_split(self.meta, folder, doc_ends=False))
+        return dict(zip(map(Path, split.shards), map(len, self._shards), strict=True))
 
-    def _read(self, file: _TokenFile, start: int, end: int) -> Array:
+    def _read(self, index: int, start: int, end: int) -> Array:
         """Return a copy of the tokens start to end - 1 of a file. Shards and uint16 `.npy` files keep their dtype; others become int64."""
-        if file.shard is not None:
-            return file.shard[start:end].copy()
-        if self._mapped is None or self._mapped[0] is not file:
+        if self._shards:
+            return self._shards[index][start:end].copy()
+        path = self._paths[index]
+        if self._mapped is None or self._mapped[0] != path:
             # Map one file at a time: every map holds a file descriptor, and there may be more files than a process may open.
             try:
-                self._mapped = file, map_npy(file.path)
+                self._mapped = path, map_npy(path)
             except OSError as error:
-                raise _unreadable(file.path, error) from error
-            if len(self._mapped[1]) != file.length:
-                raise NielsCacheError(f"{file.path}: changed since this loader opened it; open the folder again")
+                raise _unreadable(path, error) from error
+            if len(self._mapped[1]) != self.files[path.name]:
+                raise NielsCacheError(f"{path}: changed since this loader opened it; open the folder again")
         tokens = self._mapped[1]
         read = tokens[start:end].astype(TOKEN_DTYPE if tokens.dtype == TOKEN_DTYPE else np.int64)
         if tokens.dtype.kind == "u" and tokens.dtype.itemsize == 8 and read.min() < 0:
-            raise NielsCacheError(f"{file.path}: holds {tokens[start:end].max()} after token {start}, which is not a token id")
+            raise NielsCacheError(f"{path}: holds {tokens[start:end].max()} after token {start}, which is not a token id")
         return read
 
     def __getstate__(self) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from niels_cache_runtime.format.path_kind import NO_CACHE, describe
 from niels_cache_runtime.format.reading import BlockConsumer, hash_files
 from niels_cache_runtime.verify.folder import Finding, FindingKind, VerifiedFolder
 
-__all__ = ["Finding", "FindingKind", "find_folders", "notes", "verify_cache", "verify_dataset", "verify_folders"]
+__all__ = ["Finding", "FindingKind", "Verification", "find_folders", "notes", "verify_cache", "verify_dataset"]
 
 _UNNAMED = ("tokenizer", "duplicates")
 _NAMED = ("pretrain", "sft", "corpus", "index")
@@ -64,8 +64,7 @@ def find_folders(root: str | Path, *, names: Sequence[str] | None = None) -> lis
         if names:
             raise NielsCacheError(f"{root}: is one data set, so it has no {names[0]}; give the cache root above it")
         return [root]
-    found = [tokenizer_dir(root), *_entries(root / "pretrain"), *_entries(root / "sft")]
-    found += [*_entries(root / "corpus"), root / "duplicates", *_entries(root / "index")]
+    found = [path for path, _ in _dataset_folders(root) if path not in [root / name for name in _NAMED]]
     for family in HAVE_PARTS:
         found += [part for dataset in _entries(parts_root(root, family)) for part in _entries(dataset) if (part / META_NAME).exists()]
     found = [folder for folder in found if _stray_problem(folder) is None and os.path.isdir(folder)]
@@ -117,7 +116,7 @@ def _root_notes(root: Path) -> Iterator[str]:
     for path, problem in _dataset_folders(root):
         if problem is None and path.is_symlink():
             yield f"{path}: is a link; its target {os.path.realpath(path)} is verified"
-    for path in (*_hidden(root), *(path for name in _NAMED for path in _hidden(root / name))):
+    for path in (path for folder in (root, *(root / name for name in _NAMED)) for path in _entries(folder, hidden=True)):
         is_expected = _LEFT_BY_BUILDERS.get(_kind(path))
         if is_expected is not None and (path.is_symlink() or not is_expected(path)):
             yield f"{path}: is not an entry that a build leaves under this name, and not verified; remove it"
@@ -125,7 +124,7 @@ def _root_notes(root: Path) -> Iterator[str]:
             yield f"{path}: not part of the cache, and not verified"
     if (root / _REPORTS).is_dir():
         yield f"{root / _REPORTS}: not verified; reports are made from the other folders, and you can make them again"
-    hidden = [path for path in _hidden(root) if _kind(path) not in _LEFT_BY_BUILDERS]
+    hidden = [path for path in _entries(root, hidden=True) if _kind(path) not in _LEFT_BY_BUILDERS]
     others = [path for path in _entries(root) if path.name not in (*_UNNAMED, *_NAMED, _REPORTS)]
     if hidden or others:
         yield f"{root}: not part of the cache, and not verified: {', '.join(path.name for path in (*hidden, *others))}"
@@ -138,26 +137,20 @@ def _kind(path: Path) -> str:
 
 def _dataset_folders(root: Path) -> Iterator[tuple[Path, str | None]]:
     """Yield every folder of data sets and every entry in it, each with its problem or None."""
-    for name in _UNNAMED:
-        yield root / name, _stray_problem(root / name)
-    for name in _NAMED:
-        yield root / name, _listing_problem(root / name) if os.path.isdir(root / name) else _stray_problem(root / name)
-        yield from ((path, _stray_problem(path)) for path in _entries(root / name))
+    for name in ("tokenizer", "pretrain", "sft", "corpus", "duplicates", "index"):
+        is_family = name in _NAMED and os.path.isdir(root / name)
+        yield root / name, _listing_problem(root / name) if is_family else _stray_problem(root / name)
+        if name in _NAMED:
+            yield from ((path, _stray_problem(path)) for path in _entries(root / name))
 
 
-def _entries(folder: Path) -> list[Path]:
-    """Return the entries without a leading dot. The list is empty if the folder cannot be listed."""
-    return [path for path in _listed(folder) if not path.name.startswith(".")]
+def _entries(folder: Path, *, hidden: bool = False) -> list[Path]:
+    """Return the entries without a leading dot, or the hidden ones: a running build, its lock, or files of a file manager.
 
-
-def _hidden(folder: Path) -> list[Path]:
-    """Return the entries with a leading dot: a running build, its lock, or files of a file manager."""
-    return [path for path in _listed(folder) if path.name.startswith(".")]
-
-
-def _listed(folder: Path) -> list[Path]:
+    The list is empty if the folder cannot be listed.
+    """
     try:
-        return sorted(folder.iterdir())
+        return sorted(path for path in folder.iterdir() if path.name.startswith(".") == hidden)
     except OSError:
         return []
 
@@ -241,33 +234,37 @@ def verify_cache(
     Raises:
         NielsCacheError: For a path or a name with nothing to verify, and if `threads` is below 1.
     """
-    folders = [VerifiedFolder(path) for path in find_folders(root, names=names)]
-    return verify_folders(root, folders, beside=not names, quick=quick, threads=threads, progress=progress)
+    return Verification(root, names=names, quick=quick, threads=threads, progress=progress).findings
 
 
-def verify_folders(
-    root: str | Path,
-    folders: Sequence[VerifiedFolder],
-    *,
-    beside: bool,
-    quick: bool,
-    progress: OnProgress | None,
-    threads: int | None = None,
-) -> list[Finding]:
-    """Verify folders that were found below a root, as `verify_cache` does after finding them. Return the findings.
+class Verification:
+    """A verification as `verify_cache` does it, with its arguments, and everything that it found.
 
-    Args:
-        root: The cache root, or the one folder itself.
-        folders: The folders.
-        beside: Whether to report stray entries of the root too.
-        quick: Whether to compare names and sizes only.
-        progress: Called as `progress(bytes done, bytes in all)` after every block, by one thread at a time.
-        threads: The number of files to read at the same time. None means one for each core.
+    Attributes:
+        root: The cache root, or the folder of the one data set.
+        quick: Whether only names and sizes were compared.
+        folders: The verified folders.
+        findings: The findings.
     """
-    findings = _verify(folders, quick=quick, threads=threads, progress=progress)
-    if not (Path(root) / META_NAME).exists():  # otherwise `root` is one data set
-        findings += [*_location_findings(Path(root), folders), *(stray_findings(root) if beside else ())]
-    return findings
+
+    def __init__(
+        self,
+        root: str | Path,
+        *,
+        names: Sequence[str] | None = None,
+        quick: bool = False,
+        threads: int | None = None,
+        progress: OnProgress | None = None,
+    ) -> None:
+        self.root, self.quick, self._beside = Path(root), quick, not names
+        self.folders = [VerifiedFolder(path) for path in find_folders(root, names=names)]
+        self.findings = _verify(self.folders, quick=quick, threads=threads, progress=progress)
+        if not (self.root / META_NAME).exists():  # otherwise it is one data set
+            self.findings += [*_location_findings(self.root, self.folders), *(stray_findings(root) if self._beside else ())]
+
+    def notes(self) -> list[str]:
+        """Return the lines of the function `notes` about these folders."""
+        return notes(self.root, self.folders, beside=self._beside)
 
 
 def _location_findings(root: Path, folders: Sequence[VerifiedFolder]) -> Iterator[Finding]:

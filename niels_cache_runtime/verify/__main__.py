@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 from niels_cache_runtime.catalog_text import in_bytes
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.verify import find_folders, notes, verify_folders
-from niels_cache_runtime.verify.folder import VerifiedFolder
+from niels_cache_runtime.verify import Verification
 from niels_cache_runtime.verify.table import as_text, results, summary
 
 NOT_VERIFIED = (
@@ -33,20 +32,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings = parser.parse_args(arguments)
     progress = _show_progress if sys.stderr.isatty() else None
     try:
-        folders = [VerifiedFolder(path) for path in find_folders(settings.root, names=settings.names)]
-        beside = not settings.names
-        findings = verify_folders(settings.root, folders, beside=beside, quick=settings.quick, threads=settings.threads, progress=progress)
+        verified = Verification(settings.root, names=settings.names, quick=settings.quick, threads=settings.threads, progress=progress)
     except NielsCacheError as error:
         print(error, file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    for line in [*findings, *(f"note: {note}" for note in notes(settings.root, folders, beside=beside))]:
+    for line in [*verified.findings, *(f"note: {note}" for note in verified.notes())]:
         print(line)
-    rows = results(settings.root, folders, findings, quick=settings.quick)
-    print(f"{as_text(rows)}\n{summary(rows, findings, quick=settings.quick)}")
-    return 1 if findings else 0
+    rows = results(verified)
+    print(f"{as_text(rows)}\n{summary(rows, verified)}")
+    return 1 if verified.findings else 0
 
 
 def _show_progress(done: int, total: int) -> None:

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 from niels_cache_runtime.cache.opening import FileEntries, current_tokenizer_sha256, listed_files, read_build, tokenizer_problem
 from niels_cache_runtime.errors import NielsCacheError, escaped
@@ -28,7 +28,6 @@ from niels_cache_runtime.verify.invariants import (
 
 # The docstring of Finding explains these kinds.
 FindingKind = Literal["content", "files", "tokenizer", "recorded"]
-_Item = TypeVar("_Item")
 Hashes = Mapping[Path, str | NielsCacheError]
 
 _CHECKS: dict[str, Callable[[Meta, Path, Mapping[str, int]], Iterator[SplitCheck]]] = {"pretrain": pretrain_checks, "sft": sft_checks}
@@ -90,7 +89,7 @@ class VerifiedFolder:
         self._damage: list[Problem] = [*irregular.items()]
         self._listed: FileEntries = {}
         self._checks: list[SplitCheck] = []
-        self._stopped: dict[SplitCheck | None, Problem] = {}  # by check; the key None stands for making the checks
+        self._stopped: dict[SplitCheck, Problem] = {}  # checks that an exception has ended
         self.meta: Meta | None = None
         self.is_unverifiable = False
         if META_NAME in irregular:
@@ -155,7 +154,7 @@ class VerifiedFolder:
         if _is_in_parts_root(self.path):  # a part of a data set: its content is checked in the data set
             make_checks = None
         if make_checks is not None:
-            self._checks.extend(self._guarded(None, make_checks(self.meta, self.path, listed)))
+            self._add_checks(make_checks(self.meta, self.path, listed))
         consumers = {path: self._guard_consumer(check, consumer) for check in self._checks for path, consumer in check.consumers.items()}
         return {self.path / path: consumers.get(path) for path in (consumers if self.is_unverifiable else listed)}
 
@@ -203,22 +202,17 @@ class VerifiedFolder:
         kind = meta.get("kind")
         if self.is_unverifiable:
             if not was_read:
-                checks = foreign_checks(meta, self.path, self.found)
-                yield from self._guarded(None, (problem for check in checks for problem in check.size_problems()))
+                self._add_checks(foreign_checks(meta, self.path, self.found, quick=True))
         elif kind == "tokenizer":
-            yield from self._guarded(None, self._model_problems(meta))
+            yield from self._guarded(self._model_problems(meta))
         elif kind in FAMILIES:
             if content_sha256(self._listed) != meta.get("content_sha256"):
                 yield META_NAME, "content_sha256 does not follow from `files`"
         elif str(kind).partition("/")[0] not in _FILES_ALONE:
             yield META_NAME, f"kind is {kind!r}, expected tokenizer, {', '.join([*_CHECKS, *_FILES_ALONE])}"
-        if None in self._stopped:
-            yield self._stopped[None]
-        names_meta = None in self._stopped
+        names_meta = False
         for check in self._checks:
-            problems = [*self._guarded(check, check.problems())] if check not in self._stopped else []
-            if check in self._stopped:
-                problems.append(self._stopped[check])
+            problems = [self._stopped[check]] if check in self._stopped else self._guarded(check.problems())
             shown = [problem for problem in problems if problem[0] in damaged or not check.inputs & damaged]
             names_meta |= any(path == META_NAME for path, _ in shown)
             yield from shown
@@ -250,15 +244,22 @@ class VerifiedFolder:
 
         return guarded
 
-    def _guarded(self, check: SplitCheck | None, items: Iterable[_Item]) -> Iterator[_Item]:
-        """Yield the items until an exception ends them. The exception becomes a problem of the check.
+    def _add_checks(self, checks: Iterator[SplitCheck]) -> None:
+        try:
+            self._checks.extend(checks)
+        except Exception as error:
+            problem = self._problem(error)
+            self._checks.append(SplitCheck(lambda: iter([problem])))
+
+    def _guarded(self, problems: Problems) -> Problems:
+        """Yield the problems until an exception ends them, which is one more problem.
 
         Any exception is accepted here, because numpy raises many different ones for a broken file.
         """
         try:
-            yield from items
+            yield from problems
         except Exception as error:
-            self._stopped[check] = self._problem(error)
+            yield self._problem(error)
 
     def _problem(self, error: Exception) -> Problem:
         if isinstance(error, NielsCacheError):

@@ -15,13 +15,15 @@ then those of the second, and so on. Only the last shard of each part may be sho
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import accumulate, pairwise
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
 
 import numpy as np
 
+from niels_cache_runtime.cache.opening import PartEnd, part_ends
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import (
     CHAT_TEMPLATE_NAME,
@@ -47,84 +49,29 @@ from niels_cache_runtime.format.layout import (
     tokens_name,
 )
 from niels_cache_runtime.format.meta import Meta, foreign_family
-from niels_cache_runtime.format.meta_keys import is_count
 from niels_cache_runtime.format.reading import BlockConsumer
 from niels_cache_runtime.verify.offset_file import OffsetFile, OffsetKind, check_target_files
 
 Problem = tuple[str, str]
 Problems = Iterator[Problem]
-_COUNTED = ("shards", "tokens", "documents")
-
-
-class SplitParts:
-    """The parts of one split. Without parts, the split counts as one part.
-
-    Raises:
-        NielsCacheError: If an entry of `parts` lacks a name or a number.
-    """
-
-    def __init__(self, meta: Meta, split: Split) -> None:
-        self._split, self._parts = split, meta.get("parts")
-        self._counts: dict[str, list[int]] = {key: [] for key in _COUNTED}
-        for entry in self._parts or ():
-            for key, counts in self._counts.items():
-                count: Any = entry[key].get(split) if isinstance(entry.get(key), dict) else None
-                if not is_count(count) or not isinstance(entry.get("name"), str):
-                    raise NielsCacheError(f"parts has an entry without a name, or without {key} of {split}; rebuild this data set")
-                counts.append(count)
-
-    def may_be_short(self, shards: int) -> set[int]:
-        """Return the numbers of the shards that may be short, if the split has so many shards."""
-        return {shards - 1} if self._parts is None else {end - 1 for end in self._ends("shards")}
-
-    def problems(self, sizes: dict[str, int], ends: OffsetFile | None, ends_path: str, token_bytes: int) -> Problems:
-        """Yield the parts whose shards or documents differ from `parts`.
-
-        Args:
-            sizes: The bytes of the shards by path, in order.
-            ends: The document ends, or None if they cannot be used.
-            ends_path: The path of the document ends.
-            token_bytes: The bytes of a token.
-        """
-        if self._parts is None:
-            return
-        paths, first, shard_ends = list(sizes), 0, self._ends("shards")
-        if (listed := shard_ends[-1] if shard_ends else 0) != len(paths):
-            yield META_NAME, f"parts lists {listed} shards of {self._split}, but there are {len(paths)}"
-            return
-        if ends is not None and (listed := sum(self._counts["documents"])) != len(ends):
-            yield META_NAME, f"parts lists {listed} documents of {self._split}, but there are {len(ends)}"
-            return
-        token_ends, document_ends = self._ends("tokens"), self._ends("documents")
-        for number, (entry, stop) in enumerate(zip(self._parts, shard_ends, strict=True)):
-            size, expected = sum(sizes[path] for path in paths[first:stop]), self._counts["tokens"][number] * token_bytes
-            if size != expected:
-                where = paths[stop - 1] if stop > first else META_NAME
-                yield where, f"the shards of {entry['name']} have {size} bytes, but parts says {expected}"
-            elif ends is not None and document_ends[number] and int(ends[document_ends[number] - 1]) != token_ends[number]:
-                yield ends_path, f"no document ends at the end of {entry['name']}"
-            first = stop
-
-    def _ends(self, key: str) -> list[int]:
-        return list(accumulate(self._counts[key]))
 
 
 ROLES = ("sys", "usr", "asst")
 
 
-class SplitCheck(Protocol):
+@dataclass(frozen=True, eq=False)
+class SplitCheck:
     """A check of a split, or of meta.json alone.
 
     Attributes:
+        problems: Yields the problems. It is called after each function in `consumers` has got all blocks of its file.
         inputs: The relative paths of the files that its problems depend on.
         consumers: For each relative path, a function that gets the blocks of this file, in order.
     """
 
-    inputs: frozenset[str]
-    consumers: dict[str, BlockConsumer]
-
-    def problems(self) -> Problems:
-        """Yield the problems. Call this after each function in `consumers` has got all blocks of its file."""
+    problems: Callable[[], Problems]
+    inputs: frozenset[str] = frozenset()
+    consumers: Mapping[str, BlockConsumer] = field(default_factory=dict)
 
 
 def pretrain_checks(meta: Meta, folder: Path, sizes: Mapping[str, int]) -> Iterator[SplitCheck]:
@@ -140,11 +87,11 @@ def pretrain_checks(meta: Meta, folder: Path, sizes: Mapping[str, int]) -> Itera
     """
     dtype = token_dtype_of(meta)
     vocab_size, eot = _vocab_size_and_eot(meta, dtype)
-    yield MetaCheck(lambda: _pretrain_meta_problems(meta, vocab_size, dtype))
+    yield SplitCheck(lambda: _pretrain_meta_problems(meta, vocab_size, dtype))
     known = {role: special_id(meta, role) for role in (*ROLES, "bos") if meta["special_token_ids"].get(role) is not None}
     ids = SpecialIds(vocab_size, eot, [known[role] for role in ROLES if role in known], bos=known.get("bos"))
     for split in SPLITS:
-        yield _PretrainSplit(meta, folder, split, sizes, ids=ids, dtype=dtype)
+        yield _check_pretrain_split(meta, folder, split, sizes, ids=ids, dtype=dtype)
 
 
 def _vocab_size_and_eot(meta: Meta, dtype: np.dtype) -> tuple[int, int | None]:
@@ -158,15 +105,6 @@ def _vocab_size_and_eot(meta: Meta, dtype: np.dtype) -> tuple[int, int | None]:
     no_size = imported and meta.get("vocab_size", "") is None and meta.get("tokenizer_sha256", "") is None
     no_eot = imported and isinstance(ids, dict) and ids.get("eot", "") is None and meta.get("append_eot") is False
     return max_vocab_size(dtype) if no_size else number(meta, "vocab_size"), None if no_eot else special_id(meta, "eot")
-
-
-class MetaCheck:
-    """A check of meta.json alone, which reads no other file."""
-
-    def __init__(self, problems: Callable[[], Problems]) -> None:
-        self.inputs: frozenset[str] = frozenset()
-        self.consumers: dict[str, BlockConsumer] = {}
-        self.problems = problems
 
 
 class SpecialIds:
@@ -193,11 +131,6 @@ class SpecialIds:
             unusual |= tokens >= self._end
         return unusual
 
-    def find(self, tokens: Tokens) -> tuple[Ints, Tokens]:
-        """Return the places of ids that are not ordinary, in order, and the ids at these places."""
-        places = np.flatnonzero(self.unusual(tokens))
-        return places, tokens[places]
-
 
 def vocabulary_problems(path: str, largest: int, vocab_size: int) -> Problems:
     """Yield a problem if the largest id of a file is outside the vocabulary."""
@@ -205,55 +138,72 @@ def vocabulary_problems(path: str, largest: int, vocab_size: int) -> Problems:
         yield path, f"holds id {largest}, but the vocabulary has {vocab_size}"
 
 
-class _PretrainSplit:
-    def __init__(self, meta: Meta, folder: Path, split: Split, sizes: Mapping[str, int], *, ids: SpecialIds, dtype: np.dtype) -> None:
-        self._meta, self._split, self._ids, self._dtype = meta, split, ids, dtype
-        self._folder_exists = (folder / split).is_dir()
-        self._listed = {path for path in meta["files"] if path.startswith(f"{split}/")}
-        self._numbered = [f"{split}/{shard_name(index)}" for index in range(len(self._listed))]
-        self._sizes = {path: sizes[path] for path in self._numbered if path in sizes}
-        self._token_count = sum(self._sizes.values()) // dtype.itemsize
-        self._ends_path = doc_ends_name(split)
-        self._ends, self._ends_problem = read_offsets(
-            folder, self._ends_path, "doc_ends", meta, sizes, token_count=self._token_count, needed=self._token_count > 0
-        )
-        self._parts = SplitParts(meta, split)
-        position, self._shards = 0, {}
-        for path, size in self._sizes.items():
-            self._shards[path] = _Shard(ids, self._ends, position, dtype, append_eot=meta.get("append_eot") is True)
-            position += size // dtype.itemsize
-        self.inputs = frozenset({*self._listed, self._ends_path})
-        self.consumers: dict[str, BlockConsumer] = {path: shard.add_block for path, shard in self._shards.items()}
+def _check_pretrain_split(
+    meta: Meta, folder: Path, split: Split, sizes: Mapping[str, int], *, ids: SpecialIds, dtype: np.dtype
+) -> SplitCheck:
+    listed = {path for path in meta["files"] if path.startswith(f"{split}/")}
+    numbered = [f"{split}/{shard_name(index)}" for index in range(len(listed))]
+    own = {path: sizes[path] for path in numbered if path in sizes}
+    token_count, ends_path = sum(own.values()) // dtype.itemsize, doc_ends_name(split)
+    ends, ends_problem = read_offsets(folder, ends_path, "doc_ends", meta, sizes, token_count=token_count, needed=token_count > 0)
+    parts = part_ends(meta, folder / split)
+    append_eot, position, shards = meta.get("append_eot") is True, 0, dict[str, _Shard]()
+    for path, size in own.items():
+        shards[path] = _Shard(ids, ends, position, dtype, append_eot=append_eot)
+        position += size // dtype.itemsize
 
-    def problems(self) -> Problems:
-        meta, split, shards = self._meta, self._split, self._shards.values()
+    def problems() -> Problems:
         documents = (meta.get("documents") or {}).get(split)
-        if not self._folder_exists:
+        if not (folder / split).is_dir():
             yield f"{split}/", "no such folder; an empty split needs an empty folder"
-        if self._listed != set(self._numbered):
+        if listed != set(numbered):
             yield META_NAME, f"the files that it lists below {split}/ are not {shard_name(0)} and so on"
-        may_be_short = self._parts.may_be_short(len(self._sizes))
-        yield from _shard_size_problems(self._sizes, number(meta, "shard_bytes"), self._dtype, may_be_short)
-        yield from self._parts.problems(self._sizes, self._ends, self._ends_path, self._dtype.itemsize)
-        if self._ends_problem is not None:
-            yield self._ends_problem
-        if self._ends is not None and documents != len(self._ends):
-            yield self._ends_path, f"lists {len(self._ends)} documents, but meta.json says {documents}"
-        for path, shard in self._shards.items():
-            yield from vocabulary_problems(path, shard.largest, self._ids.vocab_size)
+        yield from _shard_size_problems(own, number(meta, "shard_bytes"), dtype, parts)
+        yield from _part_problems(parts or [], split, own, ends, dtype)
+        if ends_problem is not None:
+            yield ends_problem
+        if ends is not None and documents != len(ends):
+            yield ends_path, f"lists {len(ends)} documents, but meta.json says {documents}"
+        for path, shard in shards.items():
+            yield from vocabulary_problems(path, shard.largest, ids.vocab_size)
             if shard.sentinels:
                 yield path, f"holds {shard.sentinels} role sentinels, which only SFT data may have"
-        yield from total_problems(meta, f"{split}_tokens", self._token_count)
-        if unopened := sum(shard.unopened for shard in shards):
-            yield self._ends_path, f"{unopened} documents do not begin with BOS"
-        if found := sum(shard.inner_bos_tokens for shard in shards):
+        yield from total_problems(meta, f"{split}_tokens", token_count)
+        if unopened := sum(shard.unopened for shard in shards.values()):
+            yield ends_path, f"{unopened} documents do not begin with BOS"
+        if found := sum(shard.inner_bos_tokens for shard in shards.values()):
             yield f"{split}/", f"holds {found} BOS tokens inside documents"
-        if meta.get("append_eot") is not True:
-            return
-        if (found := sum(shard.eot_tokens for shard in shards)) != documents:
+        if append_eot and (found := sum(shard.eot_tokens for shard in shards.values())) != documents:
             yield f"{split}/", f"holds {found} EOT tokens for {documents} documents"
-        if unclosed := sum(shard.unclosed for shard in shards):
-            yield self._ends_path, f"{unclosed} documents do not end with EOT"
+        if unclosed := sum(shard.unclosed for shard in shards.values()):
+            yield ends_path, f"{unclosed} documents do not end with EOT"
+
+    return SplitCheck(problems, frozenset({*listed, ends_path}), {path: shard.add_block for path, shard in shards.items()})
+
+
+def _part_problems(parts: Sequence[PartEnd], split: Split, sizes: Mapping[str, int], ends: OffsetFile | None, dtype: np.dtype) -> Problems:
+    """Yield the parts whose shards or documents differ from `parts` of meta.json.
+
+    Args:
+        parts: Where the parts of the split end. Empty for a data set without parts.
+        split: The split.
+        sizes: The bytes of the shards by path, in order.
+        ends: The document ends, or None if they cannot be used.
+        dtype: The dtype of the tokens.
+    """
+    paths, before = list(sizes), PartEnd("", 0, 0, 0)
+    for key, found in {"shards": len(paths), "documents": None if ends is None else len(ends)}.items():
+        if parts and found is not None and (listed := getattr(parts[-1], key)) != found:
+            yield META_NAME, f"parts lists {listed} {key} of {split}, but there are {found}"
+            return
+    for part in parts:
+        size = sum(sizes[path] for path in paths[before.shards : part.shards])
+        if size != (expected := (part.tokens - before.tokens) * dtype.itemsize):
+            where = paths[part.shards - 1] if part.shards > before.shards else META_NAME
+            yield where, f"the shards of {part.name} have {size} bytes, but parts says {expected}"
+        elif ends is not None and part.documents and int(ends[part.documents - 1]) != part.tokens:
+            yield doc_ends_name(split), f"no document ends at the end of {part.name}"
+        before = part
 
 
 class _Shard:
@@ -289,7 +239,7 @@ class _Shard:
             return
         ids = tokens[unusual]
         self.largest = max(self.largest, int(ids.max(initial=0)))
-        self.sentinels += sum(int(np.count_nonzero(ids == role)) for role in self._ids.roles)
+        self.sentinels += int(np.count_nonzero(np.isin(ids, self._ids.roles)))
         self.eot_tokens += int(np.count_nonzero(ids == self._ids.eot))
         if self._starts is not None:
             self.inner_bos_tokens += int(np.count_nonzero(ids == self._ids.bos)) - opened
@@ -297,10 +247,8 @@ class _Shard:
     def _count_opened(self, tokens: Tokens) -> int:
         """Return the number of documents that begin here with BOS. A document that a budget cut to its EOT has no BOS."""
         assert self._starts is not None
-        _, starts = self._starts.within(max(self._position, 1), len(tokens) - (self._position == 0))
-        first_tokens = tokens[starts + 1] if self._position == 0 else tokens[starts]
-        if self._position == 0:
-            first_tokens = np.concatenate([tokens[:1], first_tokens])
+        _, starts = self._starts.within(self._position, len(tokens))
+        first_tokens = tokens[starts if self._position else np.append(0, starts)]  # no document ends at 0, as `OffsetFile` checks
         opened = int(np.count_nonzero(first_tokens == self._ids.bos))
         self.unopened += len(first_tokens) - opened - int(np.count_nonzero(first_tokens == self._ids.eot))
         return opened
@@ -371,13 +319,13 @@ def problem_of_error(error: NielsCacheError, folder: Path) -> Problem:
     return path, problem
 
 
-def _shard_size_problems(sizes: dict[str, int], shard_bytes: int, dtype: np.dtype, may_be_short: set[int]) -> Problems:
-    of_part = " of a part" if len(may_be_short) > 1 else ""
-    for index, (path, size) in enumerate(sizes.items()):
+def _shard_size_problems(sizes: Mapping[str, int], shard_bytes: int, dtype: np.dtype, parts: Sequence[PartEnd] | None) -> Problems:
+    of_part, last_shards = ("", {len(sizes)}) if parts is None else (" of a part", {part.shards for part in parts})
+    for count, (path, size) in enumerate(sizes.items(), 1):
         if problem := size_problem(size, dtype):
             yield path, problem
-        elif index not in may_be_short and size != shard_bytes:
-            yield (path, f"has {size} bytes; all shards except the last{of_part} must have shard_bytes={shard_bytes}")
+        elif count not in last_shards and size != shard_bytes:
+            yield path, f"has {size} bytes; all shards except the last{of_part} must have shard_bytes={shard_bytes}"
         elif size > shard_bytes:
             yield path, f"has {size} bytes, more than shard_bytes={shard_bytes}"
 
@@ -404,69 +352,62 @@ def read_offsets(
         return None, problem_of_error(error, folder)
 
 
-def foreign_checks(meta: Meta, folder: Path, sizes: Mapping[str, int]) -> Iterator["ForeignSplit"]:
+def foreign_checks(meta: Meta, folder: Path, sizes: Mapping[str, int], *, quick: bool = False) -> Iterator[SplitCheck]:
     """Yield the checks of both splits, if another program wrote meta.json.
 
     Args:
         meta: The meta.json.
         folder: The folder of the data set.
         sizes: The bytes of all files on disk.
+        quick: Whether to find only the problems that follow from sizes.
 
     Raises:
         NielsCacheError: If a shard in the middle is missing.
     """
     for split in SPLITS:
-        yield ForeignSplit(meta, folder, split, sizes)
+        yield _check_foreign_split(meta, folder, split, sizes, quick=quick)
 
 
-class ForeignSplit:
-    """A split of a cache whose meta.json another program wrote."""
+def _check_foreign_split(meta: Meta, folder: Path, split: Split, sizes: Mapping[str, int], *, quick: bool) -> SplitCheck:
+    is_sft, dtype = foreign_family(meta) == "sft", token_dtype_of(meta)
+    shards = [folder / tokens_name(split)] if is_sft else list_shards(folder / split)
+    files = [name for name in (path.relative_to(folder).as_posix() for path in shards) if name in sizes]
+    token_count = sum(sizes[name] for name in files) // dtype.itemsize
+    needed = (tokens_name(split), idx_name(split)) if is_sft else ()
+    missing = [name for name in needed if name not in sizes]
+    largest = dict.fromkeys(files, -1)
 
-    def __init__(self, meta: Meta, folder: Path, split: Split, sizes: Mapping[str, int]) -> None:
-        self._meta, self._folder, self._split, self._sizes = meta, folder, split, sizes
-        self._family = foreign_family(meta)
-        found = list_shards(folder / split) if self._family == "pretrain" else [folder / tokens_name(split)]
-        self._files = [name for name in (path.relative_to(folder).as_posix() for path in found) if name in sizes]
-        self._dtype = token_dtype_of(meta)
-        self._tokens = sum(sizes[name] for name in self._files) // self._dtype.itemsize
-        self._needed = (tokens_name(split), idx_name(split)) if self._family == "sft" else ()
-        self._missing = [name for name in self._needed if name not in sizes]
-        self._largest = dict.fromkeys(self._files, -1)
-        self.inputs = frozenset(self._files)
-        self.consumers = {name: self._consumer(name) for name in self._files}
-
-    def _consumer(self, name: str) -> BlockConsumer:
+    def consumer(name: str) -> BlockConsumer:
         def consume(block: memoryview) -> None:
-            self._largest[name] = max(self._largest[name], int(tokens_of(block, self._dtype).max(initial=0)))
+            largest[name] = max(largest[name], int(tokens_of(block, dtype).max(initial=0)))
 
         return consume
 
-    def size_problems(self) -> Problems:
-        """Yield the problems that can be found from sizes alone."""
-        for name in self._files:
-            if problem := size_problem(self._sizes[name], self._dtype):
+    def problems() -> Problems:
+        for name in files:
+            if problem := size_problem(sizes[name], dtype):
                 yield name, problem
-        if f"{self._split}_tokens" in self._meta:
-            yield from total_problems(self._meta, f"{self._split}_tokens", self._tokens)
+        if f"{split}_tokens" in meta:
+            yield from total_problems(meta, f"{split}_tokens", token_count)
         # An empty SFT split may lack both files, as an empty pretrain split has no shards.
-        if self._missing and len(self._missing) == len(self._needed):
-            yield from total_problems(self._meta, f"{self._split}_examples", 0)
+        if missing and len(missing) == len(needed):
+            yield from total_problems(meta, f"{split}_examples", 0)
         else:
-            yield from ((name, "missing, or not a regular file; an SFT split needs it") for name in self._missing)
-
-    def problems(self) -> Problems:
-        yield from self.size_problems()
-        for name, largest in self._largest.items():
-            yield from vocabulary_problems(name, largest, self._meta["vocab_size"])
-        ends, starts = doc_ends_name(self._split), idx_name(self._split)
+            yield from ((name, "missing, or not a regular file; an SFT split needs it") for name in missing)
+        if quick:
+            return
+        for name in files:
+            yield from vocabulary_problems(name, largest[name], meta["vocab_size"])
         try:
-            if self._family == "pretrain" and ends in self._sizes:
-                OffsetFile(self._folder / ends, "doc_ends", token_count=self._tokens)
-            elif self._needed and not self._missing:
-                found = len(OffsetFile(self._folder / starts, "example_starts", token_count=self._tokens))
-                yield from total_problems(self._meta, f"{self._split}_examples", found)
+            if is_sft and not missing:
+                found = len(OffsetFile(folder / idx_name(split), "example_starts", token_count=token_count))
+                yield from total_problems(meta, f"{split}_examples", found)
+            elif not is_sft and doc_ends_name(split) in sizes:
+                OffsetFile(folder / doc_ends_name(split), "doc_ends", token_count=token_count)
         except NielsCacheError as error:
-            yield problem_of_error(error, self._folder)
+            yield problem_of_error(error, folder)
+
+    return SplitCheck(problems, frozenset(files), {name: consumer(name) for name in files})
 
 
 def sft_checks(meta: Meta, folder: Path, sizes: Mapping[str, int]) -> Iterator[SplitCheck]:
@@ -483,49 +424,43 @@ def sft_checks(meta: Meta, folder: Path, sizes: Mapping[str, int]) -> Iterator[S
     dtype = token_dtype_of(meta)
     roles = [] if "template" in meta else [special_id(meta, role) for role in ROLES]
     ids = SpecialIds(number(meta, "vocab_size"), special_id(meta, "eot"), roles)
-    yield MetaCheck(lambda: _sft_meta_problems(meta, ids.vocab_size, dtype))
+    yield SplitCheck(lambda: _sft_meta_problems(meta, ids.vocab_size, dtype))
     for split in SPLITS:
-        yield _SftSplit(meta, folder, split, sizes, ids=ids, dtype=dtype)
+        yield _check_sft_split(meta, folder, split, sizes, ids=ids, dtype=dtype)
 
 
-class _SftSplit:
-    """A split: ids in the vocabulary, totals, messages if sentinels begin them, and spans of targets that lie in their examples."""
+def _check_sft_split(meta: Meta, folder: Path, split: Split, sizes: Mapping[str, int], *, ids: SpecialIds, dtype: np.dtype) -> SplitCheck:
+    """Check ids in the vocabulary, totals, messages if sentinels begin them, and spans of targets that lie in their examples."""
+    path, idx_path = tokens_name(split), idx_name(split)
+    size = sizes.get(path, 0)
+    token_count = size // dtype.itemsize
+    starts, starts_problem = read_offsets(folder, idx_path, "example_starts", meta, sizes, token_count=token_count, needed=True)
+    messages = _Messages(ids, starts if ids.roles else None, token_count=token_count, dtype=dtype)
+    span_files = (targets_name(split), target_ends_name(split)) if has_spans(meta) else ()
 
-    def __init__(self, meta: Meta, folder: Path, split: Split, sizes: Mapping[str, int], *, ids: SpecialIds, dtype: np.dtype) -> None:
-        self._meta, self._folder, self._split, self._ids, self._dtype = meta, folder, split, ids, dtype
-        self._path, idx_path = tokens_name(split), idx_name(split)
-        self._sizes, self._size = sizes, sizes.get(self._path, 0)
-        self._token_count = self._size // dtype.itemsize
-        self._starts, self._starts_problem = read_offsets(
-            folder, idx_path, "example_starts", meta, sizes, token_count=self._token_count, needed=True
-        )
-        self._messages = _Messages(ids, self._starts if ids.roles else None, token_count=self._token_count, dtype=dtype)
-        self._span_files = (targets_name(split), target_ends_name(split)) if has_spans(meta) else ()
-        self.inputs = frozenset({self._path, idx_path, *self._span_files})
-        self.consumers: dict[str, BlockConsumer] = {self._path: self._messages.add_block} if self._path in sizes else {}
-
-    def problems(self) -> Problems:
-        for name in (self._path, *self._span_files):
-            if name not in self._meta["files"]:
+    def problems() -> Problems:
+        for name in (path, *span_files):
+            if name not in meta["files"]:
                 yield META_NAME, f"lists no {name}"
-        if problem := size_problem(self._size, self._dtype):
-            yield self._path, problem
-        if self._starts_problem is not None:
-            yield self._starts_problem
-        if self._starts is not None:
-            examples, half = divmod(len(self._starts), entries_per_example(self._meta))
+        if problem := size_problem(size, dtype):
+            yield path, problem
+        if starts_problem is not None:
+            yield starts_problem
+        if starts is not None:
+            examples, half = divmod(len(starts), entries_per_example(meta))
             if half:
-                yield idx_name(self._split), f"has {len(self._starts)} entries, an odd number, so one side of a pair is missing"
-            yield from total_problems(self._meta, f"{self._split}_examples", examples)
-        yield from vocabulary_problems(self._path, self._messages.largest, self._ids.vocab_size)
-        for found in self._messages.problems():
-            yield self._path, found
-        if f"{self._split}_tokens" in self._meta:
-            yield from total_problems(self._meta, f"{self._split}_tokens", self._token_count)
-        if self._starts is not None and self._span_files and all(name in self._sizes for name in self._span_files):
-            spans = check_target_files(self._folder, self._split, self._starts, token_count=self._token_count)
-            if self._meta["targets"].get(self._split) != spans:
-                yield META_NAME, f"targets.{self._split} is {self._meta['targets'].get(self._split)}, but the files hold {spans}"
+                yield idx_path, f"has {len(starts)} entries, an odd number, so one side of a pair is missing"
+            yield from total_problems(meta, f"{split}_examples", examples)
+        yield from vocabulary_problems(path, messages.largest, ids.vocab_size)
+        yield from ((path, problem) for problem in messages.problems())
+        if f"{split}_tokens" in meta:
+            yield from total_problems(meta, f"{split}_tokens", token_count)
+        if starts is not None and span_files and all(name in sizes for name in span_files):
+            spans, recorded = check_target_files(folder, split, starts, token_count=token_count), meta["targets"].get(split)
+            if recorded != spans:
+                yield META_NAME, f"targets.{split} is {recorded}, but the files hold {spans}"
+
+    return SplitCheck(problems, frozenset({path, idx_path, *span_files}), {path: messages.add_block} if path in sizes else {})
 
 
 def _sft_meta_problems(meta: Meta, vocab_size: int, dtype: np.dtype) -> Problems:
@@ -535,6 +470,14 @@ def _sft_meta_problems(meta: Meta, vocab_size: int, dtype: np.dtype) -> Problems
         yield META_NAME, f"the sha256 of its template is not that of {CHAT_TEMPLATE_NAME} in `files`"
     if has_pairs(meta) and meta["sides"] != [*SIDES]:
         yield META_NAME, f"sides is {meta['sides']!r:.80}, expected {', '.join(SIDES)}"
+
+
+_UNCLOSED = "examples do not end with EOT"
+_ROLELESS = "examples do not begin with a role sentinel"
+_INSIDE = "role sentinels are inside a message, neither first in an example nor after EOT"
+_AFTER_EOT = "EOT tokens are followed by neither a role sentinel nor the end of the example"
+_UNANSWERED = "examples have no assistant message"
+_RULES = (_UNCLOSED, _ROLELESS, _INSIDE, _AFTER_EOT, _UNANSWERED)
 
 
 class _Messages:
@@ -555,12 +498,14 @@ class _Messages:
         self._position = 0
         self._last_is_eot = False  # whether the block before this one ended with EOT
         self._last_answered = -1  # the last example in which an assistant's message was seen
-        self._answered = self._roleless = self._inside = self._after_eot = self._unclosed = 0
+        self._answered = 0
+        self._counts: Counter[str] = Counter()  # of the broken rules
         self.largest = -1  # of the ids that are not ordinary
 
     def add_block(self, block: memoryview) -> None:
         tokens = tokens_of(block, self._dtype)
-        places, ids = self._ids.find(tokens)
+        places = np.flatnonzero(self._ids.unusual(tokens))
+        ids = tokens[places]
         self.largest = max(self.largest, int(ids.max(initial=0)))
         if self._starts is not None and len(tokens):
             self._check_messages(self._starts, tokens, places, ids)
@@ -571,7 +516,7 @@ class _Messages:
         _, last_tokens = starts.within(self._position + 1, len(tokens))
         if self._position + len(tokens) == self._token_count and len(starts):
             last_tokens = np.append(last_tokens, len(tokens) - 1)
-        self._unclosed += int(np.count_nonzero(tokens[last_tokens] != self._ids.eot))
+        self._counts[_UNCLOSED] += int(np.count_nonzero(tokens[last_tokens] != self._ids.eot))
 
         roles = places[np.isin(ids, self._ids.roles)]
         after_eot = places[ids == self._ids.eot] + 1
@@ -579,27 +524,18 @@ class _Messages:
             after_eot = np.append(0, after_eot)
         self._last_is_eot = bool(tokens[-1] == self._ids.eot)
         after_eot = after_eot[after_eot < len(tokens)]
-        self._roleless += len(_without(begins, roles))
-        self._inside += len(_without(_without(roles, begins), after_eot))
-        self._after_eot += len(_without(_without(after_eot, begins), roles))
+        self._counts[_ROLELESS] += len(_without(begins, roles))
+        self._counts[_INSIDE] += len(_without(_without(roles, begins), after_eot))
+        self._counts[_AFTER_EOT] += len(_without(_without(after_eot, begins), roles))
         answered = np.unique(first + begins.searchsorted(places[ids == self._asst], side="right") - 1)
         if len(answered):
             self._answered += len(answered) - int(answered[0] == self._last_answered)
             self._last_answered = int(answered[-1])
 
     def problems(self) -> Iterator[str]:
-        if self._unclosed:
-            yield f"{self._unclosed} examples do not end with EOT"
-        if self._starts is None:
-            return
-        if self._roleless:
-            yield f"{self._roleless} examples do not begin with a role sentinel"
-        if self._inside:
-            yield f"{self._inside} role sentinels are inside a message, neither first in an example nor after EOT"
-        if self._after_eot:
-            yield f"{self._after_eot} EOT tokens are followed by neither a role sentinel nor the end of the example"
-        if unanswered := len(self._starts) - self._answered:
-            yield f"{unanswered} examples have no assistant message"
+        if self._starts is not None:
+            self._counts[_UNANSWERED] = len(self._starts) - self._answered
+        return (f"{self._counts[rule]} {rule}" for rule in _RULES if self._counts[rule])
 
 
 def _without(places: Ints, others: Ints) -> Ints:

@@ -2,12 +2,12 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 from niels_cache_runtime.catalog_text import in_bytes
 from niels_cache_runtime.errors import escaped
-from niels_cache_runtime.verify.folder import Finding, VerifiedFolder
+from niels_cache_runtime.verify import Verification
+from niels_cache_runtime.verify.folder import VerifiedFolder
 
 COLUMNS = ("data set", "family", "files", "bytes", "result")
 NUMBERS = ("files", "bytes")
@@ -39,14 +39,14 @@ class Result(NamedTuple):
         return escaped(self.name), escaped(self.family), f"{self.files:,}", f"{self.bytes:,}", self.result
 
 
-def results(root: str | Path, folders: Sequence[VerifiedFolder], findings: Sequence[Finding], *, quick: bool) -> list[Result]:
+def results(verified: Verification) -> list[Result]:
     """Return one row for each folder, in order. Findings about entries beside the folders are in no row."""
-    counts = Counter(finding.folder for finding in findings)
+    counts = Counter(finding.folder for finding in verified.findings)
     rows = []
-    for folder in folders:
+    for folder in verified.folders:
         place, count = folder.path.absolute(), counts[str(folder.path)]
-        family = place.name if folder.path.parent == Path(root) else place.parent.name
-        outcome, result = _folder_outcome(folder, count, quick=quick)
+        family = place.name if folder.path.parent == verified.root else place.parent.name
+        outcome, result = _folder_outcome(folder, count, quick=verified.quick)
         rows.append(Result(place.name, family, len(folder.found), sum(folder.found.values()), outcome, result))
     return rows
 
@@ -68,20 +68,16 @@ def _format_count(number: int, unit: str) -> str:
 def as_text(rows: Sequence[Result]) -> str:
     """Return aligned lines of text, beginning with the heading."""
     lines = [COLUMNS, *(row.cells() for row in rows)]
-    widths = [max(len(line[number]) for line in lines) for number in range(len(COLUMNS))]
-    aligned = [
-        [cell.rjust(width) if column in NUMBERS else cell.ljust(width) for cell, width, column in zip(line, widths, COLUMNS, strict=True)]
-        for line in lines
-    ]
-    return "\n".join("  ".join(line).rstrip() for line in aligned)
+    name, family, files, size, _ = (max(map(len, column)) for column in zip(*lines, strict=True))
+    return "\n".join(f"{a:<{name}}  {b:<{family}}  {c:>{files}}  {d:>{size}}  {e}" for a, b, c, d, e in lines)
 
 
-def summary(rows: Sequence[Result], findings: Sequence[Finding], *, quick: bool) -> str:
+def summary(rows: Sequence[Result], verified: Verification) -> str:
     """Return a line such as `8 folders, 31 files, 12.3 MB: no findings; 1 unverifiable`. Unverifiable folders are counted separately."""
     compared = [row for row in rows if row.outcome != "unverifiable"]
     files, size = sum(row.files for row in compared), sum(row.bytes for row in compared)
-    done = "names and sizes agree" if quick else "no findings"
-    text = _format_count(len(findings), "finding") if findings else done
+    done = "names and sizes agree" if verified.quick else "no findings"
+    text = _format_count(len(verified.findings), "finding") if verified.findings else done
     if others := len(rows) - len(compared):
         text += f"; {others:,} unverifiable"
     return f"{_format_count(len(compared), 'folder')}, {_format_count(files, 'file')}, {in_bytes(size)}: {text}"

@@ -12,10 +12,10 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from niels_cache_assets.artifacts.forecast import estimates, sample
 from niels_cache_assets.artifacts.forecast import steps as steps_module
-from niels_cache_assets.artifacts.forecast import volumes
-from niels_cache_assets.artifacts.forecast.steps import Step, forecast
-from niels_cache_assets.artifacts.forecast.volumes import Estimate, estimate_seal
+from niels_cache_assets.artifacts.forecast.estimates import Estimate
+from niels_cache_assets.artifacts.forecast.steps import Step, forecast, peak_memory
 from niels_cache_assets.artifacts.graph import Graph, graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
@@ -23,6 +23,7 @@ from niels_cache_assets.cli import main
 from niels_cache_assets.disk.build_lock import BuildStatus
 from niels_cache_assets.facts.contents import total_bytes
 from niels_cache_assets.project.registry import load_registry
+from niels_cache_assets.sources import huggingface
 from niels_cache_assets.sources.errors import SourceUnavailableError
 from niels_cache_assets.sources.huggingface import Huggingface
 from niels_cache_assets.sources.types import ListedFile
@@ -194,6 +195,18 @@ def test_a_line_that_no_build_can_read_fails(folder: Path) -> None:
     assert (step.action, missing(step.why, "letters.jsonl", "line 61")) == ("fail", [])
 
 
+def test_a_bad_line_in_the_middle_of_a_file_has_no_number(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A piece that begins there does not know how many lines are before it."""
+    _nothing_built(folder)
+    write_jsonl(folder / "letters.jsonl", articles(1_000, seed=4))
+    lines = (folder / "letters.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    monkeypatch.setattr(sample, "SAMPLE_BYTES", 20_000)
+    materialize(of(folder)["tokenizer"])
+    (folder / "letters.jsonl").write_text("".join(lines[:600]) + "not json\n" * 50_000 + "".join(lines[600:]), encoding="utf-8")
+    step = by_name(forecast(of(folder)))["letters"]
+    assert (step.action, missing(step.why, "letters.jsonl", "a line is not valid JSON")) == ("fail", [])
+
+
 # How much
 
 
@@ -217,7 +230,7 @@ def test_a_short_sample_is_extrapolated(folder: Path, monkeypatch: pytest.Monkey
     meta = materialize(found["pretrain/letters"]).meta
     shutil.rmtree(folder / "cache/pretrain")
     (folder / "letters.jsonl.gz").write_bytes(gzip.compress((folder / "letters.jsonl").read_bytes()))
-    monkeypatch.setattr(volumes, "SAMPLE_BYTES", 150_000)
+    monkeypatch.setattr(sample, "SAMPLE_BYTES", 150_000)
     for rel in (0.05, 0.25):
         estimate = estimated(forecast(of(folder)), "letters")
         assert estimate.tokens != meta["train_tokens"] + meta["val_tokens"]  # so it is extrapolated
@@ -251,7 +264,7 @@ def test_a_tokenizer_to_train_is_trained_on_less_text_for_the_estimates(folder: 
 
 def test_a_model_that_cannot_be_trained_leaves_four_bytes_for_a_token(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _no_tokenizer(folder)
-    monkeypatch.setattr(steps_module, "train", lambda *given: (_ for _ in ()).throw(NielsCacheError("no")))
+    monkeypatch.setattr(estimates, "train", lambda *given: (_ for _ in ()).throw(NielsCacheError("no")))
     estimate = estimated(forecast(of(folder)), "letters")
     assert estimate.tokens == round(sum(map(len, articles(60, seed=1))) / 4)
     assert estimate.core_seconds is None
@@ -267,17 +280,14 @@ def test_a_sample_is_taken_from_all_files(tmp_path: Path, ending: str, monkeypat
         else:
             path, form = tmp_path / f"{number}.parquet", {"compression": "none", "use_dictionary": False}
             pyarrow.parquet.write_table(pyarrow.table({"text": file_texts}), path, row_group_size=500, **form)
-    monkeypatch.setattr(volumes, "SAMPLE_BYTES", 200_000)
+    monkeypatch.setattr(sample, "SAMPLE_BYTES", 200_000)
+    monkeypatch.setattr(sample, "_PIECE_BYTES", 100_000)
     (tmp_path / "niels_cache.toml").write_text(f'[pretrain.all]\nsource = "{ending}"\nfiles = ["*.{ending}"]\n', encoding="utf-8")
     source = of(tmp_path).registry.pretrain["all"]
-    files = source.list_files(None, hashed=False)  # type: ignore[attr-defined]
-    first, again = (volumes.sample_of_source(source, files, seed=1, encoder=None) for _ in range(2))
-    assert first is not None
-    assert again is not None
-    assert (first.items, first.text_bytes, first.share) == (again.items, again.text_bytes, again.share)
-    assert first.text_bytes / first.items > 400  # a sample of the first file has 100 bytes a document
-    if ending == "jsonl":
-        assert first.text_bytes / (first.share or 0) == pytest.approx(sum(len(text) for each in texts for text in each), rel=0.1)
+    first, again = (sample._sample(source, source.input_files(), None)[0] for _ in range(2))
+    assert (first.items, first.text_bytes) == (again.items, again.text_bytes)
+    assert first.items == pytest.approx(6_000, rel=0.1)
+    assert first.text_bytes == pytest.approx(sum(len(text) for each in texts for text in each), rel=0.1)
 
 
 def test_a_mixture_has_only_its_budget(folder: Path) -> None:
@@ -330,7 +340,7 @@ def _listed_by_the_hub(source: Huggingface, revision: str | None) -> list[Listed
 
 def test_parts_of_the_hub_are_divided_by_its_sizes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Huggingface, "revision", lambda self, siblings: "commit")
-    monkeypatch.setattr(volumes, "hub_files", _listed_by_the_hub)
+    monkeypatch.setattr(huggingface, "hub_files", _listed_by_the_hub)
     found = _hub(folder, "parts = 3")
     steps = by_name(forecast(found))
     sizes = [steps[key].estimate.bytes_to_read for key in parts_of(found)]  # type: ignore[union-attr]
@@ -394,27 +404,58 @@ def test_one_missing_part_is_built_alone(parts: PartsProject) -> None:
     assert estimate.bytes_to_read == sum(file.bytes for file in planned.files)
 
 
-def test_the_plan_is_read_as_often_for_many_parts_as_for_few(parts: PartsProject, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("settings", ["val_frac = 0.0", 'prepare = ["dedup"]'])
+def test_the_plan_is_read_as_often_for_many_parts_as_for_few(parts: PartsProject, settings: str, monkeypatch: pytest.MonkeyPatch) -> None:
     read, counts = PartsPlan.read, []
     for count in (2, 5):
-        found = parts.graph(count)
-        build(found)
+        found = parts.graph(count, settings)
+        keys = found.order()
+        build(found, keys[: keys.index(f"corpus/{NAME}")] if "prepare" in settings else keys)  # without the corpus, its parts matter
         calls: list[object] = []
         monkeypatch.setattr(PartsPlan, "read", lambda plan, calls=calls: calls.append(plan) or read(plan))
-        assert set(actions(forecast(found)).values()) == {"cache_hit"}
+        steps = forecast(found)
+        assert {step.action for step in steps if "part" in step.key} == {"cache_hit"}
         counts.append(len(calls))
         monkeypatch.setattr(PartsPlan, "read", read)
     assert 0 < counts[0] == counts[1]
 
 
 def test_a_seal_compares_a_sample_of_train_unless_everything_is_requested(parts: PartsProject) -> None:
-    whole = Estimate(bytes_to_read=None, tokens=10**9, core_seconds=1.0, memory_bytes=1, disk_bytes=1, basis="")
     spec = parts.graph(3, "val_frac = 0.1").sealed(NAME).spec
     everything = replace(spec, build=spec.build.model_copy(update={"near_check": "all"}))
     without_val = parts.graph(3, "val_frac = 0.0").sealed(NAME).spec
-    seconds = [estimate_seal(whole, each).core_seconds or 0.0 for each in (without_val, spec, everything)]
-    assert 0 < seconds[0] < seconds[1] < seconds[2]
-    assert (estimate_seal(whole, spec).disk_bytes, estimate_seal(whole, spec).memory_bytes) == (0, 1)
+    seconds = [estimates._check_seconds(each, 10**9) for each in (without_val, spec, everything)]
+    assert 0 == seconds[0] < seconds[1] < seconds[2]
+
+
+def test_counting_for_val_frac_is_a_cost_of_the_plan(parts: PartsProject) -> None:
+    found = {settings: by_name(forecast(parts.graph(3, settings))) for settings in ("val_frac = 0.0", "val_frac = 0.5")}
+    plans = [steps[f"plan/{NAME}"].estimate for steps in found.values()]
+    assert plans[0] is None
+    assert plans[1] is not None
+    assert (plans[1].core_seconds or 0) > estimates.COSTS["plan"].seconds
+
+
+@pytest.mark.parametrize("has_corpus", [False, True])
+def test_tokens_in_parts_share_the_budget_and_one_sample_of_the_corpus(
+    parts: PartsProject, has_corpus: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = parts.graph(3, 'prepare = ["dedup"]\ntrain_tokens = 300\nval_tokens = 40\ntokens_in_parts = true')
+    if has_corpus:
+        build(found, [key for key in found.order() if key.split("/")[0] in ("tokenizer", "plan", "corpus_part", "corpus")])
+    measured: list[object] = []
+    monkeypatch.setattr(estimates, "measure", lambda *given, **more: measured.append(given) or sample.measure(*given, **more))
+    steps = {step.key: step.estimate for step in forecast(found)}
+    assert len(measured) == 1
+    assert sum(steps[key].tokens for key in parts_of(found)) == pytest.approx(340, abs=2)  # type: ignore[union-attr]
+
+
+def test_memory_in_all_counts_the_parts_that_are_built_at_a_time() -> None:
+    def step(key: str, memory: int | None) -> Step:
+        return Step(key=key, action="build", state="missing", why="", estimate=Estimate(basis="", core_seconds=None, memory_bytes=memory))
+
+    steps = [step("tokenizer", 5), *(step(f"part/a/{number}", number) for number in range(4)), step("pretrain/a", None)]
+    assert [peak_memory(steps, at_once=at_once) for at_once in (1, 3, 9)] == [5, 6, 6]
 
 
 def test_a_part_without_a_share_fails_with_one_line(parts: PartsProject) -> None:

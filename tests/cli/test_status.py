@@ -257,8 +257,12 @@ def stop_a_build(project: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> P
     target = next(state.directory for state in graph(registry, root).states() if state.name == name)
     shutil.rmtree(target, ignore_errors=True)
 
-    def fail(partial: Path, target: Path) -> None:
-        raise OSError(errno.EIO, "the disk refuses")
+    replace_target = directories._replace_target
+
+    def fail(partial: Path, built: Path) -> None:
+        if built.name == target.name:  # not the steps of a search for duplicates
+            raise OSError(errno.EIO, "the disk refuses")
+        replace_target(partial, built)
 
     with monkeypatch.context() as patched:
         patched.setenv(BYTES_VARIABLE, "1")

@@ -8,8 +8,8 @@ import pytest
 
 from niels_cache_assets.cli import main
 from niels_cache_assets.corpus.layout import DIGESTS_NAME
+from niels_cache_assets.defs.home.history import asset_of
 from niels_cache_assets.defs.home.instance import HOME_VARIABLE, ensure_instance
-from niels_cache_assets.defs.keys import CORPUS_JOB
 from niels_cache_runtime import read_meta
 from niels_cache_runtime.format.meta import content_sha256, sha256_file, write_meta
 from niels_cache_runtime.verify import verify_cache
@@ -48,7 +48,7 @@ def test_hashes_that_were_made_anew_are_found_by_what_dagster_recorded(
     monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "home"))
     project = built_project.project.copied(tmp_path / "project")
     add_corpora(project)
-    assert project.run(CORPUS_JOB, "letters").success
+    assert project.run("build_corpus", "letters").success
     root = project.root
     command = ["verify", "--config", str(project.folder / "niels_cache.toml"), "--cache-dir", str(root), "--profile", "quickstart"]
     assert main([*command, "--against-dagster"]) == 2
@@ -81,3 +81,8 @@ def test_hashes_that_were_made_anew_are_found_by_what_dagster_recorded(
     assert "no record" in lines[0]
     assert all("Dagster recorded" in line for line in lines[1:])
     assert main([*command, "tokenizer", "--against-dagster"]) == 0
+
+
+@pytest.mark.parametrize("folder", ["pretrain/.parts/pages/part-00000", "pretrain/.parts/pages/val", "corpus/.parts/pages/part-00000"])
+def test_parts_need_no_record_of_dagster(folder: str) -> None:
+    assert asset_of(Path("cache"), Path("cache", folder)) == (None, None)

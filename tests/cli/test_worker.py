@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -294,15 +295,19 @@ def test_missing_inputs_are_named(root: Root, capsys: pytest.CaptureFixture[str]
     assert main(["part", NAME, "1", *root.where]) == 2
     assert "--val" in told(capsys)[0]["message"]
     assert main(["part", NAME, "--seal", *root.where]) == 1
-    assert "--val" in told(capsys)[0]["message"]
+    message = told(capsys)[0]["message"]
+    assert ("--val" in message, f"{root.config}" in message) == (True, True)
     assert main(["part", NAME, "--val", *root.where]) == 0
     shutil.rmtree(root.target.with_name("part-00000"))
     capsys.readouterr()
     assert main(["part", NAME, "--seal", *root.where]) == 1
     *reasons, error = map(json.loads, capsys.readouterr().out.splitlines())
-    assert "--array=0-1 " in error["message"]
+    [*sbatch, wrapped] = shlex.split(error["message"].partition("with ")[2])
+    assert sbatch == ["sbatch", "--array=0-1", "--wrap"]
+    command = ["niels-cache", "part", NAME, *root.where]
+    assert (command[:3], {*command}) == (shlex.split(wrapped)[:3], {*shlex.split(wrapped)})
     again, begun = (line["message"] for line in reasons if line["event"] == "log")
-    assert ("part-00000" in again, "again" in again, "part-00001" in begun, "never begun" in begun) == (True,) * 4
+    assert ("parts 0:" in again, "again" in again, "parts 1:" in begun, "never begun" in begun) == (True,) * 4
 
 
 def test_a_source_that_fails_is_a_failed_build(root: Root, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

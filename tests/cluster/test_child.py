@@ -15,13 +15,14 @@ import pytest
 from niels_cache_assets.artifacts.base import Outcome, ReportedProgress
 from niels_cache_assets.artifacts.dataset import PretrainCache
 from niels_cache_assets.artifacts.graph import graph
-from niels_cache_assets.cluster.child import TRIES, LostChildError, PartCommand, build_in_child
+from niels_cache_assets.cluster.child import TRIES, BuildInChild, LostChildError, PartCommand, build_in_child
 from niels_cache_assets.defs.part_processes import build_in_children, build_part_in_child
 from niels_cache_assets.defs.part_slots import HostSlot
 from niels_cache_assets.parts.lease import StopRequested
 from niels_cache_assets.project.running import ClusterSettings
 from niels_cache_assets.tokenizer.encoder import EngineUse
 from niels_cache_runtime.errors import NielsCacheError
+from tests.helpers.launches import Recorder
 from tests.helpers.parts_project import NAME, PartsProject, build, parts_of
 
 _BUILD = """
@@ -181,9 +182,18 @@ say('result', state='built')
 """
 
 
+def built_in_children(
+    parts: list[BuildInChild], home: Path, *, at_once: int, recorder: Recorder | None = None
+) -> tuple[Recorder, list[Outcome | NielsCacheError]]:
+    """Return what the children reported, and the ends of the parts in order."""
+    recorder, ends = recorder or Recorder(), list[Outcome | NielsCacheError]()
+    build_in_children(parts, at_once=at_once, home=home, listener=recorder, started={}, on_end=lambda part, end: ends.append(end))
+    return recorder, ends
+
+
 def test_a_part_of_another_process_is_built_last(project: PartsProject, tmp_path: Path) -> None:
     worker = Worker(project, _BUSY_PART)
-    ends = [event.end for event in build_in_children([worker.part(0), worker.part(1)], at_once=1, home=tmp_path)]
+    _, ends = built_in_children([worker.part(0), worker.part(1)], tmp_path, at_once=1)
     assert [end.key for end in ends if isinstance(end, Outcome)] == parts_of(worker.graph)[::-1]
     assert [(words[2], "--no-wait" in words) for words in worker.calls] == [("0", True), ("1", True), ("0", False)]
 
@@ -255,10 +265,9 @@ say('result', state='built')
 def test_parts_are_built_side_by_side(project: PartsProject, tmp_path: Path) -> None:
     worker = Worker(project, _SLOW)
     parts = [worker.part(number) for number in range(2)]
-    events = [*build_in_children(parts, at_once=2, home=tmp_path)]
-    ends = [event.end for event in events if event.end is not None]
+    recorder, ends = built_in_children(parts, tmp_path, at_once=2)
     assert sorted(end.key for end in ends if isinstance(end, Outcome)) == parts_of(worker.graph)
-    assert events[0].progress is not None
+    assert sorted(recorder.progress) == parts_of(worker.graph)
     assert threading.active_count() < 10
     again = build_part_in_child(worker.part(), home=tmp_path, on_progress=lambda progress: None, log=worker.log.append)
     assert again.state == "cache_hit"
@@ -267,7 +276,14 @@ def test_parts_are_built_side_by_side(project: PartsProject, tmp_path: Path) -> 
 
 def test_a_reader_that_stops_ends_all_children(project: PartsProject, tmp_path: Path) -> None:
     worker = Worker(project, "say('log', message=str(os.getpid()))\ntime.sleep(60)")
-    events = build_in_children([worker.part(number) for number in range(2)], at_once=2, home=tmp_path)
-    pids = [next(events).line, next(events).line]
-    events.close()
+    pids: list[str] = []
+
+    class Stopping(Recorder):
+        def logged(self, name: str, message: str) -> None:
+            pids.append(message)
+            if len(pids) == 2:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        built_in_children([worker.part(number) for number in range(2)], tmp_path, at_once=2, recorder=Stopping())
     assert [Path(f"/proc/{pid}").exists() for pid in pids] == [False, False]

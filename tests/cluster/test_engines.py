@@ -1,4 +1,4 @@
-"""Steps of parts on the workers of Dask and of Celery, as the files in deploy/ start them. A worker is killed with its part."""
+"""Steps of parts on the workers of Celery, as the files in deploy/ start them. A worker is killed with its part."""
 
 import os
 import re
@@ -11,15 +11,12 @@ from pathlib import Path
 import pytest
 
 from niels_cache_assets.defs.home.instance import ensure_instance
-from niels_cache_assets.defs.keys import PARTS_JOB
 from niels_cache_assets.defs.part_slots import limit_parts
 from niels_cache_assets.disk.attempts import staged_attempts
 from niels_cache_assets.disk.journal import read_journal
 from niels_cache_assets.parts.lease import latest
-from tests.helpers.children import here
 from tests.helpers.cluster_walk import (
     LONG,
-    NOTICED_SECONDS,
     ROOT,
     Output,
     Walk,
@@ -31,7 +28,6 @@ from tests.helpers.cluster_walk import (
     stop,
     wait_until,
 )
-from tests.helpers.engines import dask
 from tests.helpers.parts_project import NAME, build, parts_of
 from tests.helpers.servers import free_port, redis, wait_for_port
 from tests.helpers.ui.running import LAUNCH, RUNS, TERMINATE, ask, is_alive
@@ -46,9 +42,7 @@ DAEMON = """
 run_coordinator: {module: dagster._core.run_coordinator, class: DefaultRunCoordinator}
 run_monitoring: {enabled: true, poll_interval_seconds: 1, free_slots_after_run_end_seconds: 1}
 """
-DASK, CELERY, LOCAL = (
-    ROOT / path for path in ("deploy/dask/definitions.py", "deploy/celery/definitions.py", "niels_cache_assets/definitions.py")
-)
+CELERY, LOCAL = ROOT / "deploy/celery/definitions.py", ROOT / "niels_cache_assets/definitions.py"
 
 
 @pytest.fixture
@@ -122,20 +116,6 @@ def celery(walk: Walk, folder: Path, visibility_seconds: float = VISIBILITY_SECO
             stop(*(worker for worker in workers if worker.process.poll() is None))
 
 
-def test_dask(walk: Walk) -> None:
-    with dask(walk) as workers:
-
-        def kill(pid: int) -> None:
-            for each in (parent_of(pid), pid):
-                os.kill(each, signal.SIGKILL)
-            workers.find(r"(?i)killed by signal 9|restarting worker", seconds=here(NOTICED_SECONDS))
-
-        build_and_kill(walk, DASK, kill)
-        assert attempts(walk) > 1
-        assert has_resumed(walk)
-    walk.check()
-
-
 def test_celery(walk: Walk, tmp_path_factory: pytest.TempPathFactory) -> None:
     with celery(walk, tmp_path_factory.mktemp("redis")) as workers:
 
@@ -153,9 +133,7 @@ def test_celery(walk: Walk, tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.mark.parametrize("walk", [6_000], indirect=True)
 @pytest.mark.parametrize("engine", ["celery", "local"])
 def test_terminate_in_the_ui_stops_the_worker(walk: Walk, tmp_path_factory: pytest.TempPathFactory, engine: str) -> None:
-    """The commands of the README files start the UI and the daemon. A second run of the part resumes, and the bytes are equal. A step on a
-    worker of Dask asks for the status of its run as one of Celery does.
-    """
+    """The commands of the README files start the UI and the daemon. A second run of the part resumes, and the bytes are equal."""
     with open(walk.home / "dagster.yaml", "a") as settings:
         settings.write(DAEMON)
     of_celery = partial(celery, folder=tmp_path_factory.mktemp("redis"), visibility_seconds=3_600)
@@ -203,7 +181,7 @@ def launch(url: str, definitions: Path, partition: str) -> str:
         "mode": "default",
         "runConfigData": "{}",
         "executionMetadata": {"tags": [{"key": "dagster/partition", "value": partition}]},
-        "selector": {"repositoryLocationName": definitions.name, "repositoryName": "__repository__", "jobName": PARTS_JOB},
+        "selector": {"repositoryLocationName": definitions.name, "repositoryName": "__repository__", "jobName": "build_parts"},
     }
     launched = ask(url, LAUNCH, {"p": parameters})["launchRun"]
     assert launched["__typename"] == "LaunchRunSuccess", launched

@@ -1,6 +1,5 @@
 """Bands and the greedy pass. The dropped documents are those of an index that is searched and filled document by document."""
 
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,11 +11,12 @@ from hypothesis import strategies as st
 
 from niels_cache_assets.dedup import ranges
 from niels_cache_assets.dedup.bands import NO_BUCKET, band_hashes, choose_bands
-from niels_cache_assets.dedup.greedy import MEMBERS_COMPARED, DropDecisions, SimilarityCondition, keep_first
+from niels_cache_assets.dedup.greedy import MEMBERS_COMPARED, DropDecisions, SimilarityCondition
 from niels_cache_assets.dedup.hashing import NO_SHINGLE
 from niels_cache_assets.dedup.signatures import Signatures, Signer
 from niels_cache_runtime.errors import NielsCacheError
 from tests.helpers.depth import sized
+from tests.helpers.duplicates import keep_first
 
 Triple = tuple[int, int, bool]
 
@@ -147,29 +147,6 @@ def test_documents_with_the_same_shingles_are_near_and_not_exact(tmp_path: Path)
     dropped = keep_first([signatures], bands=2, rows=2, scratch=tmp_path, verify=verify)
     assert triples(dropped) == [(1, 0, False), (2, 0, True)]
     assert dropped.similarity.tolist() == [1, 1]
-
-
-def test_bands_are_gone_on_with_from_every_step_that_was_recorded(tmp_path: Path) -> None:
-    signatures = Signer().sign(clustered_texts(400, bases=40, edits=3))
-    verify = SimilarityCondition(similarity=lambda _: lambda earlier, later: 0.9, threshold=0.8)
-    steps: list[ranges.RangeProgress] = []
-
-    def record(done: ranges.RangeProgress, files: list[Path]) -> bool:
-        (tmp_path / str(len(steps))).mkdir()
-        for file in files:
-            shutil.copy(file, tmp_path / str(len(steps)))
-        steps.append(done)
-        return True
-
-    (tmp_path / "whole").mkdir()
-    expected = keep_first([signatures], bands=8, rows=16, scratch=tmp_path / "whole", verify=verify, record=record)
-    assert len(expected) > 100
-    assert [done.bands for done in steps] == list(range(10))
-    assert not list((tmp_path / "whole").glob("hashes_*"))
-    for number, done in enumerate(steps):
-        for kind in (verify, None):
-            again = keep_first([], bands=8, rows=16, scratch=tmp_path / str(number), verify=kind, done=done)
-            assert triples(again) == triples(expected)
 
 
 def test_what_is_dropped_draws_nobody_after_it(tmp_path: Path) -> None:

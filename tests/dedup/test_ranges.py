@@ -1,7 +1,7 @@
 """Duplicates found range by range. The dropped documents are those of one range, whatever the ranges, the windows and the interruptions."""
 
 import tracemalloc
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from niels_cache_assets.dedup import greedy, ranges
-from niels_cache_assets.dedup.greedy import MEMBERS_COMPARED, DropDecisions, SimilarityCondition, keep_first
+from niels_cache_assets.dedup.greedy import MEMBERS_COMPARED, DropDecisions, SimilarityCondition
 from niels_cache_assets.dedup.ranges import MAX_DOCUMENTS_OF_ONE_RANGE, RANGES_IF_MANY_DOCUMENTS, fitting_ranges
 from niels_cache_assets.dedup.signatures import Signatures, Signer
 from tests.dedup.test_greedy import clustered_texts, in_blocks, made_up, triples
 from tests.helpers.depth import sized
+from tests.helpers.duplicates import keep_first
 
 COUNTS = (2, 4, 16)
 
@@ -23,23 +24,6 @@ COUNTS = (2, 4, 16)
 @pytest.fixture(autouse=True)
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranges, "MIN_WINDOW", 23)
-
-
-def search(
-    blocks: Iterable[Signatures], *, bands: int, rows: int, scratch: Path, ranges: int, verify: SimilarityCondition | None = None
-) -> DropDecisions:
-    """Return the dropped documents, found in one piece or in ranges."""
-    if ranges == 1:
-        return keep_first(blocks, bands=bands, rows=rows, scratch=scratch, verify=verify)
-    return greedy.drop_later(linked(blocks, bands=bands, rows=rows, folder=scratch, count=ranges), verify=verify)
-
-
-def linked(blocks: Iterable[Signatures], *, bands: int, rows: int, folder: Path, count: int) -> ranges.Buckets:
-    documents = ranges.write_hashes(blocks, bands=bands, rows=rows, ranges=count, folder=folder)
-    for each in range(count):
-        for band in range(bands + 1):
-            ranges.link_range(folder, folder, band, each, documents=documents)
-    return ranges.Buckets(scratch=folder, hashes=folder, links=[folder] * count, documents=documents, bands=bands)
 
 
 def values(dropped: DropDecisions) -> list[Any]:
@@ -69,7 +53,7 @@ def test_any_documents_give_what_one_range_gives(
 
     def found(number: int, verify: SimilarityCondition | None) -> list[Any]:
         folder = tmp_path_factory.mktemp("scratch")
-        return values(search(in_blocks(signatures, block), bands=2, rows=2, ranges=number, scratch=folder, verify=verify))
+        return values(keep_first(in_blocks(signatures, block), bands=2, rows=2, ranges=number, scratch=folder, verify=verify))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ranges, "_AT_ONCE", 5)
@@ -86,7 +70,7 @@ def test_clusters_over_many_windows(tmp_path: Path, verify: SimilarityCondition 
     for each in (1, count):
         folder = tmp_path / str(each)
         folder.mkdir()
-        found.append(search(in_blocks(signatures, 170), bands=8, rows=16, ranges=each, scratch=folder, verify=verify))
+        found.append(keep_first(in_blocks(signatures, 170), bands=8, rows=16, ranges=each, scratch=folder, verify=verify))
     assert len(found[0]) > 120
     assert values(found[0]) == values(found[1])
 
@@ -104,7 +88,7 @@ def test_a_bucket_is_compared_with_its_first_members_only(tmp_path: Path, count:
         return 0.0
 
     verify = SimilarityCondition(similarity=lambda _: similarity, threshold=0.5)
-    assert len(search([signatures], bands=2, rows=2, ranges=count, scratch=tmp_path, verify=verify)) == 0
+    assert len(keep_first([signatures], bands=2, rows=2, ranges=count, scratch=tmp_path, verify=verify)) == 0
     assert len(compared) == sum(min(later, MEMBERS_COMPARED) for later in range(members))
     assert max(earlier for earlier, _ in compared) == MEMBERS_COMPARED - 1
 
@@ -114,9 +98,9 @@ def test_numbers_of_documents_may_need_64_bits(tmp_path: Path, monkeypatch: pyte
     signatures = Signer().sign(clustered_texts(200, bases=20, edits=3))
     (tmp_path / "32").mkdir()
     (tmp_path / "64").mkdir()
-    expected = search([signatures], bands=8, rows=16, ranges=4, scratch=tmp_path / "32", verify=verify)
+    expected = keep_first([signatures], bands=8, rows=16, ranges=4, scratch=tmp_path / "32", verify=verify)
     monkeypatch.setattr(greedy, "_MAX_DOCUMENTS_OF_32_BITS", 100)
-    wide = search([signatures], bands=8, rows=16, ranges=4, scratch=tmp_path / "64", verify=verify)
+    wide = keep_first([signatures], bands=8, rows=16, ranges=4, scratch=tmp_path / "64", verify=verify)
     assert (expected.ordinals.dtype, wide.ordinals.dtype, wide.kept_copies.dtype) == (np.uint32, np.uint64, np.uint64)
     assert values(wide) == values(expected)
     assert len(wide) > 50
@@ -124,7 +108,7 @@ def test_numbers_of_documents_may_need_64_bits(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("blocks", [[], [Signer().sign([])], [Signer().sign(["one text"])]], ids=["nothing", "no document", "one document"])
 def test_few_documents_in_many_ranges(tmp_path: Path, blocks: list[Signatures]) -> None:
-    dropped = search(blocks, bands=8, rows=16, ranges=16, scratch=tmp_path)
+    dropped = keep_first(blocks, bands=8, rows=16, ranges=16, scratch=tmp_path)
     assert (dropped.documents, len(dropped)) == (sum(map(len, blocks)), 0)
 
 

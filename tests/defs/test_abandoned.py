@@ -17,8 +17,6 @@ from typing import Any
 
 import dagster as dg
 import pytest
-from dagster._core.executor.in_process import InProcessExecutor
-from dagster._core.executor.multiprocess import MultiprocessExecutor
 
 from niels_cache_assets.base import processes
 from niels_cache_assets.base.processes import Process, claim_record, is_locked, lock_record, read_record
@@ -198,20 +196,24 @@ def test_a_run_that_nobody_has_recorded_is_left_alone(instance: dg.DagsterInstan
     assert states(instance, *runs) == [("STARTED", True), ("STARTING", True)]
 
 
-def test_a_run_that_cannot_be_recorded_is_executed_with_a_warning(
-    instance: dg.DagsterInstance, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_cannot_be_recorded_is_executed_with_a_warning(instance: dg.DagsterInstance, home: Path) -> None:
     warned: list[str] = []
     context: Any = SimpleNamespace(instance=instance, run_id="0123", log=SimpleNamespace(warning=warned.append))
-    monkeypatch.setattr(MultiprocessExecutor, "execute", lambda self, plan_context, execution_plan: iter(["executed"]))
-    executor: Any = _RecordedExecutor(load_registry(profile="quickstart"))
-    assert list(executor.execute(context, steps(None))) == ["executed"]
+    executor = recorded_executor_of()
+    assert list(executor.execute(context, steps(None))) == ["apart"]
     assert (is_locked(record_of(home, "0123")), warned) == (True, [])
     shutil.rmtree(home / ".runs")
     (home / ".runs").write_text("no folder")
-    assert list(executor.execute(context, steps(None))) == ["executed"]
+    assert list(executor.execute(context, steps(None))) == ["apart"]
     [warning] = warned
     assert missing(warning, "not recorded", f": {home / '.runs/0123'}: ") == []
+
+
+def recorded_executor_of() -> Any:
+    """An executor whose two executors only say which of them it chose."""
+    here, apart = (SimpleNamespace(execute=lambda context, plan, name=name: iter([name])) for name in ("here", "apart"))
+    chosen: Any = _RecordedExecutor
+    return chosen(load_registry(profile="quickstart"), here=here, apart=apart)
 
 
 def steps(*pools: str | None) -> Any:
@@ -223,14 +225,9 @@ def steps(*pools: str | None) -> Any:
     ("pools", "where"),
     [((PARTS_POOL,), "here"), ((None,), "apart"), ((STREAM_POOL,), "apart"), ((PARTS_POOL, None), "apart"), ((), "apart")],
 )
-def test_only_the_step_that_attends_a_child_needs_no_process(
-    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, pools: Sequence[str | None], where: str
-) -> None:
+def test_only_the_step_that_attends_a_child_needs_no_process(instance: dg.DagsterInstance, pools: Sequence[str | None], where: str) -> None:
     context: Any = SimpleNamespace(instance=instance, run_id="0123", log=SimpleNamespace(warning=print))
-    for executor, name in ((MultiprocessExecutor, "apart"), (InProcessExecutor, "here")):
-        monkeypatch.setattr(executor, "execute", lambda self, plan_context, execution_plan, name=name: iter([name]))
-    chosen: Any = _RecordedExecutor(load_registry(profile="quickstart"))
-    assert list(chosen.execute(context, steps(*pools))) == [where]
+    assert list(recorded_executor_of().execute(context, steps(*pools))) == [where]
 
 
 def test_the_place_of_a_run_that_has_ended_or_was_deleted_is_given_back(instance: dg.DagsterInstance, home: Path) -> None:

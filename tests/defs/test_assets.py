@@ -14,7 +14,7 @@ from niels_cache_assets.artifacts.corpus import CorpusProgress
 from niels_cache_assets.build_cache import Progress
 from niels_cache_assets.defs.assets.upstream import REVISION, observe_revision
 from niels_cache_assets.defs.checks.sync import IN_SYNC
-from niels_cache_assets.defs.metadata.builds import describe_dropped, state_in, state_of
+from niels_cache_assets.defs.metadata.builds import describe_dropped, state_of
 from niels_cache_assets.defs.metadata.entries import code_block
 from niels_cache_assets.defs.progress import BuildReporter, ProgressSink
 from niels_cache_assets.facts.progress import BuildProgress
@@ -26,7 +26,18 @@ from niels_cache_runtime.format.layout import FAMILIES, META_NAME, dataset_dir
 from niels_cache_runtime.format.meta import read_meta, sha256_file
 from tests.build_cache.test_determinism import digests
 from tests.helpers.built_project import Built
-from tests.helpers.dagster_tools import Project, checks, data_versions, failure, files_of, json_of, materializations, metadata, rows
+from tests.helpers.dagster_tools import (
+    Project,
+    checks,
+    data_versions,
+    failure,
+    files_of,
+    json_of,
+    materializations,
+    metadata,
+    rows,
+    state_in,
+)
 from tests.helpers.messages import missing
 from tests.helpers.tiny import sentences
 
@@ -251,7 +262,7 @@ def shown(built_project: Built, tmp_path_factory: pytest.TempPathFactory) -> dic
 def test_the_ui_is_given_plots_samples_and_what_opens_the_cache(shown: dict[str, dict[str, Any]]) -> None:
     whole = shown["sft/meta_json"]
     images = whole["plots"].split("\n\n")
-    assert len(images) == 4
+    assert len(images) == 5
     assert all(base64.b64decode(image.split("base64,")[1].rstrip(")")).startswith(b"\x89PNG") for image in images)
     assert whole["dropped"] == "none of 20 examples"
     scope: dict[str, object] = {}

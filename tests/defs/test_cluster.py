@@ -11,7 +11,6 @@ from typing import Any
 
 import dagster as dg
 import pytest
-from dagster._core.executor.in_process import InProcessExecutor
 
 from niels_cache_assets.artifacts.base import Artifact
 from niels_cache_assets.artifacts.graph import Graph
@@ -19,7 +18,8 @@ from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assembly import build_defs
 from niels_cache_assets.defs.assets.parts import RunEndCheck
 from niels_cache_assets.defs.finished_parts import finished_parts_sensor
-from niels_cache_assets.defs.part_slots import PoolClaims, limit_parts
+from niels_cache_assets.defs.part_slots import limit_parts
+from niels_cache_assets.defs.private import PoolClaims
 from niels_cache_assets.defs.progress import ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot, _RecordedExecutor
 from tests.helpers.dagster_tools import metadata
@@ -61,7 +61,7 @@ class Home:
 
     def run(self, number: int) -> dg.ExecuteInProcessResult:
         partition = parts_of(self.graph)[number].removeprefix("part/")
-        job = self.defs.resolve_job_def(keys.PARTS_JOB)
+        job = self.defs.resolve_job_def("build_parts")
         return job.execute_in_process(instance=self.instance, partition_key=partition, raise_on_error=False)
 
     def tick(self) -> dict[str, dg.AssetMaterialization]:
@@ -145,7 +145,7 @@ def test_the_sensor_leaves_a_part_to_the_run_that_builds_it(project: PartsProjec
     home = Home(project.graph(2))
     build(home.graph)
     partition = parts_of(home.graph)[0].removeprefix("part/")
-    job = home.defs.resolve_job_def(keys.PARTS_JOB)
+    job = home.defs.resolve_job_def("build_parts")
     run = home.instance.create_run_for_job(job, tags={keys.PARTITION_TAG: partition}, status=dg.DagsterRunStatus.STARTED)
     assert partition not in home.tick()
     home.tick()
@@ -210,12 +210,10 @@ def test_the_pool_has_as_many_places_as_the_table_says(
             pool.set_concurrency_slots(keys.PARTS_POOL, 9)
 
 
-def test_a_run_sets_the_limit_of_a_pool_that_nobody_has_set_and_keeps_another_one(
-    project: PartsProject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(InProcessExecutor, "execute", lambda self, context, plan: iter(["executed"]))
+def test_a_run_sets_the_limit_of_a_pool_that_nobody_has_set_and_keeps_another_one(project: PartsProject, tmp_path: Path) -> None:
+    here: Any = SimpleNamespace(execute=lambda context, plan: iter(["executed"]))
     plan: Any = SimpleNamespace(get_steps_to_execute_in_topo_order=lambda: [SimpleNamespace(pool=keys.PARTS_POOL)])
-    executor = _RecordedExecutor(project.graph(2, build="[cluster]\nat_once = 3").registry)
+    executor = _RecordedExecutor(project.graph(2, build="[cluster]\nat_once = 3").registry, here=here, apart=here)
     (tmp_path / "home").mkdir()
     with dg.DagsterInstance.local_temp(str(tmp_path / "home")) as instance:
         context: Any = SimpleNamespace(instance=instance, run_id="0123")

@@ -8,14 +8,13 @@ import pytest
 
 from niels_cache_assets.defs.checks.cache import SPLITS_DISJOINT
 from niels_cache_assets.defs.checks.corpus import LANGUAGE_PLAUSIBLE, NOT_EMPTY, REASONS_PLAUSIBLE
-from niels_cache_assets.defs.keys import CORPUS_JOB, DOCUMENTS, DUPLICATES, DUPLICATES_JOB, KEPT, META_KEYS, REPORT, REPORT_JOB
-from niels_cache_assets.defs.metadata.builds import state_in
+from niels_cache_assets.defs.keys import DOCUMENTS, DUPLICATES, KEPT, META_KEYS, REPORT
 from niels_cache_assets.reports.cache import cache_report, find_items
 from niels_cache_assets.reports.drawings import draw_report
 from niels_cache_assets.reports.history import History
 from niels_cache_assets.reports.page import render_page
 from tests.helpers.built_project import Built
-from tests.helpers.dagster_tools import Project, checks, json_of, materializations, metadata, rows
+from tests.helpers.dagster_tools import Project, checks, json_of, materializations, metadata, rows, state_in
 from tests.helpers.launches import launch, launch_in_memory
 from tests.helpers.messages import missing
 from tests.helpers.prepared_project import LETTERS, changed, configure, prepare_project, write_letters
@@ -83,7 +82,7 @@ def test_runs_record_figures_examples_and_pictures(built_corpora: Built, built: 
     assert "niels-cache clean --dropped books" in recorded["rejected_examples"]
     assert "niels-cache sample books --stage corpus" in recorded["samples"]
     assert checks(runs["corpus/books"])[REASONS_PLAUSIBLE].passed
-    again = materializations(built.run(CORPUS_JOB, "books"), "corpus__documents")["corpus/documents"]
+    again = materializations(built.run("build_corpus", "books"), "corpus__documents")["corpus/documents"]
     assert state_in(metadata(again)) == "cache_hit"
     duplicates = metadata(materializations(runs["duplicates"], "corpus__duplicates")["corpus/duplicates"])
     settings = json_of(duplicates["settings"])
@@ -100,7 +99,7 @@ def test_runs_record_figures_examples_and_pictures(built_corpora: Built, built: 
     assert "plots" not in report
 
 
-def test_neither_a_build_nor_the_page_imports_matplotlib(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_build_imports_matplotlib_but_the_page_does(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     launch_in_memory(project, monkeypatch)
     project.edit("[dagster]\nplots = false\n", "")
     loaded = [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]
@@ -111,7 +110,9 @@ def test_neither_a_build_nor_the_page_imports_matplotlib(project: Project, monke
     assert {result.state for result in results.values()} == {"built"}
     items = find_items(project.registry, root=project.root)
     report = cache_report(project.registry, items, root=project.root, history=History(source="none"))
-    assert render_page(report, draw_report(project.registry, report), now=0.0).count("<svg") > 10
+    drawings = draw_report(project.registry, report)
+    with pytest.raises(ImportError, match="matplotlib"):
+        render_page(report, drawings, now=0.0)
     project.edit("[tokenizer]", "[dagster]\nplots = true\n[tokenizer]")
     assert launch(project, only=["notes"])[0]["tokenizer"].state == "failed", "a PNG is asked for"
 
@@ -123,9 +124,9 @@ def test_a_threshold_makes_stale_what_it_changes_and_nothing_else(built: Project
     built.edit("threshold = 0.85", "threshold = 0.99")  # the near duplicate stays now
     assert built.status(DUPLICATES) == "STALE"
     assert {built.status(DOCUMENTS, name) for name in ("books", "letters")} == {"FRESH"}
-    assert built.run(DUPLICATES_JOB).success
+    assert built.run("find_duplicates").success
     for name in ("books", "letters"):
-        assert built.run(REPORT_JOB, name).success
+        assert built.run("report_corpus", name).success
     assert {name: built.status(key, name) for key, name in partitions} == {"notes": "FRESH", "books": "FRESH", "letters": "STALE"}
     states = {name: state_in(metadata(materializations(built.build(name))["pretrain/meta_json"])) for name in ("books", "letters")}
     assert states == {"books": "cache_hit", "letters": "built"}
@@ -134,7 +135,7 @@ def test_a_threshold_makes_stale_what_it_changes_and_nothing_else(built: Project
 
 def test_what_is_implausible_is_a_warning(project: Project) -> None:
     configure(project, more="[cleaning]\nmax_reason_share = 0.1\n")
-    found = checks(project.run(CORPUS_JOB, "books"))
+    found = checks(project.run("build_corpus", "books"))
     assert (found[REASONS_PLAUSIBLE].passed, found[REASONS_PLAUSIBLE].severity) == (False, WARN)
     assert missing(found[REASONS_PLAUSIBLE].description, "too_short", "20.0%") == []
     assert found[LANGUAGE_PLAUSIBLE].passed, "nobody was asked"
@@ -142,7 +143,7 @@ def test_what_is_implausible_is_a_warning(project: Project) -> None:
     text.write_text(text.read_text().replace('"not_english", ', "").replace("max_reason_share = 0.1", 'languages = ["de"]'))
     for book in (project.folder / "books").iterdir():
         book.write_text("Der Hund und die Katze gehen am Abend durch den Wald nach Hause. " * 3 if book.stem == "0" else book.read_text())
-    found = checks(project.run(CORPUS_JOB, "books"))
+    found = checks(project.run("build_corpus", "books"))
     check = found[LANGUAGE_PLAUSIBLE]
     assert (check.passed, check.severity, check.metadata["min_language_share"].value) == (False, WARN, 0.5)
     assert missing(check.description, "25.0%", " de") == []
@@ -152,9 +153,9 @@ def test_a_corpus_of_which_duplicates_leave_nothing_is_an_error_that_blocks(proj
     book = (project.folder / "books" / "0.txt").read_text(encoding="utf-8")
     write_letters(project, [book, book.upper()])
     for name in ("books", "letters"):
-        assert project.run(CORPUS_JOB, name).success
-    assert project.run(DUPLICATES_JOB).success
-    reported = project.run(REPORT_JOB, "letters")
+        assert project.run("build_corpus", name).success
+    assert project.run("find_duplicates").success
+    reported = project.run("report_corpus", "letters")
     check = checks(reported)[NOT_EMPTY]
     assert (check.passed, check.severity, check.blocking) == (False, ERROR, True)
     assert missing(check.description, "no document", "exact_duplicate 2") == []

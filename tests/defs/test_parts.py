@@ -18,7 +18,7 @@ from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.corpus.layout import corpus_parts_dir, ranges_dir
 from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assembly import build_defs
-from niels_cache_assets.defs.assets import parts as assets_parts
+from niels_cache_assets.defs.assets import building
 from niels_cache_assets.defs.assets.upstream import observe_revision
 from niels_cache_assets.defs.finished_parts import finished_parts_sensor
 from niels_cache_assets.defs.launcher import LaunchResult, launch_builds
@@ -121,7 +121,7 @@ def test_old_partitions_of_a_grown_data_set_stay_fresh(project: PartsProject, in
 
 
 def plan(found: Graph, instance: dg.DagsterInstance) -> None:
-    job = build_defs({"cache_root": CacheRoot(root=str(found.root))}, registry=found.registry).resolve_job_def(keys.PLAN_JOB)
+    job = build_defs({"cache_root": CacheRoot(root=str(found.root))}, registry=found.registry).resolve_job_def("plan_parts")
     assert job.execute_in_process(instance=instance, partition_key=NAME).success
 
 
@@ -248,7 +248,7 @@ def test_a_launch_goes_on_if_another_process_finishes_the_search(project: PartsP
             materialize(found["corpus/duplicates"])
         return materialize(artifact, **options)
 
-    monkeypatch.setattr(assets_parts, "materialize", overtaken)
+    monkeypatch.setattr(building, "materialize", overtaken)
     results = states(launch(found))
     assert [results[key] for key in STEPS[-4:]] == ["built", "built", "cache_hit", "cache_hit"]
     assert results[NAME] == "built"

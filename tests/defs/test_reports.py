@@ -12,8 +12,7 @@ from niels_cache_assets.cli import main
 from niels_cache_assets.defs.assets.reports import NOT_TOO_OFTEN
 from niels_cache_assets.defs.home.history import history_of
 from niels_cache_assets.defs.home.instance import HOME_VARIABLE, ensure_instance
-from niels_cache_assets.defs.keys import CACHE_REPORT, INDEX, INDEX_JOB, META_KEYS, MIXTURE, PUBLISH_JOBS, PUBLISHED_KEYS, UPSTREAM_KEYS
-from niels_cache_assets.defs.metadata.builds import state_in
+from niels_cache_assets.defs.keys import CACHE_REPORT, INDEX, META_KEYS, MIXTURE, PUBLISHED_KEYS, UPSTREAM_KEYS
 from niels_cache_assets.project.registry import load_registry
 from niels_cache_assets.publish.check import check
 from niels_cache_assets.reports.cache import CacheReport, cache_report, find_items
@@ -23,7 +22,7 @@ from niels_cache_runtime.megatron import IndexCache, open_blend
 from niels_cache_runtime.remote.record import read_record
 from niels_cache_runtime.remote.store import open_store
 from tests.helpers.built_project import Built
-from tests.helpers.dagster_tools import Project, checks, data_versions, failure, materializations, metadata, rows
+from tests.helpers.dagster_tools import Project, checks, data_versions, failure, materializations, metadata, rows, state_in
 from tests.helpers.messages import missing
 from tests.helpers.tiny import sentences
 
@@ -95,7 +94,7 @@ def test_the_cache_report_is_markdown_in_dagster_and_a_page_in_the_root(project:
 def test_plots_are_drawn_where_they_are_wanted(project: Project) -> None:
     project.configure(extra=REPORTS)
     project.edit("plots = false", "plots = true")
-    assert told(make(project, MIXTURE), MIXTURE)["report"].count("](data:image/png;base64,") == 1
+    assert told(make(project, MIXTURE), MIXTURE)["report"].count("](data:image/png;base64,") == 2
 
 
 def test_reports_depend_on_what_they_tell_of_and_settings_make_them_stale(project: Project) -> None:
@@ -202,12 +201,12 @@ def test_a_run_builds_what_training_finds_and_only_other_tokens_or_settings_make
     project.configure(extra=BLENDS)
     notes = project.root / "pretrain/notes"
     away = notes.rename(notes.with_name("away"))
-    assert "pretrain/notes/train.idx" in failure(project.run(INDEX_JOB, "mix"))
+    assert "pretrain/notes/train.idx" in failure(project.run("build_index", "mix"))
     away.rename(notes)
     for name in ("mix", "alone"):
-        run = project.run(INDEX_JOB, name)
+        run = project.run("build_index", name)
         assert run.success
-    recorded = metadata(materializations(project.run(INDEX_JOB, "mix"), OP)["index/gpt"])
+    recorded = metadata(materializations(project.run("build_index", "mix"), OP)["index/gpt"])
     assert state_in(recorded) == "cache_hit"
     assert [row["index"] for row in rows(recorded["indices"])] == ["notes", "books", "blend"]
     folders = [path for path in (project.root / "index").iterdir() if path.is_dir()]
@@ -228,7 +227,7 @@ def test_a_run_builds_what_training_finds_and_only_other_tokens_or_settings_make
     project.write_notes(sentences(61))
     assert project.build("notes").success
     assert (project.status(INDEX, "mix"), project.status(INDEX, "alone")) == ("STALE", "FRESH")
-    rebuilt = project.run(INDEX_JOB, "mix")
+    rebuilt = project.run("build_index", "mix")
     other = metadata(materializations(rebuilt, OP)["index/gpt"])
     assert state_in(other) == "built"
     assert other["hash"] != recorded["hash"]
@@ -262,7 +261,7 @@ def test_each_data_set_of_the_table_is_a_partition_below_its_cache(project: Proj
 
 def test_a_run_publishes_the_cache_and_a_rebuild_makes_it_stale(project: Project) -> None:
     address = publishing(project)
-    run = project.run(PUBLISH_JOBS["pretrain"], "notes")
+    run = project.run("publish_pretrain", "notes")
     assert run.success
     content = read_record(open_store(address))[0].content_sha256
     (made,) = materializations(run, "published__pretrain").values()
@@ -272,7 +271,7 @@ def test_a_run_publishes_the_cache_and_a_rebuild_makes_it_stale(project: Project
     assert project.status(PRETRAIN, "notes") == "FRESH"
     project.build("notes", seed=99)
     assert project.status(PRETRAIN, "notes") == "STALE"
-    assert project.run(PUBLISH_JOBS["pretrain"], "notes").success
+    assert project.run("publish_pretrain", "notes").success
     assert project.status(PRETRAIN, "notes") == "FRESH"
     assert read_record(open_store(address))[0].previous == (content,)
 

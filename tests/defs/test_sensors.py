@@ -11,7 +11,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from niels_cache_assets.defs import sensors
+from niels_cache_assets.defs import cursors, sensors
 from niels_cache_assets.defs.assets.upstream import REVISION
 from niels_cache_assets.defs.checks.sync import IN_SYNC
 from niels_cache_assets.defs.keys import META_KEYS, UPSTREAM_KEYS
@@ -74,7 +74,8 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The time of the sensors."""
     clock = Clock()
-    monkeypatch.setattr(sensors, "time", SimpleNamespace(monotonic=clock, time=clock))
+    for module in (sensors, cursors):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=clock, time=lambda: clock.now))
     return clock
 
 
@@ -235,7 +236,8 @@ def test_with_the_option_what_was_built_is_asked_for_once_for_each_revision(proj
     assert (str(request.run_key).startswith(f"dolly@{version}#"), version.startswith(commit)) == (True, True)
     assert request.asset_selection == [dg.AssetKey(["sft", name]) for name in ("train_pair", "val_pair", "meta_json")]
     assert request.run_config == {"ops": {"stream_sft_dataset": {"config": {"wait": True}}}}
-    assert "nothing" in watch.tick(), "while it runs, and if it fails"
+    assert missing(watch.tick(), "dolly was requested", "being built", "failed") == []
+    assert watch.requests == []
     publish(hub, DOLLY, "once more")
     watch.tick()
     assert (watch.asked_for, watch.requests[0].run_key != request.run_key) == (["dolly"], True)
@@ -276,7 +278,7 @@ def watch_the_notes(project: Project) -> Watch:
 
 def test_notes_are_built_when_their_folder_has_been_quiet_and_not_while_it_changes(project: Project, vault: Path, clock: Clock) -> None:
     watch = watch_the_notes(project)
-    assert missing(watch.tick(), "1 folder of notes", " vault ", "changed", "100 more seconds") == []
+    assert missing(watch.tick(), "1 data set of 1", " vault ", "changed", "100 more seconds") == []
     clock.now += 99
     (vault / "new.md").write_text("A new note.")
     assert "100 more seconds" in watch.tick()
@@ -290,8 +292,8 @@ def test_notes_are_built_when_their_folder_has_been_quiet_and_not_while_it_chang
     clock.now += 1000
     assert missing(watch.tick(), "vault", "requested") == []
     assert project.build("vault").success
-    assert missing(watch.tick(), "1 folder of notes: ", "nothing") == []
-    assert watch.cursor == "{}"
+    assert missing(watch.tick(), "1 data set of 1", "nothing") == []
+    assert json.loads(str(watch.cursor))["changed"] == {}
     (vault / "new.md").write_text("A new note, and more of it.")
     assert "has changed" in watch.tick()
     (vault / "new.md").write_text("A new note.")
@@ -313,7 +315,7 @@ def test_a_folder_that_cannot_be_read_stops_no_look_at_the_others(
     configure(project, VAULT.format(more='[pretrain.odd]\nsource = "roam"\npath = "odd"'))
     said = watch_the_notes(project).tick()
     reason = ["KeyError: 'text'"] if why == "a bug" else ["path = ", "not a folder"]
-    assert missing(said, "2 folders of notes", " vault ", "changed", "odd could not", *reason) == []
+    assert missing(said, "2 data sets of 2", " vault ", "changed", "odd could not", *reason) == []
 
 
 def test_without_a_tokenizer_nothing_is_asked_for(project: Project, vault: Path) -> None:

@@ -213,8 +213,8 @@ ASSET_OF = {
     "plan": keys.PLAN,
     "val_part": keys.VAL_PART,
     "part": keys.PARTS,
-    "pretrain": keys.TRAIN_KEYS["pretrain"],
-    "sft": keys.TRAIN_KEYS["sft"],
+    "pretrain": keys.SPLIT_KEYS["pretrain"]["train"],
+    "sft": keys.SPLIT_KEYS["sft"]["train"],
     "index": keys.INDEX,
 }
 Place = tuple[dg.AssetKey, str | None]  # an asset, and its partition

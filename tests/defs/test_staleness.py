@@ -10,11 +10,10 @@ from dagster._core.loader import LoadingContextForTest
 
 from niels_cache_assets.defs.assets.upstream import built_versions, observe_revision, version_of
 from niels_cache_assets.defs.checks.sync import IN_SYNC
-from niels_cache_assets.defs.keys import CORPUS_JOB, UPSTREAM_KEYS
-from niels_cache_assets.defs.metadata.builds import state_in
+from niels_cache_assets.defs.keys import UPSTREAM_KEYS
 from niels_cache_assets.sources.jsonl import Jsonl
 from tests.helpers.built_project import Built
-from tests.helpers.dagster_tools import TRAIN_HERE, Project, checks, failure, materializations, metadata
+from tests.helpers.dagster_tools import TRAIN_HERE, Project, checks, failure, materializations, metadata, state_in
 from tests.helpers.tiny import sentences
 
 TRAIN = dg.AssetKey(["pretrain", "train_shards"])
@@ -141,7 +140,7 @@ def test_a_new_revision_of_the_same_documents_is_in_sync_when_its_corpus_was_loo
     observe_all(prepared)
     assert stale(prepared) == _CORPUS["letters"]
     assert not checks(prepared.build("letters"))[IN_SYNC].passed
-    assert prepared.run(CORPUS_JOB, "letters").success
+    assert prepared.run("build_corpus", "letters").success
     again = prepared.build("letters")
     assert state_in(metadata(materializations(again)["pretrain/meta_json"])) == "cache_hit"
     assert checks(again)[IN_SYNC].passed

@@ -13,7 +13,7 @@ import pytest
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.defs import stream_slots as turns
 from niels_cache_assets.defs.home.instance import ensure_instance
-from niels_cache_assets.defs.keys import CORPUS_JOB, STREAM_POOL
+from niels_cache_assets.defs.keys import STREAM_POOL
 from niels_cache_assets.defs.launcher import launch_builds
 from niels_cache_assets.defs.stream_slots import stream_limit
 from niels_cache_runtime.format.commit import hold_lock
@@ -166,7 +166,7 @@ def test_an_interrupt_ends_a_run_that_waits(project: Project, instance: dg.Dagst
     project.configure(extra=PREPARED_AND_OFF)
     with taken(home, 0), pytest.raises(KeyboardInterrupt):
         launch_builds(project.registry, root=project.root, only=["books"], listener=Interrupting())
-    assert [(run.job_name, run.status.value) for run in instance.get_runs(limit=1)] == [(CORPUS_JOB, "CANCELED")], (
+    assert [(run.job_name, run.status.value) for run in instance.get_runs(limit=1)] == [("build_corpus", "CANCELED")], (
         "a corpus takes turns too"
     )
     assert not (project.root / "corpus/books").exists()

@@ -41,16 +41,15 @@ def built_corpora(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) ->
     """Return the project of `prepare_project`. `books` and `letters` have a corpus, `notes` and `chats` have none. The tokenizer is
     trained.
     """
-    from niels_cache_assets.defs.keys import CORPUS_JOB, DUPLICATES_JOB, REPORT_JOB
     from tests.helpers.dagster_tools import TRAIN_HERE
     from tests.helpers.prepared_project import prepare_project
 
     project = prepare_project(tmp_path_factory.mktemp("corpora") / "project", tiny_model)
     project.edit(f'model = "{tiny_model}"', TRAIN_HERE)
     runs = {"tokenizer": project.build_tokenizer()}
-    runs |= {f"corpus/{name}": project.run(CORPUS_JOB, name) for name in ("books", "letters")}
-    runs |= {"duplicates": project.run(DUPLICATES_JOB)}
-    runs |= {f"report/{name}": project.run(REPORT_JOB, name) for name in ("books", "letters")}
+    runs |= {f"corpus/{name}": project.run("build_corpus", name) for name in ("books", "letters")}
+    runs |= {"duplicates": project.run("find_duplicates")}
+    runs |= {f"report/{name}": project.run("report_corpus", name) for name in ("books", "letters")}
     return _built(project, runs, "notes", "books", "letters")
 
 

@@ -21,7 +21,7 @@ from dagster._core.loader import LoadingContextForTest
 
 from niels_cache_assets.defs.assembly import build_defs
 from niels_cache_assets.defs.assets.upstream import observe_revision
-from niels_cache_assets.defs.keys import FAMILY_JOBS, STREAM_OPS, TOKENIZER_JOB
+from niels_cache_assets.defs.keys import STREAM_OPS
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_runtime.format.layout import Family, dataset_dir
@@ -127,10 +127,10 @@ class Project:
         return self._loaded[1]
 
     def build_tokenizer(self, **config: Any) -> dg.ExecuteInProcessResult:
-        return self._execute(TOKENIZER_JOB, "tokenizer", None, config)
+        return self._execute("build_tokenizer", "tokenizer", None, config)
 
     def build(self, name: str, *, family: Family = "pretrain", **config: Any) -> dg.ExecuteInProcessResult:
-        return self._execute(FAMILY_JOBS[family], STREAM_OPS[family], name, config)
+        return self._execute(f"build_{family}", STREAM_OPS[family], name, config)
 
     def run(self, job: str, partition: str | None = None, **settings: Any) -> dg.ExecuteInProcessResult:
         return self.defs.resolve_job_def(job).execute_in_process(
@@ -179,6 +179,12 @@ def data_versions(run: dg.ExecuteInProcessResult, op: str = "stream_pretrain_dat
 
 def metadata(event: dg.AssetMaterialization) -> dict[str, Any]:
     return {key: value.value for key, value in event.metadata.items()}
+
+
+def state_in(metadata: dict[str, Any]) -> str:
+    """Return `built`, `cache_hit` or `disabled` from the metadata of a materialization."""
+    word = str(metadata["state"]).partition(" ")[0]
+    return "cache_hit" if word == "hit" else word
 
 
 def checks(run: dg.ExecuteInProcessResult) -> dict[str, dg.AssetCheckEvaluation]:

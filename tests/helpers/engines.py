@@ -117,7 +117,7 @@ def ray(walk: PartsWalk) -> Iterator[None]:
 @contextmanager
 def dask(walk: PartsWalk) -> Iterator[Output]:
     """Run a scheduler and two workers, and yield the output of the workers. They are stopped after the block."""
-    pytest.importorskip("dagster_dask")
+    pytest.importorskip("distributed")
     port = free_port()
     address = f"tcp://127.0.0.1:{port}"
     walk.env["NIELS_CACHE_DASK"] = address

@@ -123,6 +123,8 @@ class _WrittenFile:
         self._file.flush()
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_file":  # not set yet, as in a copy
+            raise AttributeError(name)
         return getattr(self._file, name)
 
     def __enter__(self) -> "_WrittenFile":

@@ -3,8 +3,8 @@
 import tempfile
 from pathlib import Path
 
-from niels_cache_assets.dedup.greedy import keep_first
 from niels_cache_assets.dedup.signatures import Signer
+from tests.helpers.duplicates import keep_first
 
 with tempfile.TemporaryDirectory() as _scratch:
     keep_first([Signer().sign(["some words", "some words"])], bands=8, rows=16, scratch=Path(_scratch))

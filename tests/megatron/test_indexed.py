@@ -217,7 +217,7 @@ def broken(index: bytearray, at: int, form: str, value: int) -> bytes:
         (lambda index: broken(index, HEADER.size + 4, "<i", 3), "sequence pointer 2 is 12"),
         (lambda index: broken(index, HEADER.size + 4 * 4 + 8, "<q", 6), "sequence pointer 1 is 6"),
         (lambda index: broken(index, HEADER.size + 12 * 4, "<q", 1), "document indices .* 1 to 4"),
-        (lambda index: broken(index, HEADER.size + 12 * 4 + 8, "<q", 3), "document index 2 is 2 after 3"),
+        (lambda index: broken(index, HEADER.size + 12 * 4 + 8, "<q", 3), "document index 2 is 2 after 3; write or copy"),
     ],
 )
 def test_every_field_that_is_wrong_is_named(tmp_path: Path, breaks: Any, match: str) -> None:

@@ -5,7 +5,6 @@ import os
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ from niels_cache_assets.project.editing import TableNotWrittenError, add_table, 
 from niels_cache_assets.project.registry import load_registry
 from niels_cache_assets.sources.hub import data
 from niels_cache_assets.sources.huggingface import Huggingface
+from niels_cache_assets.sources.reading.files import SourceFile
 from niels_cache_assets.sources.types import ListedFile
 from niels_cache_runtime.errors import NielsCacheError
 from tests.helpers.messages import missing
@@ -181,8 +181,8 @@ def test_two_commands_at_once_add_both_tables(
 
 
 def hub(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
-    told = SimpleNamespace(config=SimpleNamespace(data_files={"train": [f"hf://datasets/owner/pages@c0ffee/{name}" for name in names]}))
-    monkeypatch.setattr(data, "_builder", lambda *args: told)
+    files = [SourceFile(f"hf://datasets/owner/pages@c0ffee/{name}", name) for name in names]
+    monkeypatch.setattr(data, "_files_of_hub", lambda *args: [files])
     monkeypatch.setattr(
         "niels_cache_assets.sources.huggingface.hub_files", lambda source, revision: [ListedFile(name, 9, "d", None) for name in names]
     )

@@ -178,6 +178,8 @@ def test_each_addition_has_a_choice_of_its_own(project: PartsProject) -> None:
         build(grow(project, 2, SHARE, added=ADDED.replace("parts = 2", f"parts = {parts}")))
         assert sorted(files_of(project.cache(), "val")) == val
     folder = project.folder / f"cache/pretrain/.parts/{NAME}"
+    rules = [json.loads((each / "meta.json").read_text())["split_rule"] for each in (folder / "part-00001", folder / "part-00002")]
+    assert ["seed 7" in rules[0], "seed 8" in rules[1]] == [True, True]
     assert len([*folder.glob("val-*.npy")]) == 2
     build(project.graph(1, SHARE))
     prune_parts(project.graph(1, SHARE), NAME)

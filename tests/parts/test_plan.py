@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,6 +19,7 @@ from niels_cache_assets.parts.plan import (
 )
 from niels_cache_assets.sources.hub import data
 from niels_cache_assets.sources.huggingface import Huggingface
+from niels_cache_assets.sources.reading.files import SourceFile
 from niels_cache_assets.sources.types import ListedFile
 from niels_cache_runtime.errors import NielsCacheError
 from tests.helpers.parts_project import NAME, PartsProject, build
@@ -111,8 +111,8 @@ def test_the_room_for_a_part_is_unknown_if_the_size_of_a_file_is(project: PartsP
 
 
 def test_a_file_that_the_hub_does_not_return_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = SimpleNamespace(config=SimpleNamespace(data_files={"train": ["hf://datasets/owner/pages@c0ffee/data/0.parquet"]}))
-    monkeypatch.setattr(data, "_builder", lambda *args: told)
+    file = SourceFile("hf://datasets/owner/pages@c0ffee/data/0.parquet", "data/0.parquet")
+    monkeypatch.setattr(data, "_files_of_hub", lambda *args: [[file]])
     monkeypatch.setattr("huggingface_hub.HfApi.get_paths_info", lambda *args, **settings: [])
     with pytest.raises(NielsCacheError, match=r"lists data/0\.parquet"):
         data.hub_files(Huggingface(dataset="owner/pages"), "c0ffee")
@@ -166,3 +166,14 @@ def test_a_plan_warns_of_too_many_shards(project: PartsProject, monkeypatch: pyt
     warning = materialize(project.graph(2, build="").sealed(NAME).spec.parts_plan).warning
     assert warning is not None
     assert "shard_bytes = " in warning
+
+
+def test_a_plan_of_another_dtype_proposes_another_shard_size(project: PartsProject, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("niels_cache_assets.parts.plan.MAX_SHARDS", 1)
+    monkeypatch.setattr("niels_cache_assets.parts.plan._SHARD_BYTES_STEP", 1)
+    build(project.graph(2), ["tokenizer", f"plan/{NAME}"])
+    proposed = []
+    for dtype in ("uint16-le", "uint32-le"):
+        outcome = materialize(project.graph(2, build=f'token_dtype = "{dtype}"', shard_bytes=16)[f"plan/{NAME}"])
+        proposed.append(outcome.meta["proposed_shard_bytes"])
+    assert proposed[0] == proposed[1] / 2 > 0

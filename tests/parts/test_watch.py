@@ -5,13 +5,16 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import dagster as dg
 import pytest
 
-from niels_cache_assets.artifacts.base import ReportedProgress
+from niels_cache_assets.artifacts.base import BuildJob, ReportedProgress, WriteResult
+from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.graph import Graph
+from niels_cache_assets.artifacts.parts import plan
 from niels_cache_assets.artifacts.parts.watch import WatchedStep, summarize_steps
 from niels_cache_assets.base.processes import Process
 from niels_cache_assets.cli import main
@@ -19,7 +22,9 @@ from niels_cache_assets.defs.assembly import build_defs
 from niels_cache_assets.defs.finished_parts import finished_parts_sensor
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.disk.attempts import attempt_record
+from niels_cache_assets.parts.layout import PLAN_NAME
 from niels_cache_assets.parts.lease import LeaseHolder, hold_lease, latest
+from niels_cache_runtime.format.meta import read_meta
 from tests.helpers.parts_project import NAME, PartsProject, build, parts_of
 from tests.parts.test_lease import TIMES, die
 
@@ -65,6 +70,28 @@ def test_a_record_says_how_an_attempt_ended_and_what_all_attempts_cost(tmp_path:
     assert LeaseHolder.decoded(found.encoded() + long[len(found.encoded()) :]) == found, "what a longer record leaves is ignored"
 
 
+def test_a_corpus_that_builds_its_parts_itself_counts_their_time_once(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project, prepare = PartsProject(tmp_path, tiny_model), Corpus._write_all
+    project.write([3, 4])
+    clock = [0.0]
+    monkeypatch.setattr("niels_cache_assets.parts.lease.cpu_seconds", lambda: clock[0])
+
+    def write(corpus: Corpus, work: BuildJob) -> WriteResult:
+        clock[0] += 100
+        return prepare(corpus, work)
+
+    monkeypatch.setattr(Corpus, "_write_all", write)
+    found = project.graph(2, 'prepare = ["dedup"]')
+    build(found, [f"corpus/{NAME}"])
+    records = {step.key: step.attempt for step in found.watch(NAME) if step.key.startswith("corpus")}
+    assert [each.cpu_seconds for each in records.values() if each] == [100, 100, 0]
+    joined = records[f"corpus/{NAME}"]
+    assert joined is not None
+    assert (joined.counts["documents"], joined.share) == (7, 1.0)
+
+
 @pytest.fixture
 def found(tmp_path: Path, tiny_model: Path) -> Iterator[Graph]:
     """Part 0 is built, part 1 has failed, part 2 is running, part 3 was killed, and part 4 waits."""
@@ -98,6 +125,17 @@ def test_each_state_is_seen_from_this_machine_and_from_another(found: Graph, mon
     assert steps_of(found)["part-00003"].state == "running", "its lease has not expired yet"
     os.utime(attempt_record(killed, 1), (time.time() - 200,) * 2)
     assert "last renewed 3:20" in steps_of(found)["part-00003"].reason
+
+
+def test_a_look_reads_a_stale_plan_once(found: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, failed, _, _, waiting = parts_of(found)
+    build(found, [failed, waiting])
+    stale = replace(found, registry=replace(found.registry, build=found.registry.build.model_copy(update={"seed": 8})))
+    reads = list[str]()
+    monkeypatch.setattr(plan, "read_meta", lambda path: reads.append(path) or read_meta(path))
+    assert summarize_steps(stale.watch(NAME))["states"]["stale"] == 4, "the plan and three parts"
+    assert "3 stale" in "".join(state.advice for state in stale.states())
+    assert sum(path.endswith(PLAN_NAME) for path in reads) == 2
 
 
 def test_the_command_ends_when_all_steps_are_done(

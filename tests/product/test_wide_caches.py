@@ -325,4 +325,4 @@ def test_counts_of_ids_follow_the_vocabulary_or_grow_with_the_ids(root: Path, tm
     assert unknown.token_counts.tolist() == np.bincount(ids).tolist()
     assert unknown.token_counts[199_999] == 2, "ids beyond MAX_IDS count as one"
     assert unknown.pieces_used_text == f"{len(set(ids))} ids"
-    assert f"{len(set(ids))} ids" in cache_pictures(unknown, "pretrain", dropped={})[1].panels[0].title
+    assert f"{len(set(ids))} ids" in cache_pictures(unknown, "pretrain", dropped={})[1].title

@@ -106,3 +106,9 @@ def test_only_the_definitions_import_dagster() -> None:
     free = [path for path in ASSETS if path != package / "definitions.py" and package / "defs" not in path.parents]
     assert len(free) >= 5
     assert [path.name for path in free if any(name.startswith("dagster") for name in imported_packages(path))] == []
+
+
+def test_only_one_module_imports_what_dagster_keeps_private() -> None:
+    private = ROOT / "niels_cache_assets/defs/private.py"
+    assert len(private.read_text(encoding="utf-8").splitlines()) <= 80
+    assert [path.name for path in ASSETS if "dagster._" in path.read_text(encoding="utf-8")] == [private.name]

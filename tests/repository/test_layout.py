@@ -97,4 +97,4 @@ def test_the_folders_of_tests_are_the_rooms() -> None:
     assert [folder for folder in folders if len(folder.parts) > 1 and not any((package / folder).is_dir() for package in packages)] == []
     shared = {path.relative_to(tests).parts for path in tests.rglob("*.py") if path.name[:5] != "test_"}
     shared = {parts for parts in shared if parts[-1] not in ("__init__.py", "conftest.py")}
-    assert {parts[0] for parts in shared} == {"golden", "helpers", "mutants", "size.py"}
+    assert {parts[0] for parts in shared} == {"golden", "helpers", "mutants", "size.py", "upgrades"}

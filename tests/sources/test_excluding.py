@@ -11,7 +11,7 @@ import pytest
 from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.artifacts.corpus_facts import corpus_report
 from niels_cache_assets.artifacts.dataset import DatasetSpec, Share
-from niels_cache_assets.artifacts.forecast.volumes import _documents
+from niels_cache_assets.artifacts.forecast.sample import _batches
 from niels_cache_assets.artifacts.prepared_corpora import open_prepared
 from niels_cache_assets.base.documents import DocumentBatch
 from niels_cache_assets.defs.metadata.corpora import report_metadata
@@ -106,8 +106,8 @@ def test_an_id_that_must_match_stops_a_build_and_a_cache_hit(tmp_path: Path, tin
 def test_an_estimate_reads_the_rest(tmp_path: Path) -> None:
     stay, _ = excluded(tmp_path, "\n".join(GONE))
     source = Jsonl(files=[str(tmp_path / "books.jsonl")], exclude=str(tmp_path / "ids.txt"))
-    read = _documents(source, source.list_files(None), StreamContext(seed=1))
-    assert [document.source_id for batch in read for document in batch] == stay
+    read = _batches(source, StreamContext(seed=1, files=source.input_files()))
+    assert [text for _, texts in read for text in texts] == [f"text {each.removeprefix('books-')}" for each in stay]
 
 
 def test_they_change_no_other_document_of_val(tmp_path: Path, tiny_model: Path) -> None:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from pathlib import Path
+from typing import Any, Literal
 
 import datasets
 import numpy as np
@@ -41,12 +42,29 @@ def test_members_are_drawn_by_weight_in_their_own_order(siblings: dict[str, Pret
     drawn = Counter(document.file for document in documents)
     assert drawn["web/web.jsonl"] > 1.5 * drawn["poem/poem.txt"] > 0
     assert drawn["web/web.jsonl"] == 60 or drawn["poem/poem.txt"] == 20, "it ends with the first member that ends"
-    rows = [datasets.Dataset.from_dict({"row": range(count), "of": [name] * count}) for name, count in (("web", 60), ("poem", 20))]
-    of_library = datasets.interleave_datasets([each.to_iterable_dataset() for each in rows], probabilities=[0.75, 0.25], seed=42)
-    assert [(document.file.partition("/")[0], document.row) for document in documents] == [(row["of"], row["row"]) for row in of_library]
     web = [document for document in documents if document.file == "web/web.jsonl"]
     assert web[0].source_id == fineweb_row(0, 0)["id"]
     assert web[0].text == fineweb_row(0, 0)["text"]
+
+
+@pytest.mark.parametrize("strategy", ["first_exhausted", "all_exhausted"])
+def test_shares_and_the_end_are_those_of_the_library(strategy: Literal["first_exhausted", "all_exhausted"]) -> None:
+    counts = {"web": 9_000, "poem": 4_000}
+    ours = Interleave(members={"web": 3, "poem": 1}, stopping_strategy=strategy, val_frac=0)
+    members: list[Any] = [[(name, row) for row in range(count)] for name, count in counts.items()]
+    drawn: list[Any] = [*ours._drawn(members, seed=42)]
+    rows = [datasets.Dataset.from_dict({"row": range(count), "of": [name] * count}) for name, count in counts.items()]
+    of_library = datasets.interleave_datasets(
+        [each.to_iterable_dataset() for each in rows], probabilities=[0.75, 0.25], seed=42, stopping_strategy=strategy
+    )
+    for found in (drawn, [(row["of"], row["row"]) for row in of_library]):
+        assert Counter(name for name, _ in found)["web"] / len(found) == pytest.approx(0.75, abs=0.015), "four deviations"
+        last, row = found[-1]
+        assert row == counts[last] - 1
+        assert last == ("web" if strategy == "first_exhausted" else "poem")
+        for name, count in counts.items():
+            rows_of = [row for of, row in found if of == name]
+            assert rows_of == [number % count for number in range(len(rows_of))], "in their own order, and again from the first one"
 
 
 def test_all_exhausted_repeats_short_members(siblings: dict[str, PretrainSource]) -> None:

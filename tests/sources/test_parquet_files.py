@@ -17,7 +17,6 @@ from niels_cache_assets.base.parallel import results_in_order
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl
 from niels_cache_assets.sources.dolly15k import Dolly15k
 from niels_cache_assets.sources.gutenberg import Gutenberg
-from niels_cache_assets.sources.hub import tables as hub_tables
 from niels_cache_assets.sources.huggingface import Huggingface
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.oasst1 import Oasst1
@@ -35,7 +34,6 @@ MEGABYTE = 1_000_000
 MEMORY = """
 import json, sys
 from pathlib import Path
-from niels_cache_assets.sources.hub import tables as hub_tables
 from niels_cache_assets.sources.huggingface import Huggingface
 from niels_cache_assets.sources.parquet import Parquet
 from niels_cache_assets.sources.reading import parquet_files
@@ -52,7 +50,6 @@ def read(file):
 
 for name in ("BATCH_BYTES", "_AVERAGE_BYTES", "_WORST_BYTES"):
     setattr(parquet_files, name, getattr(parquet_files, name) // 16)
-hub_tables.BATCH_BYTES = parquet_files.BATCH_BYTES
 [*read("little.parquet")]  # which imports all that the others need
 before = mebibytes("VmRSS")
 print(json.dumps([(rows, peak - before) for file in ("dictionary.parquet", "plain.parquet") for rows, peak in read(file)]))
@@ -131,8 +128,6 @@ def test_short_rows_are_decoded_by_the_thousand(tmp_path: Path) -> None:
     sizes = decoded(tmp_path / "a.parquet")
     assert [rows for rows, _ in sizes[:10]] == [2**power for power in range(10)], "carefully at first"
     assert [rows for rows, _ in sizes].count(1024) >= 16
-    whole = decoded(tmp_path / "a.parquet", by_bytes=False)
-    assert [rows for rows, _ in whole] == 2 * [*[1024] * 9, 784]
 
 
 def test_rows_begin_anywhere(tmp_path: Path) -> None:
@@ -202,19 +197,6 @@ def test_small_batches_are_joined_and_no_row_is_lost() -> None:
     require_rows([*join_batches(given, most_rows=5, of=4)], [4, 4, 4, 3], [*range(9), *range(20, 26)])
     require_rows([*join_batches(given[:1], most_rows=3, of=4)], [3], [*range(3)])
     assert [*join_batches([], most_rows=8, of=4)] == []
-
-
-def test_a_shuffled_stream_has_the_same_order_however_long_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = [f"{row} " + "long " * 200 for row in range(300)]
-    pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet", row_group_size=130)
-    source = Huggingface(dataset="a/b", files=[str(tmp_path / "*.parquet")], shuffle_buffer=50, val_frac=0)
-    order = [document.row for document in read(source)[0]]
-    assert sorted(order) == list(range(300)) != order
-    for module in (parquet_files, hub_tables):
-        monkeypatch.setattr(module, "BATCH_BYTES", 5000)
-    assert [document.row for document in read(source)[0]] == order
-    unshuffled = source.model_copy(update={"shuffle_buffer": 0})
-    assert [document.row for document in read(unshuffled)[0]] == list(range(300))
 
 
 @pytest.mark.parametrize("kind", READERS)

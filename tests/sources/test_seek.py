@@ -20,7 +20,6 @@ from niels_cache_assets.exchange.megatron_import import Vocabulary, import_megat
 from niels_cache_assets.exchange.writing import write_export
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl
 from niels_cache_assets.sources.gutenberg import Gutenberg
-from niels_cache_assets.sources.hub import tables as hub_tables
 from niels_cache_assets.sources.huggingface import Huggingface
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.markdown_folder import MarkdownFolder
@@ -172,13 +171,13 @@ def shares_of(source: Source) -> list[float | None]:
 
 
 def test_a_pass_says_how_much_of_its_files_it_has_read_where_that_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub_tables, "ITER_ROWS", 20)
     rows_ = [{"text": text} for text in texts(24, 40)]
     for name in "ab":
         (tmp_path / f"{name}.jsonl").write_bytes(json_file(rows_))
         (tmp_path / f"{name}.md").write_text("\n".join(texts(26, 40)))
         pq.write_table(pa.Table.from_pylist(rows_), tmp_path / f"{name}.parquet", row_group_size=7)
-    for source in (Jsonl(files=[str(tmp_path / "*.jsonl")]), Parquet(files=[str(tmp_path / "*.parquet")])):
+    hub = Huggingface(dataset="local/files", files=[str(tmp_path / "*.parquet")])
+    for source in (Jsonl(files=[str(tmp_path / "*.jsonl")]), Parquet(files=[str(tmp_path / "*.parquet")]), hub):
         shares = [share or 0.0 for share in shares_of(source)]
         assert shares == pytest.approx([(number + 1) / len(shares) for number in range(len(shares))], abs=0.06)
         assert shares[-1] == 1.0
@@ -187,11 +186,8 @@ def test_a_pass_says_how_much_of_its_files_it_has_read_where_that_is_known(tmp_p
     assert shares == sorted(shares)
     assert 0 < shares[0] <= shares[-1] == 1.0
     assert shares_of(MarkdownFolder(path=str(tmp_path)))[-1] == 1.0
-    hub_files = {"dataset": "local/files", "files": [str(tmp_path / "*.parquet")]}
-    assert set(shares_of(Huggingface(**hub_files, shuffle_buffer=0))) == {0.0, 0.5}  # type: ignore[arg-type]
-    assert set(shares_of(Huggingface(**hub_files, shuffle_buffer=9, val_tokens=0))) == {None}, "a shuffled stream is anywhere in its files"  # type: ignore[arg-type]
-    one = Huggingface(dataset="local/files", files=[str(tmp_path / "a.parquet")], shuffle_buffer=0)
-    assert set(shares_of(one)) == {None}, "no share is made up"
+    books = shares_of(Gutenberg(files=[str(tmp_path / "*.parquet")]))
+    assert set(books) == {0.0, 0.5}, "the number of the file"
 
 
 def test_other_files_than_those_of_the_place_are_an_error(tmp_path: Path) -> None:
@@ -217,7 +213,7 @@ def test_articles_of_wikitext_start_at_every_place(tmp_path: Path) -> None:
 
 
 def test_rows_of_local_files_start_at_every_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub_tables, "ITER_ROWS", 3)
+    monkeypatch.setattr(rows, "PARQUET_ROWS", 3)
     for name in "abc":
         values: list[Any] = [{"text": text} for text in texts(ord(name))]
         values[4:7] = [{"text": None}] * 3
@@ -229,11 +225,6 @@ def test_rows_of_local_files_start_at_every_place(tmp_path: Path, monkeypatch: p
         require_every_place_is_exact(Gutenberg(files=files), at_least=15, every=4)
     parts = Huggingface(dataset="local/files", files=[str(tmp_path / "[bc].parquet")], val_files=val, shuffle_buffer=0)
     require_every_place_is_exact(parts, at_least=10, every=3)
-    context = StreamContext(seed=1)
-    assert {
-        context.report.position is None
-        for _ in Huggingface(dataset="local/files", files=val, shuffle_buffer=5, val_tokens=0).documents(context)
-    } == {True}
 
 
 def test_prepared_documents_start_at_every_row_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import dagster as dg
 import pytest
 
 from niels_cache_assets.artifacts.graph import graph
+from niels_cache_assets.artifacts.input_problems import input_problems
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.cleaning.filters import REASONS
 from niels_cache_assets.dedup.text_set import TextMatch
@@ -280,6 +281,8 @@ def test_a_cache_in_parts_cannot_have_the_key_yet(project: Path, lines: str) -> 
 def test_a_data_set_that_has_grown_without_parts_is_refused(project: Path) -> None:
     write_jsonl(project / "more.jsonl", sentences(10, seed=9))
     registry = registry_of(project, news='decontaminate_against = ["web"]\n', web='[[pretrain.web.added]]\nfiles = ["more.jsonl"]\n')
+    [problem] = input_problems(registry)
+    assert (problem.table, "'web'" in problem.message) == ("pretrain.news", True), "before a tokenizer is trained"
     with pytest.raises(NielsCacheError, match=r"'web'.*added"):
         build_dataset(registry, "news", root=project / "cache")
 

@@ -48,6 +48,15 @@ class Counting:
             yield EncodedDocuments(batch, tokens, lengths, hashes, DropReport(), Chunks.of(batch, POSITION))
 
 
+def test_chunks_have_slices() -> None:
+    chunks = Chunks()
+    for size in (1, 3, 2):
+        chunks.add(DocumentBatch.of([Document(f"{size}")] * size))
+        chunks.end_chunk(POSITION)
+    assert [[len(batch) for batch, _ in part] for part in (chunks[1:], chunks[:-1], chunks[::2])] == [[3, 2], [1, 3], [1, 2]]
+    assert len(chunks[-1][0]) == 2
+
+
 def stream(kind: str, *, at_a_time: int) -> Iterable[DocumentBatch]:
     documents = [Document(KINDS[kind](number), source_id=str(number)) for number in range(3_000)]
     return (DocumentBatch.of(documents[first : first + at_a_time]) for first in range(0, len(documents), at_a_time))

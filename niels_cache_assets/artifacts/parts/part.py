@@ -48,7 +48,7 @@ from niels_cache_assets.build_cache.pretrain import PretrainBuild
 from niels_cache_assets.build_cache.pretrain_writer import PretrainWriter, WriterState
 from niels_cache_assets.disk.identity import without_keys
 from niels_cache_assets.disk.space import SpaceNeed, pretrain_need
-from niels_cache_assets.disk.table_file import ParquetWriter, closing_table
+from niels_cache_assets.disk.table_file import ParquetWriter, sealing
 from niels_cache_assets.facts.contents import budget_rule
 from niels_cache_assets.parts.exclusion import (
     find_excluded_documents,
@@ -135,10 +135,18 @@ def with_removed_ids_only(
     return {**meta, "fingerprint": fingerprint_of(identity_with_ids(identity, {*removed_ids(meta), *also}))}
 
 
+def planned_by(member: PretrainCache | ValPart) -> str:
+    """Return the fingerprint of the group of parts that decides a part, or of the first group for val. Growth never changes it."""
+    if isinstance(member, ValPart):
+        return member.spec.plan.first.fingerprint
+    assert isinstance(member.share, _ShareOfPlan | CorpusShare)
+    return member.share.planned.plan
+
+
 def difference(member: PretrainCache | ValPart, meta: Meta) -> str:
     """Return why the part with this meta.json does not belong to the plan."""
     spec, part, revision = member.spec, meta.get("part", {}), meta.get("dataset_revision")
-    if part.get("plan") != member.planned_by:
+    if part.get("plan") != planned_by(member):
         if revision != member.revision():
             return f"was built from revision {revision}, but the plan is of revision {member.revision()}"
         return f"was built by another plan ({short_sha256(part.get('plan'))}), with other settings"
@@ -234,11 +242,6 @@ class ValPart(DatasetArtifact[SourceWithParts]):
     def directory(self) -> Path:
         return self.spec.parts_folder / VAL_NAME
 
-    @property
-    def planned_by(self) -> str:
-        """The fingerprint of the first parts. Growth never changes it."""
-        return self.spec.plan.first.fingerprint
-
     def inputs(self) -> list[str]:
         return ["tokenizer", self.spec.parts_plan.key]
 
@@ -246,7 +249,7 @@ class ValPart(DatasetArtifact[SourceWithParts]):
         return finished_member(self.spec, self.directory, VAL_NAME)
 
     def identity_with(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
-        return planned_identity(self.spec, VAL_NAME, self.planned_by, tokenizer_sha256, vocab_size)
+        return planned_identity(self.spec, VAL_NAME, planned_by(self), tokenizer_sha256, vocab_size)
 
     def matches(self, meta: Meta, identity: Mapping[str, Any]) -> bool:
         return super().matches(meta, present_identity(self.spec, meta, identity, self.directory))
@@ -355,7 +358,7 @@ class ValPart(DatasetArtifact[SourceWithParts]):
                 **_counts(state, with_excluded=self.is_seeded),  # otherwise the parts count those in their heads
                 "files": writer.files,
                 "content_sha256": content_sha256(writer.files),
-                "part": {"plan": self.planned_by, "taken": state.taken, "short": short, **excluded},
+                "part": {"plan": planned_by(self), "taken": state.taken, "short": short, **excluded},
             }
         return WriteResult(meta=with_removed_ids_only(self.spec, meta, work.identity), resumed=resumed)
 
@@ -382,7 +385,7 @@ class ValPart(DatasetArtifact[SourceWithParts]):
         splitter = BudgetSplitter(max_train_tokens=UNLIMITED, max_val_tokens=0, eot=build.view.eot)
         (work.directory / VAL_TEXTS).mkdir(exist_ok=True)
         table = ParquetWriter(work.directory, _texts_name(planned), {"text": "string"}, writer.files)
-        with closing_table(table), closing(build.encode(as_documents(feed.open()), feed)) as batches:
+        with sealing(table), closing(build.encode(as_documents(feed.open()), feed)) as batches:
             texts: list[str] = []  # of the next row group, because a batch may hold few documents of val
             characters = 0
             for batch in batches:
@@ -436,7 +439,9 @@ def part_of(spec: DatasetSpec[SourceWithParts], number: int) -> PretrainCache:
     return PretrainCache(spec=spec, number=number, kind_of_share=kind)
 
 
-def _as_part(share: Share, written: WriteResult, identity: Mapping[str, Any], *, also: Collection[str] = ()) -> WriteResult:
+def _as_part(
+    share: _ShareOfPlan | CorpusShare, written: WriteResult, identity: Mapping[str, Any], *, also: Collection[str] = ()
+) -> WriteResult:
     """Return the result of a build with the entry `part` of meta.json, and the fingerprint of the excluded ids that were removed."""
     planned, meta = share.planned, with_removed_ids_only(share.spec, written.meta, identity, also=also)
     budgets = {"train": planned.train_tokens, "val": 0 if planned.files else planned.val_tokens}  # the val part counts what val lacks
@@ -504,7 +509,8 @@ class PlannedShare(_ShareOfPlan):
 
     def split_rule(self) -> str:
         budget = self.planned.train_tokens
-        return split_rule(self.spec) if budget is None else budget_rule(train_tokens=budget, val_tokens=0)
+        group = [each.fingerprint for each in self.spec.plan.groups].index(self.planned.plan)
+        return split_rule(self.spec, group=group) if budget is None else budget_rule(train_tokens=budget, val_tokens=0)
 
     @cached_property
     def part_stream(self) -> PartStream:

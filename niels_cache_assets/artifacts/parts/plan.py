@@ -208,8 +208,10 @@ class PartsPlan(Artifact):
             work.log(note)
         source, last = self.source, None if work.force else self.finished()
         if last is not None and last["fingerprint"] == work.fingerprint and self._has_same_patterns(last):  # only the tokenizer is another
-            return WriteResult(meta={**without_keys(last, "meta_sha256"), "encoding": self._encoding()})
-        found = self.grown(work) if source.added else [self.group(0, work.revision)]
+            proposed = self._proposed_shard_bytes(Plan.of(last).groups)
+            changed = {"encoding": self._encoding(), "proposed_shard_bytes": proposed}
+            return WriteResult(meta={**without_keys(last, "meta_sha256"), **changed})
+        found = self.groups(work.revision, force=work.force, log=work.log)
         groups = [self._with_val(number, group, work) for number, group in enumerate(found)]
         for group in groups:
             if empty := [part.name for part in group.parts if not part.files]:
@@ -218,22 +220,13 @@ class PartsPlan(Artifact):
         field = groups[0].text_field
         if field not in (None, TEXT) and getattr(source, "text_field", None) is None:
             work.log(chosen_note(field))
-        listed = [file for group in groups for file in group.listed]
-        budgets = [source.train_tokens, *(each.train_tokens for each in source.added)]
-        proposed = proposed_shard_bytes(
-            listed,
-            train_tokens=None if None in budgets else sum(filter(None, budgets)),
-            val_tokens=source.val_tokens,
-            token_bytes=TOKEN_DTYPES[self.build.token_dtype or token_dtype_name(self.registry.tokenizer.vocab_size)].itemsize,
-            shard_bytes=self.build.shard_bytes,
-        )
         meta = {
             "kind": "plan",
             "dataset_name": self.name,
             "dataset_revision": work.revision,
             "text_field": field,
             "shard_bytes": self.build.shard_bytes,
-            "proposed_shard_bytes": proposed,
+            "proposed_shard_bytes": self._proposed_shard_bytes(groups),
             "seed": self.build.seed,
             "made_of": as_recorded(work.identity),
             "fingerprint": work.fingerprint,
@@ -242,6 +235,18 @@ class PartsPlan(Artifact):
             "groups": [*map(encode_group, groups)],
         }
         return WriteResult(meta=meta)
+
+    def _proposed_shard_bytes(self, groups: Sequence[PlannedGroup]) -> int | None:
+        """Return a `shard_bytes` for fewer shards, or None if the configured one is large enough."""
+        budgets = [self.source.train_tokens, *(each.train_tokens for each in self.source.added)]
+        vocab_size = self._encoding().get("vocab_size") or self.registry.tokenizer.vocab_size
+        return proposed_shard_bytes(
+            [file for group in groups for file in group.listed],
+            train_tokens=None if None in budgets else sum(filter(None, budgets)),
+            val_tokens=self.source.val_tokens,
+            token_bytes=TOKEN_DTYPES[self.build.token_dtype or token_dtype_name(vocab_size)].itemsize,
+            shard_bytes=self.build.shard_bytes,
+        )
 
     def _with_val(self, number: int, group: PlannedGroup, work: BuildJob) -> PlannedGroup:
         """Return the group with the choice of val among its documents, which are counted, unless it needs none or has one already.
@@ -261,23 +266,30 @@ class PartsPlan(Artifact):
         splitter = FractionSplitter.of(sum(counts), val_frac=share, seed=self.build.seed + number)
         return replace(group, documents=tuple(counts), val=(splitter.save(work.directory), splitter.ordinals))
 
-    def grown(self, work: BuildJob) -> list[PlannedGroup]:
-        """Return the groups of a data set that grows: those of the last plan stay as they are, and new ones come after them.
+    def groups(self, revision: str | None, *, force: bool, log: Log, hashed: bool = True) -> list[PlannedGroup]:
+        """Return the groups of a new plan. If the data set grows, those of the last plan stay as they are, and new ones come after them.
 
         The table and upstream decide everything else. So a plan that is made from nothing gives the same parts, if the older files are
         unchanged.
 
+        Args:
+            revision: The revision of upstream.
+            force: Whether the plan is forced. Then nothing of the last plan stays.
+            log: Called with each message.
+            hashed: See `group`.
+
         Raises:
             NielsCacheError: If files of built parts were changed or deleted, unless the plan is forced.
         """
-        last = None if work.force else self.finished()
+        grows = bool(self.source.added) and not force
+        last = self.finished() if grows else None
         then = () if last is None else Plan.of(last).groups
         found: list[PlannedGroup] = []
         for number in range(1 + len(self.source.added)):
-            now = self.group(number, work.revision, text_field=found[0].text_field if found else None)
+            now = self.group(number, revision, text_field=found[0].text_field if found else None, hashed=hashed)
             if number < len(then):
-                now = self._reuse_group(then[number], now, work.log)
-            elif number == 0 and self.source.parts == 1 and not work.force:
+                now = self._reuse_group(then[number], now, log, hashed=hashed)
+            elif number == 0 and self.source.parts == 1 and grows and hashed:
                 self._refuse_other_files(now)
             found.append(now)
         if self.source.decontaminate != "off" and any(file.split == "val" for group in found[1:] for file in group.listed):
@@ -287,12 +299,13 @@ class PartsPlan(Artifact):
             )
         return found
 
-    def _reuse_group(self, then: PlannedGroup, now: PlannedGroup, log: Log) -> PlannedGroup:
-        """Return the group of the last plan, unless its settings have changed."""
-        if settings_of_group(then.identity) != settings_of_group(now.identity):
+    def _reuse_group(self, then: PlannedGroup, now: PlannedGroup, log: Log, *, hashed: bool) -> PlannedGroup:
+        """Return the group of the last plan, unless its settings have changed. If nothing is hashed, only sizes of files are compared."""
+        if _settings_of_group(then.identity) != _settings_of_group(now.identity):
             return now
         current = {file.name: file for file in now.listed}
-        changed = [file.name for file in then.listed if file.name in current and current[file.name] != file]
+        both = [(file, current[file.name]) for file in then.listed if file.name in current]
+        changed = [old.name for old, new in both if (old != new if hashed else old.bytes != new.bytes)]
         deleted = [file.name for file in then.listed if file.name not in current]
         if changed or deleted:
             raise NielsCacheError(
@@ -366,7 +379,7 @@ class PartsPlan(Artifact):
         return f"{self.name} may have more than 20,000 shards; set shard_bytes = {proposed} in [build], so that it opens quickly"
 
 
-def settings_of_group(identity: Mapping[str, Any]) -> dict[str, Any]:
+def _settings_of_group(identity: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a group without the revision and the pinned commit. The files themselves are compared instead."""
     values = as_recorded(identity)
     values.pop("revision", None)

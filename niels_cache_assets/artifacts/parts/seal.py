@@ -109,6 +109,8 @@ class JoinedCache(DatasetArtifact[SourceWithParts]):
     def split_rule(self) -> str:
         """The rule that splits the documents into train and val, as one line for meta.json."""
         source, rule = self.spec.source, split_rule(self.spec)
+        if source.seeded_val_frac and source.added:
+            return f"{rule}; each addition has the next seed"
         is_same = source.parts > 1 or source.has_own_splits or source.seeded_val_frac is not None
         return rule if is_same else f"{rule}; added files go to train"
 

@@ -14,6 +14,8 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from niels_cache_assets.artifacts.base import Artifact
+from niels_cache_assets.artifacts.corpus import Corpus
+from niels_cache_assets.artifacts.parts.seal import JoinedCache
 from niels_cache_assets.artifacts.stored import StorePlace, in_store
 from niels_cache_assets.base.wording import format_duration
 from niels_cache_assets.disk.attempts import attempt_record
@@ -72,13 +74,32 @@ class WatchedStep(NamedTuple):
         )
 
 
-def watch_steps(artifacts: Iterable[Artifact], known: MutableMapping[str, tuple[Any, Any]], *, lease_seconds: float) -> list[WatchedStep]:
+def watch_parts(joined: JoinedCache | Corpus, known: MutableMapping[str, tuple[Any, Any]]) -> list[WatchedStep]:
+    """Return what happens to the val part, if there is one, and the parts of a cache or corpus. Their plan is read once.
+
+    Args:
+        joined: The cache or the corpus.
+        known: See `watch_steps`.
+    """
+    parts: Sequence[Artifact]
+    try:
+        parts, is_comparable = joined.members(), True
+    except NielsCacheError:  # there is no plan, corpus or tokenizer of these settings
+        parts, is_comparable = joined.steps(), False
+    seconds = joined.registry.cluster.lease_seconds
+    return watch_steps([part for part in parts if part.is_part], known, lease_seconds=seconds, is_comparable=is_comparable)
+
+
+def watch_steps(
+    artifacts: Iterable[Artifact], known: MutableMapping[str, tuple[Any, Any]], *, lease_seconds: float, is_comparable: bool = True
+) -> list[WatchedStep]:
     """Return what happens to artifacts that have leases.
 
     Args:
         artifacts: The artifacts.
         known: What earlier looks have read in a store, which this look updates.
         lease_seconds: How long a lease may go without renewal.
+        is_comparable: Whether everything that a part is compared with exists. If not, only the lease is read.
     """
     places = [*map(in_store, artifacts)]
     examples = {place.kind == "tokenizer": place for place in places if isinstance(place, StorePlace)}  # it has an address of its own
@@ -86,8 +107,8 @@ def watch_steps(artifacts: Iterable[Artifact], known: MutableMapping[str, tuple[
 
     def watch(place: Artifact | StorePlace) -> WatchedStep:
         if isinstance(place, Artifact):
-            return _watch_in_folder(place, lease_seconds)
-        return looks[place.kind == "tokenizer"].watch(place, lease_seconds)
+            return _watch_in_folder(place, lease_seconds, is_comparable=is_comparable)
+        return looks[place.kind == "tokenizer"].watch(place, lease_seconds, is_comparable=is_comparable)
 
     with ThreadPoolExecutor(READS_AT_ONCE if looks else 1) as pool:
         return [*pool.map(watch, places)]
@@ -106,13 +127,14 @@ def build_status_in_store(artifact: Artifact) -> BuildStatus | None:
     return BuildStatus(writer, step.state in (SILENT, FAILED, STOPPED), attempt.share, attempt.counts.get("documents"))
 
 
-def _watch_in_folder(artifact: Artifact, lease_seconds: float) -> WatchedStep:
+def _watch_in_folder(artifact: Artifact, lease_seconds: float, *, is_comparable: bool) -> WatchedStep:
     target = real_path(artifact.lease_target)
     seen, seconds, has_ended = latest(target), 0.0, False
     attempt = seen.holder
     meta: Meta | None = None
-    with suppress(NielsCacheError):  # there is no record
-        meta = read_meta(str(artifact.directory / (artifact.record or META_NAME)))
+    if is_comparable:
+        with suppress(NielsCacheError):  # there is no record
+            meta = read_meta(str(artifact.directory / (artifact.record or META_NAME)))
     if attempt is not None and attempt.ended is None:
         renewed = path_stamp(attempt_record(target, seen.attempt))
         seconds, has_ended = time.time() - renewed[1] / 1e9 if renewed else 0.0, has_died(target, seen)
@@ -157,13 +179,14 @@ class _StoreLook:
         self._listed = {each.key: each for folder in (LEASES, RECORDS) for each in store.list(folder)}
         self._now = store.now(f"{CLOCKS}/watch")
 
-    def watch(self, place: StorePlace, lease_seconds: float) -> WatchedStep:
+    def watch(self, place: StorePlace, lease_seconds: float, *, is_comparable: bool) -> WatchedStep:
         """Return what happens to an artifact in the store."""
         key = lease_of(place.member)
         attempt = self._read(key, lambda: LeaseHolder.decoded(self._store.get(key, most_bytes=MAX_RECORD_BYTES).content))
         is_open = attempt is not None and attempt.ended is None
         seconds = (self._now - self._listed[key].modified).total_seconds() if is_open else 0.0
-        return _step(place.artifact, self._stamp(place), attempt, seconds, is_alive=seconds <= lease_seconds)
+        stamp = self._stamp(place) if is_comparable else None
+        return _step(place.artifact, stamp, attempt, seconds, is_alive=seconds <= lease_seconds)
 
     def _stamp(self, place: StorePlace) -> str | None:
         if place.kind not in ("part", "val_part"):

@@ -11,7 +11,7 @@ import shlex
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,13 +45,6 @@ _ESTIMATES: dict[str, tuple[str, Callable[[Any], str]]] = {
 }
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options in groups."""
-    groups: dict[str, argparse._ArgumentGroup] = {}
-    for flag in FLAGS:
-        flag.add_to(groups.setdefault(flag.group, parser.add_argument_group(flag.group)))
-
-
 COMMAND = Command(
     options=(
         option("--only", "NAME", "build only these data sets (and the tokenizer, if it is missing)", nargs="+"),
@@ -69,6 +62,7 @@ COMMAND = Command(
             dest="settings",
         ),
     ),
+    groups={group: [flag.declared() for flag in FLAGS if flag.group == group] for group in dict.fromkeys(flag.group for flag in FLAGS)},
     description="""\
 Build the tokenizer and every data set that niels_cache.toml lists, or, without that file, the data sets
 of the default profile. Before it trains a tokenizer, build-all checks all inputs and reports every
@@ -124,7 +118,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _dry_run(registry: Registry, root: Path, arguments: argparse.Namespace) -> int:
     """Print what a build would do. Return 1 if a step would fail."""
-    from niels_cache_assets.artifacts.forecast.steps import forecast
+    from niels_cache_assets.artifacts.forecast.estimates import parts_at_once
+    from niels_cache_assets.artifacts.forecast.steps import forecast, peak_memory
     from niels_cache_assets.artifacts.graph import graph
     from niels_cache_assets.cli.context import print_advice
     from niels_cache_assets.disk.space import free_bytes
@@ -132,16 +127,17 @@ def _dry_run(registry: Registry, root: Path, arguments: argparse.Namespace) -> i
     print_advice(registry)
     with stop_on_signals():
         steps = forecast(graph(registry, root), only=arguments.only, force=arguments.force)
+    sums = _sums(steps, peak_memory(steps, at_once=parts_at_once(registry, force=arguments.force)))
     if arguments.json:
         rows = [{"name": step.name, **asdict(step)} for step in steps]
-        sums = {field: {"known": known, "unknown": unknown} for field, (known, unknown) in _sums(steps).items()}
-        print_json({"root": root, "dry_run": True, "steps": rows, "sums": sums, "free_bytes": free_bytes(root)})
+        told = {field: {"known": known, "unknown": unknown} for field, (known, unknown) in sums.items()}
+        print_json({"root": root, "dry_run": True, "steps": rows, "sums": told, "free_bytes": free_bytes(root)})
     else:
-        _print_dry_run(steps, free_bytes(root))
+        _print_dry_run(steps, sums, free_bytes(root))
     return FAILED if any(step.action == "fail" for step in steps) else DONE
 
 
-def _print_dry_run(steps: Sequence[Step], free: int) -> None:
+def _print_dry_run(steps: Sequence[Step], sums: Mapping[str, tuple[Any, int]], free: int) -> None:
     """Print the table with the sums, then where the estimates come from, then what would fail."""
     from rich.text import Text
 
@@ -157,8 +153,7 @@ def _print_dry_run(steps: Sequence[Step], free: int) -> None:
             notes.setdefault(step.estimate.basis, []).append(step.name)
     if notes:
         table.add_section()
-        sums = zip(_sums(steps).values(), _ESTIMATES.values(), strict=True)
-        table.add_row("in all", "", "", *(_sum(known, unknown, format_value) for (known, unknown), (_, format_value) in sums))
+        table.add_row("in all", "", "", *(_sum(*sums[field], format_value) for field, (_, format_value) in _ESTIMATES.items()))
     console = output()
     console.print(table)
     console.print()
@@ -177,14 +172,12 @@ def _sum(known: Any, unknown: int, format_value: Callable[[Any], str]) -> str:
     return f"at least {format_value(known)}" if unknown else format_value(known)
 
 
-def _sums(steps: Sequence[Step]) -> dict[str, tuple[Any, int]]:
-    """Return for each number the sum of the known estimates, and how many estimates are unknown."""
+def _sums(steps: Sequence[Step], peak_memory: int) -> dict[str, tuple[Any, int]]:
+    """Return for each number the sum of the known estimates, or the peak memory, and how many estimates are unknown."""
     found = [step.estimate for step in steps if step.estimate is not None]
     values = {field: [getattr(estimate, field) for estimate in found] for field in _ESTIMATES}
-    joined = {field: (max if field == "memory_bytes" else sum) for field in values}  # one step runs at a time
-    return {
-        field: (joined[field]([value for value in each if value is not None] or [0]), each.count(None)) for field, each in values.items()
-    }
+    sums = {field: (sum(filter(None, each)), each.count(None)) for field, each in values.items()}
+    return {**sums, "memory_bytes": (peak_memory, sums["memory_bytes"][1])}
 
 
 def _check_names(registry: Registry, only: list[str] | None) -> None:

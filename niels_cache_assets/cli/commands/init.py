@@ -21,40 +21,6 @@ if TYPE_CHECKING:
     from niels_cache_assets.sources.types import Source
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options in groups."""
-    start = parser.add_argument_group("what to build")
-    start.add_argument(
-        "--from", metavar="NAME", nargs="+", action="extend", default=[], dest="catalog", help="data sets that ship with niels-cache"
-    )
-    start.add_argument(
-        "--profile",
-        metavar="PROFILE",
-        help="all data sets of a profile: default (fineweb_edu, wikitext, dolly15k, oasst1) or quickstart (Python's own documentation)",
-    )
-    start.add_argument(
-        "--hub",
-        metavar="OWNER/NAME",
-        nargs="+",
-        action="extend",
-        default=[],
-        help="text from the Hugging Face hub: OWNER/NAME or OWNER/NAME:CONFIG",
-    )
-    start.add_argument(
-        "--text-field",
-        metavar="FIELD",
-        help="text field of .jsonl and .parquet files, which are then not conversations (default: text, else the only possible field)",
-    )
-    how = parser.add_argument_group("how")
-    how.add_argument("--cache-dir", metavar="DIR", help="root folder of the caches (default: cache, next to the configuration file)")
-    how.add_argument(
-        "--tokenizer",
-        metavar="FILE",
-        help="a model to use instead of training one: SentencePiece, tokenizer.json or its folder, tiktoken ranks",
-    )
-    how.add_argument("--vocab-size", metavar="N", type=whole_number, help="vocabulary size of the trained tokenizer")
-
-
 COMMAND = Command(
     options=(
         option("data", "PATH", "your data: files, folders or globs", nargs="*"),
@@ -68,6 +34,38 @@ COMMAND = Command(
             dest="listed",
         ),
     ),
+    groups={
+        "what to build": [
+            option("--from", "NAME", "data sets that ship with niels-cache", nargs="+", action="extend", default=[], dest="catalog"),
+            option(
+                "--profile",
+                "PROFILE",
+                "all data sets of a profile: default (fineweb_edu, wikitext, dolly15k, oasst1) or quickstart (Python's own documentation)",
+            ),
+            option(
+                "--hub",
+                "OWNER/NAME",
+                "text from the Hugging Face hub: OWNER/NAME or OWNER/NAME:CONFIG",
+                nargs="+",
+                action="extend",
+                default=[],
+            ),
+            option(
+                "--text-field",
+                "FIELD",
+                "text field of .jsonl and .parquet files, which are then not conversations (default: text, else the only possible field)",
+            ),
+        ],
+        "how": [
+            option("--cache-dir", "DIR", "root folder of the caches (default: cache, next to the configuration file)"),
+            option(
+                "--tokenizer",
+                "FILE",
+                "a model to use instead of training one: SentencePiece, tokenizer.json or its folder, tiktoken ranks",
+            ),
+            option("--vocab-size", "N", "vocabulary size of the trained tokenizer", type=whole_number),
+        ],
+    },
     description="""\
 Write a niels_cache.toml that lists the data sets to build, with a comment for every key. init inspects
 your data to find the text field and the format of conversations (lists of messages, instruction and

@@ -8,13 +8,14 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from niels_cache_assets.base.wording import file_size, format_count, format_list
-from niels_cache_assets.cli.command import PRETRAIN, WHERE, Command, integer_at_least
+from niels_cache_assets.cli.command import PRETRAIN, WHERE, BuildFailedError, Command, integer_at_least, option, switch
 from niels_cache_assets.cli.console import PROGRAM, diagnostics, output, print_facts
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -27,33 +28,6 @@ if TYPE_CHECKING:
 NUMBER_VARIABLES = ("SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX")  # of Slurm's array jobs and of Kubernetes' indexed jobs
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that only this command has."""
-    parser.add_argument("name", metavar="NAME", help="a pretrain data set that is built in parts")
-    parser.add_argument(
-        "number",
-        metavar="NUMBER",
-        nargs="?",
-        type=integer_at_least(0),
-        help=f"the part, from 0 (default: the number in {' or '.join(NUMBER_VARIABLES)})",
-    )
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--val", action="store_true", help="first build the val of all parts, for data sets with val_tokens or decontaminate")
-    what.add_argument("--corpus", action="store_true", help="clean this part of the corpus and compute its signatures")
-    what.add_argument("--range", action="store_true", help="find duplicates in this range of hashes, if [dedup] sets ranges")
-    what.add_argument("--seal", action="store_true", help="join the finished parts")
-    what.add_argument("--add", metavar="PATTERN", nargs="+", help="add new files to the data set; PATTERN as in the key `files`")
-    what.add_argument("--prune", action="store_true", help="remove parts of earlier plans")
-    parser.add_argument("--parts", type=int, metavar="N", help="with --add: the number of parts for the new files (default: 1)")
-    parser.add_argument(
-        "--train-tokens", type=int, metavar="N", help="with --add: a token budget for the new files (default: all their tokens)"
-    )
-    parser.add_argument("--no-wait", action="store_true", help="exit with 75 instead of waiting if another process is building this part")
-    parser.add_argument("--threads", metavar="N", type=integer_at_least(1), help="number of encoding threads; does not affect the bytes")
-    parser.add_argument("--launch", type=_launch, help=argparse.SUPPRESS)  # a program that starts this command stops it by this name
-    parser.add_argument("--no-notify", action="store_true", help="send no [notify] messages")
-
-
 def _launch(text: str) -> str:
     if not re.fullmatch(r"[0-9a-f]{1,32}", text):
         raise argparse.ArgumentTypeError(f"{text[:40]!r}: use up to 32 hexadecimal digits")
@@ -61,6 +35,30 @@ def _launch(text: str) -> str:
 
 
 COMMAND = Command(
+    options=(
+        option("name", "NAME", "a pretrain data set that is built in parts"),
+        option(
+            "number",
+            "NUMBER",
+            f"the part, from 0 (default: the number in {' or '.join(NUMBER_VARIABLES)})",
+            nargs="?",
+            type=integer_at_least(0),
+        ),
+        [
+            switch("--val", "first build the val of all parts, for data sets with val_tokens or decontaminate"),
+            switch("--corpus", "clean this part of the corpus and compute its signatures"),
+            switch("--range", "find duplicates in this range of hashes, if [dedup] sets ranges"),
+            switch("--seal", "join the finished parts"),
+            option("--add", "PATTERN", "add new files to the data set; PATTERN as in the key `files`", nargs="+"),
+            switch("--prune", "remove parts of earlier plans"),
+        ],
+        option("--parts", "N", "with --add: the number of parts for the new files (default: 1)", type=int),
+        option("--train-tokens", "N", "with --add: a token budget for the new files (default: all their tokens)", type=int),
+        switch("--no-wait", "exit with 75 instead of waiting if another process is building this part"),
+        option("--threads", "N", "number of encoding threads; does not affect the bytes", type=integer_at_least(1)),
+        option("--launch", "ID", argparse.SUPPRESS, type=_launch),  # a program that starts this command stops it by this name
+        switch("--no-notify", "send no [notify] messages"),
+    ),
     usage="NAME [NUMBER] ",
     description="""\
 Build one part of a data set in this process, without Dagster or a database. Any number of machines that
@@ -99,9 +97,9 @@ def run(arguments: argparse.Namespace) -> int | None:
     from niels_cache_assets.cli.context import open_registry
     from niels_cache_assets.cli.worker import build_and_report, require_name
 
-    for option, given in (("--parts", arguments.parts), ("--train-tokens", arguments.train_tokens)):
+    for name, given in (("--parts", arguments.parts), ("--train-tokens", arguments.train_tokens)):
         if given is not None and not arguments.add:
-            raise NielsCacheError(f"{WHERE}: {option}: only for new files; name them with --add, or leave it out")
+            raise NielsCacheError(f"{WHERE}: {name}: only for new files; name them with --add, or leave it out")
     if not arguments.add and not arguments.prune:
         return build_and_report(lambda lines: _artifact(arguments, lines), wait=not arguments.no_wait, notify=not arguments.no_notify)
     _refuse_number(arguments)
@@ -170,27 +168,39 @@ def _artifact(arguments: argparse.Namespace, lines: JsonLines) -> Artifact:
 
 
 def _require_steps_before(seal: str, artifacts: Graph, name: str, lines: JsonLines) -> None:
-    """Log which steps before a seal are missing, and why.
+    """Log which steps before a seal are missing, and why: one line for each reason.
 
     Raises:
-        BuildFailedError: If a step is missing. The message has the command that submits exactly the missing parts to Slurm.
+        BuildFailedError: If a step is missing. The message has the command that submits exactly the missing steps to Slurm.
     """
-    from niels_cache_assets.cli.worker import BuildFailedError
     from niels_cache_assets.parts.lease import DONE
-    from niels_cache_assets.parts.plan import runs
 
     left = {step.key: step for step in artifacts.watch(name) if step.state != DONE}
     missing = [left[key] for key in artifacts.before(seal) if key in left and seal in left]
-    for reason, steps in groupby(missing, key=lambda step: f"{step.state}: {step.reason}"):
-        lines.log(f"{format_list([step.key for step in steps])}: {reason}")
+    reasons: dict[str, list[str]] = {}
+    for step in missing:
+        reasons.setdefault(f"{step.state}: {step.reason}", []).append(step.key)
+    for reason, keys in reasons.items():
+        others, numbers = _split_keys(keys)
+        lines.log(f"{', '.join([*others, *([f'parts {numbers}'] if numbers else [])])}: {reason}")
     if missing:
-        parts = [int(step.key.rpartition("-")[2]) for step in missing if not step.key.startswith("val_part/")]
-        array = ",".join(f"{first}-{stop - 1}" if stop - first > 1 else f"{first}" for first, stop in runs(parts))
-        what = " --val" if len(parts) < len(missing) else " --corpus" if seal.startswith("corpus/") else ""
+        others, numbers = _split_keys([step.key for step in missing])
+        jobs = [("--wait", ["--val"])] if f"val_part/{name}" in others else []  # no part can begin before it
+        jobs += [(f"--array={numbers}", ["--corpus"] if seal.startswith("corpus/") else [])] if numbers else []
+        where = artifacts.registry.options(artifacts.root)
+        commands = [shlex.join(["sbatch", how, "--wrap", shlex.join([PROGRAM, "part", name, *what, *where])]) for how, what in jobs]
         raise BuildFailedError(
-            f"{seal}: {format_count(len(missing), 'step')} before it are not done; submit them again, such as with "
-            f"sbatch {'' if what == ' --val' else f'--array={array} '}--wrap '{PROGRAM} part {name}{what}'"
+            f"{seal}: {format_count(len(missing), 'step')} before it are not done; submit them again, such as with {' && '.join(commands)}"
         )
+
+
+def _split_keys(keys: Sequence[str]) -> tuple[list[str], str]:
+    """Return the keys that are not of parts, and the numbers of the parts as the option --array of Slurm, such as 0-3,7."""
+    from niels_cache_assets.parts.plan import runs
+
+    others = [key for key in keys if key.count("/") < 2]  # a part has the key part/NAME/part-00017
+    numbers = [int(key.rpartition("-")[2]) for key in keys if key.count("/") == 2]
+    return others, ",".join(f"{first}-{stop - 1}" if stop - first > 1 else f"{first}" for first, stop in runs(numbers))
 
 
 def _refuse_number(arguments: argparse.Namespace) -> None:

@@ -27,15 +27,6 @@ def byte_count(text: str) -> int:
     return int(float(match[1]) * _UNITS[match[2]])
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options in groups."""
-    copy = parser.add_argument_group("the local copy of a loader")
-    copy.add_argument("--copy", metavar="DIR", help="show the content of DIR, the folder given to Copy(dir=DIR)")
-    action = copy.add_mutually_exclusive_group()
-    action.add_argument("--trim", metavar="SIZE", type=byte_count, help="remove unused files until at most SIZE remains, such as 100GB")
-    action.add_argument("--check", action="store_true", help="hash every file, and remove damaged files from the copy")
-
-
 COMMAND = Command(
     options=(
         option("address", "ADDRESS", "s3://BUCKET/PREFIX, gs://, az://, file:///PATH or hf://datasets/OWNER/NAME", nargs="?"),
@@ -43,6 +34,15 @@ COMMAND = Command(
         option("--split", "SPLIT", "download only train or only val, and leave the other split empty (default: both)"),
         switch("--replace", "replace another build of this data set in DIR"),
     ),
+    groups={
+        "the local copy of a loader": [
+            option("--copy", "DIR", "show the content of DIR, the folder given to Copy(dir=DIR)"),
+            [
+                option("--trim", "SIZE", "remove unused files until at most SIZE remains, such as 100GB", type=byte_count),
+                switch("--check", "hash every file, and remove damaged files from the copy"),
+            ],
+        ]
+    },
     usage="ADDRESS --out DIR ",
     description="""\
 Download a published cache and its tokenizer to a cache directory. Requires obstore: pip install

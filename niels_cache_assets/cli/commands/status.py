@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.base.wording import format_count
-from niels_cache_assets.cli.command import ALL_HELP, CACHES, WHERE, Command
+from niels_cache_assets.cli.command import ALL_HELP, CACHES, WHERE, Command, option, switch
 from niels_cache_assets.cli.console import PROGRAM, new_table, output, print_facts
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_runtime.errors import NielsCacheError
@@ -31,14 +31,12 @@ _WATCH_SECONDS = 5.0  # between two looks
 _STYLES = {"complete": "green", "off": "dim", "broken": "red"}
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that only this command has."""
-    parser.add_argument("names", metavar="NAME", nargs="*", help="data sets, `tokenizer`, `corpus/NAME` (default: everything)")
-    parser.add_argument("--all", action="store_true", help=ALL_HELP)
-    parser.add_argument("--watch", action="store_true", help="follow the build of one data set in parts, on any machine, until it is done")
-
-
 COMMAND = Command(
+    options=(
+        option("names", "NAME", "data sets, `tokenizer`, `corpus/NAME` (default: everything)", nargs="*"),
+        switch("--all", ALL_HELP),
+        switch("--watch", "follow the build of one data set in parts, on any machine, until it is done"),
+    ),
     usage="[NAME ...] ",
     description="""\
 List the tokenizer, corpora, duplicates and caches, each with counts, status, the reason for that status,

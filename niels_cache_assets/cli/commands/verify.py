@@ -58,8 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     from niels_cache_assets.cli.context import find_caches, open_registry, refuse_path
     from niels_cache_assets.cli.progress import transfer_progress
     from niels_cache_runtime.remote.store import is_address
-    from niels_cache_runtime.verify import find_folders, notes, verify_folders
-    from niels_cache_runtime.verify.folder import VerifiedFolder
+    from niels_cache_runtime.verify import Verification
     from niels_cache_runtime.verify.table import COLUMNS, NUMBERS, results, summary
 
     if any(map(is_address, arguments.names)):
@@ -67,7 +66,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.download:
         raise NielsCacheError(f"{WHERE}: --download: only for an ADDRESS such as s3://BUCKET/PREFIX; without it, every file is read anyway")
     registry, root = open_registry(arguments)
-    names = arguments.names or None
     known = [*find_caches(registry, root), *(path.name for pattern in ("*", "*/*", "*/.parts/*/*") for path in root.glob(pattern))]
     for name in arguments.names:
         is_known = name.rpartition("/")[2] in known
@@ -75,23 +73,22 @@ def run(arguments: argparse.Namespace) -> int:
             refuse_path(name)
         if not is_known:
             raise_invalid("", "no data set", name, known)
-    verified = [VerifiedFolder(path) for path in find_folders(root, names=names)]
-    folders = [folder.path for folder in verified]
     with transfer_progress("verifying") as progress:
-        findings = verify_folders(root, verified, beside=not names, quick=arguments.quick, threads=None, progress=progress)
+        verified = Verification(root, names=arguments.names, quick=arguments.quick, progress=progress)
+    folders, findings = [folder.path for folder in verified.folders], verified.findings
     if arguments.against_dagster:
         from niels_cache_assets.defs.home.history import recorded_findings
 
         findings += recorded_findings(root, folders)
-    lines = notes(root, verified, beside=not names)
+    lines = verified.notes()
     names_found = [folder.relative_to(root).as_posix() for folder in folders]
-    rows = results(root, verified, findings, quick=arguments.quick)
+    rows = results(verified)
     facts = {
         "root": root,
         "folders": names_found,
         "quick": arguments.quick,
         "findings": findings,
-        "unverifiable": [name for name, folder in zip(names_found, verified, strict=True) if folder.is_unverifiable],
+        "unverifiable": [name for name, folder in zip(names_found, verified.folders, strict=True) if folder.is_unverifiable],
         "notes": lines,
         "results": [row._asdict() for row in rows],
     }
@@ -108,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
         *cells, result = row.cells()
         table.add_row(*cells, Text(result, style=_STYLES[row.outcome]))
     console.print(table)
-    console.print(summary(rows, findings, quick=arguments.quick))
+    console.print(summary(rows, verified))
     return code
 
 

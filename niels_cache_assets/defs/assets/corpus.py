@@ -15,21 +15,20 @@ from niels_cache_assets.artifacts.corpus_report import CorpusReport
 from niels_cache_assets.artifacts.duplicates import CODE_VERSION as RANGES_VERSION
 from niels_cache_assets.artifacts.duplicates import Duplicates
 from niels_cache_assets.artifacts.graph import graph
-from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.prepared_corpora import open_prepared
 from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.base.wording import file_size, format_count
 from niels_cache_assets.corpus.identity import dedup_identity, dedup_order
 from niels_cache_assets.defs import keys
-from niels_cache_assets.defs.assets.parts import build_and_report, materialize_result, partition_asset
+from niels_cache_assets.defs.assets.building import artifact_asset, build_artifact, recorded_result
+from niels_cache_assets.defs.assets.parts import partition_asset
 from niels_cache_assets.defs.assets.upstream import observe_read_revision
 from niels_cache_assets.defs.config import BuildConfig
 from niels_cache_assets.defs.metadata.builds import Metadata, recorded_at, state_of
 from niels_cache_assets.defs.metadata.corpora import documents_metadata, duplicates_metadata, kept_metadata, report_metadata
 from niels_cache_assets.defs.metadata.entries import materialized, without_empty
-from niels_cache_assets.defs.progress import BuildReporter, SinkParam, readable_failures, result_line
+from niels_cache_assets.defs.progress import SinkParam, readable_failures
 from niels_cache_assets.defs.resources import RootParam
-from niels_cache_assets.defs.stream_slots import StreamSlot
 from niels_cache_assets.facts.contents import total_bytes
 from niels_cache_assets.project.registry import Registry
 
@@ -120,7 +119,7 @@ def corpus_assets(registry: Registry) -> list[dg.AssetsDefinition]:
 
 
 def _documents(registry: Registry) -> dg.AssetsDefinition:
-    deps = [keys.mapped(keys.UPSTREAM_KEYS["pretrain"], {name: name for name in registry.prepared()})]
+    deps = [keys.mapped(keys.UPSTREAM_KEYS["pretrain"], registry.prepared())]
     if in_parts := keys.parts_of_corpora(registry):
         deps.append(keys.mapped(keys.CORPUS_PARTS, {part: name for name, parts in in_parts.items() for part in parts}))
 
@@ -139,24 +138,12 @@ def _documents(registry: Registry) -> dg.AssetsDefinition:
         name = context.partition_key
         artifact = graph(registry, cache_root.path).corpus(name)
         if artifact.is_joined:
-            artifact = replace(artifact, force_parts=not progress_sink.has_built([step.key for step in artifact.steps()]))
-        reporter = BuildReporter(context, progress_sink, name=artifact.key, observed=keys.DOCUMENTS)
-        with readable_failures():
-            with StreamSlot(context, artifact.key, log=reporter.log) as slot:
-                outcome = materialize(
-                    artifact,
-                    force=config.force,
-                    wait=config.wait,
-                    on_progress=reporter.progress,
-                    log=reporter.log,
-                    wait_for_turn=slot.take,
-                )
-            reporter.warn(outcome)
-            if not outcome.kept:
-                observe_read_revision(context, registry, name, outcome.meta["dataset_revision"], root=cache_root.path)
-            metadata = documents_metadata(outcome)
-        reporter.log_result(metadata)
-        return materialized(metadata, outcome.meta["content_sha256"])
+            artifact = replace(artifact, force_parts=not progress_sink.built.issuperset(step.key for step in artifact.steps()))
+        source = registry.pretrain[name]
+        outcome = build_artifact(context, artifact, config, progress_sink, observed=keys.DOCUMENTS, source=source)
+        if not outcome.kept:
+            observe_read_revision(context, registry, name, outcome.meta["dataset_revision"], root=cache_root.path)
+        return recorded_result(context, outcome, documents_metadata(outcome))
 
     return documents
 
@@ -164,30 +151,18 @@ def _documents(registry: Registry) -> dg.AssetsDefinition:
 def _duplicates(registry: Registry) -> dg.AssetsDefinition:
     settings = fingerprint_of({**dedup_identity(registry.dedup), "order": dedup_order(registry)})
     ranges = [dg.AssetDep(keys.RANGES)] if registry.search_ranges else []
-
-    @dg.asset(
-        key=keys.DUPLICATES,
+    steps = graph(registry, "").before("corpus/duplicates")
+    return artifact_asset(
+        registry,
+        "corpus/duplicates",
+        duplicates_metadata,
+        prepare=lambda artifact, config, sink: replace(artifact, forces_ranges=not sink.built.issuperset(steps)),
         deps=[dg.AssetDep(keys.DOCUMENTS, partition_mapping=keys.search_mapping(registry)), *ranges],
         group_name=_GROUP,
         kinds={"parquet"},
         code_version=f"{Duplicates.version}-{settings[:8]}",  # so that changed settings of [dedup] show as unsynced
         description=_DUPLICATES,
     )
-    def duplicates(
-        context: dg.AssetExecutionContext, config: BuildConfig, cache_root: RootParam, progress_sink: SinkParam
-    ) -> dg.MaterializeResult:
-        reporter = BuildReporter(context, progress_sink, name=keys.DUPLICATES.to_user_string())
-        with readable_failures():
-            found = graph(registry, cache_root.path)
-            artifact = replace(found.duplicates(), forces_ranges=not progress_sink.has_built(found.before("corpus/duplicates")))
-            outcome = materialize(artifact, force=config.force, wait=config.wait, log=reporter.log)
-            reporter.warn(outcome)
-        version = outcome.meta.get("content_sha256", "")  # empty if no data set uses dedup
-        metadata = duplicates_metadata(outcome)
-        reporter.log_result(metadata)
-        return materialized(metadata, version)
-
-    return duplicates
 
 
 def _kept(registry: Registry) -> dg.AssetsDefinition:
@@ -210,8 +185,11 @@ def _kept(registry: Registry) -> dg.AssetsDefinition:
 
 
 def _report(registry: Registry) -> dg.AssetsDefinition:
-    @dg.asset(
-        key=keys.REPORT,
+    return artifact_asset(
+        registry,
+        "report",
+        lambda outcome: report_metadata(outcome, draw=registry.dagster.plots),
+        version="meta_sha256",
         deps=[keys.DOCUMENTS, keys.DUPLICATES],
         partitions_def=keys.corpus_partitions(registry),
         group_name=keys.REPORTS_GROUP,
@@ -219,24 +197,13 @@ def _report(registry: Registry) -> dg.AssetsDefinition:
         code_version=CorpusReport.version,
         description=_REPORT,
     )
-    def report(context: dg.AssetExecutionContext, config: BuildConfig, cache_root: RootParam) -> dg.MaterializeResult:
-        with readable_failures():
-            name = context.partition_key
-            artifact = graph(registry, cache_root.path).report(name)
-            outcome = materialize(artifact, force=config.force, wait=config.wait, log=context.log.info)
-            metadata = report_metadata(outcome, draw=registry.dagster.plots)
-            context.log.info(f"{name}: {result_line(metadata)}")
-        return materialized(metadata, outcome.meta["meta_sha256"])
-
-    return report
 
 
 def _parts(registry: Registry) -> dg.AssetsDefinition:
     of_plan = keys.parts_of_corpora(registry)
-
     return partition_asset(
-        keys.CORPUS_PARTS,
-        lambda root, key: graph(registry, root).corpus_part(key),
+        registry,
+        "corpus_part",
         corpus_part_metadata,
         deps=[keys.mapped(keys.PLAN, of_plan)],
         partitions_def=dg.StaticPartitionsDefinition([part for parts in of_plan.values() for part in parts]),
@@ -248,27 +215,22 @@ def _parts(registry: Registry) -> dg.AssetsDefinition:
 
 
 def _hashes(registry: Registry) -> dg.AssetsDefinition:
-    @dg.asset(
-        key=keys.HASHES,
+    return artifact_asset(
+        registry,
+        "hashes",
+        search_metadata,
         deps=[dg.AssetDep(keys.DOCUMENTS, partition_mapping=keys.search_mapping(registry))],
         group_name=_GROUP,
         kinds={"numpy"},
         code_version=RANGES_VERSION,
         description=_HASHES,
     )
-    def hash_signatures(
-        context: dg.AssetExecutionContext, config: BuildConfig, cache_root: RootParam, progress_sink: SinkParam
-    ) -> dg.MaterializeResult:
-        outcome = build_and_report(context, graph(registry, cache_root.path).duplicates().hashes(), config, progress_sink, None)
-        return materialize_result(outcome, search_metadata(outcome))
-
-    return hash_signatures
 
 
 def _ranges(registry: Registry) -> dg.AssetsDefinition:
     return partition_asset(
-        keys.RANGES,
-        lambda root, key: graph(registry, root).hash_range(key),
+        registry,
+        "range",
         search_metadata,
         deps=[keys.HASHES],
         partitions_def=dg.StaticPartitionsDefinition(keys.ranges(registry)),

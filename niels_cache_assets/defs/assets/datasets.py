@@ -5,30 +5,27 @@ all three assets. The op yields its first result only after everything is built 
 Dagster keeps results that were yielded before an error, and records an asset as built if its result is missing.
 """
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import dagster as dg
 
 from niels_cache_assets.artifacts.graph import graph
-from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.base.choices import raise_unknown_choice
 from niels_cache_assets.build_cache import CODE_VERSIONS
 from niels_cache_assets.defs import keys
-from niels_cache_assets.defs.assets.upstream import REVISION, last_observation, observe_read_revision
+from niels_cache_assets.defs.assets.building import build_artifact, recorded_result
+from niels_cache_assets.defs.assets.upstream import last_observation, observe_read_revision, observed_revision
 from niels_cache_assets.defs.config import FamilyConfig, PretrainConfig
 from niels_cache_assets.defs.metadata.builds import family_metadata, split_schema, split_version
-from niels_cache_assets.defs.progress import BuildReporter, ProgressSink, SinkParam, readable_failures
+from niels_cache_assets.defs.progress import ProgressSink, SinkParam, readable_failures
 from niels_cache_assets.defs.resources import CacheRoot, RootParam
-from niels_cache_assets.defs.stream_slots import StreamSlot
 from niels_cache_assets.facts.published import address_in_store
 from niels_cache_assets.facts.training_code import loader_code
 from niels_cache_assets.project.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import FAMILIES, Family, Split
-from niels_cache_runtime.format.meta import Meta, build_id
+from niels_cache_runtime.format.layout import Family, Split
+from niels_cache_runtime.format.meta import build_id
 
 _SPLITS: dict[Family, str] = {
     "pretrain": """The {split} split of a data set: headerless tokens in shards, every document followed by one EOT.
@@ -60,10 +57,6 @@ bytes. [Its checks](/assets/{family}/meta_json?view=checks) read the whole cache
 ```python
 {code}
 ```"""
-
-_SPLIT_KEYS: dict[Family, dict[Split, dg.AssetKey]] = {
-    family: {"train": keys.TRAIN_KEYS[family], "val": keys.VAL_KEYS[family]} for family in FAMILIES
-}
 
 
 def pretrain_assets(registry: Registry) -> dg.AssetsDefinition:
@@ -128,11 +121,11 @@ def _multi_asset(registry: Registry, family: Family, *, above: Sequence[dg.Asset
         specs=[
             *(
                 dg.AssetSpec(key, deps=above, description=described(_SPLITS[family], split), kinds={"numpy"}, metadata=columns, **shared)
-                for split, key in _SPLIT_KEYS[family].items()
+                for split, key in keys.SPLIT_KEYS[family].items()
             ),
             dg.AssetSpec(
                 keys.META_KEYS[family],
-                deps=[*above, *_SPLIT_KEYS[family].values()],
+                deps=[*above, *keys.SPLIT_KEYS[family].values()],
                 description=described(_META, "train"),
                 kinds={"json"},
                 **shared,
@@ -153,63 +146,26 @@ def _stream(
 ) -> Iterator[dg.MaterializeResult]:
     """Build the data set of this run's partition, and yield its three results."""
     name = context.partition_key
-    reporter = BuildReporter(context, progress_sink, name=name, observed=keys.TRAIN_KEYS[family])
     with readable_failures():
         if name not in registry.partition_keys(family):  # Dagster accepts any partition key
             if name in registry.switched_off():
                 raise NielsCacheError(f"{registry.origin}: [{family}.{name}] is switched off; set enabled = true in it to build it")
             raise_unknown_choice(registry.origin, f"no {family} data set", name, registry.partition_keys(family))
         artifact = graph(registry, cache_root.path).dataset(name, config.run_settings())
-        settings = artifact.spec.source.shown_settings()
-        with StreamSlot(context, name, log=reporter.log) as slot:
-
-            def wait_for_turn() -> bool:
-                if slot.take():
-                    return True
-                reporter.log_quietly(f"building from {_describe_settings(settings)}")
-                return False
-
-            outcome = materialize(
-                artifact,
-                force=config.force,
-                wait=config.wait,
-                on_progress=reporter.progress,
-                log=reporter.log,
-                wait_for_turn=wait_for_turn,
-            )
-        reporter.warn(outcome)
-        if not outcome.kept:
-            _observe(context, registry, name, outcome.meta, root=cache_root.path)
-        deduplicated = "dedup" in getattr(artifact.spec.source, "prepare", ())
-        address = address_in_store(registry, family, name)
-        shown = family_metadata(outcome, settings, deduplicated=deduplicated, draw=registry.dagster.plots, address=address)
-        reporter.log_result(shown[None])
-        results: list[dg.MaterializeResult] = [
-            *(
-                dg.MaterializeResult(key, metadata=shown[split], data_version=split_version(outcome.meta, split))
-                for split, key in _SPLIT_KEYS[family].items()
-            ),
-            dg.MaterializeResult(keys.META_KEYS[family], metadata=shown[None], data_version=dg.DataVersion(build_id(outcome.meta) or "")),
-        ]
-    yield from results
-
-
-def _describe_settings(settings: Mapping[str, Any]) -> str:
-    """Return settings as text, such as `jsonl: files = ["a.jsonl"], val_frac = 0.1`."""
-    hidden = ("source", "enabled", "given", "code_version")
-    entries = [f"{key} = {json.dumps(value, default=str)}" for key, value in settings.items() if key not in hidden and value is not None]
-    return f"{settings['source']}{': ' if entries else ''}{', '.join(entries)}"
-
-
-def _observe(context: dg.AssetExecutionContext, registry: Registry, name: str, meta: Meta, *, root: Path) -> None:
-    """Record the version of upstream that the cache was built from.
-
-    If the data set has a corpus, its build did not contact upstream, so only its settings may be new.
-    """
-    if name in registry.prepared():
+    source = artifact.spec.source
+    outcome = build_artifact(context, artifact, config, progress_sink, observed=keys.SPLIT_KEYS[family]["train"], source=source)
+    if not outcome.kept:
         last = last_observation(context.instance, registry, name)
-        if last is not None:
-            revision = last.metadata.get(REVISION)
-            observe_read_revision(context, registry, name, str(revision.value) if revision else None, root=root)
-    else:
-        observe_read_revision(context, registry, name, meta["dataset_revision"], root=root)
+        if name not in registry.prepared():
+            observe_read_revision(context, registry, name, outcome.meta["dataset_revision"], root=cache_root.path)
+        elif last is not None:  # the build did not contact upstream, so only the settings of the data set may be new
+            observe_read_revision(context, registry, name, observed_revision(last), root=cache_root.path)
+    deduplicated = "dedup" in getattr(source, "prepare", ())
+    address = address_in_store(registry, family, name)
+    shown = family_metadata(outcome, source.shown_settings(), deduplicated=deduplicated, draw=registry.dagster.plots, address=address)
+    results: list[dg.MaterializeResult] = [
+        dg.MaterializeResult(key, metadata=shown[split], data_version=split_version(outcome.meta, split))
+        for split, key in keys.SPLIT_KEYS[family].items()
+    ]
+    whole = recorded_result(context, outcome, shown[None], build_id(outcome.meta) or "")
+    yield from [*results, whole._replace(asset_key=keys.META_KEYS[family])]

@@ -10,13 +10,14 @@ import dagster as dg
 
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.index import BlendIndex
-from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.base.fingerprint import fingerprint_of, identity_settings
 from niels_cache_assets.base.wording import SHORT_SHA256, file_size, format_count
-from niels_cache_assets.defs.keys import INDEX, TRAIN_KEYS, mapped
+from niels_cache_assets.defs.assets.building import build_artifact, recorded_result
+from niels_cache_assets.defs.config import BuildConfig
+from niels_cache_assets.defs.keys import INDEX, SPLIT_KEYS, mapped
 from niels_cache_assets.defs.metadata.builds import state_of
-from niels_cache_assets.defs.metadata.entries import json_entry, materialized, table
-from niels_cache_assets.defs.progress import BuildReporter, SinkParam, readable_failures
+from niels_cache_assets.defs.metadata.entries import json_entry, table
+from niels_cache_assets.defs.progress import SinkParam
 from niels_cache_assets.defs.resources import RootParam
 from niels_cache_assets.project.registry import Registry
 
@@ -45,7 +46,7 @@ def index_assets(registry: Registry) -> list[dg.AssetsDefinition]:
 
     @dg.asset(
         key=INDEX,
-        deps=[mapped(TRAIN_KEYS["pretrain"], blends_of)],
+        deps=[mapped(SPLIT_KEYS["pretrain"]["train"], blends_of)],
         partitions_def=dg.StaticPartitionsDefinition(names),
         group_name="index",
         kinds={"numpy"},
@@ -54,10 +55,9 @@ def index_assets(registry: Registry) -> list[dg.AssetsDefinition]:
     )
     def gpt(context: dg.AssetExecutionContext, cache_root: RootParam, progress_sink: SinkParam) -> dg.MaterializeResult:
         name = context.partition_key
-        reporter = BuildReporter(context, progress_sink, name=name, observed=INDEX)
-        with readable_failures():
-            outcome = materialize(graph(registry, cache_root.path).index(name), on_progress=lambda update: reporter.indexing(*update))
-            indices = outcome.meta["indices"]
+        artifact = graph(registry, cache_root.path).index(name)
+        outcome = build_artifact(context, artifact, BuildConfig(wait=False, force=False), progress_sink, observed=INDEX)
+        indices = outcome.meta["indices"]
         rows = [
             {"index": index.label, "samples": index.samples, "size": file_size(index.bytes), "hash": index.hash[:SHORT_SHA256]}
             for index in indices
@@ -73,7 +73,6 @@ def index_assets(registry: Registry) -> list[dg.AssetsDefinition]:
             "hash": outcome.meta["hash"],
             "dagster/uri": indices[-1].directory.parent.as_uri(),
         }
-        reporter.log_result(metadata)
-        return materialized(metadata, outcome.meta["hash"])
+        return recorded_result(context, outcome, metadata, outcome.meta["hash"])
 
     return [gpt]

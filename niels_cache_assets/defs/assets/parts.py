@@ -17,18 +17,18 @@ from typing import Any
 
 import dagster as dg
 
-from niels_cache_assets.artifacts.base import Artifact, Outcome
+from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.artifacts.graph import graph
-from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.base.wording import file_size, format_count
 from niels_cache_assets.build_cache import CODE_VERSIONS
 from niels_cache_assets.cluster.child import BuildInChild
 from niels_cache_assets.defs import keys
+from niels_cache_assets.defs.assets.building import artifact_asset, build_artifact, recorded_result
 from niels_cache_assets.defs.assets.upstream import last_materialization, materialized_version, observe_read_revision
-from niels_cache_assets.defs.config import BuildConfig, PartConfig
+from niels_cache_assets.defs.config import BuildConfig
 from niels_cache_assets.defs.metadata.builds import Metadata, engines_entry, recorded_at, state_of
-from niels_cache_assets.defs.metadata.entries import materialized, without_empty
+from niels_cache_assets.defs.metadata.entries import without_empty
 from niels_cache_assets.defs.part_processes import build_part_in_child
 from niels_cache_assets.defs.part_slots import limit_parts
 from niels_cache_assets.defs.progress import BuildReporter, ProgressSink, SinkParam, readable_failures
@@ -42,7 +42,6 @@ from niels_cache_assets.sources.types import PretrainSource
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import BusyError
 from niels_cache_runtime.format.layout import SPLITS
-from niels_cache_runtime.format.meta import Meta
 
 _GROUP = "pretrain"
 _EXCLUDE = "exclude"  # key in the metadata of a plan: sha256 over the ids to leave out
@@ -92,7 +91,7 @@ def _plan(registry: Registry) -> dg.AssetsDefinition:
 
     @dg.asset(
         key=keys.PLAN,
-        deps=[keys.mapped(keys.UPSTREAM_KEYS["pretrain"], {name: name for name in names})],
+        deps=[keys.mapped(keys.UPSTREAM_KEYS["pretrain"], names)],
         partitions_def=dg.StaticPartitionsDefinition(names),
         group_name=_GROUP,
         kinds={"json"},
@@ -105,11 +104,9 @@ def _plan(registry: Registry) -> dg.AssetsDefinition:
         name = context.partition_key
         limit_parts(context.instance, registry)  # its parts follow, and [cluster] may have changed
         artifact = graph(registry, cache_root.path)[f"plan/{name}"]
-        outcome = build_and_report(context, artifact, config, progress_sink, keys.PLAN)
+        outcome = build_artifact(context, artifact, config, progress_sink, observed=keys.PLAN)
         observe_read_revision(context, registry, name, outcome.meta["dataset_revision"], root=cache_root.path)
-        excluded = list_of_ids(registry.pretrain[name])
-        version = plan_version(context.instance, name, outcome.meta, excluded)
-        return materialized(plan_metadata(outcome, version, excluded), version)
+        return recorded_result(context, outcome, *plan_record(context.instance, outcome, registry.pretrain[name]))
 
     return plan_parts
 
@@ -117,23 +114,17 @@ def _plan(registry: Registry) -> dg.AssetsDefinition:
 def _val(registry: Registry) -> dg.AssetsDefinition:
     names = keys.datasets_with_val_part(registry)
 
-    @dg.asset(
-        key=keys.VAL_PART,
-        deps=[dg.AssetDep(keys.TOKENIZER), keys.mapped(keys.PLAN, {name: name for name in names})],
+    return artifact_asset(
+        registry,
+        "val_part",
+        part_metadata,
+        deps=[dg.AssetDep(keys.TOKENIZER), keys.mapped(keys.PLAN, names)],
         partitions_def=dg.StaticPartitionsDefinition(names),
         group_name=_GROUP,
         kinds={"numpy"},
         code_version=CODE_VERSIONS["pretrain"],
         description=_VAL,
     )
-    def build_val_part(
-        context: dg.AssetExecutionContext, config: BuildConfig, cache_root: RootParam, progress_sink: SinkParam
-    ) -> dg.MaterializeResult:
-        artifact = graph(registry, cache_root.path)[f"val_part/{context.partition_key}"]
-        outcome = build_and_report(context, artifact, config, progress_sink, keys.VAL_PART)
-        return materialize_result(outcome, part_metadata(outcome))
-
-    return build_val_part
 
 
 def _parts(registry: Registry) -> dg.AssetsDefinition:
@@ -150,8 +141,8 @@ def _parts(registry: Registry) -> dg.AssetsDefinition:
         deps.append(keys.mapped(keys.VAL_PART, {name: of_plan[name] for name in names}))
 
     return partition_asset(
-        keys.PARTS,
-        lambda root, key: graph(registry, root).part(key),
+        registry,
+        "part",
         part_metadata,
         deps=deps,
         partitions_def=dg.StaticPartitionsDefinition([part for parts in every.values() for part in parts]),
@@ -162,73 +153,35 @@ def _parts(registry: Registry) -> dg.AssetsDefinition:
     )
 
 
-def partition_asset(
-    key: dg.AssetKey, artifact_of: Callable[[Path, str], BuildInChild], metadata_of: Callable[[Outcome], Metadata], **settings: Any
-) -> dg.AssetsDefinition:
+def partition_asset(registry: Registry, kind: str, metadata_of: Callable[[Outcome], Metadata], **settings: Any) -> dg.AssetsDefinition:
     """Return an asset whose partitions are built by processes of any machine: parts, parts of a corpus, or ranges of hashes.
 
     Args:
-        key: Key of the asset.
-        artifact_of: Returns the artifact for a cache root and a partition key.
+        registry: The configuration.
+        kind: The kind of the artifacts.
         metadata_of: Returns the metadata of an outcome.
         **settings: Arguments of `dg.asset`.
     """
 
-    @dg.asset(key=key, pool=keys.PARTS_POOL, output_required=False, **settings)
+    @dg.asset(key=keys.ASSETS[kind], pool=keys.PARTS_POOL, output_required=False, **settings)
     def build(
-        context: dg.AssetExecutionContext, config: PartConfig, cache_root: RootParam, progress_sink: SinkParam
+        context: dg.AssetExecutionContext, config: BuildConfig, cache_root: RootParam, progress_sink: SinkParam
     ) -> Iterator[dg.MaterializeResult]:
-        outcome = build_partition(context, artifact_of(cache_root.path, context.partition_key), config, progress_sink, key)
-        if outcome is not None:
-            yield materialize_result(outcome, metadata_of(outcome))
+        with readable_failures():
+            artifact: Any = graph(registry, cache_root.path)[f"{kind}/{context.partition_key}"]
+        try:
+            if progress_sink.builds_parts_here or config.force:
+                passes_on = (BusyError, LeaseLostError) if progress_sink.passes_over else ()
+                observed = keys.ASSETS[kind]
+                outcome = build_artifact(context, artifact, config, progress_sink, observed=observed, passes_on=passes_on)
+            else:
+                outcome = _build_in_child(context, artifact, progress_sink, keys.ASSETS[kind])
+        except (BusyError, LeaseLostError) as other:
+            context.log.info(f"passed over: {other}")
+        else:
+            yield recorded_result(context, outcome, metadata_of(outcome))
 
     return build
-
-
-def materialize_result(outcome: Outcome, metadata: Metadata) -> dg.MaterializeResult:
-    """Return the result of a step whose data version is the hash of its content."""
-    return materialized(metadata, outcome.meta["content_sha256"])
-
-
-def build_partition(
-    context: dg.AssetExecutionContext, artifact: BuildInChild, config: PartConfig, progress_sink: ProgressSink, key: dg.AssetKey
-) -> Outcome | None:
-    """Build a part or a range, here or in a child. Return None if another process builds it and `pass_over` is set."""
-    try:
-        if progress_sink.builds_parts_here or config.force:
-            passes_on = (BusyError, LeaseLostError) if config.pass_over else ()
-            return build_and_report(context, artifact, config, progress_sink, key, passes_on=passes_on)
-        return _build_in_child(context, artifact, progress_sink, key)
-    except (BusyError, LeaseLostError) as other:
-        context.log.info(f"passed over: {other}")
-        return None
-
-
-def build_and_report(
-    context: dg.AssetExecutionContext,
-    artifact: Artifact,
-    config: BuildConfig,
-    progress_sink: ProgressSink,
-    key: dg.AssetKey | None,
-    *,
-    passes_on: tuple[type[NielsCacheError], ...] = (),
-) -> Outcome:
-    """Build an artifact, and report its progress, its warning and its result.
-
-    Args:
-        context: Context of the step.
-        artifact: The artifact.
-        config: Run configuration.
-        progress_sink: Receives the progress in this process.
-        key: Asset whose partition gets the progress, or None.
-        passes_on: Errors that are not failures of the run; by default none.
-    """
-    reporter = BuildReporter(context, progress_sink, name=artifact.key, observed=key)
-    with readable_failures(passes_on):
-        outcome = materialize(artifact, force=config.force, wait=config.wait, on_progress=reporter.progress, log=reporter.log)
-    reporter.warn(outcome)
-    reporter.log_result(state_of(outcome))
-    return outcome
 
 
 def _build_in_child(context: dg.AssetExecutionContext, part: BuildInChild, progress_sink: ProgressSink, key: dg.AssetKey) -> Outcome:
@@ -243,15 +196,14 @@ def _build_in_child(context: dg.AssetExecutionContext, part: BuildInChild, progr
             except KeyboardInterrupt:
                 if not ending.is_true:
                     raise
-                # An interrupt would also end the worker of Dask, which has other steps.
+                # An interrupt would also end the worker of an executor, which has other steps.
                 raise NielsCacheError(f"{part.key}: its run was terminated; run it again to resume") from None
-    reporter.warn(outcome)
-    reporter.log_result(state_of(outcome))
+    reporter.end(outcome)
     return outcome
 
 
 class RunEndCheck:
-    """A check whether a run was terminated or has ended. Executors such as those of Dask and Celery send no signal to a running step.
+    """A check whether a run was terminated or has ended. Executors such as that of Celery send no signal to a running step.
 
     Args:
         instance: The instance to query, at most once every ASK_SECONDS.
@@ -275,37 +227,10 @@ class RunEndCheck:
         return self.is_true
 
 
-def list_of_ids(source: PretrainSource) -> str | None:
-    """Return the sha256 over the ids that `exclude` names, or None without this key."""
-    return exclude_identity(source.exclude).get(_EXCLUDE)
+def plan_record(instance: dg.DagsterInstance, outcome: Outcome, source: PretrainSource) -> tuple[Metadata, str]:
+    """Return the metadata and the data version of the plan of a data set.
 
-
-def plan_metadata(outcome: Outcome, version: str, excluded: str | None) -> Metadata:
-    """Return the metadata of a plan.
-
-    Args:
-        outcome: Outcome of the plan.
-        version: Its data version.
-        excluded: Result of `list_of_ids`.
-    """
-    plan = Plan.of(outcome.meta)
-    listed = [file for group in plan.groups for file in group.listed]
-    files = f"{format_count(len(listed), 'file')} of {file_size(sum(file.bytes for file in listed))}"
-    groups = _groups_of(outcome.meta)
-    return without_empty(
-        {
-            **state_of(outcome),
-            "contents": f"{files} in {format_count(len(plan.parts), 'part')}",
-            _GROUPS: dg.MetadataValue.json(groups) if groups != [version] else None,
-            _EXCLUDE: excluded,
-        }
-    )
-
-
-def plan_version(instance: dg.DagsterInstance, name: str, meta: Meta, excluded: str | None) -> str:
-    """Return the data version of the plan of a data set.
-
-    It is unchanged as long as the data set only grows, and changes with any planned part, and with the ids that `exclude` names.
+    The version is unchanged as long as the data set only grows, and changes with any planned part, and with the ids that `exclude` names.
 
     Growth leaves the existing parts as they are, so it must not make their partitions stale. Dagster has one version for all parts of a
     data set. So if the files of one table `added` or the ids of `exclude` change, all of its parts are stale, and those that are current
@@ -313,50 +238,43 @@ def plan_version(instance: dg.DagsterInstance, name: str, meta: Meta, excluded: 
 
     Args:
         instance: The instance with the recorded plans.
-        name: Name of the data set.
-        meta: Record of the plan.
-        excluded: Result of `list_of_ids`.
+        outcome: Outcome of the plan.
+        source: The table of the data set.
     """
-    groups, last = _groups_of(meta), last_materialization(instance, keys.PLAN, name)
-    version = None if last is None else materialized_version(last)
+    plan, excluded = Plan.of(outcome.meta), exclude_identity(source.exclude).get(_EXCLUDE)
+    groups = [group.fingerprint for group in plan.groups]  # the first parts, and those of each table `added`
     of_all = fingerprint_of({"groups": groups, **({_EXCLUDE: excluded} if excluded else {})})
-    if last is None or version is None:
-        return of_all if excluded else groups[0]
-    before = _recorded_groups(last)
-    if excluded == _recorded_list(last) and groups[: len(before)] == before:
-        return version
-    return groups[0] if before == [version] and len(groups) == 1 and not excluded else of_all
+    version, before, excluded_before = _recorded(last_materialization(instance, keys.PLAN, outcome.name))
+    if version is None:
+        version = of_all if excluded else groups[0]
+    elif excluded != excluded_before or groups[: len(before)] != before:
+        version = groups[0] if before == [version] and len(groups) == 1 and not excluded else of_all
+    listed = [file for group in plan.groups for file in group.listed]
+    files = f"{format_count(len(listed), 'file')} of {file_size(sum(file.bytes for file in listed))}"
+    metadata = {
+        **state_of(outcome),
+        "contents": f"{files} in {format_count(len(plan.parts), 'part')}",
+        _GROUPS: dg.MetadataValue.json(groups) if groups != [version] else None,
+        _EXCLUDE: excluded,
+    }
+    return without_empty(metadata), version
 
 
-def is_recorded_plan(last: dg.AssetMaterialization, meta: Meta, version: str, excluded: str | None) -> bool:
-    """Return whether a materialization records a plan.
+def is_recorded(last: dg.AssetMaterialization | None, event: dg.AssetMaterialization) -> bool:
+    """Return whether the last materialization of a partition records the same plan or part as an event."""
+    return last is not None and _recorded(last) == _recorded(event)
 
-    Args:
-        last: The materialization.
-        meta: Record of the plan.
-        version: Data version of the plan.
-        excluded: Result of `list_of_ids`.
+
+def _recorded(event: dg.AssetMaterialization | None) -> tuple[str | None, list[str], str | None]:
+    """Return the data version of a recorded plan, the fingerprints of its groups, and the sha256 over the ids that `exclude` named.
+
+    For a part, only the data version is recorded.
     """
-    return materialized_version(last) == version and _recorded_groups(last) == _groups_of(meta) and _recorded_list(last) == excluded
-
-
-def _recorded_list(event: dg.AssetMaterialization) -> str | None:
-    """Return the sha256 over the ids that `exclude` named when the plan was recorded."""
-    recorded = event.metadata.get(_EXCLUDE)
-    return None if recorded is None else str(recorded.value)
-
-
-def _groups_of(meta: Meta) -> list[str]:
-    """Return the fingerprints of the groups of a plan: the first parts, and those of each table `added`."""
-    return [group.fingerprint for group in Plan.of(meta).groups]
-
-
-def _recorded_groups(event: dg.AssetMaterialization) -> list[str]:
-    """Return the fingerprints of the groups of a recorded plan."""
-    recorded = event.metadata.get(_GROUPS)
-    if isinstance(recorded, dg.JsonMetadataValue) and isinstance(recorded.value, list):
-        return [str(each) for each in recorded.value]
-    return [str(materialized_version(event))]
+    if event is None:
+        return None, [], None
+    version, groups, excluded = materialized_version(event), event.metadata.get(_GROUPS), event.metadata.get(_EXCLUDE)
+    listed = groups.value if isinstance(groups, dg.JsonMetadataValue) and isinstance(groups.value, list) else [version]
+    return version, [str(each) for each in listed], None if excluded is None else str(excluded.value)
 
 
 def part_metadata(outcome: Outcome) -> Metadata:

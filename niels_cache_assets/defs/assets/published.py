@@ -35,7 +35,7 @@ def _published(registry: Registry, settings: PublishSettings, family: Family) ->
 
     @dg.asset(
         key=PUBLISHED_KEYS[family],
-        deps=[mapped(META_KEYS[family], {name: name for name in names})],
+        deps=[mapped(META_KEYS[family], names)],
         partitions_def=dg.StaticPartitionsDefinition(names),
         group_name="published",
         kinds={"file"},

@@ -19,7 +19,7 @@ from niels_cache_assets.defs.progress import readable_failures
 from niels_cache_assets.defs.resources import RootParam
 from niels_cache_assets.facts.mixture import CODE_VERSION as MIXTURE_CODE_VERSION
 from niels_cache_assets.facts.mixture import MixturePlan, all_mixtures
-from niels_cache_assets.plots.pictures import mixture_picture
+from niels_cache_assets.plots.pictures import mixture_pictures
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.reports.cache import CODE_VERSION, cache_report, find_items
 from niels_cache_assets.reports.drawings import draw_report
@@ -102,7 +102,7 @@ def _mixture(registry: Registry) -> dg.AssetsDefinition:
 def _mixture_metadata(mixtures: Sequence[MixturePlan], *, draw: bool) -> Metadata:
     shown = [mixture_markdown(each) for each in mixtures]
     if draw:
-        shown += [images([mixture_picture(each)]) for each in mixtures if each.sources]
+        shown += [images(mixture_pictures(each)) for each in mixtures if each.sources]
     return {
         "report": dg.MetadataValue.md("\n\n".join(shown) or "There is no pretrain data set."),
         "contents": ", ".join(f"{each.name}: {format_count(len(each.sources), 'data set')}" for each in mixtures) or "nothing",

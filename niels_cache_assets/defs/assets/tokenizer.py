@@ -4,15 +4,12 @@ import dagster as dg
 
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.input_problems import require_inputs
-from niels_cache_assets.artifacts.materialize import materialize
-from niels_cache_assets.artifacts.tokenizer import CODE_VERSION
+from niels_cache_assets.artifacts.tokenizer import CODE_VERSION, Tokenizer
 from niels_cache_assets.base.fingerprint import fingerprint_of
+from niels_cache_assets.defs.assets.building import artifact_asset
 from niels_cache_assets.defs.config import BuildConfig
-from niels_cache_assets.defs.keys import TOKENIZER
 from niels_cache_assets.defs.metadata.builds import tokenizer_metadata
-from niels_cache_assets.defs.metadata.entries import materialized
-from niels_cache_assets.defs.progress import BuildReporter, SinkParam, readable_failures
-from niels_cache_assets.defs.resources import RootParam
+from niels_cache_assets.defs.progress import ProgressSink
 from niels_cache_assets.project.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -33,22 +30,23 @@ tokenizer.decode(tokenizer.encode("any text"))
 
 def tokenizer_asset(registry: Registry) -> dg.AssetsDefinition:
     """Return the asset."""
+    return artifact_asset(
+        registry,
+        "tokenizer",
+        lambda outcome: tokenizer_metadata(outcome, draw=registry.dagster.plots),
+        version="sha256",
+        prepare=_require_inputs,
+        group_name="tokenizer",
+        kinds={"file"},
+        code_version=_code_version(registry),
+        description=_DESCRIPTION,
+    )
 
-    @dg.asset(key=TOKENIZER, group_name="tokenizer", kinds={"file"}, code_version=_code_version(registry), description=_DESCRIPTION)
-    def tokenizer(
-        context: dg.AssetExecutionContext, config: BuildConfig, cache_root: RootParam, progress_sink: SinkParam
-    ) -> dg.MaterializeResult:
-        reporter = BuildReporter(context, progress_sink, name=TOKENIZER.path[-1])
-        with readable_failures():
-            artifact = graph(registry, cache_root.path).tokenizer()
-            if artifact.needs_training(force=config.force):
-                require_inputs(registry, ())
-            outcome = materialize(artifact, force=config.force, wait=config.wait, log=reporter.log)
-        metadata = tokenizer_metadata(outcome, draw=registry.dagster.plots)
-        reporter.log_result(metadata)
-        return materialized(metadata, outcome.meta["sha256"])
 
-    return tokenizer
+def _require_inputs(artifact: Tokenizer, config: BuildConfig, sink: ProgressSink) -> Tokenizer:
+    if artifact.needs_training(force=config.force):
+        require_inputs(artifact.registry, ())
+    return artifact
 
 
 def _code_version(registry: Registry) -> str:

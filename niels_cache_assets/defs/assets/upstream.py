@@ -18,12 +18,13 @@ from niels_cache_assets.chats.templates import find_template
 from niels_cache_assets.corpus.identity import identity_of_corpus
 from niels_cache_assets.defs.keys import DOCUMENTS, META_KEYS, UPSTREAM_KEYS, partitions
 from niels_cache_assets.defs.metadata.entries import without_empty
+from niels_cache_assets.defs.progress import readable_failures
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.reading.references import revision_with_references
 from niels_cache_assets.sources.types import SftSource, SourceWithParts
 from niels_cache_runtime.format.layout import FAMILIES
 
-_DATA_VERSION_TAG = "dagster/data_version"
+DATA_VERSION_TAG = "dagster/data_version"
 _POINTER_TAG = "dagster/input_event_pointer/"  # plus the key of an input asset; the value is its newest event, in any partition
 REVISION = "revision"  # key in the metadata of an observation; in the meta.json of a cache, the same value is dataset_revision
 _DIGITS = 12
@@ -71,6 +72,7 @@ def observe_revision(registry: Registry, name: str, *, root: Path) -> dg.AssetOb
     return _observation(registry, name, revision, root=root)
 
 
+@readable_failures()
 def observe_read_revision(context: dg.AssetExecutionContext, registry: Registry, name: str, revision: str | None, *, root: Path) -> None:
     """Record in a step that its partition was read at `revision` of upstream, unless this is already known.
 
@@ -118,19 +120,24 @@ def _observation(registry: Registry, name: str, revision: str | None, *, root: P
     return dg.AssetObservation(
         asset_key=UPSTREAM_KEYS[source.family],
         partition=name,
-        tags={_DATA_VERSION_TAG: f"{version}+{fingerprint_of(settings)[:_DIGITS]}"},
+        tags={DATA_VERSION_TAG: f"{version}+{fingerprint_of(settings)[:_DIGITS]}"},
         metadata=without_empty({REVISION: revision or None, "settings": dg.MetadataValue.json(source.shown_settings())}),
     )
 
 
 def version_of(observation: dg.AssetObservation) -> str:
     """Return the data version in an observation."""
-    return observation.tags[_DATA_VERSION_TAG]
+    return observation.tags[DATA_VERSION_TAG]
+
+
+def observed_revision(observation: dg.AssetObservation | None) -> str | None:
+    """Return the revision of upstream in an observation, or None if there is none."""
+    return None if observation is None or REVISION not in observation.metadata else str(observation.metadata[REVISION].value)
 
 
 def materialized_version(event: dg.AssetMaterialization) -> str | None:
     """Return the data version in a materialization, or None if it has none."""
-    return (event.tags or {}).get(_DATA_VERSION_TAG)
+    return (event.tags or {}).get(DATA_VERSION_TAG)
 
 
 def last_materialization(instance: dg.DagsterInstance, key: dg.AssetKey, partition: str) -> dg.AssetMaterialization | None:

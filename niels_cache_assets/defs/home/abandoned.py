@@ -133,8 +133,6 @@ def _end(instance: dg.DagsterInstance, run_id: str) -> None:
         instance.report_run_canceled(run, message=_ABANDONED_MESSAGE)
     else:
         instance.report_run_failed(run, message=_ABANDONED_MESSAGE)
-    if instance.event_log_storage.supports_global_concurrency_limits:
-        instance.event_log_storage.free_concurrency_slots_for_run(run_id)
 
 
 def _clear(home: Path, run_id: str) -> None:

@@ -9,46 +9,64 @@ queries.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
-from dagster._core.event_api import PartitionKeyFilter  # needed to query the checks of a partition; there is no public name
-from dagster._core.storage.asset_check_execution_record import COMPLETED_ASSET_CHECK_EXECUTION_RECORD_STATUSES, AssetCheckExecutionRecord
 
-from niels_cache_assets.corpus.layout import corpus_dir, duplicates_dir
-from niels_cache_assets.defs.assets.upstream import REVISION
+from niels_cache_assets.defs.assets.upstream import last_observation, observed_revision
 from niels_cache_assets.defs.checks import build_checks
 from niels_cache_assets.defs.home.home_errors import home_errors
 from niels_cache_assets.defs.home.instance import CONFIG_NAME, HOME_VARIABLE, dagster_home, ensure_instance
-from niels_cache_assets.defs.keys import DOCUMENTS, DUPLICATES, KEPT, META_KEYS, TOKENIZER, UPSTREAM_KEYS
+from niels_cache_assets.defs.keys import DOCUMENTS, DUPLICATES, KEPT, META_KEYS, TOKENIZER
+from niels_cache_assets.defs.private import COMPLETED, PartitionKeyFilter
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.reports.cache import CacheItem
 from niels_cache_assets.reports.history import CheckOutcome, CheckRecord, FolderHistory, History
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import FAMILIES, META_NAME, dataset_dir, tokenizer_dir
+from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.format.meta import load_meta
 from niels_cache_runtime.verify import Finding
 
 _RECORDS = 1000  # read at most this many of the newest records of an asset and partition, because a home may serve many cache roots
 _DIGITS = 12
+_ASSETS = {  # by the name of the folder
+    "tokenizer": TOKENIZER,
+    "corpus": DOCUMENTS,
+    "duplicates": DUPLICATES,
+    "pretrain": META_KEYS["pretrain"],
+    "sft": META_KEYS["sft"],
+}
 _RESULTS = 20  # read this many of the newest results of a check
 
 
 def history_at_home(registry: Registry, items: Sequence[CacheItem], *, root: Path) -> History:
     """Return the history from the Dagster home (DAGSTER_HOME, otherwise .dagster here). Without a home, its `source` says so."""
-    home = dagster_home()
-    if not (home / CONFIG_NAME).exists():
-        return History(source=f"none: {home} is not a Dagster home; set {HOME_VARIABLE} to the home of the builds")
     try:
-        with ensure_instance(home) as instance:
+        with _home_of_builds() as instance:
             return history_of(instance, registry, items, root=root)
     except NielsCacheError as error:
         return History(source=f"none: {error}")
     except Exception as error:  # a damaged database or a different version of Dagster; the report is also useful without a history
         reason = str(error).partition("\n")[0]
-        return History(source=f"none: {home} cannot be read: {type(error).__name__}: {reason}")
+        return History(source=f"none: {dagster_home()} cannot be read: {type(error).__name__}: {reason}")
+
+
+@contextmanager
+def _home_of_builds() -> Iterator[dg.DagsterInstance]:
+    """Open the instance of the Dagster home.
+
+    Raises:
+        NielsCacheError: If there is no Dagster home.
+        NotWrittenError: If the home's disk or database fails.
+    """
+    home = dagster_home()
+    if not (home / CONFIG_NAME).exists():
+        raise NielsCacheError(f"{home}: is not a Dagster home; set {HOME_VARIABLE} to the home of the builds")
+    with home_errors(home), ensure_instance(home) as instance:
+        yield instance
 
 
 def history_of(instance: dg.DagsterInstance, registry: Registry, items: Sequence[CacheItem], *, root: Path) -> History:
@@ -63,7 +81,7 @@ def history_of(instance: dg.DagsterInstance, registry: Registry, items: Sequence
 
 class _HistoryReader:
     def __init__(self, instance: dg.DagsterInstance, registry: Registry, root: Path) -> None:
-        self._instance, self._root = instance, root
+        self._instance, self._registry, self._root = instance, registry, root
         specs = [spec for definition in build_checks(registry) for spec in definition.check_specs]
         self._keys = [spec.key for spec in specs]
         self._partitioned = {spec.key for spec in specs if spec.partitions_def is not None}
@@ -76,10 +94,8 @@ class _HistoryReader:
         assets = [key, KEPT] if item.state.kind == "corpus" else [key]
         own = [check for check in self._keys if check.asset_key in assets and (check in self._partitioned) == (partition is not None)]
         checks = [self._newest(check, partition, folder, meta_sha256) for check in own]
-        return FolderHistory(
-            newest_revision=None if item.revision is None or partition is None else self._newest_revision(item.state.kind, partition),
-            checks=tuple(check for check in checks if check is not None),
-        )
+        seen = None if item.revision is None or partition is None else last_observation(self._instance, self._registry, partition)
+        return FolderHistory(newest_revision=observed_revision(seen), checks=tuple(check for check in checks if check is not None))
 
     def family_checks(self) -> Iterator[CheckRecord]:
         """Yield the results of checks of a whole family, such as caches_in_sync."""
@@ -89,44 +105,32 @@ class _HistoryReader:
                 if found is not None:
                     yield replace(found, name=f"{key.name} ({key.asset_key.path[0]})")
 
-    def _newest_revision(self, kind: str, partition: str) -> str | None:
-        """Return the revision that upstream had at the last observation that names one."""
-        key = UPSTREAM_KEYS["sft" if kind == "sft" else "pretrain"]
-        filters = dg.AssetRecordsFilter(asset_key=key, asset_partitions=[partition])
-        seen = (record.asset_observation for record in self._instance.fetch_observations(filters, limit=_RECORDS).records)
-        return next((str(each.metadata[REVISION].value) for each in seen if each is not None and REVISION in each.metadata), None)
-
     def _newest(self, key: dg.AssetCheckKey, partition: str | None, folder: Path, meta_sha256: str | None) -> CheckRecord | None:
         """Return the newest result of a check of the current content of this folder."""
-        partition = partition if key in self._partitioned else None
+        filters = PartitionKeyFilter(key=partition if key in self._partitioned else None)
         results = self._instance.event_log_storage.get_asset_check_execution_history(
-            key, limit=_RESULTS, status=COMPLETED_ASSET_CHECK_EXECUTION_RECORD_STATUSES, partition_filter=PartitionKeyFilter(key=partition)
+            key, limit=_RESULTS, status=COMPLETED, partition_filter=filters
         )
-        return next((_check(result) for result in results if self._is_here(result, folder, meta_sha256)), None)
+        for result in results:
+            evaluation = result.evaluation
+            target = None if evaluation is None else evaluation.target_materialization_data
+            if evaluation is None or target is None or result.event is None:
+                continue
+            checked = dg.AssetRecordsFilter(asset_key=key.asset_key, storage_ids=[target.storage_id])
+            builds = [_recorded(record, folder) for record in self._instance.fetch_materializations(checked, limit=1).records]
+            if any(is_here and (None in (sha256, meta_sha256) or sha256 == meta_sha256) for is_here, sha256 in builds):
+                failed: CheckOutcome = "warning" if evaluation.severity == dg.AssetCheckSeverity.WARN else "failed"
+                outcome = "passed" if evaluation.passed else failed
+                return CheckRecord(name=key.name, outcome=outcome, said=evaluation.description or "", when=result.event.timestamp)
+        return None
 
-    def _is_here(self, result: AssetCheckExecutionRecord, folder: Path, meta_sha256: str | None) -> bool:
-        evaluation = result.evaluation
-        target = evaluation.target_materialization_data if evaluation is not None else None
-        if target is None:
-            return False
-        filters = dg.AssetRecordsFilter(asset_key=result.key.asset_key, storage_ids=[target.storage_id])
-        return any(_is_of(record, folder, meta_sha256) for record in self._instance.fetch_materializations(filters, limit=1).records)
 
-
-def _is_of(record: dg.EventLogRecord, folder: Path, meta_sha256: str | None) -> bool:
-    """Return whether a record belongs to this folder. If the record and meta.json both have a hash, both hashes must be equal too."""
-    metadata = metadata_of(record)
+def _recorded(record: dg.EventLogRecord, folder: Path) -> tuple[bool, str | None]:
+    """Return whether a record is of a build in this folder, and the hash of the build."""
+    event = record.asset_materialization
+    metadata: dict[str, Any] = {} if event is None else {name: value.value for name, value in event.metadata.items()}
     uri, here = str(metadata.get("dagster/uri", "")), folder.absolute().as_uri()
-    recorded = metadata.get("meta_sha256")
-    return (uri == here or uri.startswith(f"{here}/")) and (None in (recorded, meta_sha256) or recorded == meta_sha256)
-
-
-def _check(result: AssetCheckExecutionRecord) -> CheckRecord:
-    evaluation = result.evaluation
-    assert evaluation is not None  # `_is_here` has checked it
-    assert result.event is not None
-    outcome: CheckOutcome = "passed" if evaluation.passed else "warning" if evaluation.severity == dg.AssetCheckSeverity.WARN else "failed"
-    return CheckRecord(name=result.key.name, outcome=outcome, said=evaluation.description or "", when=result.event.timestamp)
+    return uri == here or uri.startswith(f"{here}/"), metadata.get("meta_sha256")
 
 
 def recorded_findings(root: Path, folders: Sequence[Path]) -> list[Finding]:
@@ -138,10 +142,7 @@ def recorded_findings(root: Path, folders: Sequence[Path]) -> list[Finding]:
         NielsCacheError: If there is no Dagster home.
         NotWrittenError: If the home's disk or database fails.
     """
-    home = dagster_home()
-    if not (home / CONFIG_NAME).exists():
-        raise NielsCacheError(f"{home}: is not a Dagster home; set {HOME_VARIABLE} to the home of the builds")
-    with home_errors(home), ensure_instance(home) as instance:
+    with _home_of_builds() as instance:
         return [finding for folder in folders for finding in _findings(instance, root, folder)]
 
 
@@ -156,7 +157,9 @@ def _findings(instance: dg.DagsterInstance, root: Path, folder: Path) -> Iterato
     if meta_sha256 is None:  # made by a different program; verify notes this
         return
     filters = dg.AssetRecordsFilter(asset_key=key, asset_partitions=None if partition is None else [partition])
-    recorded = _recorded_sha256(instance.fetch_materializations(filters, limit=_RECORDS).records, folder)
+    builds = [_recorded(record, folder) for record in instance.fetch_materializations(filters, limit=_RECORDS).records]
+    hashes = [sha256 for is_here, sha256 in sorted(builds, key=lambda build: not build[0]) if sha256 is not None]
+    recorded = next(iter(hashes), None)  # the newest build in this folder, otherwise in any folder, because the cache may have been moved
     if recorded is None:
         problem = "Dagster has no record of this build (it was imported, built without Dagster, or recorded in another home)"
     elif recorded != meta_sha256:
@@ -168,31 +171,5 @@ def _findings(instance: dg.DagsterInstance, root: Path, folder: Path) -> Iterato
 
 def asset_of(root: Path, folder: Path) -> tuple[dg.AssetKey | None, str | None]:
     """Return the asset and the partition of a folder, None for what it does not have."""
-    name = folder.name
-    if folder == tokenizer_dir(root):
-        return TOKENIZER, None
-    if folder == duplicates_dir(root):
-        return DUPLICATES, None
-    if folder == corpus_dir(root, name):
-        return DOCUMENTS, name
-    return next(((META_KEYS[family], name) for family in FAMILIES if folder == dataset_dir(root, family, name)), (None, None))
-
-
-def _recorded_sha256(records: Sequence[dg.EventLogRecord], folder: Path) -> str | None:
-    """Return the hash of the newest build in this folder.
-
-    If there is no such build, for example because the cache was moved, return the hash of the newest build in any folder.
-    """
-    found: dict[bool, str] = {}
-    for record in records:
-        metadata = metadata_of(record)
-        if isinstance(metadata.get("meta_sha256"), str):
-            here = str(metadata.get("dagster/uri", "")).startswith(folder.absolute().as_uri())
-            found.setdefault(here, metadata["meta_sha256"])
-    return found.get(True, found.get(False))
-
-
-def metadata_of(record: dg.EventLogRecord) -> dict[str, Any]:
-    """Return the metadata of a materialization as plain values, or an empty dict if the record is not a materialization."""
-    event = record.asset_materialization
-    return {} if event is None else {name: value.value for name, value in event.metadata.items()}
+    kind, *names = folder.relative_to(root).parts
+    return (None, None) if len(names) > 1 else (_ASSETS.get(kind), next(iter(names), None))  # parts are deeper

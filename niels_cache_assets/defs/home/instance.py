@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
-from dagster._core.instance.ref import InstanceRef  # the documented way to open a home with overrides; there is no public name
 
+from niels_cache_assets.defs.private import InstanceRef
 from niels_cache_assets.disk.journal import write_atomically
 from niels_cache_runtime.errors import NielsCacheError
 

@@ -200,12 +200,6 @@ def state_of(outcome: Outcome) -> Metadata:
     )
 
 
-def state_in(metadata: Mapping[str, Any]) -> str:
-    """Return `built`, `cache_hit` or `disabled` from the metadata of a materialization, or "" if the metadata has no state."""
-    word = str(metadata.get(STATE, "")).partition(" ")[0]
-    return "cache_hit" if word == "hit" else word
-
-
 def _items(meta: Meta, family: Family) -> dict[Split, int]:
     if family == "pretrain":
         return {split: meta["documents"][split] for split in SPLITS}

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
 import dagster as dg
 import uvicorn
@@ -19,12 +18,11 @@ import uvicorn
 from niels_cache_assets.defs.home.abandoned import ending_abandoned_runs
 from niels_cache_assets.defs.home.home_errors import home_errors
 from niels_cache_assets.defs.home.instance import dagster_home, ensure_instance
+from niels_cache_assets.defs.private import web_context
 from niels_cache_assets.defs.ui.guard import WebGuard, refuse_unknown_routes
+from niels_cache_assets.defs.ui.services import Services
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import BusyError, hold_lock, lock_owner
-
-if TYPE_CHECKING:
-    from niels_cache_assets.defs.ui.services import Services
 
 _NAME = "ui"  # name of the lock in the home
 _REFRESH_MILLISECONDS = 2_000  # the interval at which the page asks for new states; `dagster dev` has the same interval
@@ -45,8 +43,6 @@ def serve(listener: socket.socket, *, read_only: bool, ready: Callable[[], None]
             server, or if a service ends by itself.
         NotWrittenError: If the home's disk or database fails.
     """
-    with _explain_incompatible_dagster():
-        from niels_cache_assets.defs.ui.services import Services
     host, port = listener.getsockname()[:2]
     with (
         home_errors(dagster_home()),
@@ -79,19 +75,18 @@ def _exclusive_home(home: Path, *, shared: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _guarded(instance: dg.DagsterInstance, services: "Services", *, name: str, port: int, read_only: bool) -> Iterator[WebGuard]:
+def _guarded(instance: dg.DagsterInstance, services: Services, *, name: str, port: int, read_only: bool) -> Iterator[WebGuard]:
     """Yield the guard in front of the web server.
 
     Raises:
         NielsCacheError: If the server has a route without a rule.
     """
     with _explain_incompatible_dagster():
-        from dagster._core.workspace.context import WorkspaceProcessContext
         from dagster_webserver.app import create_app_from_workspace_process_context
         from dagster_webserver.version import __version__
 
         instance.optimize_for_webserver(**_DATABASE)
-        context = WorkspaceProcessContext(instance, version=__version__, read_only=read_only, workspace_load_target=services.target)
+        context = web_context(instance, services.workspace, version=__version__, read_only=read_only)
     with context:
         with _explain_incompatible_dagster():
             app = create_app_from_workspace_process_context(context, "", _REFRESH_MILLISECONDS)
@@ -110,7 +105,7 @@ def _explain_incompatible_dagster() -> Iterator[None]:
         ) from error
 
 
-async def _serve(guard: WebGuard, listener: socket.socket, services: "Services", ready: Callable[[], None]) -> None:
+async def _serve(guard: WebGuard, listener: socket.socket, services: Services, ready: Callable[[], None]) -> None:
     config = uvicorn.Config(
         guard, lifespan="off", log_level="warning", timeout_graceful_shutdown=1, proxy_headers=False, server_header=False
     )

@@ -15,24 +15,16 @@ from contextlib import suppress
 from pathlib import Path
 
 import dagster as dg
-from dagster._core.instance.ref import InstanceRef  # the class of the settings that a process reads from a home; it has no public name
-from dagster._core.storage.tags import GRPC_INFO_TAG  # the default launcher records the code server of a run in this tag
-from dagster._core.workspace.load_target import GrpcServerTarget
-from dagster._grpc.client import DagsterGrpcClient
-from dagster._grpc.server import wait_for_grpc_server
 
 from niels_cache_assets.base.processes import attended_command
-from niels_cache_assets.defs.home.instance import dagster_home
+from niels_cache_assets.defs.keys import IN_PROGRESS, LOCATION
+from niels_cache_assets.defs.private import CODE_SERVER_TAG, DAEMON, wait_for_code_server
 from niels_cache_runtime.errors import NielsCacheError
 
 MODULE = "niels_cache_assets.definitions"
-LOCATION = "niels_cache_assets"
-DAEMON = "dagster._daemon"
 STARTUP_SECONDS = 180
 RUN_GRACE_SECONDS = 1.5  # time for a run to record its position; the next build repeats the work after that position
 SERVICE_GRACE_SECONDS = 0.3
-
-_IN_PROGRESS = [dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
 
 
 class Services:
@@ -44,20 +36,16 @@ class Services:
 
     def __init__(self, instance: dg.DagsterInstance, folder: Path) -> None:
         self._instance, self._folder = instance, folder
-        self._socket = str(folder / "code_server")
+        self._socket, self.workspace = str(folder / "code_server"), folder / "workspace.yaml"
         self._pipe = os.pipe()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
-    @property
-    def target(self) -> GrpcServerTarget:
-        return GrpcServerTarget(host="localhost", port=None, socket=self._socket, location_name=LOCATION)
-
     def __enter__(self) -> "Services":
         command = ["code-server", "start", "-m", MODULE, "--location-name", LOCATION, "--socket", self._socket, "--log-level", "warning"]
-        command += self._instance_option()
+        server = {"host": "localhost", "socket": self._socket, "location_name": LOCATION}
+        self.workspace.write_text(json.dumps({"load_from": [{"grpc_server": server}]}), encoding="utf-8")  # JSON is YAML
         try:
-            process = self._start("the code server", "dagster", command)
-            wait_for_grpc_server(process, DagsterGrpcClient(socket=self._socket), command, timeout=STARTUP_SECONDS)
+            wait_for_code_server(self._start("the code server", "dagster", command), self._socket, seconds=STARTUP_SECONDS)
         except BaseException as error:
             self._stop()
             if isinstance(error, Exception):
@@ -70,22 +58,7 @@ class Services:
 
     def start_daemon(self) -> None:
         """Start the daemon, which ends with the `with` block."""
-        workspace = self._folder / "workspace.yaml"
-        server = {"host": "localhost", "socket": self._socket, "location_name": LOCATION}
-        workspace.write_text(json.dumps({"load_from": [{"grpc_server": server}]}), encoding="utf-8")  # JSON is YAML
-        self._start("the daemon", DAEMON, ["run", "-w", str(workspace), "--log-level", "warning", *self._instance_option()])
-
-    def _instance_option(self) -> list[str]:
-        """Return the command line option that passes the current settings of the instance.
-
-        Return no option if dagster.yaml has an entry for telemetry. Every user of the machine can see the settings in a command line, and
-        dagster.yaml may contain a database password.
-        """
-        if self._instance.is_ephemeral:
-            return []
-        ref = self._instance.get_ref()
-        is_default = InstanceRef.from_dir(str(dagster_home())) == ref
-        return [] if is_default else ["--instance-ref", dg.serialize_value(ref)]
+        self._start("the daemon", DAEMON, ["run", "-w", str(self.workspace), "--log-level", "warning"])
 
     def check(self) -> None:
         """Check that both services still run.
@@ -140,5 +113,5 @@ class Services:
             time.sleep(0.05)
 
     def _runs(self) -> list[dg.DagsterRun]:
-        unfinished = self._instance.get_runs(filters=dg.RunsFilter(statuses=_IN_PROGRESS))
-        return [run for run in unfinished if self._socket in run.tags.get(GRPC_INFO_TAG, "")]
+        unfinished = self._instance.get_runs(filters=dg.RunsFilter(statuses=IN_PROGRESS))
+        return [run for run in unfinished if self._socket in run.tags.get(CODE_SERVER_TAG, "")]

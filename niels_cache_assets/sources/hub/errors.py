@@ -19,7 +19,6 @@ from niels_cache_assets.sources.errors import (
     is_network_error,
     without_secrets,
 )
-from niels_cache_assets.sources.hub.tables import is_not_an_object_error
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
@@ -61,14 +60,17 @@ def hub_errors(dataset: str, revision: str | None) -> Iterator[None]:
     try:
         yield
     except SourceUnavailableError as error:
+        if str(error).startswith(f"{dataset}: "):
+            raise
         raise _unreachable(dataset, str(error)) from error
     except NielsCacheError:
         raise
     except Exception as error:
-        raise _translated(error, dataset, revision) from error
+        raise hub_error(error, dataset, revision) from error
 
 
-def _translated(error: Exception, dataset: str, revision: str | None) -> NielsCacheError:
+def hub_error(error: Exception, dataset: str, revision: str | None) -> NielsCacheError:
+    """Return the error of this project for an error of the hub's libraries; see `hub_errors`."""
     from datasets.exceptions import DataFilesNotFoundError, DatasetNotFoundError
     from huggingface_hub import errors, get_token
 
@@ -108,10 +110,6 @@ def _translated(error: Exception, dataset: str, revision: str | None) -> NielsCa
         return NielsCacheError(f"{dataset}: one of its files is not on the hub (HTTP 404); look for it at {page}")
     if caused_by(DataFilesNotFoundError):
         return NielsCacheError(f"{dataset}: has no data files that can be read; check it at {page}")
-    if caused_by(StopIteration):  # the JSON loader found a file without a row
-        return NielsCacheError(f"{dataset}: the first file holds no row; it is empty or damaged")
-    if any(map(is_not_an_object_error, chain)):
-        return NielsCacheError(f"{dataset}: a record is not a JSON object; each line, or each item of one list, must hold one")
     if caused_by(UnicodeEncodeError) and not (get_token() or "").isascii():
         return NielsCacheError(f"{dataset}: the token (HF_TOKEN, or of `hf auth login`) holds invalid characters; copy it again")
     if answers:

@@ -40,7 +40,6 @@ MAX_REPLACED_SHARE = 0.01
 MAX_DOCUMENT_MIB = 256
 MAX_DOCUMENT_BYTES = MAX_DOCUMENT_MIB << 20
 MARKS = "niels_cache_marks"  # the error handler that leaves marks
-CARRIED_MARKS = "niels_cache_carried_marks"  # the error handler for bytes that already hold marks (see `encode_marks`)
 MARK = re.compile("[\udc01-\udcff]")
 
 Values = dict[str, Any]  # of a row, by column
@@ -66,9 +65,7 @@ class DecodesText(Source):
     Without a limit, one line of a few gigabytes takes all the memory of a machine, and a small compressed file may contain such a line.
     Readers hold at most one block more than the limit. The parsed JSON of a line may take about twenty times the bytes of the line.
 
-    Two kinds of rows are in memory before they are rejected. The first is rows of a Parquet file, together with few other rows
-    (`parquet_files.py`). The second is rows that the hub's library reads from the hub or from URLs; a local file is scanned before that
-    library reads it.
+    Rows of a Parquet file are in memory before they are rejected, together with few other rows (`parquet_files.py`).
     """
 
     never_counts = frozenset({"max_document_mib"})  # a build may fail because of this limit, but no byte changes
@@ -130,16 +127,7 @@ def _mark(error: UnicodeError) -> tuple[str, int]:
     return chr(0xDC00 + max(1, min(error.end - error.start, 255))), error.end
 
 
-def _carried_mark(error: UnicodeError) -> tuple[str, int]:
-    if isinstance(error, UnicodeDecodeError) and 0xB0 <= (piece := error.object[error.start : error.start + 3] + b"\0\0")[1] <= 0xB3:
-        with suppress(UnicodeDecodeError):
-            if MARK.match(mark := piece[:3].decode(errors="surrogatepass")):
-                return mark, error.start + 3
-    return _mark(error)
-
-
 codecs.register_error(MARKS, _mark)
-codecs.register_error(CARRIED_MARKS, _carried_mark)
 
 
 class Damage(NamedTuple):
@@ -168,21 +156,13 @@ def unmarked(marked: str) -> str:
     return MARK.sub("\ufffd", marked)
 
 
-def decode(data: bytes, encoding: str, errors: str = MARKS) -> tuple[str, str | None]:
+def decode(data: bytes, encoding: str) -> tuple[str, str | None]:
     """Return (text, marked text). The marked text is None if no byte was replaced."""
     try:
         return data.decode(encoding), None
     except UnicodeDecodeError:
-        marked = data.decode(encoding, errors)
+        marked = data.decode(encoding, MARKS)
         return unmarked(marked), marked
-
-
-def encode_marks(text: str) -> bytes:
-    """Return the bytes of a marked text, for interfaces that take only bytes.
-
-    Decoding these bytes with the error handler CARRIED_MARKS gives the marks again.
-    """
-    return text.encode(errors="surrogatepass")
 
 
 def encoding_at(head: bytes, encoding: str) -> str:
@@ -296,7 +276,7 @@ def _lines_after_decoding(
 ) -> Iterator[tuple[int, str, str | None]]:
     position.offset = position.offset_row = 0  # the byte offset of a line is unknown
     index = position.seek(stream)
-    for line in _decoded_lines(stream, where, limit, encoding):
+    for line in decoded_lines(stream, where, limit, encoding):
         index += 1
         if index > position.row:
             position.row = index
@@ -305,7 +285,18 @@ def _lines_after_decoding(
             yield (index - 1, unmarked(line), line) if MARK.search(line) else (index - 1, line, None)
 
 
-def _decoded_lines(stream: IO[bytes], where: str, limit: int, encoding: str) -> Iterator[str]:
+def decoded_lines(stream: IO[bytes], where: str, limit: int, encoding: str) -> Iterator[str]:
+    """Yield the rest of a stream as marked lines (see `decode`) with their ends.
+
+    Args:
+        stream: The stream.
+        where: The name of the file, for the error.
+        limit: The maximum size of a line in characters.
+        encoding: The encoding.
+
+    Raises:
+        NielsCacheError: If a line has more than `limit` characters.
+    """
     text = io.TextIOWrapper(stream, encoding, MARKS, newline="\n")
     try:
         for number in itertools.count(1):
@@ -318,14 +309,6 @@ def _decoded_lines(stream: IO[bytes], where: str, limit: int, encoding: str) -> 
     finally:
         with suppress(ValueError):  # the stream is closed already
             text.detach()  # so that it does not close the stream
-
-
-def decoded_blocks(stream: IO[bytes], encoding: str) -> Iterator[str]:
-    """Yield the rest of a stream as marked text (see `decode`), block by block."""
-    decoder = codecs.getincrementaldecoder(encoding)(MARKS)
-    while block := stream.read(_BLOCK):
-        yield decoder.decode(block)
-    yield decoder.decode(b"", final=True)
 
 
 class DamagedRow(dict[str, Any]):
@@ -464,7 +447,7 @@ def not_text_note(facts: dict[str, Any]) -> str:
     return f"; not text: {_most_damaged(facts[NOT_TEXT])}; {_SET_ENCODING}, or remove files that are not text"
 
 
-def marked_values(values: Iterable[bytes | None], encoding: str, errors: str, damaged: dict[int, str]) -> list[str | None]:
+def marked_values(values: Iterable[bytes | None], encoding: str, damaged: dict[int, str]) -> list[str | None]:
     """Return the strings of a column in which some values are invalid UTF-8.
 
     These values are decoded as `encoding`, all others as UTF-8.
@@ -472,7 +455,6 @@ def marked_values(values: Iterable[bytes | None], encoding: str, errors: str, da
     Args:
         values: The bytes of each value, or None.
         encoding: The encoding of values that are invalid UTF-8.
-        errors: The error handler.
         damaged: Receives the marked text of each value with replaced bytes, by index.
     """
     found: list[str | None] = []
@@ -483,7 +465,7 @@ def marked_values(values: Iterable[bytes | None], encoding: str, errors: str, da
         try:
             found.append(value.decode())
         except UnicodeDecodeError:
-            text, marked = decode(value, encoding, errors)
+            text, marked = decode(value, encoding)
             found.append(text)
             if marked is not None:
                 damaged[index] = marked

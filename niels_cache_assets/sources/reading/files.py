@@ -14,6 +14,7 @@ import io
 import itertools
 import os
 import posixpath
+import re
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,8 +27,11 @@ from urllib.parse import urlsplit
 from niels_cache_assets.base.first_bytes import HEAD_BYTES, refuse_content
 from niels_cache_assets.sources.errors import SourceUnavailableError, endless_redirect, first_line, is_network_error, without_credentials
 from niels_cache_assets.sources.finding.globs import GlobResult, SameFiles, advice_for_missing, files_below, find_same_files, glob_files
+from niels_cache_assets.sources.hub.errors import hub_error
 from niels_cache_assets.sources.reading.compressed import OnDamage, compression_of, decompressed, decompression_errors
 from niels_cache_runtime.errors import NielsCacheError
+
+_HUB_FILE = re.compile(r"hf://datasets/([^/@]+/[^/@]+)(?:@([^/]+))?/")
 
 
 class SourceFile(NamedTuple):
@@ -342,6 +346,8 @@ def file_errors(file: SourceFile) -> Iterator[None]:
     except decompression_errors() as error:
         raise NielsCacheError(f"{file.name}: damaged or not in the format its name says ({error}); replace the file") from error
     except Exception as error:
+        if of_hub := _HUB_FILE.match(file.url):
+            raise hub_error(error, of_hub[1], of_hub[2]) from error
         if remote and (endless := endless_redirect(error)):
             raise NielsCacheError(f"{file.name}: cannot be read: the server {endless}; check the address") from error
         if remote and is_network_error(error):

@@ -216,7 +216,6 @@ class ParquetTable:
         *,
         most_rows: int,
         start: int = 0,
-        by_bytes: bool = True,
         group_filter: Callable[[Any], bool] | None = None,
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yield (number of the first row, rows) in batches.
@@ -227,8 +226,6 @@ class ParquetTable:
             columns: The columns to read. None reads all.
             most_rows: The maximum number of rows of a batch.
             start: The number of the first row to yield.
-            by_bytes: Whether to yield fewer rows at a time if rows are long. If False, all batches of a row group except the last have
-                `most_rows` rows.
             group_filter: Returns whether to read a row group, from its `pyarrow.parquet.RowGroupMetaData`. None reads all row groups.
 
         Raises:
@@ -243,14 +240,13 @@ class ParquetTable:
             metadata = self._parquet.metadata.row_group(group)
             end = first + metadata.num_rows
             if end > start and (group_filter is None or group_filter(metadata)):
-                most = self._rows_together(group, chosen, most_rows) if by_bytes else most_rows
-                rows_at_once = min(rows_at_once, most) if by_bytes else most
+                most = self._rows_together(group, chosen, most_rows)
+                rows_at_once = min(rows_at_once, most)
                 row = first
                 for batch in self._parquet.iter_batches(rows_at_once, row_groups=[group], columns=chosen, use_threads=False):
                     decoded = _decoded(batch)
-                    if by_bytes:
-                        rows_at_once = max(1, min(2 * rows_at_once, most, BATCH_BYTES * len(decoded) // max(decoded.nbytes, 1)))
-                        self._parquet.reader.set_batch_size(rows_at_once)  # applies to the next batches
+                    rows_at_once = max(1, min(2 * rows_at_once, most, BATCH_BYTES * len(decoded) // max(decoded.nbytes, 1)))
+                    self._parquet.reader.set_batch_size(rows_at_once)  # applies to the next batches
                     begin, row = max(row, start), row + len(decoded)
                     if begin < row:
                         yield begin, decoded.slice(len(decoded) - (row - begin))
@@ -343,16 +339,6 @@ def as_strings(column: pa.Array) -> pa.Array:
     if not (types.is_binary(column.type) or types.is_large_binary(column.type)):
         column = column.cast(pa.large_binary())
     return column.view(pa.string() if types.is_binary(column.type) else pa.large_string())
-
-
-def in_pieces(table: Any) -> Iterator[Any]:
-    """Yield an Arrow table or batch in slices of at most BATCH_BYTES, or of one row."""
-    if len(table) < 2 or table.nbytes <= BATCH_BYTES:
-        yield table
-    else:
-        half = len(table) // 2
-        yield from in_pieces(table.slice(0, half))
-        yield from in_pieces(table.slice(half))
 
 
 def _repeated_names(fields: Iterable[pa.Field], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

@@ -35,7 +35,7 @@ class PartStream:
     """The stream of one part, or of several parts.
 
     Attributes:
-        reader: The reader of the files.
+        reader: The reader of the files. None without files.
         files: The files as the plan lists them, with their addresses.
         text_field: The field with the text, or None if the files hold no rows.
         val: The splitter of these documents. None if budgets or upstream determine the split.
@@ -44,7 +44,7 @@ class PartStream:
         only: The split to keep; documents of the other split are left out. None keeps both.
     """
 
-    reader: RowFileSource
+    reader: RowFileSource | None
     files: Sequence[tuple[ListedFile, SourceFile]]
     text_field: str | None
     val: FractionSplitter | None = None
@@ -67,6 +67,7 @@ class PartStream:
             position = start["place"] if number == start["group"] else None
             report.split = split
             inner = replace(context, files=files, text_field=self.text_field, start=position)
+            assert self.reader is not None  # there are files
             batches = self.reader.documents(inner)
             for each in splitter.batches(batches) if splitter else batches:
                 batch, position = DocumentBatch.of(each), report.position
@@ -93,15 +94,7 @@ class PartStream:
 
 
 def part_stream(
-    source: SourceWithParts,
-    files: Sequence[ListedFile],
-    *,
-    revision: str | None,
-    text_field: str | None,
-    val: FractionSplitter | None = None,
-    skip: int = 0,
-    only: Split | None = None,
-    excludes: bool = True,
+    source: SourceWithParts, files: Sequence[ListedFile], *, revision: str | None, excludes: bool = True, **own: Any
 ) -> PartStream:
     """Return the stream of some files of a data set in parts.
 
@@ -109,24 +102,17 @@ def part_stream(
         source: The table of the data set.
         files: The files, as the plan lists them.
         revision: The revision at which the files were listed.
-        text_field: The field with the text, or None if the files hold no rows.
-        val: See `PartStream`.
-        skip: See `PartStream`.
-        only: See `PartStream`.
         excludes: Whether to leave out the documents that `exclude` names.
+        **own: Other fields of `PartStream`.
 
     Raises:
         NielsCacheError: If a file is missing.
     """
-    reader: Any = source.file_reader([file.name for file in files]) if files else None  # a stream of no files has no use for it
     return PartStream(
-        reader=reader,
+        reader=source.file_reader([file.name for file in files]) if files else None,
         files=[*zip(files, source.located(files, revision), strict=True)],
-        text_field=text_field,
-        val=val,
         excluded=excluded_ids(source.exclude) if excludes and source.exclude is not None else (),
-        skip=skip,
-        only=only,
+        **own,
     )
 
 
@@ -150,6 +136,8 @@ def count_unsplit(stream: PartStream, *, processes: int = 1) -> Generator[int]:
     Raises:
         NielsCacheError: If a file cannot be read.
     """
+    if stream.reader is None:
+        return
     reader = stream.reader.model_copy(update={"keep": (), "id_field": stream.text_field})  # an id that is the text costs nothing
     processes = min(processes, len(stream.files), 1 + sum(listed.bytes for listed, _ in stream.files) // _BYTES_PER_PROCESS)
     count, files = partial(_count_file, reader, stream.text_field), (file for _, file in stream.files)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import IO, Any, NamedTuple
 
@@ -39,7 +39,7 @@ class FilePosition:
     offset: int = 0
     offset_row: int = 0
     rows: int | None = None
-    _stream: IO[bytes] | None = None
+    _stream: IO[bytes] | None = field(default=None, init=False)
 
     def share(self, size: int) -> float | None:
         """Return the share of the file that was read, from 0 to 1, or None if it is unknown.

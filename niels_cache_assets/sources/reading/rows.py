@@ -6,16 +6,17 @@ describes the cost of Parquet.
 
 from __future__ import annotations
 
+import csv
 import json
-import os
+import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
+from itertools import chain, islice, zip_longest
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from niels_cache_assets.base.first_bytes import describe_content
-from niels_cache_assets.sources.reading.compressed import OnDamage, compression_of, is_damaged
+from niels_cache_assets.sources.reading.compressed import OnDamage, is_damaged
 from niels_cache_assets.sources.reading.encodings import (
     MARK,
     MARKS,
@@ -24,6 +25,8 @@ from niels_cache_assets.sources.reading.encodings import (
     DamagedRow,
     Values,
     damage_of,
+    decoded_lines,
+    encoding_of,
     marked_values,
     read_lines,
     refuse_length,
@@ -32,6 +35,7 @@ from niels_cache_assets.sources.reading.encodings import (
 from niels_cache_assets.sources.reading.files import SourceFile, file_errors, first_bytes, open_bytes, valid_unicode
 from niels_cache_assets.sources.reading.parquet_files import is_bytes_type, is_string_type, may_hold_text, open_parquet
 from niels_cache_assets.sources.reading.positions import FilePass, FilePosition, RowsPass
+from niels_cache_assets.sources.text_column import TEXT
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import unique_keys
@@ -46,7 +50,6 @@ BATCH_DOCUMENTS = 256
 BATCH_CHARACTERS = 1 << 20
 PARQUET_ROWS = 1024
 _BLANKS = " \t\n\r\x0b\f"  # ASCII blanks, as in bytes.isspace; a line of other blanks is not valid JSON
-_SCAN_BLOCK = 1 << 20  # no limit is smaller
 _decode_json = json.JSONDecoder(object_pairs_hook=unique_keys).decode  # json.loads makes a decoder for each line
 SEARCH_LIMITS = 10_000, 1 << 25  # rows and characters without a field after which the field counts as missing
 
@@ -256,28 +259,94 @@ def _refuse_array(file: SourceFile, error: ValueError | None = None) -> NoReturn
     raise NielsCacheError(f"{file.name}: is one JSON array; write one object per line: jq -c '.[]' {name} > lines.jsonl") from error
 
 
-def refuse_long_lines(file: SourceFile, limit: int) -> None:
-    """Check the lines of a local file for readers that have no limit themselves.
+def line_rows(
+    file: SourceFile,
+    position: FilePosition | None = None,
+    *,
+    encoding: str = UTF8,
+    limit: int = MAX_DOCUMENT_BYTES,
+    on_damage: OnDamage | None = None,
+    keep_ends: bool = True,
+) -> Iterator[tuple[int, Values]]:
+    """Yield (line index from 0, object with the line as `text`) of a text file, beginning at `position`.
 
-    A file that is compressed or larger than the limit is read to its end. For any other file, its size is enough.
+    Args:
+        file: See `json_rows`, like the other arguments.
+        position: See `json_rows`.
+        encoding: See `json_rows`.
+        limit: See `json_rows`.
+        on_damage: See `json_rows`.
+        keep_ends: Whether a line includes its end. Every end is a line feed then.
 
     Raises:
-        NielsCacheError: If a line has more than `limit` bytes.
+        NielsCacheError: If a line is too long.
     """
-    if file.is_remote or (compression_of(file.name) is None and os.path.getsize(file.url) <= limit):
-        return
-    number = 1
-    length = 0  # bytes of the current line so far
-    with file_errors(file), open_bytes(file, lambda damage: None) as stream:  # the reader reports damage later
-        while block := stream.read(_SCAN_BLOCK):
-            head, newline, _ = block.partition(b"\n")
-            if length + len(head) > limit:
-                refuse_length(f"{file.name}: line {number}", limit)
-            length = len(block) - block.rfind(b"\n") - 1 if newline else length + len(block)
-            number += block.count(b"\n")
+
+    def whole(line: str) -> str:
+        text = line.removesuffix("\n").removesuffix("\r")
+        return text + "\n" if keep_ends and line.endswith("\n") else text
+
+    with file_errors(file), open_bytes(file, on_damage) as stream:
+        for index, line, marked in read_lines(stream, position or FilePosition(), file.name, limit, encoding):
+            values = {TEXT: whole(line)}
+            yield index, values if marked is None else DamagedRow(values, {TEXT: whole(marked)}, MARK, damage_of(marked).size)
 
 
-def column_values(column: Any, encoding: str = UTF8, damaged: dict[int, str] | None = None, errors: str = MARKS) -> list[Any]:
+def csv_rows(
+    file: SourceFile,
+    position: FilePosition | None = None,
+    *,
+    encoding: str = UTF8,
+    limit: int = MAX_DOCUMENT_BYTES,
+    on_damage: OnDamage | None = None,
+) -> Iterator[tuple[int, Values]]:
+    """Yield (index of the record from 0, object) of a CSV file, or of a TSV file, with a header. All values are strings.
+
+    A blank line is no record. A value that a record lacks is null.
+
+    Args:
+        file: See `json_rows`, like the other arguments.
+        position: See `json_rows`. The records before are parsed again.
+        encoding: See `json_rows`.
+        limit: The maximum size of a record in characters.
+        on_damage: See `json_rows`.
+
+    Raises:
+        NielsCacheError: If a record is too long or has more values than the header, or if two columns have the same name.
+    """
+    position = position or FilePosition()
+    with file_errors(file), open_bytes(file, on_damage) as stream:
+        position.offset = 0
+        position.seek(stream)
+        lines = decoded_lines(stream, file.name, limit, encoding_of(stream, encoding))
+        first = next(lines, "").removeprefix("\ufeff")
+        delimiter = "\t" if re.search(r"\.tsv(\.\w+)?$", file.name, re.IGNORECASE) else ","
+        csv.field_size_limit(limit)
+        records = csv.reader(chain([first], lines), delimiter=delimiter, strict=True)
+        try:
+            header = next(records, [])
+            if len(set(header)) < len(header):
+                twice = next(name for name in header if header.count(name) > 1)
+                raise NielsCacheError(f"{file.name}: has more than one column named {twice!r}; rename them, or keep only one")
+            for row, record in enumerate(filter(None, records)):
+                if row < position.row:
+                    continue
+                position.row = row + 1
+                if len(record) > len(header):
+                    raise NielsCacheError(f"{file.name}: record {row + 1} has {len(record)} values for {len(header)} columns; correct it")
+                if sum(map(len, record)) > limit:
+                    refuse_length(f"{file.name}: record {row + 1}", limit)
+                marked = dict(zip_longest(header, record))
+                size = sum(damage_of(value).size for value in record)
+                values = {name: value and unmarked(value) for name, value in marked.items()} if size else marked
+                yield row, DamagedRow(values, marked, MARK, size) if size else values
+        except csv.Error as error:
+            if "field limit" in str(error):
+                refuse_length(f"{file.name}: line {records.line_num}", limit)
+            raise NielsCacheError(f"{file.name}: line {records.line_num}: not CSV ({error}); correct the file") from error
+
+
+def column_values(column: Any, encoding: str = UTF8, damaged: dict[int, str] | None = None) -> list[Any]:
     """Return the Python values of an Arrow column. Bytes count as strings.
 
     Strings are converted with NumPy, which is several times faster than Arrow.
@@ -286,7 +355,6 @@ def column_values(column: Any, encoding: str = UTF8, damaged: dict[int, str] | N
         column: The Arrow column.
         encoding: The encoding of strings that are not UTF-8.
         damaged: Receives the marked text of each string with replaced bytes, by index.
-        errors: The error handler.
     """
     import pyarrow as pa
     from pyarrow import types
@@ -296,7 +364,7 @@ def column_values(column: Any, encoding: str = UTF8, damaged: dict[int, str] | N
             return column.to_pylist()
         with suppress(UnicodeDecodeError, pa.ArrowException):  # invalid UTF-8: files may hold it, Arrow does not check
             return column.to_numpy(zero_copy_only=False).tolist()
-    return marked_values(column.cast("large_binary").to_pylist(), encoding, errors, {} if damaged is None else damaged)
+    return marked_values(column.cast("large_binary").to_pylist(), encoding, {} if damaged is None else damaged)
 
 
 def rows_in(batch: pa.RecordBatch, encoding: str) -> list[Values]:
@@ -410,7 +478,12 @@ def _unchanged(value: Any) -> Any:
 
 
 def parquet_rows(
-    file: SourceFile, position: FilePosition | None = None, *, encoding: str = UTF8, limit: int = MAX_DOCUMENT_BYTES
+    file: SourceFile,
+    position: FilePosition | None = None,
+    *,
+    encoding: str = UTF8,
+    limit: int = MAX_DOCUMENT_BYTES,
+    columns: Sequence[str] | None = None,
 ) -> Iterator[tuple[int, Values]]:
     """Yield (row index from 0, object) of a Parquet file, beginning at `position`.
 
@@ -421,6 +494,7 @@ def parquet_rows(
         position: Where to begin. None is the start.
         encoding: The encoding of strings that are not UTF-8.
         limit: The maximum size of a row in Arrow's memory format, in bytes.
+        columns: The columns to read, if the file has one of them. None reads all.
 
     Raises:
         NielsCacheError: If a row is larger than `limit`.
@@ -428,8 +502,9 @@ def parquet_rows(
     position = position or FilePosition()
     with open_parquet(file) as parquet:
         position.rows = parquet.rows
+        chosen = [name for name in columns or () if name in parquet.columns] or None
         forms = {name: form for name, kind in parquet.columns.items() if (form := json_form(kind)) is not None}
-        for first, batch in parquet.batches(most_rows=PARQUET_ROWS, start=position.row):
+        for first, batch in parquet.batches(chosen, most_rows=PARQUET_ROWS, start=position.row):
             if batch.nbytes > limit:  # a single row may be longer than the limit
                 for row in range(len(batch)):
                     if batch.slice(row, 1).nbytes > limit:

@@ -3,7 +3,7 @@
 Each side costs what a batch of SFT rows costs. `rows` decides which pairs are in a row.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
@@ -12,7 +12,7 @@ import torch
 from niels_cache_runtime.cache.checks import check_choice, check_positive
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import IGNORE_INDEX, SIDES
-from niels_cache_runtime.loader.batch import Batch, BatchMaker
+from niels_cache_runtime.loader.batch import Batch, BatchMaker, TensorFields
 from niels_cache_runtime.loader.preference.rows import side_of
 from niels_cache_runtime.loader.run_order import SampleLocations
 from niels_cache_runtime.loader.settings import LoaderSettings
@@ -22,7 +22,7 @@ Padding = Literal["max_length", "longest"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class PreferenceBatch:
+class PreferenceBatch(TensorFields):
     """B rows of the chosen sides of pairs, and B rows of their rejected sides.
 
     Row r of both sides holds the same pairs in the same order: document k of the row (`document_ids` == k) is one pair. Targets (`y_masked`
@@ -93,27 +93,6 @@ class PreferenceBatch:
             "attention_mask": torch.cat(attention)[:, :width].long(),
             "completion_mask": torch.cat(completion)[:, :width].long(),
         }
-
-    def to(self, device: str | torch.device, *, non_blocking: bool = False) -> "PreferenceBatch":
-        """Return the batch with every tensor on another device.
-
-        Args:
-            device: The device.
-            non_blocking: Whether a copy from pinned memory to CUDA need not wait, as for `torch.Tensor.to`.
-        """
-        return self._map(lambda side: side.to(device, non_blocking=non_blocking))
-
-    def pin_memory(self) -> "PreferenceBatch":
-        """Return the batch in pinned memory. `DataLoader(pin_memory=True)` calls this."""
-        return self._map(Batch.pin_memory)
-
-    def tensors(self) -> Iterator[torch.Tensor]:
-        """Yield every tensor of the batch."""
-        yield from self.chosen.tensors()
-        yield from self.rejected.tensors()
-
-    def _map(self, change: Callable[[Batch], Batch]) -> "PreferenceBatch":
-        return PreferenceBatch(chosen=change(self.chosen), rejected=change(self.rejected))
 
 
 class PreferenceMaker:

@@ -18,7 +18,7 @@ single sample. Only the newest feed of a loader chooses the blocks in use. An ol
 import sys
 from _thread import start_new_thread
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -72,9 +72,9 @@ class BlockFeed:
         self._make, self._first, self._step = make, first - step, step  # _first: of the last batch
         self._rows = settings.B * settings.world_size  # of a batch on all ranks
         self._sources, self._names = copied_sources(named), tuple(named)
-        identity = {"settings": settings.sample_settings(), "weights": settings.weights, "machines": settings.machines}
-        fingerprints = {"sources": {name: source.fingerprint for name, source in named.items()}}
-        self._run = sha256_text(canonical_json(identity | fingerprints))  # the same in all processes of the run
+        identity: dict[str, Any] = {"settings": settings.sample_settings(), "weights": settings.weights, "machines": settings.machines}
+        identity["sources"] = {name: source.fingerprint for name, source in named.items()}
+        self._run = sha256_text(canonical_json(identity))  # the same in all processes of the run
         self._ahead = _BLOCKS_AHEAD * len(self._sources) * settings.lanes // settings.machines  # the visits to download early
         self._all = tuple(self._sources.values())
         self._lead = self._all[0]
@@ -85,10 +85,17 @@ class BlockFeed:
         self._coming: deque[BlockVisit] = deque()
         self._current: list[BlockVisit] = []
         self._move_at = -1  # the first sample of a batch that needs other visits
-        self._sizes: dict[tuple[str, int], int] = {}
-        self._room = self._copy.limit  # beside the visits in use and to come
 
-    def make(self, located: SampleLocations) -> Batch:
+    def batches(self, plan: Iterator[SampleLocations]) -> Iterator[Batch]:
+        """Yield the batches of a plan. After an error, need nothing any more."""
+        try:
+            yield from map(self._next_batch, plan)
+        except BaseException:  # also if the iterator is dropped
+            self.stop()
+            raise
+        self.end_pass()
+
+    def _next_batch(self, located: SampleLocations) -> Batch:
         """Return the next batch, with the samples at `located`."""
         copy = self._copy
         with copy.reading:
@@ -185,7 +192,6 @@ class BlockFeed:
         If one of these visits begins when another is over, find only those of the samples before it, and return its first sample.
         """
         while True:
-            self._room += sum(self._bytes(visit) for visit in self._current if visit.end <= first)
             self._current = [visit for visit in self._current if visit.end > first]
             if not (self._coming or self._plan_visits()) or self._coming[0].first >= last:
                 break
@@ -198,29 +204,17 @@ class BlockFeed:
 
     def _plan_visits(self) -> bool:
         """Fill `_coming` with as many visits as the copy can hold. Return whether there is one."""
-        while (self._room > 0 or len(self._coming) < self._ahead) and len(self._coming) < max(_MAX_VISITS, self._ahead):
+        room = self._copy.limit - sum(map(self._bytes, (*self._current, *self._coming)))
+        while (room > 0 or len(self._coming) < self._ahead) and len(self._coming) < max(_MAX_VISITS, self._ahead):
             visit = next(self._visits, None)
             if visit is None:
                 break
             self._coming.append(visit)
-            self._room -= self._bytes(visit)
+            room -= self._bytes(visit)
         return bool(self._coming)
 
     def _bytes(self, visit: BlockVisit) -> int:
-        key = visit.source, visit.block
-        if key not in self._sizes:
-            self._sizes[key] = self._sources[visit.source].bytes_of(visit)
-        return self._sizes[key]
-
-
-def feed_batches(plan: Iterator[SampleLocations], feed: BlockFeed) -> Iterator[Batch]:
-    """Yield the batches of a `plan` through the feed. Stop the feed after an error."""
-    try:
-        yield from map(feed.make, plan)
-    except BaseException:  # also if the iterator is dropped
-        feed.stop()
-        raise
-    feed.end_pass()
+        return self._sources[visit.source].bytes_of(visit)
 
 
 class Sources:
@@ -253,7 +247,7 @@ class Sources:
             return
         if remote.dir is not None and remote.limit is None:
             raise NielsCacheError(f"Copy(limit=None): give the most bytes that {remote.dir} may take, such as limit=200e9")
-        self.copy = remote.open()
+        self.copy = None if remote.dir is None else remote.open()
         for name, address in addresses.items():
             build, named = self._open(address)
             check_named(named, split, address)
@@ -284,7 +278,7 @@ class Sources:
         copied = copied_sources(found).values()
         if copied and self.copy is not None:
             lanes = settings.lanes // settings.machines
-            blocks = [source.block_bytes() for source in copied]
+            blocks = [source.block_bytes for source in copied]
             shards = {source.build.path_in_copy(file.path): file.size for source in copied for file in source.build.shards(source.split)}
             needed = min(lanes * sum(blocks) + max(blocks), sum(shards.values()))
             self.copy.require(needed, f"{lanes * len(blocks) + 1} blocks", files=shards)
@@ -295,8 +289,7 @@ class Sources:
             return open_source(folder, settings, verify=verify)
         build, split = self._opened[folder]
         if build.record.family == "sft" and self.copy is not None:
-            self.copy.fetch_build(build, split)
-            source = open_source(str(self.copy.folder / build.path_in_copy(split)), settings)
+            source = open_source(str(self.copy.fetch_build(build, split)), settings)
             source.folder = folder
             return source
         if self._reads_windows or self.copy is None or settings.order is None:
@@ -304,41 +297,6 @@ class Sources:
         return CopiedWindows(
             folder, copy=self.copy, build=build, split=split, T=settings.T, stride=settings.stride, block_shards=settings.order.shards
         )
-
-
-def batches_of(
-    plan: Iterator[SampleLocations],
-    make: Callable[[SampleLocations], Batch],
-    named: NamedSources,
-    settings: LoaderSettings,
-    visits: Callable[[Collection[str]], Iterator[BlockVisit]],
-    *,
-    end: int | None,
-    first: int,
-    worker: int,
-    workers: int,
-    done: int,
-) -> Iterator[Batch]:
-    """Return the batches of a plan, with a feed if any source is in a local copy.
-
-    Args:
-        plan: The places of the batches, by `plan_batches`.
-        make: A function that makes a batch.
-        named: The open sources, by name.
-        settings: The settings of the loader.
-        visits: A function that returns the visits of some sources.
-        end: The sample at which the pass ends, or None.
-        first: The sample at which the plan begins.
-        worker: The number of this worker; see `plan_batches`.
-        workers: The number of workers.
-        done: The number of batches that this worker has made.
-    """
-    if not copied_sources(named):
-        return map(make, plan)
-    rows = settings.B * settings.world_size
-    first += (worker + done * workers) * rows
-    visits_of_copied = visits(copied_sources(named))
-    return feed_batches(plan, BlockFeed(named, visits_of_copied, make, settings, end=end, first=first, step=workers * rows))
 
 
 def copied_sources(named: NamedSources) -> dict[str, CopiedWindows]:

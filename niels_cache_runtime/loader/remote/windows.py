@@ -16,7 +16,7 @@ are in memory, and these are hashed. A forked process cannot send requests, so t
 import hashlib
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -28,15 +28,53 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, Ints, Split, Tokens, Uints, doc_ends_name, token_dtype_of
 from niels_cache_runtime.loader.blocks import BlockVisit
 from niels_cache_runtime.loader.windows import PretrainWindows
-from niels_cache_runtime.remote.copied_build import CopiedBuild
+from niels_cache_runtime.remote.copied_build import CopiedBuild, slices
 from niels_cache_runtime.remote.download import changed_object_error, read_range
-from niels_cache_runtime.remote.ledger import FileDemand, is_tail, tail_path
+from niels_cache_runtime.remote.ledger import FileDemand, is_tail, tail_of, tail_path
 from niels_cache_runtime.remote.local_copy import LocalCopy
 from niels_cache_runtime.remote.objects import RemoteFile
 from niels_cache_runtime.remote.store import RemoteError, Store, open_store
 
 
-class CopiedWindows(PretrainWindows):
+class PublishedWindows(PretrainWindows):
+    """Windows of one split of a published build. The object can be pickled: a copy reads the same build.
+
+    Args:
+        folder: The address, for messages.
+        build: The build.
+        split: The split.
+        T: Inputs per window.
+        stride: Tokens from the start of one window to the start of the next. None means T.
+        path: The path or the address of the split.
+        shards: The paths or the addresses of its shards.
+
+    Raises:
+        NielsCacheError: If the split is shorter than one window, or its document ends do not fit it.
+    """
+
+    arguments: tuple[str, ...] = ("folder", "build", "split", "T", "stride")
+
+    def __init__(
+        self, folder: str, *, build: CopiedBuild, split: Split, T: int, stride: int | None, path: str, shards: Sequence[str]
+    ) -> None:
+        self.T, self.stride, self.folder, self.build, self.path = T, T if stride is None else stride, folder, build, path
+        meta, self._objects = build.published.meta, build.shards(split)
+        self._slots = SlotTokens([file.size for file in self._objects], dtype=token_dtype_of(meta))
+        ends = next((file for file in build.published.data if file.path == doc_ends_name(split)), None)
+        doc_ends = None if ends is None else self._doc_ends_of(ends, int(self._slots.shard_lengths.sum()))
+        self._use(OpenedSplit(meta=meta, shards=[*shards], tokens=self._slots, doc_ends=doc_ends))
+
+    def _doc_ends_of(self, file: RemoteFile, token_count: int) -> Uints:
+        raise NotImplementedError
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.arguments}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+
+class CopiedWindows(PublishedWindows):
     """A `source.SampleSource` of windows from one split of a published build, for the order in blocks.
 
     The object can be pickled: a copy reads the same build.
@@ -54,44 +92,36 @@ class CopiedWindows(PretrainWindows):
         feed: The feed that has chosen the blocks in use, or None.
         is_ready: Whether all windows of these blocks can be read.
         early: Windows of the next batch that are read already, by their start (`read_early`).
+        block_bytes: The bytes of the largest block.
 
     Raises:
         NielsCacheError: If the split is shorter than one window, or its document ends do not fit it.
     """
 
+    arguments = (*PublishedWindows.arguments, "copy", "block_shards")
+
     def __init__(
         self, folder: str, *, copy: LocalCopy, build: CopiedBuild, split: Split, T: int, stride: int | None, block_shards: int
     ) -> None:
-        self.T, self.stride, self.folder = T, T if stride is None else stride, folder
-        self.copy, self.build, self.block_shards = copy, build, block_shards
-        self.path = str(copy.folder / build.path_in_copy(split))
-        files = build.shards(split)
-        self._sizes = np.array([file.size for file in files], dtype=np.int64)
-        self._paths = [build.path_in_copy(file.path) for file in files]
-        self._slots = SlotTokens(self._sizes.tolist(), dtype=token_dtype_of(build.published.meta))
-        self._use(
-            OpenedSplit(
-                meta=build.published.meta,
-                shards=[str(copy.folder / path) for path in self._paths],
-                tokens=self._slots,
-                doc_ends=self._open_doc_ends(split),
-            )
-        )
+        self.copy, self.block_shards = copy, block_shards
+        self._paths = [build.path_in_copy(file.path) for file in build.shards(split)]
+        shards, path = [str(copy.folder / path) for path in self._paths], str(copy.folder / build.path_in_copy(split))
+        super().__init__(folder, build=build, split=split, T=T, stride=stride, path=path, shards=shards)
+        self._sizes = np.array([file.size for file in self._objects], dtype=np.int64)
         own = self.blocks(block_shards)
-        self._tail_bytes = (own.tails * self._slots.dtype.itemsize).tolist()
+        tails = own.tails * self._slots.dtype.itemsize
+        self._tail_bytes = tails.tolist()
+        self.block_bytes = int((np.add.reduceat(self._sizes, own.files[:-1]) + tails).max())
         # The tokens after each shard that the last window of the shard needs; 0 if no window begins in it or none leaves it.
         last = np.minimum((self._stream_ends - 1) // self.stride, self.samples - 1) * self.stride
         self._needs = np.where(last >= self._stream_starts, np.maximum(last + T + 1 - self._stream_ends, 0), 0)
         self.forget()
         copy.add_owner(self)
 
-    def _open_doc_ends(self, split: Split) -> Uints | None:
-        if not self.build.has_doc_ends(split):
-            return None
-        path = self.build.path_in_copy(doc_ends_name(split))
+    def _doc_ends_of(self, file: RemoteFile, token_count: int) -> Uints:
+        path = self.build.path_in_copy(file.path)
         self.copy.pin([path])
-        total = int(self._slots.shard_lengths.sum())
-        return map_doc_ends(self.copy.folder / path, token_count=total, is_joined="parts" in self.build.published.meta)
+        return map_doc_ends(self.copy.folder / path, token_count=token_count, is_joined="parts" in self.build.published.meta)
 
     def forget(self) -> None:
         """Empty all slots, in this process only."""
@@ -114,21 +144,18 @@ class CopiedWindows(PretrainWindows):
         """Return the bytes that a visit needs in the copy."""
         return int(self._sizes[visit.files.start : visit.files.stop].sum()) + self._tail_bytes[visit.block]
 
-    def block_bytes(self) -> int:
-        """Return the bytes of the largest block."""
-        own = self.blocks(self.block_shards)
-        sums = np.add.reduceat(self._sizes, own.files[:-1])
-        return int((sums + self._tail_bytes).max())
-
     def use_visits(self, visits: Sequence[BlockVisit] | None, *, feed: object | None) -> None:
         """Read these visits from here on. With None, read without a feed. Call `leave` next, through `LocalCopy.declare_needs`."""
         self._visits, self.feed = None if visits is None else tuple(visits), feed
         self.is_ready = self._has_visits()
 
+    def _visited(self) -> list[str]:
+        """Return the files that the visits in use need."""
+        return [path for visit in self._visits or () for path in self.demand_of(visit, now=True).paths()]
+
     def leave(self) -> list[str]:
         """Unmap what no visit in use needs, and return it. The caller holds `copy.reading`."""
-        needed = {path for visit in self._visits or () for path in self.demand_of(visit, now=True).paths()}
-        return self._leave([*(self._in_use - needed)])
+        return self._leave([*self._in_use.difference(self._visited())])
 
     def leave_all(self) -> list[str]:
         """Unmap everything, and return what was mapped. The caller holds `copy.reading`."""
@@ -169,32 +196,33 @@ class CopiedWindows(PretrainWindows):
 
     def _load_slots(self, starts: Ints) -> None:
         """Let the slots hold everything that the windows at `starts` need."""
-        first = self._stream_ends.searchsorted(starts, side="right")
-        last = self._stream_ends.searchsorted(starts + self.T, side="right")
-        stops = np.minimum((first // self.block_shards + 1) * self.block_shards, len(self._paths))
-        whole = {shard for a, b, stop in np.stack([first, last + 1, stops], axis=1).tolist() for shard in range(a, min(b, stop))}
+        first, last = (self._stream_ends.searchsorted(places, side="right") for places in (starts, starts + self.T))
         readable, lengths = self._slots.readable, self._slots.shard_lengths
-        crossing = last >= stops
+        whole = set[int]()  # the shards in the blocks of the windows
+        beyond = set[tuple[int, int, int]]()  # the block of a window, a shard after this block, and the tokens that the window needs of it
+        in_last = starts + self.T + 1 - self._stream_starts[last]
+        for begin, end, tokens in zip(first.tolist(), last.tolist(), in_last.tolist(), strict=True):
+            block = begin // self.block_shards
+            stop = min((block + 1) * self.block_shards, len(self._paths))
+            whole.update(range(begin, min(end + 1, stop)))
+            beyond.update((block, shard, tokens if shard == end else int(lengths[shard])) for shard in range(stop, end + 1))
 
         def missing() -> list[str]:
-            short = crossing & (readable[last] < starts + self.T + 1 - self._stream_starts[last])
-            # A window over several short shards: its last shard may be held while one before it is not.
-            gaps = [bool((readable[a:b] < lengths[a:b]).any()) for a, b in zip(stops.tolist(), last.tolist(), strict=True)]
-            blocks = np.unique(first[short | (crossing & np.array(gaps))] // self.block_shards).tolist()
-            return [*(self._paths[shard] for shard in sorted(whole) if readable[shard] < lengths[shard]), *map(self._tail_of, blocks)]
+            tails = {block for block, shard, tokens in beyond if readable[shard] < tokens}
+            return [
+                *(self._paths[shard] for shard in sorted(whole) if readable[shard] < lengths[shard]),
+                *map(self._tail_of, sorted(tails)),
+            ]
 
         if not missing():
             return
-        also = [path for visit in self._visits or () for path in self.demand_of(visit, now=True).paths()]
-        tails = map(self._tail_of, np.unique(first[crossing] // self.block_shards).tolist())
-        self._release(self._in_use - {*also, *tails, *(self._paths[shard] for shard in whole)})  # of a read beside the batches
+        also = self._visited()
+        needed = {*(self._paths[shard] for shard in whole), *(self._tail_of(block) for block, _, _ in beyond)}
+        self._release(self._in_use.difference(also, needed))  # of a read beside the batches
         while (paths := missing()) and not self.copy.acquire(paths, self._map, mine=self._in_use, also=also, is_fed=self.copy.is_fed):
             pass
         self._refill()
-        if (
-            any(readable[shard] < lengths[shard] for shard in whole)
-            or (crossing & (readable[last] <= starts + self.T - self._stream_starts[last])).any()
-        ):
+        if missing():
             raise NielsCacheError(f"{self.folder}: a shard is not in its slot; report this as a bug")  # reading it would end the process
 
     def _tail_of(self, block: int) -> str:
@@ -245,21 +273,12 @@ class CopiedWindows(PretrainWindows):
         visits, complete = self._visits, self._complete
         return visits is not None and all(bool(complete[visit.files.start : visit.files.stop].all()) for visit in visits)
 
-    def _pieces(self, path: str, content: bytes) -> list[tuple[int, bytes]]:
-        """Return the shards that a tail covers, and its bytes in each of them."""
-        shard, pieces = int(os.path.basename(path).split("-")[0]), []
-        while content:
-            size = int(self._sizes[shard])
-            if size:
-                pieces.append((shard, content[:size]))
-            content, shard = content[size:], shard + 1
-        return pieces
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("folder", "copy", "build", "split", "T", "stride", "block_shards")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
+    def _pieces(self, path: str, content: bytes) -> Iterator[tuple[int, bytes]]:
+        """Yield the shards that a tail covers, and its bytes in each of them."""
+        done = 0
+        for shard, _, length in slices(self._objects, tail_of(path)[1], len(content)):
+            yield shard, content[done : done + length]
+            done += length
 
 
 def _shard_number(path: str) -> int:
@@ -269,7 +288,7 @@ def _shard_number(path: str) -> int:
 _AT_ONCE = 8
 
 
-class RangeWindows(PretrainWindows):
+class RangeWindows(PublishedWindows):
     """A `source.SampleSource` of windows that are requested one by one. The object can be pickled.
 
     Args:
@@ -288,26 +307,13 @@ class RangeWindows(PretrainWindows):
     """
 
     def __init__(self, folder: str, *, build: CopiedBuild, split: Split, T: int, stride: int | None) -> None:
-        self.T, self.stride, self.folder, self.build = T, T if stride is None else stride, folder, build
-        self.path = f"{build.address}/{split}"
         self.requests, self.bytes = 0, 0
-        self._objects = build.shards(split)
         self._store: Store | None = None
         self._e_tags: dict[str, str | None] = {}
-        tokens = SlotTokens([file.size for file in self._objects], dtype=token_dtype_of(build.published.meta))
-        self._use(
-            OpenedSplit(
-                meta=build.published.meta,
-                shards=[f"{build.address}/{file.key}" for file in self._objects],
-                tokens=tokens,
-                doc_ends=self._read_doc_ends(split, int(tokens.shard_lengths.sum())),
-            )
-        )
+        shards = [f"{build.address}/{file.key}" for file in build.shards(split)]
+        super().__init__(folder, build=build, split=split, T=T, stride=stride, path=f"{build.address}/{split}", shards=shards)
 
-    def _read_doc_ends(self, split: Split, token_count: int) -> Uints | None:
-        file = next((file for file in self.build.published.data if file.path == doc_ends_name(split)), None)
-        if file is None:
-            return None
+    def _doc_ends_of(self, file: RemoteFile, token_count: int) -> Uints:
         content, name = self._request(file, 0, file.size), f"{self.build.address}/{file.key}"
         if hashlib.sha256(content).hexdigest() != file.sha256:
             raise RemoteError(f"{name}: its content has another sha256 than recorded; push it again with --repair")
@@ -317,8 +323,6 @@ class RangeWindows(PretrainWindows):
         return ends
 
     def _request(self, file: RemoteFile, start: int, length: int) -> bytes:
-        if not length:
-            return b""
         if self._store is None:
             self._store = open_store(self.build.address)
         found = read_range(self._store, file, length, start=start)
@@ -336,16 +340,7 @@ class RangeWindows(PretrainWindows):
 
     def _window(self, start: int) -> bytes:
         """Return the bytes of the window that begins at a place in the stream."""
-        shard, content, size = int(self._stream_ends.searchsorted(start, side="right")), b"", (self.T + 1) * self._dtype.itemsize
-        skipped = (start - int(self._stream_starts[shard])) * self._dtype.itemsize
-        while len(content) < size:
-            file = self._objects[shard]
-            content += self._request(file, skipped, min(file.size - skipped, size - len(content)))
-            shard, skipped = shard + 1, 0
-        return content
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("folder", "build", "split", "T", "stride")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
+        shard, itemsize = int(self._stream_ends.searchsorted(start, side="right")), self._dtype.itemsize
+        skipped = (start - int(self._stream_starts[shard])) * itemsize
+        parts = slices(self._objects, shard, (self.T + 1) * itemsize, start=skipped)
+        return b"".join(self._request(self._objects[number], begin, length) for number, begin, length in parts)

@@ -13,7 +13,6 @@ from typing import Any
 
 import dagster as dg
 import pytest
-from dagster._core.workspace.load_target import EmptyWorkspaceTarget
 from starlette.routing import Route
 
 from niels_cache_assets.cli import main
@@ -66,7 +65,8 @@ def other_signature(context: Any) -> None:
 def test_what_the_guard_does_not_fit_is_not_served(
     target: str, replacement: Any, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    services: Any = SimpleNamespace(target=EmptyWorkspaceTarget())
+    services: Any = SimpleNamespace(workspace=tmp_path / "workspace.yaml")
+    services.workspace.write_text("load_from: []")
     with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
         with web._guarded(instance, services, name="127.0.0.1", port=3000, read_only=False) as guard:
             assert isinstance(guard, WebGuard)

@@ -1,0 +1,122 @@
+"""What the steps of all assets have in common that one artifact makes: building it, reporting it, and recording its result."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import dagster as dg
+
+from niels_cache_assets.artifacts.base import Artifact, Outcome, listed_name
+from niels_cache_assets.artifacts.graph import graph
+from niels_cache_assets.artifacts.materialize import materialize
+from niels_cache_assets.defs import keys
+from niels_cache_assets.defs.config import BuildConfig
+from niels_cache_assets.defs.metadata.builds import Metadata
+from niels_cache_assets.defs.progress import BuildReporter, ProgressSink, SinkParam, readable_failures, result_line
+from niels_cache_assets.defs.resources import RootParam
+from niels_cache_assets.defs.stream_slots import StreamSlot
+from niels_cache_assets.project.registry import Registry
+from niels_cache_assets.sources.types import Source
+from niels_cache_runtime.errors import NielsCacheError
+
+
+def artifact_asset(
+    registry: Registry,
+    kind: str,
+    metadata_of: Callable[[Outcome], Metadata],
+    *,
+    version: str = "content_sha256",
+    prepare: Callable[[Any, BuildConfig, ProgressSink], Artifact] = lambda artifact, config, sink: artifact,
+    **settings: Any,
+) -> dg.AssetsDefinition:
+    """Return the asset that records the artifacts of a kind, one in each partition, or the only artifact with this key.
+
+    Args:
+        registry: The configuration.
+        kind: The kind or the key.
+        metadata_of: Returns the metadata of an outcome.
+        version: Key in the record of the artifact whose value is the data version.
+        prepare: Changes the artifact before it is built.
+        **settings: Arguments of `dg.asset`.
+    """
+    observed = keys.ASSETS[kind] if "partitions_def" in settings else None
+
+    @dg.asset(key=keys.ASSETS[kind], **settings)
+    def build(
+        context: dg.AssetExecutionContext, config: BuildConfig, cache_root: RootParam, progress_sink: SinkParam
+    ) -> dg.MaterializeResult:
+        with readable_failures():
+            artifact = graph(registry, cache_root.path)[f"{kind}/{context.partition_key}" if observed else kind]
+            artifact = prepare(artifact, config, progress_sink)
+        outcome = build_artifact(context, artifact, config, progress_sink, observed=observed)
+        return recorded_result(context, outcome, metadata_of(outcome), outcome.meta.get(version, ""))
+
+    return build
+
+
+def build_artifact(
+    context: dg.AssetExecutionContext,
+    artifact: Artifact,
+    config: BuildConfig,
+    sink: ProgressSink,
+    *,
+    observed: dg.AssetKey | None = None,
+    source: Source | None = None,
+    passes_on: tuple[type[NielsCacheError], ...] = (),
+) -> Outcome:
+    """Build an artifact in a step, and report its progress and its warnings.
+
+    Args:
+        context: Context of the step.
+        artifact: The artifact.
+        config: Run configuration.
+        sink: Receives the progress in this process.
+        observed: Asset whose partition gets the progress; by default none.
+        source: What a build reads while it holds the slot of a stream; by default it needs no slot.
+        passes_on: Errors that are not failures of the run; by default none.
+    """
+    name = listed_name(artifact.key)
+    reporter = BuildReporter(context, sink, name=name, observed=observed)
+    with readable_failures(passes_on), StreamSlot(context, name, log=reporter.log) as slot:
+
+        def wait_for_turn() -> bool:
+            if source is None:
+                return False
+            if slot.take():
+                return True
+            context.log.info(f"{name}: building from {_describe_settings(source.shown_settings())}")
+            return False
+
+        outcome = materialize(
+            artifact,
+            force=config.force,
+            wait=config.wait,
+            on_progress=reporter.progress,
+            log=reporter.log,
+            wait_for_turn=wait_for_turn,
+        )
+    reporter.end(outcome)
+    return outcome
+
+
+def recorded_result(
+    context: dg.AssetExecutionContext, outcome: Outcome, metadata: Metadata, version: str | None = None
+) -> dg.MaterializeResult:
+    """Log the result of a step in one line, such as `notes: hit (0.1 s); 1.2 MB ...`, and return it.
+
+    Args:
+        context: Context of the step.
+        outcome: Outcome of the build.
+        metadata: Metadata of the asset.
+        version: Data version; by default the hash of the content.
+    """
+    context.log.info(f"{listed_name(outcome.key)}: {result_line(metadata)}")
+    data_version = dg.DataVersion(outcome.meta["content_sha256"] if version is None else version)
+    return dg.MaterializeResult(metadata=metadata, data_version=data_version)
+
+
+def _describe_settings(settings: Mapping[str, Any]) -> str:
+    """Return settings as text, such as `jsonl: files = ["a.jsonl"], val_frac = 0.1`."""
+    hidden = ("source", "enabled", "given", "code_version")
+    entries = [f"{key} = {json.dumps(value, default=str)}" for key, value in settings.items() if key not in hidden and value is not None]
+    return f"{settings['source']}{': ' if entries else ''}{', '.join(entries)}"
