@@ -106,6 +106,12 @@ def test_a_data_set_of_one_process_and_conversations_are_published_as_they_are_b
     build(local, keys)
     assert {outcome.state for outcome in build(one, keys).values()} == {"built"}
     assert {outcome.state for outcome in build(machine(project, "two", settings, parts=1), keys).values()} == {"cache_hit"}
+    losers = [f"run/{key}/{StorePlace(one[key]).folder}/00009-ab/shard" for key in keys]
+    for loser in losers:
+        s3.ask("PUT", f"/{BUCKET}/{loser}", b"garbage")
+    for name in (NAME, "chats"):
+        assert main(["part", name, "--prune", "--config", one.registry.origin, "--cache-dir", str(one.root)]) == 0
+    assert not any(map(s3.content, losers))
     for key in keys[1:]:
         assert check(f"{STORE}/{key}", download=True).findings == []
         assert bytes_of(pull(f"{STORE}/{key}", tmp_path / "pulled").directory) == bytes_of(project.folder / "local" / key)

@@ -272,7 +272,7 @@ def _prune(arguments: argparse.Namespace, registry: Registry, root: Path) -> Non
 
     name = arguments.name
     removed = prune_parts(graph(registry, root), name)
-    if print_facts(arguments, {"name": name, "removed": [{"directory": part.directory, "bytes": part.bytes} for part in removed]}):
+    if print_facts(arguments, {"name": name, "removed": [part._asdict() for part in removed]}):
         return
     console = output()
     for part in removed:
