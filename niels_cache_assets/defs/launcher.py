@@ -208,7 +208,7 @@ class _Launcher(ProgressSink):
     def _reason_to_skip(self, artifact: Artifact) -> str | None:
         """Return why an artifact cannot be built: its settings, or an input that could not be built."""
         needed = self._graph.before(artifact.key) if artifact.builds_from_partial_inputs else artifact.inputs()
-        missing = [each for each in needed if each in self._missing]
+        missing = [listed_name(each) for each in needed if each in self._missing]
         return self._unconfigured.get(artifact.key) or (f"{format_list(missing)} could not be built" if missing else None)
 
     def write_reports(self) -> None:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from niels_cache_assets.base.defaults import ROLE_KEYS
 from niels_cache_assets.base.processes import stop_on_signals
 from niels_cache_assets.base.wording import SHORT_SHA256, format_count
-from niels_cache_assets.cli.command import WHERE, Command, failing, option, require_choice, switch, whole_number
-from niels_cache_assets.cli.console import output, print_facts
+from niels_cache_assets.cli.command import TOKENIZER, WHERE, Command, failing, option, require_choice, switch, whole_number
+from niels_cache_assets.cli.console import display, print_facts
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
@@ -82,13 +82,12 @@ def run(arguments: argparse.Namespace) -> None:
             progress=lambda doing, done, total: on_step(f"{doing} {arguments.name}", done, total),
         )
     if not print_facts(arguments, {"name": arguments.name, "directory": directory, "meta": meta}):
-        console = output()
         for line in _summary(arguments.name, directory, meta):
-            console.print(line)
+            display(line)
 
 
 def _require_free_name(arguments: argparse.Namespace, registry: Registry, root: Path) -> None:
-    from niels_cache_assets.cli.context import TOKENIZER, find_caches
+    from niels_cache_assets.cli.context import find_caches
     from niels_cache_assets.project.registry import is_valid_name
 
     name = arguments.name

@@ -171,5 +171,7 @@ def _findings(instance: dg.DagsterInstance, root: Path, folder: Path) -> Iterato
 
 def asset_of(root: Path, folder: Path) -> tuple[dg.AssetKey | None, str | None]:
     """Return the asset and the partition of a folder, None for what it does not have."""
-    kind, *names = folder.relative_to(root).parts
-    return (None, None) if len(names) > 1 else (_ASSETS.get(kind), next(iter(names), None))  # parts are deeper
+    parts = folder.relative_to(root).parts if folder.is_relative_to(root) else ()
+    if len(parts) not in (1, 2):  # the root, a part, which is deeper, or a folder elsewhere
+        return None, None
+    return _ASSETS.get(parts[0]), parts[1] if len(parts) == 2 else None
