@@ -20,6 +20,7 @@ from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.input_problems import require_inputs
 from niels_cache_assets.artifacts.parts.free_parts import FreePartsFirst
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
+from niels_cache_assets.artifacts.stored import in_store
 from niels_cache_assets.base.wording import format_list
 from niels_cache_assets.cluster.child import BuildInChild
 from niels_cache_assets.corpus.layout import HASHES
@@ -229,7 +230,8 @@ class _Launcher(ProgressSink):
         config = {"force": force, "wait": waits and not skip_if_busy}
         settings = {"ops": {op: {"config": config}}} if asset != keys.INDEX else {}
         run = self._finished_run(job_of(asset), partition, {**settings, **_QUIET})
-        result = replace(listed, directory=artifact.directory, seconds=time.monotonic() - started)
+        folder = artifact.directory if in_store(artifact) is artifact else None
+        result = replace(listed, directory=folder, seconds=time.monotonic() - started)
         outcome: Outcome | None = self.outcome
         if run.success:
             return None if outcome is None else _successful(result, artifact, run, outcome)

@@ -189,7 +189,7 @@ def _record_in(source: _Repository, address: str) -> Record:
 
 def _published(source: _Repository, address: str) -> PublishedBuild:
     record = _record_in(source, address)
-    return published_of(record, source.read(META_NAME), source.name_of(META_NAME), in_place=True)
+    return published_of(record, {META_NAME: source.read(META_NAME)}, source.name_of(META_NAME), in_place=True)
 
 
 @contextmanager

@@ -5,13 +5,13 @@ The books are read from the hub, or from a folder of *.txt. One book of a folder
 
 import re
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.reading.encodings import DecodingCounts, read_text
 from niels_cache_assets.sources.reading.files import SourceFile, files_digest, files_of_folder
-from niels_cache_assets.sources.reading.positions import FilePass, RowsPass
+from niels_cache_assets.sources.reading.positions import FilePass
 from niels_cache_assets.sources.reading.rows import TextFieldCheck, batched
 from niels_cache_assets.sources.types import ConfigPath, PretrainSource, Siblings, StreamContext
 
@@ -50,11 +50,12 @@ class Gutenberg(HubData, PretrainSource):
         return "path" if self.path else super().local_key
 
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
-        if not self.path:
-            rows_pass = RowsPass(context)
-            return batched(self._hub_books(rows_pass, context), rows_pass)
-        files = FilePass(self.input_files(), context, one_item_each=True)
-        return batched(self._folder_books(files, context), files)
+        if self.path:
+            files = FilePass(self.input_files(), context, notes_empty=False)
+            yield from batched(self._folder_books(files, context), files)
+        else:
+            files = self.file_pass(context)
+            yield from batched(self._row_books(files, context), files)
 
     def _folder_books(self, files: FilePass, context: StreamContext) -> Iterator[Document]:
         decoding = DecodingCounts(self, context)
@@ -65,19 +66,18 @@ class Gutenberg(HubData, PretrainSource):
                 if decoding.admits(file.name, text, replaced=decoding.count_marked(file.name, marked)):
                     yield from _book(Document(text, file.name, file.name), context)
 
-    def _hub_books(self, rows_pass: RowsPass, context: StreamContext) -> Iterator[Document]:
-        decoding, check = DecodingCounts(self, context), TextFieldCheck()
-        for part, start in rows_pass.parts(self.upstream_splits()):
-            choose = lambda fields, part=part: [self.text_field_at(fields, part, context)]  # noqa: E731
-            for values, file, row, damage in self.rows(part, context, choose, start=start):
-                ((check.field, text),) = values.items()
-                rows_pass.file, rows_pass.row = file, row + 1
-                replaced = decoding.count(file, damage)
+    def _row_books(self, files: FilePass, context: StreamContext) -> Iterator[Document]:
+        decoding, check = DecodingCounts(self, context), TextFieldCheck(self.text_field_at(files, context))
+        text_of = lambda values: [values.get(check.field)]  # noqa: E731
+        for split in files.splits():
+            for file, row, values in self.rows(files, context, [check.field]):
+                text: Any = values.get(check.field)
+                replaced = decoding.count_row(file, values, text_of)
                 problem = check.problem(text, file, row)
                 if problem and problem != "empty":  # `admits` may reject an empty text
                     context.report.drop_row(problem, file, row)
                 elif decoding.admits(file, text, replaced=replaced, row=row):
-                    yield from _book(Document(text, f"{file}#{row}", file, row, split=part.split), context)
+                    yield from _book(Document(text, f"{file}#{row}", file, row, split=split), context)
         check.report_hint(context)
 
 

@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import PurePosixPath
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, NonNegativeInt, model_validator
 
@@ -29,20 +29,8 @@ from niels_cache_assets.sources.types import AddedHubFiles, ListedFile, SourceWi
 from niels_cache_runtime.errors import NielsCacheError
 
 
-class _HubParquet(Parquet):
-    reads_files: ClassVar[bool] = False
-
-
-class _HubJsonl(Jsonl):
-    reads_files: ClassVar[bool] = False
-
-
 class _Lines(Jsonl):
     rows_of = staticmethod(partial(rows.line_rows, keep_ends=False))
-
-
-class _HubLines(_Lines):
-    reads_files: ClassVar[bool] = False
 
 
 class _Csv(Jsonl):
@@ -54,16 +42,7 @@ class _Csv(Jsonl):
         return where.problem({name: _number(value) for name, value in values.items()}) if problem == WRONG_TYPE else problem
 
 
-class _HubCsv(_Csv):
-    reads_files: ClassVar[bool] = False
-
-
-_READERS: dict[str, tuple[type[Parquet] | type[Jsonl], type[Parquet] | type[Jsonl]]] = {  # of the hub, and of the user's files
-    "parquet": (_HubParquet, Parquet),
-    "json": (_HubJsonl, Jsonl),
-    "text": (_HubLines, _Lines),
-    "csv": (_HubCsv, _Csv),
-}
+_READERS: dict[str, type[Parquet] | type[Jsonl]] = {"parquet": Parquet, "json": Jsonl, "text": _Lines, "csv": _Csv}
 
 
 class HubText(HasColumns, HubData, SourceWithParts):
@@ -134,19 +113,20 @@ class HubText(HasColumns, HubData, SourceWithParts):
     def file_reader(self, names: Sequence[str]) -> Parquet | Jsonl:
         """Return the reader of these files, which have one format."""
         keys = ("text_field", "id_field", "where", "keep", "encoding", "max_replaced_share", "max_document_mib")
-        reader = _READERS[format_of(names, self.local_key or self.dataset)][self.reads_files]
-        return reader(source=reader.model_fields["source"].default, files=["*"], **{key: getattr(self, key) for key in keys})
+        kind = _READERS[format_of(names, self.local_key or self.dataset)]
+        reader = kind(source=kind.model_fields["source"].default, files=["*"], **{key: getattr(self, key) for key in keys})
+        reader._reads_files = self.reads_files
+        return reader
 
     def documents(self, context: StreamContext) -> Iterator[DocumentBatch]:
         with hub_errors(self.origin, context.revision):
-            parts = self.upstream_splits()
-            found = [(ListedFile(file.name, 0, "", part.split), file) for part in parts for file in self.files_at(part, context.revision)]
-            of_train = [file for listed, file in found if listed.split != "val"]
-            for part in parts:
-                name, fields = self.fields_of([file for listed, file in found if listed.split == part.split])
-                self.require_columns(fields, name)
+            parts = self.files_at(context.revision)
+            for _, files in parts:
+                first, fields = self.fields_of(files)
+                self.require_columns(fields, first.name)
+            found = [(ListedFile(file.name, 0, "", part.split), file) for part, files in parts for file in files]
             reader = self.file_reader([file.name for _, file in found])
-            text_field = text_field_of_pass(self, context, lambda: reader.text_field_of(of_train), given=self.text_field)
+            text_field = text_field_of_pass(self, context, lambda: reader.text_field_of(parts[-1][1]), given=self.text_field)
             yield from PartStream(reader=reader, files=found, text_field=text_field).documents(context)
 
 

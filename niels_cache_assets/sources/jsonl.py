@@ -2,9 +2,10 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.sources.reading import rows
@@ -15,7 +16,7 @@ from niels_cache_assets.sources.reading.file_source import HasKeepDamaged, RowFi
 from niels_cache_assets.sources.reading.files import SourceFile, valid_unicode
 from niels_cache_assets.sources.reading.positions import FilePass
 from niels_cache_assets.sources.reading.where import RowCondition
-from niels_cache_assets.sources.text_column import MISSING_FIELD_REASON, ROWS, TEXT, FileFields, choose_text_field, require_field
+from niels_cache_assets.sources.text_column import MISSING_FIELD_REASON, ROWS, TEXT, choose_text_field, require_field
 from niels_cache_assets.sources.types import Siblings, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -96,19 +97,9 @@ class Jsonl(HasKeepDamaged, RowFileSource):
         return []
 
     def _rows(self, files: FilePass, context: StreamContext, text_field: str | None = None) -> Iterator[tuple[str, int, Values]]:
-        """Yield (name of the file, row, values).
-
-        Files in which no row has `text_field` are recorded. A pass that resumes inside a file begins after a text, so that file has the
-        field.
-        """
         on_damage = self.on_damage(context, files)
-        settings: dict[str, Any] = {"encoding": self.encoding, "limit": self.max_document_bytes, "on_damage": on_damage}
-        for file in files.files():
-            fields = FileFields(text_field, is_known=files.position.row > 0)
-            for row, values in self.rows_of(file, files.position, **settings):
-                fields.add(values)
-                yield file.name, row, values
-            fields.count(context.report, file.name)
+        read = partial(self.rows_of, encoding=self.encoding, limit=self.max_document_bytes, on_damage=on_damage)
+        return rows.rows_of_files(files, read, context, text_field)
 
 
 def _fields(head: Sequence[tuple[str, int, Values]]) -> dict[str, bool]:

@@ -19,7 +19,7 @@ class NotesSource(DecodesText, PretrainSource):
     """Notes in files: one document per file, unless a kind overrides `file_documents`."""
 
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
-        files = FilePass(self.input_files(), context, one_item_each=True)
+        files = FilePass(self.input_files(), context, notes_empty=False)
         return batched(self._documents(files, context), files)
 
     def _documents(self, files: FilePass, context: StreamContext) -> Iterator[Document]:

@@ -5,7 +5,8 @@ for oasst1. Tree files (*.trees.jsonl) are read one tree at a time. The time is 
 threads. There is no recursion.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
@@ -13,10 +14,10 @@ from pydantic import Field
 from niels_cache_assets.base.documents import Conversation, Message, SourceReport
 from niels_cache_assets.sources.conversations import valid_batches
 from niels_cache_assets.sources.hub.data import HubData
-from niels_cache_assets.sources.reading.encodings import DamagedRow, DecodingCounts
+from niels_cache_assets.sources.reading.encodings import DamagedRow, DecodingCounts, Values
 from niels_cache_assets.sources.reading.files import SourceFile, valid_unicode
-from niels_cache_assets.sources.reading.positions import UpstreamSplit
-from niels_cache_assets.sources.reading.rows import TextFieldCheck, json_rows, row_id
+from niels_cache_assets.sources.reading.positions import FilePass
+from niels_cache_assets.sources.reading.rows import TextFieldCheck, json_rows, row_id, rows_of_files
 from niels_cache_assets.sources.types import SftSource, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Split
@@ -77,12 +78,11 @@ class Oasst1(HubData, SftSource):
     def _conversations(self, context: StreamContext) -> Iterator[Conversation]:
         context.report.facts["trees"] = 0
         decoding, check = DecodingCounts(self, context), TextFieldCheck()
-        report = context.report
-        for part in self.upstream_splits():
-            report.split = part.split
-            for nodes in self._trees(part, context, decoding):
+        report, files = context.report, self.file_pass(context, notes_empty=False)
+        for split in files.splits():
+            for nodes in self._trees(files, context, decoding):
                 report.facts["trees"] += 1
-                yield from threads(self._kept(nodes, report, decoding, check), self.max_messages, report, part.split)
+                yield from threads(self._kept(nodes, report, decoding, check), self.max_messages, report, split)
         check.report_hint(context)
 
     def _kept(self, nodes: list[Node], report: SourceReport, decoding: DecodingCounts, check: TextFieldCheck) -> list[Node]:
@@ -97,24 +97,24 @@ class Oasst1(HubData, SftSource):
                 kept.append(node)
         return kept
 
-    def _trees(self, part: UpstreamSplit, context: StreamContext, decoding: DecodingCounts) -> Iterator[list[Node]]:
+    def _trees(self, files: FilePass, context: StreamContext, decoding: DecodingCounts) -> Iterator[list[Node]]:
         """Yield the messages of each tree. Trees come in the order of their first messages in the data."""
-        files = next((files for each, files in self.files_by_part() if each == part), [])
-        tree_files = [file for file in files if _holds_trees(file, self.encoding, self.max_document_bytes)]
-        if tree_files and len(tree_files) < len(files):
+        read = partial(json_rows, encoding=self.encoding, limit=self.max_document_bytes)
+        of_split = files.of_split(files.number) if self.files else []
+        tree_files = [file for file in of_split if _holds_trees(file, read)]
+        if tree_files and len(tree_files) < len(of_split):
             raise NielsCacheError(f"files: {tree_files[0].name} holds trees, others hold flat messages; name only one kind")
         if tree_files:
-            for file in tree_files:
-                for row, tree in json_rows(file, encoding=self.encoding, limit=self.max_document_bytes):
-                    decoding.count_row(file.name, tree, lambda marked: [])
-                    if isinstance(tree.get("prompt"), dict):
-                        yield _nodes(tree, file.name, row, context.report)
-                    else:
-                        context.report.drop_row("missing_prompt", file.name, row)
+            for name, row, tree in rows_of_files(files, read, context):
+                decoding.count_row(name, tree, lambda marked: [])
+                if isinstance(tree.get("prompt"), dict):
+                    yield _nodes(tree, name, row, context.report)
+                else:
+                    context.report.drop_row("missing_prompt", name, row)
             return
         grouped: dict[str, list[Node]] = {}
-        for values, name, row, damage in self.rows(part, context, self._columns, texts=("text",)):
-            replaced = decoding.count(name, damage)
+        for name, row, values in self.rows(files, context, _NEEDED, _OPTIONAL):
+            replaced = decoding.count_row(name, values, lambda marked: [marked.get("text")])
             fields: list[Any] = [values.get(field) for field in (*_NEEDED, *_OPTIONAL)]
             if all(value is None or isinstance(value, str) for value in fields[1:3]):
                 grouped.setdefault(fields[2], []).append(Node._make([*fields, name, row, replaced]))
@@ -122,15 +122,11 @@ class Oasst1(HubData, SftSource):
                 context.report.drop_row("malformed_message", name, row)
         yield from grouped.values()
 
-    def _columns(self, fields: dict[str, bool]) -> list[str]:
-        self.require_fields(_NEEDED, fields)
-        return [name for name in (*_NEEDED, *_OPTIONAL) if name in fields]
 
-
-def _holds_trees(file: SourceFile, encoding: str, limit: int) -> bool:
+def _holds_trees(file: SourceFile, read: Callable[[SourceFile], Iterator[tuple[int, Values]]]) -> bool:
     if file.name.lower().endswith(".parquet"):
         return False
-    _, first = next(json_rows(file, encoding=encoding, limit=limit), (0, {}))
+    _, first = next(read(file), (0, {}))
     return "prompt" in first
 
 

@@ -24,7 +24,7 @@ class Text(HasKeepDamaged, FileSource, PretrainSource):
     """The unit of text that becomes a document"""
 
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
-        files = FilePass(self.input_files(), context, one_item_each=self.sample_by == "document")
+        files = FilePass(self.input_files(), context, notes_empty=self.sample_by != "document")
         yield from rows.batched(self._documents(files, context), files)
 
     def _documents(self, files: FilePass, context: StreamContext) -> Iterator[Document]:

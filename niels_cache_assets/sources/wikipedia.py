@@ -23,14 +23,12 @@ from niels_cache_assets.sources.mediawiki.site import NO_SITE, REDIRECT, Site
 from niels_cache_assets.sources.reading.encodings import Damage, DecodingCounts
 from niels_cache_assets.sources.reading.file_source import HasKeepDamaged
 from niels_cache_assets.sources.reading.files import SourceFile, find_splits, valid_unicode
-from niels_cache_assets.sources.reading.positions import FilePass, RowsPass
+from niels_cache_assets.sources.reading.positions import FilePass
 from niels_cache_assets.sources.reading.rows import TextFieldCheck, batched, row_id, text_problem
 from niels_cache_assets.sources.types import ConfigPath, PretrainSource, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import Split
 
 _DUMP = re.compile(r"\.xml(-p\d+p\d+)?(\.(gz|bz2|xz|zst))?$", re.IGNORECASE)
-_COLUMNS = ("text", "id", "title")
 
 
 class Wikipedia(HasKeepDamaged, HubData, PretrainSource):
@@ -64,14 +62,8 @@ class Wikipedia(HasKeepDamaged, HubData, PretrainSource):
 
     def unconverted(self, context: StreamContext) -> Iterator[list[Document]]:
         """Yield the articles with their text as in the source. In a dump, this text is wikitext."""
-        if self.files:
-            parts = self.files_by_part()
-            files = FilePass([file for _, found in parts for file in found], context)
-            splits = [part.split for part, found in parts for _ in found]
-            yield from batched(self._dumps(files, splits, context), files)
-        else:
-            rows_pass = RowsPass(context)
-            yield from batched(self._hub(rows_pass, context), rows_pass)
+        files = self.file_pass(context)
+        yield from batched(self._dumps(files, context) if self.files else self._hub(files, context), files)
 
     def convert(self, documents: list[Document]) -> tuple[list[Document], DropReport, list[tuple[str, Document]]]:
         """Convert the wikitext of a dump's articles to text.
@@ -112,22 +104,15 @@ class Wikipedia(HasKeepDamaged, HubData, PretrainSource):
     def gives_plain_text(self, document: Document) -> bool:
         return bool(self.files)
 
-    def _dumps(self, files: FilePass, splits: list[Split | None], context: StreamContext) -> Iterator[Document]:
-        """Yield the articles of dumps.
-
-        Args:
-            files: The pass over the dumps.
-            splits: The split of each file of the pass, or None.
-            context: The pass over the source.
-        """
-        for file in files.files():
-            if not _DUMP.search(file.name):
-                raise NielsCacheError(
-                    f'{file.name}: not an XML dump, whose name ends in .xml; read rows with articles with source = "jsonl" or "parquet"'
-                )
-            split = context.report.split = splits[files.number]
-            for document in self._dump(file, files, context):
-                yield document._replace(split=split)
+    def _dumps(self, files: FilePass, context: StreamContext) -> Iterator[Document]:
+        for split in files.splits():
+            for file in files.files():
+                if not _DUMP.search(file.name):
+                    raise NielsCacheError(
+                        f'{file.name}: not an XML dump, whose name ends in .xml; read rows with articles with source = "jsonl" or "parquet"'
+                    )
+                for document in self._dump(file, files, context):
+                    yield document._replace(split=split)
 
     def _dump(self, file: SourceFile, files: FilePass, context: StreamContext) -> Iterator[Document]:
         drop, decoding = context.report.drop_row, DecodingCounts(self, context)
@@ -146,21 +131,16 @@ class Wikipedia(HasKeepDamaged, HubData, PretrainSource):
                 source_id = row_id(page.id or None, file.name, page.row)
                 yield Document(page.text or "", source_id, file.name, page.row, page.title)
 
-    def _columns(self, fields: dict[str, bool]) -> list[str]:
-        self.require_fields(_COLUMNS[:1], fields)
-        return [name for name in _COLUMNS if name in fields]
-
-    def _hub(self, rows_pass: RowsPass, context: StreamContext) -> Iterator[Document]:
+    def _hub(self, files: FilePass, context: StreamContext) -> Iterator[Document]:
         decoding, check = DecodingCounts(self, context), TextFieldCheck()
-        for part, start in rows_pass.parts(self.upstream_splits()):
-            for values, file, row, damage in self.rows(part, context, self._columns, start=start):
-                rows_pass.file, rows_pass.row = file, row + 1
-                decoding.count(file, damage)
+        for split in files.splits():
+            for file, row, values in self.rows(files, context, ["text"], ["id", "title"]):
+                decoding.count_row(file, values, lambda values: [])
                 if problem := check.problem(values.get("text"), file, row):
                     context.report.drop_row(problem, file, row)
                 else:
                     source_id = row_id(values.get("id"), file, row)
-                    yield Document(values["text"], source_id, file, row, _title(values.get("title")), part.split)
+                    yield Document(values["text"], source_id, file, row, _title(values.get("title")), split)
         check.report_hint(context)
 
 

@@ -7,25 +7,35 @@ a section inside an article). No row is lost: the joined texts of all articles e
 import re
 from collections.abc import Iterable, Iterator
 from itertools import chain, pairwise
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from niels_cache_assets.base.documents import Document, SourceReport
 from niels_cache_assets.sources.hub.data import HubData
-from niels_cache_assets.sources.reading.encodings import NO_DAMAGE, Damage, DecodingCounts, refuse_length
-from niels_cache_assets.sources.reading.positions import RowsPass, UpstreamSplit
+from niels_cache_assets.sources.reading.encodings import DecodingCounts, Values, refuse_length
+from niels_cache_assets.sources.reading.positions import FilePass
 from niels_cache_assets.sources.reading.rows import TextFieldCheck, batched
+from niels_cache_assets.sources.text_column import TEXT
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 
 _HEADING = re.compile(r" ?= (?!=)(.*\S) =\s*")
 
 
 class WikitextRow(NamedTuple):
-    """A row of the data, which is one line of WikiText."""
+    """A row of the data, which is one line of WikiText.
 
-    text: str
+    Attributes:
+        text: The line, or another value of the column.
+        file: The name of the file.
+        row: The number of the row in the file.
+        number: The index of the file in its pass.
+        values: The values by column.
+    """
+
+    text: Any
     file: str
     row: int
-    damage: Damage = NO_DAMAGE
+    number: int
+    values: Values
 
 
 class Wikitext(HubData, PretrainSource):
@@ -37,23 +47,20 @@ class Wikitext(HubData, PretrainSource):
     val_split: str | None = "validation"
 
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
-        rows_pass, check = RowsPass(context), TextFieldCheck()
-        for part, start in rows_pass.parts(self.upstream_splits()):
-            rows = self._rows(part, context, start, check)
-            decoding = DecodingCounts(self, context)
-            found = articles(rows, context.report, rows_pass, limit=self.max_document_bytes, decoding=decoding)
-            for batch in batched(found, rows_pass):
-                yield [document._replace(split=part.split) for document in batch]
+        files = self.file_pass(context, notes_empty=False)
+        decoding, check = DecodingCounts(self, context), TextFieldCheck(self.text_field_at(files, context))
+        for split in files.splits():
+            rows = self._rows(files, context, check)
+            found = articles(rows, context.report, files, limit=self.max_document_bytes, decoding=decoding, field=check.field)
+            for batch in batched(found, files):
+                yield [document._replace(split=split) for document in batch]
         check.report_hint(context)
 
-    def _rows(
-        self, part: UpstreamSplit, context: StreamContext, start: tuple[str, int] | None, check: TextFieldCheck
-    ) -> Iterator[WikitextRow]:
-        choose = lambda fields: [self.text_field_at(fields, part, context)]  # noqa: E731
-        for values, file, row, damage in self.rows(part, context, choose, start=start):
-            ((check.field, text),) = values.items()
+    def _rows(self, files: FilePass, context: StreamContext, check: TextFieldCheck) -> Iterator[WikitextRow]:
+        for file, row, values in self.rows(files, context, [check.field]):
+            text = values.get(check.field)
             check.problem(text, file, row)
-            yield WikitextRow(text, file, row, damage)
+            yield WikitextRow(text, file, row, files.number, values)
 
 
 def heading_title(text: str) -> str | None:
@@ -63,7 +70,7 @@ def heading_title(text: str) -> str | None:
 
 
 def articles(
-    rows: Iterable[WikitextRow], report: SourceReport, rows_pass: RowsPass, *, limit: int, decoding: DecodingCounts
+    rows: Iterable[WikitextRow], report: SourceReport, files: FilePass, *, limit: int, decoding: DecodingCounts, field: str = TEXT
 ) -> Iterator[Document]:
     """Join rows into articles at level-1 headings between blank rows.
 
@@ -74,18 +81,19 @@ def articles(
     Args:
         rows: The rows of one split.
         report: Counts rows that are not text.
-        rows_pass: The pass that reports positions; a pass can resume at the heading after an article.
+        files: The pass that reports positions; a pass can resume at the heading after an article.
         limit: The maximum number of characters of an article; a longer one is an error.
         decoding: Counts replaced bytes, and rejects articles that are not text.
+        field: The column of the text.
     """
     parts: list[str] = []
     characters = replaced = 0
-    start = previous = WikitextRow("", "", 0)
+    start = previous = WikitextRow("", "", 0, 0, {})
     title: str | None = None
 
-    def article(file: str, row: int) -> Iterator[Document]:
-        """Yield the article of the collected parts, if it is text. The next article begins at this row."""
-        rows_pass.file, rows_pass.row = file, row
+    def article(number: int, row: int) -> Iterator[Document]:
+        """Yield the article of the collected parts, if it is text. The next article begins at this row of this file."""
+        files.next_row = number, row
         text = "".join(parts)
         if decoding.admits(start.file, text, replaced=replaced, row=start.row):
             yield Document(text, f"{start.file}#{start.row}", start.file, start.row, title)
@@ -99,17 +107,17 @@ def articles(
         new_title = heading_title(row.text) if stands_alone else None
         if new_title is not None or not parts:
             if "".join(parts).strip():
-                yield from article(row.file, row.row)
+                yield from article(row.number, row.row)
                 parts, characters, replaced = [], 0, 0
             start, title = row, new_title
         parts.append(row.text)
         characters += len(row.text)
-        replaced += decoding.count(row.file, row.damage)
+        replaced += decoding.count_row(row.file, row.values, lambda values: [values.get(field)])
         if characters > limit:
             refuse_length(f"{start.file}: the article at row {start.row}", limit)
         previous = row
     if "".join(parts).strip():
-        yield from article(previous.file, previous.row + 1)
+        yield from article(previous.number, previous.row + 1)
 
 
 def _ends_block(neighbour: WikitextRow, row: WikitextRow) -> bool:

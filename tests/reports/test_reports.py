@@ -23,7 +23,7 @@ from niels_cache_assets.plots.drawing import Picture, as_svg
 from niels_cache_assets.plots.pictures import MAX_MIXED, mixture_pictures
 from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_assets.project.tables import BlendSettings, ReportsSettings
-from niels_cache_assets.reports.cache import CacheReport, cache_report, find_items
+from niels_cache_assets.reports.cache import CacheItem, CacheReport, cache_report, find_items
 from niels_cache_assets.reports.drawings import Drawings, draw_report
 from niels_cache_assets.reports.history import CheckRecord, FolderHistory, History
 from niels_cache_assets.reports.markdown import cache_markdown, mixture_markdown
@@ -228,7 +228,7 @@ def test_what_moved_failed_or_ended_before_its_budget_needs_attention_once(proje
     assert failed == "whole: no"
     assert missing(moved, f"revision {letters.revision}", "upstream", "at abc") == []
     rule = budget_rule(train_tokens=10_000_000_000, val_tokens=0)
-    ended = replace(letters, meta={**letters.meta, "split_rule": rule})
+    ended = CacheItem(replace(letters.state, meta={**letters.meta, "split_rule": rule}))
     (short,) = said(item=ended)  # built before there was a check
     assert missing(short, "<0.1%", "train_tokens") == []
     recorded = FolderHistory(checks=(CheckRecord(name="budgets_met", outcome="warning", said=short, when=NOW),))
@@ -314,7 +314,7 @@ def hostile_strings(text: str, project: SmallProject, tmp_path: Path) -> tuple[C
     items = []
     for item in report.items:
         meta = {**item.meta, "dataset_revision": text, "split_rule": text, "dropped": {text: 3}} if item.meta else {}
-        items.append(replace(item, state=replace(item.state, name=text + item.name, advice=text, directory=tmp_path / text), meta=meta))
+        items.append(CacheItem(replace(item.state, name=text + item.name, advice=text, directory=tmp_path / text, meta=meta)))
     check = CheckRecord(name=text, outcome="failed", said=text, when=NOW)
     recorded = FolderHistory(newest_revision=f"now {text}", checks=(check,))
     history = History(source=text, folders={(tmp_path / text).absolute(): recorded}, checks=(check,))
@@ -353,7 +353,7 @@ def test_masked_places_are_in_the_page_as_text(project: SmallProject) -> None:
     places = {"email": 3, "phone": 1}
     examples = [{"kind": "email", "before": f"Write to {HOSTILE}", "form": "aa@aaa.aa", "after": " & ask"}]
     masked = {"documents": 2, "places": places, "examples": examples}
-    shown = replace(report, items=(replace(corpus, meta={**corpus.meta, "masked": masked}),))
+    shown = replace(report, items=(CacheItem(replace(corpus.state, meta={**corpus.meta, "masked": masked})),))
     plain, page = (Page(render_page(each, {}, now=NOW)) for each in (replace(report, items=(corpus,)), shown))
     assert "Masked" not in plain.text
     assert "aa@aaa.aa" in page.text

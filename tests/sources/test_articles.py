@@ -12,7 +12,8 @@ from niels_cache_assets.sources.gutenberg import Gutenberg, strip_project_gutenb
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.markdown_folder import MarkdownFolder
 from niels_cache_assets.sources.reading.encodings import DecodingCounts
-from niels_cache_assets.sources.reading.positions import RowsPass
+from niels_cache_assets.sources.reading.files import SourceFile
+from niels_cache_assets.sources.reading.positions import FilePass
 from niels_cache_assets.sources.roam import Roam, _outline
 from niels_cache_assets.sources.text import Text
 from niels_cache_assets.sources.types import StreamContext
@@ -25,8 +26,9 @@ from tests.helpers.read_sources import read
 
 def titles(texts: list[str]) -> list[tuple[str | None, int]]:
     context = StreamContext(seed=0)
-    rows = [WikitextRow(text, "f", row) for row, text in enumerate(texts)]
-    found = list(articles(rows, context.report, RowsPass(context), limit=1 << 20, decoding=DecodingCounts(Wikitext(), context)))
+    rows = [WikitextRow(text, "f", row, 0, {"text": text}) for row, text in enumerate(texts)]
+    files = FilePass([SourceFile("f", "f")], context)
+    found = list(articles(rows, context.report, files, limit=1 << 20, decoding=DecodingCounts(Wikitext(), context)))
     assert "".join(document.text for document in found) == "".join(texts), "no row is lost"
     return [(document.title, document.row) for document in found]
 

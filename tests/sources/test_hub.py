@@ -15,7 +15,6 @@ from niels_cache_assets.sources.fineweb_edu import FinewebEdu
 from niels_cache_assets.sources.gutenberg import Gutenberg
 from niels_cache_assets.sources.hub.errors import hub_errors
 from niels_cache_assets.sources.huggingface import Huggingface
-from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.sources.wikitext import Wikitext
 from niels_cache_runtime.errors import NielsCacheError
 from tests.helpers import programs
@@ -236,14 +235,6 @@ def test_lines_of_text_files_are_documents_without_their_ends(tmp_path: Path) ->
     documents, context = read(Huggingface(dataset="a/b", files=[str(tmp_path / "a.txt")]))
     assert [(document.text, document.row) for document in documents] == [("one", 0), ("two ", 2), ("last", 3)]
     assert context.report.dropped == {"empty": 1}
-
-
-def test_a_file_to_begin_at_that_is_gone_is_named(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_bytes(json_lines([{"text": "a"}]))
-    source = Gutenberg(files=[str(tmp_path / "a.jsonl")])
-    context = StreamContext(seed=1, start={"part": 0, "file": "b.jsonl", "row": 3})
-    with pytest.raises(NielsCacheError, match=r"^b\.jsonl: .*--force"):
-        list(source.documents(context))
 
 
 def test_a_json_column_of_mixed_types_keeps_its_strings_as_they_are(tmp_path: Path) -> None:

@@ -211,32 +211,44 @@ def _row_json(row: BatchRow, cache: TracedCache, *, column: int | None = None) -
 
 
 def _segment_json(segment: Segment, row: BatchRow, cache: TracedCache) -> dict[str, Any]:
-    from niels_cache_assets.sources.reading.keep import kept_values
-
     columns = {"first_column": segment.first, "last_column": segment.last - 1}
     if segment.is_padding:
         return {**columns, "padding": True}
-    lineage = cache.lineage.get(segment.document)
+    return {**columns, **_origin(segment, cache), "text": cache.text(row, segment.first, segment.last)}
+
+
+def _origin(segment: Segment, cache: TracedCache) -> dict[str, Any]:
+    """Return where the tokens of a segment come from. What is not known is None; without `keep`, there are no kept values."""
+    from niels_cache_assets.sources.reading.keep import kept_values
+
+    lineage, known = cache.lineage.get(segment.document), segment.is_in_document
     return {
-        **columns,
         "shard": cache.file(segment.file),
         "offset": segment.offset,
-        cache.unit: segment.document if segment.is_in_document else None,
-        "from_token": segment.document_offset,
+        cache.unit: segment.document if known else None,
+        "from_token": segment.document_offset if known else None,
         **{name: getattr(lineage, name, None) for name in ("source_id", "file", "row")},
         **({"kept": kept_values(lineage.kept)} if lineage and lineage.kept is not None else {}),
-        "text": cache.text(row, segment.first, segment.last),
     }
 
 
 def _table_of(segments: Sequence[Segment], cache: TracedCache) -> Table:
-    columns = ["columns", cache.unit, "from token", "source id", "file", "row", "shard", "offset"]
-    kept = [_format_kept(segment, cache) for segment in segments]
-    right = frozenset({cache.unit, "from token", "row", "offset"})
-    table = new_table(*columns, *(["kept"] if any(kept) else []), right=right, shrinking=["source id", "file", "shard", "kept"])
-    for segment, values in zip(segments, kept, strict=True):
-        table.add_row(*_cells(segment, cache), *([values] if any(kept) else []))
+    names = [cache.unit, "from_token", "source_id", "file", "row", "shard", "offset"]
+    origins = [None if segment.is_padding else _origin(segment, cache) for segment in segments]
+    if any(origin and origin.get("kept") for origin in origins):
+        names.append("kept")
+    right, shrinking = (cache.unit, "from token", "row", "offset"), ("source id", "file", "shard", "kept")
+    table = new_table("columns", *(name.replace("_", " ") for name in names), right=right, shrinking=shrinking)
+    for segment, origin in zip(segments, origins, strict=True):
+        cells = ["padding"] if origin is None else [_cell(origin.get(name)) for name in names]
+        table.add_row(_columns(segment), *cells)
     return table
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, dict):  # kept values, such as `url: https://a.org, score: 3`
+        return ", ".join(f"{name}: {_line(item if isinstance(item, str) else json.dumps(item))}" for name, item in value.items())
+    return "-" if value is None else f"{value:,}" if isinstance(value, int) else _line(value)
 
 
 def _print_token(row: BatchRow, column: int, cache: TracedCache) -> None:
@@ -255,25 +267,6 @@ def _print_token(row: BatchRow, column: int, cache: TracedCache) -> None:
     before, after = cache.text(row, first, column), cache.text(row, column + 1, last)
     display()
     display(styled(before + gap, mark(token, TOKEN_STYLE), gap + after))
-
-
-def _cells(segment: Segment, cache: TracedCache) -> list[str]:
-    if segment.is_padding:
-        return [_columns(segment), "padding", "", "", "", "", "", ""]
-    known = segment.is_in_document
-    lineage = cache.lineage.get(segment.document)
-    origin = [_line(lineage.source_id), _line(lineage.file), f"{lineage.row:,}"] if lineage else ["-"] * 3
-    document = [f"{segment.document:,}", f"{segment.document_offset:,}"] if known else ["-"] * 2
-    return [_columns(segment), *document, *origin, cache.file(segment.file), f"{segment.offset:,}"]
-
-
-def _format_kept(segment: Segment, cache: TracedCache) -> str:
-    """Return the kept values of a document on one line, such as `url: https://a.org, score: 3`, empty without `keep`."""
-    from niels_cache_assets.sources.reading.keep import kept_values
-
-    lineage = cache.lineage.get(segment.document)
-    values = kept_values(lineage.kept) if lineage else {}
-    return ", ".join(f"{name}: {_line(value if isinstance(value, str) else json.dumps(value))}" for name, value in values.items())
 
 
 def _columns(segment: Segment) -> str:

@@ -7,7 +7,8 @@ number there. The subclasses define what the columns of a row mean.
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Any, Self
 
@@ -15,19 +16,12 @@ from pydantic import model_validator
 
 from niels_cache_assets.sources.errors import without_credentials
 from niels_cache_assets.sources.hub.errors import hub_errors, unknown_choice_message
-from niels_cache_assets.sources.reading.encodings import NO_DAMAGE, Damage, DamagedRow, DecodesText, Values
+from niels_cache_assets.sources.reading.encodings import DecodesText, Values
 from niels_cache_assets.sources.reading.files import SourceFile, files_digest, find_splits
 from niels_cache_assets.sources.reading.parquet_files import may_hold_text, open_parquet
-from niels_cache_assets.sources.reading.positions import FilePosition, UpstreamSplit
-from niels_cache_assets.sources.reading.rows import csv_rows, first_rows, json_rows, line_rows, parquet_rows
-from niels_cache_assets.sources.text_column import (
-    ROWS,
-    FileFields,
-    choose_text_field,
-    find_text_column,
-    require_field,
-    text_field_of_pass,
-)
+from niels_cache_assets.sources.reading.positions import FilePass, FilePosition, UpstreamSplit
+from niels_cache_assets.sources.reading.rows import csv_rows, first_rows, json_rows, line_rows, parquet_rows, rows_of_files
+from niels_cache_assets.sources.text_column import ROWS, choose_text_field, find_text_column, text_field_of_pass
 from niels_cache_assets.sources.types import ConfigPath, ListedFile, Siblings, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -42,8 +36,6 @@ _READERS: dict[str, Callable[..., Iterator[tuple[int, Values]]]] = {
 }
 _FORMATS = {".parquet": "parquet"} | dict.fromkeys((".jsonl", ".json", ".ndjson"), "json") | dict.fromkeys((".csv", ".tsv"), "csv")
 _FORMATS |= dict.fromkeys((".txt", ".raw", ".tokens", ".md", ""), "text")
-
-ChooseColumns = Callable[[dict[str, bool]], list[str]]  # takes {field: whether it holds strings}, and returns the fields to read
 
 
 class HubData(DecodesText):
@@ -155,54 +147,48 @@ class HubData(DecodesText):
             return [UpstreamSplit(self.val_split, "val", None), UpstreamSplit(self.split, "train", None)]
         return [UpstreamSplit(self.split, None, None)]
 
-    def text_field_at(self, fields: Mapping[str, bool], part: UpstreamSplit, context: StreamContext) -> str:
-        """Return the text field for this pass, which is chosen from the train data.
-
-        Args:
-            fields: For each field of `part`, whether it holds strings.
-            part: The part that is read.
-            context: The pass.
+    def file_pass(self, context: StreamContext, *, notes_empty: bool = True) -> FilePass:
+        """Return the pass over the files of all parts.
 
         Raises:
-            NielsCacheError: If the field is unclear, or missing in `part`.
+            SourceUnavailableError: If the hub cannot be reached now.
+            NielsCacheError: For the reasons of `files_at`.
         """
-        train = self.upstream_splits()[-1]
+        found = [(file, part.split) for part, files in self.files_at(context.revision) for file in files]
+        splits = [split for _, split in found]
+        return FilePass([file for file, _ in found], context, splits=splits, notes_empty=notes_empty)
 
-        def decide() -> str:
-            if part == train and (field := find_text_column(fields)) is not None:
-                return field
-            heads = ((file.name, self._first_rows(file)) for file in self.files_at(train, context.revision))
-            name, rows = next(((name, rows) for name, rows in heads if rows), ("", []))
-            return choose_text_field(rows, name, key=None)
-
-        field = text_field_of_pass(self, context, decide, given=None)  # type: ignore[arg-type]
-        assert field is not None
-        require_field(field, fields, self.origin, key=None)
-        return field
-
-    def require_fields(self, needed: Sequence[str], fields: Mapping[str, bool]) -> None:
-        """Check that the rows have all needed fields.
-
-        Raises:
-            NielsCacheError: If a field is missing.
-        """
-        if missing := [name for name in needed if name not in fields]:
-            raise NielsCacheError(f"{self.origin}: rows have no {' and no '.join(missing)} (they have: {', '.join(fields)})")
-
-    def files_at(self, part: UpstreamSplit, revision: str | None) -> list[SourceFile]:
-        """Return the files of a part, in the order in which they are read: those of the hub at a commit, or local ones.
+    def files_at(self, revision: str | None) -> list[tuple[UpstreamSplit, list[SourceFile]]]:
+        """Return the parts with their files, in the order in which they are read: those of the hub at a commit, or local ones.
 
         Raises:
             SourceUnavailableError: If the hub cannot be reached now.
             NielsCacheError: If there is no such data set, configuration or split, or if a file is not there.
         """
-        if part.files is not None:
-            return next(files for each, files in self.files_by_part() if each == part)
+        if self.files:
+            return self.files_by_part()
+        parts = self.upstream_splits()
         with hub_errors(self.dataset, revision):
-            return _files_of_hub(self, [part], revision)[0]
+            return [*zip(parts, _files_of_hub(self, parts, revision), strict=True)]
 
-    def fields_of(self, files: Sequence[SourceFile]) -> tuple[str, dict[str, bool]]:
-        """Return the name of the first of these files with rows, and for each field of its first rows whether it holds strings.
+    def text_field_at(self, files: FilePass, context: StreamContext) -> str:
+        """Return the text field for this pass, which is chosen from the train data.
+
+        Raises:
+            NielsCacheError: If the field is unclear.
+        """
+
+        def decide() -> str:
+            with hub_errors(self.origin, context.revision):
+                file, fields = self.fields_of(files.of_split(-1))
+                return find_text_column(fields) or choose_text_field(self._first_rows(file), file.name, key=None)
+
+        field = text_field_of_pass(self, context, decide, given=None)  # type: ignore[arg-type]
+        assert field is not None
+        return field
+
+    def fields_of(self, files: Sequence[SourceFile]) -> tuple[SourceFile, dict[str, bool]]:
+        """Return the first of these files with rows, and for each field of its first rows whether it holds strings.
 
         Raises:
             NielsCacheError: If no file has a row.
@@ -217,7 +203,7 @@ class HubData(DecodesText):
                     for name, value in values.items():
                         fields[name] = fields.get(name, False) or isinstance(value, str)
             if fields:
-                return file.name, fields
+                return file, fields
         raise NielsCacheError(f"{files[0].name}: holds no row; it is empty or damaged")
 
     def _first_rows(self, file: SourceFile) -> list[Values]:
@@ -229,54 +215,29 @@ class HubData(DecodesText):
         return _READERS[kind](file, position, encoding=self.encoding, limit=self.max_document_bytes, **chosen)
 
     def rows(
-        self,
-        part: UpstreamSplit,
-        context: StreamContext,
-        choose_columns: ChooseColumns,
-        *,
-        start: tuple[str, int] | None = None,
-        texts: Sequence[str] = (),
-    ) -> Iterator[tuple[Values, str, int, Damage]]:
-        """Yield the rows of a part, lazily.
+        self, files: FilePass, context: StreamContext, needed: Sequence[str], optional: Sequence[str] = ()
+    ) -> Iterator[tuple[str, int, Values]]:
+        """Yield (name of the file, row, values) for the unfinished files of the current split.
 
         Files without the first field are counted in the report.
 
         Args:
-            part: The part to read.
-            context: The pass.
-            choose_columns: Chooses the fields to read.
-            start: The file and row to begin at. Files before this file are not opened.
-            texts: The fields whose replaced characters are counted. If empty, the first field is used.
-
-        Yields:
-            The values by column, the file, the number of the row in it, and the replaced bytes of the row.
+            files: The pass.
+            context: The pass over the source.
+            needed: The fields that the rows must have.
+            optional: The other fields to read.
 
         Raises:
             SourceUnavailableError: If the hub cannot be reached now.
-            NielsCacheError: If the data set cannot be read.
+            NielsCacheError: If the data set cannot be read, or has no needed field.
         """
         with hub_errors(self.origin, context.revision):
-            files = self.files_at(part, context.revision)
-            format_of([file.name for file in files], self.local_key or self.dataset)
-            columns = choose_columns(self.fields_of(files)[1])
-            names = [file.name for file in files]
-            if start is not None and start[0] not in names:
-                raise NielsCacheError(f"{start[0]}: is no longer in its place among the files of this build; build again with --force")
-            first, first_row = (names.index(start[0]), start[1]) if start else (0, 0)
-            for number, file in enumerate(files[first:], first):
-                if len(files) > 1 and len(self.upstream_splits()) == 1:
-                    context.report.share = number / len(files)
-                watched = FileFields(columns[0], is_known=number == first and first_row > 0)
-                for row, values in self._file_rows(file, FilePosition(first_row if number == first else 0), columns):
-                    watched.add(values)
-                    damage = _damage_of(values, texts or columns[:1]) if isinstance(values, DamagedRow) else NO_DAMAGE
-                    yield {name: values.get(name) for name in columns}, file.name, row, damage
-                watched.count(context.report, file.name)
-
-
-def _damage_of(row: DamagedRow, texts: Sequence[str]) -> Damage:
-    marked = (row.marked.get(name) for name in texts)
-    return Damage(row.size, sum(len(row.mark.findall(text)) for text in marked if isinstance(text, str)))
+            of_split = files.of_split(files.number)
+            format_of([file.name for file in of_split], self.local_key or self.dataset)
+            _, fields = self.fields_of(of_split)
+            if missing := [name for name in needed if name not in fields]:
+                raise NielsCacheError(f"{self.origin}: rows have no {' and no '.join(missing)} (they have: {', '.join(fields)})")
+            yield from rows_of_files(files, partial(self._file_rows, columns=[*needed, *optional]), context, needed[0])
 
 
 def hub_files(data: HubData, revision: str | None) -> list[ListedFile]:

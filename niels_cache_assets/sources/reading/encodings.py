@@ -76,6 +76,7 @@ class DecodesText(Source):
     """Python name of the encoding, which a byte order mark overrides; for Parquet, it applies only to non-UTF-8 strings"""
     max_replaced_share: float = Field(MAX_REPLACED_SHARE, ge=0, le=1, strict=False)
     """Maximum share of replacement characters; documents above it, or with a NUL, are dropped (`not_text`)"""
+    _reads_files: bool = True
 
     def describe(self) -> dict[str, Any]:
         """Return the description that every source has, with the encoding if it is not the default."""
@@ -84,7 +85,7 @@ class DecodesText(Source):
     @property
     def reads_files(self) -> bool:
         """Whether the user's files are read, which may hold anything. Documents of the hub are counted and never rejected."""
-        return True
+        return self._reads_files
 
     @property
     def max_document_bytes(self) -> int:
@@ -140,9 +141,6 @@ class Damage(NamedTuple):
 
     size: int
     characters: int
-
-
-NO_DAMAGE = Damage(0, 0)
 
 
 def damage_of(marked: str) -> Damage:

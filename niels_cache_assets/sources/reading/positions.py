@@ -1,7 +1,7 @@
-"""Positions in a source, and passes that begin at a position.
+"""Positions in the files of a source, and passes that begin at a position.
 
-`FilePass`, with the `FilePosition` of a reader, is for files, and `RowsPass` for rows of the hub. A reader moves its position past a row
-before it yields the row, so after each yield of a source, the position is the start of the next row.
+A reader moves its `FilePosition` past a row before it yields the row, so after each yield of a source, the position is the start of the
+next row.
 
 Files before a position are not opened. In an uncompressed file, the reader seeks to the position. In other files, it reads the earlier
 rows again without parsing them. A row costs two numbers.
@@ -67,39 +67,6 @@ class FilePosition:
         return self.offset_row
 
 
-class RowsPass:
-    """One pass over the upstream splits of a data set, beginning at `context.start`.
-
-    Each row has a file and a number in this file.
-
-    Attributes:
-        file: The file of the next row, or None at the beginning of a split.
-        row: The number of the next row.
-    """
-
-    def __init__(self, context: StreamContext) -> None:
-        self._report = context.report
-        start = context.start or {"part": 0, "file": None, "row": 0}
-        self._part: int = start["part"]
-        self.file: str | None = start["file"]
-        self.row: int = start["row"]
-
-    def parts(self, parts: Sequence[UpstreamSplit]) -> Iterator[tuple[UpstreamSplit, tuple[str, int] | None]]:
-        """Yield the unfinished parts, each with the file and row at which to begin, or None for the beginning."""
-        for number in range(self._part, len(parts)):
-            if number > self._part:
-                self._part, self.file, self.row = number, None, 0
-            self._report.split = parts[number].split
-            yield parts[number], None if self.file is None else (self.file, self.row)
-
-    def report_position(self) -> None:
-        """Report where the next batch begins.
-
-        Call this immediately before a batch is yielded.
-        """
-        self._report.position = {"part": self._part, "file": self.file, "row": self.row}
-
-
 class FilePass:
     """One pass over files in order, beginning at `context.start`.
 
@@ -108,23 +75,28 @@ class FilePass:
     Args:
         files: The files.
         context: The pass.
-        one_item_each: Whether each file is one document, so that a file that yields nothing is just a dropped document.
+        splits: The split of each file, or nothing if upstream has no splits. The files of a split follow each other.
+        notes_empty: Whether to note files that yield nothing. False if a file is one document, or if documents go on in the next.
 
     Attributes:
         number: The index of the current file.
         position: The position in the current file.
+        next_row: The file, by its index, and the row at which the next batch begins, if more rows were read. None for the current position.
         state: JSON values that the source needs to resume at a position.
     """
 
-    def __init__(self, files: Sequence[SourceFile], context: StreamContext, *, one_item_each: bool = False) -> None:
-        self._files = files
-        self._one_item_each = one_item_each
+    def __init__(
+        self, files: Sequence[SourceFile], context: StreamContext, *, splits: Sequence[Split | None] = (), notes_empty: bool = True
+    ) -> None:
+        self._files, self._splits = files, splits or [None] * len(files)
+        self._notes_empty = notes_empty
         self._used: set[str] = set()
         self._drops: dict[str, bool] = {}  # see SourceReport.drops_of_files
-        context.report.drops_of_files = None if one_item_each else self._drops
+        context.report.drops_of_files = self._drops if notes_empty else None
         self._report = context.report
         self.number = 0
         self.position = FilePosition()
+        self.next_row: tuple[int, int] | None = None
         self.state: dict[str, Any] = {}
         self._sizes = [_size(file.url) for file in files]
         self._ends = [*accumulate(self._sizes if any(self._sizes) else [1] * len(files), initial=0)]
@@ -146,11 +118,22 @@ class FilePass:
     def name(self) -> str:
         return self._files[self.number].name
 
-    def files(self) -> Iterator[SourceFile]:
-        """Yield the unfinished files. The caller begins to read each of them at `position`."""
+    def splits(self) -> Iterator[Split | None]:
+        """Yield the split of the current file until all files are read. The caller reads the `files` of each split."""
         while self.number < len(self._files):
+            self._report.split = self._splits[self.number]
+            yield self._report.split
+
+    def of_split(self, number: int) -> list[SourceFile]:
+        """Return all files of the same split as the file with this index."""
+        return [file for file, split in zip(self._files, self._splits, strict=True) if split == self._splits[number]]
+
+    def files(self) -> Iterator[SourceFile]:
+        """Yield the unfinished files of the current split. The caller begins to read each of them at `position`."""
+        split = self._splits[self.number : self.number + 1]
+        while split and self._splits[self.number : self.number + 1] == split:
             yield self._files[self.number]
-            if not self._one_item_each:
+            if self._notes_empty:
                 if self.name not in self._used and not self._drops.get(self.name, False):
                     self._report.note_file_without_items(self.name)
                 self._used.discard(self.name)
@@ -160,7 +143,7 @@ class FilePass:
 
     def mark_used(self) -> None:
         """Remember that the current file yielded a document."""
-        if not self._one_item_each:
+        if self._notes_empty:
             self._used.add(self.name)
 
     def _share(self) -> float | None:
@@ -179,10 +162,13 @@ class FilePass:
         Call this immediately before a batch is yielded.
         """
         self._report.share = self._share()
-        position, name = self.position, self.name if self.number < len(self._files) else ""
+        number, position = self.number, self.position
+        if self.next_row is not None:
+            number, position = self.next_row[0], FilePosition(self.next_row[1])
+        name = self._files[number].name if number < len(self._files) else ""
         self._report.position = {
             "file": name or None,
-            "number": self.number,
+            "number": number,
             "row": position.row,
             "offset": position.offset,
             "offset_row": position.offset_row,

@@ -34,8 +34,8 @@ from niels_cache_assets.sources.reading.encodings import (
 )
 from niels_cache_assets.sources.reading.files import SourceFile, file_errors, first_bytes, open_bytes, valid_unicode
 from niels_cache_assets.sources.reading.parquet_files import is_bytes_type, is_string_type, may_hold_text, open_parquet
-from niels_cache_assets.sources.reading.positions import FilePass, FilePosition, RowsPass
-from niels_cache_assets.sources.text_column import TEXT
+from niels_cache_assets.sources.reading.positions import FilePass, FilePosition
+from niels_cache_assets.sources.text_column import TEXT, FileFields
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import unique_keys
@@ -55,31 +55,30 @@ SEARCH_LIMITS = 10_000, 1 << 25  # rows and characters without a field after whi
 
 
 def batched(
-    items: Iterable[Item], source_pass: FilePass | RowsPass | None = None, *, length: Callable[[Any], int] = lambda item: len(item.text)
+    items: Iterable[Item], files: FilePass | None = None, *, length: Callable[[Any], int] = lambda item: len(item.text)
 ) -> Iterator[list[Item]]:
     """Group documents into batches of up to 256, or about a million characters, so that large documents do not accumulate.
 
     Args:
         items: The documents.
-        source_pass: The pass that reads them. Before each batch is yielded, it reports where the next batch begins.
+        files: The pass that reads them. Before each batch is yielded, it reports where the next batch begins.
         length: Returns the length of an item. The default is for documents.
     """
     batch: list[Item] = []
     characters = 0
-    reads_files = isinstance(source_pass, FilePass)
     for item in items:
         batch.append(item)
         characters += length(item)
-        if reads_files:
-            source_pass.mark_used()  # type: ignore[union-attr]
+        if files is not None:
+            files.mark_used()
         if len(batch) >= BATCH_DOCUMENTS or characters >= BATCH_CHARACTERS:
-            if source_pass is not None:
-                source_pass.report_position()
+            if files is not None:
+                files.report_position()
             yield batch
             batch, characters = [], 0
     if batch:
-        if source_pass is not None:
-            source_pass.report_position()
+        if files is not None:
+            files.report_position()
         yield batch
 
 
@@ -514,6 +513,28 @@ def parquet_rows(
                 for each in (values, values.marked) if isinstance(values, DamagedRow) else (values,):
                     each.update((name, form(each[name])) for name, form in forms.items() if name in each)
                 yield row, values
+
+
+def rows_of_files(
+    files: FilePass,
+    read: Callable[[SourceFile, FilePosition], Iterator[tuple[int, Values]]],
+    context: StreamContext,
+    field: str | None = None,
+) -> Iterator[tuple[str, int, Values]]:
+    """Yield (name of the file, row, values) for the unfinished files of the current split.
+
+    Args:
+        files: The pass.
+        read: Yields the rows of a file, beginning at a position.
+        context: The pass over the source. Files in which no row has `field` are recorded in its report.
+        field: The text field, or None. A pass that resumes inside a file begins after a text, so that file has the field.
+    """
+    for file in files.files():
+        fields = FileFields(field, is_known=files.position.row > 0)
+        for row, values in read(file, files.position):
+            fields.add(values)
+            yield file.name, row, values
+        fields.count(context.report, file.name)
 
 
 def file_rows(
