@@ -118,7 +118,7 @@ def output() -> Console:
 
 
 def display(*objects: Any, **options: Any) -> None:
-    """Print texts or tables on the console for stdout."""
+    """Print texts or tables on stdout. It makes a new console, which takes about as long as printing a line."""
     output().print(*objects, **options)
 
 

@@ -23,6 +23,7 @@ from niels_cache_assets.disk.journal import write_atomically
 from niels_cache_assets.disk.staging import export_stage
 from niels_cache_assets.disk.table_file import ParquetWriter, sealing
 from niels_cache_assets.disk.writers import Files, HashedFile
+from niels_cache_assets.exchange.writing import empty_folder
 from niels_cache_assets.sources.reading.keep import EXPORTED, kept_values
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_runtime.errors import NielsCacheError
@@ -101,7 +102,7 @@ class TextExport:
             if not force and (existing := [path for path in self.existing() if path.name not in old]):
                 raise NielsCacheError(f"{existing[0]}: is there already; choose another place, or replace it with --force")
             if not done:
-                _empty(stage)
+                empty_folder(stage, but=_STATE)  # the state may name files in the folder
             for entry in self._files(stage, done, progress) if len(done) < len(self.names()) else ():
                 done.append(entry)
                 self._record(stage, done, placing=old)
@@ -298,10 +299,3 @@ def _write_json(path: Path, value: Any) -> None:
 def _is_complete(stage: Path, entry: _Entry) -> bool:
     path = stage / entry["name"]
     return path.is_file() and path.stat().st_size == entry["bytes"]
-
-
-def _empty(stage: Path) -> None:
-    """Remove everything except the state, which may name files in the folder."""
-    for path in stage.iterdir():
-        if path.name != _STATE:
-            path.unlink()

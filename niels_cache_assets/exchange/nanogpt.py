@@ -34,9 +34,9 @@ def lines(split: ExportSplit) -> list[str]:
 
     One line sets the vocabulary size that applies without a meta.pkl. If tokens are not uint16, another line reads them.
     """
-    found = (
-        [] if split.vocab_size is None else [f"meta_vocab_size = {split.vocab_size}  # in train.py, in place of: meta_vocab_size = None"]
-    )
+    found = []
+    if split.vocab_size is not None:
+        found.append(f"meta_vocab_size = {split.vocab_size}  # in train.py, in place of: meta_vocab_size = None")
     if split.dtype != TOKEN_DTYPE:
         read = f"np.memmap(os.path.join(data_dir, f'{{split}}.bin'), dtype=np.{split.dtype.name}, mode='r')"
         found.append(f"data = {read}  # in get_batch of train.py, in place of both np.memmap, which read np.uint16")

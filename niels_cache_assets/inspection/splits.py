@@ -4,6 +4,7 @@ The checks of the cache and `part --seal` say the same. Cost: meta.json, and 8 b
 other data sets. Nothing is decoded, unless the build has recorded no comparison with the current settings.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,17 +80,15 @@ def _other_caches(registry: Registry, name: str, root: Path) -> dict[str, Path]:
     return found
 
 
-def _describe_shared(registry: Registry, name: str, shared: SharedTexts) -> list[str]:
-    """Return the documents of train whose text is in the val of another data set, and the caches that cannot be checked.
+def _describe_shared(registry: Registry, name: str, shared: SharedTexts) -> Iterator[str]:
+    """Yield the documents of train whose text is in the val of another data set, and the caches that cannot be checked.
 
     If a key keeps these documents out, it is named.
     """
-    problems = []
     if shared.found:
         names = [each.val for each in shared.found]
         found = f"{sum(each.documents for each in shared.found):,} documents equal one in the val of {', '.join(names)}"
         advice = advice_against(registry, name, names)
-        problems.append(found if advice is None else f"{found}; {advice}")
+        yield found if advice is None else f"{found}; {advice}"
     if shared.not_checked:
-        problems.append(f"not compared with other data sets: the lineage of {', '.join(shared.not_checked)} has no hashes of texts")
-    return problems
+        yield f"not compared with other data sets: the lineage of {', '.join(shared.not_checked)} has no hashes of texts"

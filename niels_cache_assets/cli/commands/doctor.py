@@ -191,21 +191,18 @@ def _inputs(registry: Registry, *, offline: bool) -> Iterator[DoctorFinding]:
     from niels_cache_assets.artifacts.input_problems import input_problems, is_remote
     from niels_cache_assets.tokenizer.kinds import open_configured_model
 
-    problems = False
+    findings = []
     model = registry.tokenizer.model
     if model is not None and not os.access(model, os.R_OK):
-        yield DoctorFinding("data", "problem", f"[tokenizer] model = {model!r} does not exist", "correct its path")
-        problems = True
+        findings.append(DoctorFinding("data", "problem", f"[tokenizer] model = {model!r} does not exist", "correct its path"))
     elif model is not None:
         try:
             open_configured_model(registry.tokenizer)
         except NielsCacheError as error:
-            yield DoctorFinding("data", "problem", f"[tokenizer] {error}", "give another model")
-            problems = True
-    for problem in input_problems(registry, offline=offline):
-        problems = True
-        yield _input_finding("data", problem)
-    if not problems:
+            findings.append(DoctorFinding("data", "problem", f"[tokenizer] {error}", "give another model"))
+    findings += [_input_finding("data", problem) for problem in input_problems(registry, offline=offline)]
+    yield from findings
+    if not findings:
         sources = map(registry.source, registry.partition_keys())
         found = sum(len(source.input_files()) for source in sources if not is_remote(source))
         if found:

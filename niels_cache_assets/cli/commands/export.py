@@ -124,8 +124,8 @@ def run(arguments: argparse.Namespace) -> None:
             plan.require_free()
         with failing(), stop_on_signals(), transfer_progress(f"exporting {cache.name}") as progress:
             write_export(plan, force=arguments.force, progress=progress)
-    if not print_facts(arguments, _as_json(plan, settings.format, dry_run=arguments.dry_run)):
-        _print_plan(plan, settings.format, dry_run=arguments.dry_run)
+    if not print_facts(arguments, _as_json(plan, arguments)):
+        _print_plan(plan, arguments)
 
 
 def _export_text(arguments: argparse.Namespace) -> None:
@@ -195,23 +195,30 @@ def _refuse_inside_caches(folder: Path, root: Path) -> None:
             raise NielsCacheError(f"{WHERE}: --out: {folder} is inside {caches}, which is only for caches; choose another folder")
 
 
-def _as_json(plan: ExportPlan, format: str, *, dry_run: bool) -> dict[str, Any]:
+def _as_json(plan: ExportPlan, arguments: argparse.Namespace) -> dict[str, Any]:
     files = [{**vars(file), "name": plan.folder / file.name} for file in plan.files]
-    deleted = [plan.folder / name for name in plan.deleted()] if dry_run else []
-    return {"format": format, "written": not dry_run, "files": files, "notes": plan.notes, "lines": plan.lines, "would_be_deleted": deleted}
+    deleted = [plan.folder / name for name in plan.deleted()] if arguments.dry_run else []
+    return {
+        "format": arguments.format,
+        "written": not arguments.dry_run,
+        "files": files,
+        "notes": plan.notes,
+        "lines": plan.lines,
+        "would_be_deleted": deleted,
+    }
 
 
-def _print_plan(plan: ExportPlan, format: str, *, dry_run: bool) -> None:
+def _print_plan(plan: ExportPlan, arguments: argparse.Namespace) -> None:
     table = new_table("file", "documents", "tokens", "size", right=["documents", "tokens", "size"])
     for file in plan.files:
         cells = ["-" if number is None else f"{number:,}" for number in (file.documents, file.tokens)]
         table.add_row(str(plan.folder / file.name), *cells, f"{file.bytes:,} B")
     display(table)
-    verb = "would be written" if dry_run else "written"
-    display(f"\n{format_count(len(plan.files), 'file')}, {file_size(plan.bytes)}, {verb} for {format}")
+    verb = "would be written" if arguments.dry_run else "written"
+    display(f"\n{format_count(len(plan.files), 'file')}, {file_size(plan.bytes)}, {verb} for {arguments.format}")
     for note in plan.notes:
         display(note)
-    if dry_run and (existing := plan.existing()):
+    if arguments.dry_run and (existing := plan.existing()):
         display(f"{format_count(len(existing), 'file')} of an older export exist: --force would replace them")
         for name in plan.deleted():
             display(f"--force would delete {plan.folder / name}")
