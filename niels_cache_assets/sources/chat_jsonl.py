@@ -243,7 +243,7 @@ class ChatJsonl(FileSource, SftSource):
     def conversations(self, context: StreamContext) -> Iterator[list[Conversation]]:
         files = FilePass(self.input_files(), context)
         broken = RowErrorPolicy(context, self._on_broken, self.roles)
-        yield from valid_batches(self._conversations(files, context, broken), context.report, files, roles=self.roles, refuse=broken.refuse)
+        yield from valid_batches(self._conversations(files, context, broken), broken, files)
 
     def _conversations(self, files: FilePass, context: StreamContext, broken: RowErrorPolicy) -> Iterator[Conversation]:
         configured = self._configured()

@@ -3,12 +3,12 @@
 They check whether a conversation can be used for training, make batches, and make messages from an instruction.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from niels_cache_assets.base.defaults import ROLE_TO_KEY, TEMPLATE_ROLES
-from niels_cache_assets.base.documents import Conversation, Message, SourceReport
+from niels_cache_assets.base.documents import Conversation, Message
 from niels_cache_assets.base.reasons import DROP_REASONS
 from niels_cache_assets.sources.messages import (
     SHARED_ROLES,
@@ -106,38 +106,6 @@ def contents(example: Conversation) -> list[str]:
     return [content for message in messages if isinstance(content := message.get("content"), str)]
 
 
-def valid_batches(
-    conversations: Iterable[Conversation],
-    report: SourceReport,
-    files: FilePass | None = None,
-    *,
-    roles: Collection[str] = ROLE_TO_KEY,
-    refuse: Callable[[str, str, int, Sequence[Message]], None] | None = None,
-) -> Iterator[list[Conversation]]:
-    """Yield the conversations in batches of 256. Drop and count those that cannot be used for training.
-
-    Args:
-        conversations: The conversations of a source.
-        report: Counts the dropped conversations if `refuse` is None.
-        files: The pass over the files with these conversations, if there is one. It reports where each batch begins in the files, so that a
-            build can be resumed (see `rows.batched`).
-        roles: The roles that messages may have.
-        refuse: Called with the reason, file, row and messages of each dropped conversation, which it counts.
-    """
-
-    def valid() -> Iterator[Conversation]:
-        for conversation in conversations:
-            if problem := example_problem(conversation, roles):
-                if refuse is None:
-                    report.drop_row(problem, conversation.file, conversation.row)
-                else:
-                    refuse(problem, conversation.file, conversation.row, [*conversation.messages, *(conversation.rejected or [])])
-            else:
-                yield conversation
-
-    return batched(valid(), files, length=lambda conversation: 0)
-
-
 def instruction_messages(system: Any, user: Any, assistant: Any) -> list[Message]:
     """Return a conversation of one turn. Values are not checked here."""
     return with_system(system, [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}])
@@ -211,8 +179,8 @@ class RowErrorPolicy:
     """
 
     context: StreamContext
-    on_broken: OnBroken | None
-    roles: Collection[str]
+    on_broken: OnBroken | None = None
+    roles: Collection[str] = frozenset(ROLE_TO_KEY)
     _reported: set[str] = field(default_factory=set, init=False)
 
     def refuse(self, reason: str, file: str, row: int, messages: Iterable[AnyMessage] = ()) -> None:
@@ -231,6 +199,28 @@ class RowErrorPolicy:
             hint = f"{where}: {DROP_REASONS[reason].meaning}; such rows are left out, and counted as {reason}"
             self.context.report.hints.append(hint)
             self.context.log(hint)
+
+
+def valid_batches(
+    conversations: Iterable[Conversation], broken: RowErrorPolicy, files: FilePass | None = None
+) -> Iterator[list[Conversation]]:
+    """Yield the conversations in batches of 256, without those that cannot be used for training.
+
+    Args:
+        conversations: The conversations of a source.
+        broken: Counts the other conversations.
+        files: The pass over the files with these conversations, if there is one. It reports where each batch begins in the files, so that a
+            build can be resumed (see `rows.batched`).
+    """
+
+    def valid() -> Iterator[Conversation]:
+        for conversation in conversations:
+            if problem := example_problem(conversation, broken.roles):
+                broken.refuse(problem, conversation.file, conversation.row, [*conversation.messages, *(conversation.rejected or [])])
+            else:
+                yield conversation
+
+    return batched(valid(), files, length=lambda conversation: 0)
 
 
 def _unknown_role(messages: Iterable[AnyMessage], roles: Collection[str]) -> str | None:

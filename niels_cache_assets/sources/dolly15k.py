@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from niels_cache_assets.base.documents import Conversation
-from niels_cache_assets.sources.conversations import instruction_messages, valid_batches
+from niels_cache_assets.sources.conversations import RowErrorPolicy, instruction_messages, valid_batches
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.messages import join_input
 from niels_cache_assets.sources.reading.encodings import DecodingCounts
@@ -26,7 +26,7 @@ class Dolly15k(HubData, SftSource):
 
     def conversations(self, context: StreamContext) -> Iterator[list[Conversation]]:
         files = self.file_pass(context)
-        yield from valid_batches(self._conversations(files, context), context.report, files)
+        yield from valid_batches(self._conversations(files, context), RowErrorPolicy(context), files)
 
     def _conversations(self, files: FilePass, context: StreamContext) -> Iterator[Conversation]:
         decoding = DecodingCounts(self, context)

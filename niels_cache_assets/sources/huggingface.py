@@ -102,12 +102,12 @@ class HubText(HasColumns, HubData, SourceWithParts):
                     "that came later, or set pinned_revision to the commit before them"
                 )
             return files
-        return [file for part, files in self.files_by_part() for file in list_files_for_plan(files, part.split, hashed=hashed)]
+        return [file for part, files in self.files_at(revision) for file in list_files_for_plan(files, part.split, hashed=hashed)]
 
     def located(self, files: Sequence[ListedFile], revision: str | None) -> list[SourceFile]:
         if not self.files:
             return [SourceFile(f"hf://datasets/{self.dataset}@{revision}/{file.name}", file.name) for file in files]
-        found = {part.split: files for part, files in self.files_by_part()}
+        found = {part.split: files for part, files in self.files_at(revision)}
         return [each for file in files for each in locate_listed_files(found[file.split], [file])]
 
     def file_reader(self, names: Sequence[str]) -> Parquet | Jsonl:

@@ -39,7 +39,7 @@ class Jsonl(HasKeepDamaged, RowFileSource):
         for name, row, values in rows.first_rows(self._rows(FilePass(files, context), context), *rows.SEARCH_LIMITS):
             if check.problem(values.get(text_field), name, row) in (None, "empty"):
                 return
-        rows.require_text(check, _fields(self._first_rows(files)))
+        rows.require_text(check, rows.string_fields(self._first_rows(files)))
 
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
         found = self.files_of(context)
@@ -47,7 +47,7 @@ class Jsonl(HasKeepDamaged, RowFileSource):
         files, check = FilePass(found, context), rows.TextFieldCheck(text_field)
         yield from rows.batched(self._documents(files, check, context), files)
         if check.is_wrong:
-            check.report_hint(context, _fields(self._first_rows(found)), key="text_field")
+            check.report_hint(context, rows.string_fields(self._first_rows(found)), key="text_field")
 
     def _documents(self, files: FilePass, check: rows.TextFieldCheck, context: StreamContext) -> Iterator[Document]:
         text_field, id_field, where, report = check.field, self.id_field or "id", self.condition, context.report
@@ -81,11 +81,11 @@ class Jsonl(HasKeepDamaged, RowFileSource):
         head = self._first_rows(files) if pipe is None else []
         if not head:
             return self.text_field if pipe is not None else None
-        name, fields = head[0][0], _fields(head)
+        name, fields = head[0][0], rows.string_fields(head)
         self.require_columns(fields, name)
         if self.text_field is None:
             return choose_text_field([values for _, _, values in head], name)
-        if not any(self.text_field in _fields(self._first_rows([file])) for file in files):
+        if not any(self.text_field in rows.string_fields(self._first_rows([file])) for file in files):
             require_field(self.text_field, fields, name)
         return self.text_field
 
@@ -100,12 +100,3 @@ class Jsonl(HasKeepDamaged, RowFileSource):
         on_damage = self.on_damage(context, files)
         read = partial(self.rows_of, encoding=self.encoding, limit=self.max_document_bytes, on_damage=on_damage)
         return rows.rows_of_files(files, read, context, text_field)
-
-
-def _fields(head: Sequence[tuple[str, int, Values]]) -> dict[str, bool]:
-    """Return for each field whether it holds a string in any of these rows."""
-    fields: dict[str, bool] = {}
-    for _, _, values in head:
-        for name, value in values.items():
-            fields[name] = fields.get(name, False) or isinstance(value, str)
-    return fields

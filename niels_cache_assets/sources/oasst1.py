@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field
 
 from niels_cache_assets.base.documents import Conversation, Message, SourceReport
-from niels_cache_assets.sources.conversations import valid_batches
+from niels_cache_assets.sources.conversations import RowErrorPolicy, valid_batches
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.reading.encodings import DamagedRow, DecodingCounts, Values
 from niels_cache_assets.sources.reading.files import SourceFile, valid_unicode
@@ -73,7 +73,7 @@ class Oasst1(HubData, SftSource):
         return "group" if self.split_by == "tree" else "example"
 
     def conversations(self, context: StreamContext) -> Iterator[list[Conversation]]:
-        return valid_batches(self._conversations(context), context.report)
+        return valid_batches(self._conversations(context), RowErrorPolicy(context))
 
     def _conversations(self, context: StreamContext) -> Iterator[Conversation]:
         context.report.facts["trees"] = 0

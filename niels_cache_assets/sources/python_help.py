@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from niels_cache_assets.base.documents import Conversation
-from niels_cache_assets.sources.conversations import valid_batches
+from niels_cache_assets.sources.conversations import RowErrorPolicy, valid_batches
 from niels_cache_assets.sources.python_docs import DocumentedObject, documented_objects, stdlib_revision
 from niels_cache_assets.sources.types import SftSource, StreamContext
 
@@ -24,7 +24,7 @@ class PythonHelp(SftSource):
         return stdlib_revision()
 
     def conversations(self, context: StreamContext) -> Iterator[list[Conversation]]:
-        return valid_batches(self._conversations(context), context.report)
+        return valid_batches(self._conversations(context), RowErrorPolicy(context))
 
     def _conversations(self, context: StreamContext) -> Iterator[Conversation]:
         for found in documented_objects():

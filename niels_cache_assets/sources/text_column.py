@@ -311,31 +311,6 @@ def chosen_note(field: str) -> str:
     return f"text is read from the field {field!r} (no field 'text')"
 
 
-class FileFields:
-    """The fields of the rows of a file, until one of the rows has the text field.
-
-    Args:
-        text_field: The text field, or None to watch nothing.
-        is_known: Whether the file is known to have the field.
-    """
-
-    def __init__(self, text_field: str | None, *, is_known: bool = False) -> None:
-        self._text_field, self._has_field = text_field, is_known or text_field is None
-        self._fields: dict[str, None] = {}
-
-    def add(self, values: Mapping[str, Any]) -> None:
-        """Look at the next row."""
-        if not self._has_field:
-            self._has_field = self._text_field in values
-            if len(self._fields) < ROWS:
-                self._fields |= dict.fromkeys(values)
-
-    def count(self, report: SourceReport, file: str) -> None:
-        """Record the file at its end, if it has rows, but none of them has the text field."""
-        if self._fields and not self._has_field:
-            count_file_without(report, file, self._fields)
-
-
 def count_file_without(report: SourceReport, file: str, fields: Iterable[str]) -> None:
     """Record in the facts of a report that no row of a file has the text field.
 

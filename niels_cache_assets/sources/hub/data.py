@@ -20,7 +20,7 @@ from niels_cache_assets.sources.reading.encodings import DecodesText, Values
 from niels_cache_assets.sources.reading.files import SourceFile, files_digest, find_splits
 from niels_cache_assets.sources.reading.parquet_files import may_hold_text, open_parquet
 from niels_cache_assets.sources.reading.positions import FilePass, FilePosition, UpstreamSplit
-from niels_cache_assets.sources.reading.rows import csv_rows, first_rows, json_rows, line_rows, parquet_rows, rows_of_files
+from niels_cache_assets.sources.reading.rows import csv_rows, first_rows, json_rows, line_rows, parquet_rows, rows_of_files, string_fields
 from niels_cache_assets.sources.text_column import ROWS, choose_text_field, find_text_column, text_field_of_pass
 from niels_cache_assets.sources.types import ConfigPath, ListedFile, Siblings, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
@@ -87,22 +87,11 @@ class HubData(DecodesText):
         return None if self.local_key else self.config
 
     def input_files(self) -> list[SourceFile]:
-        return [file for _, files in self.files_by_part() for file in files]
-
-    def files_by_part(self) -> list[tuple[UpstreamSplit, list[SourceFile]]]:
-        """Return the parts to read with their files, or an empty list without the key `files`.
-
-        Raises:
-            NielsCacheError: For the reasons of `find_splits`.
-        """
-        if not self.files:
-            return []
-        parts = self.upstream_splits()
-        return [*zip(parts, find_splits([part.files or [] for part in parts]), strict=True)]
+        return [file for _, files in self.files_at(None) for file in files] if self.files else []
 
     def revision(self, siblings: Siblings) -> str | None:
         if self.files:
-            parts = self.files_by_part()
+            parts = self.files_at(None)
             return files_digest(file._replace(name=f"{part.split or 'all'}\0{file.name}") for part, files in parts for file in files)
         from huggingface_hub import HfApi
 
@@ -163,11 +152,11 @@ class HubData(DecodesText):
 
         Raises:
             SourceUnavailableError: If the hub cannot be reached now.
-            NielsCacheError: If there is no such data set, configuration or split, or if a file is not there.
+            NielsCacheError: If there is no such data set, configuration or split, or for the reasons of `find_splits`.
         """
-        if self.files:
-            return self.files_by_part()
         parts = self.upstream_splits()
+        if self.files:
+            return [*zip(parts, find_splits([part.files or [] for part in parts]), strict=True)]
         with hub_errors(self.dataset, revision):
             return [*zip(parts, _files_of_hub(self, parts, revision), strict=True)]
 
@@ -181,11 +170,11 @@ class HubData(DecodesText):
         def decide() -> str:
             with hub_errors(self.origin, context.revision):
                 file, fields = self.fields_of(files.of_split(-1))
-                return find_text_column(fields) or choose_text_field(self._first_rows(file), file.name, key=None)
+                if (field := find_text_column(fields)) is not None:
+                    return field
+                return choose_text_field([values for _, values in self._first_rows(file)], file.name, key=None)
 
-        field = text_field_of_pass(self, context, decide, given=None)  # type: ignore[arg-type]
-        assert field is not None
-        return field
+        return text_field_of_pass(self, context, decide, given=None)  # type: ignore[arg-type,return-value]
 
     def fields_of(self, files: Sequence[SourceFile]) -> tuple[SourceFile, dict[str, bool]]:
         """Return the first of these files with rows, and for each field of its first rows whether it holds strings.
@@ -199,15 +188,13 @@ class HubData(DecodesText):
                 with open_parquet(file) as parquet:
                     fields = {name: may_hold_text(kind) for name, kind in parquet.columns.items()} if parquet.rows else {}
             else:
-                for values in self._first_rows(file):
-                    for name, value in values.items():
-                        fields[name] = fields.get(name, False) or isinstance(value, str)
+                fields = string_fields(self._first_rows(file))
             if fields:
                 return file, fields
         raise NielsCacheError(f"{files[0].name}: holds no row; it is empty or damaged")
 
-    def _first_rows(self, file: SourceFile) -> list[Values]:
-        return [values for _, values in first_rows(self._file_rows(file, FilePosition()), ROWS)]
+    def _first_rows(self, file: SourceFile) -> Iterator[tuple[int, Values]]:
+        return first_rows(self._file_rows(file, FilePosition()), ROWS)
 
     def _file_rows(self, file: SourceFile, position: FilePosition, columns: Sequence[str] | None = None) -> Iterator[tuple[int, Values]]:
         kind = format_of([file.name])

@@ -35,7 +35,7 @@ from niels_cache_assets.sources.reading.encodings import (
 from niels_cache_assets.sources.reading.files import SourceFile, file_errors, first_bytes, open_bytes, valid_unicode
 from niels_cache_assets.sources.reading.parquet_files import is_bytes_type, is_string_type, may_hold_text, open_parquet
 from niels_cache_assets.sources.reading.positions import FilePass, FilePosition
-from niels_cache_assets.sources.text_column import TEXT, FileFields
+from niels_cache_assets.sources.text_column import ROWS, TEXT, count_file_without
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import unique_keys
@@ -104,6 +104,15 @@ def _characters(value: Any) -> int:
         return len(value)
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return sum(map(_characters, inner))
+
+
+def string_fields(rows: Iterable[Row]) -> dict[str, bool]:
+    """Return for each field whether it holds a string in any of these rows, which are tuples as in `first_rows`."""
+    fields: dict[str, bool] = {}
+    for *_, values in rows:
+        for name, value in values.items():
+            fields[name] = fields.get(name, False) or isinstance(value, str)
+    return fields
 
 
 def row_id(value: Any, file: str, row: int) -> str:
@@ -530,11 +539,15 @@ def rows_of_files(
         field: The text field, or None. A pass that resumes inside a file begins after a text, so that file has the field.
     """
     for file in files.files():
-        fields = FileFields(field, is_known=files.position.row > 0)
+        fields, has_field = dict[str, None](), field is None or files.position.row > 0
         for row, values in read(file, files.position):
-            fields.add(values)
+            if not has_field:
+                has_field = field in values
+                if len(fields) < ROWS:
+                    fields |= dict.fromkeys(values)
             yield file.name, row, values
-        fields.count(context.report, file.name)
+        if fields and not has_field:
+            count_file_without(context.report, file.name, fields)
 
 
 def file_rows(
