@@ -25,7 +25,8 @@ from niels_cache_assets.disk.space import SpaceNeed, disk_error_message
 from niels_cache_assets.disk.staging import finished_meta, staged, sweep_leftovers
 from niels_cache_assets.facts.drops import NO_DROPS, DropSummary
 from niels_cache_assets.parts.attempts import staged_attempt, sweep_attempts
-from niels_cache_assets.parts.lease import Lease, LeaseTimes, StopRequests, hold_lease
+from niels_cache_assets.parts.lease import HeldLease, Lease, LeaseTimes, StopRequests, hold_lease
+from niels_cache_assets.parts.store_attempt import StoreAttempt
 from niels_cache_assets.project.running import NotifySettings
 from niels_cache_assets.sources.excluding import require_matches
 from niels_cache_assets.sources.types import PretrainSource, Source
@@ -49,10 +50,14 @@ class BuildLock:
     Attributes:
         waited: Whether the caller had to wait for another build.
         lease: The lease of a shared artifact. None for other artifacts, which have a lock.
+        fingerprint: The hash of everything that decides the bytes of the build, once they are known.
+        force: Whether the build starts from the beginning instead of resuming.
     """
 
     waited: bool = False
-    lease: Lease | None = None
+    lease: HeldLease | None = None
+    fingerprint: str = ""
+    force: bool = False
 
 
 def lease_times(registry: Registry) -> LeaseTimes:
@@ -179,7 +184,7 @@ class BuildJob:
     force: bool
     progress: Callable[[Any], None] | None
     log: Log
-    lease: Lease | None = None
+    lease: HeldLease | None = None
     reference: str | None = None
     record_seconds: float = RECORD_SECONDS
 
@@ -189,12 +194,20 @@ class BuildJob:
         return fingerprint_of(dict(self.identity))
 
     @property
+    def stored(self) -> StoreAttempt | None:
+        """The files of this attempt in a store, or None if they are in `directory`."""
+        return None if self.lease is None else self.lease.stored
+
+    @property
     def resume(self) -> Resume:
         """A request to a builder to keep a journal in this directory, and to resume from a journal that it finds there."""
         resume = Resume(
             fingerprint=self.fingerprint, log=self.log, afresh=self.force, identity=self.identity, record_seconds=self.record_seconds
         )
-        return resume if self.lease is None else dataclasses.replace(resume, attempt=self.lease.attempt, check=self.lease.check)
+        if self.lease is None:
+            return resume
+        keep = None if self.stored is None else self.stored.keep
+        return dataclasses.replace(resume, attempt=self.lease.attempt, check=self.lease.check, keep=keep)
 
     def report(self, progress: Any) -> None:
         """Check the lease, which then records the progress, and pass the progress to `progress`.
@@ -303,7 +316,7 @@ class Artifact(ABC):
     def record_seconds(self) -> float:
         """The time in seconds after which a record of the journal is due."""
         registry = getattr(self, "registry", None)
-        return RECORD_SECONDS if registry is None else registry.build.record_seconds
+        return RECORD_SECONDS if registry is None else registry.build.seconds_between_records
 
     @property
     def notify(self) -> NotifySettings:
@@ -450,7 +463,7 @@ class Artifact(ABC):
             lock: The right to build that `lock` yielded.
             log: Called with each message.
         """
-        if lock.lease is not None:
+        if isinstance(lock.lease, Lease):
             return staged_attempt(lock.lease, log=log, resumable=self.resumable)
         return staged(self.directory, resumable=self.resumable)
 

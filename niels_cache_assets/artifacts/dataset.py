@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
@@ -37,6 +37,7 @@ from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.facts.contents import budget_rule
 from niels_cache_assets.facts.disjoint import OverlapSettings, compare_splits
 from niels_cache_assets.facts.drops import DropSummary, summarize_drops
+from niels_cache_assets.facts.published import finished_cache
 from niels_cache_assets.parts.layout import part_name, parts_dir
 from niels_cache_assets.parts.plan import Plan, divide_in_proportion
 from niels_cache_assets.project.registry import Registry
@@ -200,7 +201,7 @@ class DatasetSpec(Generic[S]):
         Raises:
             NielsCacheError: If there is a build that must be neither used nor replaced.
         """
-        meta = finished_meta(self.directory)
+        meta = finished_cache(self.registry, self.root, self.family, self.name)
         if meta is not None and meta.get("built"):
             check_location(meta, self.directory)  # a folder that was swapped or copied is not a cache hit, and a build must not replace it
         if self.is_of_another_program():
@@ -426,7 +427,10 @@ def with_overlap(spec: DatasetSpec[PretrainSource], meta: Meta, work: BuildJob) 
     if meta["val_tokens"]:
         work.log("comparing train with val")
     settings = OverlapSettings.of(spec.registry, spec.source, spec.build)
-    overlap = compare_splits(work.directory, meta, spec.tokenizer, settings, threads=spec.build.threads, scratch=work.directory)
+    stored = work.stored
+    shards: dict[str, Any] = {} if stored is None else {"shards": partial(stored.shards, meta)}
+    folder, threads = work.directory, spec.build.threads
+    overlap = compare_splits(folder, meta, spec.tokenizer, settings, threads=threads, scratch=folder, **shards)
     return {**meta, "overlap": overlap.record}
 
 

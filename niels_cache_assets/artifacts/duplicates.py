@@ -292,8 +292,9 @@ def remove_ranges(registry: Registry, root: Path, *, log: Log = lambda line: Non
         busy = (NielsCacheError, OSError)  # another process builds it, or the folder cannot be written
         with suppress(*busy), hold_lease(target, times=lease_times(registry), wait=False, at_once=True, log=log) as lease:
             removed += remove_target(lease)
-    with suppress(OSError):  # it does not exist, or is not empty
+    with suppress(OSError):  # they do not exist, or are not empty
         folder.rmdir()
+        folder.parent.rmdir()
     return removed
 
 

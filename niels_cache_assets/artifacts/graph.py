@@ -25,9 +25,10 @@ from niels_cache_assets.artifacts.duplicates import Duplicates, SearchStep
 from niels_cache_assets.artifacts.index import BlendIndex
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.seal import DatasetCache, JoinedCache
-from niels_cache_assets.artifacts.parts.watch import STATES, WatchedStep, watch_parts, watch_step
+from niels_cache_assets.artifacts.parts.watch import STATES, WatchedStep, watch_parts, watch_steps
 from niels_cache_assets.artifacts.prepared_corpora import with_corpus_readers
 from niels_cache_assets.artifacts.state import CacheState, state_of, unlisted_corpus_state, unlisted_state
+from niels_cache_assets.artifacts.stored import StorePlace, in_store
 from niels_cache_assets.artifacts.tokenizer import Tokenizer
 from niels_cache_assets.base.choices import raise_unknown_choice
 from niels_cache_assets.corpus.layout import HASHES, range_name
@@ -169,17 +170,22 @@ class Graph:
         Raises:
             NielsCacheError: If there is no data set in parts with this name.
         """
-        self.plan(name)
-        order, seconds = self.order([name]), self.registry.cluster.lease_seconds
+        for each in (self.tokenizer(), self.plan(name)):
+            if isinstance(place := in_store(each), StorePlace):
+                place.finished()  # copies it to this machine, which needs it to name the parts
+        order, known = [*dict.fromkeys(self.order([name]))], self._known_in_store
         in_parts = [key.removeprefix("plan/") for key in order if key.startswith("plan/")]
-        found = {step.key: step for each in in_parts for joined in self.joined(each) for step in watch_parts(joined)}
-        for key in order:
-            if key not in found and (artifact := self[key]).is_shared:
-                found[key] = watch_step(artifact, lease_seconds=seconds)
+        found = {step.key: step for each in in_parts for joined in self.joined(each) for step in watch_parts(joined, known)}
+        others = [artifact for key in order if key not in found and (artifact := self[key]).is_shared]
+        found |= {step.key: step for step in watch_steps(others, known, lease_seconds=self.registry.cluster.lease_seconds)}
         kinds = {key[: key.rfind("/") + 1] or key: key for key, step in found.items() if step.state != DONE}
         done = tuple(kind for kind, key in kinds.items() if self.is_done(key))  # the same for all parts of a corpus, and for all ranges
-        steps = [found[key]._replace(state=DONE) if key.startswith(done) else found[key] for key in dict.fromkeys(order) if key in found]
+        steps = [found[key]._replace(state=DONE) if key.startswith(done) else found[key] for key in order if key in found]
         return sorted(steps, key=lambda step: STATES.index(step.state))
+
+    @cached_property
+    def _known_in_store(self) -> dict[str, tuple[Any, Any]]:
+        return {}
 
     def part(self, name: str) -> PretrainCache:
         """Return a part by its name, NAME/part-00017.

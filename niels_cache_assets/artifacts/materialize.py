@@ -21,6 +21,8 @@ from typing import Any
 
 from niels_cache_assets.artifacts.base import Artifact, BuildJob, BuildLock, Log, Outcome
 from niels_cache_assets.artifacts.notify import notifying
+from niels_cache_assets.artifacts.stored import in_store
+from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.disk.build_lock import path_stamp
 from niels_cache_assets.disk.space import explain_disk_full, require_free_space
 from niels_cache_assets.parts.lease import LeaseLostError
@@ -71,9 +73,9 @@ def materialize(
         while isinstance(found, _RequiredBuild) and wait_for_turn():
             found = _check_current(artifact, force=force)
         while isinstance(found, _RequiredBuild):
-            require_free_space(artifact.directory, found.artifact.need(), log=log)
+            require_free_space(artifact.directory, in_store(found.artifact).need(), log=log)
             try:
-                with artifact.lock(wait=wait, log=log) as lock:
+                with in_store(artifact).lock(wait=wait, log=log) as lock:
                     is_overtaken = path_stamp(artifact.target) != found.target_stamp
                     if is_overtaken and not lock.waited:
                         log(f"another build of {artifact.directory} has just ended; checking its result")
@@ -91,7 +93,7 @@ def materialize(
             watch.notify_completed(found.meta)
     if found.state == "cache_hit" and not found.kept:
         with suppress(NielsCacheError):  # a cache that cannot be written can be current, too
-            artifact.sweep(resumable=False)  # an unfinished build beside it had different settings, different data or --force
+            in_store(artifact).sweep(resumable=False)  # an unfinished build beside it had different settings, different data or --force
     return replace(found, seconds=time.monotonic() - started)
 
 
@@ -114,6 +116,7 @@ class _RequiredBuild:
 
 def _check_current(artifact: Artifact, *, force: bool) -> Outcome | _RequiredBuild:
     artifact, stamp = artifact.uncached(), path_stamp(artifact.target)
+    place = in_store(artifact)
 
     def outcome(meta: Meta, warning: str | None = None, *, kept: bool = False) -> Outcome:
         return Outcome(
@@ -127,8 +130,8 @@ def _check_current(artifact: Artifact, *, force: bool) -> Outcome | _RequiredBui
         )
 
     if artifact.unavailable() is not None:
-        return replace(outcome(artifact.finished() or {}), state="disabled")
-    existing = None if force else artifact.finished()
+        return replace(outcome(place.finished() or {}), state="disabled")
+    existing = None if force else place.finished()
     reason = None if force else artifact.reason_to_keep_stale()
     if reason is not None:
         return outcome(read_meta(str(artifact.directory / META_NAME)), reason, kept=True)
@@ -150,8 +153,9 @@ def _check_current(artifact: Artifact, *, force: bool) -> Outcome | _RequiredBui
 
 def _build(required: _RequiredBuild, lock: BuildLock, *, force: bool, on_progress: Callable[[Any], None] | None, log: Log) -> Outcome:
     """Build an artifact. The caller holds its lock."""
-    artifact = required.artifact
-    with explain_disk_full(artifact.need()), artifact.stage(lock, log=log) as staging:
+    artifact, place = required.artifact, in_store(required.artifact)
+    lock = replace(lock, fingerprint=fingerprint_of(required.identity), force=force)
+    with explain_disk_full(place.need()), place.stage(lock, log=log) as staging:
         work = BuildJob(
             directory=staging,
             revision=required.revision,
@@ -165,9 +169,10 @@ def _build(required: _RequiredBuild, lock: BuildLock, *, force: bool, on_progres
         )
         written = artifact.write(work)
         drops = artifact.drop_summary(written.meta)
+        meta = written.meta
         if artifact.record is not None:
-            write_meta(str(staging / artifact.record), written.meta)
-    meta = written.meta if artifact.record is None else read_meta(str(artifact.directory / artifact.record))
+            write_meta(str(staging / artifact.record), meta)
+            meta = read_meta(str(staging / artifact.record))
     return Outcome(
         key=artifact.key,
         state=artifact.states[0 if written.changed else 1],
@@ -183,6 +188,6 @@ def _build(required: _RequiredBuild, lock: BuildLock, *, force: bool, on_progres
 def _sweep(artifact: Artifact, log: Log) -> None:
     """Remove files of killed builds that cannot be resumed."""
     try:
-        artifact.sweep(resumable=True)
+        in_store(artifact).sweep(resumable=True)
     except NielsCacheError as error:  # a read-only cache can still be a hit, and a build reports the error itself
         log(str(error))

@@ -8,7 +8,7 @@ revision, so a changed source is not noticed. disk/build_lock.py knows which bui
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial, singledispatch
 from pathlib import Path
 from typing import Literal, cast
@@ -31,7 +31,7 @@ from niels_cache_assets.facts.drops import DropSummary, summarize_drops
 from niels_cache_assets.parts.layout import CHILD_BUILT_KINDS
 from niels_cache_assets.parts.lease import DONE
 from niels_cache_assets.sources.types import Source
-from niels_cache_runtime.cache.opening import open_consistently
+from niels_cache_runtime.cache.opening import listed_files, open_consistently
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, Family, dataset_dir, tokenizer_dir
 from niels_cache_runtime.format.meta import UNVERIFIABLE, Meta, is_foreign, load_meta, location_problem, read_meta
@@ -99,6 +99,7 @@ class CacheState:
         state: The state.
         advice: What to do. Empty if nothing needs to be done.
         note: A remark about the existing files. Empty without a remark.
+        meta: Its meta.json. Empty if there is none, or none that can be read.
     """
 
     name: str
@@ -107,6 +108,12 @@ class CacheState:
     state: State
     advice: str = ""
     note: str = ""
+    meta: Meta = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def key(self) -> str:
+        """The key of the artifact."""
+        return f"{self.kind}/{self.name}" if self.kind in FAMILIES else self.name
 
     @property
     def condition(self) -> Condition:
@@ -122,8 +129,10 @@ class CacheState:
 def state_of(artifact: Artifact) -> CacheState:
     """Return the state of one artifact of a configuration. This costs one or two small reads, and a few more for a report or an index."""
     kind = cast(Kind, artifact.key.partition("/")[0])
-    name = artifact.spec.name if isinstance(artifact, DatasetCache | SwitchedOff) and kind in FAMILIES else artifact.key
-    return _state(name, kind, artifact.directory, partial(_evaluate, artifact), note=partial(_note, artifact))
+    spec = artifact.spec if isinstance(artifact, DatasetCache | SwitchedOff) and kind in FAMILIES else None
+    name = artifact.key if spec is None else spec.name
+    read = None if spec is None or spec.registry.build.store is None else spec.finished
+    return _state(name, kind, artifact.directory, partial(_evaluate, artifact), note=partial(_note, artifact), read=read)
 
 
 def _note(artifact: Artifact, meta: Meta) -> str | None:
@@ -162,9 +171,10 @@ def _(dataset: PretrainCache | JoinedCache | SftCache | SwitchedOff) -> Evaluati
     def so_far() -> str:
         return f"; {_parts_summary(dataset)}" if isinstance(dataset, JoinedCache) else ""
 
-    if not (directory / META_NAME).exists():
+    is_stored = dataset.spec.registry.build.store is not None
+    meta = dataset.spec.finished() if is_stored else _read_dataset(directory, dataset.spec.family)
+    if meta is None:
         return ("missing", f"build it{so_far()}") if source.enabled else ("disabled", "")
-    meta = _read_dataset(directory, dataset.spec.family)
     if is_foreign(meta):
         return "unverifiable", f"{UNVERIFIABLE}; a build does not replace it without force (--force)"
     if not source.enabled:
@@ -263,7 +273,7 @@ def _(index: BlendIndex) -> Evaluation:
 
 def _parts_summary(joined: JoinedCache | Corpus) -> str:
     """Return the number of parts in each state, in words. It costs a few small reads a part."""
-    steps = [step for step in watch_parts(joined) if step.key.partition("/")[0] in CHILD_BUILT_KINDS]
+    steps = [step for step in watch_parts(joined, {}) if step.key.partition("/")[0] in CHILD_BUILT_KINDS]
     states = Counter(step.state for step in steps)
     more = "".join(f", {states[state]} {state}" for state in STATES if states[state] and state not in (WAITING, DONE))
     return f"{states[DONE]} of {len(steps)} parts are built{more}"
@@ -280,7 +290,8 @@ def unlisted_state(family: Family, name: str, *, root: Path) -> CacheState:
     directory = dataset_dir(root, family, name)
 
     def evaluate() -> Evaluation:
-        meta = _read_dataset(directory, family)
+        if (meta := _read_dataset(directory, family)) is None:
+            return "missing", "build it"
         if is_foreign(meta):
             return "unverifiable", UNVERIFIABLE
         if not meta["built"]:
@@ -298,7 +309,13 @@ def index_state(directory: Path) -> CacheState:
 
 
 def _state(
-    name: str, kind: Kind, directory: Path, evaluate: Callable[[], Evaluation], *, note: Callable[[Meta], str | None] = lambda meta: None
+    name: str,
+    kind: Kind,
+    directory: Path,
+    evaluate: Callable[[], Evaluation],
+    *,
+    note: Callable[[Meta], str | None] = lambda meta: None,
+    read: Callable[[], Meta | None] | None = None,
 ) -> CacheState:
     """Return a CacheState. An error while reading becomes a state, too.
 
@@ -308,6 +325,7 @@ def _state(
         directory: The directory.
         evaluate: Returns the state and the advice.
         note: Returns a note from the meta.json of a complete directory.
+        read: Returns the meta.json of a cache in a store. None: it is in the directory.
     """
     try:
         state, advice = evaluate()
@@ -318,11 +336,16 @@ def _state(
     except OSError as error:  # such as the folder of another user
         state, advice = "unreadable", f"{error.filename or directory}: {error.strerror or error}"
     found = CacheState(name=name, kind=kind, directory=directory, state=state, advice=advice)
-    if found.condition not in ("complete", "stale"):
+    if state in ("unreadable", "other data set"):
         return found
-    with suppress(NielsCacheError):  # there is no note if the file was replaced in the meantime, or has an invalid value
+    with suppress(NielsCacheError, OSError):  # the file was replaced in the meantime, or has an invalid value
         path = directory / META_NAME
-        found = replace(found, note=note(check_form(load_meta(str(path)), path)) or "")
+        meta = check_form(load_meta(str(path)), path) if read is None else read() or {}
+        if not is_foreign(meta):
+            listed_files({"files": {}, **meta}, directory)
+        found = replace(found, meta=meta)
+        if found.condition in ("complete", "stale"):
+            found = replace(found, note=note(found.meta) or "")
     return found
 
 
@@ -363,8 +386,10 @@ def _evaluate_tokenizer(meta: Meta, root: Path) -> Evaluation:
     return "built", ""
 
 
-def _read_dataset(directory: Path, family: Family) -> Meta:
-    """Return the meta.json of a cache. It has every key that this module and the commands that print the state need."""
+def _read_dataset(directory: Path, family: Family) -> Meta | None:
+    """Return the meta.json of a cache, or None. It has every key that this module and the commands that print the state need."""
+    if not (directory / META_NAME).exists():
+        return None
     meta = _read_with(directory, ("built",), named=True)
     if is_foreign(meta) or not meta["built"]:
         return meta

@@ -62,7 +62,7 @@ def unfinished_build(registry: Registry, cache_state: CacheState, *, root: Path)
 
 def _compare_with_journal(registry: Registry, cache_state: CacheState, recorded: JournalRecord, root: Path) -> UnfinishedBuild:
     found = graph(registry, root)
-    key = cache_state.name if cache_state.kind == "corpus" else f"{cache_state.kind}/{cache_state.name}"
+    key = cache_state.key
     is_search = key == "corpus/duplicates"
     if not is_search and key not in found.keys:
         return UnfinishedBuild(stale="it is not in this configuration")

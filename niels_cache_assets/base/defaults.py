@@ -37,6 +37,7 @@ TEMPLATE_ROLES = frozenset({"developer", "tool"})  # further roles, which only c
 PROGRESS_SECONDS = 10.0
 NETWORK_RETRY_SECONDS = 600.0
 RECORD_SECONDS = 10.0
+RECORD_SECONDS_IN_STORE = 600.0  # seconds; each record sends unfinished files
 
 
 CONFIG_NAME = "niels_cache.toml"

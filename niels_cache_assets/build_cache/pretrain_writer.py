@@ -17,6 +17,11 @@ LINEAGE = {"source_id": "string", "file": "string", "row": "int64", "tokens": "i
 KEPT = {"kept": "string"}  # one more column with `keep`: the kept values as a JSON object
 
 
+def spool_name(split: Split) -> str:
+    """Return the path of the rows of lineage that only a resumed build reads."""
+    return f"{SCRATCH_NAME}/{split}.arrow"
+
+
 @dataclass(frozen=True, kw_only=True)
 class SplitState:
     """The state of a split at a checkpoint.
@@ -47,7 +52,7 @@ class _SplitWriter:
         schema = {**LINEAGE, TEXT_HASH: "int64", **(KEPT if has_kept_values else {})}
         self.shards = ShardWriter(root, split, dtype=dtype, shard_bytes=shard_bytes, files=files, resume_at=state.tokens)
         self.doc_ends = NpyWriter(root, doc_ends_name(split), DOC_ENDS_DTYPE, files, resume_at=state.documents)
-        self._spool = RowSpool(root, f"{SCRATCH_NAME}/{split}.arrow", schema, resume_at=state.spool_bytes)
+        self._spool = RowSpool(root, spool_name(split), schema, resume_at=state.spool_bytes)
         self._lineage = LineageWriter(root, documents_name(split), schema, files)
         if state.spool_bytes:
             for rows in self._spool.read():

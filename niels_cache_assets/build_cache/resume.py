@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 from niels_cache_assets.base.defaults import RECORD_SECONDS
 from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.disk.identity import Identity, as_recorded
-from niels_cache_assets.disk.journal import Journal
+from niels_cache_assets.disk.journal import Journal, JournalRecord
 from niels_cache_assets.streaming.types import ResumePoint
 from niels_cache_assets.tokenizer.engines import installed_version
 from niels_cache_runtime.errors import NielsCacheError
@@ -54,6 +54,7 @@ class Resume:
         attempt: The number that the records of the journal name. None records no number.
         record_seconds: The time in seconds after which a record is due.
         check: Called before each record. It raises NielsCacheError if this build must not continue. The default does nothing.
+        keep: Called with each record, which it keeps in a store with the files that the record names. None: the directory is enough.
         resumed_tokens: The number of tokens that an interrupted build had already written. The builder sets it.
     """
 
@@ -64,6 +65,7 @@ class Resume:
     attempt: int | None = None
     record_seconds: float = RECORD_SECONDS
     check: Callable[[], None] = lambda: None
+    keep: Callable[[JournalRecord], None] | None = None
     resumed_tokens: int = field(default=0, init=False)
 
 
@@ -114,6 +116,8 @@ def open_journal(
         attempt=resume.attempt,
     )
     journal.check, journal.seconds = resume.check, resume.record_seconds
+    if resume.keep is not None:
+        journal.keep_in_store(resume.keep)
     if journal.state is not None:
         resume.log(f"resuming {name}{'' if journal.share is None else f' at {journal.share:.0%}'}")
     return journal

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from niels_cache_assets.project.registry import Registry
 
 WHERE = "command line"
+TOKENIZER = "tokenizer"  # the name of its cache
 HOME_VARIABLE = "DAGSTER_HOME"
 MAX_SEED = 2**63 - 1
 
@@ -79,7 +80,7 @@ def offer_configured_names(names_of: Callable[[Registry], Iterable[str]]) -> Off
 
 PRETRAIN = offer_configured_names(lambda registry: registry.pretrain)
 DATA_SETS = offer_configured_names(lambda registry: [*registry.pretrain, *registry.sft])
-CACHES = offer_configured_names(lambda registry: ["tokenizer", *registry.pretrain, *registry.sft])
+CACHES = offer_configured_names(lambda registry: [TOKENIZER, *registry.pretrain, *registry.sft])
 
 
 def catalog_names(arguments: argparse.Namespace) -> Iterable[str]:
@@ -122,6 +123,23 @@ def require_choice(option: str, problem: str, given: str, choices: Sequence[Choi
         if choice == given:
             return choice
     raise_invalid(option, problem, given, choices)
+
+
+def refuse_options(arguments: argparse.Namespace, names: Iterable[str], reason: str) -> None:
+    """Refuse options that do not apply here.
+
+    Args:
+        arguments: The arguments.
+        names: Names of the options in `arguments`.
+        reason: Why they do not apply, and what to do.
+
+    Raises:
+        NielsCacheError: If one of them is given.
+    """
+    for name in names:
+        value = getattr(arguments, name)
+        if value is not None and value is not False:
+            raise NielsCacheError(f"{WHERE}: --{name.replace('_', '-')}: {reason}")
 
 
 class BuildFailedError(NielsCacheError):

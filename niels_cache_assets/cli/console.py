@@ -21,6 +21,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
 PROGRAM = "niels-cache"
 DIFFERENCE_STYLE = "underline yellow"
@@ -116,6 +117,23 @@ def output() -> Console:
     return _console(stderr=False, quiet=False)
 
 
+def display(*objects: Any, **options: Any) -> None:
+    """Print texts or tables on stdout. It makes a new console, which takes about as long as printing a line."""
+    output().print(*objects, **options)
+
+
+def styled(*parts: str | tuple[str, str]) -> Text:
+    """Return a text of these parts. A pair is a text and its style."""
+    from rich.text import Text
+
+    return Text.assemble(*parts)
+
+
+def mark(text: str, style: str) -> tuple[str, str]:
+    """Return a part of a `styled` text that stands out: by its style on a terminal, otherwise in [[ ]]."""
+    return text if output().is_terminal else f"[[{text}]]", style
+
+
 def diagnostics() -> Console:
     """Return a console for progress on stderr, which prints nothing with --quiet."""
     return _console(stderr=True, quiet=is_quiet())
@@ -158,9 +176,11 @@ def new_table(*columns: str, right: Collection[str] = (), shrinking: Collection[
 
 
 def title_of(title: str | None, file: str, row: int) -> str:
-    """Return `Title (articles.jsonl, row 12)`, or only the file and row if the document has no title."""
+    """Return `Title (articles.jsonl, row 12)`, or only the file and row if the document has no title. Control characters are escaped."""
+    from niels_cache_assets.tokenizer.decoding import spell_controls
+
     location = f"{file}, row {row:,}"
-    return f"{title} ({location})" if title else location
+    return spell_controls(f"{title} ({location})" if title else location)
 
 
 def excerpt(text: str, characters: int) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from niels_cache_assets.artifacts.state import CacheState
+from niels_cache_assets.cli.command import TOKENIZER
 from niels_cache_assets.cli.console import PROGRAM, diagnostics, print_if_verbose, print_log_line
 from niels_cache_assets.disk.build_lock import build_status
 from niels_cache_assets.project.registry import Registry, cache_root, load_registry
@@ -19,8 +20,6 @@ from niels_cache_runtime.format.meta import Meta, check_location, load_meta
 from niels_cache_runtime.format.path_kind import describe
 
 Kind = Literal["tokenizer", "pretrain", "sft"]
-
-TOKENIZER = "tokenizer"
 
 _KIND_NAMES: dict[Kind, str] = {"tokenizer": "the tokenizer", "pretrain": "a pretrain data set", "sft": "an SFT data set"}
 

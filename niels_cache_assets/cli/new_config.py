@@ -4,7 +4,6 @@ import argparse
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -153,9 +152,9 @@ def _own_tables(arguments: argparse.Namespace, proposals: Sequence[Proposal], ta
     hints = f"""\
 # val_frac = {defaults.VAL_FRAC:g}  # share of the documents that goes to val
 # prepare = ["clean", "dedup"]  # filter and deduplicate first (docs/cleaning.md)"""
-    texts = [proposal for proposal in proposals if proposal.kind.family == "pretrain"]
-    for proposal in chain(texts, (proposal for proposal in proposals if proposal.kind.family == "sft")):
-        default = _default_name(proposal.kind, alone=len(texts) == 1)
+    families = [proposal.kind.family for proposal in proposals]
+    for proposal in sorted(proposals, key=lambda proposal: FAMILIES.index(proposal.kind.family)):
+        default = _default_name(proposal.kind, alone=families.count("pretrain") == 1)
         yield _own_table(proposal, _unique_name(default, taken), arguments, hints)
     for dataset in arguments.hub:
         owner_name, _, config = dataset.partition(":")

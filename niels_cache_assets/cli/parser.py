@@ -143,24 +143,21 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace | None:
         arguments, unknown = commands[argv[0]].parse_known_intermixed_args(argv[1:], argparse.Namespace(command=argv[0]))
     if unknown:
         if not options:
-            hint = _cache_dir_hint(arguments, unknown[0]) or _only_hint(arguments, unknown) or f"; see {PROGRAM} {arguments.command} --help"
-            raise NielsCacheError(f"{PROGRAM} {arguments.command}: unexpected argument {unknown[0]!r}{hint}")
+            raise NielsCacheError(f"{PROGRAM} {arguments.command}: unexpected argument {unknown[0]!r}; {_hint(arguments, unknown)}")
         raise_invalid(
             "", f"{arguments.command} has no option", options[0].partition("=")[0], commands[arguments.command]._option_string_actions
         )
     return arguments
 
 
-def _cache_dir_hint(arguments: argparse.Namespace, given: str) -> str:
-    """Return a hint to use --cache-dir if a folder was given as an argument."""
-    takes_root = hasattr(arguments, "cache_dir") and os.path.isdir(given)
-    return f"; for the caches in this folder, type {PROGRAM} {arguments.command} --cache-dir {shlex.quote(given)}" if takes_root else ""
-
-
-def _only_hint(arguments: argparse.Namespace, given: Sequence[str]) -> str:
-    """Return a hint to use --only if the command has this option."""
-    names = " ".join(shlex.quote(name) for name in given)
-    return f"; to choose data sets, type {PROGRAM} {arguments.command} --only {names}" if hasattr(arguments, "only") else ""
+def _hint(arguments: argparse.Namespace, given: Sequence[str]) -> str:
+    """Return what to type instead of arguments that the command does not take: a folder of caches, names of data sets, or others."""
+    command = f"{PROGRAM} {arguments.command}"
+    if hasattr(arguments, "cache_dir") and os.path.isdir(given[0]):
+        return f"for the caches in this folder, type {command} --cache-dir {shlex.quote(given[0])}"
+    if hasattr(arguments, "only"):
+        return f"to choose data sets, type {command} --only {shlex.join(given)}"
+    return f"see {command} --help"
 
 
 def _raise_option_before_command(

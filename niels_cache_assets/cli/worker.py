@@ -178,9 +178,9 @@ def _with_warnings_of_splits(artifact: Artifact, outcome: Outcome) -> Outcome:
 
     if not isinstance(artifact, JoinedCache):
         return outcome
-    said = [outcome.warning]
+    spec, said = artifact.spec, [outcome.warning]
     try:
-        said += warnings_of_splits(artifact.registry, artifact.spec.name, artifact.spec.root)
+        said += warnings_of_splits(spec.registry, spec.name, spec.root, outcome.meta)
     except NielsCacheError as error:  # the cache is finished
         said.append(f"train and val are not compared: {error}")
     return replace(outcome, warning="; ".join(line for line in said if line) or None)
@@ -201,6 +201,7 @@ def ready_dataset(artifacts: Graph, name: str, lines: JsonLines) -> JoinedCache:
         BuildFailedError: If the tokenizer or the plan cannot be made.
     """
     from niels_cache_assets.artifacts.input_problems import require_inputs
+    from niels_cache_assets.artifacts.stored import in_store
 
     registry = artifacts.registry
     _require_switched_on(registry, name)
@@ -211,7 +212,7 @@ def ready_dataset(artifacts: Graph, name: str, lines: JsonLines) -> JoinedCache:
     sealed = artifacts.sealed(name)
     sealed.unavailable()
     tokenizer, plan = artifacts.tokenizer(), sealed.spec.parts_plan
-    if tokenizer.finished() is None:
+    if in_store(tokenizer).finished() is None:
         if tokenizer.inputs():
             first = f"{PROGRAM} build-all --only tokenizer"
             raise NielsCacheError(f"{tokenizer.directory}: the tokenizer is trained on prepared texts; make it first: {first}")
@@ -222,9 +223,11 @@ def ready_dataset(artifacts: Graph, name: str, lines: JsonLines) -> JoinedCache:
     if source.prepare:
         sealed.revision()  # raises if the corpus or its drop list is not current
         return sealed
-    if plan.finished() is None:
+    if in_store(plan).finished() is None:
         _build_input(plan, lines)
     plan.read()
+    if sealed.spec.source.has_val_part:
+        in_store(sealed.val_part()).finished()  # copies it from the store
     return sealed
 
 

@@ -17,13 +17,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import IO, Any
 
 from niels_cache_assets.artifacts.base import Log, Outcome, ReportedProgress
 from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.dataset import PretrainCache
 from niels_cache_assets.artifacts.duplicates import SearchStep
+from niels_cache_assets.artifacts.stored import read_finished
 from niels_cache_assets.base.processes import attended_command
 from niels_cache_assets.parts.lease import StopRequested, lease_owner, request_stop, stop_error, stop_stamp
 from niels_cache_assets.project.registry import Registry
@@ -32,7 +32,7 @@ from niels_cache_assets.tokenizer.encoder import EngineUse
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import UNKNOWN, BusyError
 from niels_cache_runtime.format.layout import META_NAME
-from niels_cache_runtime.format.meta import Meta, read_meta
+from niels_cache_runtime.format.meta import Meta
 from niels_cache_runtime.format.reading import available_threads
 
 _PACKAGE = __name__.partition(".")[0]
@@ -337,7 +337,7 @@ def _outcome(part: BuildInChild, result: Mapping[str, Any], *, seconds: float) -
     """Return the outcome that the child reports, with the meta.json that it wrote."""
     if result.get("key") == "corpus/duplicates":  # another process has finished the search meanwhile
         raise NielsCacheError(f"{part.key}: is not needed any more, because the search for duplicates is finished; run this again")
-    meta = _read_meta_when_visible(part.directory, result.get("meta_sha256"))
+    meta = _read_meta_when_visible(part, result.get("meta_sha256"))
     return Outcome(
         key=part.key,
         state="cache_hit" if result.get("state") == "cache_hit" else "built",
@@ -350,19 +350,19 @@ def _outcome(part: BuildInChild, result: Mapping[str, Any], *, seconds: float) -
     )
 
 
-def _read_meta_when_visible(directory: Path, meta_sha256: str | None) -> Meta:
+def _read_meta_when_visible(part: BuildInChild, meta_sha256: str | None) -> Meta:
     """Return the meta.json of a finished part. A shared folder may show it some seconds after the child has written it."""
     deadline, problem = time.monotonic() + _SIGHT_SECONDS, ""
     while True:
         try:
-            meta = read_meta(str(directory / META_NAME))
+            meta = read_finished(part)
             if meta_sha256 in (None, meta.get("meta_sha256")):
                 return meta
-            problem = f"{directory / META_NAME}: is not the one that the worker has written"
+            problem = f"{part.directory / META_NAME}: is not the one that the worker has written"
         except NielsCacheError as error:
             problem = str(error)
         if time.monotonic() > deadline:
             raise NielsCacheError(f"{problem}; the worker must share the cache directory with this machine, at the same path")
         with suppress(OSError):
-            os.listdir(directory.parent)  # makes an NFS client refresh the folder
+            os.listdir(part.directory.parent)  # makes an NFS client refresh the folder
         time.sleep(_POLL_SECONDS)

@@ -41,6 +41,7 @@ import html
 import re
 from functools import lru_cache
 from html.entities import html5
+from unicodedata import ucd_3_2_0
 
 import numpy as np
 
@@ -98,8 +99,6 @@ def canonical_code_point(code_point: int) -> int:
 
     This is REMOVED, BLANK, or its compatible form in lower case, plus its kind (but not ALONE).
     """
-    from unicodedata import ucd_3_2_0
-
     character = chr(code_point)
     category = ucd_3_2_0.category(character)
     if _INVISIBLE.match(character) or character in _OPENING_MARKS:
@@ -159,8 +158,6 @@ def decode_entities(text: str) -> str:
 
 def compose(text: str) -> str:
     """Return a text with its accents composed (NFC of Unicode 3.2), and its ligatures spelled out."""
-    from unicodedata import ucd_3_2_0
-
     return ucd_3_2_0.normalize("NFC", text.translate(_spelled_out()))
 
 
@@ -173,6 +170,4 @@ def _decode_entity(found: re.Match[str]) -> str:
 @lru_cache(maxsize=1)
 def _spelled_out() -> dict[int, str]:
     """Return the letters of ligatures, and the full-width characters for half-width katakana and their marks."""
-    from unicodedata import ucd_3_2_0
-
     return {code_point: ucd_3_2_0.normalize("NFKC", chr(code_point)) for code_point in (*range(0xFB00, 0xFB07), *range(0xFF66, 0xFFA0))}

@@ -20,6 +20,7 @@ The steps share nothing but files, so each range can be a job on a machine of it
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ import numpy as np
 
 from niels_cache_assets.dedup.bands import NO_BUCKET, band_hashes
 from niels_cache_assets.dedup.signatures import DIGEST_BYTES, Signatures
-from niels_cache_runtime.format.layout import Array, Bytes, Uint32s, Uints
+from niels_cache_runtime.format.layout import Array, Bytes, Ints, Uint32s, Uints
 
 DIGESTS = "digests"  # (documents, 20) uint8
 MAX_DOCUMENTS_OF_ONE_RANGE = 1 << 28  # documents; the job for a range then takes 13 GB
@@ -140,13 +141,7 @@ class DocumentWindow:
         first, counts, to = first[order], counts[order], self._to[order]
         chosen = np.repeat(first - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
         rows = np.stack([self._keys[buckets[chosen] - np.uint32(1)], documents[chosen].astype(_U64)], axis=1)
-        targets = np.repeat(to, counts)
-        ends = np.flatnonzero(np.diff(targets, append=-1)) + 1
-        begin = 0
-        for end in ends.tolist():
-            with open(self._scratch / _carried_over_name(int(targets[begin])), "ab") as file:
-                file.write(np.ascontiguousarray(rows[begin:end]).data)
-            begin = end
+        _append(self._scratch, _carried_over_name, rows, np.repeat(to, counts))
         (self._scratch / _carried_over_name(self._number)).unlink(missing_ok=True)
 
 
@@ -192,25 +187,31 @@ def write_hashes(
             ordinals = np.arange(documents, documents + len(digests), dtype=_U64)
             # Eight bytes distinguish digests, except in a deliberate collision. greedy.py compares all twenty bytes.
             first_bytes = np.ascontiguousarray(digests[:, :8]).view(np.uint64)[:, 0]
-            _append(folder, 0, ranges, ordinals, first_bytes, wrote)
+            _append_hashes(folder, 0, ranges, ordinals, first_bytes, wrote)
             for band, hashes in enumerate(band_hashes(block.slots, bands, rows).T, start=1):
                 has_bucket = hashes != NO_BUCKET
-                _append(folder, band, ranges, ordinals[has_bucket], hashes[has_bucket], wrote)
+                _append_hashes(folder, band, ranges, ordinals[has_bucket], hashes[has_bucket], wrote)
             documents += len(digests)
     return documents
 
 
-def _append(folder: Path, band: int, ranges: int, ordinals: Uints, hashes: Uints, wrote: OnWritten) -> None:
+def _append_hashes(folder: Path, band: int, ranges: int, ordinals: Uints, hashes: Uints, wrote: OnWritten) -> None:
     """Append (document, hash) to the files of their ranges. A range is an equal share of all 64-bit numbers."""
     numbers = ((hashes >> _U64(32)) * _U64(ranges)) >> _U64(32)
     order = np.argsort(numbers, kind="stable")
     pairs = np.stack([ordinals[order], hashes[order]], axis=1)
-    ends = np.searchsorted(numbers[order], np.arange(1, ranges + 1, dtype=_U64)).tolist()
-    for number, (begin, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
-        if end > begin:
-            with open(folder / hashes_name(band, number), "ab") as file:
-                file.write(pairs[begin:end].data)
-            wrote(hashes_name(band, number), pairs[begin:end].data)
+    _append(folder, partial(hashes_name, band), pairs, numbers[order].astype(np.int64), wrote)
+
+
+def _append(folder: Path, name_of: Callable[[int], str], rows: Uints, targets: Ints, wrote: OnWritten = lambda name, data: None) -> None:
+    """Append each row to the file of its target. Targets ascend."""
+    begin = 0
+    for end in (np.flatnonzero(np.diff(targets, append=-1)) + 1).tolist():
+        name = name_of(int(targets[begin]))
+        with open(folder / name, "ab") as file:
+            file.write(rows[begin:end].data)
+        wrote(name, rows[begin:end].data)
+        begin = end
 
 
 def link_range(hashes: Path, links: Path, band: int, number: int, *, documents: int) -> None:

@@ -91,25 +91,25 @@ class Signer:
         """
         digests = np.empty((len(texts), DIGEST_BYTES), dtype=np.uint8)
         slots = np.empty((len(texts), self.num_perm), dtype=np.uint32)
-        for start, end in _groups(texts):
-            canonical, ends = self._canonical(texts[start:end])
-            _digest(canonical, ends, texts[start:end], digests[start:end])
-            self._slots(canonical, ends, slots[start:end])
+        for group, canonical, ends in _digested(texts, digests):
+            self._slots(canonical, ends, slots[group])
         return Signatures(digests=digests, slots=slots)
 
     def shingle(self, texts: Sequence[str]) -> Shingles:
         """Return digests and all shingle hashes of texts, in order. The hashes take 8 bytes per word."""
+        from niels_cache_assets.dedup import kernels
+
         digests = np.empty((len(texts), DIGEST_BYTES), dtype=np.uint8)
         hashes = [np.empty(0, dtype=np.uint64)]
         ends = np.zeros(len(texts), dtype=np.int64)
         total = 0
-        for start, end in _groups(texts):
-            canonical, canonical_ends = self._canonical(texts[start:end])
-            _digest(canonical, canonical_ends, texts[start:end], digests[start:end])
-            group, group_ends = self._shingles(canonical, canonical_ends)
-            hashes.append(group)
-            ends[start:end] = group_ends + total
-            total += len(group)
+        for group, canonical, canonical_ends in _digested(texts, digests):
+            words = np.count_nonzero(canonical[: canonical_ends[-1] + 1] == ord(" "))  # an empty text counts as one word
+            shingles = np.empty(words, dtype=np.uint64)
+            kernels.shingle(canonical, canonical_ends, self.ngram, shingles, ends[group])
+            hashes.append(shingles[: ends[group][-1]])
+            ends[group] += total
+            total += len(hashes[-1])
         return Shingles(digests=digests, hashes=np.concatenate(hashes), ends=ends)
 
     def shingle_sets(self, texts: Sequence[str]) -> tuple[Uints, Ints]:
@@ -124,26 +124,6 @@ class Signer:
         kernels.remove_repeated(shingles.hashes, shingles.ends, ends)
         different = shingles.hashes[: ends[-1] if len(ends) else 0]
         return different if 2 * len(different) > len(shingles.hashes) else different.copy(), ends  # a copy lets the rest go
-
-    def _canonical(self, texts: Sequence[str]) -> tuple[Bytes, Ints]:
-        """Return the canonical texts as UTF-8, and the end of each text.
-
-        One blank follows each text, and PADDING more blanks follow the last text.
-        """
-        decoded = [decode_entities(text) if "&" in text else text for text in texts]
-        canonical, ends, to_compose = _canonicalized(decoded)
-        if to_compose.any():  # in few groups
-            canonical, ends, _ = _canonicalized([compose(text) if to_compose[index] else text for index, text in enumerate(decoded)])
-        return canonical, ends
-
-    def _shingles(self, canonical: Bytes, ends: Ints) -> tuple[Uints, Ints]:
-        from niels_cache_assets.dedup import kernels
-
-        words = np.count_nonzero(canonical[: ends[-1] + 1] == ord(" "))  # an empty text counts as one word
-        shingles = np.empty(words, dtype=np.uint64)
-        shingle_ends = np.empty(len(ends), dtype=np.int64)
-        kernels.shingle(canonical, ends, self.ngram, shingles, shingle_ends)
-        return shingles[: shingle_ends[-1]], shingle_ends
 
     def _slots(self, canonical: Bytes, ends: Ints, out: Uint32s) -> None:
         from niels_cache_assets.dedup import kernels
@@ -171,7 +151,7 @@ def hash_canonical(texts: Strings | Sequence[str]) -> Ints:
     left = np.flatnonzero(is_left)
     rest = texts[left].tolist() if isinstance(texts, Strings) else texts
     for start, end in _groups(rest):
-        hashes[left[start:end]] = hashed(*Signer()._canonical(rest[start:end]), rest[start:end])
+        hashes[left[start:end]] = hashed(*_canonical(rest[start:end]), rest[start:end])
     return hashes.view(np.int64)
 
 
@@ -217,6 +197,18 @@ def compile_kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     return compile_function
 
 
+def _canonical(texts: Sequence[str]) -> tuple[Bytes, Ints]:
+    """Return the canonical texts as UTF-8, and the end of each text.
+
+    One blank follows each text, and PADDING more blanks follow the last text.
+    """
+    decoded = [decode_entities(text) if "&" in text else text for text in texts]
+    canonical, ends, to_compose = _canonicalized(decoded)
+    if to_compose.any():  # in few groups
+        canonical, ends, _ = _canonicalized([compose(text) if to_compose[index] else text for index, text in enumerate(decoded)])
+    return canonical, ends
+
+
 def _canonicalized(texts: Sequence[str]) -> tuple[Bytes, Ints, Bools]:
     """Return the result of `canonical_kernels.canonicalize`: canonical texts, their ends, and which texts must still be composed."""
     encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
@@ -254,10 +246,14 @@ def _groups(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
         yield start, len(texts)
 
 
-def _digest(canonical: Bytes, ends: Ints, texts: Sequence[str], out: Bytes) -> None:
-    """Write the SHA-1 of each canonical text."""
-    digests = b"".join(hashlib.sha1(content, usedforsecurity=False).digest() for content in _contents(canonical, ends, texts))
-    out[:] = np.frombuffer(digests, dtype=np.uint8).reshape(-1, DIGEST_BYTES)
+def _digested(texts: Sequence[str], digests: Bytes) -> Iterator[tuple[slice, Bytes, Ints]]:
+    """Write the SHA-1 of each canonical text to `digests`, and yield each group of texts with its canonical texts and their ends."""
+    for start, end in _groups(texts):
+        canonical, ends = _canonical(texts[start:end])
+        contents = _contents(canonical, ends, texts[start:end])
+        found = b"".join(hashlib.sha1(content, usedforsecurity=False).digest() for content in contents)
+        digests[start:end] = np.frombuffer(found, dtype=np.uint8).reshape(-1, DIGEST_BYTES)
+        yield slice(start, end), canonical, ends
 
 
 def _contents(canonical: Bytes, ends: Ints, texts: Sequence[str]) -> Iterator[memoryview | bytes]:

@@ -246,15 +246,13 @@ class TextSet:
 
         A text is left out if its start proves that too many of its shingles are in no text of the set.
         """
-        heads = [self._head(text) for text in texts]
-        suspects = [index for index, head in enumerate(heads) if head is None]
-        checked = [index for index, head in enumerate(heads) if head is not None]
-        if not checked:
+        heads = {index: head for index, text in enumerate(texts) if (head := self._head(text)) is not None}
+        suspects = [index for index in range(len(texts)) if index not in heads]
+        if not heads:
             return suspects
-        starts = [head for head in heads if head is not None]
-        shingles = self._signer.shingle(starts)
+        shingles = self._signer.shingle([*heads.values()])
         missing_by_text = self._missing_by_text(shingles).tolist()
-        for index, head, count, missing in zip(checked, starts, _counts(shingles), missing_by_text, strict=True):
+        for (index, head), count, missing in zip(heads.items(), _counts(shingles), missing_by_text, strict=True):
             most = count + (max_words(texts[index][len(head) :]) if self._near else 0)
             # The last word of the start may continue in the text, as in `- b`, so the whole text may lack the last shingle of the start. A
             # start with fewer words than a shingle has only this one.

@@ -20,6 +20,7 @@ from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.input_problems import require_inputs
 from niels_cache_assets.artifacts.parts.free_parts import FreePartsFirst
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
+from niels_cache_assets.artifacts.stored import in_store
 from niels_cache_assets.base.wording import format_list
 from niels_cache_assets.cluster.child import BuildInChild
 from niels_cache_assets.corpus.layout import HASHES
@@ -207,7 +208,7 @@ class _Launcher(ProgressSink):
     def _reason_to_skip(self, artifact: Artifact) -> str | None:
         """Return why an artifact cannot be built: its settings, or an input that could not be built."""
         needed = self._graph.before(artifact.key) if artifact.builds_from_partial_inputs else artifact.inputs()
-        missing = [each for each in needed if each in self._missing]
+        missing = [listed_name(each) for each in needed if each in self._missing]
         return self._unconfigured.get(artifact.key) or (f"{format_list(missing)} could not be built" if missing else None)
 
     def write_reports(self) -> None:
@@ -229,7 +230,8 @@ class _Launcher(ProgressSink):
         config = {"force": force, "wait": waits and not skip_if_busy}
         settings = {"ops": {op: {"config": config}}} if asset != keys.INDEX else {}
         run = self._finished_run(job_of(asset), partition, {**settings, **_QUIET})
-        result = replace(listed, directory=artifact.directory, seconds=time.monotonic() - started)
+        folder = artifact.directory if in_store(artifact) is artifact else None
+        result = replace(listed, directory=folder, seconds=time.monotonic() - started)
         outcome: Outcome | None = self.outcome
         if run.success:
             return None if outcome is None else _successful(result, artifact, run, outcome)

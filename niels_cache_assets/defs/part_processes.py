@@ -16,6 +16,7 @@ from typing import Any
 from niels_cache_assets.artifacts.base import Log, Outcome
 from niels_cache_assets.artifacts.notify import notifying
 from niels_cache_assets.artifacts.parts.free_parts import FreePartsFirst
+from niels_cache_assets.artifacts.stored import in_store, read_finished
 from niels_cache_assets.cluster.child import BuildInChild, IsStopping, OnProgress, PartCommand, build_in_child
 from niels_cache_assets.defs.launch_events import LaunchListener
 from niels_cache_assets.defs.part_slots import HostSlot
@@ -47,7 +48,7 @@ def build_part_in_child(
         KeyboardInterrupt: If `is_stopping` returns True.
     """
     try:
-        meta = part.current()
+        meta = part.current() if in_store(part) is part else read_finished(part)
     except NielsCacheError:  # the part does not exist yet
         pass
     else:

@@ -235,7 +235,8 @@ def _sensor(
                 elif left > 0:
                     tick.add_message(name, f"has changed; it will be built after {left:.0f} more seconds without a change")
                 elif builds and tick.request(name, version, occasion=str(since) if quiet else tick.last_left_observation(name, version)):
-                    tick.observe(name, seen)
+                    if not observes:
+                        tick.observe(name, seen)
                     changed[name]["asked"] = True
         later = f" ({cursor['next']} is next)" if count < len(datasets) else ""
         summary = f"Looked at {format_count(count, 'data set')} of {len(datasets)}{later}"

@@ -88,6 +88,7 @@ class Journal:
 
     BYTES = 1 << 25  # bytes written between two records; NIELS_CACHE_JOURNAL_BYTES replaces this
     MOST_SECONDS = 60.0  # between two records, even if they take long
+    STORED_BYTES = 1 << 28  # between two records in a store, because each one sends unfinished files
     REST = 50  # minimal ratio of building time to recording time, unless NIELS_CACHE_JOURNAL_BYTES is set
 
     def __init__(
@@ -115,6 +116,13 @@ class Journal:
         self._time = self._asked = time.monotonic()
         self._took = 0.0
         self.recorded = latest is not None  # whether there is a record to resume from
+        self._keep: Callable[[JournalRecord], None] | None = None
+
+    def keep_in_store(self, keep: Callable[[JournalRecord], None]) -> None:
+        """Call `keep` with each new record, and make a record after each finished file and rarely otherwise."""
+        self._keep, self._rest, self.MOST_SECONDS = keep, 0, self.seconds
+        if BYTES_VARIABLE not in os.environ:
+            self._interval = self.STORED_BYTES
 
     @classmethod
     def open(
@@ -216,6 +224,8 @@ class Journal:
             self._attempt,
         )
         write_journal(self._directory, recorded)
+        if self._keep is not None:
+            self._keep(recorded)
         self._named, self._bytes, self._finished, self._time = named, bytes_written, len(finished), time.monotonic()
         self._took = self._time - self._asked  # includes the time in which the caller flushed its files
         self.recorded = True
@@ -223,10 +233,15 @@ class Journal:
 
 def write_journal(directory: Path, recorded: JournalRecord) -> None:
     """Replace the record in a directory in one step. The files that it names must already be on disk."""
+    write_atomically(directory / JOURNAL_NAME, encode_record(recorded))
+
+
+def encode_record(recorded: JournalRecord) -> bytes:
+    """Return the bytes of a record, which `decode_record` parses."""
     fields = recorded._asdict()
     optional = {key: fields.pop(key) for key in ("notes", "attempt")}
     fields |= {key: value for key, value in optional.items() if value is not None}
-    write_atomically(directory / JOURNAL_NAME, _encode({"format": _FORMAT, **fields}))
+    return _encode({"format": _FORMAT, **fields})
 
 
 def read_journal(directory: Path) -> JournalRecord | None:
@@ -245,7 +260,7 @@ def _read(directory: Path) -> JournalRecord | str:
         content = read_regular(directory / JOURNAL_NAME, most_bytes=_MAX_BYTES)
     except (FileNotFoundError, NotADirectoryError, NielsCacheError):
         return _UNREADABLE
-    return _decode(content)
+    return decode_record(content)
 
 
 def write_atomically(path: Path, content: bytes, *, spare: str = "new") -> None:
@@ -270,7 +285,7 @@ def _encode(content: dict[str, Any]) -> bytes:
     return hashlib.sha256(text).hexdigest().encode() + b"\n" + text + b"\n"
 
 
-def _decode(content: bytes) -> JournalRecord | str:
+def decode_record(content: bytes) -> JournalRecord | str:
     """Parse the bytes of a journal, which are a line with a sha256 and a line of JSON.
 
     Returns:

@@ -6,6 +6,7 @@ from source files, or a token budget for a source of unknown length, only gives 
 check costs one call of statvfs.
 """
 
+import ctypes
 import errno
 import os
 import shutil
@@ -22,6 +23,7 @@ from niels_cache_runtime.errors import NielsCacheError
 BYTES_PER_TOKEN = 4  # bytes of text for one token, roughly
 _MAX_BYTES_PER_TOKEN = 16  # bytes of text for one token, at most: no trained piece is longer
 _COMPRESSED = 0.4  # size of a corpus on disk as a share of its text, roughly
+_PUNCH_HOLE = 3  # with FALLOC_FL_KEEP_SIZE
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _ADVICE = {
     errno.ENOSPC: "make room, or choose another cache directory",
@@ -163,6 +165,13 @@ def name_path(path: Path | str, *, writes: int | None = None) -> Iterator[None]:
         if writes is not None:
             error.add_note(f"writing {file_size(writes)} more failed")
         raise
+
+
+def free_blocks(path: Path, size: int) -> None:
+    """Give the first `size` bytes of a file back to the disk, if its file system can. They read as zeros from then on."""
+    if (fallocate := getattr(ctypes.CDLL(None), "fallocate", None)) is not None:
+        with open(path, "r+b") as file:
+            fallocate(file.fileno(), _PUNCH_HOLE, ctypes.c_int64(0), ctypes.c_int64(size))
 
 
 def free_bytes(target: Path) -> int:

@@ -128,7 +128,7 @@ class ShardWriter:
 
     def __init__(self, root: Path, folder: str, *, dtype: np.dtype, shard_bytes: int, files: Files, resume_at: int = 0) -> None:
         (root / folder).mkdir(exist_ok=True)
-        self._dtype = dtype
+        self.dtype = dtype
         self._root, self._folder, self._shard_bytes, self._files = root, folder, shard_bytes, files
         self._shard: HashedFile | None = None
         self._shards, unfinished = divmod(resume_at * dtype.itemsize, shard_bytes)
@@ -138,11 +138,11 @@ class ShardWriter:
 
     @property
     def bytes(self) -> int:
-        return self.tokens * self._dtype.itemsize
+        return self.tokens * self.dtype.itemsize
 
     def write(self, tokens: np.ndarray) -> None:
         """Append tokens (1-D), which have the writer's dtype."""
-        assert tokens.dtype == self._dtype
+        assert tokens.dtype == self.dtype
         data = np.ascontiguousarray(tokens).data.cast("B")
         self.tokens += len(tokens)
         while len(data):

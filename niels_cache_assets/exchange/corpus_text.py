@@ -11,7 +11,6 @@ import json
 import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby, takewhile
 from operator import itemgetter
@@ -24,6 +23,7 @@ from niels_cache_assets.disk.journal import write_atomically
 from niels_cache_assets.disk.staging import export_stage
 from niels_cache_assets.disk.table_file import ParquetWriter, sealing
 from niels_cache_assets.disk.writers import Files, HashedFile
+from niels_cache_assets.exchange.writing import empty_folder
 from niels_cache_assets.sources.reading.keep import EXPORTED, kept_values
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_runtime.errors import NielsCacheError
@@ -95,13 +95,14 @@ class TextExport:
             NielsCacheError: If files are in the way and `force` is not set, if another export writes to the same folder, if the data set is
                 rebuilt during the export, or if the disk reports an error.
         """
-        with self._staged() as stage:
+        # After an error, a stage with a state stays, so that the next export continues.
+        with export_stage(self.folder, self.stage, kept=_STATE, advice="run the export again to continue it") as stage:
             files, old = self._state(stage)
             done = [*takewhile(lambda entry: _is_complete(stage, entry) or (old and self._is_moved(entry)), files)]
             if not force and (existing := [path for path in self.existing() if path.name not in old]):
                 raise NielsCacheError(f"{existing[0]}: is there already; choose another place, or replace it with --force")
             if not done:
-                _empty(stage)
+                empty_folder(stage, but=_STATE)  # the state may name files in the folder
             for entry in self._files(stage, done, progress) if len(done) < len(self.names()) else ():
                 done.append(entry)
                 self._record(stage, done, placing=old)
@@ -114,6 +115,7 @@ class TextExport:
             old = [*dict.fromkeys((self.manifest.name, *self._listed_names(), *old))]
             self._record(stage, done, placing=old)
             self._move_files(stage, manifest, done, old)
+            (stage / _STATE).unlink()
         return manifest
 
     def _files(self, stage: Path, done: Sequence[_Entry], progress: Callable[[int, int], None] | None) -> Iterator[_Entry]:
@@ -201,13 +203,6 @@ class TextExport:
             placing: The names that an older export may have, as soon as an export has begun to move its files.
         """
         _write_json(stage / _STATE, {"identity": self.identity, "files": done, "placing": placing})
-
-    @contextmanager
-    def _staged(self) -> Iterator[Path]:
-        """Create and lock the staging folder. If it has a state, it stays after an error, so that the next export continues."""
-        with export_stage(self.folder, self.stage, kept=_STATE, advice="run the export again to continue it") as stage:
-            yield stage
-            (stage / _STATE).unlink()
 
 
 class _LinesFile:
@@ -304,10 +299,3 @@ def _write_json(path: Path, value: Any) -> None:
 def _is_complete(stage: Path, entry: _Entry) -> bool:
     path = stage / entry["name"]
     return path.is_file() and path.stat().st_size == entry["bytes"]
-
-
-def _empty(stage: Path) -> None:
-    """Remove everything except the state, which may name files in the folder."""
-    for path in stage.iterdir():
-        if path.name != _STATE:
-            path.unlink()

@@ -75,10 +75,7 @@ _FORMATS = {
         units=lambda split, most, settings: nanogpt.units(split),
         target=lambda name, split, settings: ExportTarget(names=(nanogpt.file_name(split),)),
         label=lambda name, settings: (settings.out, "nanogpt"),  # nanoGPT's files have the same names for each data set
-        notes_and_lines=lambda splits, settings: (
-            [nanogpt.vocabulary_note(_vocab_size(splits))],
-            nanogpt.lines(_vocab_size(splits), splits[0].dtype),
-        ),
+        notes_and_lines=lambda splits, settings: ([nanogpt.vocabulary_note(splits[0])], nanogpt.lines(splits[0])),
     ),
     "llmc": _Format(
         units=lambda split, most, settings: llmc.units(split, max_bytes=most),
@@ -90,10 +87,7 @@ _FORMATS = {
     "olmo": _Format(
         units=lambda split, most, settings: olmo.units(split, max_bytes=most),
         max_bytes=olmo.MAX_BYTES,
-        notes_and_lines=lambda splits, settings: (
-            olmo.notes(splits, _vocab_size(splits)),
-            olmo.lines(settings.out, splits, _vocab_size(splits)),
-        ),
+        notes_and_lines=lambda splits, settings: (olmo.notes(splits), olmo.lines(settings.out, splits)),
     ),
     "npy": _Format(
         units=lambda split, most, settings: npy.units(split, max_bytes=most),
@@ -142,10 +136,6 @@ def plan_export(name: str, directory: Path, settings: ExportSettings) -> ExportP
     )
     is_stale = settings.format == "megatron" and plan.existing()
     return replace(plan, notes=(*plan.notes, megatron.STALE_NOTE)) if is_stale else plan
-
-
-def _vocab_size(splits: Sequence[ExportSplit]) -> int | None:
-    return splits[0].meta.get("vocab_size")
 
 
 def _stem(split: Split, settings: ExportSettings) -> str:

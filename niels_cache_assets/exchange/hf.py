@@ -235,10 +235,12 @@ class _WithLabels:
         starts = np.cumsum([0, *map(len, rows)])[:-1]
         tokens = np.concatenate(rows) if rows else np.empty(0, dtype=np.int64)
         labels = np.where(example_target_mask(tokens, starts, self.asst, self.eot), tokens, IGNORE_INDEX)
-        cut = [
-            slice(start, start + (len(row) if self.T is None else min(len(row), self.T))) for start, row in zip(starts, rows, strict=True)
-        ]
-        return {**batch, "input_ids": [tokens[part].tolist() for part in cut], "labels": [labels[part].tolist() for part in cut]}
+        labels_of_rows = np.split(labels, starts)[1:]  # nothing comes before the first start
+        return {
+            **batch,
+            "input_ids": [row[: self.T].tolist() for row in rows],
+            "labels": [row[: self.T].tolist() for row in labels_of_rows],
+        }
 
 
 @dataclass(kw_only=True)

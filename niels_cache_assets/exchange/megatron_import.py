@@ -8,7 +8,7 @@ documents.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -123,13 +123,11 @@ def import_megatron(
     require_free_space(Path(out_dir), need, log=lambda message: None)
     with explain_disk_full(need), atomic_directory(out_dir) as stage:
         files: Files = {}
-        counts: dict[Split, _Counts] = {}
-        done = 0
+        counts, done = _Counts(), 0
         for split in SPLITS:
-            indexed = opened.get(split)
-            counts[split] = _Counts()
-            writer = _SplitWriter(stage, split, dtype=dtype, shard_bytes=shard_bytes, files=files)
-            for size in writer.write(indexed, vocabulary, counts[split]):
+            shards = ShardWriter(stage, split, dtype=dtype, shard_bytes=shard_bytes, files=files)
+            _write_documents(stage, split, opened.get(split), counts, files)
+            for size in _write_tokens(shards, stage, split, opened[split], vocabulary, counts) if split in opened else ():
                 done += size
                 progress("importing", done, total)
         meta = _meta(Path(out_dir).name, opened, vocabulary, counts, files, dtype_name=dtype_name, shard_bytes=shard_bytes)
@@ -161,25 +159,25 @@ def require_prefixes(prefixes: Mapping[Split, str | Path]) -> None:
 
 @dataclass
 class _Counts:
-    """The counts of a split.
+    """The counts of an import.
 
     Attributes:
-        tokens: The number of tokens.
-        documents: The number of documents with tokens.
+        documents: The number of documents with tokens, by split.
+        tokens: The number of tokens, by split.
         empty: The number of documents without tokens.
         joined: The number of documents with several sequences.
         without_eot: The number of documents that do not end with EOT.
         eot_inside: The number of EOTs inside documents.
-        last: The id that all documents so far end with, or None if they end with different ids.
+        lasts: Ids that documents end with: the only one, or at least two of several.
     """
 
-    tokens: int = 0
-    documents: int = 0
+    documents: dict[Split, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
+    tokens: dict[Split, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
     empty: int = 0
     joined: int = 0
     without_eot: int = 0
     eot_inside: int = 0
-    last: int | None = None
+    lasts: set[int] = field(default_factory=set)
 
 
 def _open(prefix: str | Path) -> IndexedDataset:
@@ -225,45 +223,41 @@ def _blocks(indexed: IndexedDataset) -> Iterator[Array]:
         raise NielsCacheError(f"{indexed.bin_path}: cannot be read: {error.strerror or error}; copy the file again") from error
 
 
-class _SplitWriter:
-    def __init__(self, root: Path, split: Split, *, dtype: np.dtype, shard_bytes: int, files: Files) -> None:
-        self._root, self._split, self._dtype, self._files = root, split, dtype, files
-        self._shards = ShardWriter(root, split, dtype=dtype, shard_bytes=shard_bytes, files=files)
+def _write_documents(root: Path, split: Split, indexed: IndexedDataset | None, counts: _Counts, files: Files) -> None:
+    """Write the ends of the documents and their lineage; without `indexed`, there are none.
 
-    def write(self, indexed: IndexedDataset | None, vocabulary: Vocabulary, counts: _Counts) -> Iterator[int]:
-        """Write the split, which is empty if there is no input. Yield the number of bytes of .bin after each read."""
-        self._write_doc_ends(indexed, counts)
-        self._write_lineage(indexed)
-        if indexed is None:
-            return
-        ends = map_doc_ends(self._root / doc_ends_name(self._split), token_count=len(indexed.tokens))
-        with sealing(self._shards) as shards:
-            for block in _blocks(indexed):
-                tokens = _as_tokens(block, indexed, vocabulary, counts.tokens, dtype=self._dtype)
-                _count_eot(tokens, ends, vocabulary.eot, counts)
-                shards.write(tokens)
-                counts.tokens += len(tokens)
-                yield block.nbytes
+    In lineage, source_id and row are the document's number in the .idx. Empty documents are counted too.
+    """
+    first = 0
+    with (
+        sealing(LineageWriter(root, documents_name(split), LINEAGE, files)) as lineage,
+        sealing(NpyWriter(root, doc_ends_name(split), DOC_ENDS_DTYPE, files)) as doc_ends,
+    ):
+        for starts, ends, sequences in _documents(indexed):
+            kept = ends > starts
+            rows = (first + np.flatnonzero(kept)).tolist()
+            sizes = (ends - starts)[kept].tolist()
+            file = "" if indexed is None else Path(indexed.bin_path).name
+            doc_ends.write(ends[kept])
+            lineage.write({"source_id": list(map(str, rows)), "file": [file] * len(rows), "row": rows, "tokens": sizes})
+            counts.empty += len(ends) - len(rows)
+            counts.joined += int(np.count_nonzero(sequences[kept] > 1))
+            first += len(ends)
+    counts.documents[split] = doc_ends.items
 
-    def _write_doc_ends(self, indexed: IndexedDataset | None, counts: _Counts) -> None:
-        with sealing(NpyWriter(self._root, doc_ends_name(self._split), DOC_ENDS_DTYPE, self._files)) as writer:
-            for starts, ends, sequences in _documents(indexed):
-                kept = ends > starts
-                counts.empty += int(np.count_nonzero(~kept))
-                counts.joined += int(np.count_nonzero(sequences[kept] > 1))
-                writer.write(ends[kept])
-            counts.documents = writer.items
 
-    def _write_lineage(self, indexed: IndexedDataset | None) -> None:
-        """Write the lineage. source_id and row are the document's number in the .idx; empty documents are counted too."""
-        with sealing(LineageWriter(self._root, documents_name(self._split), LINEAGE, self._files)) as writer:
-            first = 0
-            for starts, ends, _ in _documents(indexed):
-                rows = (first + np.flatnonzero(ends > starts)).tolist()
-                sizes = (ends - starts)[ends > starts].tolist()
-                file = "" if indexed is None else Path(indexed.bin_path).name
-                writer.write({"source_id": list(map(str, rows)), "file": [file] * len(rows), "row": rows, "tokens": sizes})
-                first += len(ends)
+def _write_tokens(
+    shards: ShardWriter, root: Path, split: Split, indexed: IndexedDataset, vocabulary: Vocabulary, counts: _Counts
+) -> Iterator[int]:
+    """Write the tokens of a split whose document ends are written. Yield the number of bytes of .bin after each read."""
+    ends = map_doc_ends(root / doc_ends_name(split), token_count=len(indexed.tokens))
+    with sealing(shards):
+        for block in _blocks(indexed):
+            tokens = _as_tokens(block, indexed, vocabulary, shards.tokens, dtype=shards.dtype)
+            _count_eot(tokens, shards.tokens, ends, vocabulary.eot, counts)
+            shards.write(tokens)
+            yield block.nbytes
+    counts.tokens[split] = shards.tokens
 
 
 def _documents(indexed: IndexedDataset | None) -> Iterator[tuple[Ints, Ints, Ints]]:
@@ -290,14 +284,11 @@ def _as_tokens(tokens: Array, indexed: IndexedDataset, vocabulary: Vocabulary, p
     return tokens.astype(dtype)
 
 
-def _count_eot(tokens: Tokens, ends: Uints, eot: int | None, counts: _Counts) -> None:
-    """Count EOT in `tokens`, which are the next tokens of the split."""
-    begin = counts.tokens
+def _count_eot(tokens: Tokens, begin: int, ends: Uints, eot: int | None, counts: _Counts) -> None:
+    """Count EOT in `tokens`, which begin at token `begin` of the split."""
     first, stop = ends.searchsorted(np.array([begin + 1, begin + len(tokens) + 1], dtype=np.uint64))
     lasts = tokens[(ends[first:stop] - np.uint64(begin + 1)).astype(np.int64)]
-    if len(lasts):
-        before = int(lasts[0]) if first == 0 else counts.last
-        counts.last = before if (lasts == before).all() else None
+    counts.lasts.update(np.unique(lasts)[:2].tolist())
     if eot is not None:
         ending = int(np.count_nonzero(lasts == eot))
         counts.without_eot += len(lasts) - ending
@@ -308,7 +299,7 @@ def _meta(
     name: str,
     opened: Mapping[Split, IndexedDataset],
     vocabulary: Vocabulary,
-    counts: Mapping[Split, _Counts],
+    counts: _Counts,
     files: Files,
     *,
     dtype_name: str,
@@ -322,7 +313,6 @@ def _meta(
     prefixes = {split: Path(indexed.prefix).name for split, indexed in opened.items()}
     inputs: dict[str, Any] = {split: indexed.fingerprint for split, indexed in opened.items()}
     content = content_sha256(files)
-    empty = sum(count.empty for count in counts.values())
     return {
         "kind": "pretrain",
         "built": True,
@@ -336,9 +326,9 @@ def _meta(
         **known,
         "append_eot": _all_end_with_eot(vocabulary, counts),
         "shard_bytes": shard_bytes,
-        **{f"{split}_tokens": counts[split].tokens for split in SPLITS},
-        "documents": {split: counts[split].documents for split in SPLITS},
-        "dropped": {"empty": empty} if empty else {},
+        **{f"{split}_tokens": tokens for split, tokens in counts.tokens.items()},
+        "documents": counts.documents,
+        "dropped": {"empty": counts.empty} if counts.empty else {},
         "facts": _facts(vocabulary, counts),
         "fingerprint": fingerprint_of(
             {
@@ -354,21 +344,14 @@ def _meta(
     }
 
 
-def _all_end_with_eot(vocabulary: Vocabulary, counts: Mapping[Split, _Counts]) -> bool:
-    return vocabulary.eot is not None and not any(count.without_eot or count.eot_inside for count in counts.values())
+def _all_end_with_eot(vocabulary: Vocabulary, counts: _Counts) -> bool:
+    return vocabulary.eot is not None and not counts.without_eot and not counts.eot_inside
 
 
-def _facts(vocabulary: Vocabulary, counts: Mapping[Split, _Counts]) -> dict[str, Any]:
-    facts: dict[str, Any] = {}
-    joined = sum(count.joined for count in counts.values())
-    if joined:
-        facts["documents_of_several_sequences"] = joined
-    if vocabulary.eot is not None:
-        if not _all_end_with_eot(vocabulary, counts):
-            facts["documents_without_eot"] = sum(count.without_eot for count in counts.values())
-            facts["eot_inside_documents"] = sum(count.eot_inside for count in counts.values())
+def _facts(vocabulary: Vocabulary, counts: _Counts) -> dict[str, Any]:
+    facts: dict[str, Any] = {"documents_of_several_sequences": counts.joined} if counts.joined else {}
+    if vocabulary.eot is None:
+        return facts | ({"every_document_ends_with": min(counts.lasts)} if len(counts.lasts) == 1 else {})
+    if _all_end_with_eot(vocabulary, counts):
         return facts
-    lasts = {count.last for count in counts.values() if count.documents}
-    if len(lasts) == 1 and None not in lasts:
-        facts["every_document_ends_with"] = lasts.pop()
-    return facts
+    return facts | {"documents_without_eot": counts.without_eot, "eot_inside_documents": counts.eot_inside}

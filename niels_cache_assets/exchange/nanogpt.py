@@ -4,8 +4,6 @@ nanoGPT's data/openwebtext/prepare.py writes files of the same form, with uint16
 changed.
 """
 
-import numpy as np
-
 from niels_cache_assets.exchange.splits import ExportSplit
 from niels_cache_assets.exchange.writing import PlannedFile, Unit, make_unit
 from niels_cache_runtime.format.layout import TOKEN_DTYPE, Split
@@ -25,19 +23,21 @@ def file_name(split: Split) -> str:
     return f"{split}.bin"
 
 
-def vocabulary_note(vocab_size: int | None) -> str:
+def vocabulary_note(split: ExportSplit) -> str:
     """Return a note on the vocabulary size in train.py."""
-    known = "is unknown" if vocab_size is None else f"has {vocab_size:,} ids"
+    known = "is unknown" if split.vocab_size is None else f"has {split.vocab_size:,} ids"
     return f"train.py takes a vocabulary of {DEFAULT_VOCAB_SIZE:,} ids without a meta.pkl; the vocabulary of this cache {known}"
 
 
-def lines(vocab_size: int | None, dtype: np.dtype) -> list[str]:
+def lines(split: ExportSplit) -> list[str]:
     """Return lines for train.py, which has no options for these values.
 
     One line sets the vocabulary size that applies without a meta.pkl. If tokens are not uint16, another line reads them.
     """
-    found = [] if vocab_size is None else [f"meta_vocab_size = {vocab_size}  # in train.py, in place of: meta_vocab_size = None"]
-    if dtype != TOKEN_DTYPE:
-        read = f"np.memmap(os.path.join(data_dir, f'{{split}}.bin'), dtype=np.{dtype.name}, mode='r')"
+    found = []
+    if split.vocab_size is not None:
+        found.append(f"meta_vocab_size = {split.vocab_size}  # in train.py, in place of: meta_vocab_size = None")
+    if split.dtype != TOKEN_DTYPE:
+        read = f"np.memmap(os.path.join(data_dir, f'{{split}}.bin'), dtype=np.{split.dtype.name}, mode='r')"
         found.append(f"data = {read}  # in get_batch of train.py, in place of both np.memmap, which read np.uint16")
     return found

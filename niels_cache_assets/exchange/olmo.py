@@ -47,10 +47,10 @@ def units(split: ExportSplit, *, max_bytes: int) -> list[Unit]:
     return [_unit(split, f"{_folder(split)}/part-{index:05d}", *cut) for index, cut in enumerate(cuts)]
 
 
-def notes(splits: Sequence[ExportSplit], vocab_size: int | None) -> list[str]:
+def notes(splits: Sequence[ExportSplit]) -> list[str]:
     """Return notes on surprising behaviour of OLMo-core, and on unknown values in the lines to paste."""
     found = ["OLMo-core drops the end of each file that does not fill sequence_length; numpy.load refuses these .npy, which have no header"]
-    unknown = [name for name, value in (("VOCAB_SIZE", vocab_size), ("EOS", splits[0].eot_id)) if value is None]
+    unknown = [name for name, value in (("VOCAB_SIZE", splits[0].vocab_size), ("EOS", splits[0].eot_id)) if value is None]
     if unknown:
         found.append(f"meta.json has no value for {' and '.join(unknown)}; write the numbers yourself")
     if splits[0].eot is None:
@@ -58,7 +58,7 @@ def notes(splits: Sequence[ExportSplit], vocab_size: int | None) -> list[str]:
     return found
 
 
-def lines(folder: Path, splits: Sequence[ExportSplit], vocab_size: int | None) -> list[str]:
+def lines(folder: Path, splits: Sequence[ExportSplit]) -> list[str]:
     """Return Python code for the configuration of each split's data set.
 
     The code sets dtype, because OLMo-core would use the narrowest dtype for the vocabulary, such as uint8 for up to 256 ids.
@@ -66,7 +66,7 @@ def lines(folder: Path, splits: Sequence[ExportSplit], vocab_size: int | None) -
     number, the code has an undefined name, so Python refuses to run it.
     """
     eos = "EOS" if splits[0].eot_id is None else splits[0].eot_id
-    size = "VOCAB_SIZE" if vocab_size is None else vocab_size
+    size = "VOCAB_SIZE" if splits[0].vocab_size is None else splits[0].vocab_size
     given = f"tokenizer=tokenizer, sequence_length={SEQUENCE_LENGTH}, dtype=NumpyDatasetDType.{splits[0].dtype.name}"
     return [
         "from olmo_core.data import NumpyDatasetDType, NumpyFSLDatasetConfig, TokenizerConfig",

@@ -50,6 +50,11 @@ class ExportSplit:
         return self.eot_id if self.meta.get("append_eot") is True else None
 
     @property
+    def vocab_size(self) -> int | None:
+        """The number of ids, or None if meta.json names none."""
+        return self.meta.get("vocab_size")
+
+    @property
     def dtype(self) -> np.dtype:
         """The dtype of the tokens, uint16 or uint32."""
         return self.opened.tokens.dtype

@@ -7,8 +7,7 @@ them.
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -148,7 +147,13 @@ def write_export(plan: ExportPlan, *, force: bool = False, progress: OnExportPro
             progress(done, total)
 
     need = SpaceNeed(bytes=total, reason="its files", certain=True)
-    with explain_disk_full(need), _staging(plan.folder, plan.stage, force=force) as stage:
+    # If the stage has OLD files that could not be put back, it stays.
+    with explain_disk_full(need), export_stage(plan.folder, plan.stage, kept=OLD, advice="the export was stopped") as stage:
+        if (stage / OLD).exists() and not force:
+            raise NielsCacheError(f"{stage / OLD}: holds files of an older export; put them back, or delete them with --force")
+        remove_leftovers(plan.folder, stage)
+        empty_folder(stage)
+        (stage / NEW).mkdir()
         require_free_space(plan.folder, need, log=lambda message: None)  # the new files are on disk in addition to the older export
         for unit in plan.units:
             unit.write(stage / NEW, on_bytes)
@@ -199,21 +204,10 @@ def list_unit(list_name: str, units: Iterable[Unit]) -> Unit:
     return make_unit((PlannedFile(name=list_name, bytes=len(content)), lambda: [content]))
 
 
-@contextmanager
-def _staging(folder: Path, stage: Path, *, force: bool) -> Iterator[Path]:
-    """Create and lock `stage` in `folder`, with an empty NEW in it. If OLD has files that could not be put back, `stage` stays."""
-    with export_stage(folder, stage, kept=OLD, advice="the export was stopped"):
-        if (stage / OLD).exists() and not force:
-            raise NielsCacheError(f"{stage / OLD}: holds files of an older export; put them back, or delete them with --force")
-        remove_leftovers(folder, stage)
-        _empty(stage)
-        (stage / NEW).mkdir()
-        yield stage
-
-
-def _empty(folder: Path) -> None:
+def empty_folder(folder: Path, *, but: str | None = None) -> None:
+    """Remove everything in a folder, except the file `but`."""
     for path in folder.iterdir():
         if path.is_dir():
             shutil.rmtree(path)
-        else:
+        elif path.name != but:
             path.unlink()

@@ -17,10 +17,9 @@ the beginning of a document that a token budget has cut is no exact copy.
 
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -41,7 +40,7 @@ from niels_cache_assets.project.tables import BuildSettings
 from niels_cache_assets.sources.types import PretrainSource
 from niels_cache_runtime.cache.mmap import map_doc_ends
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import Bools, Ints, Split, Uints, doc_ends_name, token_dtype_of
+from niels_cache_runtime.format.layout import SPLITS, Bools, Ints, Split, Uints, doc_ends_name, token_dtype_of
 from niels_cache_runtime.format.meta import Meta, cut_ordinals
 from niels_cache_runtime.format.reading import available_threads
 
@@ -155,6 +154,7 @@ def compare_splits(
     *,
     threads: int | None = None,
     scratch: Path | None = None,
+    shards: Callable[[Split], Sequence[Any] | None] = lambda split: None,
 ) -> SplitOverlap:
     """Compare train with val of a pretrain cache whose files are finished.
 
@@ -167,13 +167,14 @@ def compare_splits(
         settings: How the splits are compared.
         threads: The number of threads. None: one for each available core.
         scratch: A folder for a temporary file of 8 bytes for each word of val. None: the system's folder.
+        shards: Returns the token files of a split that are not in the folder (see `SplitTokens`), or None if they are.
 
     Raises:
         NielsCacheError: If the threshold is invalid, or files are broken.
     """
     import pyarrow as pa
 
-    train, val = (_Documents(folder, split, meta) for split in ("train", "val"))
+    train, val = (_Documents(folder, split, meta, shards(split)) for split in SPLITS)
     comparison = _Comparison(train, val, meta, settings)
     with TextSet(near=settings.threshold, folder=scratch) as known:
         if comparison.needs_texts:
@@ -275,8 +276,8 @@ class _Comparison:
 class _Documents:
     """The documents of one split as hashes and texts, by ordinal. Files are read only when needed."""
 
-    def __init__(self, folder: Path, split: Split, meta: Meta) -> None:
-        self._stream = SplitTokens(folder, "pretrain", split, dtype=token_dtype_of(meta))
+    def __init__(self, folder: Path, split: Split, meta: Meta, shards: Sequence[Any] | None) -> None:
+        self._stream = SplitTokens(folder, "pretrain", split, dtype=token_dtype_of(meta), shards=shards)
         self._meta, self.tokens = meta, len(self._stream)
         self.ends: Uints = map_doc_ends(folder / doc_ends_name(split), token_count=self.tokens) if self.tokens else np.empty(0, np.uint64)
         self._end_tokens = 1 if meta.get("append_eot") else 0
@@ -323,8 +324,7 @@ class _Documents:
         import pyarrow as pa
 
         begins, ends = self._bounds(ordinals)
-        edges = [0, *(np.flatnonzero(np.diff(ordinals) > 1) + 1).tolist(), len(ordinals)]  # adjacent documents are read at once
-        ids = [self._stream.read(int(begins[a]), int(ends[b - 1] - begins[a])) for a, b in pairwise(edges)]
+        ids = self._stream.read_ranges(begins, ends)
         content, offsets = buffers_of(pieces.take(pa.array(np.concatenate(ids))))
         stops = np.cumsum(ends - begins)
         starts = offsets[stops - (ends - begins) + self._begin_tokens].tolist()

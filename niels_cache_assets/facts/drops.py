@@ -90,26 +90,23 @@ def _requested_line(dropped: Mapping[str, int], meta: Meta, kept: int, noun: str
 
 def _warnings(counts: Mapping[str, int], given: int, split: str, noun: str, first_examples: Mapping[str, str]) -> list[str]:
     """Return a line for each reason that takes too much of a split, and one line for all others if all together take too much."""
+
+    def example(reason: str) -> str:
+        return f", first in {first_examples[reason]}" if reason in first_examples else ""
+
     ordered = [(reason, count) for reason, count in by_count(counts) if count > 0]
-    of = f"of {'' if split == 'all' else f'{split}: '}{format_count(given, noun)}"
+    items = format_count(given, noun)
     frequent = [(reason, count) for reason, count in ordered if count > MAX_OF_ONE_REASON * given]
-    lines = [_line(reason, count, given, split, noun, first_examples) for reason, count in frequent]
-    rare = ordered[len(frequent) :]
+    lines = []
+    for reason, count in frequent:
+        share = f"{count:,} of {items}{'' if split == 'all' else f' of {split}'} ({format_share(count, given)})"
+        lines.append("; ".join(filter(None, [f"left out {share} as {label(reason)}{example(reason)}", explain(reason)])))
+    rare = [f"{label(reason)} {count:,}{example(reason)}" for reason, count in ordered[len(frequent) :]]
     if rare and sum(counts.values()) > MAX_OF_ALL_REASONS * given:
-        clauses = [f"{label(reason)} {count:,}{_example_clause(first_examples, reason)}" for reason, count in rare]
-        lines.append(
-            f"left out, {of}, for {'other ' if frequent else ''}reasons of less than {MAX_OF_ONE_REASON:.0%} each: {format_list(clauses)}"
-        )
+        of = f"of {'' if split == 'all' else f'{split}: '}{items}"
+        reasons = f"{'other ' if frequent else ''}reasons of less than {MAX_OF_ONE_REASON:.0%} each"
+        lines.append(f"left out, {of}, for {reasons}: {format_list(rare)}")
     return lines
-
-
-def _line(reason: str, count: int, given: int, split: str, noun: str, first_examples: Mapping[str, str]) -> str:
-    share = f"{count:,} of {format_count(given, noun)}{'' if split == 'all' else f' of {split}'} ({format_share(count, given)})"
-    return "; ".join(filter(None, [f"left out {share} as {label(reason)}{_example_clause(first_examples, reason)}", explain(reason)]))
-
-
-def _example_clause(first_examples: Mapping[str, str], reason: str) -> str:
-    return f", first in {first_examples[reason]}" if reason in first_examples else ""
 
 
 def _files_without_items_line(facts: Mapping[str, Any], noun: str) -> list[str]:

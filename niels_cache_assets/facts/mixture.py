@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from niels_cache_assets.base.wording import format_share
+from niels_cache_assets.facts.published import finished_cache
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.project.tables import ALL_TRAIN
 from niels_cache_runtime.errors import NielsCacheError
@@ -110,7 +111,7 @@ def all_mixtures(registry: Registry, *, root: Path) -> list[MixturePlan]:
         return [_by_size(registry, root=root)] if registry.partition_keys("pretrain") else []
     mixtures = []
     for name, blend in registry.blend.items():
-        opened, left_out = _open(blend.weights, root=root, sequence_length=blend.sequence_length)
+        opened, left_out = _open(registry, blend.weights, root=root, sequence_length=blend.sequence_length)
         ignored = f"Computed from whole train splits; `split` and `part` ({blend.split}, {blend.part}) are ignored."
         note = "" if blend.split == ALL_TRAIN else ignored
         plan = _Plan(name, blend.num_samples, blend.sequence_length, note)
@@ -121,7 +122,7 @@ def all_mixtures(registry: Registry, *, root: Path) -> list[MixturePlan]:
 def _by_size(registry: Registry, *, root: Path) -> MixturePlan:
     """Return a mixture that reads every data set equally often. Data sets that are not built are left out."""
     settings = registry.reports
-    opened, left_out = _open(registry.partition_keys("pretrain"), root=root, sequence_length=settings.sequence_length)
+    opened, left_out = _open(registry, registry.partition_keys("pretrain"), root=root, sequence_length=settings.sequence_length)
     weights = {name: split.samples for name, split in opened.items()}
     samples = settings.steps * settings.batch_size if settings.steps else sum(weights.values())
     note = "By size, because no [blend.NAME] is configured: the weight of a data set is its number of samples."
@@ -142,7 +143,7 @@ class _Split(NamedTuple):
     tokens: int
 
 
-def _open(names: Iterable[str], *, root: Path, sequence_length: int) -> tuple[dict[str, _Split], dict[str, str]]:
+def _open(registry: Registry, names: Iterable[str], *, root: Path, sequence_length: int) -> tuple[dict[str, _Split], dict[str, str]]:
     """Return the train splits by name, and the reasons why the remaining data sets cannot be read, by name."""
     from niels_cache_runtime.loader.windows import PretrainWindows  # torch
 
@@ -150,17 +151,20 @@ def _open(names: Iterable[str], *, root: Path, sequence_length: int) -> tuple[di
     for name in names:
         folder = dataset_dir(root, "pretrain", name)
         try:
-            if not os.path.exists(folder / META_NAME):
+            is_here = registry.build.store is None and os.path.exists(folder / META_NAME)
+            meta = read_meta(str(folder / META_NAME)) if is_here else finished_cache(registry, root, "pretrain", name)
+            if meta is None:
                 left_out[name] = "is not built yet"
                 continue
-            meta = read_meta(str(folder / META_NAME))
             check_location(meta, folder)
             if not meta.get("built", True):
                 left_out[name] = "is switched off"
                 continue
             if "train_tokens" not in meta:
                 raise NielsCacheError(f"{folder / META_NAME}: has no train_tokens; build it again with --force")
-            opened[name] = _Split(PretrainWindows(str(folder / "train"), T=sequence_length).samples, meta["train_tokens"])
+            tokens = meta["train_tokens"]
+            samples = PretrainWindows(str(folder / "train"), T=sequence_length).samples if is_here else (tokens - 1) // sequence_length
+            opened[name] = _Split(samples, tokens)
         except NielsCacheError as error:
             left_out[name] = str(error)
     return opened, left_out

@@ -4,8 +4,10 @@ Files are mapped, so only the tokens that you use are read.
 """
 
 from bisect import bisect_right
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from niels_cache_runtime.format.layout import (
     DOC_ENDS_DTYPE,
     SIDES,
     Family,
+    Ints,
     Split,
     Tokens,
     doc_ends_name,
@@ -25,6 +28,8 @@ from niels_cache_runtime.format.layout import (
     list_shards,
     tokens_name,
 )
+
+_GAP_TOKENS, _REQUESTS = 1 << 15, 16  # ranges in a store with smaller gaps are read by one request, and so many requests at a time
 
 
 class SplitTokens:
@@ -36,6 +41,7 @@ class SplitTokens:
         split: The split.
         dtype: The dtype of the tokens, uint16 or uint32 (`token_dtype_of` meta.json).
         entries: The number of index entries of an example: 2 for a preference pair, otherwise 1.
+        shards: The token files in order, if they are not in the folder: anything with a length that gives an array for a slice.
 
     Attributes:
         dtype: The dtype of the tokens.
@@ -45,11 +51,15 @@ class SplitTokens:
         NielsCacheError: If files are missing or inconsistent.
     """
 
-    def __init__(self, folder: Path, family: Family, split: Split, *, dtype: np.dtype, entries: int = 1) -> None:
+    def __init__(
+        self, folder: Path, family: Family, split: Split, *, dtype: np.dtype, entries: int = 1, shards: Sequence[Any] | None = None
+    ) -> None:
         self._folder, self._family, self._split = folder, family, split
-        self._paths = list_shards(folder / split) if family == "pretrain" else [folder / tokens_name(split)]
+        self._paths: Sequence[Path] = ()
+        if shards is None:
+            self._paths = list_shards(folder / split) if family == "pretrain" else [folder / tokens_name(split)]
         self.dtype, self._entries = dtype, entries
-        self.shards = MappedTokens(self._paths, dtype=dtype).shards
+        self.shards = MappedTokens(self._paths, dtype=dtype).shards if shards is None else shards
         self._shard_ends = list(accumulate(len(shard) for shard in self.shards))
 
     def __len__(self) -> int:
@@ -107,6 +117,19 @@ class SplitTokens:
             pieces.append(shard[start - begin : start - begin + count])
             start, count, begin = start + len(pieces[-1]), count - len(pieces[-1]), begin + len(shard)
         return pieces[0] if len(pieces) == 1 else np.concatenate([np.empty(0, dtype=self.dtype), *pieces])
+
+    def read_ranges(self, starts: Ints, stops: Ints) -> list[Tokens]:
+        """Return the tokens of ranges, which ascend. Ranges beside each other are read at once, in a store also those with small gaps."""
+        gap = 0 if self._paths else _GAP_TOKENS
+        edges = [0, *(np.flatnonzero(starts[1:] - stops[:-1] > gap) + 1).tolist(), len(starts)]
+
+        def read(first: int, last: int) -> list[Tokens]:
+            begin = int(starts[first])
+            found = self.read(begin, int(stops[last - 1]) - begin)
+            return [found[start - begin : stop - begin] for start, stop in zip(starts[first:last], stops[first:last], strict=True)]
+
+        with ThreadPoolExecutor(_REQUESTS) as pool:
+            return [*chain.from_iterable((map if self._paths else pool.map)(read, edges, edges[1:]))]
 
     def _shard_at(self, position: int) -> tuple[int, int]:
         """Return the number of the shard with this token, and where that shard starts."""

@@ -185,11 +185,9 @@ def _window(tokens: Tokens, split: Split, number: int, count: int) -> DisplayedS
 
 def notable(directory: Path, family: Family, split: Split, *, length: int, tokenizer: TextTokenizer | None) -> Iterator[DisplayedSample]:
     """Yield the first document or example, the longest, the shortest, and one chosen by the hash of the content."""
-    meta, tokens, noun = _open(directory, family, split)
+    meta, tokens, targets, noun = _open(directory, family, split, tokenizer)
     titles = {number: f"{what}: {split} {noun} {number:,}" for number, what in notable_numbers(tokens.ends, meta).items()}
-    if family == "sft":
-        return _displayed_samples(tokens, titles, targets_of(directory, split, meta, tokenizer), length=length)
-    return _displayed_samples(tokens, titles, None, length=length, cut_by_budget=cut_ordinals(meta, split))
+    return _displayed_samples(tokens, titles, targets, length=length, cut_by_budget=cut_ordinals(meta, split))
 
 
 def examples(
@@ -198,32 +196,29 @@ def examples(
     """Yield distinct random examples. Long examples are cut for display."""
     import torch
 
-    meta, tokens, noun = _open(directory, "sft", split)
+    _, tokens, targets, noun = _open(directory, "sft", split, tokenizer)
     total = len(tokens.ends)
     numbers = torch.randperm(total, generator=generator)[:count].tolist()
     titles = {number: f"{split} {noun} {number:,} of {total:,}" for number in numbers}
-    return _displayed_samples(tokens, titles, targets_of(directory, split, meta, tokenizer), length=length)
+    return _displayed_samples(tokens, titles, targets, length=length)
 
 
-def _open(directory: Path, family: Family, split: Split) -> tuple[Meta, SplitTokens, str]:
-    """Return meta.json, the tokens, and what an item is called.
+def _open(
+    directory: Path, family: Family, split: Split, tokenizer: TextTokenizer | None
+) -> tuple[Meta, SplitTokens, ExampleTargets | None, str]:
+    """Return meta.json, the tokens, the targets of examples, and what an item is called.
+
+    Without a tokenizer, the ids that mark targets are those in meta.json.
 
     Raises:
-        NielsCacheError: If the split is empty.
+        NielsCacheError: If the split is empty, or as ExampleTargets does.
     """
     meta = load_meta(str(directory / META_NAME))
     tokens = SplitTokens(directory, family, split, dtype=token_dtype_of(meta), entries=entries_per_example(meta))
     noun = "document" if family == "pretrain" else "pair" if has_pairs(meta) else "example"
     if not len(tokens.ends):
         raise NielsCacheError(f"{directory}: {split} is empty (0 {noun}s), so there is nothing to sample; choose another --split")
-    return meta, tokens, noun
-
-
-def targets_of(directory: Path, split: Split, meta: Meta, tokenizer: TextTokenizer | None) -> ExampleTargets:
-    """Return the targets of a split. Without a tokenizer, the ids that mark them are those in meta.json.
-
-    Raises:
-        NielsCacheError: As ExampleTargets does.
-    """
-    total = len(SplitTokens(directory, "sft", split, dtype=token_dtype_of(meta)))
-    return ExampleTargets(directory, split, meta, token_count=total, ids=tokenizer.special_token_ids() if tokenizer else None)
+    if family == "pretrain":
+        return meta, tokens, None, noun
+    ids = tokenizer.special_token_ids() if tokenizer else None
+    return meta, tokens, ExampleTargets(directory, split, meta, token_count=len(tokens), ids=ids), noun

@@ -4,6 +4,7 @@ The checks of the cache and `part --seal` say the same. Cost: meta.json, and 8 b
 other data sets. Nothing is decoded, unless the build has recorded no comparison with the current settings.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +14,8 @@ from niels_cache_assets.facts.disjoint import OverlapSettings, SplitOverlap, com
 from niels_cache_assets.inspection.shared_texts import SharedTexts, advice_against, shared_texts
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.tokenizer.kinds import load_tokenizer
-from niels_cache_runtime.format.layout import META_NAME, dataset_dir
-from niels_cache_runtime.format.meta import read_meta
+from niels_cache_runtime.format.layout import dataset_dir
+from niels_cache_runtime.format.meta import Meta
 
 SPLITS_DISJOINT, BUDGETS_MET = "splits_disjoint", "budgets_met"
 
@@ -34,26 +35,38 @@ class SplitsCheck:
     description: str | None
 
 
-def check_splits(registry: Registry, name: str, root: Path) -> SplitsCheck:
-    """Return the copies of documents of val in train of a finished cache.
+def check_splits(registry: Registry, name: str, root: Path, meta: Meta) -> SplitsCheck:
+    """Return the copies of documents of val in train of a finished cache. One in a store is not compared again, nor with other data sets.
+
+    Args:
+        registry: The configuration.
+        name: The name of the data set.
+        root: The cache root.
+        meta: The meta.json of the cache.
 
     Raises:
         NielsCacheError: If the build has recorded no comparison, and the cache cannot be read with the tokenizer of its root.
     """
-    folder = dataset_dir(root, "pretrain", name)
-    meta, settings = read_meta(str(folder / META_NAME)), OverlapSettings.of(registry, registry.pretrain[name], registry.build)
-    overlap = SplitOverlap.recorded(meta, settings)
+    folder, is_stored = dataset_dir(root, "pretrain", name), registry.build.store is not None
+    settings = OverlapSettings.of(registry, registry.pretrain[name], registry.build)
+    overlap = SplitOverlap.recorded(meta, None if is_stored else settings)
     if overlap is None:
         overlap = compare_splits(folder, meta, load_tokenizer(registry.tokenizer, root), settings, threads=registry.build.threads)
-    shared = shared_texts({name: folder, **_other_caches(registry, name, root)}, trains=[name])
-    said = [overlap.describe(), *_describe_shared(registry, name, shared)]
-    return SplitsCheck(overlap=overlap, shared=shared, description="; ".join(line for line in said if line) or None)
+    if is_stored:
+        shared = SharedTexts()
+        others = ["not compared with other data sets, which are in a store"] if len(registry.partition_keys("pretrain")) > 1 else []
+    else:
+        shared = shared_texts({name: folder, **_other_caches(registry, name, root)}, trains=[name])
+        others = _describe_shared(registry, name, shared)
+    return SplitsCheck(overlap=overlap, shared=shared, description="; ".join(filter(None, [overlap.describe(), *others])) or None)
 
 
-def warnings_of_splits(registry: Registry, name: str, root: Path) -> list[str]:
-    """Return what the checks of a finished cache say about its splits, with the name of the check before each line."""
-    short = budget_shortfall(read_meta(str(dataset_dir(root, "pretrain", name) / META_NAME)))
-    said = {SPLITS_DISJOINT: check_splits(registry, name, root).description, BUDGETS_MET: short}
+def warnings_of_splits(registry: Registry, name: str, root: Path, meta: Meta) -> list[str]:
+    """Return what the checks of a finished cache say about its splits, with the name of the check before each line.
+
+    The arguments are those of `check_splits`.
+    """
+    said = {SPLITS_DISJOINT: check_splits(registry, name, root, meta).description, BUDGETS_MET: budget_shortfall(meta)}
     return [f"{check}: {line}" for check, line in said.items() if line]
 
 
@@ -67,17 +80,15 @@ def _other_caches(registry: Registry, name: str, root: Path) -> dict[str, Path]:
     return found
 
 
-def _describe_shared(registry: Registry, name: str, shared: SharedTexts) -> list[str]:
-    """Return the documents of train whose text is in the val of another data set, and the caches that cannot be checked.
+def _describe_shared(registry: Registry, name: str, shared: SharedTexts) -> Iterator[str]:
+    """Yield the documents of train whose text is in the val of another data set, and the caches that cannot be checked.
 
     If a key keeps these documents out, it is named.
     """
-    problems = []
     if shared.found:
         names = [each.val for each in shared.found]
         found = f"{sum(each.documents for each in shared.found):,} documents equal one in the val of {', '.join(names)}"
         advice = advice_against(registry, name, names)
-        problems.append(found if advice is None else f"{found}; {advice}")
+        yield found if advice is None else f"{found}; {advice}"
     if shared.not_checked:
-        problems.append(f"not compared with other data sets: the lineage of {', '.join(shared.not_checked)} has no hashes of texts")
-    return problems
+        yield f"not compared with other data sets: the lineage of {', '.join(shared.not_checked)} has no hashes of texts"

@@ -7,6 +7,12 @@
     exclusion.py  which documents of a finished part are in a list of ids
     seal.py       the joined cache: hard links, shifted document ends, meta.json
 
+    Without a shared folder, in a store:
+
+    store.py, store_lease.py     keys and conditional writes; the lease
+    store_attempt.py             sends what is finished, and goes on after what another machine has sent
+    store_prune.py               removes what nothing names
+
 The classes in `artifacts/parts/` build the plan, the parts and the joined cache. `sources/reading/part_stream.py` yields the documents of a
 part.
 """

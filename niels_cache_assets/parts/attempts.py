@@ -17,7 +17,7 @@ from niels_cache_assets.disk.attempts import NO_LINKS, abandoned_attempts, attem
 from niels_cache_assets.disk.journal import JournalRecord, files_problem, read_journal, real_path, write_journal
 from niels_cache_assets.disk.space import bytes_below, disk_error_message, name_path
 from niels_cache_assets.disk.staging import staged, sweep_leftovers
-from niels_cache_assets.parts.lease import Lease, LeaseTimes, hold_lease
+from niels_cache_assets.parts.lease import HeldLease, Lease, LeaseTimes, hold_lease
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import BusyError, lock_path, old_path, remove, sync
 
@@ -57,7 +57,7 @@ def staged_attempt(lease: Lease, *, log: Log, resumable: bool = True) -> Iterato
 
 
 @contextmanager
-def attempt_scratch(lease: Lease) -> Iterator[Path]:
+def attempt_scratch(lease: HeldLease) -> Iterator[Path]:
     """Yield an empty directory of an attempt, for a target that is one file. The block itself moves the file to its final name.
 
     The directories of all earlier attempts are renamed first, so that a process that was overtaken no longer finds its file.

@@ -25,16 +25,16 @@ import os
 import secrets
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from niels_cache_assets.base.processes import Process, cpu_seconds
 from niels_cache_assets.disk.attempts import attempt_record, highest_number, lease_path, recorded_attempts, stop_path
 from niels_cache_assets.disk.build_lock import path_stamp
-from niels_cache_assets.disk.identity import without_keys
 from niels_cache_assets.facts.progress import BuildProgress, SpeedEstimate, SpeedMeter
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import UNKNOWN, BusyError, LockOwner, LockRefusedError, hold_lock, lock_owner, sync
@@ -84,6 +84,19 @@ class LeaseHolder:
     speed: SpeedEstimate = UNKNOWN_SPEED
     ended: str | None = None
 
+    @classmethod
+    def following(cls, last: LeaseHolder | None, attempt: int, *, overtaken: str | None = None) -> LeaseHolder:
+        """Return this process as the one that makes an attempt, after the latest attempt by another."""
+        return cls(
+            attempt=attempt,
+            writer=LockOwner.current(),
+            token=secrets.token_hex(8),
+            boot=Process.current().boot,
+            overtaken=overtaken,
+            log=_log_file(),
+            earlier_cpu_seconds=(0.0, 0.0) if last is None else last.all_cpu_seconds(),
+        )
+
     def all_cpu_seconds(self) -> tuple[float, float]:
         """Return the CPU time of all attempts: of those that finished, and of all others."""
         finished, lost = self.earlier_cpu_seconds
@@ -91,38 +104,35 @@ class LeaseHolder:
 
     def encoded(self) -> bytes:
         """Return the content of the file: one line, which almost always has the same size."""
-        fields = {**asdict(self.writer), **without_keys(asdict(self), "writer")}
-        return json.dumps(fields).encode().ljust(_RECORD_BYTES - 1) + b"\n"
+        return json.dumps(asdict(self)).encode().ljust(_RECORD_BYTES - 1) + b"\n"
 
     @classmethod
     def decoded(cls, content: bytes) -> LeaseHolder | None:
         """Return the holder, or None if the file is not written yet or is damaged."""
         try:
             fields: dict[str, Any] = json.loads(content.partition(b"\n")[0])  # a longer record may have been there before
-            writer = LockOwner(**{key: fields.pop(key) for key in ("pid", "host", "since", "command")})
-            return cls(writer=writer, speed=SpeedEstimate(*fields.pop("speed")), **fields)
+            return cls(**{**fields, "writer": LockOwner(**fields["writer"]), "speed": SpeedEstimate(*fields["speed"])})
         except (ValueError, TypeError, KeyError, RecursionError):
             return None
 
 
-@dataclass(frozen=True, kw_only=True)
-class AttemptFile:
+class AttemptFile(NamedTuple):
     """The file of the latest attempt.
 
     Attributes:
-        attempt: The number of the attempt.
+        attempt: The number of the attempt, or 0 if there is none.
         content: The bytes of the file.
-        holder: The process that makes the attempt, or None if the file cannot be parsed.
+        holder: The process that makes the attempt, or None if there is no file, or none that can be parsed.
     """
 
     attempt: int
     content: bytes
-    holder: LeaseHolder | None = field(compare=False)
+    holder: LeaseHolder | None
 
     @property
     def is_over(self) -> bool:
-        """Whether the attempt has ended properly."""
-        return self.holder is not None and self.holder.ended is not None
+        """Whether there is no attempt, or it has ended properly."""
+        return not self.attempt or (self.holder is not None and self.holder.ended is not None)
 
     @property
     def writer(self) -> LockOwner:
@@ -130,18 +140,15 @@ class AttemptFile:
         return UNKNOWN if self.holder is None else self.holder.writer
 
 
-def latest(target: Path) -> AttemptFile | None:
-    """Return the file of the latest attempt, or None if there is none."""
-    attempt = max(recorded_attempts(target), default=0)
-    if not attempt:
-        return None
+def latest(target: Path) -> AttemptFile:
+    """Return the file of the latest attempt."""
+    attempt, content = max(recorded_attempts(target), default=0), b""
     try:
-        content = attempt_record(target, attempt).read_bytes()
-    except OSError as error:
+        content = attempt_record(target, attempt).read_bytes() if attempt else b""
+    except OSError as error:  # ENOENT, ESTALE: a newer attempt has just replaced it
         if error.errno not in (errno.ENOENT, errno.ESTALE):
             raise
-        content = b""  # a newer attempt has just replaced it
-    return AttemptFile(attempt=attempt, content=content, holder=LeaseHolder.decoded(content))
+    return AttemptFile(attempt, content, LeaseHolder.decoded(content))
 
 
 def stop_stamp(target: Path) -> Stamp:
@@ -248,12 +255,20 @@ class LeaseTimes:
         return min(_MAX_POLL_SECONDS, self.renew_seconds / 5)
 
 
-class Lease:
-    """The right to make one attempt to build a target. `hold_lease` creates it."""
+class HeldLease(ABC):
+    """The right to make one attempt to build a target, in a folder (`Lease`) or in a store (store_lease.py).
 
-    def __init__(self, target: Path, holder: LeaseHolder, descriptor: int, *, waited: bool) -> None:
-        self.target, self.attempt, self.waited = target, holder.attempt, waited
-        self._holder, self._descriptor = holder, descriptor
+    Attributes:
+        target: The target.
+        attempt: The number of the attempt, which no other attempt has.
+        stored: The StoreAttempt (store_attempt.py) with the files of the attempt in a store, or None if they are in a folder.
+    """
+
+    stored: Any = None
+
+    def __init__(self, target: Path, holder: LeaseHolder) -> None:
+        self.target, self.attempt = target, holder.attempt
+        self._holder = holder
         self._began, self._cpu_before = time.monotonic(), cpu_seconds()
         self._cpu_until: float | None = None  # where the count of CPU time pauses
         self._meter = SpeedMeter()
@@ -263,18 +278,39 @@ class Lease:
         self._ended = threading.Event()
         self._writing = threading.Lock()
 
+    @property
+    def name(self) -> str:
+        """What messages call the target."""
+        return str(self.target)
+
+    @abstractmethod
+    def _was_overtaken(self) -> bool:
+        """Look whether another process has taken over."""
+
+    @abstractmethod
+    def _find_owner(self) -> LockOwner:
+        """Return the process that makes the latest attempt."""
+
+    @abstractmethod
+    def _send(self, record: LeaseHolder) -> None:
+        """Replace the record of this attempt, unless another process has taken over, which sets `_is_lost`."""
+
+    def _close(self) -> None:  # noqa: B027  not every lease holds something
+        """Release what the lease holds, after its last record."""
+
     def check(self) -> None:
         """Check that this process still holds the lease. Call this before each record.
 
         Raises:
             LeaseLostError: If another process has taken over.
             StopRequested: If a stop was requested.
+            RemoteError: If a store refuses or does not answer.
         """
         self._is_lost = self._is_lost or self._was_overtaken()
         self.check_quickly()
 
     def check_quickly(self) -> None:
-        """Raise the same errors as `check`, but without reading the disk, from what the latest renewal has seen."""
+        """Raise the same errors as `check`, but without a look at the record, from what the latest renewal has seen."""
         if self._is_lost:
             raise self.lost_error()
         if self._stop is not None:
@@ -282,28 +318,19 @@ class Lease:
 
     def lost_error(self) -> LeaseLostError:
         """Return the error for the loss of this lease."""
-        last = None
-        with suppress(OSError):
-            last = latest(self.target)
-        who = UNKNOWN if last is None else last.writer
+        who = UNKNOWN
+        with suppress(OSError, NielsCacheError):
+            who = self._find_owner()
         return LeaseLostError(
-            f"{self.target}: {who} has taken over, because this process did not renew its lease in time; "
+            f"{self.name}: {who} has taken over, because this process did not renew its lease in time; "
             f"attempt {self.attempt} stops here, and the other process continues from its last record"
         )
 
     def is_lost(self) -> bool:
         """Return whether another process has taken over. This never raises."""
-        with suppress(OSError):
+        with suppress(OSError, NielsCacheError):
             self._is_lost = self._is_lost or self._was_overtaken()
         return self._is_lost
-
-    def _was_overtaken(self) -> bool:
-        if max(recorded_attempts(self.target), default=0) != self.attempt:
-            return True
-        try:
-            return not os.path.samestat(os.stat(attempt_record(self.target, self.attempt)), os.fstat(self._descriptor))
-        except FileNotFoundError:
-            return True
 
     def report(self, progress: BuildProgress) -> None:
         """Record the progress of the attempt with the next renewal."""
@@ -328,19 +355,16 @@ class Lease:
                 cpu_seconds=(self._cpu_until or cpu_seconds()) - self._cpu_before,
                 ended=ended,
             )
-            os.pwrite(self._descriptor, record.encoded(), 0)
-            os.fsync(self._descriptor)  # other machines see it only after this
+            self._send(record)
 
     @contextmanager
     def renewed(self, times: LeaseTimes, stops: StopRequests, on_stop: Callable[[], None] | None) -> Iterator[None]:
-        """Renew the lease on a thread, as long as the block runs."""
+        """Renew the lease on a thread, as long as the block runs. Then record how the attempt has ended."""
 
         def renew() -> None:
-            while not self._ended.wait(times.renew_seconds):
-                with suppress(OSError):  # the disk is full or stalled: the next renewal may succeed, and `check` raises if it was too late
-                    if self._was_overtaken():
-                        self._is_lost = True
-                        return
+            while not self._is_lost and not self._ended.wait(times.renew_seconds):
+                # The disk is full, or the store does not answer: the next renewal may succeed, and `check` raises if it was too late.
+                with suppress(OSError, NielsCacheError):
                     if self._stop is None:
                         self._stop = stops.requested(self.target)
                         if self._stop is not None and on_stop is not None:
@@ -359,10 +383,43 @@ class Lease:
         finally:
             self._ended.set()
             thread.join(max(times.renew_seconds, _WRITE_SECONDS))
-            if not thread.is_alive():  # otherwise the thread hangs in a stalled write and still needs the descriptor
-                with suppress(OSError):
-                    self._write(ended)  # the next process need not wait
-                os.close(self._descriptor)
+            if not thread.is_alive():  # otherwise the thread hangs in a stalled write
+                if not self._is_lost:
+                    with suppress(OSError, NielsCacheError):
+                        self._write(ended)  # the next process need not wait
+                self._close()
+
+
+class Lease(HeldLease):
+    """The right to make an attempt in a folder. `hold_lease` creates it.
+
+    Attributes:
+        waited: Whether the caller had to wait for another process.
+    """
+
+    def __init__(self, target: Path, holder: LeaseHolder, descriptor: int, *, waited: bool) -> None:
+        super().__init__(target, holder)
+        self._descriptor, self.waited = descriptor, waited
+
+    def _was_overtaken(self) -> bool:
+        if max(recorded_attempts(self.target), default=0) != self.attempt:
+            return True
+        try:
+            return not os.path.samestat(os.stat(attempt_record(self.target, self.attempt)), os.fstat(self._descriptor))
+        except FileNotFoundError:
+            return True
+
+    def _find_owner(self) -> LockOwner:
+        return latest(self.target).writer
+
+    def _send(self, record: LeaseHolder) -> None:
+        self._is_lost = self._is_lost or self._was_overtaken()
+        if not self._is_lost:
+            os.pwrite(self._descriptor, record.encoded(), 0)
+            os.fsync(self._descriptor)  # other machines see it only after this
+
+    def _close(self) -> None:
+        os.close(self._descriptor)
 
 
 @contextmanager
@@ -417,7 +474,7 @@ def lease_owner(target: Path) -> LockOwner | None:
     A process on another machine may have died in the meantime; only a process that waits for it finds out.
     """
     writer, seen = lock_owner(target), latest(real := Path(os.path.realpath(target)))
-    if writer is not None or seen is None or seen.is_over or has_died(real, seen):
+    if writer is not None or seen.is_over or has_died(real, seen):
         return writer
     return seen.writer
 
@@ -450,7 +507,7 @@ class _Claim:
 
     def __init__(self, target: Path, times: LeaseTimes, log: Log, stops: StopRequests) -> None:
         self._target, self._times, self._log, self._stops = target, times, log, stops
-        self._seen: AttemptFile | None = None
+        self._seen = AttemptFile(0, b"", None)
         self._unchanged_seconds = 0.0
         self._last_look: float | None = None
         self._reported: LockOwner | None = None
@@ -481,9 +538,9 @@ class _Claim:
     def _report_holder(self, locker: LockOwner | None, *, wait: bool, at_once: bool, is_certain: bool) -> None:
         """Log which process is waited for, or raise BusyError instead of waiting."""
         seen = self._seen
-        holder = None if seen is None or seen.is_over else seen.holder
+        holder = None if seen.is_over else seen.holder
         who = holder.writer if holder is not None else locker or UNKNOWN
-        is_alive = self._has_changed or locker is not None or (seen is not None and holds_lock(self._target, seen.attempt) is True)
+        is_alive = self._has_changed or locker is not None or holds_lock(self._target, seen.attempt) is True
         if at_once or (not wait and is_alive and is_certain):
             raise BusyError(self._target, who)
         if is_certain and who != self._reported:
@@ -506,18 +563,18 @@ class _Claim:
 
         Any other process with the lock is just starting, or is a program that does not know leases.
         """
-        return self._seen is not None and self._seen.holder is not None and self._seen.holder.overtaken == str(locker)
+        return self._seen.holder is not None and self._seen.holder.overtaken == str(locker)
 
     def _check_holder(self) -> tuple[bool, str | None]:
         """Return whether the next attempt may begin now. If the latest attempt has not ended properly, also return why."""
         seen, now = latest(self._target), time.monotonic()
         if self._last_look is None or seen != self._seen:
-            self._has_changed = self._last_look is not None and seen is not None and not seen.is_over
+            self._has_changed = self._last_look is not None and not seen.is_over
             self._unchanged_seconds, self._seen = 0.0, seen
         else:
             self._unchanged_seconds += min(now - self._last_look, 2 * self._times.poll_seconds)  # a pause of this process proves nothing
         self._last_look = now
-        if seen is None or seen.is_over:
+        if seen.is_over:
             return True, None
         who = seen.writer
         if has_died(self._target, seen):
@@ -529,18 +586,10 @@ class _Claim:
     def _create(self, *, waited: bool, reason: str | None, locker: LockOwner | None = None) -> Lease | None:
         """Create the file of the next attempt. Return None if another process was faster."""
         target, last = self._target, self._seen
-        number = last.attempt if last is not None else highest_number(target)
-        if last is None and recorded_attempts(target):
+        number = last.attempt or highest_number(target)
+        if not last.attempt and recorded_attempts(target):
             return None
-        holder = LeaseHolder(
-            attempt=number + 1,
-            writer=LockOwner.current(),
-            token=secrets.token_hex(8),
-            boot=Process.current().boot,
-            overtaken=None if locker is None else str(locker),
-            log=_log_file(),
-            earlier_cpu_seconds=(0.0, 0.0) if last is None or last.holder is None else last.holder.all_cpu_seconds(),
-        )
+        holder = LeaseHolder.following(last.holder, number + 1, overtaken=None if locker is None else str(locker))
         path = attempt_record(target, holder.attempt)
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)

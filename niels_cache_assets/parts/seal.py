@@ -55,7 +55,10 @@ class SealInput:
         return int(found) if split in self.splits else 0
 
 
-def seal(members: Sequence[SealInput], directory: Path, *, target: Path, log: Callable[[str], None]) -> Meta:
+Link = Callable[[Path, Path, int], None]  # gives a file of a part, which has this size, another name in the joined cache
+
+
+def seal(members: Sequence[SealInput], directory: Path, *, target: Path, log: Callable[[str], None], link: Link | None = None) -> Meta:
     """Write everything except meta.json into `directory`, and return the keys of meta.json that the parts determine.
 
     Args:
@@ -63,27 +66,28 @@ def seal(members: Sequence[SealInput], directory: Path, *, target: Path, log: Ca
         directory: The staging directory.
         target: The folder that `directory` will replace.
         log: Called with a line if files are copied instead of linked.
+        link: How files are linked. None: by hard links.
 
     Raises:
         NielsCacheError: If the document ends of a part do not match its tokens, or if copies are needed and do not fit on the disk.
     """
     files: Files = {}
-    links = HardLinker(_total_bytes(members), target=target, log=log)
+    link_file = link or HardLinker(_total_bytes(members), target=target, log=log).add
 
-    def link(member: SealInput, path: str, name: str) -> None:
+    def add(member: SealInput, path: str, name: str) -> None:
         files[name] = dict(member.meta["files"][path])
-        links.add(member.directory / path, directory / name, files[name]["bytes"])
+        link_file(member.directory / path, directory / name, files[name]["bytes"])
 
     for split in SPLITS:
         (directory / split).mkdir()
         number = 0
         for member in members:
             for path in member.shards(split):
-                link(member, path, f"{split}/{shard_name(number)}")
+                add(member, path, f"{split}/{shard_name(number)}")
                 number += 1
         write_blocks(NpyWriter(directory, doc_ends_name(split), DOC_ENDS_DTYPE, files), _doc_ends(members, split))
         for member, name in _lineage(members, split):
-            link(member, documents_name(split), name)
+            add(member, documents_name(split), name)
     counted = {key: {split: sum(member.count(key, split) for member in members) for split in SPLITS} for key in ("documents", "characters")}
     cut = {split: [*_cut_documents(members, split)] for split in SPLITS}
     return {
@@ -111,16 +115,24 @@ def seal(members: Sequence[SealInput], directory: Path, *, target: Path, log: Ca
     }
 
 
-def link_all(meta: Meta, source: Path, directory: Path, *, target: Path, log: Callable[[str], None]) -> None:
+def link_all(meta: Meta, source: Path, directory: Path, *, target: Path, log: Callable[[str], None], link: Link | None = None) -> None:
     """Link all files of a finished cache, except meta.json, into `directory`, which will replace `target`.
+
+    Args:
+        meta: The meta.json of the cache.
+        source: Its folder.
+        directory: The staging directory.
+        target: The folder that `directory` will replace.
+        log: Called with a line if files are copied instead of linked.
+        link: How files are linked. None: by hard links.
 
     Raises:
         NielsCacheError: If copies are needed and do not fit on the disk.
     """
     sizes = {path: int(entry["bytes"]) for path, entry in meta["files"].items()}
-    links = HardLinker(sum(sizes.values()), target=target, log=log)
+    link = link or HardLinker(sum(sizes.values()), target=target, log=log).add
     for path, size in sizes.items():
-        links.add(source / path, directory / path, size)
+        link(source / path, directory / path, size)
 
 
 def _total_bytes(members: Sequence[SealInput]) -> int:

@@ -3,13 +3,15 @@
 SVG takes its colors and its font from the page, so it is light or dark like the reader's system. PNG has a background that suits light and
 dark pages. Equal pictures give equal bytes in a pinned environment, whatever the user's matplotlibrc says.
 
-A picture takes about 30 ms. Only drawing imports matplotlib, which takes half a second. No build of a cache draws unless
-`[dagster] plots` is set.
+A picture takes 10 to 60 ms. Only drawing imports matplotlib, which takes half a second. A build of a cache draws PNG only if
+`[dagster] plots` is set. The page that `build-all` writes at its end draws only what the last page does not show (reports/page.py).
 """
 
 import io
+import logging
 import math
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -38,10 +40,10 @@ _WIDTH = 640
 _HEIGHT = 150  # of the area of columns
 _ROW = 20  # of the area of bars
 _TOP = 32  # the title
-_EDGE = 8  # at the left of names
+_EDGE = 12  # at both sides of the names of bars
 _RIGHT = 20  # room for half of the last tick
-_NUMBERS = 44  # the width of the numbers at the left
-_CHARACTER = 6.6  # about the width of a character
+_NUMBERS = 50  # the width of the numbers at the left
+_CHARACTER = 7.7  # about the width of a capital letter
 _LONGEST_NAME = 24
 _MAX_TICKS = 8
 _TOOLTIP = "tooltip: "  # how the id of a column or bar begins
@@ -63,17 +65,17 @@ _STYLE = {
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """Columns or horizontal bars.
+    """Columns or horizontal bars. Characters that cannot be printed, which XML does not allow, become spaces in all texts.
 
     Attributes:
         kind: "columns" or "bars".
-        title: Its title, which is also its alternative text.
-        names: Names of the columns or bars.
+        title: Its title.
+        names: Names of the columns or bars, for their tooltips, which also have the text of their color in the legend.
         values: Their values.
         rest: Values that are stacked on the columns.
         colors: The color of the columns or bars, or one for each.
         labels: Texts at the ends of bars.
-        ticks: (position, text) below columns; a column has the width 1.
+        ticks: (position, text) below columns, or at the left of bars, by default their names; a column or bar has the width 1.
         limit: (position, text) of a vertical line, in columns or in values of bars.
         legend: Texts by color.
         is_logarithmic: Whether the vertical axis is logarithmic.
@@ -91,22 +93,36 @@ class Picture:
     legend: Mapping[str, str] = field(default_factory=dict)
     is_logarithmic: bool = False
 
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            object.__setattr__(self, name, _printable(value))
+
+
+def _printable(value: Any) -> Any:
+    """Return a value with its texts, if any, with a space for each character that cannot be printed."""
+    if isinstance(value, str):
+        return "".join(letter if letter.isprintable() else " " for letter in value)
+    if isinstance(value, Mapping):
+        return {key: _printable(each) for key, each in value.items()}
+    return [_printable(each) for each in value] if isinstance(value, Sequence) else value
+
 
 def short_number(value: float) -> str:
     """Return a number such as `1,234`, from ten thousand on in a form such as `12.3k` or `4.6M`."""
     return f"{value:,.0f}" if value < 10_000 else abbreviate(value)
 
 
-def as_svg(picture: Picture, of: str = "") -> Markup:
+def as_svg(picture: Picture, of: str) -> Markup:
     """Return an SVG element without ids and style attributes, so that a page can have many of them and needs to allow no inline style.
 
     Args:
         picture: The picture.
-        of: What the picture is of, for its alternative text; by default nothing.
+        of: What the picture is of, for its alternative text.
     """
-    drawn = ElementTree.fromstring(_draw(picture, format="svg", facecolor="none"))
-    label = f"{of}: {picture.title}" if of else picture.title
-    root = ElementTree.Element("svg", {"class": "plot", "viewBox": drawn.attrib["viewBox"], "role": "img", "aria-label": label})
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # a letter that DejaVu Sans lacks is in a font of the browser
+        drawn = ElementTree.fromstring(_draw(picture, format="svg", facecolor="none"))
+    described = {"role": "img", "aria-label": f"{of}: {picture.title}"}
+    root = ElementTree.Element("svg", {"class": "plot", "viewBox": drawn.attrib["viewBox"], **described})
     root.extend(drawn.findall("{*}g"))  # without matplotlib's style sheet
     for element in [*root.iter()]:
         element.tag = element.tag.rpartition("}")[2]
@@ -127,11 +143,13 @@ def as_png(picture: Picture) -> bytes:
 
 def _draw(picture: Picture, **how: Any) -> bytes:
     """Return the picture as `Figure.savefig` writes it. It has margins of its own, because matplotlib takes 60 ms to find them."""
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # an unwritable HOME is no news between progress bars
     from matplotlib import style
+    from matplotlib.colors import to_hex
     from matplotlib.figure import Figure
 
-    names = ["".join(letter if letter.isprintable() else " " for letter in name) for name in picture.names]  # XML has no others
-    short = [name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…" for name in names]
+    names, ticks = picture.names, picture.ticks or [*enumerate(picture.names)]
+    short = [text if len(text) <= _LONGEST_NAME else f"{text[: _LONGEST_NAME - 1]}…" for _, text in ticks]
     is_bars, buffer = picture.kind == "bars" or not names, io.BytesIO()
     inner = _ROW * max(1, len(names)) if is_bars else _HEIGHT
     left = _EDGE + _CHARACTER * max(map(len, short), default=0) if is_bars else _NUMBERS
@@ -148,7 +166,7 @@ def _draw(picture: Picture, **how: Any) -> bytes:
             drawn = axes.barh(range(len(names)), picture.values, color=picture.colors)
             axes.bar_label(drawn, picture.labels, padding=5, color=_INK)
             axes.set_xticks([])
-            axes.set_yticks(range(len(names)), short, color=_INK)
+            axes.set_yticks([place for place, _ in ticks], short, color=_INK)
             axes.margins(0.4, 0)  # room for the labels
             axes.invert_yaxis()
         else:
@@ -165,8 +183,10 @@ def _draw(picture: Picture, **how: Any) -> bytes:
             axes.yaxis.set_major_formatter(lambda value, _: short_number(value))
             axes.set(xlim=(0, max(len(names), 5)), ylim=0)  # a few columns remain narrow
             axes.grid(axis="y")
-        for patch, name, value in zip(axes.patches, names * 2, [*picture.values, *picture.rest], strict=False):
-            patch.set_gid(f"{_TOOLTIP}{name}: {round(value, 4):,}")
+        for patch, name, value in zip(axes.patches, [*names] * 2, [*picture.values, *picture.rest], strict=False):
+            part = picture.legend.get(to_hex(patch.get_facecolor()))
+            number = f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+            patch.set_gid(f"{_TOOLTIP}{name}, {part}: {number}" if part else f"{_TOOLTIP}{name}: {number}")
         for color, text in picture.legend.items():
             axes.bar(0, 0, 0, color=color, label=text)
         if picture.limit:

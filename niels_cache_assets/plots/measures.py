@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 
 from niels_cache_assets.base.wording import format_count
+from niels_cache_assets.facts.published import folder_with
 from niels_cache_assets.facts.split_tokens import SplitTokens
 from niels_cache_assets.facts.targets import ExampleTargets
 from niels_cache_runtime.cache.mmap import map_example_starts
@@ -102,12 +103,23 @@ class CacheMeasures:
         return f"{self.pieces_used:,} of {format_count(self.vocab_size, 'piece')}"
 
 
-def measure_cache(directory: Path, family: Family, meta: Meta) -> CacheMeasures:
+def measure_cache(directory: Path, family: Family, meta: Meta, *, address: str | None = None) -> CacheMeasures:
     """Return the counts of both splits of a finished cache.
 
+    Args:
+        directory: The folder of the cache.
+        family: The family of the cache.
+        meta: Its meta.json.
+        address: Where the cache is, if it is in a store and not in the folder. It is copied into a temporary folder.
+
     Raises:
-        NielsCacheError: If a file is missing or unreadable.
+        NielsCacheError: If a file is missing or unreadable, or if the cache is too large to be copied.
     """
+    with folder_with(meta["files"], directory, address) as folder:
+        return _measure(folder, family, meta)
+
+
+def _measure(directory: Path, family: Family, meta: Meta) -> CacheMeasures:
     lengths = np.zeros(len(LENGTH_EDGES), dtype=np.int64)
     vocab_size, dtype = meta["vocab_size"], token_dtype_of(meta)
     token_counts = np.zeros(min(vocab_size or 0, MAX_IDS), dtype=np.int64)

@@ -210,10 +210,11 @@ def mixture_pictures(mixture: MixturePlan) -> list[Picture]:
         Picture(
             kind="bars",
             title=f"share of each data set{of}",
-            names=[name for source in shown for name in (source.name, "", "")],
+            names=[source.name for source in shown for _ in range(3)],
             values=shares,
             colors=[REST, SECOND, MAIN] * len(shown),
             labels=[format_share(share) for share in shares],
+            ticks=[(3 * place, source.name) for place, source in enumerate(shown)],
             legend={REST: "available", SECOND: "configured", MAIN: "read"},
         ),
         Picture(
@@ -244,10 +245,7 @@ def limit_picture(rule: Mapping[str, Any]) -> Picture:
     return Picture(
         kind="columns",
         title=f"documents by the measure of {rule['key']}, on a logarithmic scale",
-        names=[
-            f"below {format_measure(row['to'], form)}" if row["from"] is None else f"from {format_measure(row['from'], form)}"
-            for row in bins
-        ],
+        names=[" ".join(f"{word} {format_measure(row[word], form)}" for word in ("from", "to") if row[word] is not None) for row in bins],
         values=[row["alone"] for row in bins],
         rest=[row["anyway"] for row in bins],
         colors=[WARNED if row["drops"] else MAIN for row in bins],

@@ -232,10 +232,9 @@ def _inner(annotation: Any, path: Sequence[int | str]) -> Any:
 
 def _guess_value(path: Sequence[int | str], value: Any, given: Any, field: FieldInfo, model: type[BaseModel]) -> str | None:
     """Return the value that the user probably meant for the key, as TOML, or None if no guess is possible."""
-    accepts = _acceptance_test(field, model)
     for candidate in (*_other_types(given), *_allowed_near(given, _inner(field.annotation, path[1:]))):
         replaced = _replaced(value, path[1:], candidate)
-        if accepts(replaced):
+        if _accepts(field, model, replaced):
             typed = typed_toml(replaced)
             return typed if len(typed) <= _LONGEST_VALUE else None
     return None
@@ -282,23 +281,18 @@ def _replaced(value: Any, path: Sequence[int | str], candidate: Any) -> Any:
     return candidate
 
 
-def _acceptance_test(field: FieldInfo, model: type[BaseModel]) -> Callable[[Any], bool]:
+def _accepts(field: FieldInfo, model: type[BaseModel], value: Any) -> bool:
     adapter = TypeAdapter(field.rebuild_annotation(), config={"strict": bool(model.model_config.get("strict"))})
-
-    def accepts(value: Any) -> bool:
-        try:
-            adapter.validate_python(value)
-        except (ValidationError, ValueError, TypeError):
-            return False
-        return True
-
-    return accepts
+    try:
+        adapter.validate_python(value)
+    except (ValidationError, ValueError, TypeError):
+        return False
+    return True
 
 
 def _example(field: FieldInfo, model: type[BaseModel]) -> str | None:
     """Return the default, the example of the field, or the first of a few values that the field accepts."""
     default = None if field.is_required() else field.get_default(call_default_factory=True)
-    accepts = _acceptance_test(field, model)
     metadata = [*_metadata(field.annotation), *field.metadata]
     least = [each.ge for each in metadata if isinstance(each, annotated_types.Ge)]
     items = [get_args(member)[0] for member in _members(field.annotation) if get_args(member)]
@@ -307,7 +301,7 @@ def _example(field: FieldInfo, model: type[BaseModel]) -> str | None:
         default = list(default) or None
     found = (default, *(field.examples or ()), *choices, True, *least)
     for value in (*found, *_EXAMPLES):
-        if value is not None and accepts(value):
+        if value is not None and _accepts(field, model, value):
             return typed_toml(value)
     return None
 

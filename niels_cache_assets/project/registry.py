@@ -28,7 +28,7 @@ from niels_cache_assets.cleaning.settings import CleaningSettings
 from niels_cache_assets.dedup.settings import DedupSettings
 from niels_cache_assets.project.merging import EXCLUSIVE_KEYS, SOURCES, Tables, absolute_paths, add_catalog_keys, merge_tables, read_tables
 from niels_cache_assets.project.problems import explain_problems, raise_not_configured
-from niels_cache_assets.project.running import ClusterSettings, NotifySettings, PublishSettings
+from niels_cache_assets.project.running import MIN_STORE_LEASE_SECONDS, ClusterSettings, NotifySettings, PublishSettings
 from niels_cache_assets.project.shipped import PROFILES, catalog, profile_tables
 from niels_cache_assets.project.tables import BlendSettings, BuildSettings, DagsterSettings, ReportsSettings
 from niels_cache_assets.sources.interleave import Interleave
@@ -36,6 +36,7 @@ from niels_cache_assets.sources.types import PretrainSource, SftSource
 from niels_cache_assets.tokenizer.settings import TokenizerSettings
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES, Family
+from niels_cache_runtime.remote.store import check_address
 
 CONFIG_VARIABLE = "NIELS_CACHE_CONFIG"
 PROFILE_VARIABLE = "NIELS_CACHE_PROFILE"
@@ -402,7 +403,47 @@ def _build_registry(tables: Tables, origin: _Origin, *, profile: str | None, is_
         for member in getattr(source, "members", {}) if source.enabled else ():
             if member not in registry.pretrain and member in catalog():
                 registry.refuse_data_set(where, f"[pretrain.{name}] members names an unknown data set", member, registry.pretrain)
+    if registry.build.store is not None:
+        _refuse_in_store(registry, origin)
     return registry
+
+
+def _refuse_in_store(registry: Registry, origin: _Origin) -> None:
+    """Check that a store can hold the data sets: what reads the files of other data sets or of earlier builds needs a shared folder.
+
+    Raises:
+        NielsCacheError: If a data set needs a shared folder, or if a lease is too short for the whole seconds of a store's clock.
+    """
+    try:
+        check_address(f"{registry.build.store}/pretrain")
+    except NielsCacheError as error:
+        raise NielsCacheError(f"{origin.of('build', 'store')}: [build] store: {error}") from error
+    if registry.cluster.lease_seconds < MIN_STORE_LEASE_SECONDS:
+        raise NielsCacheError(
+            f"{origin.of('cluster', 'lease_seconds')}: [cluster] lease_seconds is {registry.cluster.lease_seconds:g}; "
+            f"with [build] store, give at least {MIN_STORE_LEASE_SECONDS:g}, because a store counts whole seconds"
+        )
+    in_folders = (
+        ("publish", "address", registry.publish and registry.publish.address),
+        ("blend", "weights", registry.blend),
+        ("build", "verify_parts", registry.build.verify_parts == "sha256"),
+    )
+    for table, key, is_set in in_folders:
+        if is_set:
+            raise NielsCacheError(f"{origin.of(table, key)}: [{table}] {key} needs caches in folders; leave out this key, or [build] store")
+    for name, source in registry.pretrain.items():
+        keys = {
+            "prepare": source.prepare,
+            "members": getattr(source, "members", None),
+            "exclude": source.exclude,
+            "decontaminate_against": source.decontaminate_against,
+        }
+        for key, value in keys.items():
+            if value and source.enabled:
+                raise NielsCacheError(
+                    f"{origin.of(f'pretrain.{name}', key)}: [pretrain.{name}] {key} needs a folder that all machines share; "
+                    "leave it out, or leave out store in [build]"
+                )
 
 
 def _catalog_hint(name: str) -> str:

@@ -14,6 +14,7 @@ HOST = "{host}"
 _HOST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@%\[\]-]*")
 _MIN_RENEWALS = 3  # a lease ends after this many missed renewals at the earliest
 _CORES_OF_A_PART = 8  # above this number, more threads in one process gain little (docs/cluster.md)
+MIN_STORE_LEASE_SECONDS = 30.0  # with [build] store, because the clock of a store counts whole seconds
 
 
 class NotifySettings(Table):

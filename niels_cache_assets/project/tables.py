@@ -26,6 +26,8 @@ class BuildSettings(Table):
 
     cache_dir: ConfigPath = "cache"
     """Root folder of all caches"""
+    store: str | None = None
+    """Address of a bucket, such as s3://bucket/prefix, in which machines without a shared folder build data sets"""
     seed: int = Field(defaults.SEED, ge=0, lt=2**63)
     """Seed for shuffles and splits"""
     shard_bytes: int = Field(defaults.SHARD_BYTES, ge=2, multiple_of=2)
@@ -41,7 +43,13 @@ class BuildSettings(Table):
     network_patience: float = Field(defaults.NETWORK_RETRY_SECONDS, ge=0, allow_inf_nan=False, strict=False)
     """How long to retry a failed request, in seconds, before the build fails"""
     record_seconds: float = Field(defaults.RECORD_SECONDS, gt=0, le=60, strict=False)
-    """Seconds after which a build records its progress again; a killed build repeats the work since its last record"""
+    """Seconds after which a build records its progress again; a killed build repeats the work since its last record. 600 with a store"""
+
+    @property
+    def seconds_between_records(self) -> float:
+        """`record_seconds`, or its default for a store, where each record sends the unfinished files."""
+        is_default = "record_seconds" not in self.model_fields_set
+        return defaults.RECORD_SECONDS_IN_STORE if self.store is not None and is_default else self.record_seconds
 
 
 class BlendSettings(Table):

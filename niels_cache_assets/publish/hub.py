@@ -25,7 +25,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, SPLITS, Family, Split, has_pairs
 from niels_cache_runtime.format.meta import MAX_META_BYTES, Meta
 from niels_cache_runtime.remote.record import PublishedBuild, Record, parse_record, published_of
-from niels_cache_runtime.remote.store import MissingError, RemoteError
+from niels_cache_runtime.remote.store import MissingError, RemoteError, check_address
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd
@@ -42,6 +42,11 @@ _STATUS_MESSAGES = {
     409: "another commit came first; look at it, and push again",
     412: "another commit came first; look at it, and push again",
 }
+
+
+def address_at(given: str) -> str:
+    """Return an address, on the hub or in an object store, in the form in which it is recorded. The errors are those of the check."""
+    return f"{SCHEME}datasets/{repository_of(given)}" if given.startswith(SCHEME) else check_address(given)
 
 
 def repository_of(address: str) -> str:
@@ -184,7 +189,7 @@ def _record_in(source: _Repository, address: str) -> Record:
 
 def _published(source: _Repository, address: str) -> PublishedBuild:
     record = _record_in(source, address)
-    return published_of(record, source.read(META_NAME), source.name_of(META_NAME), in_place=True)
+    return published_of(record, {META_NAME: source.read(META_NAME)}, source.name_of(META_NAME), in_place=True)
 
 
 @contextmanager

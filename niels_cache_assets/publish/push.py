@@ -14,7 +14,6 @@ mapped.
 import hashlib
 import os
 import re
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -37,8 +36,9 @@ from niels_cache_runtime.format.layout import FAMILIES, META_NAME, tokenizer_dir
 from niels_cache_runtime.format.meta import UNVERIFIABLE, Meta, check_location, content_sha256, is_foreign, load_meta, sha256_file
 from niels_cache_runtime.format.meta_keys import check_form
 from niels_cache_runtime.format.reading import mapped
-from niels_cache_runtime.remote.record import TOKENIZER, Record, RemoteFile, read_record
-from niels_cache_runtime.remote.store import ConflictError, ListedObject, MissingError, RemoteError, Store, check_address, open_store
+from niels_cache_runtime.remote.objects import RemoteFile
+from niels_cache_runtime.remote.record import TOKENIZER, Record, read_record, record_at
+from niels_cache_runtime.remote.store import ConflictError, ListedObject, RemoteError, Store, check_address, open_store
 
 State = Literal["published", "replaced", "already there"]
 Compared = Literal["size", "hash", "content"]  # how an object is compared with a local file
@@ -132,16 +132,13 @@ def push(
         RemoteError: If the store refuses or does not answer.
     """
     store = open_store(check_address(address), make=True)
-    found, version = _record_at(store)
+    found, version = record_at(store)
     require_replaceable(build, found, store.address, replace_other=replace_other)
     store.require_conditional_put()
     total = sum(file.size for file in build.files)
     compared: Compared = "content" if repair else "hash"
     sent = _send_missing(build, store, tally=Tally(total * (1 + repair), progress), compared=compared)
-    record, is_new = build.record, not build.record.is_same_build(found)
-    if found is not None:
-        older = dict.fromkeys([found.content_sha256, *found.previous])
-        record = replace(record, previous=tuple(each for each in older if each != record.content_sha256))
+    record, is_new = build.record.after(found), not build.record.is_same_build(found)
     if is_new:  # a prune may have deleted files before or after the record was written
         sent |= _send_missing(build, store, tally=Tally(total, None), compared="size")
         _write_record(store, record, found, version, doing="push")
@@ -253,13 +250,6 @@ def _entry(path: Path) -> dict[str, int | str]:
     return {"bytes": path.stat().st_size, "sha256": sha256_file(str(path))}
 
 
-def _record_at(store: Store) -> tuple[Record | None, str | None]:
-    try:
-        return read_record(store)
-    except MissingError:
-        return None, None
-
-
 def require_replaceable(build: LocalBuild, found: Record | None, address: str, *, replace_other: bool) -> None:
     """Raise NielsCacheError if `found`, the record at the address, must not be replaced."""
     if found is None or build.record.is_same_build(found):
@@ -348,31 +338,15 @@ def changed_file_error(build: LocalBuild, file: RemoteFile, problem: str) -> Nie
 
 
 def _write_record(store: Store, record: Record, found: Record | None, version: str | None, *, doing: str) -> None:
-    """Write the record if it is unchanged since it was read. `doing` is push or prune, for the message.
-
-    This request is not simply repeated, because it may have succeeded although its answer was lost. The record is read first, instead.
-    """
-    for seconds in (0.2, 1.0, 5.0, None):
-        try:
-            if found is None:
-                store.create(META_NAME, record.content())
-            else:
-                store.exchange(META_NAME, record.content(), state=version)
+    """Write the record if it is unchanged since it was read. `doing` is push or prune, for the message."""
+    try:
+        store.write_if(META_NAME, record.content(), state=version)
+    except ConflictError:
+        current, _ = record_at(store)
+        if record.is_same_build(current) and not record.is_same_build(found):  # by another push
             return
-        except RemoteError as error:
-            has_lost = isinstance(error, ConflictError | MissingError)
-            if not has_lost and not error.is_transient:
-                raise
-            current, _ = _record_at(store)
-            if current == record or (record.is_same_build(current) and not record.is_same_build(found)):  # by this call, or by another push
-                return
-            if not has_lost and seconds is None:
-                raise
-        if current != found:
-            named = "nothing" if current is None else f"build {current.content_sha256[:12]}"
-            raise RemoteError(
-                f"{store.address}: another process changed this address during the {doing}; it names {named} now, and this {doing} changed "
-                f"nothing; look at it, and {doing} again"
-            )
-        time.sleep(seconds or 0)
-    raise RemoteError(f"{store.name_of(META_NAME)}: another process is writing this object; {doing} again")
+        named = "nothing" if current is None else f"build {current.content_sha256[:12]}"
+        raise RemoteError(
+            f"{store.address}: another process changed this address during the {doing}; it names {named} now, and this {doing} changed "
+            f"nothing; look at it, and {doing} again"
+        ) from None

@@ -24,13 +24,10 @@ from niels_cache_assets.inspection.shared_texts import SharedTexts, advice_again
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.reports.history import CheckOutcome, FolderHistory, History
 from niels_cache_assets.sources.text_column import reading_warning
-from niels_cache_runtime.cache.opening import listed_files
-from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import META_NAME, SPLITS, Family, built_names
-from niels_cache_runtime.format.meta import Meta, is_foreign, load_meta
-from niels_cache_runtime.format.meta_keys import check_form
+from niels_cache_runtime.format.layout import SPLITS, Family, built_names
+from niels_cache_runtime.format.meta import Meta
 
-CODE_VERSION = "1"  # raise this by hand when a report changes for the same caches and settings
+CODE_VERSION = "1"  # raise this by hand when a report or the drawing of a picture changes for the same caches and settings
 
 
 class SplitCount(NamedTuple):
@@ -45,17 +42,20 @@ class SplitCount(NamedTuple):
         return self.train + self.val
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class CacheItem:
     """A folder of the cache, which may not be built yet.
 
     Attributes:
         state: State of the folder.
-        meta: Content of its meta.json, empty if the file is missing or unreadable.
     """
 
     state: CacheState
-    meta: Meta
+
+    @property
+    def meta(self) -> Meta:
+        """Content of its meta.json, empty if the file is missing or unreadable."""
+        return self.state.meta
 
     @property
     def name(self) -> str:
@@ -285,7 +285,7 @@ def find_items(registry: Registry, *, root: Path) -> list[CacheItem]:
     """Return all items in build order, with the indices of blends last."""
     states = [state for state in graph(registry, root).states() if state.state != "disabled" and state.kind != "index"]
     indices = [index_state(index_folder(root) / name) for name in built_names(index_folder(root))]  # one item per folder
-    return [_item(state) for state in (*states, *indices)]
+    return [*map(CacheItem, (*states, *indices))]
 
 
 def cache_report(registry: Registry, items: Sequence[CacheItem], *, root: Path, history: History) -> CacheReport:
@@ -305,18 +305,3 @@ def cache_report(registry: Registry, items: Sequence[CacheItem], *, root: Path, 
         shared=shared,
         remedies={name: advice for name, advice in remedies.items() if advice is not None},
     )
-
-
-def _item(state: CacheState) -> CacheItem:
-    """Return the item with its meta.json. If a value in meta.json has a wrong form, the item is broken, whatever its settings are."""
-    if state.state in ("unreadable", "other data set"):
-        return CacheItem(state=state, meta={})
-    path = state.directory / META_NAME
-    try:
-        meta = check_form(load_meta(str(path)), path)
-        if not is_foreign(meta):
-            listed_files(meta, state.directory)
-    except NielsCacheError as error:
-        is_readable = state.condition in ("complete", "stale")
-        return CacheItem(state=replace(state, state="unreadable", advice=str(error)) if is_readable else state, meta={})
-    return CacheItem(state=state, meta=meta)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from niels_cache_assets.artifacts.corpus_facts import corpus_report
+from niels_cache_assets.facts.published import address_in_store
 from niels_cache_assets.plots.drawing import Picture
 from niels_cache_assets.plots.measures import measure_cache
 from niels_cache_assets.plots.pictures import cache_pictures, corpus_pictures, ratios_picture
@@ -38,7 +39,8 @@ def draw_report(registry: Registry, report: CacheReport, *, progress: Callable[[
 def _pictures(registry: Registry, item: CacheItem, root: Path) -> list[Picture]:
     kind, directory, meta = item.state.kind, item.state.directory, item.meta
     if kind in ("pretrain", "sft"):
-        return cache_pictures(measure_cache(directory, kind, meta), kind, dropped=meta.get("dropped", {}))
+        measures = measure_cache(directory, kind, meta, address=address_in_store(registry, kind, item.name))
+        return cache_pictures(measures, kind, dropped=meta.get("dropped", {}))
     if kind == "tokenizer":
         return [ratios_picture(characters_per_token_by_source(root, meta))]
     if kind == "corpus" and directory.parent.name == "corpus" and directory.name in registry.prepared():

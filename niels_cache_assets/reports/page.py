@@ -7,28 +7,32 @@ is escaped (Jinja's autoescape), and a Content-Security-Policy forbids everythin
 import base64
 import hashlib
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup
 
 from niels_cache_assets.base.reasons import explain
 from niels_cache_assets.base.wording import SHORT_SHA256, UNKNOWN, by_count, file_size, format_count, format_share, label
 from niels_cache_assets.facts.contents import content_cells
 from niels_cache_assets.facts.mixture import share
-from niels_cache_assets.plots.drawing import as_svg
+from niels_cache_assets.plots.drawing import Picture, as_svg
 from niels_cache_assets.plots.pictures import format_measure, limit_picture, mixture_pictures, similarity_pictures
-from niels_cache_assets.reports.cache import CacheReport
+from niels_cache_assets.reports.cache import CODE_VERSION, CacheReport
 from niels_cache_assets.reports.drawings import Drawings
 from niels_cache_assets.reports.history import date
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.meta import sha256_text
 
 PAGE_NAME = "cache.html"
 
 _FEW = 12  # if a page has at most this many items, all items are open
 _LANGUAGES = 15
+_FIGURE = re.compile(r'<figure data-sha256="(\w+)">(.*?)</figure>', re.DOTALL)
 
 
 def page_path(root: Path) -> Path:
@@ -42,7 +46,7 @@ def tuning_path(root: Path, name: str) -> Path:
 
 
 def render_page(report: CacheReport, drawings: Drawings, *, now: float) -> str:
-    """Return the page.
+    """Return the page. Pictures that the page of the cache root already shows are not drawn again.
 
     Args:
         report: The report.
@@ -61,8 +65,23 @@ def render_page(report: CacheReport, drawings: Drawings, *, now: float) -> str:
         SHORT_SHA256=SHORT_SHA256,
         UNKNOWN=UNKNOWN,
         mixture_pictures=mixture_pictures,
+        figure=_figures(page_path(report.root)),
         is_open=lambda item: len(report.items) <= _FEW or item.name in report.names_with_notices,
     )
+
+
+def _figures(path: Path) -> Callable[[Picture, str], Markup]:
+    """Return a function that returns the figure of a picture, which is taken from an earlier page if that page has it."""
+    try:
+        earlier = dict(_FIGURE.findall(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError):  # no page, or not a page
+        earlier = {}
+
+    def figure(picture: Picture, of: str) -> Markup:
+        sha256 = sha256_text(repr((CODE_VERSION, picture, of)))
+        return Markup('<figure data-sha256="{}">{}</figure>').format(sha256, Markup(earlier.get(sha256) or as_svg(picture, of)))
+
+    return figure
 
 
 def render_tuning(found: Mapping[str, Any]) -> str:

@@ -26,15 +26,15 @@ from niels_cache_runtime.format.layout import (
 )
 from niels_cache_runtime.format.safe_open import OwnedFolder
 from niels_cache_runtime.remote.ledger import BUILDS, LedgerState
+from niels_cache_runtime.remote.objects import RemoteFile
 from niels_cache_runtime.remote.record import (
     TOKENIZER,
     PublishedBuild,
     Record,
-    RemoteFile,
+    described_by,
     parse_record,
     published_of,
-    read_meta_of,
-    read_record,
+    read_published,
 )
 from niels_cache_runtime.remote.store import MissingError, check_address, open_store
 
@@ -45,13 +45,16 @@ class CopiedBuild:
 
     Attributes:
         address: The address where the build was published.
-        record: The record that names the build.
-        published: The files of the build and its meta.json.
+        published: The record and the files of the build, and its meta.json.
     """
 
     address: str
-    record: Record
     published: PublishedBuild
+
+    @property
+    def record(self) -> Record:
+        """The record that names the build."""
+        return self.published.record
 
     @property
     def id(self) -> str:
@@ -145,17 +148,19 @@ def recorded_build(state: LedgerState, build: str, files: OwnedFolder, *, addres
     """Return a build that the copy already knows, without sending a request.
 
     Raises:
-        NielsCacheError: If the meta.json of the build is missing or damaged.
+        NielsCacheError: If the meta.json or the objects.json of the build is missing or damaged.
     """
     record = parse_record(state.builds[build]["record"].encode(), f"{files.root}: the record of {address}")
-    path = f"{BUILDS}/{build}/{META_NAME}"
+    folder = f"{BUILDS}/{build}"
+    names = described_by(record)
     try:
-        content = files.read(path)
+        contents = {name: files.read(f"{folder}/{name}") for name in names}
     except OSError as error:
         raise NielsCacheError(
-            f"{files.root / path}: cannot be read: {error.strerror or error}; run again, or remove {files.root} if that fails too"
+            f"{files.root / folder}: {' or '.join(names)} cannot be read: {error.strerror or error}; "
+            f"run again, or remove {files.root} if that fails too"
         ) from error
-    return CopiedBuild(address, record, published_of(record, content, str(files.root / path)))
+    return CopiedBuild(address, published_of(record, contents, str(files.root / folder / META_NAME)))
 
 
 def try_both_addresses(address: str, open_at: Callable[[str], CopiedBuild]) -> tuple[CopiedBuild, Split | None]:
@@ -174,11 +179,5 @@ def try_both_addresses(address: str, open_at: Callable[[str], CopiedBuild]) -> t
 
 
 def published_build(address: str) -> tuple[CopiedBuild, Split | None]:
-    """Return the build at an address, and the split that the address names, or None. This takes two requests."""
-
-    def read(cache: str) -> CopiedBuild:
-        store = open_store(cache)
-        record, _ = read_record(store)
-        return CopiedBuild(cache, record, published_of(record, read_meta_of(store, record), store.name_of(META_NAME)))
-
-    return try_both_addresses(address, read)
+    """Return the build at an address, and the split that the address names, or None. This takes two or three requests."""
+    return try_both_addresses(address, lambda cache: CopiedBuild(cache, read_published(open_store(cache))))

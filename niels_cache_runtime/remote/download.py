@@ -8,9 +8,10 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from niels_cache_runtime.remote.record import RemoteFile
+from niels_cache_runtime.remote.objects import RemoteFile
 from niels_cache_runtime.remote.store import STALL_BYTES, MissingError, ObjectRange, RemoteError, Store
 
 _MAX_FAILURES = 6  # without STALL_BYTES between them
@@ -41,6 +42,16 @@ class ByteCounter(Protocol):
 
     def wait(self, seconds: float) -> None:
         """Wait."""
+        time.sleep(seconds)
+
+
+class _Uncounted(ByteCounter):
+    """A count that nobody reads."""
+
+    def add(self, count: int) -> None: ...
+
+
+UNCOUNTED = _Uncounted()
 
 
 @contextmanager
@@ -52,7 +63,7 @@ def explain_missing(source: ObjectSource, file: RemoteFile) -> Iterator[None]:
         raise MissingError(f"{source.name_of(file.key)}: is gone; somebody has pruned this build; run again") from None
 
 
-def stream_with_retries(source: ObjectSource, file: RemoteFile, *, start: int, tally: ByteCounter) -> Iterator[memoryview]:
+def stream_with_retries(source: ObjectSource, file: RemoteFile, *, start: int = 0, tally: ByteCounter = UNCOUNTED) -> Iterator[memoryview]:
     """Yield the content of a file from byte `start` on, at most up to `file.size`.
 
     Args:
@@ -88,6 +99,22 @@ def stream_with_retries(source: ObjectSource, file: RemoteFile, *, start: int, t
             raise failure or RemoteError(f"{source.name_of(file.key)}: ends after {size} of {file.size} bytes; push the cache again")
         if size < file.size:
             tally.wait(_FIRST_WAIT_SECONDS * 2**failures)
+
+
+def append_file(source: ObjectSource, file: RemoteFile, path: Path) -> None:
+    """Append the content of a file to the file `path`.
+
+    Raises:
+        WrongContentError: If the content has another sha256 than recorded.
+    """
+    digest = hashlib.sha256()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "ab") as opened:
+        for piece in stream_with_retries(source, file):
+            opened.write(piece)
+            digest.update(piece)
+    if digest.hexdigest() != file.sha256:
+        raise WrongContentError(f"{source.name_of(file.key)}: its content has another sha256 than recorded; build it again")
 
 
 def complete_download(opened: BinaryIO, source: ObjectSource, file: RemoteFile, *, tally: ByteCounter) -> int:

@@ -40,7 +40,7 @@ from niels_cache_runtime.remote.ledger import (
     end_presences,
     failure_key,
 )
-from niels_cache_runtime.remote.record import TOKENIZER, published_of, read_meta_of, read_record
+from niels_cache_runtime.remote.record import TOKENIZER, described_by, published_of, read_beside, read_record
 from niels_cache_runtime.remote.store import MissingError, RemoteError, open_store
 
 _PAUSES = (0.001, 0.005)  # seconds between two checks of the manifest's time: the first and the longest
@@ -399,24 +399,26 @@ class LocalCopy:
         return build
 
     def _published(self, address: str, *, is_hasty: bool) -> CopiedBuild:
-        """Read the record and the meta.json at an address, and write the meta.json into the copy."""
+        """Read the record at an address, and what describes its build, and write the latter into the copy."""
         store = open_store(address, is_hasty=is_hasty)
         record, _ = read_record(store)
-        path = f"builds/{record.content_sha256}/{record.family}/{record.name}/{META_NAME}"
+        folder, names = f"builds/{record.content_sha256}/{record.family}/{record.name}", described_by(record)
         with self._registered() as state:
-            content = self.files.read(path) if self._is_whole(state, path) else b""
-        if not (is_there := hashlib.sha256(content).hexdigest() == record.beside[META_NAME]["sha256"]):
-            content = read_meta_of(store, record)
-        build = CopiedBuild(address, record, published_of(record, content, store.name_of(META_NAME)))
+            contents = {name: self.files.read(f"{folder}/{name}") for name in names if self._is_whole(state, f"{folder}/{name}")}
+        missing = [name for name in names if hashlib.sha256(contents.get(name, b"")).hexdigest() != record.beside[name]["sha256"]]
+        contents |= {name: read_beside(store, record, name) for name in missing}
+        build = CopiedBuild(address, published_of(record, contents, store.name_of(META_NAME)))
         with self._registered() as state:
             state.add_build(build.id, address, record.content().decode())
-            if not is_there or not self._is_whole(state, path):
-                self._write_meta(state, path, content)
+            for name in names:
+                path = f"{folder}/{name}"
+                if name in missing or not self._is_whole(state, path):
+                    self._write_meta(state, path, contents[name])
             self._pin_meta(state, build)
         return build
 
     def _write_meta(self, state: LedgerState, path: str, content: bytes) -> None:
-        """Write a meta.json into the copy.
+        """Write a meta.json or an objects.json into the copy.
 
         Raises:
             NielsCacheError: If the file does not fit below the limit, or if there is a different file that the copy has not written.
@@ -436,9 +438,9 @@ class LocalCopy:
         state.use(path)
 
     def _pin_meta(self, state: LedgerState, build: CopiedBuild) -> None:
-        """Hold the meta.json of a build before another process can remove it, and use its address to download the files of the build."""
+        """Hold what describes a build before another process can remove it, and use its address to download the files of the build."""
         self._addresses[build.id] = build.address
-        self._take_ready(state, [build.path_in_copy(META_NAME)], self._pinned.add, [], self._pinned, waited=0.0)
+        self._take_ready(state, [*map(build.path_in_copy, described_by(build.record))], self._pinned.add, [], self._pinned, waited=0.0)
 
     def _new_reader(self) -> Reader:
         return Reader(os.getpid(), self.limit, group_of_environment(), maps=sorted(self._pinned), addresses=self._addresses)

@@ -7,6 +7,9 @@
 The key of every other object thus depends on its content, and two builds share a key only if they share its bytes. A record lists the
 meta.json of the cache and the tokenizer's files. The cache's meta.json lists the other files, so a record stays small for any cache.
 Together, the two describe the published build.
+
+A build that machines have written into the store in parts has other keys. Its record names the keys of the files that it lists, among them
+`objects.json` (objects.py), which has the keys of the files in meta.json.
 """
 
 from __future__ import annotations
@@ -16,8 +19,8 @@ import json
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any, NamedTuple
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
 
 from niels_cache_runtime.cache.opening import listed_files
 from niels_cache_runtime.errors import NielsCacheError
@@ -35,6 +38,7 @@ from niels_cache_runtime.format.meta import (
 )
 from niels_cache_runtime.format.meta_keys import check_form, is_count
 from niels_cache_runtime.format.safe_open import name_problem
+from niels_cache_runtime.remote.objects import MAX_OBJECTS_BYTES, OBJECTS_NAME, RemoteFile, parse_objects
 from niels_cache_runtime.remote.store import MissingError, Store
 
 KIND = "published"
@@ -46,22 +50,6 @@ _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,199}")
 _BESIDE = "beside"
 
 
-class RemoteFile(NamedTuple):
-    """A file of a published cache.
-
-    Attributes:
-        path: The path relative to the data set, or `tokenizer/...`.
-        key: The key relative to the address.
-        size: The size in bytes.
-        sha256: The sha256 of the content.
-    """
-
-    path: str
-    key: str
-    size: int
-    sha256: str
-
-
 @dataclass(frozen=True, kw_only=True)
 class Record:
     """The record of a published build.
@@ -71,8 +59,11 @@ class Record:
         name: The name of the data set.
         content_sha256: The content_sha256 in the build's meta.json.
         meta_sha256: The meta_sha256 in the build's meta.json.
-        beside: The cache's `meta.json` and the files of its tokenizer (`tokenizer/...`), each with its "bytes" and "sha256".
+        beside: The cache's `meta.json` and the files of its tokenizer (`tokenizer/...`), each with its "bytes" and "sha256". In a build
+            with other keys, they also have a "key", and `objects.json` is among them.
         previous: The content_sha256 of builds that this address named before. Some may have been pruned.
+        replaced: The key of the objects.json of the build that this address named before, if it has one. It stays until a prune after the
+            next publication, because a loader may still read it.
     """
 
     family: Family
@@ -81,10 +72,16 @@ class Record:
     meta_sha256: str
     beside: Mapping[str, Mapping[str, Any]]
     previous: tuple[str, ...] = ()
+    replaced: str | None = None
 
     def is_same_build(self, other: Record | None) -> bool:
         """Return whether two records name the same files. Their `previous` may differ."""
         return other is not None and self.beside == other.beside and self.content_sha256 == other.content_sha256
+
+    def after(self, found: Record | None) -> Record:
+        """Return this record with the builds that the record before it has named."""
+        older = () if found is None else (found.content_sha256, *found.previous)
+        return replace(self, previous=tuple(each for each in dict.fromkeys(older) if each != self.content_sha256))
 
     def content(self) -> bytes:
         """Return the bytes of the record. Equal records give equal bytes."""
@@ -104,7 +101,7 @@ class Record:
 
 
 def read_record(store: Store) -> tuple[Record, str | None]:
-    """Return the record at the address of a store, and its state for `Store.exchange`.
+    """Return the record at the address of a store, and its state for `Store.write_if`.
 
     Raises:
         MissingError: If there is no record.
@@ -112,10 +109,18 @@ def read_record(store: Store) -> tuple[Record, str | None]:
     """
     name = store.name_of(META_NAME)
     try:
-        content, state = store.read(META_NAME, most_bytes=MAX_META_BYTES)
+        found = store.get(META_NAME, most_bytes=MAX_META_BYTES)
     except MissingError:
         raise MissingError(f"{store.address}: no published cache here; check the address, or push one") from None
-    return parse_record(content, name), state
+    return parse_record(found.content, name), found.state
+
+
+def record_at(store: Store) -> tuple[Record | None, str | None]:
+    """Return the record at the address of a store, and its state. Both are None if there is no record."""
+    try:
+        return read_record(store)
+    except MissingError:
+        return None, None
 
 
 def parse_record(content: bytes, name: str) -> Record:
@@ -137,7 +142,7 @@ def parse_record(content: bytes, name: str) -> Record:
 
 def _file(record: Record, path: str, entry: Mapping[str, Any], *, is_covered: bool) -> RemoteFile:
     below = "" if is_covered else f"{_BESIDE}/{entry['sha256']}/"
-    return RemoteFile(path, f"{record.content_sha256}/{below}{path}", entry["bytes"], entry["sha256"])
+    return RemoteFile(path, entry.get("key") or f"{record.content_sha256}/{below}{path}", entry["bytes"], entry["sha256"])
 
 
 def _parsed(content: bytes) -> Record:
@@ -163,8 +168,11 @@ def _parsed(content: bytes) -> Record:
         or ".." in record["name"]
         or META_NAME not in record["beside"]
         or not all(
-            path.startswith(TOKENIZER) and is_tokenizer_file(path[len(TOKENIZER) :]) for path in record["beside"].keys() - {META_NAME}
+            path.startswith(TOKENIZER) and is_tokenizer_file(path[len(TOKENIZER) :])
+            for path in record["beside"].keys() - {META_NAME, OBJECTS_NAME}
         )
+        or (record["replaced"] is not None and name_problem(record["replaced"]))
+        or any(name_problem(entry["key"]) for entry in record["beside"].values() if "key" in entry)
         or not all(is_count(entry["bytes"]) for entry in record["beside"].values())
     ):
         raise NielsCacheError("has a value that no record has")
@@ -179,18 +187,26 @@ class PublishedBuild:
     """A published build.
 
     Attributes:
-        family: The family of the data set.
-        name: The name of the data set.
+        record: The record that names the build.
         meta: The meta.json of the cache.
         meta_content: The bytes of that meta.json.
         files: All files in order, with meta.json at the end.
     """
 
-    family: Family
-    name: str
+    record: Record
     meta: Meta
     meta_content: bytes
     files: Sequence[RemoteFile]
+
+    @property
+    def family(self) -> Family:
+        """The family of the data set."""
+        return self.record.family
+
+    @property
+    def name(self) -> str:
+        """The name of the data set."""
+        return self.record.name
 
     @property
     def tokenizer(self) -> list[RemoteFile]:
@@ -199,33 +215,37 @@ class PublishedBuild:
 
     @property
     def data(self) -> list[RemoteFile]:
-        """The files of the data set, without meta.json."""
-        return [file for file in self.files if not file.path.startswith(TOKENIZER) and file.path != META_NAME]
+        """The files of the data set, without meta.json and objects.json."""
+        return [file for file in self.files if not file.path.startswith(TOKENIZER) and file.path not in (META_NAME, OBJECTS_NAME)]
 
 
 def read_published(store: Store) -> PublishedBuild:
-    """Read the record and the meta.json at the address of a store. This takes two requests.
+    """Read the record, the meta.json and, if there is one, the objects.json at the address of a store. Each takes one request.
 
     Raises:
         MissingError: If nothing is published there.
         NielsCacheError: If the record and the meta.json do not describe the same cache.
     """
     record, _ = read_record(store)
-    return published_of(record, read_meta_of(store, record), store.name_of(_meta_of(record).key))
+    return published_of(record, {name: read_beside(store, record, name) for name in described_by(record)}, store.name_of(META_NAME))
 
 
-def read_meta_of(store: Store, record: Record) -> bytes:
-    """Return the bytes of the meta.json that a record names.
+def described_by(record: Record) -> list[str]:
+    """Return the names of the files that describe a build, besides its record: meta.json, and objects.json if the build has one."""
+    return [name for name in (META_NAME, OBJECTS_NAME) if name in record.beside]
+
+
+def read_beside(store: Store, record: Record, name: str) -> bytes:
+    """Return the bytes of a file that a record lists, which is one of `described_by`.
 
     Raises:
-        MissingError: If the meta.json is missing.
+        MissingError: If the file is missing.
     """
-    file = _meta_of(record)
-    where = store.name_of(file.key)
+    key = next(file.key for file in record.files_beside() if file.path == name)
     try:
-        return store.read(file.key, most_bytes=MAX_META_BYTES)[0]
+        return store.get(key, most_bytes=MAX_OBJECTS_BYTES if name == OBJECTS_NAME else MAX_META_BYTES).content
     except MissingError:
-        raise MissingError(f"{where}: the record names this object, but it is gone; push the cache again") from None
+        raise MissingError(f"{store.name_of(key)}: the record names this object, but it is gone; push the cache again") from None
 
 
 def _files_problem(files: Collection[str]) -> str | None:
@@ -236,25 +256,23 @@ def _files_problem(files: Collection[str]) -> str | None:
     return None if path is None else f"`files` lists {path!r:.80}, which no cache has"
 
 
-def _meta_of(record: Record) -> RemoteFile:
-    return next(file for file in record.files_beside() if file.path == META_NAME)
-
-
-def published_of(record: Record, content: bytes, where: str, *, in_place: bool = False) -> PublishedBuild:
+def published_of(record: Record, contents: Mapping[str, bytes], where: str, *, in_place: bool = False) -> PublishedBuild:
     """Return the build that a record and a meta.json describe.
 
     Args:
         record: The record.
-        content: The bytes of the cache's meta.json.
+        contents: The bytes of the files that are `described_by` the record, by name.
         where: Where the meta.json was read, for messages.
         in_place: Whether the keys of the files are their own paths.
 
     Raises:
         NielsCacheError: If the record and the meta.json do not describe the same cache.
     """
-    entry = record.beside[META_NAME]
-    if len(content) != entry["bytes"] or hashlib.sha256(content).hexdigest() != entry["sha256"]:
-        raise NielsCacheError(f"{where}: its content is not the one in the record; push the cache again")
+    for name, content in contents.items():
+        entry = record.beside[name]
+        if len(content) != entry["bytes"] or hashlib.sha256(content).hexdigest() != entry["sha256"]:
+            raise NielsCacheError(f"{where}: the content of {name} is not the one in the record; push the cache again")
+    content = contents[META_NAME]
     meta = check_form(parse_meta(content, where), where)
     if is_foreign(meta):
         raise NielsCacheError(f"{where}: is not the meta.json of a cache that niels-cache pushes; push the cache again")
@@ -264,12 +282,20 @@ def published_of(record: Record, content: bytes, where: str, *, in_place: bool =
         problem = "its content_sha256 is not the one in the record"
     if meta.get("tokenizer_sha256") is not None and f"{TOKENIZER}{META_NAME}" not in record.beside:
         problem = "its tokenizer is not in the record"
+    found = record.files(meta)
+    if OBJECTS_NAME in contents:
+        keys = parse_objects(contents[OBJECTS_NAME], where)
+        keys.pop(META_NAME, None)  # the record has its key, too
+        found = [keys.get(file.path, file) if file.path in files else file for file in found]
+        if keys.keys() != files.keys() or any(
+            (file.size, file.sha256) != (files[path]["bytes"], files[path]["sha256"]) for path, file in keys.items()
+        ):
+            problem = f"{OBJECTS_NAME} lists other files than {META_NAME}"
     if problem:
         raise NielsCacheError(f"{where}: {problem}; push the cache again")
     return PublishedBuild(
-        family=record.family,
-        name=record.name,
+        record=record,
         meta=meta,
         meta_content=content,
-        files=[file._replace(key=file.path) if in_place else file for file in record.files(meta)],
+        files=[file._replace(key=file.path) if in_place else file for file in found],
     )

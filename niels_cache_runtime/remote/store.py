@@ -11,8 +11,11 @@ objects.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
+import secrets
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -36,9 +39,8 @@ _CLIENT_KEYS: tuple[str, ...] = ("allow_http", "allow_invalid_certificates", "co
 _CLIENT_KEYS += ("proxy_url", "proxy_ca_certificate", "proxy_excludes")
 _HASH_KEY = "sha256"
 _RETRIES, _HASTY_RETRIES = 8, 3
+_WAITS = (0.2, 1.0, 5.0)  # seconds before another try of a conditional PUT
 _PROBE = "conditional-put.txt"
-_PROBE_CONTENT = b"A push tries here whether the store supports conditional PUT.\n"
-_IMPOSSIBLE_STATE = {"e_tag": '"00000000000000000000000000000000"', "version": "1"}  # a state that no object has
 _State = Literal["e_tag", "version"]
 _Refusals = tuple[type[Exception], ...]
 _process: int | None = None  # the process that uses obstore; its threads do not survive a fork
@@ -133,6 +135,20 @@ class ObjectRange(NamedTuple):
     sha256: str | None
 
 
+class SmallObject(NamedTuple):
+    """A small object.
+
+    Attributes:
+        content: Its bytes.
+        state: What `write_if` compares.
+        modified: When it was written, by the clock of the store.
+    """
+
+    content: bytes
+    state: str | None
+    modified: datetime
+
+
 class ListedObject(NamedTuple):
     """An object in a listing.
 
@@ -140,11 +156,13 @@ class ListedObject(NamedTuple):
         key: Its key.
         size: Its size in bytes.
         modified: When it last changed, by the clock of the store.
+        e_tag: A value that differs for each content.
     """
 
     key: str
     size: int
     modified: datetime
+    e_tag: str | None
 
 
 def is_address(text: str) -> bool:
@@ -218,11 +236,10 @@ def open_store(address: str, *, make: bool = False, is_hasty: bool = False) -> S
         return open_any(address, retry_config=retry, client_options=client)
 
     with _as_remote_errors(address, refusals):
-        hasty = connect(_HASTY_RETRIES, **client)
-        short = connect(_HASTY_RETRIES if is_hasty else _RETRIES, **{**client, "timeout": "5 minutes"})  # obstore buffers these answers
+        retries = _HASTY_RETRIES if is_hasty else _RETRIES
+        short = connect(retries, **{**client, "timeout": "5 minutes"})  # obstore buffers these answers
         state: _State = "version" if address.startswith("gs://") else "e_tag"
-        remote = hasty if is_hasty else connect(_RETRIES, **client)
-        return Store(address, obstore, refusals, remote, hasty=hasty, short=short, state=state)
+        return Store(address, obstore, refusals, connect(retries, **client), short=short, state=state)
 
 
 class Store:
@@ -233,11 +250,9 @@ class Store:
     others it is the ETag.
     """
 
-    def __init__(
-        self, address: str, obstore: Any, refusals: _Refusals, remote: Any, *, hasty: Any, short: Any, state: _State = "e_tag"
-    ) -> None:
+    def __init__(self, address: str, obstore: Any, refusals: _Refusals, remote: Any, *, short: Any, state: _State = "e_tag") -> None:
         self.address, self._obstore, self._refusals = address, obstore, refusals
-        self._remote, self._hasty, self._short, self._state = remote, hasty, short, state
+        self._remote, self._short, self._state = remote, short, state
 
     def name_of(self, key: str) -> str:
         """Return the address of one object, for messages."""
@@ -253,8 +268,8 @@ class Store:
             result = self._obstore.get(self._short, key, options={"head": True})
             return ObjectInfo(result.meta["size"], result.attributes.get(_HASH_KEY))
 
-    def read(self, key: str, *, most_bytes: int) -> tuple[bytes, str | None]:
-        """Return the content of a small object, and its state for `exchange`.
+    def get(self, key: str, *, most_bytes: int) -> SmallObject:
+        """Return a small object.
 
         Raises:
             MissingError: If there is no such object.
@@ -263,7 +278,7 @@ class Store:
             result = self._obstore.get(self._remote, key)
             if result.meta["size"] > most_bytes:
                 raise RemoteError(f"{self.name_of(key)}: has {result.meta['size']} bytes, more than {most_bytes}; give another address")
-            return self._content(key, result), result.meta[self._state]
+            return SmallObject(self._content(key, result), result.meta[self._state], result.meta["last_modified"])
 
     def stream(self, key: str, *, start: int = 0) -> Iterator[memoryview]:
         """Yield the content of an object from byte `start` on, in pieces.
@@ -308,30 +323,54 @@ class Store:
                 part = max(_MIN_PART_BYTES, -(-len(content) // _MAX_PARTS))
                 self._put(key, file, attributes=self._attributes(sha256), use_multipart=True, chunk_size=part, max_concurrency=2)
 
-    def create(self, key: str, content: bytes) -> None:
-        """Write a small object that does not exist yet.
+    def write_if(self, key: str, content: bytes, *, state: str | None) -> str | None:
+        """Write a small object if it is still in a state, and return its new state.
+
+        A refused or lost request may have succeeded before, so the object is read back: if it has this content, it was this call.
+
+        Args:
+            key: The key of the object.
+            content: Its content, which no other process writes.
+            state: The state to replace, or None to create the object.
 
         Raises:
-            ConflictError: If the object exists.
+            ConflictError: If another process has written or deleted the object.
         """
-        with self._as_remote_errors(key):
-            self._put(key, content, mode="create", use_multipart=False)
+        for seconds in (*_WAITS, None):  # obstore does not repeat a PUT with conditions
+            try:
+                with self._as_remote_errors(key):
+                    return self._write_once(key, content, state)
+            except RemoteError as error:
+                is_deleted = isinstance(error, MissingError) and state is not None
+                if not isinstance(error, ConflictError) and not is_deleted and not error.is_transient:
+                    raise
+                with suppress(RemoteError):  # the next try may succeed
+                    found = self.get(key, most_bytes=len(content))
+                    if found.content == content:
+                        return found.state
+                if is_deleted:
+                    raise ConflictError(f"{self.name_of(key)}: was deleted in the meantime") from None
+                if isinstance(error, ConflictError) or seconds is None:
+                    raise
+            time.sleep(seconds)
+        raise AssertionError("the last try returns or raises")
 
-    def exchange(self, key: str, content: bytes, *, state: str | None) -> None:
-        """Replace a small object, if it is still in the state that `read` returned.
+    def _write_once(self, key: str, content: bytes, state: str | None) -> str | None:
+        mode: Any = "create" if state is None else {self._state: state}
+        return self._put(key, content, mode=mode, use_multipart=False, attributes=self._attributes(hashlib.sha256(content).hexdigest()))
 
-        Raises:
-            ConflictError: If the object has changed.
-        """
+    def now(self, key: str) -> datetime:
+        """Return the time by the clock of the store, which is when it wrote this object. Stores count whole seconds."""
         with self._as_remote_errors(key):
-            self._put(key, content, mode={self._state: state or ""}, use_multipart=False)
+            self._put(key, secrets.token_bytes(8), use_multipart=False)
+        return self.get(key, most_bytes=MAX_META_BYTES).modified
 
     def list(self, folder: str = "") -> Iterator[ListedObject]:
         """Yield the objects in a folder and its subfolders."""
         with self._as_remote_errors(folder):
             for chunk in self._obstore.list(self._short, folder or None, chunk_size=1000):
                 for each in chunk:
-                    yield ListedObject(each["path"], each["size"], each["last_modified"])
+                    yield ListedObject(each["path"], each["size"], each["last_modified"], each["e_tag"])
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete objects. An object that does not exist counts as deleted."""
@@ -339,42 +378,41 @@ class Store:
             self._obstore.delete(self._remote, list(keys))
 
     def require_conditional_put(self) -> None:
-        """Check that the store supports a PUT with conditions.
+        """Check that the store supports a PUT with conditions: it must refuse to create an object twice, and to replace a changed one.
 
-        This takes two or three requests with a small object. The object stays, because simultaneous pushes would disturb each other by
+        This takes up to eight requests with a small object. The object stays, because simultaneous checks would disturb each other by
         deleting it.
 
         Raises:
-            RemoteError: If the store refuses or ignores the conditions.
+            RemoteError: If the store refuses or ignores the conditions. The message names the one that it ignored.
         """
-        ignores_create = self._is_written("create") and self._is_written("create")
-        if ignores_create or self._is_written({self._state: _IMPOSSIBLE_STATE[self._state]}):
-            raise self._conditional_put_error()
+        if self._is_written(None) and self._is_written(None):
+            raise self._conditional_put_error("If-None-Match")
+        stale = self.get(_PROBE, most_bytes=MAX_META_BYTES).state
+        self.now(_PROBE)
+        if self._is_written(stale):
+            raise self._conditional_put_error("If-Match")
 
-    def _is_written(self, mode: Any) -> bool:
-        for seconds in (0.2, 1.0, 5.0, None):  # obstore does not repeat a PUT with conditions
-            try:
-                with self._as_remote_errors(_PROBE):
-                    self._obstore.put(self._hasty, _PROBE, _PROBE_CONTENT, mode=mode, use_multipart=False)
-                return True
-            except ConflictError:
-                return False
-            except RemoteError as error:
-                if error.code in ("NotImplemented", "501", "InvalidArgument", "InvalidRequest"):
-                    raise self._conditional_put_error() from None
-                if seconds is None or not error.is_transient:
-                    raise
-                time.sleep(seconds)
-        raise AssertionError("the last try returns or raises")
+    def _is_written(self, state: str | None) -> bool:
+        try:
+            self.write_if(_PROBE, secrets.token_bytes(8), state=state)  # never an equal ETag
+        except ConflictError:
+            return False
+        except RemoteError as error:
+            if error.code in ("NotImplemented", "501", "InvalidArgument", "InvalidRequest"):
+                raise self._conditional_put_error("If-None-Match" if state is None else "If-Match") from None
+            raise
+        return True
 
-    def _conditional_put_error(self) -> RemoteError:
+    def _conditional_put_error(self, ignored: str) -> RemoteError:
         return RemoteError(
-            f"{self.address}: this bucket does not support conditional PUT (If-None-Match and If-Match), so two pushes could mix; "
+            f"{self.address}: this bucket does not support conditional PUT (it ignores {ignored}), so two writers could mix; "
             "choose a bucket that supports it"
         )
 
-    def _put(self, key: str, content: Any, **options: Any) -> None:
-        self._obstore.put(self._remote, key, content, **options)
+    def _put(self, key: str, content: Any, **options: Any) -> str | None:
+        state: str | None = self._obstore.put(self._remote, key, content, **options)[self._state]
+        return state
 
     def _attributes(self, sha256: str) -> dict[str, str]:
         return {_HASH_KEY: sha256}
@@ -387,22 +425,23 @@ class FolderStore(Store):
     """A folder behind a file:// address. Files have no metadata, so `head` reads and hashes a file."""
 
     def __init__(self, address: str, obstore: Any, refusals: _Refusals, remote: Any, *, folder: Path) -> None:
-        super().__init__(address, obstore, refusals, remote, hasty=remote, short=remote)
+        super().__init__(address, obstore, refusals, remote, short=remote)
         self._folder = folder
 
     def head(self, key: str) -> ObjectInfo:
         found = super().head(key)
         return ObjectInfo(found.size, sha256_file(str(self._folder / key)))
 
-    def exchange(self, key: str, content: bytes, *, state: str | None) -> None:
+    def _write_once(self, key: str, content: bytes, state: str | None) -> str | None:
+        if state is None:
+            return super()._write_once(key, content, state)
         with hold_lock(self._folder / key, doing="push"):
-            if self.read(key, most_bytes=MAX_META_BYTES)[1] != state:
+            if self.get(key, most_bytes=sys.maxsize).state != state:
                 raise ConflictError(f"{self.name_of(key)}: changed since it was read")
-            with self._as_remote_errors(key):
-                self._put(key, content, use_multipart=False)
+            return self._put(key, content, use_multipart=False)
 
     def require_conditional_put(self) -> None:
-        """Do nothing: `create` and `exchange` of a folder are safe on every file system with locks."""
+        """Do nothing: `write_if` is safe in a folder on every file system with locks."""
 
     def _attributes(self, sha256: str) -> dict[str, str]:
         return {}

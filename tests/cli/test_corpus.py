@@ -359,7 +359,7 @@ texts = st.lists(words, max_size=30).map(" ".join)
 @given(left=texts, right=texts)
 @example(left="a " * 13 + "b", right="a " * 13 + "ab")
 def test_marks_are_all_that_is_added_and_unmarked_words_are_shared(left: str, right: str) -> None:
-    ours, theirs = mark_differences(left, right, characters=1_000, styled=False)
+    ours, theirs = mark_differences(left, right, characters=1_000)
     for shown, text in ((ours.plain, left), (theirs.plain, right)):
         bare = re.sub(r"\[\[|\]\]", "", shown)
         assert bare == text or (bare.startswith("… ") and text.endswith(bare[2:]))
@@ -370,7 +370,7 @@ def test_marks_are_all_that_is_added_and_unmarked_words_are_shared(left: str, ri
 def test_what_is_shown_is_cut_harmless_and_begins_shortly_before_the_first_difference() -> None:
     assert [excerpt("a\n\n\n  \nb", 100), excerpt("one two three", 7), excerpt("\x1b[2J", 100)] == ["a\n\nb", "one two …", "\\x1b[2J"]
     common = [f"common{index}" for index in range(500)]
-    left, right = mark_differences(" ".join([*common, "cat", "end"]), " ".join([*common, "dog", "end"]), characters=1_000, styled=False)
+    left, right = mark_differences(" ".join([*common, "cat", "end"]), " ".join([*common, "dog", "end"]), characters=1_000)
     assert left.plain == "… " + " ".join(common[-12:]) + " [[cat]] end"
     assert right.plain == "… " + " ".join(common[-12:]) + " [[dog]] end"
 

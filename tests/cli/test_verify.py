@@ -83,6 +83,6 @@ def test_hashes_that_were_made_anew_are_found_by_what_dagster_recorded(
     assert main([*command, "tokenizer", "--against-dagster"]) == 0
 
 
-@pytest.mark.parametrize("folder", ["pretrain/.parts/pages/part-00000", "pretrain/.parts/pages/val", "corpus/.parts/pages/part-00000"])
-def test_parts_need_no_record_of_dagster(folder: str) -> None:
+@pytest.mark.parametrize("folder", ["pretrain/.parts/pages/part-00000", "corpus/.parts/pages/val", "", "/elsewhere"])
+def test_parts_and_folders_that_are_not_of_the_cache_need_no_record_of_dagster(folder: str) -> None:
     assert asset_of(Path("cache"), Path("cache", folder)) == (None, None)

@@ -160,7 +160,7 @@ def test_terminate_in_the_ui_stops_the_worker(walk: Walk, tmp_path_factory: pyte
             wait_until(lambda: walk.held_slots() == 0, TERMINATED_SECONDS, pause=0.5)
             assert not (walk.long / "meta.json").exists(), "the part was too short"
             last = latest(walk.long)
-            assert last is not None
+            assert last.attempt
             assert last.is_over
             staged = staged_attempts(walk.long)
             assert [read_journal(folder) is not None for folder in staged] == [True], "the next run cannot resume"

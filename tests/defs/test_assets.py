@@ -22,6 +22,7 @@ from niels_cache_assets.project.registry import cache_root
 from niels_cache_assets.sources.errors import SourceUnavailableError
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_runtime import Batch
+from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, dataset_dir
 from niels_cache_runtime.format.meta import read_meta, sha256_file
 from tests.build_cache.test_determinism import digests
@@ -257,6 +258,19 @@ def shown(built_project: Built, tmp_path_factory: pytest.TempPathFactory) -> dic
         materializations(project.build("chats", family="sft", force=True), "stream_sft_dataset"),
     ]
     return {key: metadata(event) for events in runs for key, event in events.items()}
+
+
+def test_metadata_that_cannot_be_read_is_a_failure_without_a_traceback(
+    built_project: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable(*arguments: Any, **settings: Any) -> None:
+        raise NielsCacheError("a file was taken away")
+
+    project = built_project.project.copied(tmp_path)
+    for name in ("cache_characters_per_token", "characters_per_token_by_source"):
+        monkeypatch.setattr(f"niels_cache_assets.defs.metadata.builds.{name}", unreadable)
+    for run in (project.build("notes"), project.build_tokenizer()):
+        assert failure(run) == "a file was taken away"
 
 
 def test_the_ui_is_given_plots_samples_and_what_opens_the_cache(shown: dict[str, dict[str, Any]]) -> None:

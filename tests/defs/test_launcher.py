@@ -103,7 +103,7 @@ def test_a_blend_is_built_when_its_members_are_and_is_skipped_without_them(built
     built.write_notes([])
     results, _ = launch(built, only=["notes", "mix"])
     assert states(results) == {"tokenizer": "cache_hit", "notes": "failed", "index/mix": "skipped"}
-    assert missing(results["index/mix"].message, "notes", "built") == []
+    assert (results["index/mix"].message or "").startswith("notes could not be built")
 
 
 def test_a_second_launch_finds_everything_and_force_builds_it_again_with_the_reports(built: Project) -> None:

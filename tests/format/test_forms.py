@@ -50,7 +50,7 @@ def published(folder: Path) -> object:
     entry = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     family: Any = folder.parent.name
     record = Record(family=family, name=folder.name, content_sha256="0" * 64, meta_sha256="0" * 64, beside={META_NAME: entry})
-    return published_of(record, content, "s3://bucket/meta.json")
+    return published_of(record, {META_NAME: content}, "s3://bucket/meta.json")
 
 
 def problems(folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:

@@ -104,7 +104,6 @@ class PartsWalk:
     def worker(self) -> int:
         """Return the process that builds the long part."""
         holder = latest(self.long)
-        assert holder is not None
         assert holder.holder is not None
         return holder.holder.writer.pid
 
@@ -130,7 +129,7 @@ class PartsWalk:
         assert verify_cache(self.graph.root) == []
         for key in parts_of(self.graph):
             last = latest(self.graph[key].directory)
-            assert last is not None
+            assert last.attempt
             assert last.is_over, key
         wait_until(lambda: not processes_of(self.folder), 20)
 
@@ -250,8 +249,7 @@ def at_a_time(count: int, tasks: Sequence[Callable[[], None]]) -> None:
 
 def attempts(walk: PartsWalk) -> int:
     """Return the number of attempts at the long part."""
-    last = latest(walk.long)
-    return 0 if last is None else last.attempt
+    return latest(walk.long).attempt
 
 
 def parent_of(pid: int) -> int:

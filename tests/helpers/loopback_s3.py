@@ -120,8 +120,8 @@ class _Handler(BaseHTTPRequestHandler):
         if fault == "reset":
             return self._break()
         headers = {name: value for name, value in self.headers.items() if name.lower() not in ("host", "authorization")}
-        if fault == "unconditional":
-            headers = {name: value for name, value in headers.items() if name.lower() not in _CONDITIONS}
+        if fault is not None and fault.startswith("unconditional"):  # with names: only these conditions are ignored
+            headers = {name: value for name, value in headers.items() if name.lower() not in (fault.split()[1:] or _CONDITIONS)}
         with self.s3.one_put if self.command == "PUT" else nullcontext():  # moto looks at a condition and writes in two steps
             status, answered, content = self.s3.ask(self.command, self.path, body, headers)
         if fault == "lost":

@@ -200,11 +200,11 @@ def test_counts_are_those_of_multisets_whatever_the_batches_and_parts(
         found = compare_documents(*(write_lineage(folder, side) for folder, side in zip(folders, sides, strict=True)), shown=100)
     here = {split: [Counter(row[:3] for row in side[split]) for side in sides] for split in SPLITS}
     whole = [here["train"][side] + here["val"][side] for side in (0, 1)]
-    assert found.only == {"a": (whole[0] - whole[1]).total(), "b": (whole[1] - whole[0]).total()}
+    assert (found.counts["a"], found.counts["b"]) == ((whole[0] - whole[1]).total(), (whole[1] - whole[0]).total())
     same_split = sum((here[split][0] & here[split][1]).total() for split in SPLITS)
-    assert found.moved == (whole[0] & whole[1]).total() - same_split
+    assert found.counts["moved"] == (whole[0] & whole[1]).total() - same_split
     tokens = [sum((Counter({row[:3]: row[3]}) for split in SPLITS for row in side[split]), Counter()) for side in sides]
-    assert found.resized == sum(tokens[0][row] != tokens[1][row] for row in whole[0] if whole[0][row] == whole[1][row])
+    assert found.counts["resized"] == sum(tokens[0][row] != tokens[1][row] for row in whole[0] if whole[0][row] == whole[1][row])
     alone = [{split: here[split][side] - here[split][1 - side] for split in SPLITS} for side in (0, 1)]
     for what, side in (("a", 0), ("b", 1), ("moved", 0)):
         for split in SPLITS:
@@ -212,7 +212,7 @@ def test_counts_are_those_of_multisets_whatever_the_batches_and_parts(
             assert listed <= alone[side][split], what
     for what, side in (("a", 0), ("b", 1)):
         assert Counter(tuple(each.lineage)[1:4] for each in found.first[what]) == whole[side] - whole[1 - side]
-    assert len(found.first["moved"]) == found.moved
+    assert len(found.first["moved"]) == found.counts["moved"]
 
 
 def test_a_difference_is_found_in_any_block_and_across_shards(

@@ -229,8 +229,8 @@ def moved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(found, lambda source, revision: [ListedFile(name, 9, "d", None) for name in there[revision]])
     names = {None: NEWEST, "main": NEWEST, "release": NEWEST, "v1": FIRST}
     monkeypatch.setattr(Huggingface, "revision", lambda source, _: names.get(source.pinned_revision, source.pinned_revision))
-    built = {"built": True, "dataset_revision": FIRST}
-    monkeypatch.setattr("niels_cache_assets.artifacts.parts.plan.finished_meta", lambda directory: built)
+    built = {"built": True, "dataset_name": "web", "dataset_revision": FIRST}
+    monkeypatch.setattr("niels_cache_assets.artifacts.parts.plan.finished_cache", lambda *where: built)
     monkeypatch.setattr("niels_cache_assets.artifacts.parts.plan.files_of_lineage", lambda path: set(OLD))
 
 
@@ -271,7 +271,7 @@ def test_a_pin_that_does_not_go_with_the_table_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pinned: str, is_built: bool, said: str
 ) -> None:
     if not is_built:
-        monkeypatch.setattr("niels_cache_assets.artifacts.parts.plan.finished_meta", lambda directory: None)
+        monkeypatch.setattr("niels_cache_assets.artifacts.parts.plan.finished_cache", lambda *where: None)
     config = tmp_path / "niels_cache.toml"
     web(config, pinned_revision=pinned)
     with pytest.raises(NielsCacheError, match=said):

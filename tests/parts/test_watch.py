@@ -47,7 +47,6 @@ def begin(target: Path, *, how: str | BaseException = "runs", stack: ExitStack |
 
 def record_of(target: Path) -> LeaseHolder:
     seen = latest(target)
-    assert seen is not None
     assert seen.holder is not None
     return seen.holder
 

@@ -1,10 +1,13 @@
 """Samples, measures and plots of builds. They are compared with plain counting, and they are small enough for the UI."""
 
 import json
+import os
 import struct
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from xml.etree import ElementTree
 
 import numpy as np
@@ -130,8 +133,8 @@ def test_every_plot_is_a_small_picture(notes: Path, chats: Path) -> None:
         width, height = struct.unpack(">II", png[16:24])
         assert width > 300
         assert 50 < height < 1000
-        assert len(svg := as_svg(picture)) < MAX_PNG_BYTES
-        assert (as_png(picture), as_svg(picture)) == (png, svg), "the same picture, the same bytes"
+        assert len(svg := as_svg(picture, "notes")) < MAX_PNG_BYTES
+        assert (as_png(picture), as_svg(picture, "notes")) == (png, svg), "the same picture, the same bytes"
 
 
 def test_the_sources_with_the_lowest_ratios_are_shown_and_equal_ones_by_name() -> None:
@@ -143,27 +146,49 @@ def test_the_sources_with_the_lowest_ratios_are_shown_and_equal_ones_by_name() -
 
 @pytest.mark.parametrize("kind", ["columns", "bars"])
 def test_an_svg_shows_all_texts_and_values_in_the_colors_of_the_page(kind: Literal["columns", "bars"]) -> None:
-    hostile = '$x"><script>&'
-    picture = Picture(
-        kind=kind, title=hostile, names=["a\ud800\x01\n", hostile * 9, "c"], values=[3, 0, 40], limit=(1, hostile), legend={MAIN: hostile}
-    )
+    given, hostile = '$x"><script>&\ud800\x01\n', '$x"><script>&   '
+    texts: dict[str, Any] = {
+        "title": given,
+        "labels": [given] * 3,
+        "ticks": [(1, given), (2, given * 9)],
+        "limit": (1, given),
+        "legend": {MAIN: given},
+    }
+    picture = Picture(kind=kind, names=[given, given * 9, "c"], values=[3, 0.00001, 40_000], **texts)
     svg = as_svg(picture, "of $it$")
     tree = ElementTree.fromstring(svg)
     assert tree.attrib["aria-label"] == f"of $it$: {hostile}"
-    assert [title.text for title in tree.iter("title")] == ["a   : 3", f"{hostile * 9}: 0", "c: 40"]
-    texts = [text.text for text in tree.iter("text")]
-    assert texts.count(hostile) == 3, "the title, the limit and the legend"
-    assert kind == "columns" or f"{(hostile * 9)[:23]}…" in texts
+    assert [title.text for title in tree.iter("title")] == [
+        f"{name}, {hostile}: {value}" for name, value in ((hostile, "3"), (hostile * 9, "1e-05"), ("c", "40,000"))
+    ]
+    shown = [text.text for text in tree.iter("text")]
+    assert shown.count(hostile) == {"columns": 4, "bars": 7}[kind], "the title, the limit, the legend, a tick, and the labels of bars"
+    assert kind == "columns" or f"{(hostile * 9)[:23]}…" in shown
     assert "#" not in svg, "every color is a variable, and nothing refers to an id"
     assert not [name for element in tree.iter() for name in element.attrib if name in ("id", "style", "clip-path")]
     assert "<script" not in svg
     assert as_png(picture).startswith(b"\x89PNG")
 
 
+def test_wide_names_of_bars_are_not_cut() -> None:
+    tree = ElementTree.fromstring(as_svg(Picture(kind="bars", title="", names=["COMMON_CRAWL_2024_GERMAN"], values=[1]), "notes"))
+    [end] = [float(text.attrib["x"]) for text in tree.iter("text") if text.text == "COMMON_CRAWL_2024_GERMAN"]
+    assert end > 183.9, "its width in DejaVu Sans of 11 points"
+
+
+def test_drawing_says_nothing_of_a_home_that_cannot_be_written_or_of_letters_for_the_browser() -> None:
+    drawing = (
+        "from niels_cache_assets.plots.drawing import *; as_svg(Picture(kind='bars', title='日本', names=['本'], values=[1]), 'notes')"
+    )
+    environment = {name: value for name, value in os.environ.items() if name not in ("MPLCONFIGDIR", "XDG_CONFIG_HOME", "XDG_CACHE_HOME")}
+    done = subprocess.run([sys.executable, "-c", drawing], env={**environment, "HOME": os.devnull}, capture_output=True, check=True)
+    assert (done.stdout, done.stderr) == (b"", b"")
+
+
 @pytest.mark.parametrize("kind", ["columns", "bars"])
 def test_a_picture_of_nothing_says_so(kind: Literal["columns", "bars"]) -> None:
     picture = Picture(kind=kind, title="dropped", names=[], values=[])
-    assert ">dropped: none<" in as_svg(picture)
+    assert ">dropped: none<" in as_svg(picture, "notes")
     assert as_png(picture).startswith(b"\x89PNG")
 
 

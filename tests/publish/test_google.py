@@ -182,11 +182,11 @@ def test_a_record_is_created_once_and_replaced_only_as_it_was_read(gcs: Loopback
     store, build = open_store(ADDRESS), letters(caches)
     push(build, ADDRESS)
     with pytest.raises(ConflictError):
-        store.create(META_NAME, b"{}")
+        store.write_if(META_NAME, b"{}", state=None)
     _, read = read_record(store)
     push(open_local_build(caches.other), ADDRESS, replace_other=True)
     with pytest.raises(ConflictError):
-        store.exchange(META_NAME, build.record.content(), state=read)
+        store.write_if(META_NAME, build.record.content(), state=read)
     assert record_at(ADDRESS).previous == (build.record.content_sha256,)
 
 

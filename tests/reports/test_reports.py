@@ -19,14 +19,15 @@ from markdown_it import MarkdownIt
 from niels_cache_assets.cli import main
 from niels_cache_assets.facts.contents import budget_rule
 from niels_cache_assets.facts.mixture import ALL, MixturePlan, all_mixtures
+from niels_cache_assets.plots.drawing import Picture, as_svg
 from niels_cache_assets.plots.pictures import MAX_MIXED, mixture_pictures
 from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_assets.project.tables import BlendSettings, ReportsSettings
-from niels_cache_assets.reports.cache import CacheReport, cache_report, find_items
+from niels_cache_assets.reports.cache import CacheItem, CacheReport, cache_report, find_items
 from niels_cache_assets.reports.drawings import Drawings, draw_report
 from niels_cache_assets.reports.history import CheckRecord, FolderHistory, History
 from niels_cache_assets.reports.markdown import cache_markdown, mixture_markdown
-from niels_cache_assets.reports.page import render_page, write_page
+from niels_cache_assets.reports.page import page_path, render_page, write_page
 from niels_cache_runtime import TokenLoader, read_meta, write_meta
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import content_sha256
@@ -146,6 +147,9 @@ def test_the_picture_of_a_mixture_has_the_largest_sources(project: SmallProject)
         many = tuple(replace(mixture.sources[0], name=f"data set {index}") for index in range(count))
         shares, times = mixture_pictures(replace(mixture, sources=many))
         assert len(shares.names) == 3 * len(times.labels) == 3 * min(count, MAX_MIXED)
+    svg = as_svg(shares, mixture.name)
+    assert missing(svg, f"{mixture.name}: share", *(f"<title>data set 0, {each}: " for each in ("available", "configured", "read"))) == []
+    assert svg.count(">data set 0<") == 1, "one label at the left of three bars"
 
 
 @pytest.mark.parametrize(
@@ -224,7 +228,7 @@ def test_what_moved_failed_or_ended_before_its_budget_needs_attention_once(proje
     assert failed == "whole: no"
     assert missing(moved, f"revision {letters.revision}", "upstream", "at abc") == []
     rule = budget_rule(train_tokens=10_000_000_000, val_tokens=0)
-    ended = replace(letters, meta={**letters.meta, "split_rule": rule})
+    ended = CacheItem(replace(letters.state, meta={**letters.meta, "split_rule": rule}))
     (short,) = said(item=ended)  # built before there was a check
     assert missing(short, "<0.1%", "train_tokens") == []
     recorded = FolderHistory(checks=(CheckRecord(name="budgets_met", outcome="warning", said=short, when=NOW),))
@@ -263,6 +267,8 @@ def test_the_page_holds_all_it_shows_and_asks_for_nothing(project: SmallProject,
     content = render_page(reported(project), drawings, now=NOW)
     page = Page(content)
     assert len(page.all("svg")) == 2 * len(reported(project).mixtures) + sum(map(len, drawings.values())) > 10
+    labels = [attributes["aria-label"] or "" for attributes in page.all("svg")]
+    assert all(sum(label.startswith(f"{mixture.name}: ") for label in labels) == 2 for mixture in reported(project).mixtures)
     addresses = [attributes["href"] or "" for attributes in page.all("a")]
     assert addresses
     assert all(address.startswith("#") for address in addresses)
@@ -281,13 +287,34 @@ def test_the_page_holds_all_it_shows_and_asks_for_nothing(project: SmallProject,
     assert not [document for document in documents if document[:40] in content], "no text of a document"
 
 
+def test_a_page_draws_only_what_the_last_one_does_not_show(
+    project: SmallProject, drawings: Drawings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report, drawn = replace(reported(project), root=tmp_path), []
+
+    def draw(picture: Picture, of: str) -> str:
+        drawn.append(picture.title)
+        return as_svg(picture, of)
+
+    monkeypatch.setattr("niels_cache_assets.reports.page.as_svg", draw)
+    page = render_page(report, drawings, now=NOW)
+    assert len(drawn) > 10
+    write_page(page_path(tmp_path), page)
+    drawn.clear()
+    assert (render_page(report, drawings, now=NOW), drawn) == (page, [])
+    folder = next(folder for folder, pictures in drawings.items() if len(pictures) > 2)
+    first, *others = (each for each in drawings[folder] if isinstance(each, Picture))
+    render_page(report, {**drawings, folder: [replace(first, title="a new title"), *others]}, now=NOW)
+    assert drawn == ["a new title"]
+
+
 def hostile_strings(text: str, project: SmallProject, tmp_path: Path) -> tuple[CacheReport, Drawings]:
     """A report with `text` wherever something that is not ours can stand."""
     report = reported(project)
     items = []
     for item in report.items:
         meta = {**item.meta, "dataset_revision": text, "split_rule": text, "dropped": {text: 3}} if item.meta else {}
-        items.append(replace(item, state=replace(item.state, name=text + item.name, advice=text, directory=tmp_path / text), meta=meta))
+        items.append(CacheItem(replace(item.state, name=text + item.name, advice=text, directory=tmp_path / text, meta=meta)))
     check = CheckRecord(name=text, outcome="failed", said=text, when=NOW)
     recorded = FolderHistory(newest_revision=f"now {text}", checks=(check,))
     history = History(source=text, folders={(tmp_path / text).absolute(): recorded}, checks=(check,))
@@ -326,7 +353,7 @@ def test_masked_places_are_in_the_page_as_text(project: SmallProject) -> None:
     places = {"email": 3, "phone": 1}
     examples = [{"kind": "email", "before": f"Write to {HOSTILE}", "form": "aa@aaa.aa", "after": " & ask"}]
     masked = {"documents": 2, "places": places, "examples": examples}
-    shown = replace(report, items=(replace(corpus, meta={**corpus.meta, "masked": masked}),))
+    shown = replace(report, items=(CacheItem(replace(corpus.state, meta={**corpus.meta, "masked": masked})),))
     plain, page = (Page(render_page(each, {}, now=NOW)) for each in (replace(report, items=(corpus,)), shown))
     assert "Masked" not in plain.text
     assert "aa@aaa.aa" in page.text

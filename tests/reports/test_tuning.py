@@ -249,6 +249,7 @@ def test_the_page_is_self_contained_and_shows_everything(
     hostile = json.loads(json.dumps(found).replace(excerpt, '"<script>{{ 7*7 }}"'))
     assert "&lt;script&gt;{{ 7*7 }}" in render_tuning(hostile)
     assert "<script" not in render_tuning(hostile)
+    assert re.findall(r"<title>from [\d.]+ to [\d.]+, (?:stays|another rule drops it): \d+<", page)
     assert page.count("<svg") == len(found["cleaning"]["rules"]) + 2
     for rule in found["cleaning"]["rules"]:
         assert f'id="{rule["key"]}"' in page

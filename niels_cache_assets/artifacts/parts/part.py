@@ -48,7 +48,6 @@ from niels_cache_assets.build_cache.pretrain import PretrainBuild
 from niels_cache_assets.build_cache.pretrain_writer import PretrainWriter, WriterState
 from niels_cache_assets.disk.identity import without_keys
 from niels_cache_assets.disk.space import SpaceNeed, pretrain_need
-from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.disk.table_file import ParquetWriter, sealing
 from niels_cache_assets.facts.contents import budget_rule
 from niels_cache_assets.parts.exclusion import (
@@ -645,7 +644,7 @@ class GrownShare(_ShareOfPlan):
     @cached_property
     def built(self) -> Meta | None:
         """The meta.json of the cache that one process built, if it is still in the folder of the data set and has these settings."""
-        meta, spec = self._single_process_build(), self.spec
+        meta, spec = self.spec.parts_plan.single_process_build(), self.spec
         if meta is None or not part_of(spec, self.number).is_current(meta) or not content_matches(spec, spec.directory, meta):
             return None
         return meta
@@ -653,13 +652,7 @@ class GrownShare(_ShareOfPlan):
     @property
     def exists(self) -> bool:
         """Whether one process has built the data set. It may have had other settings."""
-        return self._single_process_build() is not None
-
-    def _single_process_build(self) -> Meta | None:
-        meta = finished_meta(self.spec.directory)
-        if meta is None or not meta.get("built") or "parts" in meta or meta.get("dataset_name") != self.spec.name:
-            return None
-        return meta
+        return self.spec.parts_plan.single_process_build() is not None
 
     def need(self) -> SpaceNeed | None:
         return None if self.built is not None else super().need()
@@ -681,8 +674,10 @@ class GrownShare(_ShareOfPlan):
         else:
             for path in work.directory.iterdir():  # of an unfinished build that was kept
                 remove(path)
-            link_all(built, spec.directory, work.directory, target=cache.directory, log=work.log)
-            if finished_meta(spec.directory) != built:
+            stored = work.stored
+            link = None if stored is None else stored.link_published(spec.directory)
+            link_all(built, spec.directory, work.directory, target=cache.directory, log=work.log, link=link)
+            if spec.parts_plan.single_process_build() != built:
                 raise NielsCacheError(f"{spec.directory}: was built again while its files were being linked; run it again")
             meta = {**without_keys(built, "meta_sha256", "overlap"), "dataset_name": f"{spec.name}/{cache.member}"}
             written = WriteResult(meta=meta)

@@ -14,11 +14,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from niels_cache_assets.artifacts.base import Artifact, BuildJob, BuildLock, Log, ReportedProgress, WriteResult
+from niels_cache_assets.artifacts.stored import in_store
 from niels_cache_assets.base.fingerprint import fingerprint_of, identity_settings
 from niels_cache_assets.base.wording import format_count, format_list
 from niels_cache_assets.disk.identity import as_recorded, differences, without_keys
-from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.facts.lineage import files_of_lineage
+from niels_cache_assets.facts.published import address_in_store, finished_cache, folder_with
 from niels_cache_assets.parts.attempts import attempt_scratch
 from niels_cache_assets.parts.layout import PLAN_NAME, PLAN_STAGED, VAL_BITS, parts_dir
 from niels_cache_assets.parts.plan import CODE_VERSION, Plan, PlannedGroup, encode_group, plan_parts, proposed_shard_bytes
@@ -318,17 +319,27 @@ class PartsPlan(Artifact):
 
     def _refuse_other_files(self, now: PlannedGroup) -> None:
         """Raise NielsCacheError if one process has built the data set from files other than those of the first group now."""
-        cache = dataset_dir(self.root, "pretrain", self.name)
-        meta = finished_meta(cache)
-        if meta is None or not meta.get("built") or "parts" in meta or meta.get("dataset_revision") == now.revision:
+        meta = self.single_process_build()
+        if meta is None or meta["dataset_revision"] == now.revision:
             return
-        built_from = {name for split in SPLITS for name in files_of_lineage(cache / documents_name(split))}
-        current = {file.name for file in now.listed}
+        built_from, current = self.files_of_build(), {file.name for file in now.listed}
         changes = _describe_files(deleted=sorted(built_from - current), new=sorted(current - built_from)) or "a changed file"
         raise NielsCacheError(
-            f"{cache}: {changes} since this cache was built; put the files back, name new ones with niels-cache part --add, "
-            f"or build everything again: {self.build_command} --force"
+            f"{dataset_dir(self.root, 'pretrain', self.name)}: {changes} since this cache was built; put the files back, "
+            f"name new ones with niels-cache part --add, or build everything again: {self.build_command} --force"
         )
+
+    def single_process_build(self) -> Meta | None:
+        """Return the meta.json of the cache that one process has built for the data set, or None."""
+        meta = finished_cache(self.registry, self.root, "pretrain", self.name)
+        is_whole = meta is not None and meta.get("built") and "parts" not in meta and meta.get("dataset_name") == self.name
+        return meta if is_whole else None
+
+    def files_of_build(self) -> set[str]:
+        """Return the names of the files that one process has read for this cache."""
+        lineage, cache = [*map(documents_name, SPLITS)], dataset_dir(self.root, "pretrain", self.name)
+        with folder_with(lineage, cache, address_in_store(self.registry, "pretrain", self.name)) as folder:
+            return {name for each in lineage for name in files_of_lineage(folder / each)}
 
     def group(self, number: int, revision: str | None, *, text_field: str | None = None, hashed: bool = True) -> PlannedGroup:
         """Return a group of parts for the files of upstream at `revision`.
@@ -471,13 +482,12 @@ def check_addition(
                 "settings; change the table there"
             )
     source = registry.pretrain[name]
-    meta = finished_meta(dataset_dir(root, "pretrain", name))
-    is_whole = meta is not None and meta.get("built") and "parts" not in meta
     entry, keys = dict(new_table), dict[str, Any]()
     if isinstance(source, HubData) and not source.local_key:
         entry["revision"] = source.model_copy(update={"pinned_revision": None}).revision({})
-        if source.parts == 1 and is_whole and meta is not None:
-            keys |= _pinned(registry, name, source, meta["dataset_revision"])
+        built = PartsPlan(registry=registry, root=root, name=name, source=source, build=registry.build).single_process_build()
+        if source.parts == 1 and built is not None:
+            keys |= _pinned(registry, name, source, built["dataset_revision"])
     grown = _grown(registry, name, {**keys, "added": [*existing_tables, entry]})
     plan = PartsPlan(registry=registry, root=root, name=name, source=grown, build=registry.build)
     revision = grown.revision({}) if isinstance(grown, HubData) else None
@@ -485,7 +495,7 @@ def check_addition(
     if source.parts == 1:
         grown.list_files(revision, hashed=False)  # raises an error if one process would read the new files
     assert isinstance(source, SourceWithParts)
-    known = _existing_files(plan, source, is_whole=bool(is_whole))
+    known = _existing_files(plan, source)
     new = grown.located(group.listed, None)
     if known_names := [file.name for file, location in zip(group.listed, new, strict=True) if _address(file, location.url) in known]:
         raise NielsCacheError(
@@ -524,14 +534,13 @@ def _grown(registry: Registry, name: str, keys: Mapping[str, Any]) -> SourceWith
     return grown
 
 
-def _existing_files(plan: PartsPlan, source: SourceWithParts, *, is_whole: bool) -> set[str]:
+def _existing_files(plan: PartsPlan, source: SourceWithParts) -> set[str]:
     """Return the addresses of the files that the plan has, or that one process has read if there is no plan."""
-    planned = plan.finished()
+    planned = in_store(plan).finished()
     if planned is not None:
         names = {file.name for group in Plan.of(planned).groups for file in group.listed}
-    elif is_whole:
-        cache = dataset_dir(plan.root, "pretrain", plan.name)
-        names = {name for split in SPLITS for name in files_of_lineage(cache / documents_name(split))}
+    elif plan.single_process_build() is not None:
+        names = plan.files_of_build()
     else:
         return set()
     if isinstance(source, HubData):

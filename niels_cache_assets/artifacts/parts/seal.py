@@ -6,6 +6,7 @@ The parts are those of the plan. With `prepare`, they are those of the corpus.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from niels_cache_assets.artifacts.base import Artifact, BuildJob, WriteResult
@@ -27,12 +28,15 @@ from niels_cache_assets.artifacts.parts.part import (
     with_removed_ids_only,
 )
 from niels_cache_assets.base.documents import merge_facts
+from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.build_cache import CODE_VERSIONS
 from niels_cache_assets.corpus.identity import require_unchanged
+from niels_cache_assets.disk.journal import SCRATCH_NAME
 from niels_cache_assets.parts.seal import CODE_VERSION, SealInput, seal
+from niels_cache_assets.parts.store import folder_of
 from niels_cache_assets.sources.types import SourceWithParts
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split
+from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split, doc_ends_name
 from niels_cache_runtime.format.meta import Meta, read_meta
 
 
@@ -112,11 +116,17 @@ class JoinedCache(DatasetArtifact[SourceWithParts]):
 
     def write(self, work: BuildJob) -> WriteResult:
         of_parts: tuple[Split, ...] = ("train",) if self.spec.source.has_val_part else SPLITS
+        stored = work.stored
+        folder, link = self.spec.parts_folder, None
+        if stored is not None:
+            folders = {directory.name: key for directory, key in self.folders_in_store().items()}
+            folder, names = work.directory / SCRATCH_NAME, [META_NAME, *map(doc_ends_name, SPLITS)]
+            link = stored.join(folders, names, folder)
         members = [
             SealInput(
                 name=member.directory.name,
-                directory=member.directory,
-                meta=self._read_checked_meta(member),
+                directory=folder / member.directory.name,
+                meta=self._read_checked_meta(member, folder / member.directory.name),
                 splits=("val",) if isinstance(member, ValPart) else of_parts,
             )
             for member in self.members()
@@ -129,7 +139,7 @@ class JoinedCache(DatasetArtifact[SourceWithParts]):
             "split_rule": self.split_rule,
             "seed": self.spec.build.seed,
             "fingerprint": work.fingerprint,
-            **seal(members, work.directory, target=self.directory, log=work.log),
+            **seal(members, work.directory, target=self.directory, log=work.log, link=link),
         }
         meta = with_removed_ids_only(self.spec, meta, work.identity)
         self._require_same_builds(members)
@@ -141,19 +151,29 @@ class JoinedCache(DatasetArtifact[SourceWithParts]):
             meta = {**meta, "dropped": dict(dropped), "facts": merge_facts([corpus["facts"], meta["facts"]])}
         return WriteResult(meta=with_overlap(self.spec, meta, work), warning=_shortfall(members))
 
-    def _read_checked_meta(self, member: PretrainCache | ValPart) -> Meta:
+    def folders_in_store(self) -> dict[Path, str]:
+        """Return the folder of each part in a store, by its folder on this machine."""
+        found = ((each.directory, fingerprint_of(each.identity(each.revision()))) for each in self.members())
+        return {directory: folder_of(directory.name, fingerprint) for directory, fingerprint in found}
+
+    def _read_checked_meta(self, member: PretrainCache | ValPart, folder: Path) -> Meta:
         """Return the meta.json of a part, after a comparison with the plan, the tokenizer and the files.
+
+        Args:
+            member: The part.
+            folder: Where its meta.json is. Its files are there, too, unless they are in a store.
 
         Raises:
             NielsCacheError: If the part cannot be joined.
         """
-        folder, command = member.directory, self.spec.parts_plan.build_command
+        command = self.spec.parts_plan.build_command
         if not (folder / META_NAME).exists():
             raise NielsCacheError(f"{folder}: this part does not exist yet; build it first: {command}")
         meta = read_meta(str(folder / META_NAME))
         if not member.is_current(meta):
             raise NielsCacheError(f"{folder}: {difference(member, meta)}; build it again: {command}")
-        check_files(folder, meta, verify=self.spec.build.verify_parts)
+        if folder == member.directory:
+            check_files(folder, meta, verify=self.spec.build.verify_parts)
         return meta
 
     def _require_same_builds(self, members: Sequence[SealInput]) -> None:

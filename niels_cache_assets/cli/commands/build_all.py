@@ -18,20 +18,17 @@ from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.base.processes import stop_on_signals
 from niels_cache_assets.base.wording import SHORT_SHA256, UNKNOWN, file_size, format_count, format_duration, format_list
-from niels_cache_assets.cli.command import CACHES, WHERE, Command, option, switch
-from niels_cache_assets.cli.console import PROGRAM, diagnostics, is_quiet, new_table, output, print_facts, print_json
+from niels_cache_assets.cli.command import CACHES, TOKENIZER, WHERE, Command, option, switch
+from niels_cache_assets.cli.console import PROGRAM, diagnostics, display, is_quiet, new_table, print_facts, print_json, styled
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_assets.cli.overrides import FLAGS, collect_overrides
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.safe_open import require_utf8
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from niels_cache_assets.artifacts.forecast.steps import Step
     from niels_cache_assets.defs.launcher import LaunchResult
     from niels_cache_assets.project.registry import Registry
-    from niels_cache_runtime.format.meta import Meta
 
 _STYLES = {"built": "green", "cache_hit": "green", "disabled": "dim", "skipped": "yellow", "failed": "bold red"}
 _STEP_STYLES = {"build": "cyan", "cache_hit": "green", "disabled": "dim", "skip": "yellow", "fail": "bold red"}
@@ -99,20 +96,21 @@ def run(arguments: argparse.Namespace) -> int:
     root = cache_root(registry, arguments.cache_dir)
     _check_names(registry, arguments.only)
     _require_tokenizer_of_all(registry, root, arguments)
+    if not arguments.dry_run:
+        _require_writable(root)
+    print_advice(registry)
     if arguments.dry_run:
         return _dry_run(registry, root, arguments)
-    _require_writable(root)
-    print_advice(registry)
     with stop_on_signals(), build_listener(diagnostics()) as listener:
         from niels_cache_assets.defs.launcher import launch_builds  # takes seconds: dagster
 
         results = launch_builds(registry, root=root, only=arguments.only, force=arguments.force, wait=arguments.wait, listener=listener)
     code = FAILED if any(result.state == "failed" for result in results) else DONE
-    if print_facts(arguments, {"root": root, "results": [_result_json(result) for result in results]}):
+    rows = [_row(result) for result in results]
+    if print_facts(arguments, {"root": root, "results": rows}):
         return code
-    console = output()
-    _print_results(console, results)
-    _print_next_steps(console, results, arguments)
+    _print_results(results, rows)
+    _print_next_steps(results, arguments)
     return code
 
 
@@ -121,10 +119,8 @@ def _dry_run(registry: Registry, root: Path, arguments: argparse.Namespace) -> i
     from niels_cache_assets.artifacts.forecast.estimates import parts_at_once
     from niels_cache_assets.artifacts.forecast.steps import forecast, peak_memory
     from niels_cache_assets.artifacts.graph import graph
-    from niels_cache_assets.cli.context import print_advice
     from niels_cache_assets.disk.space import free_bytes
 
-    print_advice(registry)
     with stop_on_signals():
         steps = forecast(graph(registry, root), only=arguments.only, force=arguments.force)
     sums = _sums(steps, peak_memory(steps, at_once=parts_at_once(registry, force=arguments.force)))
@@ -139,8 +135,6 @@ def _dry_run(registry: Registry, root: Path, arguments: argparse.Namespace) -> i
 
 def _print_dry_run(steps: Sequence[Step], sums: Mapping[str, tuple[Any, int]], free: int) -> None:
     """Print the table with the sums, then where the estimates come from, then what would fail."""
-    from rich.text import Text
-
     headings = [heading for heading, _ in _ESTIMATES.values()]
     table = new_table("step", "action", "why", *headings, right=frozenset(headings), shrinking=["why"])
     notes: dict[str, list[str]] = {}
@@ -148,22 +142,21 @@ def _print_dry_run(steps: Sequence[Step], sums: Mapping[str, tuple[Any, int]], f
         values = [(getattr(step.estimate, field, None), format_value) for field, (_, format_value) in _ESTIMATES.items()]
         cells = [UNKNOWN if value in (None, 0) else format_value(value) for value, format_value in values]
         why = UNKNOWN if step.action == "fail" else step.why  # a failure has a line of its own
-        table.add_row(step.name, Text(step.action.replace("_", " "), style=_STEP_STYLES[step.action]), why, *cells)
+        table.add_row(step.name, styled((step.action.replace("_", " "), _STEP_STYLES[step.action])), why, *cells)
         if step.estimate is not None:
             notes.setdefault(step.estimate.basis, []).append(step.name)
     if notes:
         table.add_section()
         table.add_row("in all", "", "", *(_sum(*sums[field], format_value) for field, (_, format_value) in _ESTIMATES.items()))
-    console = output()
-    console.print(table)
-    console.print()
+    display(table)
+    display()
     for basis, names in notes.items():
-        console.print(f"{format_list(names)}: {basis}")
+        display(f"{format_list(names)}: {basis}")
     for step in steps:
         if step.action == "fail":
-            console.print(Text.assemble((f"{step.name} would fail", _STEP_STYLES["fail"]), f": {step.why}"))
+            display(styled((f"{step.name} would fail", _STEP_STYLES["fail"]), f": {step.why}"))
     built = f"{sum(step.action == 'build' for step in steps)} of {format_count(len(steps), 'step')} would be built"
-    console.print(f"{built}; {file_size(free)} are free; nothing was built or written")
+    display(f"{built}; {file_size(free)} are free; nothing was built or written")
 
 
 def _sum(known: Any, unknown: int, format_value: Callable[[Any], str]) -> str:
@@ -181,8 +174,6 @@ def _sums(steps: Sequence[Step], peak_memory: int) -> dict[str, tuple[Any, int]]
 
 
 def _check_names(registry: Registry, only: list[str] | None) -> None:
-    from niels_cache_assets.cli.context import TOKENIZER
-
     names = [TOKENIZER, *registry.pretrain, *registry.sft, *registry.blend]
     for name in only or ():
         if name not in names:
@@ -204,7 +195,6 @@ def _require_tokenizer_of_all(registry: Registry, root: Path, arguments: argpars
         NielsCacheError: If --only names other data sets, unless --force is given.
     """
     from niels_cache_assets.artifacts.graph import graph
-    from niels_cache_assets.cli.context import TOKENIZER
 
     if not arguments.only:
         return
@@ -234,11 +224,9 @@ def _require_writable(root: Path) -> None:
         raise NielsCacheError(f"{root}: not writable; choose another --cache-dir, or change its permissions")
 
 
-def _print_results(console: Console, results: Sequence[LaunchResult]) -> None:
+def _print_results(results: Sequence[LaunchResult], rows: Sequence[Mapping[str, Any]]) -> None:
     """Print the table of results, then one line for each message, with the data sets that the message is about."""
-    from rich.text import Text
-
-    from niels_cache_assets.facts.contents import all_counts, budget_shares, content_cells
+    from niels_cache_assets.facts.contents import budget_shares, content_cells
 
     table = new_table(
         "data set",
@@ -251,67 +239,50 @@ def _print_results(console: Console, results: Sequence[LaunchResult]) -> None:
         right=frozenset({"train", "val", "size", "seconds"}),
         shrinking=["content sha256"],
     )
-    for result in results:
-        state = Text(result.state.replace("_", " "), style=_STYLES[result.state])
-        meta = result.meta or {}
-        sha256, size = _sha256(meta), _bytes(result)
+    for result, row in zip(results, rows, strict=True):
+        state = styled((result.state.replace("_", " "), _STYLES[result.state]))
         cells = [
-            *content_cells(all_counts(meta), budget_shares(meta)),
-            file_size(size) if size else UNKNOWN,
-            sha256[:SHORT_SHA256] if sha256 else UNKNOWN,
+            *content_cells(row["counts"], budget_shares(result.meta or {})),
+            file_size(row["bytes"]) if row["bytes"] else UNKNOWN,
+            row["sha256"][:SHORT_SHA256] if row["sha256"] else UNKNOWN,
         ]
         table.add_row(result.name, state, *cells, f"{result.seconds:.1f}")
-    console.print(table)
+    display(table)
     noted = [result for result in results if result.message]
     if noted:
-        console.print()
+        display()
     by_message: dict[tuple[str, str | None], list[str]] = {}
     for result in noted:
         by_message.setdefault((result.state, result.message), []).append(result.name)
     for (outcome, message), names in by_message.items():
-        console.print(Text.assemble((f"{format_list(names)} {outcome.replace('_', ' ')}", _STYLES[outcome]), f": {message}"))
-    _print_left_out(console, results)
+        display(styled((f"{format_list(names)} {outcome.replace('_', ' ')}", _STYLES[outcome]), f": {message}"))
+    _print_left_out(results)
 
 
-def _print_left_out(console: Console, results: Sequence[LaunchResult]) -> None:
+def _print_left_out(results: Sequence[LaunchResult]) -> None:
     """Print what each build left out: a warning for each reason that the settings do not request, and one line for all others."""
-    from rich.text import Text
-
     if any(result.left_out or result.drop_warnings for result in results):
-        console.print()
+        display()
     for result in results:
         for line in result.drop_warnings:
-            console.print(Text.assemble((f"{result.name} WARNING", "yellow"), f": {line}"))
+            display(styled((f"{result.name} WARNING", "yellow"), f": {line}"))
         if result.left_out:
-            console.print(f"{result.name}: {result.left_out}")
+            display(f"{result.name}: {result.left_out}")
 
 
-def _sha256(meta: Meta) -> str | None:
-    """Return the hash of the content, or None for a report. The meta.json of a report has the hash of its corpus."""
-    from niels_cache_assets.facts.contents import content_hash
+def _row(result: LaunchResult) -> dict[str, Any]:
+    """Return a row of the table, with the counts of meta.json, the size of all files, and the hash of the content.
 
-    return content_hash(meta) if "files" in meta else None
-
-
-def _bytes(result: LaunchResult) -> int | None:
-    """Return the size of all files that meta.json lists.
-
-    The meta.json of a report lists no files, so the files of a report are counted on disk.
+    The meta.json of a report lists no files and has the hash of its corpus, so the files of a report are counted on disk, without a hash.
     """
-    from niels_cache_assets.facts.contents import total_bytes
-
-    if not result.meta or not result.meta.get("built", True):
-        return None
-    if "files" in result.meta:
-        return total_bytes(result.meta["files"])
-    return sum(path.stat().st_size for path in result.directory.iterdir()) if result.directory else None
-
-
-def _result_json(result: LaunchResult) -> dict[str, Any]:
-    """Return a row of the table as JSON for programs, with the counts of meta.json."""
-    from niels_cache_assets.facts.contents import all_counts, budget_shortfall
+    from niels_cache_assets.facts.contents import all_counts, budget_shortfall, content_hash, total_bytes
 
     meta = result.meta if result.meta and result.meta.get("built", True) else {}
+    size = sha256 = None
+    if "files" in meta:
+        size, sha256 = total_bytes(meta["files"]), content_hash(meta)
+    elif meta and result.directory:
+        size = sum(path.stat().st_size for path in result.directory.iterdir())
     return {
         "name": result.name,
         "family": result.family,
@@ -321,14 +292,14 @@ def _result_json(result: LaunchResult) -> dict[str, Any]:
         "drop_warnings": [*result.drop_warnings],
         "seconds": round(result.seconds, 3),
         "directory": result.directory,
-        "bytes": _bytes(result),
-        "sha256": _sha256(meta),
+        "bytes": size,
+        "sha256": sha256,
         "counts": all_counts(meta),
         "shortfall": budget_shortfall(meta),
     }
 
 
-def _print_next_steps(console: Console, results: Sequence[LaunchResult], arguments: argparse.Namespace) -> None:
+def _print_next_steps(results: Sequence[LaunchResult], arguments: argparse.Namespace) -> None:
     """Print commands to inspect, verify and train, with the real paths. Print nothing if nothing was built or --quiet is set."""
     from niels_cache_assets.facts.training_code import training_code
     from niels_cache_runtime.format.layout import FAMILIES
@@ -338,16 +309,16 @@ def _print_next_steps(console: Console, results: Sequence[LaunchResult], argumen
     if example is None or not example.meta or not example.directory or is_quiet():
         return
     options = _options(arguments)
-    console.print("\nNext steps", style="bold")
+    display("\nNext steps", style="bold")
     for command, purpose in (
         (f"{_program()} ui{options}", "shows lineage, counts and history in the Dagster UI"),
         (f"{_program()} verify{options}", "hashes every file again"),
         (f"{_program()} sample {example.name}{options}", "shows what training will see"),
     ):
-        console.print(f"  {command}  # {purpose}")
-    console.print("\nTrain from it:\n", style="bold")
+        display(f"  {command}  # {purpose}")
+    display("\nTrain from it:\n", style="bold")
     code = training_code(example.directory, "pretrain" if example.family == "pretrain" else "sft", example.meta)
-    console.print(textwrap.indent(code, "  "))
+    display(textwrap.indent(code, "  "))
 
 
 def _program() -> str:

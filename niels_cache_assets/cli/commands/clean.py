@@ -21,15 +21,13 @@ from niels_cache_assets.base.parallel import map_in_processes
 from niels_cache_assets.base.reasons import DROP_REASONS, explain, reasons_of
 from niels_cache_assets.base.wording import format_count, format_share
 from niels_cache_assets.cli.command import PRETRAIN, WHERE, Command, integer_at_least, option, raise_invalid
-from niels_cache_assets.cli.console import diagnostics, excerpt, new_table, output, print_facts, title_of
+from niels_cache_assets.cli.console import diagnostics, display, excerpt, new_table, print_facts, title_of
 from niels_cache_assets.cli.overrides import parse_value
 from niels_cache_assets.corpus.layout import REJECTED, REJECTED_NAME
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.reading import available_threads
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from niels_cache_assets.base.documents import Document
     from niels_cache_assets.cleaning.settings import CleaningSettings
     from niels_cache_assets.corpus.chunks import CorpusChunk, CorpusCounts
@@ -114,12 +112,11 @@ def _show_dropped(arguments: argparse.Namespace, registry: Registry, root: Path)
     given, kept, by_source = source_documents(meta), meta["documents"]["kept"], Counter[str](meta["dropped_by_source"])
     if print_facts(arguments, {"name": name, "read": given, "kept": kept, "dropped": dropped, "examples": examples}):
         return
-    console = output()
-    _print_reasons(console, f"{name}: ", kept=kept, by_cleaning=dropped - by_source, by_source=by_source)
-    _print_examples(console, examples)
+    _print_reasons(f"{name}: ", kept=kept, by_cleaning=dropped - by_source, by_source=by_source)
+    _print_examples(examples)
     if arguments.reason and dropped[arguments.reason] and not examples and arguments.count:
         explanation = "these documents were dropped while the source was read; no examples of them are saved"
-        console.print(f"{arguments.reason}: {format_count(dropped[arguments.reason], 'document')}; {explanation}")
+        display(f"{arguments.reason}: {format_count(dropped[arguments.reason], 'document')}; {explanation}")
 
 
 def _clean_files(arguments: argparse.Namespace, registry: Registry) -> None:
@@ -135,8 +132,8 @@ def _clean_files(arguments: argparse.Namespace, registry: Registry) -> None:
             status.update(f"cleaning {outcome.before.documents:,} documents, {outcome.after.documents:,} kept")
     examples = _select_examples(outcome.report.rows(), arguments)
     if not print_facts(arguments, {**outcome.meta(), "examples": examples}):
-        _print_counts(output(), outcome)
-        _print_examples(output(), examples)
+        _print_counts(outcome)
+        _print_examples(examples)
 
 
 def _thresholds(arguments: argparse.Namespace) -> CleaningSettings:
@@ -186,38 +183,37 @@ def _input_bytes(source: PretrainSource) -> int:
     return sum(os.path.getsize(path) for path in getattr(source, "files", []) if os.path.isfile(path))
 
 
-def _print_counts(console: Console, outcome: CorpusCounts) -> None:
+def _print_counts(outcome: CorpusCounts) -> None:
     from niels_cache_assets.artifacts.corpus_facts import estimated_tokens
 
     before, after = outcome.before, outcome.after
     by_source = outcome.dropped_by_source.dropped
-    _print_reasons(console, "", kept=after.documents, by_cleaning=outcome.report.dropped, by_source=by_source)
+    _print_reasons("", kept=after.documents, by_cleaning=outcome.report.dropped, by_source=by_source)
     if before.characters:
         tokens = f"about {format_count(estimated_tokens(after.characters), 'token')}"
-        console.print(f"\n{format_count(before.characters, 'character')} read, {after.characters:,} kept, {tokens}")
+        display(f"\n{format_count(before.characters, 'character')} read, {after.characters:,} kept, {tokens}")
     if masked := outcome.report.masked:
         kinds = ", ".join(f"{kind} {count:,}" for kind, count in sorted(masked.items()))
-        console.print(f"masked in {format_count(outcome.report.masked_documents, 'kept document')}: {kinds}")
+        display(f"masked in {format_count(outcome.report.masked_documents, 'kept document')}: {kinds}")
 
 
-def _print_reasons(console: Console, title: str, *, kept: int, by_cleaning: Mapping[str, int], by_source: Mapping[str, int]) -> None:
+def _print_reasons(title: str, *, kept: int, by_cleaning: Mapping[str, int], by_source: Mapping[str, int]) -> None:
     """Print the number of kept documents, and the number of dropped documents for each reason.
 
     Args:
-        console: Where to print.
         title: Heading of the table.
         kept: Number of kept documents.
         by_cleaning: Number of documents that the cleaning chain dropped, by reason.
         by_source: Number of documents that the source dropped while reading, before the cleaning chain, by reason.
     """
     given = kept + sum(by_cleaning.values()) + sum(by_source.values())
-    console.print(f"{title}{format_count(given, 'document')} read, {kept:,} kept", style="bold")
+    display(f"{title}{format_count(given, 'document')} read, {kept:,} kept", style="bold")
     table = new_table("", "documents", "share", "meaning", right=["documents", "share"], shrinking=["meaning"])
     table.add_row("kept", f"{kept:,}", format_share(kept, given), "", style="bold")
     rows = [(reason, note, count) for counts, note in ((by_cleaning, ""), (by_source, " (when read)")) for reason, count in counts.items()]
     for reason, note, count in sorted(rows, key=lambda row: (-row[2], row[0] + row[1])):
         table.add_row(reason + note, f"{count:,}", format_share(count, given), explain(reason))
-    console.print(table)
+    display(table)
 
 
 def _select_examples(rows: Iterable[Example], arguments: argparse.Namespace) -> list[Example]:
@@ -236,13 +232,11 @@ def evenly_spaced(rows: Sequence[Example], count: int) -> list[Example]:
     return [rows[index * len(rows) // count] for index in range(count)]
 
 
-def _print_examples(console: Console, examples: Iterable[Example]) -> None:
+def _print_examples(examples: Iterable[Example]) -> None:
     """Print examples, each below a heading such as `list_page 0.734: Title (articles.jsonl, row 12)`."""
     from niels_cache_assets.cleaning.report import EXCERPT_CHARACTERS  # an example has no more text than this
-    from niels_cache_assets.tokenizer.decoding import spell_controls
 
     for row in examples:
-        title = spell_controls(row["title"]) if row["title"] else None
         value = "" if row["value"] is None else f" {row['value']:.4g}"
-        console.print(f"\n--- {row['reason']}{value}: {title_of(title, row['file'], row['row'])}", style="bold")
-        console.print(excerpt(row["excerpt"], EXCERPT_CHARACTERS))
+        display(f"\n--- {row['reason']}{value}: {title_of(row['title'], row['file'], row['row'])}", style="bold")
+        display(excerpt(row["excerpt"], EXCERPT_CHARACTERS))

@@ -9,14 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.base.wording import UNKNOWN, format_count
 from niels_cache_assets.cli.command import Command, integer_at_least, option
-from niels_cache_assets.cli.console import DIFFERENCE_STYLE, new_table, output, print_facts
+from niels_cache_assets.cli.console import DIFFERENCE_STYLE, display, mark, new_table, print_facts, styled
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.text import Text
-
     from niels_cache_assets.inspection.differences.documents import DifferingDocument, DocumentDifferences
     from niels_cache_assets.inspection.differences.folders import DatasetDifferences, MetaDifference
     from niels_cache_assets.inspection.differences.tokens import TokenDifference, TokenPosition
@@ -81,45 +78,44 @@ def run(arguments: argparse.Namespace) -> int:
     }
     if print_facts(arguments, facts):
         return DIFFERENT if differ else DONE
-    console = output()
     for letter, path in (("A", a), ("B", b)):
-        console.print(f"{letter}  {path}")
+        display(f"{letter}  {path}")
     for side in SIDES:
         for name in alone[side]:
-            console.print(f"\n{name}: only in {side.upper()}", style="yellow")
+            display(f"\n{name}: only in {side.upper()}", style="yellow")
     for each in found:
         if each.differ:
-            _print(console, each)
+            _print(each)
     if same := [each.name for each in found if not each.differ]:
-        console.print(f"\nno difference: {', '.join(same)}")
+        display(f"\nno difference: {', '.join(same)}")
     return DIFFERENT if differ else DONE
 
 
-def _print(console: Console, found: DatasetDifferences) -> None:
-    console.print(f"\n{found.name}", style="bold")
+def _print(found: DatasetDifferences) -> None:
+    display(f"\n{found.name}", style="bold")
     noun = "example" if found.name.startswith("sft/") else "document"
-    _print_values(console, "settings that differ", found.metas.settings)
+    _print_values("settings that differ", found.metas.settings)
     if found.metas.has_unrecorded:
-        console.print(f"  {_UNRECORDED}")
-    _print_values(console, "counts that differ", found.metas.counts)
+        display(f"  {_UNRECORDED}")
+    _print_values("counts that differ", found.metas.counts)
     if found.documents is not None and found.documents.differ:
-        _print_documents(console, found.documents, noun)
+        _print_documents(found.documents, noun)
     elif found.documents is None and found.tokens:
-        console.print("  documents are not compared: one of the builds does not record their lineage")
+        display("  documents are not compared: one of the builds does not record their lineage")
     tokenizers = {side: _tokenizer_of(path) for side, path in (("a", found.a), ("b", found.b))}
     for split, difference in found.tokens.items():
         if difference is not None:
-            _print_tokens(console, split, difference, tokenizers, noun)
+            _print_tokens(split, difference, tokenizers, noun)
 
 
-def _print_values(console: Console, title: str, values: Sequence[MetaDifference]) -> None:
+def _print_values(title: str, values: Sequence[MetaDifference]) -> None:
     if not values:
         return
     table = new_table(title, "A", "B", shrinking=["A", "B"])
     for each in values:
         table.add_row(each.label, _format_value(each.a), _format_value(each.b))
-    console.print()
-    console.print(table)
+    display()
+    display(table)
 
 
 def _format_value(value: Any) -> str:
@@ -131,23 +127,23 @@ def _format_value(value: Any) -> str:
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"
 
 
-def _print_documents(console: Console, found: DocumentDifferences, noun: str) -> None:
+def _print_documents(found: DocumentDifferences, noun: str) -> None:
     from niels_cache_assets.inspection.differences.documents import SIDES
     from niels_cache_runtime.format.layout import SPLITS
 
-    console.print()
+    display()
     table = new_table(f"{noun}s", *SPLITS, "not in the other", right=[*SPLITS, "not in the other"])
     for side in SIDES:
-        table.add_row(side.upper(), *(f"{found.rows[side][split]:,}" for split in SPLITS), f"{found.only[side]:,}")
-    console.print(table)
-    counts = {"a": found.only["a"], "b": found.only["b"], "moved": found.moved, "resized": found.resized}
-    for kind, description in _KINDS.items():
-        if counts[kind]:
-            console.print(f"  {format_count(counts[kind], noun)} {description}:")
-            for listed in found.first[kind]:
-                console.print(f"    {_describe_document(listed, noun)}")
-            if counts[kind] > len(found.first[kind]):
-                console.print(f"    ... and {counts[kind] - len(found.first[kind]):,} more")
+        table.add_row(side.upper(), *(f"{found.rows[side][split]:,}" for split in SPLITS), f"{found.counts[side]:,}")
+    display(table)
+    for kind, count in found.counts.items():
+        first = found.first[kind]
+        if count:
+            display(f"  {format_count(count, noun)} {_KINDS[kind]}:")
+        for listed in first:
+            display(f"    {_describe_document(listed, noun)}")
+        if count > len(first):
+            display(f"    ... and {count - len(first):,} more")
 
 
 def _describe_document(listed: DifferingDocument, noun: str) -> str:
@@ -155,18 +151,14 @@ def _describe_document(listed: DifferingDocument, noun: str) -> str:
     return f"{row.file} row {row.row:,}, id {row.source_id}: {listed.split} {noun} {row.ordinal:,}, {format_count(row.tokens, 'token')}"
 
 
-def _print_tokens(
-    console: Console, split: Split, difference: TokenDifference, tokenizers: dict[str, TextTokenizer | None], noun: str
-) -> None:
-    from rich.text import Text
-
-    console.print(f"\n  first token of {split} that differs: number {difference.position:,} (from 0)")
+def _print_tokens(split: Split, difference: TokenDifference, tokenizers: dict[str, TextTokenizer | None], noun: str) -> None:
+    display(f"\n  first token of {split} that differs: number {difference.position:,} (from 0)")
     for side, position in (("a", difference.a), ("b", difference.b)):
         if position is None:
-            console.print(f"    {side.upper()}: ends before it")
+            display(f"    {side.upper()}: ends before it")
             continue
-        console.print(f"    {side.upper()}: {_describe_position(position, noun)}")
-        console.print(Text("       ").append_text(_around(position, tokenizers[side], is_terminal=console.is_terminal)))
+        display(f"    {side.upper()}: {_describe_position(position, noun)}")
+        display(styled("       ", *_around(position, tokenizers[side])))
 
 
 def _describe_position(position: TokenPosition, noun: str) -> str:
@@ -176,10 +168,8 @@ def _describe_position(position: TokenPosition, noun: str) -> str:
     return f"{position.file} at {position.offset:,}: {noun} {position.document:,}{source}, {inside}"
 
 
-def _around(position: TokenPosition, tokenizer: TextTokenizer | None, *, is_terminal: bool) -> Text:
+def _around(position: TokenPosition, tokenizer: TextTokenizer | None) -> tuple[str, tuple[str, str], str]:
     """Return the surrounding text with the token marked, or token ids if the tokenizer is not known."""
-    from rich.text import Text
-
     from niels_cache_assets.tokenizer.decoding import as_text
 
     parts = [position.before, [position.token], position.after]
@@ -188,7 +178,7 @@ def _around(position: TokenPosition, tokenizer: TextTokenizer | None, *, is_term
         before, after = f"{before} ", f" {after}"
     else:
         before, token, after = (as_text(part, tokenizer, continues=bool(number)).replace("\n", "\\n") for number, part in enumerate(parts))
-    return Text(before).append(token if is_terminal else f"[[{token}]]", style=DIFFERENCE_STYLE).append(after)
+    return before, mark(token, DIFFERENCE_STYLE), after
 
 
 def _tokenizer_of(folder: Path) -> TextTokenizer | None:
@@ -207,11 +197,12 @@ def _tokenizer_of(folder: Path) -> TextTokenizer | None:
 
 
 def _as_json(found: DatasetDifferences) -> dict[str, Any]:
-    documents = None if found.documents is None else dict(vars(found.documents))
-    if documents is not None:
-        documents["first"] = {
-            what: [{"split": each.split, **each.lineage._asdict()} for each in listed] for what, listed in documents["first"].items()
-        }
+    documents: dict[str, Any] | None = None
+    if found.documents is not None:
+        kinds = found.documents.first.items()
+        first = {kind: [{"split": each.split, **each.lineage._asdict()} for each in listed] for kind, listed in kinds}
+        a, b, moved, resized = found.documents.counts.values()
+        documents = {"rows": found.documents.rows, "only": {"a": a, "b": b}, "moved": moved, "resized": resized, "first": first}
     tokens = {
         split: {"a": found.counts[split][0], "b": found.counts[split][1], "first_difference": _difference_json(difference)}
         for split, difference in found.tokens.items()

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from niels_cache_assets.base.wording import UNKNOWN, file_size, format_count, format_list
 from niels_cache_assets.cli.command import HOME_VARIABLE, Command, switch
-from niels_cache_assets.cli.console import PROGRAM, new_table, output, print_facts
+from niels_cache_assets.cli.console import PROGRAM, display, new_table, print_facts, styled
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import try_lock
@@ -61,8 +61,6 @@ exit codes: 0 no problem (notes are allowed), 1 at least one problem.""",
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the findings, and return 1 if at least one finding is a problem."""
-    from rich.text import Text
-
     if arguments.text:
         return _print_text_locations(arguments)
     findings = list(_find_all(arguments))
@@ -70,18 +68,17 @@ def run(arguments: argparse.Namespace) -> int:
     code = FAILED if problems else DONE
     if print_facts(arguments, {"findings": [dict(zip(_JSON_KEYS, finding, strict=True)) for finding in findings]}):
         return code
-    console = output()
     table = new_table("", "what", "found", shrinking=["found"])
     table.columns[2].overflow = "fold"
     for finding in findings:
-        table.add_row(Text(finding.state, style=_STYLES[finding.state]), finding.what, finding.found)
-    console.print(table)
+        table.add_row(styled((finding.state, _STYLES[finding.state])), finding.what, finding.found)
+    display(table)
     fixes = [finding for finding in findings if finding.fix]
     if fixes:
-        console.print()
+        display()
     for finding in fixes:
-        console.print(Text.assemble((f"{finding.what}: ", _STYLES[finding.state]), finding.fix))
-    console.print(f"\n{format_count(problems, 'problem') if problems else 'no problems'}", style=_STYLES["problem" if problems else "ok"])
+        display(styled((f"{finding.what}: ", _STYLES[finding.state]), finding.fix))
+    display(f"\n{format_count(problems, 'problem') if problems else 'no problems'}", style=_STYLES["problem" if problems else "ok"])
     return code
 
 
@@ -96,7 +93,7 @@ def _print_text_locations(arguments: argparse.Namespace) -> int:
     table.columns[0].overflow = "fold"
     for location in locations:
         table.add_row(location.where, location.what, UNKNOWN if location.bytes is None else file_size(location.bytes))
-    output().print(table)
+    display(table)
     return DONE
 
 
@@ -194,21 +191,18 @@ def _inputs(registry: Registry, *, offline: bool) -> Iterator[DoctorFinding]:
     from niels_cache_assets.artifacts.input_problems import input_problems, is_remote
     from niels_cache_assets.tokenizer.kinds import open_configured_model
 
-    problems = False
+    findings = []
     model = registry.tokenizer.model
     if model is not None and not os.access(model, os.R_OK):
-        yield DoctorFinding("data", "problem", f"[tokenizer] model = {model!r} does not exist", "correct its path")
-        problems = True
+        findings.append(DoctorFinding("data", "problem", f"[tokenizer] model = {model!r} does not exist", "correct its path"))
     elif model is not None:
         try:
             open_configured_model(registry.tokenizer)
         except NielsCacheError as error:
-            yield DoctorFinding("data", "problem", f"[tokenizer] {error}", "give another model")
-            problems = True
-    for problem in input_problems(registry, offline=offline):
-        problems = True
-        yield _input_finding("data", problem)
-    if not problems:
+            findings.append(DoctorFinding("data", "problem", f"[tokenizer] {error}", "give another model"))
+    findings += [_input_finding("data", problem) for problem in input_problems(registry, offline=offline)]
+    yield from findings
+    if not findings:
         sources = map(registry.source, registry.partition_keys())
         found = sum(len(source.input_files()) for source in sources if not is_remote(source))
         if found:

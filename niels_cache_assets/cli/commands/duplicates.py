@@ -29,11 +29,10 @@ from niels_cache_assets.cli.command import (
     switch,
     whole_number,
 )
-from niels_cache_assets.cli.console import DIFFERENCE_STYLE, ELLIPSIS, new_table, output, print_facts, title_of
+from niels_cache_assets.cli.console import DIFFERENCE_STYLE, ELLIPSIS, display, mark, new_table, print_facts, styled, title_of
 from niels_cache_assets.corpus.layout import DUPLICATES, duplicates_dir, duplicates_file
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.text import Text
 
     from niels_cache_assets.project.registry import Registry
@@ -77,11 +76,10 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.kind is not None:
         require_choice("--kind", "no kind", arguments.kind, KINDS)
     seed = draw_seed(arguments.seed)
-    console = output()
     if arguments.name is None:
         lists = find_drop_lists(registry, root)
         if not print_facts(arguments, {key: lists[key] for key in ("datasets", "order", "settings", "bands", "rows")}):
-            _print_counts(console, lists)
+            _print_counts(lists)
         return
     name = arguments.name
     meta = find_drop_list(registry, root, name)
@@ -95,20 +93,20 @@ def run(arguments: argparse.Namespace) -> None:
     if print_facts(arguments, {"name": name, "counts": counts, "pairs": found}):
         return
     dropped = f"dropped {counts['exact']:,} as exact and {counts['near']:,} as near duplicates"
-    console.print(f"{name}: {format_count(counts['documents'], 'document')}, {dropped}", style="bold")
+    display(f"{name}: {format_count(counts['documents'], 'document')}, {dropped}", style="bold")
     for pair, documents in zip(pairs, both, strict=True):
         known = pair["kind"] == "near" and pair["similarity"] is not None
         similarity = f", similarity {pair['similarity']:.3f}" if known else ""
-        console.print(f"\n--- {pair['kind']} duplicate{similarity}", style="bold")
-        marked = mark_differences(*(document["text"] for document in documents), characters=CHARACTERS, styled=console.is_terminal)
+        display(f"\n--- {pair['kind']} duplicate{similarity}", style="bold")
+        marked = mark_differences(*(document["text"] for document in documents), characters=CHARACTERS)
         for title, text in zip(_titles(name, pair, documents), marked, strict=True):
-            console.print(title, style="bold")
-            console.print(text)
+            display(title, style="bold")
+            display(text)
     if pairs and not arguments.closest_call:
-        console.print(f"\n(--seed {seed} shows the same pairs again)", style="dim")
+        display(f"\n(--seed {seed} shows the same pairs again)", style="dim")
 
 
-def _print_counts(console: Console, meta: Meta) -> None:
+def _print_counts(meta: Meta) -> None:
     numbers = ("documents", "exact", "near", "kept")
     table = new_table("data set", *numbers, "", right=[*numbers, ""])
     for name in meta["order"]:
@@ -116,10 +114,10 @@ def _print_counts(console: Console, meta: Meta) -> None:
         kept = counts["documents"] - counts["exact"] - counts["near"]
         cells = (counts["documents"], counts["exact"], counts["near"], kept)
         table.add_row(name, *(f"{number:,}" for number in cells), format_share(kept, counts["documents"]))
-    console.print(table)
+    display(table)
     settings = meta["settings"]
     verify = f", verified by {settings['verify']}" if settings["verify"] != "none" else ""
-    console.print(
+    display(
         f"\nnear: similarity {settings['threshold']} of word {settings['ngram']}-grams, {meta['bands']} bands of {meta['rows']} rows"
         f"{verify}; of several duplicates the first is kept: data sets in this order, val before train"
     )
@@ -161,16 +159,14 @@ def _texts(registry: Registry, root: Path, name: str, pairs: Iterable[Pair], dup
 
 def _titles(name: str, pair: Pair, documents: tuple[Mapping[str, Any], Mapping[str, Any]]) -> Iterator[str]:
     """Yield the titles of both documents, such as `dropped: wiki train 12, Title (a.jsonl, row 3)`."""
-    from niels_cache_assets.tokenizer.decoding import spell_controls
-
     dropped = ("dropped", name, pair["ordinal"], pair["split"])
     kept = ("kept", pair["because_dataset"], pair["because_ordinal"], pair["because_split"])
     for (verb, dataset, ordinal, split), document in zip((dropped, kept), documents, strict=True):
         title = title_of(document["title"], document["file"], document["row"])
-        yield spell_controls(f"{verb}: {dataset} {f'{split} ' if split else ''}{ordinal:,}, {title}")
+        yield f"{verb}: {dataset} {f'{split} ' if split else ''}{ordinal:,}, {title}"
 
 
-def mark_differences(left: str, right: str, *, characters: int, styled: bool) -> tuple[Text, Text]:
+def mark_differences(left: str, right: str, *, characters: int) -> tuple[Text, Text]:
     """Return both texts from shortly before their first difference, with collapsed white space. Words that only one text has are marked."""
     from niels_cache_assets.tokenizer.decoding import spell_controls
 
@@ -186,7 +182,7 @@ def mark_differences(left: str, right: str, *, characters: int, styled: bool) ->
         is_cut_off = number == len(matches) and ((tag == "delete" and cut[1]) or (tag == "insert" and cut[0]))
         parts[0].append((tag != "equal" and not is_cut_off, shown[0][first:last]))
         parts[1].append((tag != "equal" and not is_cut_off, shown[1][other_first:other_last]))
-    joined = [_joined(part, begin > 0, ends_early, styled) for part, ends_early in zip(parts, cut, strict=True)]
+    joined = [_joined(part, begin > 0, ends_early) for part, ends_early in zip(parts, cut, strict=True)]
     return joined[0], joined[1]
 
 
@@ -196,15 +192,7 @@ def _words_that_fit(words: list[str], characters: int) -> list[str]:
     return words[: sum(1 for _ in takewhile(lambda end: end <= characters + 1, ends))] or [word[:characters] for word in words[:1]]
 
 
-def _joined(parts: list[MarkedPart], starts_late: bool, ends_early: bool, styled: bool) -> Text:
-    from rich.text import Text
-
-    text = Text(f"{ELLIPSIS} " if starts_late else "")
-    pieces = [(differs, " ".join(words)) for differs, words in parts if words]
-    for index, (differs, piece) in enumerate(pieces):
-        if index:
-            text.append(" ")
-        text.append(piece if styled or not differs else f"[[{piece}]]", style=DIFFERENCE_STYLE if differs else "")
-    if ends_early:
-        text.append(f" {ELLIPSIS}")
-    return text
+def _joined(parts: list[MarkedPart], starts_late: bool, ends_early: bool) -> Text:
+    pieces = [mark(" ".join(words), DIFFERENCE_STYLE) if differs else " ".join(words) for differs, words in parts if words]
+    before, after = [ELLIPSIS] * starts_late, [ELLIPSIS] * ends_early
+    return styled(" ").join(map(styled, (*before, *pieces, *after)))

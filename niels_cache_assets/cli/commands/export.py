@@ -12,13 +12,22 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from niels_cache_assets.base.processes import stop_on_signals
 from niels_cache_assets.base.wording import file_size, format_count
-from niels_cache_assets.cli.command import PRETRAIN, WHERE, Command, failing, option, raise_invalid, require_choice, switch, whole_number
-from niels_cache_assets.cli.console import new_table, output, print_facts
+from niels_cache_assets.cli.command import (
+    PRETRAIN,
+    WHERE,
+    Command,
+    failing,
+    option,
+    raise_invalid,
+    refuse_options,
+    require_choice,
+    switch,
+    whole_number,
+)
+from niels_cache_assets.cli.console import display, new_table, print_facts
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from niels_cache_assets.exchange.formats import ExportSettings
     from niels_cache_assets.exchange.writing import ExportPlan
 
@@ -115,8 +124,8 @@ def run(arguments: argparse.Namespace) -> None:
             plan.require_free()
         with failing(), stop_on_signals(), transfer_progress(f"exporting {cache.name}") as progress:
             write_export(plan, force=arguments.force, progress=progress)
-    if not print_facts(arguments, _as_json(plan, settings.format, dry_run=arguments.dry_run)):
-        _print_plan(output(), plan, settings.format, dry_run=arguments.dry_run)
+    if not print_facts(arguments, _as_json(plan, arguments)):
+        _print_plan(plan, arguments)
 
 
 def _export_text(arguments: argparse.Namespace) -> None:
@@ -126,11 +135,9 @@ def _export_text(arguments: argparse.Namespace) -> None:
     from niels_cache_assets.cli.progress import transfer_progress
     from niels_cache_assets.exchange.corpus_text import FILE_TYPES, TextExport
 
-    given = {"--max-bytes": arguments.max_bytes, "--key": arguments.key, "--link": arguments.link}
-    given["--split"] = None if arguments.split == "all" else arguments.split
-    for name, value in given.items():
-        if value is not None:
-            raise NielsCacheError(f"{WHERE}: {name}: text does not take it; leave it out")
+    refuse_options(arguments, ("max_bytes", "key", "link"), "text does not take it; leave it out")
+    if arguments.split != "all":
+        raise NielsCacheError(f"{WHERE}: --split: text does not take it; leave it out")
     file_type = require_choice("--file-type", "no such type", arguments.file_type or FILE_TYPES[0], FILE_TYPES)
     registry, root = open_registry(arguments)
     folder = Path(arguments.out)
@@ -143,14 +150,13 @@ def _export_text(arguments: argparse.Namespace) -> None:
             manifest = export.write(force=arguments.force, progress=progress)
     if print_facts(arguments, {"format": TEXT, "written": not arguments.dry_run, "folder": export.folder, **manifest}):
         return
-    console = output()
     for entry in manifest["files"]:
         counts = f": {format_count(entry['documents'], 'document')}, {file_size(entry['bytes'])}" if "documents" in entry else ""
-        console.print(f"{export.folder / entry['name']}{counts}")
+        display(f"{export.folder / entry['name']}{counts}")
     verb = "would be written" if arguments.dry_run else "written"
-    console.print(f"\n{format_count(manifest['documents'], 'document')} in {format_count(len(manifest['files']), 'file')} {verb}")
+    display(f"\n{format_count(manifest['documents'], 'document')} in {format_count(len(manifest['files']), 'file')} {verb}")
     if arguments.dry_run and export.existing():
-        console.print(f"{format_count(len(export.existing()), 'file')} of an older export exist: --force would replace them")
+        display(f"{format_count(len(export.existing()), 'file')} of an older export exist: --force would replace them")
 
 
 def _settings(arguments: argparse.Namespace) -> ExportSettings:
@@ -159,17 +165,15 @@ def _settings(arguments: argparse.Namespace) -> ExportSettings:
     from niels_cache_runtime.format.layout import SPLITS
 
     format = require_choice("", "export has no format", arguments.format, (*FORMATS, TEXT))
-    if arguments.file_type is not None:
-        raise NielsCacheError(f"{WHERE}: --file-type: only text takes it; leave it out for {format}")
+    refuse_options(arguments, ["file_type"], f"only text takes it; leave it out for {format}")
     splits = tuple(parse_splits(arguments.split))
     if not splits:
         raise_invalid("--split", "no split", arguments.split, (*SPLITS, "all"))
     default: Link = "reflink" if format == "megatron" else "copy"
     link: Link = default if arguments.link is None else require_choice("--link", "no such way", arguments.link, get_args(Link))
-    for name, given in (("--key", arguments.key), ("--link", arguments.link)):
-        if given is not None and format != "megatron":
-            raise NielsCacheError(f"{WHERE}: {name}: only megatron takes it; leave it out for {format}")
-    if format == "megatron" and os.path.basename(arguments.out) in ("", ".", ".."):
+    if format != "megatron":
+        refuse_options(arguments, ("key", "link"), f"only megatron takes it; leave it out for {format}")
+    elif os.path.basename(arguments.out) in ("", ".", ".."):
         prefix = os.path.join(arguments.out, "notes")
         raise NielsCacheError(f"{WHERE}: --out {arguments.out}: is a folder; megatron needs a prefix, such as {prefix}")
     return ExportSettings(
@@ -191,25 +195,32 @@ def _refuse_inside_caches(folder: Path, root: Path) -> None:
             raise NielsCacheError(f"{WHERE}: --out: {folder} is inside {caches}, which is only for caches; choose another folder")
 
 
-def _as_json(plan: ExportPlan, format: str, *, dry_run: bool) -> dict[str, Any]:
+def _as_json(plan: ExportPlan, arguments: argparse.Namespace) -> dict[str, Any]:
     files = [{**vars(file), "name": plan.folder / file.name} for file in plan.files]
-    deleted = [plan.folder / name for name in plan.deleted()] if dry_run else []
-    return {"format": format, "written": not dry_run, "files": files, "notes": plan.notes, "lines": plan.lines, "would_be_deleted": deleted}
+    deleted = [plan.folder / name for name in plan.deleted()] if arguments.dry_run else []
+    return {
+        "format": arguments.format,
+        "written": not arguments.dry_run,
+        "files": files,
+        "notes": plan.notes,
+        "lines": plan.lines,
+        "would_be_deleted": deleted,
+    }
 
 
-def _print_plan(console: Console, plan: ExportPlan, format: str, *, dry_run: bool) -> None:
+def _print_plan(plan: ExportPlan, arguments: argparse.Namespace) -> None:
     table = new_table("file", "documents", "tokens", "size", right=["documents", "tokens", "size"])
     for file in plan.files:
         cells = ["-" if number is None else f"{number:,}" for number in (file.documents, file.tokens)]
         table.add_row(str(plan.folder / file.name), *cells, f"{file.bytes:,} B")
-    console.print(table)
-    verb = "would be written" if dry_run else "written"
-    console.print(f"\n{format_count(len(plan.files), 'file')}, {file_size(plan.bytes)}, {verb} for {format}")
+    display(table)
+    verb = "would be written" if arguments.dry_run else "written"
+    display(f"\n{format_count(len(plan.files), 'file')}, {file_size(plan.bytes)}, {verb} for {arguments.format}")
     for note in plan.notes:
-        console.print(note)
-    if dry_run and (existing := plan.existing()):
-        console.print(f"{format_count(len(existing), 'file')} of an older export exist: --force would replace them")
+        display(note)
+    if arguments.dry_run and (existing := plan.existing()):
+        display(f"{format_count(len(existing), 'file')} of an older export exist: --force would replace them")
         for name in plan.deleted():
-            console.print(f"--force would delete {plan.folder / name}")
+            display(f"--force would delete {plan.folder / name}")
     if plan.lines:
-        console.print("\n".join(("", *plan.lines)))
+        display("\n".join(("", *plan.lines)))

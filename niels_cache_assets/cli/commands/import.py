@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from niels_cache_assets.base.defaults import ROLE_KEYS
 from niels_cache_assets.base.processes import stop_on_signals
 from niels_cache_assets.base.wording import SHORT_SHA256, format_count
-from niels_cache_assets.cli.command import WHERE, Command, failing, option, require_choice, switch, whole_number
-from niels_cache_assets.cli.console import output, print_facts
+from niels_cache_assets.cli.command import TOKENIZER, WHERE, Command, failing, option, require_choice, switch, whole_number
+from niels_cache_assets.cli.console import display, print_facts
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
@@ -82,13 +83,12 @@ def run(arguments: argparse.Namespace) -> None:
             progress=lambda doing, done, total: on_step(f"{doing} {arguments.name}", done, total),
         )
     if not print_facts(arguments, {"name": arguments.name, "directory": directory, "meta": meta}):
-        console = output()
         for line in _summary(arguments.name, directory, meta):
-            console.print(line)
+            display(line)
 
 
 def _require_free_name(arguments: argparse.Namespace, registry: Registry, root: Path) -> None:
-    from niels_cache_assets.cli.context import TOKENIZER, find_caches
+    from niels_cache_assets.cli.context import find_caches
     from niels_cache_assets.project.registry import is_valid_name
 
     name = arguments.name
@@ -176,30 +176,29 @@ def _read_model(path: Path, registry: Registry) -> tuple[str | None, int, dict[s
     return tokenizer.model_sha256, tokenizer.vocab_size, {**dict.fromkeys(ROLE_KEYS), **ids}
 
 
-def _summary(name: str, directory: Path, meta: Meta) -> list[str]:
+def _summary(name: str, directory: Path, meta: Meta) -> Iterator[str]:
     from niels_cache_runtime.format.layout import token_dtype_of
 
     documents, facts = meta["documents"], meta["facts"]
-    lines = [
+    yield (
         f"{name}: {format_count(meta['train_tokens'], 'token')} in {format_count(documents['train'], 'document')} for train, "
         f"{meta['val_tokens']:,} in {documents['val']:,} for val, verified, in {directory}"
-    ]
+    )
     if meta["dropped"]:
-        lines.append(f"dropped: {format_count(meta['dropped']['empty'], 'document')} without tokens")
+        yield f"dropped: {format_count(meta['dropped']['empty'], 'document')} without tokens"
     if "documents_of_several_sequences" in facts:
-        lines.append(f"joined: the sequences of {format_count(facts['documents_of_several_sequences'], 'document')} that had several")
+        yield f"joined: the sequences of {format_count(facts['documents_of_several_sequences'], 'document')} that had several"
     sha256, size, eot = meta["tokenizer_sha256"], meta["vocab_size"], meta["special_token_ids"]["eot"]
-    lines.append(f"tokenizer: {sha256 or 'unknown (--tokenizer, --tokenizer-sha256): commands show ids instead of text'}")
+    yield f"tokenizer: {sha256 or 'unknown (--tokenizer, --tokenizer-sha256): commands show ids instead of text'}"
     unknown = f"unknown (--vocab-size): ids were only checked to fit {token_dtype_of(meta).name}"
-    lines.append(f"vocabulary: {f'{size:,} ids' if size else unknown}")
+    yield f"vocabulary: {f'{size:,} ids' if size else unknown}"
     if eot is None:
         hint = f"; every document ends with {facts['every_document_ends_with']}" if "every_document_ends_with" in facts else ""
-        lines.append(f"EOT: unknown (--eot){hint}")
+        yield f"EOT: unknown (--eot){hint}"
     elif meta["append_eot"]:
-        lines.append(f"EOT: {eot}, after each document")
+        yield f"EOT: {eot}, after each document"
     else:
-        lines.append(
+        yield (
             f"EOT: {eot}; {format_count(facts['documents_without_eot'], 'document')} without it at the end, and "
             f"{facts['eot_inside_documents']:,} times inside documents; documents are separated by their recorded ends only"
         )
-    return lines

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.cli.command import Command, catalog_names, option, switch, whole_number
-from niels_cache_assets.cli.console import PROGRAM, is_quiet, new_table, output, print_facts
+from niels_cache_assets.cli.console import PROGRAM, display, is_quiet, new_table, print_facts
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
@@ -108,15 +108,14 @@ def run(arguments: argparse.Namespace) -> None:
     facts = {"file": target, "profile": registry.profile, "data_sets": built, "cache_dir": registry.build.cache_dir}
     if not print_facts(arguments, facts) and not is_quiet():
         option = "" if target.name == CONFIG_NAME and target.absolute().parent == Path.cwd() else f" --config {target}"
-        console = output()
-        console.print(f"{target} written. It builds", style="bold")
+        display(f"{target} written. It builds", style="bold")
         for name in built:
-            console.print(f"  [{registry.family_of(name)}.{name}] {_describe_source(registry.source(name))}")
-        console.print("Next steps", style="bold")
+            display(f"  [{registry.family_of(name)}.{name}] {_describe_source(registry.source(name))}")
+        display("Next steps", style="bold")
         if arguments.profile == "quickstart":
             option = f" --config {target}"  # with this profile, a file is read only if --config names it
-        console.print(f"  {PROGRAM} doctor{option}  # checks everything that a build needs")
-        console.print(f"  {PROGRAM} build-all{option}")
+        display(f"  {PROGRAM} doctor{option}  # checks everything that a build needs")
+        display(f"  {PROGRAM} build-all{option}")
 
 
 def _list(arguments: argparse.Namespace) -> None:
@@ -133,13 +132,12 @@ def _list(arguments: argparse.Namespace) -> None:
     table = new_table("data set", "family", *columns, shrinking=columns)
     for name in tables:
         table.add_row(*_entry(name).values())
-    console = output()
-    console.print(table)
+    display(table)
     if not is_quiet():
         advice = (
             f"{PROGRAM} init --from NAME ... writes a niels_cache.toml with them; {PROGRAM} init --list NAME prints a table for your file"
         )
-        console.print(f"\n{advice}")
+        display(f"\n{advice}")
 
 
 def _entry(name: str) -> dict[str, Any]:

@@ -81,7 +81,8 @@ its documents.
 
 --prune removes the parts of earlier plans, or all parts if the data set is no longer built in parts. It
 keeps the parts of the current plan, which are needed to repair or extend the cache; their shards are
-hard links.""",
+hard links. With a store, it also removes what interrupted attempts have left there, of any data set and
+of the tokenizer, and keeps the published build and the one before it.""",
     examples="""\
   niels-cache part web 17
   niels-cache part wiki 3 --range                      find duplicates in one range of hashes
@@ -103,7 +104,8 @@ def run(arguments: argparse.Namespace) -> int | None:
         return build_and_report(lambda lines: _artifact(arguments, lines), wait=not arguments.no_wait, notify=not arguments.no_notify)
     _refuse_number(arguments)
     registry, root = open_registry(arguments)
-    require_name(registry, arguments.name)
+    if arguments.add:
+        require_name(registry, arguments.name)
     (_add if arguments.add else _prune)(arguments, registry, root)
     return None
 
@@ -270,12 +272,10 @@ def _prune(arguments: argparse.Namespace, registry: Registry, root: Path) -> Non
 
     name = arguments.name
     removed = prune_parts(graph(registry, root), name)
-    if print_facts(arguments, {"name": name, "removed": [{"directory": part.directory, "bytes": part.bytes} for part in removed]}):
+    if print_facts(arguments, {"name": name, "removed": [part._asdict() for part in removed]}):
         return
     console = output()
     for part in removed:
         console.print(f"removed {part.directory} ({file_size(part.bytes)})")
-    source = registry.pretrain[name]
-    reason = "all of them belong to the current plan" if source.is_in_parts or source.corpus_parts > 1 else "it has none"
-    why = "" if removed else f", because {reason}"
-    console.print(f"{name}: removed {format_count(len(removed), 'part')}{why}")
+    why = "" if removed else ", because there is none of an earlier plan or of an interrupted attempt"
+    console.print(f"{name}: removed {format_count(len(removed), 'folder')}{why}")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, get_args
 
 from niels_cache_assets.base.processes import stop_on_signals
 from niels_cache_assets.base.wording import file_size
-from niels_cache_assets.cli.command import WHERE, Command, offer_configured_names, option, require_choice, whole_number
-from niels_cache_assets.cli.console import new_table, output, print_facts
+from niels_cache_assets.cli.command import WHERE, Command, offer_configured_names, option, refuse_options, require_choice, whole_number
+from niels_cache_assets.cli.console import display, new_table, print_facts
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
@@ -79,13 +79,9 @@ def _plan(arguments: argparse.Namespace, registry: Registry, root: Path) -> Blen
     from niels_cache_assets.artifacts.index import BlendPart, BlendPlan, blend_plan, read_blend_file
     from niels_cache_assets.project.tables import ALL_TRAIN, MEGATRON_SEED
 
-    given = [f"--{option.replace('_', '-')}" for option in _OF_A_FILE if getattr(arguments, option) is not None]
     if arguments.name is not None:
-        if arguments.blend is not None or given:
-            option = "--blend" if arguments.blend is not None else given[0]
-            raise NielsCacheError(
-                f"{WHERE}: {option}: [blend.{arguments.name}] already has this setting; give NAME alone, or --blend and its settings"
-            )
+        reason = f"[blend.{arguments.name}] already has this setting; give NAME alone, or --blend and its settings"
+        refuse_options(arguments, ("blend", *_OF_A_FILE), reason)
         return blend_plan(registry, arguments.name, root=root)
     if arguments.blend is None:
         names = ", ".join(registry.blend) or "none"
@@ -111,11 +107,10 @@ def _plan(arguments: argparse.Namespace, registry: Registry, root: Path) -> Blen
 
 
 def _print(outcome: Outcome, plan: BlendPlan) -> None:
-    console = output()
     table = new_table("index of", "samples", "size", "hash", right=["samples", "size"], shrinking=["index of"])
     for index in outcome.meta["indices"]:
         table.add_row(index.label, f"{index.samples:,}", file_size(index.bytes), index.hash)
-    console.print(table)
+    display(table)
     verb = "built" if outcome.state == "built" else "already built, checked"
-    console.print(f"\n{plan.part}, in {outcome.meta['indices'][-1].directory.parent}: {verb} in {outcome.seconds:.1f} s")
-    console.print(f"hash of all: {outcome.meta['hash']}")
+    display(f"\n{plan.part}, in {outcome.meta['indices'][-1].directory.parent}: {verb} in {outcome.seconds:.1f} s")
+    display(f"hash of all: {outcome.meta['hash']}")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from niels_cache_assets.base.processes import stop_on_signals
 from niels_cache_assets.base.wording import SHORT_SHA256, UNKNOWN, file_size, format_count
-from niels_cache_assets.cli.command import WHERE, Command, option, require_choice, switch
-from niels_cache_assets.cli.console import PROGRAM, new_table, output, print_facts
+from niels_cache_assets.cli.command import WHERE, Command, option, refuse_options, require_choice, switch
+from niels_cache_assets.cli.console import PROGRAM, display, new_table, print_facts
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -71,8 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         if given:
             raise NielsCacheError(f"{WHERE}: --copy shows a local copy, and takes no {given[0]}; leave it out")
         return _local_copy(arguments)
-    if arguments.trim is not None or arguments.check:
-        raise NielsCacheError(f"{WHERE}: --trim and --check: only for a local copy; name it with --copy DIR")
+    refuse_options(arguments, ("trim", "check"), "only for a local copy; name it with --copy DIR")
     if arguments.address is None or arguments.out is None:
         raise NielsCacheError(f"{WHERE}: pull needs an ADDRESS and --out DIR, or --copy DIR (see {PROGRAM} pull --help)")
     return _pull(arguments)
@@ -80,13 +79,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _pull(arguments: argparse.Namespace) -> int:
     from niels_cache_assets.cli.progress import transfer_progress
-    from niels_cache_assets.publish.hub import SCHEME, pull_from_hub, repository_of
+    from niels_cache_assets.publish.hub import SCHEME, address_at, pull_from_hub
     from niels_cache_assets.publish.pull import pull
     from niels_cache_runtime.format.layout import SPLITS
-    from niels_cache_runtime.remote.store import check_address
 
     on_hub = arguments.address.startswith(SCHEME)
-    address = f"{SCHEME}datasets/{repository_of(arguments.address)}" if on_hub else check_address(arguments.address)
+    address = address_at(arguments.address)
     split = None if arguments.split is None else require_choice("--split", "no split", arguments.split, SPLITS)
     with stop_on_signals(), transfer_progress("pulling") as progress:
         result = (pull_from_hub if on_hub else pull)(
@@ -100,9 +98,8 @@ def _pull(arguments: argparse.Namespace) -> int:
         "fetched_bytes": result.fetched_bytes,
     }
     if not print_facts(arguments, facts):
-        console = output()
-        console.print(f"{result.directory}: {result.state}, {file_size(result.fetched_bytes)} fetched")
-        console.print(f"look at it: {PROGRAM} sample {result.directory.name} --cache-dir {arguments.out}")
+        display(f"{result.directory}: {result.state}, {file_size(result.fetched_bytes)} fetched")
+        display(f"look at it: {PROGRAM} sample {result.directory.name} --cache-dir {arguments.out}")
     return DONE
 
 
@@ -116,20 +113,19 @@ def _local_copy(arguments: argparse.Namespace) -> int:
     code = FAILED if damaged else DONE
     if print_facts(arguments, {"folder": folder, **vars(found), "freed_bytes": freed, "damaged": damaged}):
         return code
-    console = output()
     table = new_table("data set", "address", "build", "files", "size", "in use", right=["files", "size"], shrinking=["address"])
     for build in found.builds:
         name, sha256, in_use = f"{build.family}/{build.name}", build.content_sha256[:SHORT_SHA256], "yes" if build.in_use else "no"
         table.add_row(name, build.address, sha256, f"{build.files:,}", file_size(build.bytes), in_use)
     if found.builds:
-        console.print(table)
+        display(table)
     limit = UNKNOWN if found.limit is None else file_size(found.limit)
-    console.print(f"{folder}: {file_size(found.bytes)}, limit {limit}, {format_count(found.readers, 'reader')} now")
+    display(f"{folder}: {file_size(found.bytes)}, limit {limit}, {format_count(found.readers, 'reader')} now")
     if freed is not None:
-        console.print(f"removed {file_size(freed)}")
+        display(f"removed {file_size(freed)}")
     for path in damaged or []:
         advice = "a process uses it; check again after its end" if (folder / path).exists() else "the next reader fetches it again"
-        console.print(f"{path}: was damaged or missing; {advice}")
+        display(f"{path}: was damaged or missing; {advice}")
     if damaged == []:
-        console.print("every file has its sha256")
+        display("every file has its sha256")
     return code

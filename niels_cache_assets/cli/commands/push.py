@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.base.processes import stop_on_signals
 from niels_cache_assets.base.wording import SHORT_SHA256, file_size, format_count, format_list
-from niels_cache_assets.cli.command import DATA_SETS, WHERE, Command, option, switch
-from niels_cache_assets.cli.console import output, print_facts
-from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_assets.cli.command import DATA_SETS, Command, option, refuse_options, switch
+from niels_cache_assets.cli.console import display, print_facts
 
 if TYPE_CHECKING:
     from niels_cache_assets.publish.push import PruneResult, PushResult
@@ -51,16 +50,14 @@ def run(arguments: argparse.Namespace) -> None:
     """Push the cache, and prune if --prune is given."""
     from niels_cache_assets.cli.context import find_cache, open_registry
     from niels_cache_assets.cli.progress import transfer_progress
-    from niels_cache_assets.publish.hub import SCHEME, push_to_hub, repository_of
+    from niels_cache_assets.publish.hub import SCHEME, address_at, push_to_hub
     from niels_cache_assets.publish.push import open_local_build, prune, push
-    from niels_cache_runtime.remote.store import check_address
 
     on_hub = arguments.address.startswith(SCHEME)
-    if on_hub and arguments.prune:
-        raise NielsCacheError(f"{WHERE}: --prune: the hub keeps older builds in its history; leave it out")
-    if on_hub and arguments.repair:
-        raise NielsCacheError(f"{WHERE}: --repair: only for an object store; the hub compares each file with its hash; leave it out")
-    address = f"{SCHEME}datasets/{repository_of(arguments.address)}" if on_hub else check_address(arguments.address)
+    if on_hub:
+        refuse_options(arguments, ["prune"], "the hub keeps older builds in its history; leave it out")
+        refuse_options(arguments, ["repair"], "only for an object store; the hub compares each file with its hash; leave it out")
+    address = address_at(arguments.address)
     registry, root = open_registry(arguments)
     cache = find_cache(registry, root, arguments.name, kinds=("pretrain", "sft"))
     build = open_local_build(cache.directory)
@@ -72,9 +69,8 @@ def run(arguments: argparse.Namespace) -> None:
             pushed = push(build, address, replace_other=arguments.replace, repair=arguments.repair, progress=progress)
         pruned = prune(address) if arguments.prune else None
     if not print_facts(arguments, _as_json(address, pushed, pruned)):
-        console = output()
         for line in _lines(address, pushed, pruned):
-            console.print(line)
+            display(line)
 
 
 def _as_json(address: str, pushed: PushResult, pruned: PruneResult | None) -> dict[str, Any]:

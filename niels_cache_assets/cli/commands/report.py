@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.cli.command import PRETRAIN, Command, option, switch
-from niels_cache_assets.cli.console import diagnostics, output, print_json, warnings
+from niels_cache_assets.cli.console import diagnostics, display, print_json, warnings
 
 if TYPE_CHECKING:
     from niels_cache_assets.project.registry import Registry
@@ -58,8 +58,8 @@ def run(arguments: argparse.Namespace) -> None:
     else:
         *notices, last = lines
         for notice in notices:
-            output().print(notice, style="yellow")
-        output().print(f"{path}: {last}")
+            display(notice, style="yellow")
+        display(f"{path}: {last}")
     if arguments.open and not webbrowser.open(path.absolute().as_uri()):
         warnings().print(f"no browser was found; open {path.absolute()} yourself")
 

@@ -23,15 +23,15 @@ from niels_cache_assets.cli.command import (
     draw_seed,
     integer_at_least,
     option,
+    refuse_options,
     require_choice,
     switch,
     whole_number,
 )
-from niels_cache_assets.cli.console import excerpt, output, print_json, title_of
+from niels_cache_assets.cli.console import display, excerpt, mark, print_json, styled, title_of
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.text import Text
 
     from niels_cache_assets.base.documents import Document
@@ -80,10 +80,7 @@ def run(arguments: argparse.Namespace) -> None:
     if stage == "corpus":
         if is_address(arguments.name):
             raise NielsCacheError(f"{WHERE}: --stage corpus: an ADDRESS has no corpus; leave it out")
-        if arguments.notable:
-            raise NielsCacheError(f"{WHERE}: --notable: works only with --stage cache; leave it out for a corpus")
-        if arguments.split is not None:
-            raise NielsCacheError(f"{WHERE}: --split {arguments.split}: works only with --stage cache; leave it out for a corpus")
+        refuse_options(arguments, ("notable", "split"), "works only with --stage cache; leave it out for a corpus")
         _print_corpus_sample(arguments, *open_registry(arguments), seed=seed)
     elif is_address(arguments.name):
         with TemporaryDirectory(prefix="niels-cache-", ignore_cleanup_errors=True) as folder, closing(LocalCopy(folder)) as copy:
@@ -109,7 +106,6 @@ def _print_sample(
 ) -> None:
     """Print samples of a cache. `fetch` brings the files of a published cache."""
     import torch
-    from rich.text import Text
 
     from niels_cache_assets.inspection.samples import examples, fetched_windows, notable, windows
     from niels_cache_assets.tokenizer.decoding import open_tokenizer
@@ -131,22 +127,21 @@ def _print_sample(
         samples = [_as_json(sample, tokenizer) for sample in drawn]
         print_json({"name": name, "kind": kind, "split": split, "seed": seed, "samples": samples})
         return
-    console = output()
     if tokenizer is None:
-        console.print(f"{name}: showing token ids, because the tokenizer is not known")
+        display(f"{name}: showing token ids, because the tokenizer is not known")
     explanations: dict[str, None] = {}  # a dict, so that each explanation is printed once
     for sample in drawn:
-        console.print(f"--- {sample.title}", style="bold")
-        text = render(sample.tokens, sample.is_target, tokenizer, console) if tokenizer else Text(" ".join(map(str, sample.tokens)))
+        display(f"--- {sample.title}", style="bold")
+        text = render(sample.tokens, sample.is_target, tokenizer) if tokenizer else styled(" ".join(map(str, sample.tokens)))
         if sample.cut is not None:
-            mark, explanation = sample.cut
-            text.append(f" {mark}", style=CUT_STYLE)
+            note, explanation = sample.cut
+            text.append(f" {note}", style=CUT_STYLE)
             explanations[explanation] = None
-        console.print(text)
+        display(text)
     if explanations:
-        console.print("\n" + "\n".join(explanations), style="dim")
+        display("\n" + "\n".join(explanations), style="dim")
     if not arguments.notable:
-        console.print(f"\n(--seed {seed} shows the same samples again)", style="dim")
+        display(f"\n(--seed {seed} shows the same samples again)", style="dim")
 
 
 def _as_json(sample: DisplayedSample, tokenizer: TextTokenizer | None) -> Any:
@@ -155,19 +150,13 @@ def _as_json(sample: DisplayedSample, tokenizer: TextTokenizer | None) -> Any:
     return {**vars(sample), "text": None if tokenizer is None else as_text(sample.tokens.tolist(), tokenizer)}
 
 
-def render(tokens: Tokens, is_target: Bools, tokenizer: TextTokenizer, console: Console) -> Text:
+def render(tokens: Tokens, is_target: Bools, tokenizer: TextTokenizer) -> Text:
     """Return tokens as text. Targets are underlined on a terminal, and in [[ ]] if the output is not a terminal."""
-    from rich.text import Text
-
     from niels_cache_assets.tokenizer.decoding import as_text
 
-    rendered = Text()
-    for targeted, run in groupby(zip(tokens.tolist(), is_target.tolist(), strict=True), key=lambda pair: pair[1]):
-        text = as_text((token for token, _ in run), tokenizer)
-        if targeted and not console.is_terminal:
-            text = f"[[{text}]]"
-        rendered.append(text, style=TARGET_STYLE if targeted else "")
-    return rendered
+    runs = groupby(zip(tokens.tolist(), is_target.tolist(), strict=True), key=lambda pair: pair[1])
+    texts = ((as_text((token for token, _ in run), tokenizer), targeted) for targeted, run in runs)
+    return styled(*(mark(text, TARGET_STYLE) if targeted else text for text, targeted in texts))
 
 
 def _document_json(document: Document) -> dict[str, Any]:
@@ -191,21 +180,18 @@ def _print_corpus_sample(arguments: argparse.Namespace, registry: Registry, root
         counts = {"documents": sample.kept, "mean_characters": sample.mean_characters, "estimated_tokens": sample.estimated_tokens}
         print_json({"name": name, "stage": "corpus", "seed": seed, **counts, "samples": documents})
         return
-    console = output()
     for ordinal, document in sample.documents:
-        console.print(f"--- {_title(ordinal, document)}", style="bold")
-        console.print(excerpt(document.text, int(arguments.tokens * CHARACTERS_PER_TOKEN)))
+        display(f"--- {_title(ordinal, document)}", style="bold")
+        display(excerpt(document.text, int(arguments.tokens * CHARACTERS_PER_TOKEN)))
     tokens = f"about {format_count(sample.estimated_tokens, 'token')} in all"
-    console.print(f"\n{format_count(sample.kept, 'document')} in the corpus, {sample.mean_characters:,.0f} characters on average, {tokens}")
+    display(f"\n{format_count(sample.kept, 'document')} in the corpus, {sample.mean_characters:,.0f} characters on average, {tokens}")
     if not searched and "dedup" in meta["prepare"]:
-        console.print("(the corpus is not deduplicated yet, so duplicates may be among them)", style="dim")
-    console.print(f"(--seed {seed} shows the same samples again)", style="dim")
+        display("(the corpus is not deduplicated yet, so duplicates may be among them)", style="dim")
+    display(f"(--seed {seed} shows the same samples again)", style="dim")
 
 
 def _title(ordinal: int, document: Document) -> str:
     """Return `train document 1,234, 5,678 characters: Title (articles.jsonl, row 12)`. Omit the split if it is not known yet."""
-    from niels_cache_assets.tokenizer.decoding import spell_controls
-
     split = f"{document.split} " if document.split else ""
     name = title_of(document.title, document.file, document.row)
-    return spell_controls(f"{split}document {ordinal:,}, {format_count(len(document.text), 'character')}: {name}")
+    return f"{split}document {ordinal:,}, {format_count(len(document.text), 'character')}: {name}"

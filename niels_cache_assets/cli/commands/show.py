@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from niels_cache_assets.base.wording import file_size, format_count
 from niels_cache_assets.cli.command import CACHES, Command, option
-from niels_cache_assets.cli.console import PROGRAM, new_table, output, print_facts
+from niels_cache_assets.cli.console import PROGRAM, display, new_table, print_facts
 from niels_cache_assets.corpus.layout import corpus_dir
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
 
     from niels_cache_assets.project.registry import Registry
@@ -74,13 +73,12 @@ def run(arguments: argparse.Namespace) -> None:
     found = {"directory": cache.where, "meta": cache.meta} if cache else None
     if print_facts(arguments, {"name": name, "cache": found, "corpus": corpus}):
         return
-    console = output()
     title = f"{name}  ({cache.kind}, {cache.where})" if cache else f"{name}  (a corpus, no cache yet)"
-    console.print(title, style="bold")
+    display(title, style="bold")
     if cache is not None:
-        _print_cache(console, cache.meta)
+        _print_cache(cache.meta)
     if corpus is not None:
-        _print_corpus(console, name, **corpus)
+        _print_corpus(name, **corpus)
 
 
 def _named(registry: Registry, root: Path, name: str) -> tuple[ShownCache | None, dict[str, Any] | None]:
@@ -136,34 +134,34 @@ def _no_dataset(path: Path) -> NielsCacheError:
     return NielsCacheError(f"{path}: {problem}; {advice}")
 
 
-def _print_cache(console: Console, meta: Meta) -> None:
+def _print_cache(meta: Meta) -> None:
     from niels_cache_assets.facts.contents import budget_shortfall
     from niels_cache_assets.facts.disjoint import SplitOverlap
     from niels_cache_runtime.format.meta import UNVERIFIABLE, is_foreign
 
     if is_foreign(meta):
-        console.print(UNVERIFIABLE, style="yellow")
+        display(UNVERIFIABLE, style="yellow")
     if not meta.get("built", True):
-        console.print("disabled: meta.json records that this data set was switched off, so nothing was built")
-    _print_splits(console, meta)
+        display("disabled: meta.json records that this data set was switched off, so nothing was built")
+    _print_splits(meta)
     overlap = SplitOverlap.recorded(meta)
     for line in (budget_shortfall(meta), overlap and overlap.describe()):
         if line:
-            console.print(f"\n{line}", style="yellow")
-    _print_dropped(console, meta)
-    _print_facts(console, meta, without=frozenset({*_NOT_FACTS, *_per_split(meta)}))
-    _print_files(console, meta)
+            display(f"\n{line}", style="yellow")
+    _print_dropped(meta)
+    _print_facts(meta, without=frozenset({*_NOT_FACTS, *_per_split(meta)}))
+    _print_files(meta)
 
 
-def _print_corpus(console: Console, name: str, *, directory: Path, meta: Meta, duplicates: Meta | None) -> None:
+def _print_corpus(name: str, *, directory: Path, meta: Meta, duplicates: Meta | None) -> None:
     """Print the counts after each stage, then the facts in the meta.json of the corpus."""
     from niels_cache_assets.artifacts.corpus_facts import funnel
 
-    console.print(f"\n{name}  (corpus, {directory})", style="bold")
-    _section(console, None, _funnel_table(funnel(meta, duplicates)))
-    _print_dropped(console, meta)
-    _print_facts(console, meta, without=_NOT_CORPUS_FACTS)
-    _print_files(console, meta)
+    display(f"\n{name}  (corpus, {directory})", style="bold")
+    _section(_funnel_table(funnel(meta, duplicates)))
+    _print_dropped(meta)
+    _print_facts(meta, without=_NOT_CORPUS_FACTS)
+    _print_files(meta)
 
 
 def _funnel_table(stages: Sequence[Mapping[str, Any]]) -> Table:
@@ -174,7 +172,7 @@ def _funnel_table(stages: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def _print_splits(console: Console, meta: Meta) -> None:
+def _print_splits(meta: Meta) -> None:
     """Print one row per split, with a column for each count that meta.json has per split."""
     from niels_cache_runtime.format.layout import SPLITS
 
@@ -184,7 +182,7 @@ def _print_splits(console: Console, meta: Meta) -> None:
     table = new_table("split", *by_split, right=by_split)
     for split in SPLITS:
         table.add_row(split, *(f"{values[split]:,}" for values in by_split.values()))
-    _section(console, None, table)
+    _section(table)
 
 
 def _per_split(meta: Meta) -> dict[str, dict[str, int]]:
@@ -204,7 +202,7 @@ def _per_split(meta: Meta) -> dict[str, dict[str, int]]:
     return counts
 
 
-def _print_dropped(console: Console, meta: Meta) -> None:
+def _print_dropped(meta: Meta) -> None:
     from niels_cache_assets.base.reasons import explain
     from niels_cache_assets.facts.drops import DropSummary, summarize_drops
 
@@ -213,25 +211,25 @@ def _print_dropped(console: Console, meta: Meta) -> None:
         table = new_table("dropped because", "count", "meaning", right=["count"], shrinking=["meaning"])
         for reason, count in sorted(dropped.items(), key=lambda item: -item[1]):
             table.add_row(reason, f"{count:,}", explain(reason))
-        _section(console, None, table)
+        _section(table)
     summary = summarize_drops(meta)
     if summary != DropSummary():
-        console.print()
+        display()
     for line in summary.warnings:
-        console.print(line, style="yellow")
+        display(line, style="yellow")
     if summary.requested:
-        console.print(summary.requested)
+        display(summary.requested)
 
 
-def _print_facts(console: Console, meta: Meta, *, without: frozenset[str]) -> None:
+def _print_facts(meta: Meta, *, without: frozenset[str]) -> None:
     table = new_table("key", "value", shrinking=["value"])
     for key, value in meta.items():
         if key not in without and value not in ({}, None):
             table.add_row(key, _cell(value))
-    _section(console, None, table)
+    _section(table)
 
 
-def _print_files(console: Console, meta: Meta) -> None:
+def _print_files(meta: Meta) -> None:
     from niels_cache_assets.facts.contents import total_bytes
 
     files: dict[str, dict[str, Any]] = meta.get("files", {})
@@ -240,14 +238,14 @@ def _print_files(console: Console, meta: Meta) -> None:
     table = new_table("file", "size", "sha256", right=["size"], shrinking=["file", "sha256"])
     for path, entry in files.items():
         table.add_row(path, file_size(entry["bytes"]), entry["sha256"])
-    _section(console, f"{format_count(len(files), 'file')}, {file_size(total_bytes(files))}", table)
+    _section(table, f"{format_count(len(files), 'file')}, {file_size(total_bytes(files))}")
 
 
-def _section(console: Console, title: str | None, table: Any) -> None:
-    console.print()
+def _section(table: Table, title: str = "") -> None:
+    display()
     if title:
-        console.print(title, style="bold")
-    console.print(table)
+        display(title, style="bold")
+    display(table)
 
 
 def _cell(value: Any) -> str:

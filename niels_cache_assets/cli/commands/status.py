@@ -10,9 +10,7 @@ import argparse
 import json
 import time
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.base.wording import format_count
@@ -57,8 +55,8 @@ and what to do. status does not contact upstream; build-all checks whether upstr
 
 --watch shows what each step of one data set in parts is doing and what it has cost, every 5 seconds,
 until all steps are done or you press Ctrl-C. It reads the leases of the steps (docs/cluster.md), so it
-works on any machine that shares the cache directory, whatever started the builds. With --json, it
-prints one line of JSON each time.
+works on any machine that shares the cache directory or the store, whatever started the builds. With
+--json, it prints one line of JSON each time.
 
 Data sets that are not in niels_cache.toml are listed if their cache exists. The columns train and val
 show a percentage if the source ended before its token budget was met. For a corpus, the train column is
@@ -174,7 +172,7 @@ def run(arguments: argparse.Namespace) -> int:
     print_advice(registry)
     if not arguments.names and not arguments.all:
         states = [state for state in states if is_listed(state, registry)]
-    rows = [_row(registry, state, root) for state in states]
+    rows = [_row(artifacts, state) for state in states]
     in_parts = registry.in_parts() + registry.corpora_in_parts() if arguments.json else []
     parts = {name: steps_json(artifacts.watch(name)) for name in arguments.names if name in in_parts}
     if not print_facts(arguments, {"root": root, "data_sets": [row.as_json(registry) for row in rows], "parts": parts}):
@@ -207,18 +205,15 @@ def _watch(arguments: argparse.Namespace, artifacts: Graph) -> int:
         time.sleep(min(_WATCH_SECONDS, artifacts.registry.cluster.renew_seconds))
 
 
-def _row(registry: Registry, state: CacheState, root: Path) -> StatusRow:
+def _row(artifacts: Graph, state: CacheState) -> StatusRow:
+    from niels_cache_assets.artifacts.parts.watch import build_status_in_store
     from niels_cache_assets.artifacts.unfinished import unfinished_build
     from niels_cache_assets.disk.build_lock import build_status
-    from niels_cache_runtime.format.layout import META_NAME
-    from niels_cache_runtime.format.meta import load_meta
 
-    work = build_status(state.directory)
+    work = (build_status_in_store(artifacts[state.key]) if state.key in artifacts.keys else None) or build_status(state.directory)
     is_unfinished = work.is_resumable and work.writer is None
-    path, meta = state.directory / META_NAME, {}
-    with suppress(NielsCacheError):  # if the file was replaced in the meantime, its counts are not shown
-        meta = load_meta(str(path)) if state.condition in ("complete", "stale") and path.exists() else {}
-    return StatusRow(state, work, meta, unfinished_build(registry, state, root=root) if is_unfinished else None)
+    meta = state.meta if state.condition in ("complete", "stale") else {}
+    return StatusRow(state, work, meta, unfinished_build(artifacts.registry, state, root=artifacts.root) if is_unfinished else None)
 
 
 def _chosen(registry: Registry, states: list[CacheState], names: Iterable[str]) -> list[CacheState]:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.base.wording import SHORT_SHA256
 from niels_cache_assets.cli.command import WHERE, Command, integer_at_least, option, require_choice
-from niels_cache_assets.cli.console import new_table, output, print_facts, print_json
+from niels_cache_assets.cli.console import display, new_table, print_facts, print_json
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -199,10 +199,9 @@ def _spelled_texts(directory: Path, family: Family, tokenizer: TextTokenizer) ->
 
 
 def _print(models: Sequence[dict[str, Any]], rows: Sequence[TokenizerComparison]) -> None:
-    console = output()
     letters = [chr(ord("A") + number) for number in range(len(models))]
     for letter, model in zip(letters, models, strict=True):
-        console.print(f"{letter}  {model['path']}: {model['pieces']:,} pieces, sha256 {model['sha256'][:SHORT_SHA256]}")
+        display(f"{letter}  {model['path']}: {model['pieces']:,} pieces, sha256 {model['sha256'][:SHORT_SHA256]}")
     against = [f"{letter} to A" for letter in letters[1:]]
     columns = ("characters", *letters, *against)
     table = new_table("characters per token", *columns, right=columns)
@@ -211,8 +210,8 @@ def _print(models: Sequence[dict[str, Any]], rows: Sequence[TokenizerComparison]
         more = ["-" if not ratio or not ratios[0] else f"{ratio / ratios[0] - 1:+.1%}" for ratio in ratios[1:]]
         shown = ["-" if ratio is None else f"{ratio:.3f}" for ratio in ratios]
         table.add_row(row.source, f"{row.characters:,}", *shown, *more, style="bold" if row.source == "all" else None)
-    console.print()
-    console.print(table)
+    display()
+    display(table)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,13 +273,13 @@ def _prove_engine(name: str, engine: Engine | None, tokenizer: TextTokenizer, so
 def _print_proofs(path: Path, tokenizer: TextTokenizer, proven: Sequence[EngineResult]) -> None:
     from niels_cache_assets.tokenizer.engines import reference_of
 
-    console, reference = output(), reference_of(tokenizer)
+    reference = reference_of(tokenizer)
     who = f"the reference is {reference}" if reference else f"no engine encodes for the kind {tokenizer.kind}"
-    console.print(f"{path}: {tokenizer.vocab_size:,} ids; {who}")
+    display(f"{path}: {tokenizer.vocab_size:,} ids; {who}")
     for each in proven if reference else ():
         if each.sources is None:
             why = f"{each.engine} {each.version} cannot load this model" if each.version else f"{each.engine} is not installed"
-            console.print(f"  {why}; builds use {reference}")
+            display(f"  {why}; builds use {reference}")
             continue
         for source, proof in each.sources.items():
             result = "all have equal ids" if not proof.differing else f"{proof.differing:,} have other ids"
@@ -288,9 +287,9 @@ def _print_proofs(path: Path, tokenizer: TextTokenizer, proven: Sequence[EngineR
                 others = "the others have equal ids" if not proof.differing else result
                 result = f"{reference} cannot encode {proof.unencodable:,}, and {others}"
             style = "red" if proof.differing else None
-            console.print(f"  {each.engine} {each.version}, {source}: of {proof.texts:,} texts, {result}", style=style)
+            display(f"  {each.engine} {each.version}, {source}: of {proof.texts:,} texts, {result}", style=style)
             for line in () if proof.first is None else _lines(proof.first, tokenizer):
-                console.print(f"    {line}")
+                display(f"    {line}")
 
 
 def _lines(difference: Difference, tokenizer: TextTokenizer) -> Iterator[str]:

@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from niels_cache_assets.base.wording import format_count
 from niels_cache_assets.cli.command import WHERE, Command, option, raise_invalid, require_choice, whole_number
-from niels_cache_assets.cli.console import new_table, output, print_json
+from niels_cache_assets.cli.console import display, mark, new_table, print_json, styled
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
 
     from niels_cache_assets.inspection.origins import BatchRow, Segment, TracedCache
@@ -103,18 +102,17 @@ def run(arguments: argparse.Namespace) -> None:
         found = [_row_json(row, caches[row.dataset], column=arguments.column) for row in rows]
         print_json({"step": trace.step, "rank": arguments.rank, "rows": found, "notes": notes})
         return
-    console = output()
-    _print_title(console, trace, rank=arguments.rank, taken=None if "worker" in state else loader.step)
+    _print_title(trace, rank=arguments.rank, taken=None if "worker" in state else loader.step)
     for row in rows:
-        console.print()
+        display()
         if arguments.column is None:
-            print_row(console, row, caches[row.dataset], whole=arguments.row is not None)
+            print_row(row, caches[row.dataset], whole=arguments.row is not None)
         else:
-            _print_token(console, row, arguments.column, caches[row.dataset])
+            _print_token(row, arguments.column, caches[row.dataset])
     if notes:
-        console.print()
+        display()
     for note in notes:
-        console.print(f"({note})", style="dim")
+        display(f"({note})", style="dim")
 
 
 def _fetch_beside(copy: str, copies: list[LocalCopy], folder: str) -> Path:
@@ -172,11 +170,10 @@ def _is_split(folder: Path) -> bool:
     return folder.is_dir() or (folder.parent / tokens_name(cast(Split, folder.name))).exists()
 
 
-def _print_title(console: Console, trace: BatchTrace, *, rank: int, taken: int | None) -> None:
+def _print_title(trace: BatchTrace, *, rank: int, taken: int | None) -> None:
     """Print the title.
 
     Args:
-        console: Where to print.
         trace: Trace of the batch.
         rank: The rank.
         taken: Number of steps that the loader had taken, or None if the state has no such number.
@@ -185,22 +182,20 @@ def _print_title(console: Console, trace: BatchTrace, *, rank: int, taken: int |
     ahead = ""
     if taken is not None and trace.step >= taken:
         ahead = f"; this state was saved earlier, after {format_count(taken, 'step')}"
-    console.print(f"step {trace.step:,}, rank {rank}: {format_count(rows, 'row')}, columns 0 to {columns - 1:,}{ahead}", style="bold")
+    display(f"step {trace.step:,}, rank {rank}: {format_count(rows, 'row')}, columns 0 to {columns - 1:,}{ahead}", style="bold")
 
 
-def print_row(console: Console, row: BatchRow, cache: TracedCache, *, whole: bool) -> None:
+def print_row(row: BatchRow, cache: TracedCache, *, whole: bool) -> None:
     """Print the documents of a row, then the beginning of each text, or all text if `whole`."""
-    from rich.text import Text
-
     segments = [segment for segment in row.segments if not segment.is_padding]
-    console.print(f"--- row {row.number}: {row.dataset}, epoch {row.epoch}, sample {row.sample:,}", style="bold")
-    console.print(_table_of(row.segments, cache))
+    display(f"--- row {row.number}: {row.dataset}, epoch {row.epoch}, sample {row.sample:,}", style="bold")
+    display(_table_of(row.segments, cache))
     for segment in segments:
         if whole:
-            console.print(f"\ncolumns {_columns(segment)}:", style="bold")
-            console.print(Text(cache.text(row, segment.first, segment.last)))
+            display(f"\ncolumns {_columns(segment)}:", style="bold")
+            display(cache.text(row, segment.first, segment.last))
         else:
-            console.print(Text(f"{_columns(segment)}: {_excerpt(row, segment, cache)}"), soft_wrap=False, no_wrap=True, overflow="ellipsis")
+            display(f"{_columns(segment)}: {_excerpt(row, segment, cache)}", soft_wrap=False, no_wrap=True, overflow="ellipsis")
 
 
 def _row_json(row: BatchRow, cache: TracedCache, *, column: int | None = None) -> dict[str, Any]:
@@ -216,72 +211,62 @@ def _row_json(row: BatchRow, cache: TracedCache, *, column: int | None = None) -
 
 
 def _segment_json(segment: Segment, row: BatchRow, cache: TracedCache) -> dict[str, Any]:
-    from niels_cache_assets.sources.reading.keep import kept_values
-
     columns = {"first_column": segment.first, "last_column": segment.last - 1}
     if segment.is_padding:
         return {**columns, "padding": True}
-    lineage = cache.lineage.get(segment.document)
+    return {**columns, **_origin(segment, cache), "text": cache.text(row, segment.first, segment.last)}
+
+
+def _origin(segment: Segment, cache: TracedCache) -> dict[str, Any]:
+    """Return where the tokens of a segment come from. What is not known is None; without `keep`, there are no kept values."""
+    from niels_cache_assets.sources.reading.keep import kept_values
+
+    lineage, known = cache.lineage.get(segment.document), segment.is_in_document
     return {
-        **columns,
         "shard": cache.file(segment.file),
         "offset": segment.offset,
-        cache.unit: segment.document if segment.is_in_document else None,
-        "from_token": segment.document_offset,
+        cache.unit: segment.document if known else None,
+        "from_token": segment.document_offset if known else None,
         **{name: getattr(lineage, name, None) for name in ("source_id", "file", "row")},
         **({"kept": kept_values(lineage.kept)} if lineage and lineage.kept is not None else {}),
-        "text": cache.text(row, segment.first, segment.last),
     }
 
 
 def _table_of(segments: Sequence[Segment], cache: TracedCache) -> Table:
-    columns = ["columns", cache.unit, "from token", "source id", "file", "row", "shard", "offset"]
-    kept = [_format_kept(segment, cache) for segment in segments]
-    right = frozenset({cache.unit, "from token", "row", "offset"})
-    table = new_table(*columns, *(["kept"] if any(kept) else []), right=right, shrinking=["source id", "file", "shard", "kept"])
-    for segment, values in zip(segments, kept, strict=True):
-        table.add_row(*_cells(segment, cache), *([values] if any(kept) else []))
+    names = [cache.unit, "from_token", "source_id", "file", "row", "shard", "offset"]
+    origins = [None if segment.is_padding else _origin(segment, cache) for segment in segments]
+    if any(origin and origin.get("kept") for origin in origins):
+        names.append("kept")
+    right, shrinking = (cache.unit, "from token", "row", "offset"), ("source id", "file", "shard", "kept")
+    table = new_table("columns", *(name.replace("_", " ") for name in names), right=right, shrinking=shrinking)
+    for segment, origin in zip(segments, origins, strict=True):
+        cells = ["padding"] if origin is None else [_cell(origin.get(name)) for name in names]
+        table.add_row(_columns(segment), *cells)
     return table
 
 
-def _print_token(console: Console, row: BatchRow, column: int, cache: TracedCache) -> None:
-    """Print one token of a row, its document, and the surrounding text with the token marked."""
-    from rich.text import Text
+def _cell(value: Any) -> str:
+    if isinstance(value, dict):  # kept values, such as `url: https://a.org, score: 3`
+        return ", ".join(f"{name}: {_line(item if isinstance(item, str) else json.dumps(item))}" for name, item in value.items())
+    return "-" if value is None else f"{value:,}" if isinstance(value, int) else _line(value)
 
+
+def _print_token(row: BatchRow, column: int, cache: TracedCache) -> None:
+    """Print one token of a row, its document, and the surrounding text with the token marked."""
     segment = next(segment for segment in row.segments if segment.first <= column < segment.last)
     is_text = cache.tokenizer is not None
     token = cache.text(row, column, column + 1)
     named = f" {token!r}" if is_text else ""
-    console.print(f"--- row {row.number}, column {column}: token {row.tokens[column]}{named}", style="bold")
+    display(f"--- row {row.number}, column {column}: token {row.tokens[column]}{named}", style="bold")
     position = f"token {row.document_offsets[column]:,} of {cache.unit} {segment.document:,}, " if segment.is_in_document else ""
     offset = "padding" if segment.is_padding else f"{cache.file(segment.file)} at {row.offsets[column]:,}"
-    console.print(f"{position}{offset}; {row.dataset} ({cache.folder}), epoch {row.epoch}, sample {row.sample:,}")
-    console.print(_table_of([segment], cache))
+    display(f"{position}{offset}; {row.dataset} ({cache.folder}), epoch {row.epoch}, sample {row.sample:,}")
+    display(_table_of([segment], cache))
     first, last = max(0, column - NEIGHBOURHOOD_TOKENS), min(len(row.tokens), column + 1 + NEIGHBOURHOOD_TOKENS)
     gap = "" if is_text else " "
-    marked = (token if console.is_terminal else f"[[{token}]]", TOKEN_STYLE)
-    around = Text.assemble(cache.text(row, first, column) + gap, marked, gap + cache.text(row, column + 1, last))
-    console.print()
-    console.print(around)
-
-
-def _cells(segment: Segment, cache: TracedCache) -> list[str]:
-    if segment.is_padding:
-        return [_columns(segment), "padding", "", "", "", "", "", ""]
-    known = segment.is_in_document
-    lineage = cache.lineage.get(segment.document)
-    origin = [_line(lineage.source_id), _line(lineage.file), f"{lineage.row:,}"] if lineage else ["-"] * 3
-    document = [f"{segment.document:,}", f"{segment.document_offset:,}"] if known else ["-"] * 2
-    return [_columns(segment), *document, *origin, cache.file(segment.file), f"{segment.offset:,}"]
-
-
-def _format_kept(segment: Segment, cache: TracedCache) -> str:
-    """Return the kept values of a document on one line, such as `url: https://a.org, score: 3`, empty without `keep`."""
-    from niels_cache_assets.sources.reading.keep import kept_values
-
-    lineage = cache.lineage.get(segment.document)
-    values = kept_values(lineage.kept) if lineage else {}
-    return ", ".join(f"{name}: {_line(value if isinstance(value, str) else json.dumps(value))}" for name, value in values.items())
+    before, after = cache.text(row, first, column), cache.text(row, column + 1, last)
+    display()
+    display(styled(before + gap, mark(token, TOKEN_STYLE), gap + after))
 
 
 def _columns(segment: Segment) -> str:

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import NoReturn
 
 from niels_cache_assets.cli.command import Command, option, switch
-from niels_cache_assets.cli.console import diagnostics, output
+from niels_cache_assets.cli.console import diagnostics, display
 from niels_cache_runtime.errors import NielsCacheError
 
 DEFAULT_PORT = 3000
@@ -68,7 +68,6 @@ def run(arguments: argparse.Namespace) -> int:
             if value is not None:
                 os.environ[variable] = value  # for the processes that load the definitions
         address = f"http://{HOST}:{listener.getsockname()[1]}"
-        console = output()
         diagnostics().print("starting the UI ...")
         for number in SIGNALS:
             # the web server handles SIGTERM; an exception raised in a callback would not end it
@@ -78,9 +77,9 @@ def run(arguments: argparse.Namespace) -> int:
 
             mode = " (read-only)" if arguments.read_only else ""
             message = f"{address}{mode}; graph: {address}/asset-groups; press Ctrl-C to stop"
-            serve(listener, read_only=arguments.read_only, ready=lambda: console.print(message))
+            serve(listener, read_only=arguments.read_only, ready=lambda: display(message))
         except _Stopped:
-            console.print("stopped")
+            display("stopped")
             sys.stdout.flush()
             os._exit(0)  # everything is closed, and threads of gRPC would delay the exit by a second
     return 0

@@ -3,8 +3,8 @@
 import argparse
 
 from niels_cache_assets.base.wording import file_size, format_count
-from niels_cache_assets.cli.command import CACHES, WHERE, Command, option, raise_invalid, switch
-from niels_cache_assets.cli.console import new_table, output, print_facts
+from niels_cache_assets.cli.command import CACHES, WHERE, Command, option, raise_invalid, refuse_options, switch
+from niels_cache_assets.cli.console import display, new_table, print_facts, styled
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -53,8 +53,6 @@ on training machines, without the dependencies of this package: python -m niels_
 
 def run(arguments: argparse.Namespace) -> int:
     """Verify the caches, and return FAILED if there are findings."""
-    from rich.text import Text
-
     from niels_cache_assets.cli.context import find_caches, open_registry, refuse_path
     from niels_cache_assets.cli.progress import transfer_progress
     from niels_cache_runtime.remote.store import is_address
@@ -63,8 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     if any(map(is_address, arguments.names)):
         return _verify_address(arguments)
-    if arguments.download:
-        raise NielsCacheError(f"{WHERE}: --download: only for an ADDRESS such as s3://BUCKET/PREFIX; without it, every file is read anyway")
+    refuse_options(arguments, ["download"], "only for an ADDRESS such as s3://BUCKET/PREFIX; without it, every file is read anyway")
     registry, root = open_registry(arguments)
     known = [*find_caches(registry, root), *(path.name for pattern in ("*", "*/*", "*/.parts/*/*") for path in root.glob(pattern))]
     for name in arguments.names:
@@ -95,17 +92,16 @@ def run(arguments: argparse.Namespace) -> int:
     code = FAILED if findings else DONE
     if print_facts(arguments, facts):
         return code
-    console = output()
     for finding in findings:
-        console.print(str(finding))
+        display(str(finding))
     for note in lines:
-        console.print(f"note: {note}", style="dim")
+        display(f"note: {note}", style="dim")
     table = new_table(*COLUMNS, right=frozenset(NUMBERS), shrinking=["data set"])
     for row in rows:
         *cells, result = row.cells()
-        table.add_row(*cells, Text(result, style=_STYLES[row.outcome]))
-    console.print(table)
-    console.print(summary(rows, verified))
+        table.add_row(*cells, styled((result, _STYLES[row.outcome])))
+    display(table)
+    display(summary(rows, verified))
     return code
 
 
@@ -115,9 +111,7 @@ def _verify_address(arguments: argparse.Namespace) -> int:
     from niels_cache_assets.publish.check import check
     from niels_cache_runtime.remote.store import check_address
 
-    for name in ("quick", "against_dagster"):
-        if getattr(arguments, name):
-            raise NielsCacheError(f"{WHERE}: --{name.replace('_', '-')}: not for an address; pull the cache, and verify it then")
+    refuse_options(arguments, ("quick", "against_dagster"), "not for an address; pull the cache, and verify it then")
     if len(arguments.names) > 1:
         raise NielsCacheError(f"{WHERE}: verify takes one address, without other names")
     address = check_address(arguments.names[0])
@@ -135,13 +129,12 @@ def _verify_address(arguments: argparse.Namespace) -> int:
     code = FAILED if findings else DONE
     if print_facts(arguments, facts):
         return code
-    console = output()
     for finding in findings:
-        console.print(str(finding))
+        display(str(finding))
     size = file_size(sum(file.size for file in published.files))
     compared = "the content of every object was read" if checked.is_proven else "sizes and recorded hashes were compared"
     files, found = format_count(len(published.files), "file"), format_count(len(findings), "finding")
-    console.print(f"{published.family}/{published.name}: {files}, {size}: {compared}; {found}")
+    display(f"{published.family}/{published.name}: {files}, {size}: {compared}; {found}")
     if not checked.is_proven:
-        console.print("note: only --download reads the content, and proves it", style="dim")
+        display("note: only --download reads the content, and proves it", style="dim")
     return code

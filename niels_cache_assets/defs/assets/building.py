@@ -48,8 +48,8 @@ def artifact_asset(
         with readable_failures():
             artifact = graph(registry, cache_root.path)[f"{kind}/{context.partition_key}" if observed else kind]
             artifact = prepare(artifact, config, progress_sink)
-        outcome = build_artifact(context, artifact, config, progress_sink, observed=observed)
-        return recorded_result(context, outcome, metadata_of(outcome), outcome.meta.get(version, ""))
+            outcome = build_artifact(context, artifact, config, progress_sink, observed=observed)
+            return recorded_result(context, outcome, metadata_of(outcome), outcome.meta.get(version, ""))
 
     return build
 

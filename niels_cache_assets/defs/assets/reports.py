@@ -102,7 +102,7 @@ def _mixture(registry: Registry) -> dg.AssetsDefinition:
 def _mixture_metadata(mixtures: Sequence[MixturePlan], *, draw: bool) -> Metadata:
     shown = [mixture_markdown(each) for each in mixtures]
     if draw:
-        shown += [images(mixture_pictures(each)) for each in mixtures if each.sources]
+        shown += [images(mixture_pictures(each), each.name) for each in mixtures if each.sources]
     return {
         "report": dg.MetadataValue.md("\n\n".join(shown) or "There is no pretrain data set."),
         "contents": ", ".join(f"{each.name}: {format_count(len(each.sources), 'data set')}" for each in mixtures) or "nothing",

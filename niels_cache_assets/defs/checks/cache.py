@@ -21,8 +21,11 @@ from niels_cache_assets.defs.metadata.entries import table, without_empty
 from niels_cache_assets.defs.progress import readable_failures
 from niels_cache_assets.defs.resources import RootParam
 from niels_cache_assets.facts.contents import budget_shortfall
+from niels_cache_assets.facts.published import address_in_store
 from niels_cache_assets.inspection.splits import BUDGETS_MET, SPLITS_DISJOINT, check_splits
 from niels_cache_assets.project.registry import Registry
+from niels_cache_assets.publish.check import check
+from niels_cache_runtime.cache.opening import current_tokenizer_sha256, tokenizer_problem
 from niels_cache_runtime.format.layout import META_NAME, SPLITS, Family, dataset_dir
 from niels_cache_runtime.format.meta import Meta, is_foreign, load_meta
 from niels_cache_runtime.verify import Finding, FindingKind, verify_dataset
@@ -56,9 +59,10 @@ def cache_checks(registry: Registry, family: Family) -> dg.AssetChecksDefinition
         selected = {key.name for key in context.selected_asset_check_keys}
         with readable_failures():
             folder = dataset_dir(cache_root.path, family, context.partition_key)
-            context.log.info(f"{context.partition_key}: reading every file of {folder} and comparing it with meta.json")
-            findings = verify_dataset(folder, name=context.partition_key)
-            skipped = None if findings else _skip_reason(load_meta(str(folder / META_NAME)))
+            address = address_in_store(registry, family, context.partition_key)
+            context.log.info(f"{context.partition_key}: comparing the files of {address or folder} with meta.json")
+            findings, meta = find_problems(folder, address)
+            skipped = None if findings else _skip_reason(meta)
         for kind, name in CHECK_NAMES.items():
             if name not in selected:
                 continue
@@ -66,17 +70,36 @@ def cache_checks(registry: Registry, family: Family) -> dg.AssetChecksDefinition
         if SPLITS_DISJOINT in selected:
             with readable_failures():
                 context.log.info(f"{context.partition_key}: comparing the texts of train with the val of other data sets")
-                yield _disjoint_result(registry, context.partition_key, cache_root.path, is_sound=not findings, skipped=skipped)
+                yield _disjoint_result(registry, context.partition_key, cache_root.path, meta, is_sound=not findings, skipped=skipped)
         if BUDGETS_MET in selected:
             with readable_failures():
-                short = _UNSOUND if findings else budget_shortfall(load_meta(str(folder / META_NAME)))
+                short = _UNSOUND if findings else budget_shortfall(meta)
                 # only a warning, because the source may have no more text
                 yield _pretrain_result(BUDGETS_MET, passed=short is None, description=short)
 
     return verify
 
 
-def _disjoint_result(registry: Registry, name: str, root: Path, *, is_sound: bool, skipped: str | None) -> dg.AssetCheckResult:
+def find_problems(folder: Path, address: str | None) -> tuple[list[Finding], Meta]:
+    """Return the problems of a cache, and its meta.json if there are none.
+
+    All bytes of a cache in a folder are read. Of a cache in a store, the recorded sizes and hashes of its objects are compared.
+
+    Raises:
+        NielsCacheError: If nothing is published at the address.
+    """
+    if address is None:
+        findings = verify_dataset(folder, name=folder.name)
+        return findings, {} if findings else load_meta(str(folder / META_NAME))
+    checked = check(address)
+    meta = checked.published.meta
+    found = [Finding(kind="files", folder=address, path=each.object, problem=each.problem) for each in checked.findings]
+    if (problem := tokenizer_problem(meta, current_tokenizer_sha256(folder))) is not None:
+        found.append(Finding(kind="tokenizer", folder=address, path=META_NAME, problem=problem))
+    return found, meta
+
+
+def _disjoint_result(registry: Registry, name: str, root: Path, meta: Meta, *, is_sound: bool, skipped: str | None) -> dg.AssetCheckResult:
     """Return what the build has recorded. If `skipped` is given, return `skipped` as the reason instead.
 
     Raises:
@@ -86,7 +109,7 @@ def _disjoint_result(registry: Registry, name: str, root: Path, *, is_sound: boo
         return _pretrain_result(SPLITS_DISJOINT, passed=True, description=f"{skipped}: there is nothing to compare")
     if not is_sound:
         return _pretrain_result(SPLITS_DISJOINT, passed=False, description=_UNSOUND)
-    found = check_splits(registry, name, root)
+    found = check_splits(registry, name, root, meta)
     record, shared = found.overlap.record, found.shared
     estimate = found.overlap.near_estimate
     elsewhere = [

@@ -5,9 +5,7 @@ meta.json. If the check is executed alone, by its button, it also verifies every
 checks/cache.py alone.
 """
 
-import os
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,15 +15,15 @@ from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.state import CacheState
 from niels_cache_assets.base.wording import UNKNOWN, file_size, format_count, format_list
 from niels_cache_assets.defs.assets.upstream import REVISION, last_observation
+from niels_cache_assets.defs.checks.cache import find_problems
 from niels_cache_assets.defs.keys import META_KEYS, PARTITION_TAG
 from niels_cache_assets.defs.metadata.entries import without_empty
 from niels_cache_assets.defs.resources import RootParam
 from niels_cache_assets.facts.contents import budget_shares, content_cells, counts_of, total_bytes
+from niels_cache_assets.facts.published import address_in_store
 from niels_cache_assets.project.registry import Registry
-from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import META_NAME, Family, dataset_dir
-from niels_cache_runtime.format.meta import Meta, read_meta
-from niels_cache_runtime.verify import Finding, verify_dataset
+from niels_cache_runtime.format.layout import Family
+from niels_cache_runtime.verify import Finding
 
 IN_SYNC = "caches_in_sync"
 
@@ -51,17 +49,15 @@ def in_sync_check(registry: Registry, family: Family) -> dg.AssetChecksDefinitio
         missing = [state.name for state in states if state.condition == "missing"]
         changed = [name for name in unsynced if name not in set(missing)]
         alone = PARTITION_TAG not in context.run.tags
-        # Path.exists raises an error for a folder that may not be read; os.path.exists returns False.
-        existing = {name for name in names if os.path.exists(dataset_dir(cache_root.path, family, name) / META_NAME)}
-        readable = [
-            state.name for state in states if alone and state.name in existing and state.state not in ("unreadable", "not configured")
-        ]
+        readable = [state for state in states if alone and state.state not in ("missing", "disabled", "unreadable", "not configured")]
         findings = {
             # a different tokenizer is already a state, and not damage
-            name: [
-                finding for finding in verify_dataset(dataset_dir(cache_root.path, family, name), name=name) if finding.kind != "tokenizer"
+            state.name: [
+                finding
+                for finding in find_problems(state.directory, address_in_store(registry, family, state.name))[0]
+                if finding.kind != "tokenizer"
             ]
-            for name in readable
+            for state in readable
         }
         damaged = [name for name, found in findings.items() if found]
         needing = {*damaged, *unsynced}
@@ -103,10 +99,7 @@ def _row(registry: Registry, state: CacheState, findings: Sequence[Finding] | No
         findings: Findings about its files, or None if the files were not read.
         verified: Whether the check verifies files.
     """
-    meta: Meta = {}
-    if state.condition in ("complete", "stale"):
-        with suppress(NielsCacheError):  # the cache was replaced in the meantime
-            meta = read_meta(str(state.directory / META_NAME))
+    meta = state.meta if state.condition in ("complete", "stale") else {}
     train, val = content_cells(counts_of(meta), budget_shares(meta))
     row = {
         "data_set": state.name,
@@ -132,7 +125,7 @@ def _outdated(instance: dg.DagsterInstance, registry: Registry, states: Sequence
         if state.name in registry.prepared():  # a newer revision with the same documents does not change the cache
             meta = graph(registry, root).corpus(state.name).current()
         else:
-            meta = read_meta(str(state.directory / META_NAME))
+            meta = state.meta
         if revision is not None and revision.value != meta["dataset_revision"]:
             found[state.name] = f"build it again: upstream was observed at {revision.value}, the cache has {meta['dataset_revision']}"
     return found

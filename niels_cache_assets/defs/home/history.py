@@ -171,5 +171,10 @@ def _findings(instance: dg.DagsterInstance, root: Path, folder: Path) -> Iterato
 
 def asset_of(root: Path, folder: Path) -> tuple[dg.AssetKey | None, str | None]:
     """Return the asset and the partition of a folder, None for what it does not have."""
-    kind, *names = folder.relative_to(root).parts
-    return (None, None) if len(names) > 1 else (_ASSETS.get(kind), next(iter(names), None))  # parts are deeper
+    parts = folder.relative_to(root).parts if folder.is_relative_to(root) else ()
+    match parts:
+        case [kind]:
+            return _ASSETS.get(kind), None
+        case [kind, name]:
+            return _ASSETS.get(kind), name
+    return None, None  # the root, a part, which is deeper, or a folder elsewhere

@@ -32,8 +32,8 @@ from niels_cache_assets.plots.measures import measure_cache
 from niels_cache_assets.plots.pictures import cache_pictures, ratios_picture
 from niels_cache_assets.tokenizer.measures import cache_characters_per_token, characters_per_token_by_source
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import FAMILIES, META_NAME, SPLITS, TOKEN_DTYPES, Family, Split
-from niels_cache_runtime.format.meta import Meta, content_sha256, sha256_file
+from niels_cache_runtime.format.layout import FAMILIES, SPLITS, TOKEN_DTYPES, Family, Split
+from niels_cache_runtime.format.meta import Meta, canonical_json, content_sha256, sha256_text
 
 LEFT_OUT, DROPS = "left_out", "left_out_unasked"  # what the settings asked to leave out; a line for each other reason
 STATE = "state"  # "built in 1.2 s", "hit (0.1 s)", "disabled"; the first word is the state
@@ -55,7 +55,9 @@ def split_files(meta: Meta, split: Split) -> dict[str, Any]:
     return {path: entry for path, entry in meta.get("files", {}).items() if path.startswith((f"{split}/", f"{split}_"))}
 
 
-def family_metadata(outcome: Outcome, settings: Mapping[str, Any], *, deduplicated: bool, draw: bool) -> dict[Split | None, Metadata]:
+def family_metadata(
+    outcome: Outcome, settings: Mapping[str, Any], *, deduplicated: bool, draw: bool, address: str | None = None
+) -> dict[Split | None, Metadata]:
     """Return the metadata of each split, and of the whole data set under the key None, the most useful entries first.
 
     Plots, samples, code and state are only with the whole data set.
@@ -65,14 +67,16 @@ def family_metadata(outcome: Outcome, settings: Mapping[str, Any], *, deduplicat
         settings: Settings of the registry with the overrides of this run.
         deduplicated: Whether duplicates were removed.
         draw: Whether to draw plots.
+        address: Where the data set is published, if it is built in a store.
     """
     meta, root = outcome.meta, outcome.directory.parent.parent
     shares = [f"{meta[f'{split}_tokens']:,} tokens of {split}" for split in SPLITS]
     whole = {
-        "sha256": sha256_file(str(outcome.directory / META_NAME)),
-        "plots": _plots(outcome) if draw else None,
-        "samples": command_entry("sample", outcome.name, "--notable", root=root),
-        "open_it": code_entry(training_code(outcome.directory.absolute(), outcome.family, meta)),
+        "sha256": sha256_text(canonical_json(meta)),
+        "plots": _plots(outcome, address) if draw else None,
+        "samples": command_entry("sample", outcome.name, "--notable", root=root) if address is None else None,
+        "open_it": code_entry(training_code(outcome.directory.absolute(), outcome.family, meta)) if address is None else None,
+        "published_at": address,
         **state_of(outcome),
         "contents": "; ".join([f"{file_size(total_bytes(meta['files']))}: {', '.join(shares)}", *filter(None, [budget_shortfall(meta)])]),
         "dropped": describe_dropped(outcome, deduplicated=deduplicated),
@@ -150,7 +154,7 @@ def tokenizer_metadata(outcome: Outcome, *, draw: bool) -> Metadata:
     return without_empty(
         {
             "sha256": meta["sha256"],
-            "plots": dg.MetadataValue.md(images([ratios_picture(ratios)])) if draw else None,
+            "plots": dg.MetadataValue.md(images([ratios_picture(ratios)], "tokenizer")) if draw else None,
             "by_source": table([{"data_set": name, "chars_per_token": ratio} for name, ratio in ratios.items()]),
             "chars_per_token": round(sum(ratios.values()) / len(ratios), 3) if ratios else None,
             "longest_words": command_entry("show", "tokenizer", root=root) if trained_on.get("longest_words") else None,
@@ -219,13 +223,13 @@ def split_schema(family: Family) -> dg.TableSchema:
     return dg.TableSchema(columns)
 
 
-def _plots(outcome: Outcome) -> dg.MarkdownMetadataValue | str:
+def _plots(outcome: Outcome, address: str | None) -> dg.MarkdownMetadataValue | str:
     """Return the plots of a cache, from one pass over it.
 
     If the cache is damaged, return a line that says so. The checks then report the damage.
     """
     try:
-        measures = measure_cache(outcome.directory, outcome.family, outcome.meta)
+        measures = measure_cache(outcome.directory, outcome.family, outcome.meta, address=address)
     except (NielsCacheError, OSError) as error:
         return f"cannot be drawn: {error}"
-    return dg.MetadataValue.md(images(cache_pictures(measures, outcome.family, dropped=outcome.meta["dropped"])))
+    return dg.MetadataValue.md(images(cache_pictures(measures, outcome.family, dropped=outcome.meta["dropped"]), outcome.name))

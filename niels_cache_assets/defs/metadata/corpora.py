@@ -122,7 +122,7 @@ def report_metadata(outcome: Outcome, *, draw: bool) -> Metadata:
         contents.append(f"{format_count(found['exact'], 'exact duplicate')}, {format_count(found['near'], 'near duplicate')}")
     return without_empty(
         {
-            "plots": dg.MetadataValue.md(images(corpus_pictures(report))) if draw else None,
+            "plots": dg.MetadataValue.md(images(corpus_pictures(report), outcome.name)) if draw else None,
             **state_of(outcome),
             "contents": "; ".join(contents),
             "documents": kept,

@@ -82,6 +82,8 @@ def command_entry(*arguments: str, root: Path) -> dg.MarkdownMetadataValue:
     return dg.MetadataValue.md(code_block(shlex.join(["niels-cache", *arguments, "--cache-dir", str(root.absolute())]), "bash"))
 
 
-def images(pictures: Sequence[Picture]) -> str:
-    """Return Markdown with the pictures as PNG, because the UI shows no SVG or HTML."""
-    return "\n\n".join(f"![{each.title}](data:image/png;base64,{base64.b64encode(as_png(each)).decode('ascii')})" for each in pictures)
+def images(pictures: Sequence[Picture], of: str) -> str:
+    """Return Markdown with the pictures of `of` as PNG, because the UI shows no SVG or HTML."""
+    return "\n\n".join(
+        f"![{of}: {each.title}](data:image/png;base64,{base64.b64encode(as_png(each)).decode('ascii')})" for each in pictures
+    )

@@ -57,22 +57,19 @@ class DocumentDifferences:
 
     Attributes:
         rows: Number of rows by side and split.
-        only: For each side, the number of documents that only this side has.
-        moved: Number of documents whose split differs.
-        resized: Number of documents whose number of tokens differs.
-        first: The first few documents of each kind (`a`, `b`, `moved`, `resized`). Documents of kind `b` have their lineage from build B;
-            all others have it from build A.
+        counts: Number of documents that only A has (`a`), that only B has (`b`), whose split differs (`moved`), and whose number of tokens
+            differs (`resized`).
+        first: The first few documents of each of these kinds. Documents of kind `b` have their lineage from build B; all others have it
+            from build A.
     """
 
     rows: dict[Side, dict[Split, int]]
-    only: dict[Side, int]
-    moved: int
-    resized: int
+    counts: dict[str, int]
     first: dict[str, list[DifferingDocument]]
 
     @property
     def differ(self) -> bool:
-        return bool(self.only["a"] or self.only["b"] or self.moved or self.resized)
+        return any(self.counts.values())
 
 
 def compare_documents(a: LineagePaths, b: LineagePaths, *, shown: int) -> DocumentDifferences:
@@ -104,9 +101,7 @@ def compare_documents(a: LineagePaths, b: LineagePaths, *, shown: int) -> Docume
     paths = {"a": a, "b": b, "moved": a, "resized": a}
     return DocumentDifferences(
         rows=rows,
-        only={side: found.counts[side] for side in SIDES},
-        moved=found.counts["moved"],
-        resized=found.counts["resized"],
+        counts=found.counts,
         first={what: _listed_documents(paths[what], found.first[what]) for what in paths},
     )
 
