@@ -4,7 +4,7 @@ The checks of the cache and `part --seal` say the same. Cost: meta.json, and 8 b
 other data sets. Nothing is decoded, unless the build has recorded no comparison with the current settings.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,7 +54,8 @@ def check_splits(registry: Registry, name: str, root: Path, meta: Meta) -> Split
         overlap = compare_splits(folder, meta, load_tokenizer(registry.tokenizer, root), settings, threads=registry.build.threads)
     if is_stored:
         shared = SharedTexts()
-        others = ["not compared with other data sets, which are in a store"] if len(registry.partition_keys("pretrain")) > 1 else []
+        is_alone = len(registry.partition_keys("pretrain")) < 2
+        others: Iterable[str] = () if is_alone else ("not compared with other data sets, which are in a store",)
     else:
         shared = shared_texts({name: folder, **_other_caches(registry, name, root)}, trains=[name])
         others = _describe_shared(registry, name, shared)
