@@ -57,7 +57,7 @@ def check_splits(registry: Registry, name: str, root: Path, meta: Meta) -> Split
         others = ["not compared with other data sets, which are in a store"] if len(registry.partition_keys("pretrain")) > 1 else []
     else:
         shared = shared_texts({name: folder, **_other_caches(registry, name, root)}, trains=[name])
-        others = _describe_shared(registry, name, shared)
+        others = [*_describe_shared(registry, name, shared)]
     return SplitsCheck(overlap=overlap, shared=shared, description="; ".join(filter(None, [overlap.describe(), *others])) or None)
 
 
