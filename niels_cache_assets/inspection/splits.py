@@ -58,7 +58,7 @@ def check_splits(registry: Registry, name: str, root: Path, meta: Meta) -> Split
         others: Iterable[str] = () if is_alone else ("not compared with other data sets, which are in a store",)
     else:
         shared = shared_texts({name: folder, **_other_caches(registry, name, root)}, trains=[name])
-        others = _describe_shared(registry, name, shared)
+        others = [*_describe_shared(registry, name, shared)]
     return SplitsCheck(overlap=overlap, shared=shared, description="; ".join(filter(None, [overlap.describe(), *others])) or None)
 
 
