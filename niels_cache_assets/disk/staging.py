@@ -101,7 +101,7 @@ def staged(
             if placed or not _is_resumable(partial, resumable):
                 with suppress(OSError):  # after a swap this is the old build; the next build removes it, or reports why it cannot
                     remove(partial)
-                    remove(_unused_journal_path(target))
+                    remove(unused_journal_path(target))
     except OSError as error:
         state = "the new cache is in place, but a power loss may undo that" if placed else state_of(target)
         kept_bytes = 0 if placed or not _is_resumable(partial, resumable) else bytes_below(partial)
@@ -153,7 +153,7 @@ def sweep_leftovers(target: str | Path, *, resumable: bool = True) -> None:
         resumable: Whether to keep an unfinished build that can be resumed.
     """
     target = real_path(target)
-    if not any(os.path.lexists(path) for path in (partial_path(target), old_path(target), _unused_journal_path(target))):
+    if not any(os.path.lexists(path) for path in (partial_path(target), old_path(target), unused_journal_path(target))):
         return
     try:
         with hold_lock(target):
@@ -176,7 +176,7 @@ def _clear_leftovers(target: Path, partial: Path, *, resumable: bool) -> None:
     if aside.exists() and not target.exists():
         os.rename(aside, target)  # a build was killed between the two renames, on a system without a swap
     remove(aside)
-    remove(_unused_journal_path(target))
+    remove(unused_journal_path(target))
     if not _is_resumable(partial, resumable):
         remove(partial)
 
@@ -201,7 +201,7 @@ def _replace_target(partial: Path, target: Path) -> None:
     If this step fails or is interrupted, the journal and the scratch folder are put back. If the process is killed in this step, the next
     build starts from the beginning.
     """
-    spare, finished = _unused_journal_path(target), os.stat(partial).st_ino
+    spare, finished = unused_journal_path(target), os.stat(partial).st_ino
     for unfinished in partial.glob(f"{JOURNAL_NAME}.*"):
         unfinished.unlink()
     try:
@@ -222,5 +222,6 @@ def _replace_target(partial: Path, target: Path) -> None:
         raise
 
 
-def _unused_journal_path(target: Path) -> Path:
+def unused_journal_path(target: Path) -> Path:
+    """Return the path to which the journal of a finished build is moved before it is removed."""
     return target.parent / f".{target.name}.journal"

@@ -16,13 +16,13 @@ from pathlib import Path
 from niels_cache_assets.disk.attempts import NO_LINKS, abandoned_attempts, attempt_path, lease_path, recorded_attempts, staged_attempts
 from niels_cache_assets.disk.journal import JournalRecord, files_problem, read_journal, real_path, write_journal
 from niels_cache_assets.disk.space import bytes_below, disk_error_message, name_path
-from niels_cache_assets.disk.staging import staged, sweep_leftovers
+from niels_cache_assets.disk.staging import staged, sweep_leftovers, unused_journal_path
 from niels_cache_assets.parts.lease import HeldLease, Lease, LeaseTimes, hold_lease
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import BusyError, lock_path, old_path, remove, sync
 
 _BLOCK_BYTES = 1 << 22
-_COMPANION = re.compile(r"\.(.+?)\.(?:lock|lease|old|(?:partial|gone)(?:\.\d+)?)")  # see format/commit.py and disk/attempts.py
+_COMPANION = re.compile(r"\.(.+?)\.(?:lock|lease|old|journal|(?:partial|gone)(?:\.\d+)?)")  # see format/commit.py and disk/attempts.py
 
 Log = Callable[[str], None]
 
@@ -99,7 +99,7 @@ def remove_target(lease: Lease) -> list[tuple[Path, int]]:
     """Remove a target, its unfinished attempts and finally its lease, which the caller holds. Return each folder and its size in bytes."""
     target = lease.target
     attempts = [path for each in abandoned_attempts(target, lease.attempt) for path in each]
-    removed = [(path, bytes_below(path)) for path in (target, *attempts, old_path(target)) if path.exists()]
+    removed = [(path, bytes_below(path)) for path in (target, *attempts, old_path(target), unused_journal_path(target)) if path.exists()]
     for path, _ in removed:
         remove(path)
     for path in (lease_path(target), lock_path(target)):
