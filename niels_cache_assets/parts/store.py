@@ -32,9 +32,9 @@ def record_of(folder: str) -> str:
     return f"{RECORDS}{folder.removeprefix(PARTS)}.json"
 
 
-def read_small(store: Store, key: str) -> SmallObject | None:
+def read_small(store: Store, key: str, *, most_bytes: int = MAX_RECORD_BYTES) -> SmallObject | None:
     """Return a small object, or None if it does not exist."""
     try:
-        return store.get(key, most_bytes=MAX_RECORD_BYTES)
+        return store.get(key, most_bytes=most_bytes)
     except MissingError:
         return None

@@ -19,10 +19,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from niels_cache_assets.parts.lease import HeldLease, LeaseHolder, LeaseTimes, Log, StopRequests, stop_error, stop_stamp
-from niels_cache_assets.parts.store import CLOCKS, LEASES, MAX_RECORD_BYTES, read_small
+from niels_cache_assets.parts.store import CLOCKS, LEASES, read_small
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import BusyError, LockOwner
-from niels_cache_runtime.remote.store import ConflictError, SmallObject, Store
+from niels_cache_runtime.remote.store import QUICK_BYTES, ConflictError, SmallObject, Store
 
 _STEP_SECONDS = 1.0  # of the store's clock
 _POLL_SECONDS = 5.0  # the longest time between two looks at the lease of another process
@@ -45,7 +45,7 @@ class StoreLease(HeldLease):
         return self._store.name_of(self._key)
 
     def _latest(self) -> LeaseHolder:
-        return _decoded(self._store.get(self._key, most_bytes=MAX_RECORD_BYTES), self.name)
+        return _decoded(self._store.get(self._key, most_bytes=QUICK_BYTES), self.name)
 
     def _was_overtaken(self) -> bool:
         return self._latest().token != self._holder.token
@@ -57,7 +57,10 @@ class StoreLease(HeldLease):
         try:
             self._state = self._store.write_if(self._key, record.encoded(), state=self._state)
         except ConflictError:
-            self._is_lost = True
+            found = self._store.get(self._key, most_bytes=QUICK_BYTES)
+            self._is_lost = _decoded(found, self.name).token != self._holder.token
+            if not self._is_lost:  # an earlier renewal has succeeded, but its answer did not arrive
+                self._state = self._store.write_if(self._key, record.encoded(), state=found.state)
 
 
 def _decoded(found: SmallObject, where: str) -> LeaseHolder:
@@ -110,7 +113,7 @@ def _take(store: Store, key: str, target: Path, *, times: LeaseTimes, wait: bool
     while True:
         if (request := stops.requested(target)) is not None:
             raise stop_error(target, request)
-        found = read_small(store, key)
+        found = read_small(store, key, most_bytes=QUICK_BYTES)
         holder, state = (None, None) if found is None else (_decoded(found, where), found.state)
         is_over = holder is None or holder.ended is not None
         if found is not None and holder is not None and not is_over:

@@ -31,12 +31,21 @@ from niels_cache_runtime.format.safe_open import name_problem
 
 SCHEMES = ("s3", "gs", "az", "file")
 STALL_SECONDS, STALL_BYTES = 30.0, 30_000  # a body with fewer bytes in this time is requested again
+QUICK_BYTES, QUICK_SECONDS = 1 << 20, 10  # a smaller object that leases depend on is asked for again after this time
 SINGLE_PUT_BYTES = 1 << 30  # a larger file is sent in parts
 _MAX_PARTS = 9_000  # S3 allows 10,000
 _MIN_PART_BYTES = 16 << 20
 _VARIABLES = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_"}  # prefixes of obstore's environment variables
-_CLIENT_KEYS: tuple[str, ...] = ("allow_http", "allow_invalid_certificates", "connect_timeout", "timeout", "read_timeout")
-_CLIENT_KEYS += ("proxy_url", "proxy_ca_certificate", "proxy_excludes")
+_CLIENT_KEYS = (
+    "allow_http",
+    "allow_invalid_certificates",
+    "connect_timeout",
+    "timeout",
+    "read_timeout",
+    "proxy_url",
+    "proxy_ca_certificate",
+    "proxy_excludes",
+)
 _HASH_KEY = "sha256"
 _RETRIES, _HASTY_RETRIES = 8, 3
 _WAITS = (0.2, 1.0, 5.0)  # seconds before another try of a conditional PUT
@@ -239,7 +248,8 @@ def open_store(address: str, *, make: bool = False, is_hasty: bool = False) -> S
         retries = _HASTY_RETRIES if is_hasty else _RETRIES
         short = connect(retries, **{**client, "timeout": "5 minutes"})  # obstore buffers these answers
         state: _State = "version" if address.startswith("gs://") else "e_tag"
-        return Store(address, obstore, refusals, connect(retries, **client), short=short, state=state)
+        quick = connect(_HASTY_RETRIES, **{**client, "timeout": f"{QUICK_SECONDS} seconds"})
+        return Store(address, obstore, refusals, (connect(retries, **client), short, quick), state=state)
 
 
 class Store:
@@ -250,9 +260,9 @@ class Store:
     others it is the ETag.
     """
 
-    def __init__(self, address: str, obstore: Any, refusals: _Refusals, remote: Any, *, short: Any, state: _State = "e_tag") -> None:
-        self.address, self._obstore, self._refusals = address, obstore, refusals
-        self._remote, self._short, self._state = remote, short, state
+    def __init__(self, address: str, obstore: Any, refusals: _Refusals, clients: Sequence[Any], *, state: _State = "e_tag") -> None:
+        self.address, self._obstore, self._refusals, self._state = address, obstore, refusals, state
+        self._remote, self._short, self._quick = clients
 
     def name_of(self, key: str) -> str:
         """Return the address of one object, for messages."""
@@ -269,13 +279,13 @@ class Store:
             return ObjectInfo(result.meta["size"], result.attributes.get(_HASH_KEY))
 
     def get(self, key: str, *, most_bytes: int) -> SmallObject:
-        """Return a small object.
+        """Return a small object, within seconds or not at all if it may have at most QUICK_BYTES.
 
         Raises:
             MissingError: If there is no such object.
         """
         with self._as_remote_errors(key):
-            result = self._obstore.get(self._remote, key)
+            result = self._obstore.get(self._quick if most_bytes <= QUICK_BYTES else self._remote, key)
             if result.meta["size"] > most_bytes:
                 raise RemoteError(f"{self.name_of(key)}: has {result.meta['size']} bytes, more than {most_bytes}; give another address")
             return SmallObject(self._content(key, result), result.meta[self._state], result.meta["last_modified"])
@@ -363,7 +373,7 @@ class Store:
         """Return the time by the clock of the store, which is when it wrote this object. Stores count whole seconds."""
         with self._as_remote_errors(key):
             self._put(key, secrets.token_bytes(8), use_multipart=False)
-        return self.get(key, most_bytes=MAX_META_BYTES).modified
+        return self.get(key, most_bytes=QUICK_BYTES).modified
 
     def list(self, folder: str = "") -> Iterator[ListedObject]:
         """Yield the objects in a folder and its subfolders."""
@@ -411,7 +421,8 @@ class Store:
         )
 
     def _put(self, key: str, content: Any, **options: Any) -> str | None:
-        state: str | None = self._obstore.put(self._remote, key, content, **options)[self._state]
+        remote = self._quick if isinstance(content, bytes) and len(content) <= QUICK_BYTES else self._remote
+        state: str | None = self._obstore.put(remote, key, content, **options)[self._state]
         return state
 
     def _attributes(self, sha256: str) -> dict[str, str]:
@@ -425,7 +436,7 @@ class FolderStore(Store):
     """A folder behind a file:// address. Files have no metadata, so `head` reads and hashes a file."""
 
     def __init__(self, address: str, obstore: Any, refusals: _Refusals, remote: Any, *, folder: Path) -> None:
-        super().__init__(address, obstore, refusals, remote, short=remote)
+        super().__init__(address, obstore, refusals, [remote] * 3)
         self._folder = folder
 
     def head(self, key: str) -> ObjectInfo:

@@ -107,6 +107,38 @@ def test_a_lost_answer_is_read_back_and_counts_as_success(store: Store, s3: Loop
         assert (body(store)["seconds"] > 0, len(lost)) == (True, 2)
 
 
+def test_a_renewal_whose_answer_and_reading_were_lost_does_not_lose_the_lease(
+    store: Store, s3: LoopbackS3, hold: Hold, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "_WAITS", ())
+    with hold() as lease:
+        s3.decide = lambda method, key: "lost" if method == "PUT" else "denied"
+        with pytest.raises(RemoteError):
+            lease._write()
+        s3.decide = lambda method, key: None
+        seconds = body(store)["seconds"]
+        lease._write()
+        lease.check()
+        assert body(store)["seconds"] > seconds > 0
+    assert body(store)["ended"] == "done"
+
+
+def test_a_store_that_does_not_answer_is_asked_again_soon(s3: LoopbackS3, hold: Hold, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "QUICK_SECONDS", 1)
+    silent = {"PUT", "GET"}
+
+    def decide(method: str, key: str) -> str | None:
+        if KEY in key and method in silent:
+            silent.remove(method)
+            time.sleep(4)
+        return None
+
+    s3.decide = decide
+    began = time.monotonic()
+    with hold_store_lease(open_store(ADDRESS), KEY, Path("part-00001"), times=STILL, wait=False, log=print):
+        assert (silent, time.monotonic() - began < 3.9) == (set(), True)
+
+
 def test_a_request_to_stop_ends_the_holder_and_those_who_wait(hold: Hold, tmp_path: Path) -> None:
     stopped: list[bool] = []
     with hold(LIVELY, on_stop=lambda: stopped.append(True), stops=StopRequests()) as lease:
