@@ -36,7 +36,7 @@ from niels_cache_runtime.format.reading import mapped
 from niels_cache_runtime.remote.download import append_file
 from niels_cache_runtime.remote.objects import OBJECTS_NAME, RemoteFile
 from niels_cache_runtime.remote.record import TOKENIZER, Record, record_at
-from niels_cache_runtime.remote.store import ConflictError, Store, open_store
+from niels_cache_runtime.remote.store import ConflictError, SmallObject, Store, open_store
 
 WHOLE = "all"  # the member that is the whole data set
 _MEMBERS = {"tokenizer": "tokenizer", "plan": "plan", "val_part": VAL_NAME} | dict.fromkeys(FAMILIES, WHOLE)
@@ -115,8 +115,7 @@ class StorePlace:
                 write_atomically(folder / PLAN_NAME, found.content, spare=f"new-{os.getpid()}")
             return self.artifact.finished()
         if self.kind in FAMILIES:
-            meta: Meta | None = self.artifact.finished()
-            return meta
+            return self.artifact.finished()
         objects = read_objects(store, self.folder)
         if objects is None:
             return None
@@ -163,7 +162,9 @@ class StorePlace:
             staging: AbstractContextManager[Path] = self._staged_plan(store, lease)
         else:
             folder = folder_of(self.member, lock.fingerprint)
-            publish = partial(self._publish, store, lease, record_at(store)) if self.kind in FAMILIES else None
+            publish = (
+                partial(self._publish, store, lease, record_at(store), read_small(store, PLAN_NAME)) if self.kind in FAMILIES else None
+            )
             staging = stored_attempt(store, lease, folder, log=log, afresh=lock.force, publish=publish)
         with staging as directory:
             yield directory
@@ -190,6 +191,7 @@ class StorePlace:
         store: Store,
         lease: StoreLease,
         then: tuple[Record | None, str | None],
+        plan: SmallObject | None,
         attempt: StoreAttempt,
         meta: Meta,
         beside: list[RemoteFile],
@@ -197,7 +199,8 @@ class StorePlace:
         """Swap the record of the address to a finished data set.
 
         Raises:
-            LeaseLostError: If another process has published in the meantime.
+            LeaseLostError: If another process has taken over in the meantime.
+            NielsCacheError: If another process has published without the lease, or has changed the plan, so that a prune may remove parts.
         """
         if meta.get("tokenizer_sha256") is not None:
             folder = tokenizer_dir(self.spec.root)
@@ -213,10 +216,15 @@ class StorePlace:
             replaced=None if found is None else found.beside.get(OBJECTS_NAME, {}).get("key"),
         )
         lease.check()
+        if read_small(store, PLAN_NAME) != plan:
+            raise NielsCacheError(f"{store.address}: its plan has changed during this build; run the same command again")
         try:
             store.write_if(META_NAME, record.after(found).content(), state=state)
         except ConflictError:
-            raise lease.lost_error() from None
+            lease.check()
+            raise NielsCacheError(
+                f"{store.address}: was published by another process, such as a push; run the same command again"
+            ) from None
 
     def sweep(self, *, resumable: bool) -> None:
         """Do nothing: an attempt removes what earlier ones have left on this machine, and `prune` what they have left in the store."""

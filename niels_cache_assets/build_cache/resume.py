@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 from niels_cache_assets.base.defaults import RECORD_SECONDS
 from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.disk.identity import Identity, as_recorded
-from niels_cache_assets.disk.journal import Journal, JournalRecord
+from niels_cache_assets.disk.journal import Journal, Keep
 from niels_cache_assets.streaming.types import ResumePoint
 from niels_cache_assets.tokenizer.engines import installed_version
 from niels_cache_runtime.errors import NielsCacheError
@@ -65,7 +65,7 @@ class Resume:
     attempt: int | None = None
     record_seconds: float = RECORD_SECONDS
     check: Callable[[], None] = lambda: None
-    keep: Callable[[JournalRecord], None] | None = None
+    keep: Keep | None = None
     resumed_tokens: int = field(default=0, init=False)
 
 

@@ -6,8 +6,9 @@
 A record is one small JSON file. A new record is written next to the old one and then renamed over it, so one of the two exists after a
 kill. A record contains the fingerprint of everything that determines the bytes. A build with a different fingerprint starts from the
 beginning. A record costs an fsync of each unfinished file, of the journal, and of the directories with new files, and some microseconds for
-each finished file that it names. If records take more than a fiftieth of the time, they become rarer, but there is one every minute. The
-builders define the state. Locks are in build_lock.py, and the exchange of directories is in staging.py.
+each finished file that it names. If records take more than a fiftieth of the time, they become rarer, but there is one every minute, or
+after `record_seconds` if that is longer. The builders define the state. Locks are in build_lock.py, and the exchange of directories is in
+staging.py.
 """
 
 from __future__ import annotations
@@ -73,6 +74,9 @@ class JournalRecord(NamedTuple):
         return {**{name: entry["bytes"] for name, entry in self.finished.items()}, **self.files}
 
 
+Keep = Callable[[JournalRecord, bool], None]  # a new record, and whether it is the first one of a build that has begun from the start
+
+
 class Journal:
     """The journal of an unfinished build in a directory.
 
@@ -116,11 +120,11 @@ class Journal:
         self._time = self._asked = time.monotonic()
         self._took = 0.0
         self.recorded = latest is not None  # whether there is a record to resume from
-        self._keep: Callable[[JournalRecord], None] | None = None
+        self._keep: Keep | None = None
 
-    def keep_in_store(self, keep: Callable[[JournalRecord], None]) -> None:
+    def keep_in_store(self, keep: Keep) -> None:
         """Call `keep` with each new record, and make a record after each finished file and rarely otherwise."""
-        self._keep, self._rest, self.MOST_SECONDS = keep, 0, self.seconds
+        self._keep, self._rest = keep, 0
         if BYTES_VARIABLE not in os.environ:
             self._interval = self.STORED_BYTES
 
@@ -173,12 +177,12 @@ class Journal:
         Args:
             bytes_written: The bytes written to all files since the build began, including those that existed at `open`.
             finished: The number of complete files, including those that existed at `open`.
-            seconds: The longest delay. The default is 60.
+            seconds: The longest delay. The default is 60, or [build] record_seconds if that is longer.
         """
         if self._bytes is None or self._finished is None:
             self._bytes, self._finished = bytes_written, finished
         self._asked = time.monotonic()
-        passed, longest = self._asked - self._time, self.MOST_SECONDS if seconds is None else seconds
+        passed, longest = self._asked - self._time, max(self.MOST_SECONDS, self.seconds) if seconds is None else seconds
         is_wanted = bytes_written - self._bytes >= self._interval or finished > self._finished or passed >= self.seconds
         return passed >= longest or (is_wanted and passed >= self._rest * self._took)
 
@@ -225,7 +229,7 @@ class Journal:
         )
         write_journal(self._directory, recorded)
         if self._keep is not None:
-            self._keep(recorded)
+            self._keep(recorded, not self.recorded)
         self._named, self._bytes, self._finished, self._time = named, bytes_written, len(finished), time.monotonic()
         self._took = self._time - self._asked  # includes the time in which the caller flushed its files
         self.recorded = True

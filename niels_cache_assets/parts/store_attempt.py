@@ -8,7 +8,8 @@
 
 `keep` works on a thread, while the builder writes the next shard, and the next `keep` waits for it. So at most two shards are on this
 machine. A process that lost its lease writes only under keys of its own attempt: its next swap of the record fails, whether another attempt
-has signed it since, has finished, or has finished and was pruned. Costs: each byte is sent once, except those of an unfinished shard at a
+has signed it since, has finished, or has finished and was pruned. While an attempt replaces a finished part, the journal holds the record
+of that part, which stays finished if the attempt fails. Costs: each byte is sent once, except those of an unfinished shard at a
 record, which are sent again with the whole shard.
 """
 
@@ -56,16 +57,24 @@ def read_objects(store: Store, folder: str) -> dict[str, RemoteFile] | None:
     Raises:
         NielsCacheError: If the record is damaged.
     """
-    found = read_small(store, key := record_of(folder))
-    return None if found is None or _journal_in(found) is not None else parse_objects(found.content, store.name_of(key))
+    return read_part(store, folder)[0]
 
 
-def _journal_in(found: SmallObject) -> dict[str, Any] | None:
-    """Return the journal of an unfinished part, or None if this is something else."""
+def read_part(store: Store, folder: str) -> tuple[dict[str, RemoteFile] | None, bool]:
+    """Return the files as `read_objects`, and whether the part has a journal. It has both while an attempt replaces a finished part."""
+    journal, finished = _parsed(read_small(store, key := record_of(folder)))
+    return None if finished is None else parse_objects(finished, store.name_of(key)), bool(journal)
+
+
+def _parsed(found: SmallObject | None) -> tuple[dict[str, Any], Any]:
+    """Return the journal in a record, which is empty without one, and the objects.json of the finished part or None."""
+    if found is None:
+        return {}, None
     with suppress(ValueError, TypeError, AttributeError):
         fields: dict[str, Any] = json.loads(found.content)
-        return fields if fields.get("kind") == _JOURNAL else None
-    return None
+        if fields.get("kind") == _JOURNAL:
+            return fields, fields.get("last")
+    return {}, found.content.decode(errors="replace")
 
 
 def read_object(store: Store, file: RemoteFile) -> bytes:
@@ -96,6 +105,7 @@ class StoreAttempt:
         self._pieces: dict[str, list[RemoteFile]] = {}  # what is sent of each unfinished file, in order
         self._key = record_of(folder)
         self._journal: dict[str, Any] = {}
+        self._last = None  # the objects.json of the finished part that this attempt replaces
         self._state: str | None = None  # of the record
         self._sender = ThreadPoolExecutor(1, thread_name_prefix="store")
         self._sending: Future[None] | None = None
@@ -112,7 +122,7 @@ class StoreAttempt:
         if fields.get("record") is None:
             return
         try:
-            objects = parse_objects(json.dumps(fields["objects"]).encode(), where)
+            objects = parse_objects(json.dumps(fields["objects"]), where)
             pieces = {name: [RemoteFile(*each) for each in found] for name, found in fields["pieces"].items()}
             recorded = decode_record(fields["record"].encode())
             if isinstance(recorded, str):
@@ -136,14 +146,14 @@ class StoreAttempt:
         """Put the name of this attempt into the journal. It is empty for a new part, with `afresh`, and if the part was finished before."""
         while True:
             found = read_small(self._store, self._key)
+            self._lease.check()  # after the read: a later attempt has not signed what was read, and makes the swap fail if it signs now
             self._state = None if found is None else found.state
-            journal = None if found is None or afresh else _journal_in(found)
+            journal, self._last = _parsed(found)
             with suppress(LeaseLostError):  # an earlier attempt was faster, for the last time
-                return self._write_journal(journal or {})
-            self._lease.check()
+                return self._write_journal({} if afresh else journal)
 
     def _write_journal(self, fields: Mapping[str, Any]) -> None:
-        self._journal = {**fields, "kind": _JOURNAL, "attempt": self._lease.folder}
+        self._journal = {**fields, "kind": _JOURNAL, "attempt": self._lease.folder, "last": self._last}
         self._write_record(json.dumps(self._journal).encode())
 
     def _write_record(self, content: bytes) -> None:
@@ -157,14 +167,20 @@ class StoreAttempt:
         except ConflictError:
             raise self._lease.lost_error() from None
 
-    def keep(self, recorded: JournalRecord) -> None:
+    def keep(self, recorded: JournalRecord, is_afresh: bool) -> None:
         """Send what a record of the builder names, after the one before is sent.
+
+        Args:
+            recorded: The record.
+            is_afresh: Whether the builder has begun from the start, and this is its first record. Nothing of the last attempt is then used.
 
         Raises:
             LeaseLostError: If another process has taken over.
             RemoteError: If the store refuses or does not answer.
         """
         self._wait()
+        if is_afresh:
+            self._objects, self._pieces = {}, {}
         self._sending = self._sender.submit(self._send_record, recorded)
 
     def _wait(self) -> None:

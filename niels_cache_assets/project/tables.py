@@ -42,7 +42,7 @@ class BuildSettings(Table):
     """How much of train is compared with val for near copies: a sample of about 20 million tokens, or all. Equal texts are always found"""
     network_patience: float = Field(defaults.NETWORK_RETRY_SECONDS, ge=0, allow_inf_nan=False, strict=False)
     """How long to retry a failed request, in seconds, before the build fails"""
-    record_seconds: float = Field(defaults.RECORD_SECONDS, gt=0, le=60, strict=False)
+    record_seconds: float = Field(defaults.RECORD_SECONDS, gt=0, le=3600, strict=False)
     """Seconds after which a build records its progress again; a killed build repeats the work since its last record. 600 with a store"""
 
     @property

@@ -23,6 +23,7 @@ OBJECTS_NAME = "objects.json"
 OBJECTS_VERSION = 1
 MAX_OBJECTS_BYTES = 1 << 27  # enough for the files of the largest meta.json
 _KIND = "objects"
+_ADVICE = "build it again: niels-cache build-all --only NAME --force"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -50,7 +51,7 @@ def encode_objects(files: Iterable[RemoteFile]) -> bytes:
     return canonical_json(record).encode()
 
 
-def parse_objects(content: bytes, where: str) -> dict[str, RemoteFile]:
+def parse_objects(content: bytes | str, where: str) -> dict[str, RemoteFile]:
     """Return the files in an objects.json, by path.
 
     Args:
@@ -69,14 +70,14 @@ def parse_objects(content: bytes, where: str) -> dict[str, RemoteFile]:
                 f"{where}: schema_version {record['schema_version']} is newer than {OBJECTS_VERSION}; upgrade niels-cache"
             )
         if sha256_text(canonical_json({**record, "objects_sha256": ""})) != record["objects_sha256"]:
-            raise NielsCacheError(f"{where}: does not match its objects_sha256 (edited by hand?); join the parts again")
+            raise NielsCacheError(f"{where}: does not match its objects_sha256 (edited by hand?); {_ADVICE}")
         found = {path: RemoteFile(path, each["key"], each["bytes"], each["sha256"]) for path, each in record["objects"].items()}
         if not all(map(_is_valid, found.values())):
             raise ValueError
     except NielsCacheError:
         raise
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise NielsCacheError(f"{where}: does not say where the files of a build are; join the parts again") from error
+        raise NielsCacheError(f"{where}: does not say where the files of a build are; {_ADVICE}") from error
     return found
 
 

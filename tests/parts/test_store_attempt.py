@@ -76,11 +76,12 @@ def run(
     items: Iterator[str] | None = None,
     log: Callable[[str], None] = print,
     afresh: bool = False,
+    fingerprint: str = "f",
     **settings: Any,
 ) -> Resume:
     with stored_attempt(store, lease, FOLDER, log=log, afresh=afresh) as directory:
         assert lease.stored is not None
-        resume = Resume(fingerprint="f", log=log, check=lease.check, keep=lease.stored.keep, attempt=lease.attempt)
+        resume = Resume(fingerprint=fingerprint, log=log, check=lease.check, keep=lease.stored.keep, attempt=lease.attempt)
         build = make(lease.target, items or texts(until), **settings)
         write_meta(str(directory / META_NAME), build.write(directory, resume))
     return resume
@@ -125,11 +126,11 @@ def test_this_machine_holds_two_shards_and_little_else(
     held: list[tuple[int, int]] = []
     keep = StoreAttempt.keep
 
-    def watched(attempt: StoreAttempt, recorded: Any) -> None:
+    def watched(attempt: StoreAttempt, *given: Any) -> None:
         files = [path for path in tmp_path.rglob("*") if path.is_file()]
         shards = sum(path.stat().st_size for path in files if path.name.startswith("shard_"))
         held.append((shards, sum(path.stat().st_blocks * 512 for path in files) - shards))
-        keep(attempt, recorded)
+        keep(attempt, *given)
 
     monkeypatch.setattr(StoreAttempt, "keep", watched)
     monkeypatch.setattr(encode, "_CHUNKS_PER_TASK", 1)  # a batch is smaller than a shard, as it is with shards of usual sizes
@@ -201,7 +202,7 @@ def test_a_machine_that_freezes_before_its_record_and_wakes_changes_nothing(
             run(store, frozen)
     assert len(finished) == 2
     assert (read_objects(store, FOLDER) or {}) == finished[1]
-    if then:
+    if then == "pruned":
         assert finished[1] == {}, "the record of the one that was frozen would name objects that are gone"
         with machine(store, tmp_path / "three") as other:
             run(store, other)
@@ -209,6 +210,61 @@ def test_a_machine_that_freezes_before_its_record_and_wakes_changes_nothing(
         return
     assert {file.key.split("/")[3].partition("-")[0] for file in finished[1].values()} <= {"00001", "00002"}
     assert downloaded(store, tmp_path / "pulled") == local
+
+
+@pytest.mark.parametrize("is_building", [False, True])
+def test_a_machine_that_freezes_between_its_lease_and_its_signature_changes_nothing(
+    is_building: bool, store: Store, local: dict[str, bytes], tmp_path: Path
+) -> None:
+    with machine(store, tmp_path / "one") as frozen:
+
+        def wake() -> None:
+            with pytest.raises(LeaseLostError, match="has taken over"):
+                run(store, frozen)
+
+        def items() -> Iterator[str]:
+            for number, text in enumerate(TEXTS):
+                if is_building and number == 1_500:
+                    wake()
+                yield text
+
+        with machine(store, tmp_path / "two", over=True) as other:
+            run(store, other, items=items())
+        wake()
+    assert downloaded(store, tmp_path / "pulled") == local
+
+
+def test_a_forced_attempt_that_fails_leaves_the_finished_part_and_a_prune_keeps_it(
+    store: Store, local: dict[str, bytes], tmp_path: Path
+) -> None:
+    with machine(store, tmp_path / "one") as lease:
+        run(store, lease)
+    finished = read_objects(store, FOLDER)
+    assert finished
+    for name in ("two", "three"):
+        with machine(store, tmp_path / name) as lease, pytest.raises(Stop):
+            run(store, lease, until=2_000, afresh=True)
+        assert read_objects(store, FOLDER) == finished
+        assert find_garbage(store, [FOLDER]) == []
+    assert downloaded(store, tmp_path / "pulled") == local
+    with machine(store, tmp_path / "four") as lease:
+        run(store, lease, afresh=True)
+    assert {file.key for file in finished.values()} <= {each.key for each in find_garbage(store, [FOLDER])}
+    assert downloaded(store, tmp_path / "again") == local
+
+
+def test_after_a_journal_that_the_builder_rejects_its_own_records_are_resumed(store: Store, tmp_path: Path) -> None:
+    def backwards(until: int) -> Iterator[str]:
+        yield from TEXTS[:-until:-1]
+        if until < len(TEXTS):
+            raise Stop
+
+    with machine(store, tmp_path / "one") as lease, pytest.raises(Stop):
+        run(store, lease, until=2_000)
+    with machine(store, tmp_path / "two") as lease, pytest.raises(Stop):
+        run(store, lease, items=backwards(2_000), fingerprint="of another Python")
+    with machine(store, tmp_path / "three") as lease:
+        assert run(store, lease, items=backwards(len(TEXTS)), fingerprint="of another Python").resumed_tokens > 0
 
 
 def test_a_machine_that_freezes_while_it_builds_cannot_move_the_journal(

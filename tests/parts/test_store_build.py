@@ -32,7 +32,7 @@ from niels_cache_assets.defs.keys import META_KEYS
 from niels_cache_assets.defs.launcher import launch_builds
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.parts.lease import LeaseLostError, LeaseTimes
-from niels_cache_assets.parts.store import lease_of
+from niels_cache_assets.parts.store import lease_of, read_small, record_of
 from niels_cache_assets.parts.store_lease import StoreLease, hold_store_lease
 from niels_cache_assets.parts.store_prune import find_garbage
 from niels_cache_assets.publish.check import check
@@ -266,6 +266,43 @@ def test_a_machine_that_freezes_in_the_middle_of_the_seal_changes_nothing_when_i
     assert bytes_of(pull(ADDRESS, tmp_path / "pulled").directory) == bytes_of(project.cache("local"))
 
 
+@pytest.mark.parametrize(("change", "named"), [("meta.json", "published by another process"), ("plan.json", "plan has changed")])
+def test_a_seal_refuses_a_push_and_another_plan_in_the_meantime(
+    change: str, named: str, project: PartsProject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, store, write = machine(project, "one"), open_store(ADDRESS), JoinedCache.write
+    build(one, [key for key in one.order() if not key.startswith("pretrain/")])
+
+    def late(cache: JoinedCache, work: Any) -> Any:
+        written = write(cache, work)
+        found = read_small(store, change)
+        store.write_if(change, b"another", state=found and found.state)
+        return written
+
+    monkeypatch.setattr(JoinedCache, "write", late)
+    with pytest.raises(NielsCacheError, match=named) as caught:
+        materialize(one[f"pretrain/{NAME}"])
+    assert not isinstance(caught.value, LeaseLostError)
+
+
+def test_prune_names_what_is_damaged_and_force_repairs_a_record(project: PartsProject, s3: LoopbackS3) -> None:
+    one = machine(project, "one")
+    build(one)
+    store, prefix = open_store(ADDRESS), f"/{BUCKET}/run/pretrain/{NAME}"
+    described = read_published(store).record.beside["meta.json"]["key"]
+    content = store.get(described, most_bytes=10**6).content
+    s3.ask("DELETE", f"{prefix}/{described}")
+    with pytest.raises(NielsCacheError, match="it is gone"):
+        prune_parts(one, NAME)
+    s3.ask("PUT", f"{prefix}/{described}", content)
+    part = StorePlace(one[parts_of(one)[0]]).folder
+    s3.ask("PUT", f"{prefix}/{record_of(part)}", b"{")
+    with pytest.raises(NielsCacheError, match="--force"):
+        prune_parts(one, NAME)
+    assert materialize(one[parts_of(one)[0]], force=True).state == "built"
+    assert prune_parts(one, NAME)
+
+
 def test_prune_removes_what_losers_and_earlier_plans_left_and_nothing_that_is_read(
     project: PartsProject, s3: LoopbackS3, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -286,6 +323,11 @@ def test_prune_removes_what_losers_and_earlier_plans_left_and_nothing_that_is_re
     assert {outcome.state for outcome in build(one).values()} == {"cache_hit"}
     other = machine(project, "one", parts=2)
     build(other)
+    earlier = current - {StorePlace(other.sealed(NAME)).folder, *other.sealed(NAME).folders_in_store().values()}
+    removed = " ".join(str(each.directory) for each in prune_parts(other, NAME))
+    assert (len(earlier) > 2, [folder for folder in earlier if folder in removed]) == (True, []), "they may be in use for a day"
+    now = Store.now
+    monkeypatch.setattr(Store, "now", lambda store, key: now(store, key) + timedelta(days=2 * key.startswith("clocks/prune")))
     before, kept = {each.key for each in store.list("parts")}, read_published(store)
     assert len(prune_parts(other, NAME)) > 3
     assert kept.record.replaced in {each.key for each in store.list("parts")} < before
@@ -321,7 +363,7 @@ def test_a_lease_that_is_too_short_for_a_store_is_refused_at_load(project: Parts
         project.graph(2, root="one", build=f'store = "{STORE}"\n[cluster]\nlease_seconds = 9\nrenew_seconds = 3')
 
 
-@pytest.mark.parametrize(("key", "seconds"), [("", 600), ("record_seconds = 5", 5)])
+@pytest.mark.parametrize(("key", "seconds"), [("", 600), ("record_seconds = 5", 5), ("record_seconds = 3600", 3600)])
 def test_records_are_rare_in_a_store_unless_a_time_is_set(key: str, seconds: int, project: PartsProject) -> None:
     assert project.graph(2, root="one", build=f'store = "{STORE}"\n{key}').plan(NAME).record_seconds == seconds
 

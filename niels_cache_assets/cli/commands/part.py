@@ -81,8 +81,9 @@ its documents.
 
 --prune removes the parts of earlier plans, or all parts if the data set is no longer built in parts. It
 keeps the parts of the current plan, which are needed to repair or extend the cache; their shards are
-hard links. With a store, it also removes what interrupted attempts have left there, of any data set and
-of the tokenizer, and keeps the published build and the one before it.""",
+hard links. With a store, it removes what interrupted attempts have left there, of any data set and of
+the tokenizer, and parts of earlier plans a day after their last change. It keeps the published build and
+the one before it.""",
     examples="""\
   niels-cache part web 17
   niels-cache part wiki 3 --range                      find duplicates in one range of hashes
