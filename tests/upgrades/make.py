@@ -393,7 +393,8 @@ def neutralize_leases(folder: Path) -> None:
 
 def neutralize_home(home: Path, folder: Path) -> None:
     """Replace the folders of this machine in a Dagster home."""
-    names = {str(folder): PLACE, sys.prefix: f"{PLACE}/python", str(HERE.parents[1]): f"{PLACE}/code"}
+    in_markdown = str(folder).replace("_", r"\\_")  # in the JSON of an event
+    names = {str(folder): PLACE, in_markdown: PLACE, sys.prefix: f"{PLACE}/python", str(HERE.parents[1]): f"{PLACE}/code"}
     for path in home.rglob("*.db"):
         with closing(sqlite3.connect(path, isolation_level=None)) as events:
             for (table,) in events.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
