@@ -377,7 +377,8 @@ def gather_facts(folder: Path) -> dict[str, Any]:
 
 # Packing
 
-OF_A_MACHINE = {"pid": 1, "host": "machine", "since": "2026-01-01T00:00:00Z", "command": "niels-cache", "token": "0" * 16, "boot": "1"}
+_WRITER = {"pid": 1, "host": "machine", "since": "2026-01-01T00:00:00Z", "command": "niels-cache"}
+OF_A_MACHINE: dict[str, Any] = {"writer": _WRITER, "token": "0" * 16, "boot": "1"}
 OF_A_MACHINE |= {"log": None, "seconds": 2.0, "cpu_seconds": 1.0, "earlier_cpu_seconds": [0.0, 0.0], "speed": [None, None]}
 
 
