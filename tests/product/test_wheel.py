@@ -82,7 +82,7 @@ def test_the_wheel_holds_every_file_of_both_packages_and_no_other(wheel: Path) -
 
 
 def test_the_wheel_is_pure_python_and_carries_its_licence(wheel: Path) -> None:
-    assert wheel.name == "niels_cache-1.0.0rc1-py3-none-any.whl"
+    assert wheel.name == "niels_cache-1.0.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         (metadata,) = (email.message_from_bytes(archive.read(name)) for name in names if name.endswith(".dist-info/METADATA"))
