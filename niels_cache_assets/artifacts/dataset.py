@@ -53,7 +53,7 @@ from niels_cache_assets.streaming.feed import Feed, ValShare
 from niels_cache_assets.streaming.splits import UNLIMITED
 from niels_cache_assets.tokenizer.encoder import EngineMismatchError
 from niels_cache_assets.tokenizer.engines import reference_of
-from niels_cache_assets.tokenizer.kinds import TextTokenizer, load_tokenizer
+from niels_cache_assets.tokenizer.kinds import TextTokenizer, load_tokenizer, recorded_tokenizer
 from niels_cache_runtime.cache.opening import Verify, check_sizes, listed_files
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, SPLITS, TOKEN_DTYPES, Family, dataset_dir
@@ -112,7 +112,19 @@ class DatasetSpec(Generic[S]):
         Raises:
             NielsCacheError: If it does not exist.
         """
-        return load_tokenizer(self.registry.tokenizer, self.root)
+        tokenizer, (recorded, _) = load_tokenizer(self.registry.tokenizer, self.root), self.recorded_tokenizer
+        if tokenizer.model_sha256 != recorded:  # the fingerprint of a build is that of the record
+            raise NielsCacheError(f"{tokenizer.model_path}: is not the model that its meta.json describes; build the tokenizer again")
+        return tokenizer
+
+    @cached_property
+    def recorded_tokenizer(self) -> tuple[str | None, int]:
+        """The sha256 and the vocabulary size of the tokenizer, which decide a cache. The model is not loaded.
+
+        Raises:
+            NielsCacheError: If it does not exist.
+        """
+        return recorded_tokenizer(self.registry.tokenizer, self.root)
 
     @property
     def token_bytes(self) -> int:
@@ -121,7 +133,7 @@ class DatasetSpec(Generic[S]):
         Raises:
             NielsCacheError: If [build] token_dtype is too narrow for the tokenizer.
         """
-        return TOKEN_DTYPES[choose_token_dtype(self.tokenizer.vocab_size, self.build.token_dtype)].itemsize
+        return TOKEN_DTYPES[choose_token_dtype(self.recorded_tokenizer[1], self.build.token_dtype)].itemsize
 
     @cached_property
     def siblings(self) -> Mapping[str, PretrainSource]:
@@ -221,7 +233,7 @@ class DatasetSpec(Generic[S]):
 
     def revision(self) -> str | None:
         """Return the revision of everything that a build reads."""
-        assert self.tokenizer  # fail early: nothing can be built without it
+        assert self.recorded_tokenizer  # fail early: nothing can be built without it
         return revision_with_references(self.source, self._own_revision(), self.siblings)
 
     def _own_revision(self) -> str | None:
@@ -323,7 +335,7 @@ class DatasetArtifact(Artifact, Generic[S]):
         return self.spec.revision()
 
     def identity(self, revision: str | None) -> dict[str, Any]:
-        return self.identity_with(self.spec.tokenizer.model_sha256, self.spec.tokenizer.vocab_size, revision)
+        return self.identity_with(*self.spec.recorded_tokenizer, revision)
 
     @abstractmethod
     def identity_with(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:

@@ -150,8 +150,8 @@ def difference(member: PretrainCache | ValPart, meta: Meta) -> str:
         if revision != member.revision():
             return f"was built from revision {revision}, but the plan is of revision {member.revision()}"
         return f"was built by another plan ({short_sha256(part.get('plan'))}), with other settings"
-    if meta.get("tokenizer_sha256") != spec.tokenizer.model_sha256:
-        used, current = (short_sha256(sha256) for sha256 in (meta.get("tokenizer_sha256"), spec.tokenizer.model_sha256))
+    if meta.get("tokenizer_sha256") != spec.recorded_tokenizer[0]:
+        used, current = (short_sha256(sha256) for sha256 in (meta.get("tokenizer_sha256"), spec.recorded_tokenizer[0]))
         return f"was built with tokenizer {used}, but the cache now holds {current}"
     if spec.source.exclude is not None or meta.get("facts", {}).get(EXCLUDED):
         return "was built with other ids in the list `exclude`, with other settings or by another code version"
@@ -274,7 +274,7 @@ class ValPart(DatasetArtifact[SourceWithParts]):
         return excluded & {*removed, *(each.source_id for each in present if each.file in files)}
 
     def revision(self) -> str | None:
-        assert self.spec.tokenizer  # fail early: nothing can be built without it
+        assert self.spec.recorded_tokenizer  # fail early: nothing can be built without it
         return self.spec.plan.first.revision
 
     @property
@@ -462,7 +462,7 @@ class _ShareOfPlan(Share):
         return ["tokenizer", self.spec.parts_plan.key]
 
     def revision(self) -> str | None:
-        assert self.spec.tokenizer  # fail early: nothing can be built without it
+        assert self.spec.recorded_tokenizer  # fail early: nothing can be built without it
         return self.planned.revision
 
 
