@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,11 +33,8 @@ from niels_cache_assets.artifacts.parts.free_parts import build_free_parts_first
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.base.documents import Documents, DropReport, merge_facts
 from niels_cache_assets.base.fingerprint import fingerprint_of
-from niels_cache_assets.base.parallel import map_in_processes
 from niels_cache_assets.build_cache.resume import BuildPosition
 from niels_cache_assets.corpus import identity as corpus_identity
-from niels_cache_assets.corpus.chunks import ChunkWork, CorpusCounts, SourceChunks, new_report
-from niels_cache_assets.corpus.held_out import HeldOutDocuments
 from niels_cache_assets.corpus.identity import (
     cleaning_identity,
     identity_of_corpus,
@@ -58,8 +55,7 @@ from niels_cache_assets.corpus.layout import (
     corpus_parts_dir,
     documents_file,
 )
-from niels_cache_assets.corpus.prepared import document_files
-from niels_cache_assets.corpus.store import CorpusWriter, CorpusWriterState, is_corpus_file, write_counts, write_measures, write_rejected
+from niels_cache_assets.corpus.store import CorpusWriterState
 from niels_cache_assets.disk.identity import without_keys
 from niels_cache_assets.disk.space import SpaceNeed, corpus_need, require_free_space
 from niels_cache_assets.disk.staging import finished_meta
@@ -68,22 +64,19 @@ from niels_cache_assets.facts.drops import DropSummary, summarize_drops
 from niels_cache_assets.parts.exclusion import identity_with_ids, identity_with_present_ids, ids_in_parts, removed_ids
 from niels_cache_assets.parts.layout import part_name
 from niels_cache_assets.parts.plan import Plan, PlannedPart
-from niels_cache_assets.parts.seal import HardLinker, write_blocks
 from niels_cache_assets.project.registry import Registry
-from niels_cache_assets.sources.notes import notes_on_source
 from niels_cache_assets.sources.reading.encodings import not_text_note
 from niels_cache_assets.sources.reading.files import file_bytes
-from niels_cache_assets.sources.reading.keep import kept_columns
 from niels_cache_assets.sources.reading.part_stream import PartStream, part_stream, require_unchanged
-from niels_cache_assets.sources.text_column import pass_facts, reading_warning, with_text_field
 from niels_cache_assets.sources.types import PretrainSource, SourceWithParts, StreamContext
-from niels_cache_assets.streaming.encode import INVALID_UNICODE
-from niels_cache_assets.tokenizer.engines import reference_of
-from niels_cache_assets.tokenizer.kinds import TextTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import Meta, location_problem
 from niels_cache_runtime.format.npy_files import map_npy
 from niels_cache_runtime.format.reading import available_threads
+
+if TYPE_CHECKING:
+    from niels_cache_assets.corpus.chunks import CorpusCounts
+    from niels_cache_assets.tokenizer.kinds import TextTokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +186,8 @@ class Corpus(Artifact):
     @property
     def keep(self) -> tuple[str, ...]:
         """The columns whose values are kept with the documents."""
+        from niels_cache_assets.sources.reading.keep import kept_columns
+
         return kept_columns(self.source, self.registry.pretrain)
 
     @property
@@ -246,6 +241,8 @@ class Corpus(Artifact):
 
     @property
     def reference(self) -> str | None:
+        from niels_cache_assets.tokenizer.engines import reference_of
+
         return reference_of(self._tokenizer)
 
     def inputs(self) -> Sequence[str]:
@@ -326,6 +323,8 @@ class Corpus(Artifact):
         return {**meta, "fingerprint": fingerprint_of(identity_with_ids(work.identity, removed_ids(meta)))}
 
     def owns(self, name: str) -> bool:
+        from niels_cache_assets.corpus.store import is_corpus_file
+
         return is_corpus_file(name)
 
     def need(self) -> SpaceNeed | None:
@@ -349,6 +348,8 @@ class Corpus(Artifact):
             files: The entries of all files.
             content_sha256: The hash of the documents.
         """
+        from niels_cache_assets.sources.text_column import with_text_field
+
         return {
             "kind": "corpus",
             "built": True,
@@ -383,6 +384,9 @@ class Corpus(Artifact):
         return replace(written, meta={**self._with_removed_ids_only(written.meta, work), "dataset_name": self._full_name, "part": part})
 
     def _write_all(self, work: BuildJob) -> WriteResult:
+        from niels_cache_assets.corpus.held_out import HeldOutDocuments
+        from niels_cache_assets.sources.notes import notes_on_source
+
         work.log(f"preparing {self.name}: {', '.join(self.source.prepare)}")
         for note in notes_on_source(self.source):
             work.log(note)
@@ -397,6 +401,11 @@ class Corpus(Artifact):
             return self._write(context, work)
 
     def _write(self, context: StreamContext, work: BuildJob) -> WriteResult:
+        from niels_cache_assets.base.parallel import map_in_processes
+        from niels_cache_assets.corpus.chunks import ChunkWork, CorpusCounts, SourceChunks, new_report
+        from niels_cache_assets.corpus.store import CorpusWriter, write_counts, write_measures, write_rejected
+        from niels_cache_assets.sources.text_column import reading_warning
+
         registry, name, source = self.registry, self.name, self.source
         processes = self.processes or registry.build.threads or available_threads()
         signatures = signature_identity(registry, name) or {}
@@ -449,6 +458,8 @@ class Corpus(Artifact):
         return WriteResult(meta=meta, resumed=resumed_characters, warning=reading_warning(meta))
 
     def _join_parts(self, work: BuildJob) -> WriteResult:
+        from niels_cache_assets.sources.text_column import reading_warning
+
         assert work.lease is not None  # machines share the parts
         work.log(f"preparing {self.name} in {self.source.corpus_parts} parts: {', '.join(self.source.prepare)}")
         force = work.force and self.force_parts
@@ -475,6 +486,8 @@ class Corpus(Artifact):
 
 
 def _empty_corpus_error(directory: Path, dropped_here: Counter[str], by_source: DropReport, hints: Sequence[str] = ()) -> NielsCacheError:
+    from niels_cache_assets.streaming.encode import INVALID_UNICODE
+
     counts = sorted((dropped_here + by_source.dropped).items())
     reasons = ", ".join(f"{reason} {count}" for reason, count in counts) or "the source is empty"
     note = "; ".join([not_text_note(by_source.facts), *hints])
@@ -503,6 +516,11 @@ def _progress_of_all(finished: Collection[Meta], part: CorpusProgress, *, parts:
 
 def _join(corpus: Corpus, members: Sequence[tuple[Path, Meta]], work: BuildJob) -> Meta:
     """Write everything except meta.json, and return meta.json."""
+    from niels_cache_assets.corpus.prepared import document_files
+    from niels_cache_assets.corpus.store import write_measures, write_rejected
+    from niels_cache_assets.parts.seal import HardLinker
+    from niels_cache_assets.sources.text_column import pass_facts
+
     files: Files = {}
     digest = hashlib.sha256()
     arrays = (DIGESTS_NAME, SIGNATURES_NAME) if members[0][1]["signatures"] is not None else ()
@@ -537,6 +555,8 @@ def _join(corpus: Corpus, members: Sequence[tuple[Path, Meta]], work: BuildJob) 
 
 def _concatenate(paths: Sequence[Path], directory: Path, name: str, files: Files) -> None:
     """Write the rows of several arrays to one file."""
+    from niels_cache_assets.parts.seal import write_blocks
+
     first = map_npy(paths[0])
     writer = NpyWriter(directory, name, first.dtype, files, width=first.shape[1])
     rows = (rows[start : start + _ROWS] for rows in map(map_npy, paths) for start in range(0, len(rows), _ROWS))
@@ -545,6 +565,8 @@ def _concatenate(paths: Sequence[Path], directory: Path, name: str, files: Files
 
 def _counts(directories: Sequence[Path]) -> CorpusCounts:
     """Return the counts of all parts together. Examples of rejected documents come from all parts."""
+    from niels_cache_assets.corpus.chunks import CorpusCounts
+
     total, *others = [CorpusCounts.from_state(json.loads((directory / COUNTS_NAME).read_bytes())) for directory in directories]
     for counts in others:
         total.add(counts, is_part=True)

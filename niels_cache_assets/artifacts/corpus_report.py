@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from niels_cache_assets.artifacts.base import Artifact, BuildJob, WriteResult, corpus_keys
-from niels_cache_assets.artifacts.corpus_facts import CODE_VERSION, corpus_report
+from niels_cache_assets.artifacts.corpus_facts import CODE_VERSION
 from niels_cache_assets.corpus.layout import REPORT_NAME, reports_dir
 from niels_cache_assets.disk.identity import without_keys
 from niels_cache_assets.project.registry import Registry
@@ -49,6 +49,8 @@ class CorpusReport(Artifact):
             return None
 
     def identity(self, revision: str | None) -> dict[str, Any]:
+        from niels_cache_assets.artifacts.corpus_facts import corpus_report
+
         return corpus_report(self.registry, self.name, root=self.root)
 
     def matches(self, meta: Meta, identity: Mapping[str, Any]) -> bool:

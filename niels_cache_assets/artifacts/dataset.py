@@ -14,50 +14,46 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from niels_cache_assets.artifacts.base import Artifact, BuildJob, WriteResult, add_unmatched_ids, corpus_keys
 from niels_cache_assets.artifacts.cache_identity import cache_identity, is_prepared, val_may_come_late
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.prepared_corpora import open_prepared, with_corpus_readers
 from niels_cache_assets.base.config_path import SENTINELS
-from niels_cache_assets.base.documents import Document, DocumentBatch, Documents
 from niels_cache_assets.base.fingerprint import fingerprint_of
-from niels_cache_assets.build_cache import CODE_VERSIONS, OnProgress, Provenance
-from niels_cache_assets.build_cache.base import CacheBuild, choose_token_dtype, write_unbuilt
-from niels_cache_assets.build_cache.pretrain import PretrainBuild
+from niels_cache_assets.base.token_dtypes import choose_token_dtype
+from niels_cache_assets.build_cache import CODE_VERSIONS
 from niels_cache_assets.build_cache.resume import JournalFingerprint, Resume
-from niels_cache_assets.build_cache.sft import SftBuild
 from niels_cache_assets.chats.templates import Template, find_template
-from niels_cache_assets.corpus.held_out import HeldOutDocuments, reference_texts
 from niels_cache_assets.corpus.identity import mixture_dependencies
 from niels_cache_assets.corpus.prepared import PreparedCorpus
 from niels_cache_assets.disk.space import SpaceNeed, pretrain_need, sft_need
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.facts.contents import budget_rule
-from niels_cache_assets.facts.disjoint import OverlapSettings, compare_splits
 from niels_cache_assets.facts.drops import DropSummary, summarize_drops
 from niels_cache_assets.facts.published import finished_cache
 from niels_cache_assets.parts.layout import part_name, parts_dir
 from niels_cache_assets.parts.plan import Plan, divide_in_proportion
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.project.tables import BuildSettings
-from niels_cache_assets.sources.notes import notes_on_source
 from niels_cache_assets.sources.reading.files import file_bytes
-from niels_cache_assets.sources.reading.keep import kept_columns
 from niels_cache_assets.sources.reading.references import own_revision, revision_with_references
-from niels_cache_assets.sources.text_column import reading_warning, with_text_field
 from niels_cache_assets.sources.types import PretrainSource, SftSource, Source, SourceWithParts, StreamContext
-from niels_cache_assets.streaming.decontaminate import ReferenceTexts
-from niels_cache_assets.streaming.feed import Feed, ValShare
-from niels_cache_assets.streaming.splits import UNLIMITED
-from niels_cache_assets.tokenizer.encoder import EngineMismatchError
-from niels_cache_assets.tokenizer.engines import reference_of
 from niels_cache_assets.tokenizer.kinds import TextTokenizer, load_tokenizer, recorded_tokenizer
 from niels_cache_runtime.cache.opening import Verify, check_sizes, listed_files
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, SPLITS, TOKEN_DTYPES, Family, dataset_dir
 from niels_cache_runtime.format.meta import ForeignMetaError, Meta, check_location, is_foreign, load_meta, location_problem
+
+if TYPE_CHECKING:
+    from niels_cache_assets.base.documents import Document, Documents
+    from niels_cache_assets.build_cache import OnProgress, Provenance
+    from niels_cache_assets.build_cache.base import CacheBuild
+    from niels_cache_assets.build_cache.pretrain import PretrainBuild
+    from niels_cache_assets.build_cache.sft import SftBuild
+    from niels_cache_assets.streaming.decontaminate import ReferenceTexts
+    from niels_cache_assets.streaming.feed import Feed
 
 S = TypeVar("S", bound=Source, covariant=True)
 
@@ -279,6 +275,8 @@ class DatasetSpec(Generic[S]):
             split_rule: The rule that splits the data set into train and val, as one line.
             member: The name of a part, or None for the whole data set.
         """
+        from niels_cache_assets.build_cache import Provenance
+
         return Provenance(
             dataset_name=self.name if member is None else f"{self.name}/{member}",
             dataset_config=self.source.hub_config,
@@ -313,6 +311,8 @@ class DatasetArtifact(Artifact, Generic[S]):
 
     @property
     def reference(self) -> str | None:
+        from niels_cache_assets.tokenizer.engines import reference_of
+
         return reference_of(self.spec.tokenizer)
 
     def with_spec(self, spec: DatasetSpec[Any]) -> Self:
@@ -366,6 +366,11 @@ def journal_of(cache: PretrainCache | SftCache, revision: str | None) -> Journal
 
 def write_stream(cache: PretrainCache | SftCache, work: BuildJob) -> WriteResult:
     """Write a cache from its stream, without a comparison of train with val."""
+    from niels_cache_assets.corpus.held_out import HeldOutDocuments
+    from niels_cache_assets.sources.notes import notes_on_source
+    from niels_cache_assets.sources.text_column import reading_warning, with_text_field
+    from niels_cache_assets.tokenizer.encoder import EngineMismatchError
+
     spec = cache.spec
     for note in notes_on_source(spec.source) if spec.prepared is None else ():
         work.log(note)
@@ -436,6 +441,8 @@ def split_rule(spec: DatasetSpec[PretrainSource], *, group: int = 0) -> str:
 
 def with_overlap(spec: DatasetSpec[PretrainSource], meta: Meta, work: BuildJob) -> Meta:
     """Return the content of meta.json with the result of comparing train with val, whose files are finished."""
+    from niels_cache_assets.facts.disjoint import OverlapSettings, compare_splits
+
     if meta["val_tokens"]:
         work.log("comparing train with val")
     settings = OverlapSettings.of(spec.registry, spec.source, spec.build)
@@ -454,6 +461,9 @@ def pretrain_build(spec: DatasetSpec[PretrainSource], directory: Path, **own: An
         directory: The folder of the cache.
         **own: The other fields of the build.
     """
+    from niels_cache_assets.build_cache.pretrain import PretrainBuild
+    from niels_cache_assets.sources.reading.keep import kept_columns
+
     source, build = spec.source, spec.build
     return PretrainBuild(
         out_dir=str(directory),
@@ -511,6 +521,9 @@ class Share:
 
     def stream(self, context: StreamContext) -> dict[str, Any]:
         """Return the documents to read, their budgets, and what train is compared with, as fields of PretrainBuild."""
+        from niels_cache_assets.base.documents import DocumentBatch
+        from niels_cache_assets.streaming.splits import UNLIMITED
+
         spec, source, feed = self.spec, self.spec.source, self._feed(context)
 
         def val_documents() -> Iterator[Document]:
@@ -531,6 +544,8 @@ class Share:
 
     def _references(self, context: StreamContext) -> ReferenceTexts | None:
         """Return the texts of `decontaminate_against`, or None without this key."""
+        from niels_cache_assets.corpus.held_out import HeldOutDocuments, reference_texts
+
         if not self.spec.source.decontaminate_against:
             return None
         held_out = context.held_out if isinstance(context.held_out, HeldOutDocuments) else None
@@ -541,6 +556,8 @@ class Share:
 
         Documents of a corpus already have a split.
         """
+        from niels_cache_assets.streaming.feed import Feed, ValShare
+
         source, prepared, seed = self.spec.source, self.spec.prepared, self.spec.build.seed
         if prepared is not None:
             return Feed(prepared.stream, context, expected=prepared.kept if source.train_tokens is None else None)
@@ -690,6 +707,9 @@ class SftCache(DatasetArtifact[SftSource]):
 
     def builder(self, context: StreamContext, **own: Any) -> SftBuild:
         """Return the builder that streams the source in this context. `own` are its `provenance` and `progress`."""
+        from niels_cache_assets.build_cache.sft import SftBuild
+        from niels_cache_assets.streaming.feed import Feed
+
         source, build = self.spec.source, self.spec.build
         return SftBuild(
             items=Feed(source.conversations, context),
@@ -751,5 +771,7 @@ class SwitchedOff(Artifact):
         return {"enabled": False, "source": self.spec.source.source}
 
     def write(self, work: BuildJob) -> WriteResult:
+        from niels_cache_assets.build_cache.base import write_unbuilt
+
         provenance = self.spec.provenance(None, work.fingerprint, self.split_rule)
         return WriteResult(meta=write_unbuilt(work.directory, family=self.spec.family, provenance=provenance))

@@ -42,13 +42,9 @@ from niels_cache_assets.corpus.identity import (
     split_identity,
 )
 from niels_cache_assets.corpus.layout import DUPLICATES, HASHES, corpus_dir, duplicates_dir, duplicates_file, range_name, ranges_dir
-from niels_cache_assets.corpus.near_val import drop_near_val
-from niels_cache_assets.corpus.order import CorpusInput, CorpusInputs, DroppedDocuments
-from niels_cache_assets.corpus.prepared import document_sizes, ordinals_sha256
 from niels_cache_assets.disk.journal import SCRATCH_NAME
 from niels_cache_assets.disk.space import SpaceNeed
 from niels_cache_assets.disk.staging import finished_meta
-from niels_cache_assets.disk.table_file import ParquetWriter, sealing
 from niels_cache_assets.disk.writers import Files, add_file
 from niels_cache_assets.parts.attempts import remove_target, targets_in
 from niels_cache_assets.parts.lease import hold_lease
@@ -60,6 +56,7 @@ from niels_cache_runtime.format.layout import META_NAME, SPLITS
 from niels_cache_runtime.format.meta import Meta, sha256_text
 
 if TYPE_CHECKING:
+    from niels_cache_assets.corpus.order import CorpusInput, CorpusInputs, DroppedDocuments
     from niels_cache_assets.dedup.greedy import DropDecisions, SimilarityCondition
     from niels_cache_assets.dedup.signatures import Signatures
 
@@ -237,6 +234,7 @@ class SearchStep(Artifact):
         return self._write_hashes(work) if self.number is None else self._write_range(self.number, work)
 
     def _write_hashes(self, work: BuildJob) -> WriteResult:
+        from niels_cache_assets.corpus.order import CorpusInputs
         from niels_cache_assets.dedup.ranges import write_hashes
 
         required = self.required
@@ -413,6 +411,8 @@ class Duplicates(Artifact):
             remove_ranges(self.registry, self.root)
 
     def write(self, work: BuildJob) -> WriteResult:
+        from niels_cache_assets.corpus.near_val import drop_near_val
+        from niels_cache_assets.corpus.order import CorpusInputs
         from niels_cache_assets.dedup.greedy import SimilarityCondition
 
         work.log(f"looking for duplicates in {', '.join(self.required.corpora)}")
@@ -492,6 +492,8 @@ def _search_in_ranges(duplicates: Duplicates, verify: SimilarityCondition | None
 
 def _write_drop_list(root: Path, name: str, inputs: CorpusInputs, drops: DroppedDocuments, files: Files) -> None:
     """Write the drop list of one data set, sorted by ordinal."""
+    from niels_cache_assets.disk.table_file import ParquetWriter, sealing
+
     names = np.array([each.name for each in inputs.all], dtype=object)
     splits = np.array([*SPLITS, None], dtype=object)  # UNKNOWN is -1, which selects the last element
     kinds = np.array(["near", "exact"], dtype=object)
@@ -512,6 +514,8 @@ def _write_drop_list(root: Path, name: str, inputs: CorpusInputs, drops: Dropped
 
 def _counts(inputs: CorpusInputs, each: CorpusInput, drops: DroppedDocuments) -> dict[str, Any]:
     """Return the counts of one data set for meta.json."""
+    from niels_cache_assets.corpus.prepared import document_sizes, ordinals_sha256
+
     sizes = document_sizes(each.directory, each.meta)
     totals = {
         what: {kind: int(sizes[what][drops.ordinals[drops.exact == (kind == "exact")]].sum()) for kind in ("exact", "near")}

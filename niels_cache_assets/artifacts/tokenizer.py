@@ -1,24 +1,22 @@
 """The tokenizer in a root folder: an imported model, or a model trained on a sample of the configured data sets (tokenizer/training.py)."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.artifacts.base import Artifact, BuildJob, WriteResult, corpus_keys
-from niels_cache_assets.artifacts.tokenizer_sample import spool_sample
 from niels_cache_assets.base.defaults import TOKENIZER_TRAIN_THREADS
 from niels_cache_assets.base.fingerprint import identity_settings
 from niels_cache_assets.corpus.identity import needs_tokenizer
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.disk.writers import Files, add_file
 from niels_cache_assets.project.registry import Registry
-from niels_cache_assets.tokenizer.kinds import LIBRARIES, open_configured_model
-from niels_cache_assets.tokenizer.measures import measure_texts
 from niels_cache_assets.tokenizer.settings import TokenizerSettings
 from niels_cache_assets.tokenizer.tokenizer_json import json_file, side_files
-from niels_cache_assets.tokenizer.training import ROUND_TRIP_TEXTS, RoundTripLoss, round_trip_losses, train
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import (
     FAMILIES,
@@ -30,6 +28,9 @@ from niels_cache_runtime.format.layout import (
     tokenizer_model_name,
 )
 from niels_cache_runtime.format.meta import Meta, read_meta, sha256_file
+
+if TYPE_CHECKING:
+    from niels_cache_assets.tokenizer.training import RoundTripLoss
 
 CODE_VERSION = "1"
 
@@ -116,6 +117,11 @@ class Tokenizer(Artifact):
         Raises:
             NielsCacheError: If the model lacks the special tokens, or there is no text to train on.
         """
+        from niels_cache_assets.artifacts.tokenizer_sample import spool_sample
+        from niels_cache_assets.tokenizer.kinds import LIBRARIES, open_configured_model
+        from niels_cache_assets.tokenizer.measures import measure_texts
+        from niels_cache_assets.tokenizer.training import round_trip_losses, train
+
         settings = self.registry.tokenizer
         beginnings: dict[str, list[str]] = {}
         warnings: list[str] = []
@@ -165,6 +171,8 @@ class Tokenizer(Artifact):
 
 def _describe_losses(losses: Sequence[RoundTripLoss]) -> str | None:
     """Return the losses of a model in words, or None without a loss."""
+    from niels_cache_assets.tokenizer.training import ROUND_TRIP_TEXTS
+
     if not losses:
         return None
     first = losses[0]

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.artifacts.base import BuildJob, WriteResult
 from niels_cache_assets.artifacts.cache_identity import dtype_identity
@@ -43,12 +43,9 @@ from niels_cache_assets.artifacts.dataset import (
 from niels_cache_assets.base.documents import Document, DropReport
 from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.build_cache import CODE_VERSIONS
-from niels_cache_assets.build_cache.base import Progress
-from niels_cache_assets.build_cache.pretrain import PretrainBuild
-from niels_cache_assets.build_cache.pretrain_writer import PretrainWriter, WriterState
+from niels_cache_assets.build_cache.pretrain_writer import WriterState
 from niels_cache_assets.disk.identity import without_keys
 from niels_cache_assets.disk.space import SpaceNeed, pretrain_need
-from niels_cache_assets.disk.table_file import ParquetWriter, sealing
 from niels_cache_assets.facts.contents import budget_rule
 from niels_cache_assets.parts.exclusion import (
     find_excluded_documents,
@@ -66,16 +63,17 @@ from niels_cache_assets.sources.reading.part_stream import PartStream, part_stre
 from niels_cache_assets.sources.types import PretrainSource, SourceWithParts, StreamContext
 from niels_cache_assets.sources.val_share import FractionSplitter
 from niels_cache_assets.streaming.decontaminate import decontamination_identity
-from niels_cache_assets.streaming.feed import Feed
-from niels_cache_assets.streaming.intake import as_documents
-from niels_cache_assets.streaming.splits import UNLIMITED, BudgetSplitter, encoded_head
-from niels_cache_assets.streaming.types import EncodedDocuments
-from niels_cache_assets.tokenizer.tokenizer_json import tokenizers_limited_to
 from niels_cache_runtime.cache.opening import short_sha256
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import remove
 from niels_cache_runtime.format.layout import VAL_TEXTS
 from niels_cache_runtime.format.meta import Meta, content_sha256
+
+if TYPE_CHECKING:
+    from niels_cache_assets.build_cache.pretrain import PretrainBuild
+    from niels_cache_assets.build_cache.pretrain_writer import PretrainWriter
+    from niels_cache_assets.streaming.splits import BudgetSplitter
+    from niels_cache_assets.streaming.types import EncodedDocuments
 
 
 def planned_identity(
@@ -314,6 +312,10 @@ class ValPart(DatasetArtifact[SourceWithParts]):
         return budget_rule(train_tokens=None, val_tokens=self.spec.source.val_tokens or 0)
 
     def write(self, work: BuildJob) -> WriteResult:
+        from niels_cache_assets.build_cache.base import Progress
+        from niels_cache_assets.build_cache.pretrain_writer import PretrainWriter
+        from niels_cache_assets.tokenizer.tokenizer_json import tokenizers_limited_to
+
         journal = work.open_journal(f"{self.spec.name}/{self.member}", state=_State)
         state: _State = journal.state or _State(taken=[], cut=[], drops=DropReport().state(), writer=None)
         parts, build = self.spec.plan.first.parts, self._build_of(work)
@@ -364,6 +366,8 @@ class ValPart(DatasetArtifact[SourceWithParts]):
 
     def _build_of(self, work: BuildJob) -> PretrainBuild:
         """Return a build with the settings of this cache. Only its settings and its meta.json are used."""
+        from niels_cache_assets.streaming.splits import UNLIMITED
+
         return pretrain_build(
             self.spec,
             self.directory,
@@ -380,6 +384,11 @@ class ValPart(DatasetArtifact[SourceWithParts]):
 
     def _take_seeded(self, planned: PlannedPart, state: _State, writer: PretrainWriter, build: PretrainBuild, work: BuildJob) -> _State:
         """Write the documents of one part that belong to val, with their texts, and return the state after it."""
+        from niels_cache_assets.disk.table_file import ParquetWriter, sealing
+        from niels_cache_assets.streaming.feed import Feed
+        from niels_cache_assets.streaming.intake import as_documents
+        from niels_cache_assets.streaming.splits import UNLIMITED, BudgetSplitter
+
         drops, stream, context = DropReport(**state.drops), stream_of(self.spec, planned, only="val"), self._context(work)
         feed = Feed(stream.documents, context)
         splitter = BudgetSplitter(max_train_tokens=UNLIMITED, max_val_tokens=0, eot=build.view.eot)
@@ -403,6 +412,10 @@ class ValPart(DatasetArtifact[SourceWithParts]):
 
     def _take_head(self, planned: PlannedPart, state: _State, writer: PretrainWriter, build: PretrainBuild, work: BuildJob) -> _State:
         """Write the share of one part, and return the state after it."""
+        from niels_cache_assets.streaming.feed import Feed
+        from niels_cache_assets.streaming.intake import as_documents
+        from niels_cache_assets.streaming.splits import UNLIMITED, BudgetSplitter, encoded_head
+
         taken, cut, drops, context = 0, [*state.cut], DropReport(**state.drops), self._context(work)
         facts: Mapping[str, Any] = {}
         if planned.val_tokens:
@@ -554,6 +567,9 @@ class PlannedShare(_ShareOfPlan):
                 require_unchanged(stream.files_through(last) if taken and count == taken else stream.files)
 
     def stream(self, context: StreamContext) -> dict[str, Any]:
+        from niels_cache_assets.streaming.feed import Feed
+        from niels_cache_assets.streaming.splits import UNLIMITED
+
         budget = self.planned.train_tokens
         return {
             "items": Feed(self.part_stream.documents, context),
@@ -607,6 +623,9 @@ class CorpusShare(Share):
         return pretrain_need(train_tokens=None, val_tokens=None, token_bytes=self.spec.token_bytes, text_bytes=text_bytes, exact=False)
 
     def stream(self, context: StreamContext) -> dict[str, Any]:
+        from niels_cache_assets.streaming.feed import Feed
+        from niels_cache_assets.streaming.splits import UNLIMITED
+
         return {
             "items": Feed(lambda context: self.spec.corpus.stream(context, self._ordinals), context),
             "max_train_tokens": self.planned.train_tokens or UNLIMITED,

@@ -12,20 +12,18 @@ import dagster as dg
 
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.base.choices import raise_unknown_choice
-from niels_cache_assets.build_cache import CODE_VERSIONS
 from niels_cache_assets.defs import keys
-from niels_cache_assets.defs.assets.building import build_artifact, recorded_result
-from niels_cache_assets.defs.assets.upstream import last_observation, observe_read_revision, observed_revision
+from niels_cache_assets.defs.assets.building import build_artifact, recorded_results
+from niels_cache_assets.defs.assets.upstream import record_read
+from niels_cache_assets.defs.code_versions import code_version
 from niels_cache_assets.defs.config import FamilyConfig, PretrainConfig
-from niels_cache_assets.defs.metadata.builds import family_metadata, split_schema, split_version
+from niels_cache_assets.defs.metadata.builds import split_schema
 from niels_cache_assets.defs.progress import ProgressSink, SinkParam, readable_failures
 from niels_cache_assets.defs.resources import CacheRoot, RootParam
-from niels_cache_assets.facts.published import address_in_store
 from niels_cache_assets.facts.training_code import loader_code
 from niels_cache_assets.project.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Family, Split
-from niels_cache_runtime.format.meta import build_id
 
 _SPLITS: dict[Family, str] = {
     "pretrain": """The {split} split of a data set: headerless tokens in shards, every document followed by one EOT.
@@ -108,7 +106,7 @@ def _multi_asset(registry: Registry, family: Family, *, above: Sequence[dg.Asset
         above: Dependencies of the assets, without the tokenizer.
     """
     above = [dg.AssetDep(keys.TOKENIZER), *above]
-    shared: dict[str, Any] = {"group_name": family, "code_version": CODE_VERSIONS[family]}
+    shared: dict[str, Any] = {"group_name": family, "code_version": code_version(registry, family)}
     columns = {"dagster/column_schema": split_schema(family)}
     files = "shards" if family == "pretrain" else "pairs"
 
@@ -154,19 +152,7 @@ def _stream(
         artifact = graph(registry, cache_root.path).dataset(name, config.run_settings())
     source = artifact.spec.source
     outcome = build_artifact(context, artifact, config, progress_sink, observed=keys.SPLIT_KEYS[family]["train"], source=source)
-    if not outcome.kept:
-        last = last_observation(context.instance, registry, name)
-        if name not in registry.prepared():
-            observe_read_revision(context, registry, name, outcome.meta["dataset_revision"], root=cache_root.path)
-        elif last is not None:  # the build did not contact upstream, so only the settings of the data set may be new
-            observe_read_revision(context, registry, name, observed_revision(last), root=cache_root.path)
-    deduplicated = "dedup" in getattr(source, "prepare", ())
-    address, settings = address_in_store(registry, family, name), source.shown_settings()
+    record_read(context, registry, outcome, root=cache_root.path)
     with readable_failures():
-        shown = family_metadata(outcome, settings, deduplicated=deduplicated, draw=registry.dagster.plots, address=address)
-    results: list[dg.MaterializeResult] = [
-        dg.MaterializeResult(key, metadata=shown[split], data_version=split_version(outcome.meta, split))
-        for split, key in keys.SPLIT_KEYS[family].items()
-    ]
-    whole = recorded_result(context, outcome, shown[None], build_id(outcome.meta) or "")
-    yield from [*results, whole._replace(asset_key=keys.META_KEYS[family])]
+        results = recorded_results(context, registry, outcome, source=source)
+    yield from results
