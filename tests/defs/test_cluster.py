@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 import threading
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
