@@ -23,6 +23,7 @@ from niels_cache_assets.artifacts.corpus_report import CorpusReport
 from niels_cache_assets.artifacts.dataset import DatasetSpec, PretrainCache, SftCache, SwitchedOff
 from niels_cache_assets.artifacts.duplicates import Duplicates, SearchStep
 from niels_cache_assets.artifacts.index import BlendIndex
+from niels_cache_assets.artifacts.parts.part import PartCache
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.seal import DatasetCache, JoinedCache
 from niels_cache_assets.artifacts.parts.watch import STATES, WatchedStep, watch_parts, watch_steps
@@ -187,7 +188,7 @@ class Graph:
     def _known_in_store(self) -> dict[str, tuple[Any, Any]]:
         return {}
 
-    def part(self, name: str) -> PretrainCache:
+    def part(self, name: str) -> PartCache:
         """Return a part by its name, NAME/part-00017.
 
         Raises:

@@ -19,7 +19,7 @@ from niels_cache_assets.artifacts.corpus_report import CorpusReport
 from niels_cache_assets.artifacts.dataset import PretrainCache, SftCache, SwitchedOff, check_files
 from niels_cache_assets.artifacts.duplicates import Duplicates, SearchStep
 from niels_cache_assets.artifacts.index import BlendIndex, is_prebuilt
-from niels_cache_assets.artifacts.parts.part import ValPart, difference
+from niels_cache_assets.artifacts.parts.part import PartCache, ValPart, difference
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.seal import DatasetCache, JoinedCache
 from niels_cache_assets.artifacts.parts.watch import STATES, WAITING, watch_parts
@@ -161,8 +161,6 @@ def _evaluate(artifact: Artifact) -> Evaluation:
 
 @_evaluate.register
 def _(dataset: PretrainCache | JoinedCache | SftCache | SwitchedOff) -> Evaluation:
-    if isinstance(dataset, PretrainCache) and dataset.is_part:
-        return _evaluate_member(dataset)
     source, directory, root = dataset.spec.source, dataset.directory, dataset.spec.root
     missing = source.missing_setting()
     if missing is not None and source.enabled:
@@ -207,8 +205,8 @@ def _(step: SearchStep) -> Evaluation:
     return _evaluate_current(step.directory / META_NAME, step.current)
 
 
-@_evaluate.register(ValPart)
-def _evaluate_member(part: ValPart | PretrainCache) -> Evaluation:
+@_evaluate.register
+def _(part: PartCache | ValPart) -> Evaluation:
     if not (part.directory / META_NAME).exists():
         return "missing", "build it"
     meta = _read_with(part.directory, _BUILT_KEYS, named=False)

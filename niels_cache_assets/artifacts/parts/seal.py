@@ -20,6 +20,7 @@ from niels_cache_assets.artifacts.dataset import (
     with_overlap,
 )
 from niels_cache_assets.artifacts.parts.part import (
+    PartCache,
     ValPart,
     difference,
     part_of,
@@ -58,7 +59,7 @@ class JoinedCache(DatasetArtifact[SourceWithParts]):
         """The fingerprint of the plan, or of the corpus and its parts."""
         return self.spec.corpus_plan if self.is_of_corpus else self.spec.plan.fingerprint
 
-    def part(self, number: int) -> PretrainCache:
+    def part(self, number: int) -> PartCache:
         """Return the artifact of a part."""
         return part_of(self.spec, number)
 
@@ -66,7 +67,7 @@ class JoinedCache(DatasetArtifact[SourceWithParts]):
         """Return the artifact of the val part."""
         return ValPart(spec=self.spec)
 
-    def members(self) -> list[PretrainCache | ValPart]:
+    def members(self) -> list[PartCache | ValPart]:
         """Return the val part, if there is one, and the parts. All use the tokenizer, and the plan or the corpus, of this artifact.
 
         Raises:
@@ -75,7 +76,7 @@ class JoinedCache(DatasetArtifact[SourceWithParts]):
         self.revision()
         return self._members()
 
-    def _members(self) -> list[PretrainCache | ValPart]:
+    def _members(self) -> list[PartCache | ValPart]:
         val = [self.val_part()] if self.spec.source.has_val_part else []
         return [*val, *map(self.part, range(self.spec.source.total_parts))]
 
@@ -156,7 +157,7 @@ class JoinedCache(DatasetArtifact[SourceWithParts]):
         found = ((each.directory, fingerprint_of(each.identity(each.revision()))) for each in self.members())
         return {directory: folder_of(directory.name, fingerprint) for directory, fingerprint in found}
 
-    def _read_checked_meta(self, member: PretrainCache | ValPart, folder: Path) -> Meta:
+    def _read_checked_meta(self, member: PartCache | ValPart, folder: Path) -> Meta:
         """Return the meta.json of a part, after a comparison with the plan, the tokenizer and the files.
 
         Args:
