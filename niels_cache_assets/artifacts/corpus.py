@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from niels_cache_assets.artifacts.base import Artifact, BuildJob, WriteResult, add_unmatched_ids, corpus_keys
+from niels_cache_assets.artifacts.base import Artifact, BuildJob, RootArtifact, WriteResult, add_unmatched_ids, corpus_keys
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts.free_parts import build_free_parts_first
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
@@ -69,7 +69,6 @@ from niels_cache_assets.parts.exclusion import identity_with_ids, identity_with_
 from niels_cache_assets.parts.layout import part_name
 from niels_cache_assets.parts.plan import Plan, PlannedPart
 from niels_cache_assets.parts.seal import HardLinker, write_blocks
-from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.notes import notes_on_source
 from niels_cache_assets.sources.reading.encodings import not_text_note
 from niels_cache_assets.sources.reading.files import file_bytes
@@ -124,7 +123,7 @@ class _CorpusState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Corpus(Artifact):
+class Corpus(RootArtifact):
     """The corpus of a data set with `prepare`, or one part of it. A data set with `parts` above 1 has a corpus that joins its parts.
 
     Attributes:
@@ -136,8 +135,6 @@ class Corpus(Artifact):
         force_parts: Whether `force` also builds the parts again.
     """
 
-    registry: Registry
-    root: Path
     name: str
     processes: int | None = None
     siblings: Callable[[], Mapping[str, PretrainSource]] = dict
@@ -199,7 +196,7 @@ class Corpus(Artifact):
     def parts_plan(self) -> PartsPlan:
         """The artifact of the plan of a corpus in parts."""
         assert isinstance(self.source, SourceWithParts)  # other kinds refuse `parts`
-        return PartsPlan(registry=self.registry, root=self.root, name=self.name, source=self.source, build=self.registry.build)
+        return PartsPlan(self.registry, self.root, name=self.name, source=self.source, build=self.registry.build)
 
     @cached_property
     def planned(self) -> PlannedPart:
@@ -219,7 +216,7 @@ class Corpus(Artifact):
 
     def part(self, number: int) -> Corpus:
         """Return the artifact of a part."""
-        return Corpus(registry=self.registry, root=self.root, name=self.name, processes=self.processes, number=number)
+        return Corpus(self.registry, self.root, name=self.name, processes=self.processes, number=number)
 
     def steps(self) -> list[Artifact]:
         """Return everything that is built before a corpus that joins its parts, in order."""

@@ -8,24 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from niels_cache_assets.artifacts.base import Artifact, BuildJob, WriteResult, corpus_keys
+from niels_cache_assets.artifacts.base import BuildJob, RootArtifact, WriteResult, corpus_keys
 from niels_cache_assets.artifacts.corpus_facts import CODE_VERSION, corpus_report
 from niels_cache_assets.corpus.layout import REPORT_NAME, reports_dir
 from niels_cache_assets.disk.identity import without_keys
-from niels_cache_assets.project.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import Meta, read_meta
 
 
 @dataclass(frozen=True, kw_only=True)
-class CorpusReport(Artifact):
+class CorpusReport(RootArtifact):
     """The report of a data set with `prepare`.
 
     The identity of the report is its content, because making the report costs less than finding out whether a new report would differ.
     """
 
-    registry: Registry
-    root: Path
     name: str
 
     version = CODE_VERSION

@@ -149,7 +149,7 @@ class DatasetSpec(Generic[S]):
     def parts_plan(self) -> PartsPlan:
         """The artifact of the plan of a data set in parts."""
         assert isinstance(self.source, SourceWithParts)  # other kinds refuse `parts`
-        return PartsPlan(registry=self.registry, root=self.root, name=self.name, source=self.source, build=self.build)
+        return PartsPlan(self.registry, self.root, name=self.name, source=self.source, build=self.build)
 
     @cached_property
     def plan(self) -> Plan:

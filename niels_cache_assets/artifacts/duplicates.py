@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from niels_cache_assets.artifacts.base import Artifact, BuildJob, BuildLock, Log, ReportedProgress, WriteResult, lease_times
+from niels_cache_assets.artifacts.base import BuildJob, BuildLock, Log, ReportedProgress, RootArtifact, WriteResult, lease_times
 from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts.free_parts import build_free_parts_first
@@ -89,7 +89,7 @@ class RequiredDropLists:
         missing: dict[str, str] = {}
         for name in dedup_order(registry):
             try:
-                corpora[name] = Corpus(registry=registry, root=root, name=name).current()
+                corpora[name] = Corpus(registry, root, name=name).current()
             except NielsCacheError as error:
                 missing[name] = str(error)
         return cls(corpora=corpora, missing=missing, identity=drop_lists_identity(registry, corpora, missing))
@@ -144,7 +144,7 @@ class _StepState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchStep(Artifact):
+class SearchStep(RootArtifact):
     """A step of the search for duplicates in ranges: the hashes of all documents, or the documents that share a hash of one range.
 
     The hashes are files for each band and range, with the digests in the order of comparison.
@@ -155,8 +155,6 @@ class SearchStep(Artifact):
         given: The drop lists that are required, if the caller knows them. None: they are computed.
     """
 
-    registry: Registry
-    root: Path
     ranges: int
     number: int | None = None
     given: RequiredDropLists | None = field(default=None, compare=False)
@@ -303,15 +301,13 @@ _ADVICE = "materialize corpus/duplicates first (niels-cache build-all does)"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Duplicates(Artifact):
+class Duplicates(RootArtifact):
     """The drop lists (lists of duplicates) of all data sets with "dedup" that have a current corpus.
 
     Attributes:
         forces_ranges: Whether `force` also makes the hashes and ranges again.
     """
 
-    registry: Registry
-    root: Path
     forces_ranges: bool = field(default=True, compare=False)
 
     version = DROP_LISTS_VERSION
@@ -340,11 +336,11 @@ class Duplicates(Artifact):
 
     def hashes(self) -> SearchStep:
         """Return the artifact of the hashes that a search in ranges reads."""
-        return SearchStep(registry=self.registry, root=self.root, ranges=self.ranges)
+        return SearchStep(self.registry, self.root, ranges=self.ranges)
 
     def range(self, number: int) -> SearchStep:
         """Return the artifact of a range."""
-        return SearchStep(registry=self.registry, root=self.root, ranges=self.ranges, number=number)
+        return SearchStep(self.registry, self.root, ranges=self.ranges, number=number)
 
     def inputs(self) -> Sequence[str]:
         return [f"corpus/{name}" for name in dedup_order(self.registry)]

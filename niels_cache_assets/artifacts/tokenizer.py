@@ -6,14 +6,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from niels_cache_assets.artifacts.base import Artifact, BuildJob, WriteResult, corpus_keys
+from niels_cache_assets.artifacts.base import BuildJob, RootArtifact, WriteResult, corpus_keys
 from niels_cache_assets.artifacts.tokenizer_sample import spool_sample
 from niels_cache_assets.base.defaults import TOKENIZER_TRAIN_THREADS
 from niels_cache_assets.base.fingerprint import identity_settings
 from niels_cache_assets.corpus.identity import needs_tokenizer
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.disk.writers import Files, add_file
-from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.tokenizer.kinds import LIBRARIES, open_configured_model
 from niels_cache_assets.tokenizer.measures import measure_texts
 from niels_cache_assets.tokenizer.settings import TokenizerSettings
@@ -38,14 +37,12 @@ _SAMPLE_NAME = "sample.txt"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tokenizer(Artifact):
+class Tokenizer(RootArtifact):
     """The tokenizer of all data sets.
 
     A trained model is kept until the settings in [tokenizer] or the seed change. So new text does not make every cache stale.
     """
 
-    registry: Registry
-    root: Path
     is_shared: bool = False
 
     version = CODE_VERSION
