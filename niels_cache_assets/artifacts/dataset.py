@@ -38,6 +38,7 @@ from niels_cache_assets.facts.contents import budget_rule
 from niels_cache_assets.facts.disjoint import OverlapSettings, compare_splits
 from niels_cache_assets.facts.drops import DropSummary, summarize_drops
 from niels_cache_assets.facts.published import finished_cache
+from niels_cache_assets.parts.exclusion import ExcludeList
 from niels_cache_assets.parts.layout import parts_dir
 from niels_cache_assets.parts.plan import Plan, divide_in_proportion
 from niels_cache_assets.project.registry import Registry
@@ -150,6 +151,12 @@ class DatasetSpec(Generic[S]):
         """The artifact of the plan of a data set in parts."""
         assert isinstance(self.source, SourceWithParts)  # other kinds refuse `parts`
         return PartsPlan(self.registry, self.root, name=self.name, source=self.source, build=self.build)
+
+    @property
+    def exclude_list(self) -> ExcludeList:
+        """The list `exclude` of a data set in parts. A corpus has left out what it names, so its caches have none."""
+        path = None if is_prepared(self.source) else getattr(self.source, "exclude", None)
+        return ExcludeList(path, self.parts_folder)
 
     @cached_property
     def plan(self) -> Plan:
@@ -390,18 +397,6 @@ class StreamedCache(DatasetArtifact[S]):
         # the corpus has already given this warning
         warning = None if spec.prepared else reading_warning(meta)
         return WriteResult(meta=meta, resumed=resume.resumed_tokens, warning=warning, engines=build.encoder.uses)
-
-
-def finished_member(spec: DatasetSpec[PretrainSource], directory: Path, member: str) -> Meta | None:
-    """Return the meta.json of a finished part, or None.
-
-    Raises:
-        NielsCacheError: If the folder holds another part.
-    """
-    meta = finished_meta(directory)
-    if meta is not None and (problem := location_problem(meta, family="pretrain", name=f"{spec.name}/{member}")):
-        raise NielsCacheError(f"{directory}: {problem}")
-    return meta if meta is not None and content_matches(spec, directory, meta) else None
 
 
 def content_matches(spec: DatasetSpec[PretrainSource], directory: Path, meta: Meta) -> bool:

@@ -50,7 +50,7 @@ from niels_cache_assets.disk.space import SpaceNeed
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.disk.table_file import ParquetWriter, sealing
 from niels_cache_assets.disk.writers import Files, add_file
-from niels_cache_assets.parts.attempts import remove_target, targets_in
+from niels_cache_assets.parts.attempts import PrunedPart, remove_target, targets_in
 from niels_cache_assets.parts.lease import hold_lease
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.types import PretrainSource
@@ -283,9 +283,9 @@ class SearchStep(RootArtifact):
         return WriteResult(meta=self._meta(work, files))
 
 
-def remove_ranges(registry: Registry, root: Path, *, log: Log = lambda line: None) -> list[tuple[Path, int]]:
-    """Remove the hashes and the ranges, except those that another process builds now, and return each folder and its bytes."""
-    folder, removed = ranges_dir(root), list[tuple[Path, int]]()
+def remove_ranges(registry: Registry, root: Path, *, log: Log = lambda line: None) -> list[PrunedPart]:
+    """Remove the hashes and the ranges, except those that another process builds now, and return them."""
+    folder, removed = ranges_dir(root), list[PrunedPart]()
     for target in targets_in(folder):
         busy = (NielsCacheError, OSError)  # another process builds it, or the folder cannot be written
         with suppress(*busy), hold_lease(target, times=lease_times(registry), wait=False, at_once=True, log=log) as lease:

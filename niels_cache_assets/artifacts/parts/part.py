@@ -18,6 +18,7 @@ later do not change it.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import closing
@@ -34,31 +35,23 @@ from niels_cache_assets.artifacts.dataset import (
     DatasetSpec,
     PretrainCache,
     content_matches,
-    finished_member,
     pretrain_build,
     split_rule,
 )
 from niels_cache_assets.base.documents import Document, DropReport
-from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.build_cache import CODE_VERSIONS
 from niels_cache_assets.build_cache.base import Progress
 from niels_cache_assets.build_cache.pretrain import PretrainBuild
 from niels_cache_assets.build_cache.pretrain_writer import PretrainWriter, WriterState
 from niels_cache_assets.disk.identity import without_keys
 from niels_cache_assets.disk.space import SpaceNeed, pretrain_need
+from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.disk.table_file import ParquetWriter, sealing
 from niels_cache_assets.facts.contents import budget_rule
-from niels_cache_assets.parts.exclusion import (
-    find_excluded_documents,
-    identity_with_ids,
-    identity_with_present_ids,
-    ids_in_build,
-    removed_ids,
-)
 from niels_cache_assets.parts.layout import VAL_NAME, part_name
 from niels_cache_assets.parts.plan import PlannedPart, is_compressed
 from niels_cache_assets.parts.seal import link_all
-from niels_cache_assets.sources.excluding import EXCLUDED, exclude_identity, excluded_ids, identity_of_ids
+from niels_cache_assets.sources.excluding import EXCLUDED, exclude_identity, identity_of_ids
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.reading.part_stream import PartStream, part_stream, require_unchanged
 from niels_cache_assets.sources.types import PretrainSource, SourceWithParts, StreamContext
@@ -73,7 +66,7 @@ from niels_cache_runtime.cache.opening import short_sha256
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import remove
 from niels_cache_runtime.format.layout import VAL_TEXTS
-from niels_cache_runtime.format.meta import Meta, content_sha256
+from niels_cache_runtime.format.meta import Meta, content_sha256, location_problem
 
 
 def planned_identity(
@@ -108,29 +101,34 @@ def stream_of(spec: DatasetSpec[SourceWithParts], planned: PlannedPart, **argume
     return part_stream(spec.source, planned.files, revision=planned.revision, text_field=planned.text_field, val=val, **arguments)
 
 
-def present_identity(
-    spec: DatasetSpec[PretrainSource], meta: Meta, identity: Mapping[str, Any], directory: Path, *, also: Collection[str] = ()
-) -> dict[str, Any]:
-    """Return an identity in which only those ids of `exclude` count that the finished cache in `directory` holds or has removed.
+class PartFolder(DatasetArtifact[SourceWithParts]):
+    """The val part or a part of a data set. It has a lease, because machines share the parts."""
 
-    Args:
-        spec: The data set.
-        meta: The meta.json of the cache.
-        identity: The identity in which all ids count.
-        directory: The folder of the cache.
-        also: Further ids that decide the cache, although they are not in its lineage, and its build did not remove them.
-    """
-    list_of_ids = None if spec.source.prepare else spec.source.exclude  # a corpus has left out what it names
-    return identity_with_present_ids(identity, list_of_ids, meta, directory, parts_folder=spec.parts_folder, also=also)
+    is_shared = True
+    is_part = True
 
+    @property
+    @abstractmethod
+    def member(self) -> str:
+        """The name of the folder."""
 
-def with_removed_ids_only(
-    spec: DatasetSpec[PretrainSource], meta: Meta, identity: Mapping[str, Any], *, also: Collection[str] = ()
-) -> Meta:
-    """Return the meta.json of a new cache, with the fingerprint recomputed for only the excluded ids that this build removed."""
-    if spec.source.exclude is None or spec.source.prepare:
-        return meta
-    return {**meta, "fingerprint": fingerprint_of(identity_with_ids(identity, {*removed_ids(meta), *also}))}
+    @property
+    def directory(self) -> Path:
+        return self.spec.parts_folder / self.member
+
+    def inputs(self) -> list[str]:
+        return ["tokenizer", self.spec.parts_plan.key]
+
+    def finished(self) -> Meta | None:
+        """Return the meta.json of the finished part, or None.
+
+        Raises:
+            NielsCacheError: If the folder holds another part.
+        """
+        meta = finished_meta(self.directory)
+        if meta is not None and (problem := location_problem(meta, family="pretrain", name=f"{self.spec.name}/{self.member}")):
+            raise NielsCacheError(f"{self.directory}: {problem}")
+        return meta if meta is not None and content_matches(self.spec, self.directory, meta) else None
 
 
 def planned_by(member: PartCache | ValPart) -> str:
@@ -220,34 +218,21 @@ def _counts(state: _State, *, with_excluded: bool) -> dict[str, Any]:
     return {"dropped": {**state.drops["dropped"], EXCLUDED: total.total()}, "facts": {**state.drops["facts"], EXCLUDED: dict(total)}}
 
 
-@dataclass(frozen=True, kw_only=True)
-class ValPart(DatasetArtifact[SourceWithParts]):
+class ValPart(PartFolder):
     """The val of a data set in parts that is made before the parts."""
 
     member = VAL_NAME
     resumable = True
-    is_shared = True
-    is_part = True
 
     @property
     def key(self) -> str:
         return f"val_part/{self.spec.name}"
 
-    @property
-    def directory(self) -> Path:
-        return self.spec.parts_folder / VAL_NAME
-
-    def inputs(self) -> list[str]:
-        return ["tokenizer", self.spec.parts_plan.key]
-
-    def finished(self) -> Meta | None:
-        return finished_member(self.spec, self.directory, VAL_NAME)
-
     def identity_with(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
         return planned_identity(self.spec, VAL_NAME, planned_by(self), tokenizer_sha256, vocab_size)
 
     def matches(self, meta: Meta, identity: Mapping[str, Any]) -> bool:
-        return super().matches(meta, present_identity(self.spec, meta, identity, self.directory))
+        return super().matches(meta, self.spec.exclude_list.present_identity(meta, identity, self.directory))
 
     def decisive_ids(self, planned: PlannedPart | None = None) -> frozenset[str]:
         """Return the ids of `exclude` that the finished val part holds or has removed. Empty if it is not built.
@@ -255,14 +240,15 @@ class ValPart(DatasetArtifact[SourceWithParts]):
         Args:
             planned: Return only the ids in the head of this part. None: all ids.
         """
-        meta = None if self.spec.source.exclude is None else self.finished()
-        if meta is None or self.spec.source.exclude is None:
+        listed = self.spec.exclude_list
+        meta = None if listed.path is None else self.finished()
+        if meta is None:
             return frozenset()
-        excluded, parts_folder = excluded_ids(self.spec.source.exclude), self.spec.parts_folder
+        excluded = listed.ids
         try:
             if planned is None:
-                return ids_in_build(meta, self.directory, excluded, parts_folder=parts_folder)
-            present = find_excluded_documents(meta, self.directory, excluded, parts_folder=parts_folder)
+                return listed.ids_in_build(meta, self.directory)
+            present = listed.find_documents(meta, self.directory)
         except NielsCacheError:  # it is damaged, so all of them may count
             return excluded
         files, removed = {file.name for file in planned.files}, meta["part"].get(EXCLUDED, {}).get(planned.name, [])
@@ -356,7 +342,7 @@ class ValPart(DatasetArtifact[SourceWithParts]):
                 "content_sha256": content_sha256(writer.files),
                 "part": {"plan": planned_by(self), "taken": state.taken, "short": short, **excluded},
             }
-        return WriteResult(meta=with_removed_ids_only(self.spec, meta, work.identity), resumed=resumed)
+        return WriteResult(meta=self.spec.exclude_list.with_removed_ids_only(meta, work.identity), resumed=resumed)
 
     def _build_of(self, work: BuildJob) -> PretrainBuild:
         """Return a build with the settings of this cache. Only its settings and its meta.json are used."""
@@ -435,14 +421,11 @@ def part_of(spec: DatasetSpec[SourceWithParts], number: int) -> PartCache:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PartCache(PretrainCache):
+class PartCache(PartFolder, PretrainCache):
     """The cache of a part. It has a lease, because machines share the parts."""
 
     spec: DatasetSpec[SourceWithParts]
     number: int
-
-    is_shared = True
-    is_part = True
 
     @property
     def member(self) -> str:
@@ -451,10 +434,6 @@ class PartCache(PretrainCache):
     @property
     def key(self) -> str:
         return f"part/{self.spec.name}/{self.member}"
-
-    @property
-    def directory(self) -> Path:
-        return self.spec.parts_folder / self.member
 
     @property
     def root(self) -> Path:
@@ -471,19 +450,13 @@ class PartCache(PretrainCache):
         """The part in the plan."""
         return self.spec.plan.parts[self.number]
 
-    def inputs(self) -> list[str]:
-        return ["tokenizer", self.spec.parts_plan.key]
-
-    def finished(self) -> Meta | None:
-        return finished_member(self.spec, self.directory, self.member)
-
     def revision(self) -> str | None:
         assert self.spec.tokenizer  # fail early: nothing can be built without it
         return self.planned.revision
 
     def _as_part(self, written: WriteResult, identity: Mapping[str, Any], *, also: Collection[str] = ()) -> WriteResult:
         """Return the result of a build with the entry `part` of meta.json, and the fingerprint of the excluded ids that were removed."""
-        planned, meta = self.planned, with_removed_ids_only(self.spec, written.meta, identity, also=also)
+        planned, meta = self.planned, self.spec.exclude_list.with_removed_ids_only(written.meta, identity, also=also)
         budgets = {"train": planned.train_tokens, "val": 0 if planned.files else planned.val_tokens}  # the val part counts what val lacks
         short = sum(max(0, (budget or 0) - meta[f"{split}_tokens"]) for split, budget in budgets.items())
         return replace(written, meta={**meta, "part": {"number": planned.number, "plan": planned.plan, "short": short}})
@@ -518,7 +491,7 @@ class PartOfPlan(PartCache):
         return self.val.decisive_ids(self.planned) if self.val and not self.val.is_seeded else frozenset()
 
     def matches(self, meta: Meta, identity: Mapping[str, Any]) -> bool:
-        return super().matches(meta, present_identity(self.spec, meta, identity, self.directory, also=self._external_ids()))
+        return super().matches(meta, self.spec.exclude_list.present_identity(meta, identity, self.directory, also=self._external_ids()))
 
     def need(self) -> SpaceNeed | None:
         files = self.planned.files
@@ -658,7 +631,7 @@ class GrownPart(PartCache):
         """
         spec = self.spec
         directory = self.directory if "part" in meta else spec.directory
-        forms = [present_identity(spec, meta, identity, directory), dict(identity)]
+        forms = [spec.exclude_list.present_identity(meta, identity, directory), dict(identity)]
         for form in [*forms]:
             source = dict(form["source"])
             if source.get("pinned_revision") is not None and source["pinned_revision"] == form["revision"]:

@@ -5,7 +5,6 @@ The parts are those of the plan. With `prepare`, they are those of the corpus.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,6 @@ from niels_cache_assets.artifacts.parts.part import (
     difference,
     part_of,
     planned_identity,
-    present_identity,
-    with_removed_ids_only,
 )
 from niels_cache_assets.base.documents import merge_facts
 from niels_cache_assets.base.fingerprint import fingerprint_of
@@ -41,7 +38,6 @@ from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split, doc_ends
 from niels_cache_runtime.format.meta import Meta, read_meta
 
 
-@dataclass(frozen=True, kw_only=True)
 class JoinedCache(DatasetArtifact[SourceWithParts]):
     """The cache of a pretrain data set in parts."""
 
@@ -104,7 +100,7 @@ class JoinedCache(DatasetArtifact[SourceWithParts]):
         return {**own, "seal": CODE_VERSION, **near_check}
 
     def matches(self, meta: Meta, identity: Mapping[str, Any]) -> bool:
-        return super().matches(meta, present_identity(self.spec, meta, identity, self.directory))
+        return super().matches(meta, self.spec.exclude_list.present_identity(meta, identity, self.directory))
 
     @property
     def split_rule(self) -> str:
@@ -142,7 +138,7 @@ class JoinedCache(DatasetArtifact[SourceWithParts]):
             "fingerprint": work.fingerprint,
             **seal(members, work.directory, target=self.directory, log=work.log, link=link),
         }
-        meta = with_removed_ids_only(self.spec, meta, work.identity)
+        meta = self.spec.exclude_list.with_removed_ids_only(meta, work.identity)
         self._require_same_builds(members)
         if not meta["train_tokens"]:
             raise NielsCacheError(f"{self.directory}: no part has a document for train; nothing was written")
