@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_assets.artifacts.corpus_facts import source_documents
+from niels_cache_assets.artifacts.corpus_report import source_documents
 from niels_cache_assets.artifacts.duplicates import Duplicates
 from niels_cache_assets.artifacts.prepared_corpora import open_prepared
 from niels_cache_assets.cleaning.measures import RULES, STEPS, FilterRule, MeasureHistograms

@@ -9,7 +9,7 @@ import pyarrow.parquet
 import pytest
 
 from niels_cache_assets.artifacts.base import Outcome
-from niels_cache_assets.artifacts.corpus_facts import corpus_report
+from niels_cache_assets.artifacts.corpus_report import corpus_report
 from niels_cache_assets.artifacts.dataset import DatasetSpec, PretrainCache
 from niels_cache_assets.artifacts.forecast.sample import _batches
 from niels_cache_assets.artifacts.prepared_corpora import open_prepared
