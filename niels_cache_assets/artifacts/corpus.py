@@ -27,12 +27,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from niels_cache_assets.artifacts.base import Artifact, BuildJob, WriteResult, add_unmatched_ids, corpus_keys
+from niels_cache_assets.artifacts.base import Artifact, BuildJob, RootArtifact, WriteResult, add_unmatched_ids, corpus_keys
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts.free_parts import build_free_parts_first
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.base.documents import Documents, DropReport, merge_facts
-from niels_cache_assets.base.fingerprint import fingerprint_of
+from niels_cache_assets.base.parallel import map_in_processes
 from niels_cache_assets.build_cache.resume import BuildPosition
 from niels_cache_assets.corpus import identity as corpus_identity
 from niels_cache_assets.corpus.identity import (
@@ -55,20 +55,26 @@ from niels_cache_assets.corpus.layout import (
     corpus_parts_dir,
     documents_file,
 )
-from niels_cache_assets.corpus.store import CorpusWriterState
+from niels_cache_assets.corpus.prepared import document_files
+from niels_cache_assets.corpus.store import CorpusWriter, CorpusWriterState, is_corpus_file, write_counts, write_measures, write_rejected
 from niels_cache_assets.disk.identity import without_keys
 from niels_cache_assets.disk.space import SpaceNeed, corpus_need, require_free_space
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.disk.writers import Files, NpyWriter
 from niels_cache_assets.facts.drops import DropSummary, summarize_drops
-from niels_cache_assets.parts.exclusion import identity_with_ids, identity_with_present_ids, ids_in_parts, removed_ids
+from niels_cache_assets.parts.exclusion import ExcludeList
 from niels_cache_assets.parts.layout import part_name
 from niels_cache_assets.parts.plan import Plan, PlannedPart
-from niels_cache_assets.project.registry import Registry
+from niels_cache_assets.parts.seal import HardLinker, write_blocks
+from niels_cache_assets.sources.notes import notes_on_source
 from niels_cache_assets.sources.reading.encodings import not_text_note
 from niels_cache_assets.sources.reading.files import file_bytes
+from niels_cache_assets.sources.reading.keep import kept_columns
 from niels_cache_assets.sources.reading.part_stream import PartStream, part_stream, require_unchanged
+from niels_cache_assets.sources.text_column import pass_facts, reading_warning, with_text_field
 from niels_cache_assets.sources.types import PretrainSource, SourceWithParts, StreamContext
+from niels_cache_assets.tokenizer.engines import reference_of
+from niels_cache_assets.tokenizer.kinds import TextTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import Meta, location_problem
 from niels_cache_runtime.format.npy_files import map_npy
@@ -76,7 +82,6 @@ from niels_cache_runtime.format.reading import available_threads
 
 if TYPE_CHECKING:
     from niels_cache_assets.corpus.chunks import CorpusCounts
-    from niels_cache_assets.tokenizer.kinds import TextTokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +122,7 @@ class _CorpusState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Corpus(Artifact):
+class Corpus(RootArtifact):
     """The corpus of a data set with `prepare`, or one part of it. A data set with `parts` above 1 has a corpus that joins its parts.
 
     Attributes:
@@ -129,8 +134,6 @@ class Corpus(Artifact):
         force_parts: Whether `force` also builds the parts again.
     """
 
-    registry: Registry
-    root: Path
     name: str
     processes: int | None = None
     siblings: Callable[[], Mapping[str, PretrainSource]] = dict
@@ -186,15 +189,13 @@ class Corpus(Artifact):
     @property
     def keep(self) -> tuple[str, ...]:
         """The columns whose values are kept with the documents."""
-        from niels_cache_assets.sources.reading.keep import kept_columns
-
         return kept_columns(self.source, self.registry.pretrain)
 
     @property
     def parts_plan(self) -> PartsPlan:
         """The artifact of the plan of a corpus in parts."""
         assert isinstance(self.source, SourceWithParts)  # other kinds refuse `parts`
-        return PartsPlan(registry=self.registry, root=self.root, name=self.name, source=self.source, build=self.registry.build)
+        return PartsPlan(self.registry, self.root, name=self.name, source=self.source, build=self.registry.build)
 
     @cached_property
     def planned(self) -> PlannedPart:
@@ -214,7 +215,7 @@ class Corpus(Artifact):
 
     def part(self, number: int) -> Corpus:
         """Return the artifact of a part."""
-        return Corpus(registry=self.registry, root=self.root, name=self.name, processes=self.processes, number=number)
+        return Corpus(self.registry, self.root, name=self.name, processes=self.processes, number=number)
 
     def steps(self) -> list[Artifact]:
         """Return everything that is built before a corpus that joins its parts, in order."""
@@ -241,8 +242,6 @@ class Corpus(Artifact):
 
     @property
     def reference(self) -> str | None:
-        from niels_cache_assets.tokenizer.engines import reference_of
-
         return reference_of(self._tokenizer)
 
     def inputs(self) -> Sequence[str]:
@@ -310,21 +309,16 @@ class Corpus(Artifact):
         removed: a part may have examples of dropped documents that the joined corpus does not have.
         """
         if self.is_shared:
-            parts_folder = corpus_parts_dir(self.root, self.name)
-            folders = [] if self.is_part else [parts_folder / part_name(number) for number in range(self.source.corpus_parts)]
-            also = ids_in_parts(self.source.exclude, folders, parts_folder=parts_folder)
-            identity = identity_with_present_ids(identity, self.source.exclude, meta, self.directory, parts_folder=parts_folder, also=also)
+            parts = [] if self.is_part else [self.part(number).directory for number in range(self.source.corpus_parts)]
+            listed = self._exclude_list
+            identity = listed.present_identity(meta, identity, self.directory, also=listed.ids_in_parts(parts))
         return super().matches(meta, identity)
 
-    def _with_removed_ids_only(self, meta: Meta, work: BuildJob) -> Meta:
-        """Return the meta.json of a new corpus or part, with the fingerprint recomputed for only the excluded ids that were removed."""
-        if self.source.exclude is None:
-            return meta
-        return {**meta, "fingerprint": fingerprint_of(identity_with_ids(work.identity, removed_ids(meta)))}
+    @property
+    def _exclude_list(self) -> ExcludeList:
+        return ExcludeList(self.source.exclude, corpus_parts_dir(self.root, self.name))
 
     def owns(self, name: str) -> bool:
-        from niels_cache_assets.corpus.store import is_corpus_file
-
         return is_corpus_file(name)
 
     def need(self) -> SpaceNeed | None:
@@ -348,8 +342,6 @@ class Corpus(Artifact):
             files: The entries of all files.
             content_sha256: The hash of the documents.
         """
-        from niels_cache_assets.sources.text_column import with_text_field
-
         return {
             "kind": "corpus",
             "built": True,
@@ -381,11 +373,13 @@ class Corpus(Artifact):
         require_unchanged(self._part_stream.files)
         written = self._write_all(work)
         part = {"number": self.number, "plan": self.planned.plan}
-        return replace(written, meta={**self._with_removed_ids_only(written.meta, work), "dataset_name": self._full_name, "part": part})
+        return replace(
+            written,
+            meta={**self._exclude_list.with_removed_ids_only(written.meta, work.identity), "dataset_name": self._full_name, "part": part},
+        )
 
     def _write_all(self, work: BuildJob) -> WriteResult:
         from niels_cache_assets.corpus.held_out import HeldOutDocuments
-        from niels_cache_assets.sources.notes import notes_on_source
 
         work.log(f"preparing {self.name}: {', '.join(self.source.prepare)}")
         for note in notes_on_source(self.source):
@@ -401,10 +395,7 @@ class Corpus(Artifact):
             return self._write(context, work)
 
     def _write(self, context: StreamContext, work: BuildJob) -> WriteResult:
-        from niels_cache_assets.base.parallel import map_in_processes
         from niels_cache_assets.corpus.chunks import ChunkWork, CorpusCounts, SourceChunks, new_report
-        from niels_cache_assets.corpus.store import CorpusWriter, write_counts, write_measures, write_rejected
-        from niels_cache_assets.sources.text_column import reading_warning
 
         registry, name, source = self.registry, self.name, self.source
         processes = self.processes or registry.build.threads or available_threads()
@@ -458,8 +449,6 @@ class Corpus(Artifact):
         return WriteResult(meta=meta, resumed=resumed_characters, warning=reading_warning(meta))
 
     def _join_parts(self, work: BuildJob) -> WriteResult:
-        from niels_cache_assets.sources.text_column import reading_warning
-
         assert work.lease is not None  # machines share the parts
         work.log(f"preparing {self.name} in {self.source.corpus_parts} parts: {', '.join(self.source.prepare)}")
         force = work.force and self.force_parts
@@ -482,7 +471,7 @@ class Corpus(Artifact):
         with work.lease.uncounted():
             build_free_parts_first(parts, build, log=work.log)
         meta = _join(self, [(part.directory, metas[part.directory]) for part in parts], work)
-        return WriteResult(meta=self._with_removed_ids_only(meta, work), warning=reading_warning(meta))
+        return WriteResult(meta=self._exclude_list.with_removed_ids_only(meta, work.identity), warning=reading_warning(meta))
 
 
 def _empty_corpus_error(directory: Path, dropped_here: Counter[str], by_source: DropReport, hints: Sequence[str] = ()) -> NielsCacheError:
@@ -516,11 +505,6 @@ def _progress_of_all(finished: Collection[Meta], part: CorpusProgress, *, parts:
 
 def _join(corpus: Corpus, members: Sequence[tuple[Path, Meta]], work: BuildJob) -> Meta:
     """Write everything except meta.json, and return meta.json."""
-    from niels_cache_assets.corpus.prepared import document_files
-    from niels_cache_assets.corpus.store import write_measures, write_rejected
-    from niels_cache_assets.parts.seal import HardLinker
-    from niels_cache_assets.sources.text_column import pass_facts
-
     files: Files = {}
     digest = hashlib.sha256()
     arrays = (DIGESTS_NAME, SIGNATURES_NAME) if members[0][1]["signatures"] is not None else ()
@@ -555,8 +539,6 @@ def _join(corpus: Corpus, members: Sequence[tuple[Path, Meta]], work: BuildJob) 
 
 def _concatenate(paths: Sequence[Path], directory: Path, name: str, files: Files) -> None:
     """Write the rows of several arrays to one file."""
-    from niels_cache_assets.parts.seal import write_blocks
-
     first = map_npy(paths[0])
     writer = NpyWriter(directory, name, first.dtype, files, width=first.shape[1])
     rows = (rows[start : start + _ROWS] for rows in map(map_npy, paths) for start in range(0, len(rows), _ROWS))

@@ -3,14 +3,14 @@
 If a data set has `prepare`, its cache is built from its corpus and not from its source. The documents in its drop list (the list of
 duplicates) are left out. Only the build of the corpus then asks upstream for its revision.
 
-A pretrain data set that one process builds is a data set of one part, and `PretrainCache` writes both. What differs is a value, the
-`Share`: the documents that are read, their budgets, and the lock. artifacts/parts/part.py has the shares of parts.
+A part of a pretrain data set is a `PretrainCache` that reads other documents, has other budgets, and takes a lease instead of a lock. Its
+classes are in artifacts/parts/part.py.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from niels_cache_assets.artifacts.cache_identity import cache_identity, is_prepa
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.prepared_corpora import open_prepared, with_corpus_readers
 from niels_cache_assets.base.config_path import SENTINELS
+from niels_cache_assets.base.documents import Document, DocumentBatch, Documents
 from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.base.token_dtypes import choose_token_dtype
 from niels_cache_assets.build_cache import CODE_VERSIONS
@@ -33,13 +34,21 @@ from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.facts.contents import budget_rule
 from niels_cache_assets.facts.drops import DropSummary, summarize_drops
 from niels_cache_assets.facts.published import finished_cache
-from niels_cache_assets.parts.layout import part_name, parts_dir
+from niels_cache_assets.parts.exclusion import ExcludeList
+from niels_cache_assets.parts.layout import parts_dir
 from niels_cache_assets.parts.plan import Plan, divide_in_proportion
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.project.tables import BuildSettings
+from niels_cache_assets.sources.notes import notes_on_source
 from niels_cache_assets.sources.reading.files import file_bytes
+from niels_cache_assets.sources.reading.keep import kept_columns
 from niels_cache_assets.sources.reading.references import own_revision, revision_with_references
+from niels_cache_assets.sources.text_column import reading_warning, with_text_field
 from niels_cache_assets.sources.types import PretrainSource, SftSource, Source, SourceWithParts, StreamContext
+from niels_cache_assets.streaming.decontaminate import ReferenceTexts
+from niels_cache_assets.streaming.feed import Feed, ValShare
+from niels_cache_assets.streaming.splits import UNLIMITED
+from niels_cache_assets.tokenizer.engines import reference_of
 from niels_cache_assets.tokenizer.kinds import TextTokenizer, load_tokenizer, recorded_tokenizer
 from niels_cache_runtime.cache.opening import Verify, check_sizes, listed_files
 from niels_cache_runtime.errors import NielsCacheError
@@ -47,13 +56,10 @@ from niels_cache_runtime.format.layout import META_NAME, SPLITS, TOKEN_DTYPES, F
 from niels_cache_runtime.format.meta import ForeignMetaError, Meta, check_location, is_foreign, load_meta, location_problem
 
 if TYPE_CHECKING:
-    from niels_cache_assets.base.documents import Document, Documents
     from niels_cache_assets.build_cache import OnProgress, Provenance
     from niels_cache_assets.build_cache.base import CacheBuild
     from niels_cache_assets.build_cache.pretrain import PretrainBuild
     from niels_cache_assets.build_cache.sft import SftBuild
-    from niels_cache_assets.streaming.decontaminate import ReferenceTexts
-    from niels_cache_assets.streaming.feed import Feed
 
 S = TypeVar("S", bound=Source, covariant=True)
 
@@ -157,7 +163,13 @@ class DatasetSpec(Generic[S]):
     def parts_plan(self) -> PartsPlan:
         """The artifact of the plan of a data set in parts."""
         assert isinstance(self.source, SourceWithParts)  # other kinds refuse `parts`
-        return PartsPlan(registry=self.registry, root=self.root, name=self.name, source=self.source, build=self.build)
+        return PartsPlan(self.registry, self.root, name=self.name, source=self.source, build=self.build)
+
+    @property
+    def exclude_list(self) -> ExcludeList:
+        """The list `exclude` of a data set in parts. A corpus has left out what it names, so its caches have none."""
+        path = None if is_prepared(self.source) else getattr(self.source, "exclude", None)
+        return ExcludeList(path, self.parts_folder)
 
     @cached_property
     def plan(self) -> Plan:
@@ -311,8 +323,6 @@ class DatasetArtifact(Artifact, Generic[S]):
 
     @property
     def reference(self) -> str | None:
-        from niels_cache_assets.tokenizer.engines import reference_of
-
         return reference_of(self.spec.tokenizer)
 
     def with_spec(self, spec: DatasetSpec[Any]) -> Self:
@@ -345,66 +355,66 @@ class DatasetArtifact(Artifact, Generic[S]):
         return DropSummary() if self.is_part else self.spec.drop_summary(meta)
 
 
-def _builder_of(
-    cache: PretrainCache | SftCache, context: StreamContext, revision: str | None, fingerprint: str, progress: OnProgress | None
-) -> CacheBuild:
-    """Return the builder of a cache with this revision and fingerprint."""
-    provenance = cache.spec.provenance(revision, fingerprint, cache.split_rule, member=cache.member)
-    return cache.builder(context, provenance=provenance, progress=progress)
+class StreamedCache(DatasetArtifact[S]):
+    """A cache whose tokens one build writes in the order of a stream."""
 
+    resumable = True
 
-def journal_of(cache: PretrainCache | SftCache, revision: str | None) -> JournalFingerprint:
-    """See `Artifact.journal`."""
-    spec = cache.spec
-    if spec.prepared is not None and not getattr(spec.source, "decontaminate_against", ()):
-        revision = spec.prepared.meta["dataset_revision"]
-    identity = cache.identity(revision)
-    resume = Resume(fingerprint=fingerprint_of(identity), identity=identity)
-    context = StreamContext(seed=spec.build.seed, revision=revision, siblings=spec.siblings)
-    return _builder_of(cache, context, revision, resume.fingerprint, None).journal_fingerprint(resume)
+    @property
+    def member(self) -> str | None:
+        """The name of the part, or None for all of the data set."""
+        return None
 
+    @property
+    @abstractmethod
+    def split_rule(self) -> str:
+        """The rule that splits the data set into train and val, as one line for meta.json."""
 
-def write_stream(cache: PretrainCache | SftCache, work: BuildJob) -> WriteResult:
-    """Write a cache from its stream, without a comparison of train with val."""
-    from niels_cache_assets.corpus.held_out import HeldOutDocuments
-    from niels_cache_assets.sources.notes import notes_on_source
-    from niels_cache_assets.sources.text_column import reading_warning, with_text_field
-    from niels_cache_assets.tokenizer.encoder import EngineMismatchError
+    @abstractmethod
+    def builder(self, context: StreamContext, **own: Any) -> CacheBuild:
+        """Return the builder that streams the source in this context. `own` are its `provenance` and `progress`."""
 
-    spec = cache.spec
-    for note in notes_on_source(spec.source) if spec.prepared is None else ():
-        work.log(note)
-    with HeldOutDocuments(spec.registry, root=spec.root, siblings=spec.siblings, tokenizer=spec.tokenizer) as held_out:
-        context = StreamContext(
-            seed=spec.build.seed,
-            revision=spec.source_revision(work.revision),
-            log=work.log,
-            siblings=spec.siblings,
-            held_out=held_out,
-            building=cache.key,
-        )
-        build, resume = _builder_of(cache, context, work.revision, work.fingerprint, work.report), work.resume
-        try:
-            meta = build.write(work.directory, resume)
-        except EngineMismatchError as error:
-            command = spec.registry.build_command(spec.name, spec.root, "tokenizer.engine=reference")
-            raise NielsCacheError(f"{cache.key}: {error}; go on with the reference: {command}") from error
-    meta = {**meta, **with_text_field(meta["source"], meta["facts"])}
-    # the corpus has already given this warning
-    warning = None if spec.prepared else reading_warning(meta)
-    return WriteResult(meta=meta, resumed=resume.resumed_tokens, warning=warning, engines=build.encoder.uses)
+    def _builder_at(self, context: StreamContext, revision: str | None, fingerprint: str, progress: OnProgress | None) -> CacheBuild:
+        """Return the builder of a cache with this revision and fingerprint."""
+        provenance = self.spec.provenance(revision, fingerprint, self.split_rule, member=self.member)
+        return self.builder(context, provenance=provenance, progress=progress)
 
+    def journal(self, revision: str | None) -> JournalFingerprint:
+        spec = self.spec
+        if spec.prepared is not None and not getattr(spec.source, "decontaminate_against", ()):
+            revision = spec.prepared.meta["dataset_revision"]
+        identity = self.identity(revision)
+        resume = Resume(fingerprint=fingerprint_of(identity), identity=identity)
+        context = StreamContext(seed=spec.build.seed, revision=revision, siblings=spec.siblings)
+        return self._builder_at(context, revision, resume.fingerprint, None).journal_fingerprint(resume)
 
-def finished_member(spec: DatasetSpec[PretrainSource], directory: Path, member: str) -> Meta | None:
-    """Return the meta.json of a finished part, or None.
+    def write_stream(self, work: BuildJob) -> WriteResult:
+        """Write the cache, without a comparison of train with val."""
+        from niels_cache_assets.corpus.held_out import HeldOutDocuments
+        from niels_cache_assets.tokenizer.encoder import EngineMismatchError
 
-    Raises:
-        NielsCacheError: If the folder holds another part.
-    """
-    meta = finished_meta(directory)
-    if meta is not None and (problem := location_problem(meta, family="pretrain", name=f"{spec.name}/{member}")):
-        raise NielsCacheError(f"{directory}: {problem}")
-    return meta if meta is not None and content_matches(spec, directory, meta) else None
+        spec = self.spec
+        for note in notes_on_source(spec.source) if spec.prepared is None else ():
+            work.log(note)
+        with HeldOutDocuments(spec.registry, root=spec.root, siblings=spec.siblings, tokenizer=spec.tokenizer) as held_out:
+            context = StreamContext(
+                seed=spec.build.seed,
+                revision=spec.source_revision(work.revision),
+                log=work.log,
+                siblings=spec.siblings,
+                held_out=held_out,
+                building=self.key,
+            )
+            build, resume = self._builder_at(context, work.revision, work.fingerprint, work.report), work.resume
+            try:
+                meta = build.write(work.directory, resume)
+            except EngineMismatchError as error:
+                command = spec.registry.build_command(spec.name, spec.root, "tokenizer.engine=reference")
+                raise NielsCacheError(f"{self.key}: {error}; go on with the reference: {command}") from error
+        meta = {**meta, **with_text_field(meta["source"], meta["facts"])}
+        # the corpus has already given this warning
+        warning = None if spec.prepared else reading_warning(meta)
+        return WriteResult(meta=meta, resumed=resume.resumed_tokens, warning=warning, engines=build.encoder.uses)
 
 
 def content_matches(spec: DatasetSpec[PretrainSource], directory: Path, meta: Meta) -> bool:
@@ -462,7 +472,6 @@ def pretrain_build(spec: DatasetSpec[PretrainSource], directory: Path, **own: An
         **own: The other fields of the build.
     """
     from niels_cache_assets.build_cache.pretrain import PretrainBuild
-    from niels_cache_assets.sources.reading.keep import kept_columns
 
     source, build = spec.source, spec.build
     return PretrainBuild(
@@ -478,52 +487,27 @@ def pretrain_build(spec: DatasetSpec[PretrainSource], directory: Path, **own: An
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Share:
-    """All of a pretrain data set: what its cache reads, and what decides its bytes. Each subclass is the share of a part.
+class PretrainCache(StreamedCache[PretrainSource]):
+    """The cache of a pretrain data set. Each subclass is the cache of a part."""
 
-    A cache of all has a lock of the file system. The cache of a part has a lease, because machines share the parts.
+    version = CODE_VERSIONS["pretrain"]
 
-    Attributes:
-        number: The number of the part. None: all of the data set.
-    """
-
-    spec: DatasetSpec[PretrainSource]
-    number: int | None = None
-
-    def inputs(self) -> list[str]:
-        """See `Artifact.inputs`."""
-        return self.spec.inputs()
-
-    def revision(self) -> str | None:
-        """See `Artifact.revision`."""
-        return self.spec.revision()
-
-    def identity(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
-        """Return everything that decides the bytes of the cache if this tokenizer is used."""
+    def identity_with(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
         return self.spec.identity(tokenizer_sha256, vocab_size, revision)
 
-    def identities(self, meta: Meta, identity: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-        """Return the identities that a finished cache may have if it equals a build that would be made from `identity`."""
-        return [identity]
-
     def need(self) -> SpaceNeed | None:
-        """See `Artifact.need`."""
         spec = self.spec
         # how much text a drop list or `decontaminate_against` removes is unknown
         exact = spec.prepared is not None and spec.prepared.duplicates is None and not spec.source.decontaminate_against
         budgets = {"train_tokens": spec.source.train_tokens, "val_tokens": spec.source.val_tokens}
         return pretrain_need(**budgets, token_bytes=spec.token_bytes, text_bytes=spec.text_bytes, exact=exact)
 
+    @property
     def split_rule(self) -> str:
-        """Return the rule that splits the documents into train and val, as one line for meta.json."""
         return split_rule(self.spec)
 
     def stream(self, context: StreamContext) -> dict[str, Any]:
         """Return the documents to read, their budgets, and what train is compared with, as fields of PretrainBuild."""
-        from niels_cache_assets.base.documents import DocumentBatch
-        from niels_cache_assets.streaming.splits import UNLIMITED
-
         spec, source, feed = self.spec, self.spec.source, self._feed(context)
 
         def val_documents() -> Iterator[Document]:
@@ -556,8 +540,6 @@ class Share:
 
         Documents of a corpus already have a split.
         """
-        from niels_cache_assets.streaming.feed import Feed, ValShare
-
         source, prepared, seed = self.spec.source, self.spec.prepared, self.spec.build.seed
         if prepared is not None:
             return Feed(prepared.stream, context, expected=prepared.kept if source.train_tokens is None else None)
@@ -571,104 +553,18 @@ class Share:
         share = ValShare(val_frac=source.seeded_val_frac, seed=seed, count=count, exclude=source.exclude)
         return Feed(source.documents, context, share=share)
 
-    def write(self, cache: PretrainCache, work: BuildJob) -> WriteResult:
-        """See `Artifact.write`."""
-        written = write_stream(cache, work)
+    def builder(self, context: StreamContext, **own: Any) -> PretrainBuild:
+        return pretrain_build(self.spec, self.directory, **own, **self.stream(context))
+
+    def write(self, work: BuildJob) -> WriteResult:
+        written = self.write_stream(work)
         return replace(written, meta=with_overlap(self.spec, written.meta, work))
 
 
-@dataclass(frozen=True, kw_only=True)
-class PretrainCache(DatasetArtifact[PretrainSource]):
-    """The cache of a pretrain data set or of one part of it.
-
-    Attributes:
-        number: The number of the part. None: all of the data set.
-        kind_of_share: The class of `share`.
-    """
-
-    number: int | None = None
-    kind_of_share: type[Share] = Share
-
-    version = CODE_VERSIONS["pretrain"]
-    resumable = True
-
-    @cached_property
-    def share(self) -> Share:
-        """What the cache reads."""
-        return self.kind_of_share(spec=self.spec, number=self.number)
-
-    @property
-    def member(self) -> str | None:
-        """The name of the part, or None for all of the data set."""
-        return None if self.number is None else part_name(self.number)
-
-    @property
-    def key(self) -> str:
-        return f"part/{self.spec.name}/{self.member}" if self.member else self.spec.key
-
-    @property
-    def directory(self) -> Path:
-        return self.spec.parts_folder / self.member if self.member else self.spec.directory
-
-    @property
-    def root(self) -> Path:
-        """The folder of the caches."""
-        return self.spec.root
-
-    @property
-    def part_arguments(self) -> list[str]:
-        """The arguments of `niels-cache part` that build the part."""
-        return [self.spec.name, str(self.number)]
-
-    @property
-    def is_shared(self) -> bool:
-        return self.is_part
-
-    @property
-    def is_part(self) -> bool:
-        return self.number is not None
-
-    def inputs(self) -> list[str]:
-        return self.share.inputs()
-
-    def finished(self) -> Meta | None:
-        return finished_member(self.spec, self.directory, self.member) if self.member else self.spec.finished()
-
-    def revision(self) -> str | None:
-        return self.share.revision()
-
-    def identity_with(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
-        return self.share.identity(tokenizer_sha256, vocab_size, revision)
-
-    def matches(self, meta: Meta, identity: Mapping[str, Any]) -> bool:
-        return any(super(PretrainCache, self).matches(meta, each) for each in self.share.identities(meta, identity))
-
-    def need(self) -> SpaceNeed | None:
-        return self.share.need()
-
-    def journal(self, revision: str | None) -> JournalFingerprint:
-        return journal_of(self, revision)
-
-    @property
-    def split_rule(self) -> str:
-        """The rule that splits the data set into train and val, as one line for meta.json."""
-        return self.share.split_rule()
-
-    def builder(self, context: StreamContext, **own: Any) -> PretrainBuild:
-        """Return the builder that streams the source in this context. `own` are its `provenance` and `progress`."""
-        return pretrain_build(self.spec, self.directory, **own, **self.share.stream(context))
-
-    def write(self, work: BuildJob) -> WriteResult:
-        return self.share.write(self, work)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SftCache(DatasetArtifact[SftSource]):
+class SftCache(StreamedCache[SftSource]):
     """The cache of an SFT data set."""
 
     version = CODE_VERSIONS["sft"]
-    resumable = True
-    member = None
 
     def unavailable(self) -> None:
         problem = self.registry.tokenizer.roles_problem if self.spec.source.template == SENTINELS else None
@@ -693,22 +589,16 @@ class SftCache(DatasetArtifact[SftSource]):
         return sft_need(self.spec.text_bytes, token_bytes=self.spec.token_bytes)
 
     def write(self, work: BuildJob) -> WriteResult:
-        return write_stream(self, work)
-
-    def journal(self, revision: str | None) -> JournalFingerprint:
-        return journal_of(self, revision)
+        return self.write_stream(work)
 
     @property
     def split_rule(self) -> str:
-        """The rule that splits the data set into train and val, as one line for meta.json."""
         source = self.spec.source
         unit = "conversation" if source.turns == "each" and source.split_unit == "example" else source.split_unit
         return f"seeded {source.val_frac:g} of {unit}s to val, seed {self.spec.build.seed}"
 
     def builder(self, context: StreamContext, **own: Any) -> SftBuild:
-        """Return the builder that streams the source in this context. `own` are its `provenance` and `progress`."""
         from niels_cache_assets.build_cache.sft import SftBuild
-        from niels_cache_assets.streaming.feed import Feed
 
         source, build = self.spec.source, self.spec.build
         return SftBuild(

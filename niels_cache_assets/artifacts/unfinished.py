@@ -13,12 +13,14 @@ from pathlib import Path
 
 from niels_cache_assets.artifacts.cache_identity import is_prepared
 from niels_cache_assets.artifacts.graph import graph
+from niels_cache_assets.artifacts.prepared_corpora import with_corpus_readers
 from niels_cache_assets.artifacts.state import CacheState
 from niels_cache_assets.disk.identity import differences
 from niels_cache_assets.disk.journal import JournalRecord, partial_directory, read_journal
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.types import PretrainSource, Source
+from niels_cache_assets.tokenizer.kinds import load_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
 
 _HASHED_BYTES = 1 << 28
@@ -58,9 +60,7 @@ def unfinished_build(registry: Registry, cache_state: CacheState, *, root: Path)
 
 
 def _compare_with_journal(registry: Registry, cache_state: CacheState, recorded: JournalRecord, root: Path) -> UnfinishedBuild:
-    from niels_cache_assets.artifacts.prepared_corpora import with_corpus_readers
     from niels_cache_assets.tokenizer.encoder import resume_problem
-    from niels_cache_assets.tokenizer.kinds import load_tokenizer
 
     found = graph(registry, root)
     key = cache_state.key

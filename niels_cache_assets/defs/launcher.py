@@ -28,7 +28,7 @@ from niels_cache_assets.defs.home.found import dagster_home, digests_path, has_f
 from niels_cache_assets.defs.launch_events import LaunchListener, LaunchResult
 from niels_cache_assets.parts.layout import CHILD_BUILT_KINDS, PART_KINDS
 from niels_cache_assets.project.registry import Registry
-from niels_cache_assets.reports.page import page_path
+from niels_cache_assets.reports import page_path
 from niels_cache_assets.sources.errors import DEBUG
 from niels_cache_assets.sources.reading.digests import remember_digests
 from niels_cache_runtime.errors import NielsCacheError

@@ -23,8 +23,19 @@ from niels_cache_assets.base.wording import format_count
 from niels_cache_assets.defs.assets.upstream import REVISION, built_versions, last_observation, observe_revision, version_of
 from niels_cache_assets.defs.cursors import in_turn
 from niels_cache_assets.defs.finished_parts import finished_parts_sensor
-from niels_cache_assets.defs.keys import DOCUMENTS, DUPLICATES, KEPT, REPORT, STREAM_OPS, UPSTREAM_KEYS, datasets_with_plan, family_keys
-from niels_cache_assets.defs.private import AssetGraphSubset, AssetKeyPartitionKey
+from niels_cache_assets.defs.keys import (
+    DOCUMENTS,
+    DUPLICATES,
+    KEPT,
+    REPORT,
+    STREAM_OPS,
+    UPSTREAM_KEYS,
+    corpus_partitions,
+    datasets_with_plan,
+    family_keys,
+    partitions,
+)
+from niels_cache_assets.defs.private import AssetGraphSubset
 from niels_cache_assets.defs.resources import CacheRoot, RootParam
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.errors import describe_error, log_traceback
@@ -86,7 +97,7 @@ def requestable(registry: Registry) -> dg.AssetSelection:
     return dg.AssetSelection.assets(*corpora, *(key for family in FAMILIES for key in family_keys(family)))
 
 
-def build_request(registry: Registry, name: str, version: str, definitions: dg.RepositoryDefinition, *, occasion: str) -> dg.RunRequest:
+def build_request(registry: Registry, name: str, version: str, *, occasion: str) -> dg.RunRequest:
     """Return the request to build a data set at this version of upstream.
 
     The build waits if a different process is building the same data set.
@@ -95,7 +106,6 @@ def build_request(registry: Registry, name: str, version: str, definitions: dg.R
         registry: The configuration.
         name: Name of the data set.
         version: Version of upstream.
-        definitions: The definitions, for a backfill.
         occasion: A text that stays the same while upstream stays at this version, and is new if upstream changes and then returns to it.
     """
     family, tags = registry.family_of(name), {UPSTREAM_TAG: version}
@@ -104,10 +114,11 @@ def build_request(registry: Registry, name: str, version: str, definitions: dg.R
         return dg.RunRequest(
             run_key=f"{name}@{version}#{occasion}", partition_key=name, asset_selection=family_keys(family), run_config=config, tags=tags
         )
-    requested = {AssetKeyPartitionKey(key, name) for key in (DOCUMENTS, KEPT, REPORT, *family_keys(family))}
-    if name in registry.prepared("dedup"):
-        requested.add(AssetKeyPartitionKey(DUPLICATES))
-    return dg.RunRequest.for_asset_graph_subset(AssetGraphSubset.from_asset_partition_set(requested, definitions.asset_graph), tags)
+    corpus = corpus_partitions(registry).subset_with_partition_keys([name])
+    cache = partitions(registry, family).subset_with_partition_keys([name])
+    requested = {**dict.fromkeys((DOCUMENTS, KEPT, REPORT), corpus), **dict.fromkeys(family_keys(family), cache)}
+    unpartitioned = {DUPLICATES} if name in registry.prepared("dedup") else set()
+    return dg.RunRequest.for_asset_graph_subset(AssetGraphSubset(requested, unpartitioned), tags)
 
 
 def _depends_on_hub_commit(registry: Registry, source: Source) -> bool:
@@ -162,9 +173,7 @@ class _SensorTick:
         if graph(self._registry, self._root).state("tokenizer").state == "missing":
             self.add_message(name, "needs a build, but there is no tokenizer yet: materialize the tokenizer first")
             return False
-        definitions = self._context.repository_def
-        assert definitions is not None  # ticks of the daemon have a repository
-        self.requests.append(build_request(self._registry, name, version, definitions, occasion=occasion))
+        self.requests.append(build_request(self._registry, name, version, occasion=occasion))
         self.add_message(name, "is requested")
         return True
 

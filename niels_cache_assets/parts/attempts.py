@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from niels_cache_assets.disk.attempts import NO_LINKS, abandoned_attempts, attempt_path, lease_path, recorded_attempts, staged_attempts
 from niels_cache_assets.disk.journal import JournalRecord, files_problem, read_journal, real_path, write_journal
@@ -95,14 +96,25 @@ def targets_in(folder: Path) -> list[Path]:
     return [folder / name for name in sorted(names)]
 
 
-def remove_target(lease: Lease) -> list[tuple[Path, int]]:
-    """Remove a target, its unfinished attempts and finally its lease, which the caller holds. Return each folder and its size in bytes."""
+class PrunedPart(NamedTuple):
+    """A removed part or range, its unfinished build, or what an attempt has left in a store.
+
+    Attributes:
+        directory: The folder, or its address in the store.
+        bytes: The size.
+    """
+
+    directory: Path | str
+    bytes: int
+
+
+def remove_target(lease: Lease) -> list[PrunedPart]:
+    """Remove a target, its unfinished attempts and finally its lease, which the caller holds. Return what was removed."""
     target = lease.target
     attempts = [path for each in abandoned_attempts(target, lease.attempt) for path in each]
-    removed = [(path, bytes_below(path)) for path in (target, *attempts, old_path(target), unused_journal_path(target)) if path.exists()]
-    for path, _ in removed:
-        remove(path)
-    for path in (lease_path(target), lock_path(target)):
+    found = [path for path in (target, *attempts, old_path(target), unused_journal_path(target)) if path.exists()]
+    removed = [PrunedPart(path, bytes_below(path)) for path in found]
+    for path in (*found, lease_path(target), lock_path(target)):
         remove(path)  # while the lease is held, because afterwards another build could hold it
     return removed
 

@@ -116,8 +116,7 @@ class Wikipedia(HasKeepDamaged, HubData, PretrainSource):
 
     def _dump(self, file: SourceFile, split: Split | None, files: FilePass, context: StreamContext) -> Iterator[Document]:
         drop, decoding = context.report.drop_row, DecodingCounts(self, context)
-        limit, on_damage = self.max_document_bytes, self.on_damage(context, files)
-        for page in read_pages(file, files.position, encoding=self.encoding, limit=limit, on_damage=on_damage):
+        for page in read_pages(file, files.position, self.damage_options(context, files)):
             replaced = decoding.count(file.name, Damage(page.replaced_bytes, page.replaced))
             if page.namespace != 0:
                 drop("other_namespace", file.name, page.row)

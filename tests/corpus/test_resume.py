@@ -189,7 +189,7 @@ def test_a_run_that_failed_at_its_end_goes_on_behind_its_last_file(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(store if ending == "write_rejected" else materialize, ending, full)
+        patch.setattr(corpus if ending == "write_rejected" else materialize, ending, full)
         with pytest.raises(NielsCacheError, match=r"No space left.*unfinished.*kept"):
             prepare_corpus(registry, "notes", root=tmp_path, processes=1)
     cleaned.clear()

@@ -19,7 +19,7 @@ from niels_cache_assets.artifacts.forecast.estimates import Estimate, Estimator
 from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.artifacts.index import BlendIndex
 from niels_cache_assets.artifacts.input_problems import input_problems, require_inputs
-from niels_cache_assets.artifacts.parts.part import ValPart
+from niels_cache_assets.artifacts.parts.part import PartCache, ValPart
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.seal import DatasetCache, JoinedCache
 from niels_cache_assets.artifacts.prepared_corpora import with_corpus_readers
@@ -237,7 +237,7 @@ def _rebuild_inputs(artifact: Artifact) -> list[str]:
     if isinstance(artifact, Tokenizer):
         return []
     left_out = ["part", "val_part", "corpus_part"]
-    if isinstance(artifact, PretrainCache | ValPart) and artifact.is_part and artifact.spec.given_plan is not None:
+    if isinstance(artifact, PartCache | ValPart) and artifact.spec.given_plan is not None:
         left_out.append("plan")  # the state of the part compares it with the new plan
     return [each for each in artifact.inputs() if each.partition("/")[0] not in left_out]
 

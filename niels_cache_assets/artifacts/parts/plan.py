@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from niels_cache_assets.artifacts.base import Artifact, BuildJob, BuildLock, Log, ReportedProgress, WriteResult
+from niels_cache_assets.artifacts.base import BuildJob, BuildLock, Log, ReportedProgress, RootArtifact, WriteResult
 from niels_cache_assets.artifacts.stored import in_store
 from niels_cache_assets.base.fingerprint import fingerprint_of, identity_settings
 from niels_cache_assets.base.wording import format_count, format_list
@@ -39,11 +39,9 @@ from niels_cache_runtime.format.reading import available_threads
 
 
 @dataclass(frozen=True, kw_only=True)
-class PartsPlan(Artifact):
+class PartsPlan(RootArtifact):
     """The plan of a data set with `parts` above 1."""
 
-    registry: Registry
-    root: Path
     name: str
     source: SourceWithParts
     build: BuildSettings
@@ -485,11 +483,11 @@ def check_addition(
     entry, keys = dict(new_table), dict[str, Any]()
     if isinstance(source, HubData) and not source.local_key:
         entry["revision"] = source.model_copy(update={"pinned_revision": None}).revision({})
-        built = PartsPlan(registry=registry, root=root, name=name, source=source, build=registry.build).single_process_build()
+        built = PartsPlan(registry, root, name=name, source=source, build=registry.build).single_process_build()
         if source.parts == 1 and built is not None:
             keys |= _pinned(registry, name, source, built["dataset_revision"])
     grown = _grown(registry, name, {**keys, "added": [*existing_tables, entry]})
-    plan = PartsPlan(registry=registry, root=root, name=name, source=grown, build=registry.build)
+    plan = PartsPlan(registry, root, name=name, source=grown, build=registry.build)
     revision = grown.revision({}) if isinstance(grown, HubData) else None
     group = plan.group(len(grown.added), revision, hashed=False)
     if source.parts == 1:

@@ -100,7 +100,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _show_dropped(arguments: argparse.Namespace, registry: Registry, root: Path) -> None:
-    from niels_cache_assets.artifacts.corpus_facts import source_documents
+    from niels_cache_assets.artifacts.corpus_report import source_documents
     from niels_cache_assets.corpus.prepared import open_documents
     from niels_cache_assets.inspection.corpora import find_corpus
 
@@ -184,7 +184,7 @@ def _input_bytes(source: PretrainSource) -> int:
 
 
 def _print_counts(outcome: CorpusCounts) -> None:
-    from niels_cache_assets.artifacts.corpus_facts import estimated_tokens
+    from niels_cache_assets.artifacts.corpus_report import estimated_tokens
 
     before, after = outcome.before, outcome.after
     by_source = outcome.dropped_by_source.dropped

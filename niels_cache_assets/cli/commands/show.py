@@ -155,7 +155,7 @@ def _print_cache(meta: Meta) -> None:
 
 def _print_corpus(name: str, *, directory: Path, meta: Meta, duplicates: Meta | None) -> None:
     """Print the counts after each stage, then the facts in the meta.json of the corpus."""
-    from niels_cache_assets.artifacts.corpus_facts import funnel
+    from niels_cache_assets.artifacts.corpus_report import funnel
 
     display(f"\n{name}  (corpus, {directory})", style="bold")
     _section(_funnel_table(funnel(meta, duplicates)))

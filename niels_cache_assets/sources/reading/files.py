@@ -442,4 +442,3 @@ def file_digest(file: SourceFile) -> str:
         if not stat.S_ISREG(state.st_mode):
             raise NielsCacheError(f"{file.name}: not a regular file, so it cannot be read twice; write its content to a file")
         return content_digest(file.url)
-
