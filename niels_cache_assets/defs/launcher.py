@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from niels_cache_assets.defs.runs import Runs
 
 _WAIT_FOR_THEIR_CACHES = ("corpus", "report", HASHES)  # kinds that report no missing input, because their caches do
-_OWN_FAMILIES: tuple[Any, ...] = ("tokenizer", *FAMILIES, "index")  # kinds of artifacts that are a family of results
+_OWN_FAMILIES = ("tokenizer", *FAMILIES, "index")  # kinds of artifacts that are a family of results
 
 
 def launch_builds(
@@ -173,7 +173,7 @@ class _Launcher:
         if self._is_left_out(artifact):
             return True
         key, kind = artifact.key, artifact.key.partition("/")[0]
-        family = "parts" if kind in PART_KINDS else kind if kind in _OWN_FAMILIES else "corpus"
+        family: Any = "parts" if kind in PART_KINDS else kind if kind in _OWN_FAMILIES else "corpus"
         listed = LaunchResult(name=listed_name(key), family=family, state="skipped", message=self._reason_to_skip(artifact))
         result = listed if listed.message else self._result(artifact, listed, end, force=force, skip_if_busy=skip_if_busy)
         if result is None:

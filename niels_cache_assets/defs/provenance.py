@@ -36,13 +36,13 @@ def result_tags(instance: dg.DagsterInstance, graph: Any, key: dg.AssetKey, part
     }
     for parent in asset.parent_keys:
         newest = [*instance.fetch_materializations(parent, limit=1).records] or [*instance.fetch_observations(parent, limit=1).records]
-        version, pointer = None, "NULL"
+        input_version, pointer = None, "NULL"
         if newest:
-            version, pointer = (newest[0].event_log_entry.tags or {}).get(DATA_VERSION_TAG), str(newest[0].storage_id)
+            input_version, pointer = (newest[0].event_log_entry.tags or {}).get(DATA_VERSION_TAG), str(newest[0].storage_id)
             if graph.get(parent).is_partitioned and parent not in asset.execution_set_asset_keys:
                 mapped = graph.get_parent_partition_keys_for_child(partition, parent, key).partitions_subset
-                version = _version_of_partitions(instance, parent, [*mapped.get_partition_keys()]) or version
-        tags[INPUT_VERSION_TAG + parent.to_user_string()] = version or "INITIAL"
+                input_version = _version_of_partitions(instance, parent, [*mapped.get_partition_keys()]) or input_version
+        tags[INPUT_VERSION_TAG + parent.to_user_string()] = input_version or "INITIAL"
         tags[POINTER_TAG + parent.to_user_string()] = pointer
     return tags
 

@@ -22,6 +22,7 @@ from niels_cache_assets.facts.contents import content_cells
 from niels_cache_assets.facts.mixture import share
 from niels_cache_assets.plots.drawing import Picture, as_svg
 from niels_cache_assets.plots.pictures import format_measure, limit_picture, mixture_pictures, similarity_pictures
+from niels_cache_assets.reports import page_path
 from niels_cache_assets.reports.cache import CODE_VERSION, CacheReport
 from niels_cache_assets.reports.drawings import Drawings
 from niels_cache_assets.reports.history import date

@@ -10,7 +10,6 @@ from niels_cache_assets.artifacts.base import Artifact, Outcome, listed_name
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.defs import keys
-from niels_cache_assets.defs.code_versions import code_version
 from niels_cache_assets.defs.config import BuildConfig
 from niels_cache_assets.defs.home.found import remove_marker
 from niels_cache_assets.defs.progress import BuildReporter, ProgressSink, SinkParam, readable_failures, result_line
@@ -39,7 +38,7 @@ def artifact_asset(
     """
     observed = keys.ASSETS[kind] if "partitions_def" in settings else None
 
-    @dg.asset(key=keys.ASSETS[kind], code_version=code_version(registry, kind), **settings)
+    @dg.asset(key=keys.ASSETS[kind], **settings)
     def build(
         context: dg.AssetExecutionContext, config: BuildConfig, cache_root: RootParam, progress_sink: SinkParam
     ) -> dg.MaterializeResult:

@@ -9,12 +9,16 @@ from dataclasses import replace
 
 import dagster as dg
 
+from niels_cache_assets.artifacts.corpus import Corpus
+from niels_cache_assets.artifacts.corpus_report import CorpusReport
+from niels_cache_assets.artifacts.duplicates import Duplicates, SearchStep
 from niels_cache_assets.artifacts.graph import graph
+from niels_cache_assets.base.fingerprint import fingerprint_of
+from niels_cache_assets.corpus.identity import dedup_identity, dedup_order
 from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assets.building import artifact_asset, build_artifact, recorded_results
 from niels_cache_assets.defs.assets.parts import partition_asset
 from niels_cache_assets.defs.assets.upstream import record_read
-from niels_cache_assets.defs.code_versions import code_version
 from niels_cache_assets.defs.config import BuildConfig
 from niels_cache_assets.defs.progress import SinkParam, readable_failures
 from niels_cache_assets.defs.recording import kept_record
@@ -118,7 +122,7 @@ def _documents(registry: Registry) -> dg.AssetsDefinition:
         partitions_def=keys.corpus_partitions(registry),
         group_name=_GROUP,
         kinds={"parquet"},
-        code_version=code_version(registry, "corpus"),
+        code_version=Corpus.version,
         description=_DOCUMENTS,
     )
     def documents(
@@ -137,6 +141,7 @@ def _documents(registry: Registry) -> dg.AssetsDefinition:
 
 
 def _duplicates(registry: Registry) -> dg.AssetsDefinition:
+    settings = fingerprint_of({**dedup_identity(registry.dedup), "order": dedup_order(registry)})
     ranges = [dg.AssetDep(keys.RANGES)] if registry.search_ranges else []
     steps = graph(registry, "").before("corpus/duplicates")
     return artifact_asset(
@@ -146,6 +151,7 @@ def _duplicates(registry: Registry) -> dg.AssetsDefinition:
         deps=[dg.AssetDep(keys.DOCUMENTS, partition_mapping=keys.search_mapping(registry)), *ranges],
         group_name=_GROUP,
         kinds={"parquet"},
+        code_version=f"{Duplicates.version}-{settings[:8]}",  # so that changed settings of [dedup] show as unsynced
         description=_DUPLICATES,
     )
 
@@ -157,7 +163,7 @@ def _kept(registry: Registry) -> dg.AssetsDefinition:
         partitions_def=keys.corpus_partitions(registry),
         group_name=_GROUP,
         kinds={"parquet"},
-        code_version=code_version(registry, "corpus"),
+        code_version=Corpus.version,
         description=_KEPT,
     )
     def kept(context: dg.AssetExecutionContext, cache_root: RootParam) -> dg.MaterializeResult:
@@ -175,6 +181,7 @@ def _report(registry: Registry) -> dg.AssetsDefinition:
         partitions_def=keys.corpus_partitions(registry),
         group_name=keys.REPORTS_GROUP,
         kinds={"report"},
+        code_version=CorpusReport.version,
         description=_REPORT,
     )
 
@@ -188,6 +195,7 @@ def _parts(registry: Registry) -> dg.AssetsDefinition:
         partitions_def=dg.StaticPartitionsDefinition([part for parts in of_plan.values() for part in parts]),
         group_name=_GROUP,
         kinds={"parquet"},
+        code_version=Corpus.version,
         description=_PARTS,
     )
 
@@ -199,6 +207,7 @@ def _hashes(registry: Registry) -> dg.AssetsDefinition:
         deps=[dg.AssetDep(keys.DOCUMENTS, partition_mapping=keys.search_mapping(registry))],
         group_name=_GROUP,
         kinds={"numpy"},
+        code_version=SearchStep.version,
         description=_HASHES,
     )
 
@@ -211,5 +220,6 @@ def _ranges(registry: Registry) -> dg.AssetsDefinition:
         partitions_def=dg.StaticPartitionsDefinition(keys.ranges(registry)),
         group_name=_GROUP,
         kinds={"numpy"},
+        code_version=SearchStep.version,
         description=_RANGES,
     )

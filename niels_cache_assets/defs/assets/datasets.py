@@ -12,10 +12,10 @@ import dagster as dg
 
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.base.choices import raise_unknown_choice
+from niels_cache_assets.build_cache import CODE_VERSIONS
 from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assets.building import build_artifact, recorded_results
 from niels_cache_assets.defs.assets.upstream import record_read
-from niels_cache_assets.defs.code_versions import code_version
 from niels_cache_assets.defs.config import FamilyConfig, PretrainConfig
 from niels_cache_assets.defs.metadata.builds import split_schema
 from niels_cache_assets.defs.progress import ProgressSink, SinkParam, readable_failures
@@ -106,7 +106,7 @@ def _multi_asset(registry: Registry, family: Family, *, above: Sequence[dg.Asset
         above: Dependencies of the assets, without the tokenizer.
     """
     above = [dg.AssetDep(keys.TOKENIZER), *above]
-    shared: dict[str, Any] = {"group_name": family, "code_version": code_version(registry, family)}
+    shared: dict[str, Any] = {"group_name": family, "code_version": CODE_VERSIONS[family]}
     columns = {"dagster/column_schema": split_schema(family)}
     files = "shards" if family == "pretrain" else "pairs"
 

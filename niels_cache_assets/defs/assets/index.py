@@ -9,8 +9,9 @@ the settings of one blend change, all blends show as unsynced. A build of an unc
 import dagster as dg
 
 from niels_cache_assets.artifacts.graph import graph
+from niels_cache_assets.artifacts.index import BlendIndex
+from niels_cache_assets.base.fingerprint import fingerprint_of, identity_settings
 from niels_cache_assets.defs.assets.building import build_artifact, recorded_results
-from niels_cache_assets.defs.code_versions import code_version
 from niels_cache_assets.defs.config import BuildConfig
 from niels_cache_assets.defs.keys import INDEX, SPLIT_KEYS, mapped
 from niels_cache_assets.defs.progress import SinkParam
@@ -36,6 +37,7 @@ def index_assets(registry: Registry) -> list[dg.AssetsDefinition]:
     names = registry.blend_keys()
     if not names:
         return []
+    settings = fingerprint_of({name: identity_settings(registry.blend[name], "blend") for name in names})
     readers = graph(registry, "").readers("pretrain", "index")
     blends_of = {member: [name for name in blends if name in names] for member, blends in readers.items()}
 
@@ -45,7 +47,7 @@ def index_assets(registry: Registry) -> list[dg.AssetsDefinition]:
         partitions_def=dg.StaticPartitionsDefinition(names),
         group_name="index",
         kinds={"numpy"},
-        code_version=code_version(registry, "index"),
+        code_version=f"{BlendIndex.version}-{settings[:8]}",  # so that changed settings of [blend.*] show as unsynced
         description=_DESCRIPTION,
     )
     def gpt(context: dg.AssetExecutionContext, cache_root: RootParam, progress_sink: SinkParam) -> dg.MaterializeResult:

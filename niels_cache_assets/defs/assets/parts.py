@@ -19,11 +19,12 @@ import dagster as dg
 
 from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.artifacts.graph import graph
+from niels_cache_assets.artifacts.parts.plan import PartsPlan
+from niels_cache_assets.build_cache import CODE_VERSIONS
 from niels_cache_assets.cluster.child import BuildInChild
 from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assets.building import artifact_asset, build_artifact, recorded_results
 from niels_cache_assets.defs.assets.upstream import record_read
-from niels_cache_assets.defs.code_versions import code_version
 from niels_cache_assets.defs.config import BuildConfig
 from niels_cache_assets.defs.part_processes import build_part_in_child
 from niels_cache_assets.defs.part_slots import limit_parts
@@ -86,7 +87,7 @@ def _plan(registry: Registry) -> dg.AssetsDefinition:
         partitions_def=dg.StaticPartitionsDefinition(names),
         group_name=_GROUP,
         kinds={"json"},
-        code_version=code_version(registry, "plan"),
+        code_version=PartsPlan.version,
         description=_PLAN,
     )
     def plan_parts(
@@ -111,6 +112,7 @@ def _val(registry: Registry) -> dg.AssetsDefinition:
         partitions_def=dg.StaticPartitionsDefinition(names),
         group_name=_GROUP,
         kinds={"numpy"},
+        code_version=CODE_VERSIONS["pretrain"],
         description=_VAL,
     )
 
@@ -135,6 +137,7 @@ def _parts(registry: Registry) -> dg.AssetsDefinition:
         partitions_def=dg.StaticPartitionsDefinition([part for parts in every.values() for part in parts]),
         group_name=_GROUP,
         kinds={"numpy"},
+        code_version=CODE_VERSIONS["pretrain"],
         description=_PARTS,
     )
 
@@ -148,7 +151,7 @@ def partition_asset(registry: Registry, kind: str, **settings: Any) -> dg.Assets
         **settings: Arguments of `dg.asset`.
     """
 
-    @dg.asset(key=keys.ASSETS[kind], pool=keys.PARTS_POOL, output_required=False, code_version=code_version(registry, kind), **settings)
+    @dg.asset(key=keys.ASSETS[kind], pool=keys.PARTS_POOL, output_required=False, **settings)
     def build(
         context: dg.AssetExecutionContext, config: BuildConfig, cache_root: RootParam, progress_sink: SinkParam
     ) -> Iterator[dg.MaterializeResult]:

@@ -2,12 +2,15 @@
 
 import dagster as dg
 
+from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.input_problems import require_inputs
-from niels_cache_assets.artifacts.tokenizer import Tokenizer
+from niels_cache_assets.artifacts.tokenizer import CODE_VERSION, Tokenizer
+from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.defs.assets.building import artifact_asset
 from niels_cache_assets.defs.config import BuildConfig
 from niels_cache_assets.defs.progress import ProgressSink
 from niels_cache_assets.project.registry import Registry
+from niels_cache_runtime.errors import NielsCacheError
 
 _DESCRIPTION = """The tokenizer of all caches in the root: imported, or trained on the data sets.
 
@@ -32,6 +35,7 @@ def tokenizer_asset(registry: Registry) -> dg.AssetsDefinition:
         prepare=_require_inputs,
         group_name="tokenizer",
         kinds={"file"},
+        code_version=_code_version(registry),
         description=_DESCRIPTION,
     )
 
@@ -40,3 +44,11 @@ def _require_inputs(artifact: Tokenizer, config: BuildConfig, sink: ProgressSink
     if artifact.needs_training(force=config.force):
         require_inputs(artifact.registry, ())
     return artifact
+
+
+def _code_version(registry: Registry) -> str:
+    """Return the code version, which contains a hash of the settings, so that changed settings show as unsynced."""
+    try:
+        return f"{CODE_VERSION}-{fingerprint_of(graph(registry, '').tokenizer().identity())[:8]}"
+    except NielsCacheError:  # the model to import is missing; a run reports this, but the definitions must load
+        return CODE_VERSION

@@ -12,11 +12,11 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from niels_cache_assets.artifacts.base import Artifact, Outcome
 from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.base.fingerprint import fingerprint_of
-from niels_cache_assets.defs.code_versions import code_version
 from niels_cache_assets.disk.journal import write_atomically
 from niels_cache_assets.facts.published import address_in_store
 from niels_cache_assets.parts.layout import CHILD_BUILT_KINDS
@@ -74,7 +74,7 @@ def marker_of(artifacts: Graph, artifact: Artifact, outcome: Outcome) -> Marker:
     value = {
         "meta": _hash_of(outcome.meta),
         "inputs": {each.key: _recorded_hash(each) for each in inputs},
-        "code_version": code_version(artifacts.registry, artifact.key),
+        "code_version": artifact.version,
     }
     return Marker(_marker_path(artifact), fingerprint_of(value))
 
@@ -96,7 +96,7 @@ def remove_marker(artifact: Artifact) -> None:
 
 
 def _marker_path(artifact: Artifact) -> Path:
-    spec = getattr(artifact, "spec", artifact)
+    spec: Any = getattr(artifact, "spec", artifact)
     place = address_in_store(spec.registry, artifact.key) or artifact.directory.absolute()
     return dagster_home() / _FOLDER / hashlib.sha256(f"{artifact.key}\0{place}".encode()).hexdigest()
 
