@@ -128,8 +128,9 @@ class _Launcher:
         """The runs of this launch, which import Dagster and open its home."""
         from niels_cache_assets.defs.runs import open_runs
 
-        runs = open_runs(self._registry, self._root, self._listener, built=self._built, builds_parts_here=self._builds_parts_here)
-        return self._opened.enter_context(runs)
+        runs = self._opened.enter_context(open_runs(self._registry, self._root, self._listener))
+        runs.built, runs.builds_parts_here = self._built, self._builds_parts_here
+        return runs
 
     def launch_parts(self, parts: Sequence[Artifact], *, force: bool) -> None:
         """Build parts of one data set, or ranges, in children, several at a time ([cluster]), or here.
@@ -219,8 +220,7 @@ class _Launcher:
             if end is not None:
                 self.runs.ends[artifact.key] = end
             waits = self._wait or artifact.is_shared  # where processes that share parts meet
-            run = self.runs.build(artifact, force=force, wait=waits and not skip_if_busy, passes_over=skip_if_busy)
-            outcome, checks = run.outcome, run.message
+            outcome, checks = self.runs.build(artifact, force=force, wait=waits and not skip_if_busy, passes_over=skip_if_busy)
         folder = artifact.directory if in_store(artifact) is artifact else None
         result = replace(listed, directory=folder, seconds=time.monotonic() - started)
         if outcome is None and not checks:

@@ -7,7 +7,6 @@ writes nothing to the console here. The launcher imports this module only if the
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -42,44 +41,12 @@ _INSTANCE_OVERRIDES = {"compute_logs": NO_COMPUTE_LOGS}
 _TAGS = {"dagster/max_retries": "0", STARTED_TAG: BUILD_ALL}
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunEnd:
-    """The end of a run.
-
-    Attributes:
-        outcome: The outcome of the build. None if the run failed, or, without a message, if another process builds this part.
-        message: Why the run failed, or the failures of checks that do not block, except the check that covers all data sets.
-    """
-
-    outcome: Outcome | None
-    message: str
-
-
 class Runs(ProgressSink):
-    """The runs of a launch, which pass everything that they report to the listener.
+    """The runs of a launch, which pass everything that they report to the listener. The launch sets `built` and `builds_parts_here`."""
 
-    Args:
-        registry: The configuration.
-        root: The cache root.
-        instance: The instance of the Dagster home.
-        listener: Receives the events.
-        built: Keys of all artifacts that the launch has built or found; the caller adds them.
-        builds_parts_here: See ProgressSink.
-    """
-
-    def __init__(
-        self,
-        registry: Registry,
-        root: Path,
-        instance: dg.DagsterInstance,
-        listener: LaunchListener,
-        *,
-        built: set[str],
-        builds_parts_here: bool,
-    ) -> None:
+    def __init__(self, registry: Registry, root: Path, instance: dg.DagsterInstance, listener: LaunchListener) -> None:
         super().__init__()
         self._registry, self._root, self._instance, self._listener = registry, root, instance, listener
-        self.built, self.builds_parts_here = built, builds_parts_here
         self._defs = build_defs({"cache_root": CacheRoot(root=str(root)), "progress_sink": self}, registry=registry)
 
     def progressed(self, name: str, progress: BuildProgress) -> None:
@@ -96,7 +63,7 @@ class Runs(ProgressSink):
         """Record an artifact that was found, unless the newest events of its assets do."""
         FoundArtifact(self._instance, self._asset_graph, self._registry, outcome, root=self._root).record(BUILD_ALL)
 
-    def build(self, artifact: Artifact, *, force: bool, wait: bool, passes_over: bool) -> RunEnd:
+    def build(self, artifact: Artifact, *, force: bool, wait: bool, passes_over: bool) -> tuple[Outcome | None, str]:
         """Execute the run of an artifact.
 
         Args:
@@ -104,6 +71,10 @@ class Runs(ProgressSink):
             force: Whether to build again what is current.
             wait: Whether to wait if another process builds it.
             passes_over: See ProgressSink.
+
+        Returns:
+            The outcome, and the failures of checks that do not block, except the check that covers all data sets. Without an outcome, the
+            reason of the failure, or nothing if the run has passed over a part.
 
         Raises:
             KeyboardInterrupt: If the run was interrupted, which is then ended as canceled.
@@ -114,9 +85,9 @@ class Runs(ProgressSink):
         settings = {"ops": {op: {"config": {"force": force, "wait": wait}}}} if asset != keys.INDEX else {}
         run = self._finished_run(job_of(asset), partition, settings)
         if not run.success:
-            return RunEnd(outcome=None, message=_failure_reason(run))
+            return None, _failure_reason(run)
         found = [each for each in run.get_asset_check_evaluations() if not each.passed and each.check_name != IN_SYNC]
-        return RunEnd(outcome=self.outcome, message="; ".join(f"{each.check_name}: {each.description}" for each in found))
+        return self.outcome, "; ".join(f"{each.check_name}: {each.description}" for each in found)
 
     def write_reports(self, *, in_run: bool) -> None:
         """Write the reports over everything. The listener gets only a failure, because the reports are not a data set.
@@ -146,8 +117,8 @@ class Runs(ProgressSink):
 
 
 @contextmanager
-def open_runs(registry: Registry, root: Path, listener: LaunchListener, *, built: set[str], builds_parts_here: bool) -> Iterator[Runs]:
-    """Yield the runs of a launch, whose arguments are those of `Runs`, in the Dagster home.
+def open_runs(registry: Registry, root: Path, listener: LaunchListener) -> Iterator[Runs]:
+    """Yield the runs of a launch in the Dagster home.
 
     Raises:
         NotWrittenError: If the Dagster home cannot record a run, for example because its disk is full.
@@ -161,7 +132,7 @@ def open_runs(registry: Registry, root: Path, listener: LaunchListener, *, built
     ):
         limit_parts(instance, registry)
         record_location(instance, keys.LOCATION)
-        yield Runs(registry, root, instance, listener, built=built, builds_parts_here=builds_parts_here)
+        yield Runs(registry, root, instance, listener)
 
 
 def _was_interrupted(run: dg.ExecuteInProcessResult) -> bool:

@@ -153,7 +153,7 @@ def test_a_check_that_failed_is_executed_again_and_a_hit_executes_none(here: Pro
     good = shard.read_bytes()
     assert states(launch(here, only=["notes"])[0])["notes"] == "cache_hit"
     with monkeypatch.context() as patch:
-        patch.setattr(runs.Runs, "build", lambda self, artifact, **settings: runs.RunEnd(outcome=None, message="the check failed"))
+        patch.setattr(runs.Runs, "build", lambda self, artifact, **settings: (None, "the check failed"))
         assert states(launch(here, only=["notes"], force=True)[0])["notes"] == "failed"
     shard.write_bytes(b"\xff\xff" + good[2:])
     results, _ = launch(here, only=["notes"])
