@@ -8,9 +8,11 @@ from typing import Any
 
 import dagster as dg
 
+from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assets.upstream import observe_revision
 from niels_cache_assets.defs.checks.sync import IN_SYNC
+from niels_cache_assets.defs.home.found import remove_markers_of
 from niels_cache_assets.defs.resources import RootParam
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.errors import describe_error, log_traceback
@@ -80,6 +82,7 @@ def _observe_upstream(registry: Registry) -> dg.JobDefinition:
             for name in registry.partition_keys():
                 try:
                     context.log_event(observe_revision(registry, name, root=cache_root.path))
+                    remove_markers_of(graph(registry, cache_root.path), name)
                 except Exception as error:  # any error of one source
                     context.log.warning(f"{name}: {describe_error(error)}")
                     log_traceback(error, context.log.info)

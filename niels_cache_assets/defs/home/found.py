@@ -95,6 +95,13 @@ def remove_marker(artifact: Artifact) -> None:
         _marker_path(artifact).unlink()
 
 
+def remove_markers_of(artifacts: Graph, name: str) -> None:
+    """Remove the markers of a data set, of which another upstream was observed."""
+    for key in artifacts.keys:
+        if key.partition("/")[2] == name:
+            remove_marker(artifacts[key])
+
+
 def _marker_path(artifact: Artifact) -> Path:
     spec: Any = getattr(artifact, "spec", artifact)
     place = address_in_store(spec.registry, artifact.key) or artifact.directory.absolute()
