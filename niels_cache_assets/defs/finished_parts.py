@@ -88,7 +88,7 @@ def finished_parts_sensor(registry: Registry) -> dg.SensorDefinition:
                     continue
                 outcome = Outcome(key=step.key, state="built", meta=meta, directory=step.artifact.directory)
                 found = FoundArtifact(context.instance, definitions.asset_graph, registry, outcome, root=cache_root.path, state=_STATE)
-                is_new, is_noted = not found.is_recorded, seen.get(step.key) == f"new {step.stamp}"
+                is_new, is_noted = not found.is_recorded(with_inputs=False), seen.get(step.key) == f"new {step.stamp}"
                 seen[step.key] = f"new {step.stamp}" if is_new and not is_noted else step.stamp
                 if is_new and is_noted:
                     found.record(PARTS_SENSOR)

@@ -35,11 +35,13 @@ def result_tags(instance: dg.DagsterInstance, graph: Any, key: dg.AssetKey, part
         "dagster/data_version_is_user_provided": "true",
     }
     for parent in asset.parent_keys:
-        newest = [*instance.fetch_materializations(parent, limit=1).records] or [*instance.fetch_observations(parent, limit=1).records]
+        is_internal = parent in asset.execution_set_asset_keys  # recorded before this asset, for the same partition
+        filters = dg.AssetRecordsFilter(parent, asset_partitions=[partition] if is_internal and partition else None)
+        newest = [*instance.fetch_materializations(filters, limit=1).records] or [*instance.fetch_observations(parent, limit=1).records]
         input_version, pointer = None, "NULL"
         if newest:
             input_version, pointer = (newest[0].event_log_entry.tags or {}).get(DATA_VERSION_TAG), str(newest[0].storage_id)
-            if graph.get(parent).is_partitioned and parent not in asset.execution_set_asset_keys:
+            if graph.get(parent).is_partitioned and not is_internal:
                 mapped = graph.get_parent_partition_keys_for_child(partition, parent, key).partitions_subset
                 input_version = _version_of_partitions(instance, parent, [*mapped.get_partition_keys()]) or input_version
         tags[INPUT_VERSION_TAG + parent.to_user_string()] = input_version or "INITIAL"
@@ -58,9 +60,10 @@ def _version_of_partitions(instance: dg.DagsterInstance, key: dg.AssetKey, parti
     return hashlib.sha256(versions.encode()).hexdigest()
 
 
-def is_recorded(last: dg.AssetMaterialization | None, event: dg.AssetMaterialization) -> bool:
-    """Return whether the newest event of an asset records the same result as `event`, made from the same inputs."""
+def is_recorded(last: dg.AssetMaterialization | None, event: dg.AssetMaterialization, *, with_inputs: bool) -> bool:
+    """Return whether the newest event of an asset records the same result as `event`, made from the same inputs if `with_inputs` is set."""
     if last is None:
         return False
-    same_tags = all((last.tags or {}).get(tag) == value for tag, value in (event.tags or {}).items() if not tag.startswith(POINTER_TAG))
+    compared = [tag for tag in event.tags or {} if tag == DATA_VERSION_TAG or (with_inputs and not tag.startswith(POINTER_TAG))]
+    same_tags = all((last.tags or {}).get(tag) == (event.tags or {})[tag] for tag in compared)
     return same_tags and all(last.metadata.get(name) == event.metadata.get(name) for name in _COMPARED)

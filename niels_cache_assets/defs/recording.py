@@ -131,13 +131,13 @@ class FoundArtifact:
         for record in records_of(self._registry, self._instance, self._outcome, draw=draw):
             yield record._replace(metadata={**record.metadata, STATE: self._state}) if self._state else record
 
-    @property
-    def is_recorded(self) -> bool:
-        """Whether the newest event of each asset records this."""
+    def is_recorded(self, *, with_inputs: bool = True) -> bool:
+        """Return whether the newest event of each asset records this, made from the inputs that are recorded if `with_inputs` is set."""
         return all(
             is_recorded(
                 last_materialization(self._instance, record.asset, self._partition),
                 record.event(self._instance, self._graph, self._partition),
+                with_inputs=with_inputs,
             )
             for record in self._records(draw=False)
         )
@@ -150,7 +150,7 @@ class FoundArtifact:
         """
         for read in events_of_read(self._instance, self._registry, self._outcome, root=self._root):
             self._instance.report_runless_asset_event(read)
-        if not self.is_recorded:
+        if not self.is_recorded():
             for record in self._records(draw=self._registry.dagster.plots):
                 self._instance.report_runless_asset_event(record.event(self._instance, self._graph, self._partition, by=by))
 

@@ -132,20 +132,21 @@ def test_the_parts_that_another_program_has_built_are_recorded_once(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     project = Project(tmp_path, tiny_model)
-    project.configure(extra="parts = 2\n")
+    (project.folder / "more.jsonl").write_text((project.folder / "notes.jsonl").read_text())
+    project.edit('files = ["notes.jsonl"]', 'files = ["notes.jsonl", "more.jsonl"]\nparts = 2')
     launch_in_memory(project, monkeypatch)
     artifacts = graph(project.registry, project.root)
-    for key in artifacts.order(["books"]):
+    for key in artifacts.order(["notes"]):
         materialize(artifacts[key])
-    assert set(states(launch(project, only=["books"])[0]).values()) == {"cache_hit"}
-    assert [project.status(key, "books") for key in ASSETS] == ["FRESH"] * 3
+    assert set(states(launch(project, only=["notes"])[0]).values()) == {"cache_hit"}
+    assert [project.status(key, "notes") for key in ASSETS] == ["FRESH"] * 3
     parts = dg.AssetKey(["pretrain", "parts"])
     assert [(event.partition, project.status(parts, event.partition)) for event in events(project.instance, parts)] == [
-        ("books/part-00000", "FRESH"),
-        ("books/part-00001", "FRESH"),
+        ("notes/part-00000", "FRESH"),
+        ("notes/part-00001", "FRESH"),
     ]
     refuse_dagster(monkeypatch)
-    launch(project, only=["books"])
+    launch(project, only=["notes"])
 
 
 def test_a_check_that_failed_is_executed_again_and_a_hit_executes_none(here: Project, monkeypatch: pytest.MonkeyPatch) -> None:

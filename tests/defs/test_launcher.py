@@ -196,15 +196,6 @@ def test_a_corpus_that_fails_stops_what_is_read_from_it_and_nothing_else(
     assert results["tokenizer"].meta["trained_on"]["read_as"] == {"notes": "raw", "letters": "prepared", "chats": "raw"}
 
 
-def test_a_check_that_fails_fails_its_data_set_until_force_builds_it_again(built: Project) -> None:
-    shard = built.root / "pretrain/notes/train/shard_00000.bin"
-    shard.write_bytes(b"\xff\xff" + shard.read_bytes()[2:])
-    results, _ = launch(built, only=["notes"])
-    assert results["notes"].state == "failed"
-    assert missing(results["notes"].message, "check files_match_meta", "train/shard_00000.bin: ", "sha256", "(--force)") == []
-    assert states(launch(built, only=["notes"], force=True)[0])["notes"] == "built"
-
-
 def test_an_unknown_name_is_refused_before_anything_runs(project: Project) -> None:
     with pytest.raises(NielsCacheError, match=r"'note'.*'notes'"):
         launch(project, only=["note"])

@@ -20,6 +20,7 @@ from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.disk.journal import write_atomically
 from niels_cache_assets.facts.published import address_in_store
 from niels_cache_assets.parts.layout import CHILD_BUILT_KINDS
+from niels_cache_assets.sources.excluding import exclude_identity
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.format.meta import Meta, load_meta
@@ -71,10 +72,12 @@ def marker_of(artifacts: Graph, artifact: Artifact, outcome: Outcome) -> Marker:
     Parts are no inputs here, because what joins them changes with them.
     """
     inputs = [artifacts[key] for key in artifact.inputs() if key.partition("/")[0] not in CHILD_BUILT_KINDS]
+    source = getattr(getattr(artifact, "spec", artifact), "source", None)
     value = {
         "meta": _hash_of(outcome.meta),
         "inputs": {each.key: _recorded_hash(each) for each in inputs},
         "code_version": artifact.version,
+        **exclude_identity(getattr(source, "exclude", None)),  # the version of a plan covers it
     }
     return Marker(_marker_path(artifact), fingerprint_of(value))
 
