@@ -31,6 +31,7 @@ from niels_cache_assets.defs.recording import FoundArtifact
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.facts.progress import BuildProgress
 from niels_cache_assets.project.registry import Registry
+from niels_cache_runtime.errors import NielsCacheError
 
 BUILD_ALL = "build-all"
 STARTED_TAG = "niels_cache/started_by"  # tag of a run that this module has started
@@ -95,13 +96,17 @@ class Runs(ProgressSink):
         Args:
             in_run: Whether to execute a run, with its check. Otherwise, only events are recorded.
         """
-        if not in_run:
-            for record in report_records(self._registry, self._instance, root=self._root):
-                self._instance.report_runless_asset_event(record.event(self._instance, self._asset_graph, None, by=BUILD_ALL))
-            return
-        run = self._finished_run("write_reports", None, {})
-        if not run.success:
-            self._listener.logged(keys.REPORTS_GROUP, f"WARNING: not written: {_failure_reason(run)}")
+        problem = None
+        try:
+            if not in_run:
+                for record in report_records(self._registry, self._instance, root=self._root):
+                    self._instance.report_runless_asset_event(record.event(self._instance, self._asset_graph, None, by=BUILD_ALL))
+            elif not (run := self._finished_run("write_reports", None, {})).success:
+                problem = _failure_reason(run)
+        except NielsCacheError as error:
+            problem = str(error)
+        if problem:
+            self._listener.logged(keys.REPORTS_GROUP, f"WARNING: not written: {problem}")
 
     def _finished_run(self, job: str, partition: str | None, run_config: Mapping[str, Any]) -> dg.ExecuteInProcessResult:
         """Execute a run and return its result."""
