@@ -132,7 +132,13 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace | None:
         top.print_help()
         return None
     if argv[0] == "--version":
-        _print_version()
+        from importlib.metadata import PackageNotFoundError, version  # slow, and not needed for anything else
+
+        try:
+            print(f"{PROGRAM} {version(PROGRAM)}")
+        except PackageNotFoundError:
+            print(f"{PROGRAM} (not installed; running from source)")
+        raise SystemExit
     if argv[0].startswith("-") and argv[0] not in top._option_string_actions:
         _raise_option_before_command(argv, *build_parsers())
     if not argv[0].startswith("-") and argv[0] not in commands:
@@ -216,13 +222,3 @@ def _add_options(group: argparse._ActionsContainer, options: Options) -> None:
             _add_options(group.add_mutually_exclusive_group(), each)
         else:
             group.add_argument(*each[0].split(), **each[1])
-
-
-def _print_version() -> NoReturn:
-    from importlib.metadata import PackageNotFoundError, version  # slow, and not needed for anything else
-
-    try:
-        print(f"{PROGRAM} {version(PROGRAM)}")
-    except PackageNotFoundError:
-        print(f"{PROGRAM} (not installed; running from source)")
-    raise SystemExit

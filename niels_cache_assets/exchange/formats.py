@@ -124,6 +124,9 @@ def plan_export(name: str, directory: Path, settings: ExportSettings) -> ExportP
         units += files if list_name is None else [*files, list_unit(list_name, files)]
     empty_notes = [f"{split.split} is empty, so no file is written for it" for split in opened if not split.tokens]
     notes, lines = format.notes_and_lines(splits, settings)
+    eot_note = "no EOT: meta.json names no EOT that ends all documents; tokens are copied unchanged"
+    if splits[0].eot is not None:
+        eot_note = f"EOT ({splits[0].eot}) {format.eot}"
     folder, label = format.label(name, settings)
     plan = ExportPlan(
         folder=folder,
@@ -131,7 +134,7 @@ def plan_export(name: str, directory: Path, settings: ExportSettings) -> ExportP
         splits=tuple(splits),
         units=tuple(units),
         targets=tuple(format.target(name, split.split, settings) for split in opened),
-        notes=(_eot_note(format, splits[0]), *empty_notes, *notes),
+        notes=(eot_note, *empty_notes, *notes),
         lines=tuple(lines),
     )
     is_stale = settings.format == "megatron" and plan.existing()
@@ -157,12 +160,6 @@ def _max_bytes(settings: ExportSettings, dtype: np.dtype) -> int:
     if settings.key is not None and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", settings.key):
         raise NielsCacheError(f"key={settings.key!r}: is part of file names; use letters, digits, _ - . with no leading - or .")
     return settings.max_bytes or default
-
-
-def _eot_note(format: _Format, split: ExportSplit) -> str:
-    if split.eot is None:
-        return "no EOT: meta.json names no EOT that ends all documents; tokens are copied unchanged"
-    return f"EOT ({split.eot}) {format.eot}"
 
 
 def parse_splits(choice: str) -> Sequence[Split]:
