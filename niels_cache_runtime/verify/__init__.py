@@ -101,15 +101,12 @@ def notes(root: str | Path, folders: Sequence[VerifiedFolder] = (), *, beside: b
     root = Path(root)
     lines = [line for folder in folders for line in folder.notes()]
     if (root / META_NAME).exists():
-        return lines + [escaped(line) for folder in folders for line in _name_notes(folder)]
+        for folder in folders:  # the user may give the path of a folder that does not have the name of its data set
+            recorded = (folder.meta or {}).get("dataset_name")
+            if recorded not in (None, folder.path.absolute().name):
+                lines.append(escaped(f"{folder.path}: is the data set {recorded!r:.80}, by its meta.json"))
+        return lines
     return lines + [escaped(line) for line in _root_notes(root)] if beside else lines
-
-
-def _name_notes(folder: VerifiedFolder) -> Iterator[str]:
-    """Yield a line if the user gave the path of a folder, and the folder does not have the name of its data set. This is allowed."""
-    recorded = (folder.meta or {}).get("dataset_name")
-    if recorded not in (None, folder.path.absolute().name):
-        yield f"{folder.path}: is the data set {recorded!r:.80}, by its meta.json"
 
 
 def _root_notes(root: Path) -> Iterator[str]:
