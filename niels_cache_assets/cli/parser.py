@@ -8,6 +8,7 @@ import argparse
 import os
 import shlex
 from collections.abc import Container, Sequence
+from functools import partial
 from importlib import import_module
 from types import ModuleType
 from typing import Any, NoReturn
@@ -90,10 +91,6 @@ _VERBOSITY = [
 ]
 
 
-def _formatter(prog: str) -> argparse.HelpFormatter:
-    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=32)
-
-
 class _Parser(argparse.ArgumentParser):
     """A parser that raises NielsCacheError for wrong use.
 
@@ -101,7 +98,8 @@ class _Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(allow_abbrev=False, formatter_class=_formatter, **settings)
+        formatter = partial(argparse.RawDescriptionHelpFormatter, max_help_position=32)
+        super().__init__(allow_abbrev=False, formatter_class=formatter, **settings)
 
     def error(self, message: str) -> NoReturn:
         raise NielsCacheError(f"{message} (see {self.prog} --help)")

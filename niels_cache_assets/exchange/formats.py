@@ -13,6 +13,7 @@ from niels_cache_assets.exchange.splits import ExportSplit, open_export_split
 from niels_cache_assets.exchange.writing import ExportPlan, Unit, list_unit
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, TOKEN_DTYPE, Split
+from niels_cache_runtime.megatron.indexed_writer import MAX_BYTES, Link
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +34,7 @@ class ExportSettings:
     splits: tuple[Split, ...] = SPLITS
     max_bytes: int | None = None
     key: str | None = None
-    link: megatron.Link = "copy"
+    link: Link = "copy"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +68,7 @@ _FORMATS = {
         units=lambda split, most, settings: megatron.units(
             split, stem=_stem(split.split, settings), key=settings.key, max_bytes=most, link=settings.link
         ),
-        max_bytes=megatron.MAX_BYTES,
+        max_bytes=MAX_BYTES,
         target=lambda name, split, settings: ExportTarget(list_name=megatron.list_name(_stem(split, settings), settings.key)),
         label=lambda name, settings: (settings.out.parent, f"{settings.out.name}.megatron"),
     ),

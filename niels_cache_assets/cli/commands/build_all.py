@@ -136,7 +136,7 @@ def _dry_run(registry: Registry, root: Path, arguments: argparse.Namespace) -> i
 def _print_dry_run(steps: Sequence[Step], sums: Mapping[str, tuple[Any, int]], free: int) -> None:
     """Print the table with the sums, then where the estimates come from, then what would fail."""
     headings = [heading for heading, _ in _ESTIMATES.values()]
-    table = new_table("step", "action", "why", *headings, right=frozenset(headings), shrinking=["why"])
+    table = new_table("step", "action", "why", *headings, right=headings, shrinking=["why"])
     notes: dict[str, list[str]] = {}
     for step in steps:
         values = [(getattr(step.estimate, field, None), format_value) for field, (_, format_value) in _ESTIMATES.items()]
@@ -236,7 +236,7 @@ def _print_results(results: Sequence[LaunchResult], rows: Sequence[Mapping[str, 
         "size",
         "content sha256",
         "seconds",
-        right=frozenset({"train", "val", "size", "seconds"}),
+        right=["train", "val", "size", "seconds"],
         shrinking=["content sha256"],
     )
     for result, row in zip(results, rows, strict=True):
