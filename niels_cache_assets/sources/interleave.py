@@ -4,8 +4,6 @@ Each member is read with the settings of its own table. A member that is split b
 The memory is that of all members together. `corpus/held_out.py` finds the documents that a member keeps for val, and describes the cost.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -7,8 +7,6 @@ Each machine writes under keys of its own, so a file stays under the key where i
 Reading costs one request, and about 250 bytes for each file.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable
