@@ -17,7 +17,7 @@ from niels_cache_assets.tokenizer.kinds import LIBRARIES, open_configured_model
 from niels_cache_assets.tokenizer.measures import measure_texts
 from niels_cache_assets.tokenizer.settings import TokenizerSettings
 from niels_cache_assets.tokenizer.tokenizer_json import json_file, side_files
-from niels_cache_assets.tokenizer.training import ROUND_TRIP_TEXTS, RoundTripLoss, round_trip_losses, train
+from niels_cache_assets.tokenizer.training import ROUND_TRIP_TEXTS, round_trip_losses, train
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import (
     FAMILIES,
@@ -151,8 +151,12 @@ class Tokenizer(RootArtifact):
             _require_readable(settings, settings.model)
             tokenizer = open_configured_model(settings)
             tokenizer.save(work.directory)
-            if losses := _describe_losses(round_trip_losses(tokenizer)):
-                note(f"{_WARNING}{settings.model}: {losses}")
+            if losses := round_trip_losses(tokenizer):
+                count, first = f"{len(losses)} of {len(ROUND_TRIP_TEXTS)} difficult texts", losses[0]
+                note(
+                    f"{_WARNING}{settings.model}: the model loses or changes text: {count} are not the same after a round trip; "
+                    f"{first.text!r} becomes {first.decoded!r}"
+                )
         else:
             model_path = work.directory / TOKENIZER_MODEL_NAMES[settings.model_kind]
             sample = work.directory / _SAMPLE_NAME
@@ -182,15 +186,6 @@ class Tokenizer(RootArtifact):
             **origin,
         }
         return WriteResult(meta=meta, warning="; ".join(warnings) or None)
-
-
-def _describe_losses(losses: Sequence[RoundTripLoss]) -> str | None:
-    """Return the losses of a model in words, or None without a loss."""
-    if not losses:
-        return None
-    first = losses[0]
-    count = f"{len(losses)} of {len(ROUND_TRIP_TEXTS)} difficult texts"
-    return f"the model loses or changes text: {count} are not the same after a round trip; {first.text!r} becomes {first.decoded!r}"
 
 
 def _identity_of_model(settings: TokenizerSettings, model: str) -> dict[str, Any]:
