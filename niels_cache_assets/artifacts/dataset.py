@@ -7,8 +7,6 @@ A part of a pretrain data set is a `PretrainCache` that reads other documents, h
 classes are in artifacts/parts/part.py.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -242,22 +240,14 @@ class DatasetSpec(Generic[S]):
     def revision(self) -> str | None:
         """Return the revision of everything that a build reads."""
         assert self.recorded_tokenizer  # fail early: nothing can be built without it
-        return revision_with_references(self.source, self._own_revision(), self.siblings)
+        return revision_with_references(self.source, self.unreferenced_revision(), self.siblings)
 
-    def _own_revision(self) -> str | None:
+    def unreferenced_revision(self) -> str | None:
         """Return the revision of what the build reads: the corpus, or the source if there is no corpus."""
         if self.prepared is None:
             return self.source.revision(self.siblings)
         revision: str | None = self.prepared.meta["dataset_revision"]
         return revision
-
-    def source_revision(self, revision: str | None) -> str | None:
-        """Return the revision of the source alone.
-
-        Args:
-            revision: The revision that `revision` returned for this build.
-        """
-        return own_revision(self.source, self._own_revision, self.siblings, revision)
 
     def identity(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
         """Return everything that decides the bytes of the cache of the whole data set if this tokenizer is used."""
@@ -399,7 +389,7 @@ class StreamedCache(DatasetArtifact[S]):
         with HeldOutDocuments(spec.registry, root=spec.root, siblings=spec.siblings, tokenizer=spec.tokenizer) as held_out:
             context = StreamContext(
                 seed=spec.build.seed,
-                revision=spec.source_revision(work.revision),
+                revision=own_revision(spec.source, spec.unreferenced_revision, spec.siblings, work.revision),
                 log=work.log,
                 siblings=spec.siblings,
                 held_out=held_out,

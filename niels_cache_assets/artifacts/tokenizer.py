@@ -1,12 +1,10 @@
 """The tokenizer in a root folder: an imported model, or a model trained on a sample of the configured data sets (tokenizer/training.py)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from niels_cache_assets.artifacts.base import BuildJob, RootArtifact, WriteResult, corpus_keys
 from niels_cache_assets.base.defaults import TOKENIZER_TRAIN_THREADS
@@ -29,9 +27,6 @@ from niels_cache_runtime.format.layout import (
     tokenizer_model_name,
 )
 from niels_cache_runtime.format.meta import Meta, read_meta, sha256_file
-
-if TYPE_CHECKING:
-    from niels_cache_assets.tokenizer.training import RoundTripLoss
 
 CODE_VERSION = "1"
 
@@ -141,7 +136,7 @@ class Tokenizer(RootArtifact):
             NielsCacheError: If the model lacks the special tokens, or there is no text to train on.
         """
         from niels_cache_assets.artifacts.tokenizer_sample import spool_sample
-        from niels_cache_assets.tokenizer.training import round_trip_losses, train
+        from niels_cache_assets.tokenizer.training import ROUND_TRIP_TEXTS, round_trip_losses, train
 
         settings = self.registry.tokenizer
         beginnings: dict[str, list[str]] = {}
@@ -157,8 +152,12 @@ class Tokenizer(RootArtifact):
             _require_readable(settings, settings.model)
             tokenizer = open_configured_model(settings)
             tokenizer.save(work.directory)
-            if losses := _describe_losses(round_trip_losses(tokenizer)):
-                note(f"{_WARNING}{settings.model}: {losses}")
+            if losses := round_trip_losses(tokenizer):
+                count, first = f"{len(losses)} of {len(ROUND_TRIP_TEXTS)} difficult texts", losses[0]
+                note(
+                    f"{_WARNING}{settings.model}: the model loses or changes text: {count} are not the same after a round trip; "
+                    f"{first.text!r} becomes {first.decoded!r}"
+                )
         else:
             model_path = work.directory / TOKENIZER_MODEL_NAMES[settings.model_kind]
             sample = work.directory / _SAMPLE_NAME
@@ -188,17 +187,6 @@ class Tokenizer(RootArtifact):
             **origin,
         }
         return WriteResult(meta=meta, warning="; ".join(warnings) or None)
-
-
-def _describe_losses(losses: Sequence[RoundTripLoss]) -> str | None:
-    """Return the losses of a model in words, or None without a loss."""
-    from niels_cache_assets.tokenizer.training import ROUND_TRIP_TEXTS
-
-    if not losses:
-        return None
-    first = losses[0]
-    count = f"{len(losses)} of {len(ROUND_TRIP_TEXTS)} difficult texts"
-    return f"the model loses or changes text: {count} are not the same after a round trip; {first.text!r} becomes {first.decoded!r}"
 
 
 def _identity_of_model(settings: TokenizerSettings, model: str) -> dict[str, Any]:

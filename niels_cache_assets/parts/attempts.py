@@ -137,22 +137,18 @@ def _copy_recorded(source: Path, recorded: JournalRecord, partial: Path, attempt
     for folder in sorted({(partial / name).parent for name in recorded.sizes} | {partial}):
         folder.mkdir(parents=True, exist_ok=True)
     for name in recorded.finished:
-        _link(source / name, partial / name, recorded.sizes[name])
+        try:
+            os.link(source / name, partial / name)
+        except OSError as error:
+            if error.errno not in NO_LINKS:
+                raise
+            _copy(source / name, partial / name, recorded.sizes[name])
     for name, size in recorded.files.items():
         _copy(source / name, partial / name, size)
     for folder in sorted({(partial / name).parent for name in recorded.sizes}):
         sync(folder)
     sync(partial.parent)
     write_journal(partial, recorded._replace(attempt=attempt))
-
-
-def _link(source: Path, link: Path, size: int) -> None:
-    try:
-        os.link(source, link)
-    except OSError as error:
-        if error.errno not in NO_LINKS:
-            raise
-        _copy(source, link, size)
 
 
 def _copy(source: Path, copy: Path, size: int) -> None:

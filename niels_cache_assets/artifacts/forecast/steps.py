@@ -127,7 +127,9 @@ class _StepPlanner:
             cache_state = self._with_revision(cache_state, artifact)
             action, why = self._decide(artifact, cache_state)
             if action == "build":
-                self._require_input(artifact)
+                read = [] if _own_source(artifact) is None else [key.split("/")[1]]
+                if problem := next(input_problems(self._registry, read, offline=True), None):
+                    raise NielsCacheError(problem.message)
                 estimate = self._estimator.estimate(artifact)
         except NielsCacheError as error:
             action, why = "fail", str(error)
@@ -209,12 +211,6 @@ class _StepPlanner:
             for each in artifact.inputs()
             if self._actions.get(each) in ("fail", "skip") or (buildable is not None and each.partition("/")[2] not in buildable)
         ]
-
-    def _require_input(self, artifact: Artifact) -> None:
-        """Raise NielsCacheError if a build would reject the data that this step reads itself."""
-        names = [] if _own_source(artifact) is None else [artifact.key.split("/")[1]]
-        if problem := next(input_problems(self._registry, names, offline=True), None):
-            raise NielsCacheError(problem.message)
 
     def _with_revision(self, cache_state: CacheState, artifact: Artifact) -> CacheState:
         """Return the state after checking the files on this machine.

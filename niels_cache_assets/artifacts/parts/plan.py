@@ -407,7 +407,10 @@ class MemberPlanOnDisk:
             with TemporaryDirectory() as made:  # bits that are mapped outlive it
                 plan = self._on_disk
                 if plan is None or plan.revision != revision:
-                    plan = self._plan_in(Path(made), revision)
+                    work = BuildJob(
+                        directory=Path(made), revision=revision, identity={}, force=False, progress=None, log=lambda message: None
+                    )
+                    plan = Plan.of(self._artifact.write(work).meta)
                 self._groups[revision] = tuple(
                     GroupFiles(
                         listed=group.listed,
@@ -430,10 +433,6 @@ class MemberPlanOnDisk:
             return self._artifact.read(files_only=True)
         except NielsCacheError:  # missing, or of other settings
             return None
-
-    def _plan_in(self, folder: Path, revision: str | None) -> Plan:
-        work = BuildJob(directory=folder, revision=revision, identity={}, force=False, progress=None, log=lambda message: None)
-        return Plan.of(self._artifact.write(work).meta)
 
 
 _OPTION = "part --add"

@@ -146,7 +146,9 @@ class JoinedCache(DatasetArtifact[SourceWithParts]):
             corpus = self.spec.corpus.meta
             dropped: Counter[str] = Counter(meta["dropped"]) + Counter(corpus["dropped"])
             meta = {**meta, "dropped": dict(dropped), "facts": merge_facts([corpus["facts"], meta["facts"]])}
-        return WriteResult(meta=with_overlap(self.spec, meta, work), warning=_shortfall(members))
+        short = {member.name: member.meta["part"]["short"] for member in members if member.meta["part"]["short"]}
+        missing = f"{sum(short.values()):,} tokens are missing, because the files of {', '.join(short)} ended early" if short else None
+        return WriteResult(meta=with_overlap(self.spec, meta, work), warning=missing)
 
     def folders_in_store(self) -> dict[Path, str]:
         """Return the folder of each part in a store, by its folder on this machine."""
@@ -188,13 +190,6 @@ class JoinedCache(DatasetArtifact[SourceWithParts]):
                 raise NielsCacheError(f"{member.directory}: {problem}") from error
             if current["meta_sha256"] != member.meta["meta_sha256"]:
                 raise NielsCacheError(f"{member.directory}: {problem}")
-
-
-def _shortfall(members: Sequence[SealInput]) -> str | None:
-    short = {member.name: member.meta["part"]["short"] for member in members if member.meta["part"]["short"]}
-    if not short:
-        return None
-    return f"{sum(short.values()):,} tokens are missing, because the files of {', '.join(short)} ended early"
 
 
 DatasetCache = PretrainCache | JoinedCache | SftCache  # what a data set builds in its folder

@@ -170,17 +170,14 @@ def _clean(
         context = StreamContext(seed=seed)
         documents = chain.from_iterable(source.unconverted(context))
         chunks = chunks_of(documents if limit is None else islice(documents, limit - given))
-        processes = available_threads() if limit is None and _input_bytes(source) >= _MIN_BYTES_FOR_PROCESSES else 1
+        size = sum(os.path.getsize(path) for path in getattr(source, "files", []) if os.path.isfile(path))
+        processes = available_threads() if limit is None and size >= _MIN_BYTES_FOR_PROCESSES else 1
         work = ChunkWork(source=source, seed=seed, cleaning=settings, num_perm=None, ngram=None)
         with closing(map_in_processes(work, chunks, processes=processes, doing="cleaning", size_of=attrgetter("characters"))) as results:
             for chunk in results:
                 outcome.add(chunk.counts)
                 yield
         outcome.dropped_by_source.join(context.report)
-
-
-def _input_bytes(source: PretrainSource) -> int:
-    return sum(os.path.getsize(path) for path in getattr(source, "files", []) if os.path.isfile(path))
 
 
 def _print_counts(outcome: CorpusCounts) -> None:

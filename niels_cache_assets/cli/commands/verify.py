@@ -96,7 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
         display(str(finding))
     for note in lines:
         display(f"note: {note}", style="dim")
-    table = new_table(*COLUMNS, right=frozenset(NUMBERS), shrinking=["data set"])
+    table = new_table(*COLUMNS, right=NUMBERS, shrinking=["data set"])
     for row in rows:
         *cells, result = row.cells()
         table.add_row(*cells, styled((result, _STYLES[row.outcome])))

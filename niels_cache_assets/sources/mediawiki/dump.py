@@ -126,7 +126,9 @@ class _Handler:
         parent = self._path[-1] if self._path else ""
         self._path.append(name)
         if name == "page":
-            self.site = self.site or self._described_site()
+            if self.site is None:
+                language = language_of(self._language, self._site_values["dbname"], self._site_values["base"])
+                self.site = Site(language, tuple(self._namespaces)) if language or self._namespaces else NO_SITE
             self._values, self._redirect = {}, False
             self._start = self.parser.CurrentByteIndex
         elif parent == "page" and name == "redirect":
@@ -191,10 +193,6 @@ class _Handler:
             self._site_values[element.partition("/")[2]] = text
         elif re.fullmatch(r"-?\d{1,9}", self._number) and len(self._namespaces) < _MAX_NAMESPACES:
             self._namespaces.append((int(self._number), text))
-
-    def _described_site(self) -> Site:
-        language = language_of(self._language, self._site_values["dbname"], self._site_values["base"])
-        return Site(language, tuple(self._namespaces)) if language or self._namespaces else NO_SITE
 
     def _replaced_in_page(self) -> list[_Replaced]:
         """Return the replaced characters of the page that ends here, and forget those before this page."""
