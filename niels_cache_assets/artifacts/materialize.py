@@ -109,10 +109,7 @@ def find_current(artifact: Artifact, log: Log) -> Outcome | None:
     started = time.monotonic()
     with _retrying(artifact, log):
         found = _check_current(artifact, force=False, asks_without_build=False)
-    if not isinstance(found, Outcome) or found.state != "cache_hit":
-        return None
-    _sweep(artifact, log)
-    return _ended(artifact, found, started)
+    return _ended(artifact, found, started) if isinstance(found, Outcome) and found.state == "cache_hit" else None
 
 
 def _retrying(artifact: Artifact, log: Log) -> AbstractContextManager[None]:
