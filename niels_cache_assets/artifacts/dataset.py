@@ -7,6 +7,8 @@ A part of a pretrain data set is a `PretrainCache` that reads other documents, h
 classes are in artifacts/parts/part.py.
 """
 
+from __future__ import annotations
+
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
