@@ -12,10 +12,24 @@ from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.base.wording import SHORT_SHA256, file_size, format_count
 from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assets.upstream import events_of_read, last_materialization, materialized_version
-from niels_cache_assets.defs.metadata.builds import STATE, Metadata, family_metadata, split_version, state_of, tokenizer_metadata
-from niels_cache_assets.defs.metadata.corpora import documents_metadata, duplicates_metadata, kept_metadata, report_metadata
+from niels_cache_assets.defs.metadata.builds import (
+    STATE,
+    Metadata,
+    family_metadata,
+    part_metadata,
+    split_version,
+    state_of,
+    tokenizer_metadata,
+)
+from niels_cache_assets.defs.metadata.corpora import (
+    corpus_part_metadata,
+    documents_metadata,
+    duplicates_metadata,
+    kept_metadata,
+    report_metadata,
+    search_metadata,
+)
 from niels_cache_assets.defs.metadata.entries import json_entry, table, without_empty
-from niels_cache_assets.defs.metadata.parts import corpus_part_metadata, part_metadata, search_metadata
 from niels_cache_assets.defs.provenance import FOUND_TAG, is_recorded, result_tags
 from niels_cache_assets.facts.published import address_in_store
 from niels_cache_assets.parts.plan import Plan
