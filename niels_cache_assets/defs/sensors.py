@@ -112,7 +112,8 @@ def build_request(registry: Registry, name: str, version: str, *, occasion: str)
     cache = partitions(registry, family).subset_with_partition_keys([name])
     requested = {**dict.fromkeys((names.documents, names.kept, names.report), corpus), **dict.fromkeys(names.family_keys(family), cache)}
     unpartitioned = {names.duplicates} if name in registry.prepared("dedup") else set()
-    return dg.RunRequest.for_asset_graph_subset(AssetGraphSubset(requested, unpartitioned), tags)
+    subset = AssetGraphSubset(requested, unpartitioned)  # type: ignore[call-arg]  # mypy takes its __hash__ for a field
+    return dg.RunRequest.for_asset_graph_subset(subset, tags)
 
 
 def _depends_on_hub_commit(registry: Registry, source: Source) -> bool:
