@@ -25,6 +25,7 @@ from niels_cache_assets.defs.assets.tokenizer import tokenizer_asset
 from niels_cache_assets.defs.assets.upstream import upstream_specs
 from niels_cache_assets.defs.checks import build_checks
 from niels_cache_assets.defs.jobs import build_jobs, build_schedules
+from niels_cache_assets.defs.keys import names_of
 from niels_cache_assets.defs.progress import ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot, recorded_executor, unconfigured
 from niels_cache_assets.defs.sensors import build_sensors
@@ -55,6 +56,7 @@ def build_defs(
         registry = load_registry()
         for line in registry.advice:
             _LOG.warning(line)
+    names = names_of(registry)
     defaults = {"cache_root": CacheRoot(root=str(cache_root(registry))), "progress_sink": ProgressSink()}
     assets = [
         tokenizer_asset(registry),
@@ -71,8 +73,8 @@ def build_defs(
         asset_checks=build_checks(registry),
         jobs=build_jobs(registry, {key for asset in assets for key in asset.keys}),
         sensors=build_sensors(registry),
-        schedules=build_schedules(),
-        resources={name: unconfigured(value) for name, value in {**defaults, **(resources or {})}.items()},
+        schedules=build_schedules(names),
+        resources={names.name(name): unconfigured(value) for name, value in {**defaults, **(resources or {})}.items()},
         executor=executor or recorded_executor(registry),
     )
 
@@ -82,11 +84,12 @@ def _presented(assets: Sequence[Asset], registry: Registry) -> list[Asset]:
 
     In code samples of their descriptions, the real path of the cache root replaces `cache`.
     """
-    settings, root = registry.dagster, cache_root(registry).absolute().as_posix()
+    settings, names, root = registry.dagster, names_of(registry), cache_root(registry).absolute().as_posix()
 
     def present(spec: dg.AssetSpec) -> dg.AssetSpec:
         located = _ROOT.sub(lambda _: f'"{root}', spec.description or "")
-        return spec.replace_attributes(description=located).merge_attributes(owners=settings.owners, tags=settings.tags)
+        group = names.group(spec.group_name or "default")
+        return spec.replace_attributes(description=located, group_name=group).merge_attributes(owners=settings.owners, tags=settings.tags)
 
     owned = dg.map_asset_specs(present, assets)
     with warnings.catch_warnings():

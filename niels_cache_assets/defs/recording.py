@@ -10,8 +10,8 @@ from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.artifacts.prepared_corpora import open_prepared
 from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.base.wording import SHORT_SHA256, file_size, format_count
-from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assets.upstream import events_of_read, last_materialization, materialized_version
+from niels_cache_assets.defs.keys import names_of
 from niels_cache_assets.defs.metadata.builds import (
     STATE,
     Metadata,
@@ -87,7 +87,8 @@ def records_of(
     Raises:
         NielsCacheError: If a file cannot be read.
     """
-    meta, (asset, _) = outcome.meta, keys.recorded_as(outcome.key)
+    meta, names = outcome.meta, names_of(registry)
+    asset, _ = names.recorded_as(outcome.key)
     if outcome.kind in FAMILIES:
         source = source or registry.source(outcome.name)
         shown = family_metadata(
@@ -97,7 +98,7 @@ def records_of(
             draw=draw,
             address=address_in_store(registry, outcome.family, outcome.name),
         )
-        splits = [Record(key, shown[split], split_version(meta, split).value) for split, key in keys.SPLIT_KEYS[outcome.family].items()]
+        splits = [Record(key, shown[split], split_version(meta, split).value) for split, key in names.splits[outcome.family].items()]
         return [*splits, Record(asset, shown[None], build_id(meta) or "")]
     if outcome.key == "tokenizer":
         return [Record(asset, tokenizer_metadata(outcome, draw=draw), meta["sha256"])]
@@ -118,7 +119,7 @@ def kept_record(registry: Registry, name: str, *, root: Path) -> Record:
         NielsCacheError: If the corpus or its drop list is not current.
     """
     prepared = open_prepared(registry, name, root=root)
-    return Record(keys.KEPT, kept_metadata(prepared), fingerprint_of(prepared.identity()))
+    return Record(names_of(registry).kept, kept_metadata(prepared), fingerprint_of(prepared.identity()))
 
 
 class FoundArtifact:
@@ -137,7 +138,7 @@ class FoundArtifact:
         self, instance: dg.DagsterInstance, asset_graph: Any, registry: Registry, outcome: Outcome, *, root: Path, state: str | None = None
     ) -> None:
         self._instance, self._graph, self._registry, self._root, self._outcome = instance, asset_graph, registry, root, outcome
-        self._partition, self._state = keys.recorded_as(outcome.key)[1], state
+        self._partition, self._state = names_of(registry).recorded_as(outcome.key)[1], state
 
     def _records(self, *, draw: bool) -> Iterator[Record]:
         if self._outcome.kind == "report":
@@ -181,7 +182,7 @@ def _plan_record(registry: Registry, instance: dg.DagsterInstance, outcome: Outc
     plan, excluded = Plan.of(outcome.meta), exclude_identity(registry.pretrain[outcome.name].exclude).get(_EXCLUDE)
     groups = [group.fingerprint for group in plan.groups]  # the first parts, and those of each table `added`
     of_all = fingerprint_of({"groups": groups, **({_EXCLUDE: excluded} if excluded else {})})
-    version, before, excluded_before = _recorded(last_materialization(instance, keys.PLAN, outcome.name))
+    version, before, excluded_before = _recorded(last_materialization(instance, names_of(registry).plan, outcome.name))
     if version is None:
         version = of_all if excluded else groups[0]
     elif excluded != excluded_before or groups[: len(before)] != before:

@@ -14,7 +14,6 @@ from typing import Any
 import dagster as dg
 
 from niels_cache_assets.artifacts.base import Artifact, Outcome
-from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assembly import build_defs
 from niels_cache_assets.defs.assets.reports import report_records
 from niels_cache_assets.defs.checks.sync import IN_SYNC
@@ -23,6 +22,7 @@ from niels_cache_assets.defs.home.found import dagster_home
 from niels_cache_assets.defs.home.home_errors import end_runs_that_cannot_record, home_errors, recorded_error_message
 from niels_cache_assets.defs.home.instance import ensure_instance
 from niels_cache_assets.defs.jobs import job_of
+from niels_cache_assets.defs.keys import names_of
 from niels_cache_assets.defs.launch_events import LaunchListener
 from niels_cache_assets.defs.part_slots import limit_parts
 from niels_cache_assets.defs.private import NO_COMPUTE_LOGS, record_location
@@ -48,6 +48,7 @@ class Runs(ProgressSink):
     def __init__(self, registry: Registry, root: Path, instance: dg.DagsterInstance, listener: LaunchListener) -> None:
         super().__init__()
         self._registry, self._root, self._instance, self._listener = registry, root, instance, listener
+        self._names = names_of(registry)
         self._defs = build_defs({"cache_root": CacheRoot(root=str(root)), "progress_sink": self}, registry=registry)
 
     def progressed(self, name: str, progress: BuildProgress) -> None:
@@ -81,10 +82,10 @@ class Runs(ProgressSink):
             KeyboardInterrupt: If the run was interrupted, which is then ended as canceled.
         """
         self.passes_over, self.outcome = passes_over, None
-        asset, partition = keys.recorded_as(artifact.key)
-        op = keys.STREAM_OPS.get(artifact.key.partition("/")[0]) or asset.to_python_identifier()
-        settings = {"ops": {op: {"config": {"force": force, "wait": wait}}}} if asset != keys.INDEX else {}
-        run = self._finished_run(job_of(asset), partition, settings)
+        asset, partition = self._names.recorded_as(artifact.key)
+        op = self._names.stream_ops.get(artifact.key.partition("/")[0]) or asset.to_python_identifier()
+        settings = {"ops": {op: {"config": {"force": force, "wait": wait}}}} if asset != self._names.index else {}
+        run = self._finished_run(job_of(self._names, asset), partition, settings)
         if not run.success:
             return None, _failure_reason(run)
         found = [each for each in run.get_asset_check_evaluations() if not each.passed and each.check_name != IN_SYNC]
@@ -101,12 +102,12 @@ class Runs(ProgressSink):
             if not in_run:
                 for record in report_records(self._registry, self._instance, root=self._root):
                     self._instance.report_runless_asset_event(record.event(self._instance, self._asset_graph, None, by=BUILD_ALL))
-            elif not (run := self._finished_run("write_reports", None, {})).success:
+            elif not (run := self._finished_run(self._names.name("write_reports"), None, {})).success:
                 problem = _failure_reason(run)
         except NielsCacheError as error:
             problem = str(error)
         if problem:
-            self._listener.logged(keys.REPORTS_GROUP, f"WARNING: not written: {problem}")
+            self._listener.logged("reports", f"WARNING: not written: {problem}")
 
     def _finished_run(self, job: str, partition: str | None, run_config: Mapping[str, Any]) -> dg.ExecuteInProcessResult:
         """Execute a run and return its result."""
@@ -132,11 +133,11 @@ def open_runs(registry: Registry, root: Path, listener: LaunchListener) -> Itera
     with (
         home_errors(home),
         ensure_instance(home, overrides=_INSTANCE_OVERRIDES) as instance,
-        ending_abandoned_runs(instance),
+        ending_abandoned_runs(instance, names_of(registry)),
         end_runs_that_cannot_record(instance, home),
     ):
         limit_parts(instance, registry)
-        record_location(instance, keys.LOCATION)
+        record_location(instance, names_of(registry).location)
         yield Runs(registry, root, instance, listener)
 
 

@@ -13,12 +13,12 @@ import dagster as dg
 from niels_cache_assets.base.fingerprint import fingerprint_of, identity_settings
 from niels_cache_assets.base.wording import file_size, format_count
 from niels_cache_assets.defs.home.history import history_of
-from niels_cache_assets.defs.keys import CACHE_REPORT, DOCUMENTS, INDEX, META_KEYS, MIXTURE, REPORTS_GROUP, TOKENIZER
+from niels_cache_assets.defs.keys import names_of
 from niels_cache_assets.defs.metadata.builds import Metadata
 from niels_cache_assets.defs.metadata.entries import images
 from niels_cache_assets.defs.progress import readable_failures
 from niels_cache_assets.defs.recording import Record
-from niels_cache_assets.defs.resources import RootParam
+from niels_cache_assets.defs.resources import root_of
 from niels_cache_assets.facts.mixture import CODE_VERSION as MIXTURE_CODE_VERSION
 from niels_cache_assets.facts.mixture import MixturePlan, all_mixtures
 from niels_cache_assets.plots.pictures import mixture_pictures
@@ -70,20 +70,25 @@ def _code_version(registry: Registry, by_hand: str) -> str:
 
 
 def _mixture(registry: Registry) -> dg.AssetsDefinition:
+    names = names_of(registry)
+
     @dg.asset(
-        key=MIXTURE,
-        deps=[META_KEYS["pretrain"]],
-        group_name=REPORTS_GROUP,
+        key=names.mixture,
+        deps=[names.meta["pretrain"]],
+        group_name="reports",
+        required_resource_keys=names.resources,
         kinds={"report"},
         code_version=_code_version(registry, MIXTURE_CODE_VERSION),
         check_specs=[
-            dg.AssetCheckSpec(NOT_TOO_OFTEN, asset=MIXTURE, description="No run reads a data set more often than max_epochs of [reports].")
+            dg.AssetCheckSpec(
+                NOT_TOO_OFTEN, asset=names.mixture, description="No run reads a data set more often than max_epochs of [reports]."
+            )
         ],
         description=_MIXTURE,
     )
-    def mixture(context: dg.AssetExecutionContext, cache_root: RootParam) -> dg.MaterializeResult:
+    def mixture(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
         with readable_failures():
-            mixtures = all_mixtures(registry, root=cache_root.path)
+            mixtures = all_mixtures(registry, root=root_of(context, names))
         warnings = [f"{each.name}: {warning}" for each in mixtures for warning in each.warnings]
         for warning in warnings:
             context.log.warning(warning)
@@ -101,7 +106,7 @@ def _mixture(registry: Registry) -> dg.AssetsDefinition:
 
 def _mixture_record(registry: Registry, mixtures: Sequence[MixturePlan]) -> Record:
     version = fingerprint_of({"mixtures": [each.as_json() for each in mixtures]})
-    return Record(MIXTURE, _mixture_metadata(mixtures, draw=registry.dagster.plots), version)
+    return Record(names_of(registry).mixture, _mixture_metadata(mixtures, draw=registry.dagster.plots), version)
 
 
 def _mixture_metadata(mixtures: Sequence[MixturePlan], *, draw: bool) -> Metadata:
@@ -117,19 +122,23 @@ def _mixture_metadata(mixtures: Sequence[MixturePlan], *, draw: bool) -> Metadat
 
 
 def _cache(registry: Registry) -> dg.AssetsDefinition:
-    above = [TOKENIZER, *([DOCUMENTS] if registry.prepared() else []), *META_KEYS.values(), *([INDEX] if registry.blend_keys() else [])]
+    names = names_of(registry)
+    above = [names.tokenizer, *names.meta.values()]
+    above += [names.documents] if registry.prepared() else []
+    above += [names.index] if registry.blend_keys() else []
 
     @dg.asset(
-        key=CACHE_REPORT,
+        key=names.cache_report,
         deps=above,
-        group_name=REPORTS_GROUP,
+        group_name="reports",
+        required_resource_keys=names.resources,
         kinds={"report"},
         code_version=_code_version(registry, CODE_VERSION),
         description=_CACHE,
     )
-    def cache(context: dg.AssetExecutionContext, cache_root: RootParam) -> dg.MaterializeResult:
+    def cache(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
         with readable_failures():
-            return _write_report(registry, context.instance, cache_root.path).result()
+            return _write_report(registry, context.instance, root_of(context, names)).result()
 
     return cache
 
@@ -153,7 +162,7 @@ def _write_report(registry: Registry, instance: dg.DagsterInstance, root: Path) 
     }
     contents = [(item.name, item.state.state, item.meta.get("meta_sha256")) for item in report.items]
     version = fingerprint_of({"contents": contents, "mixtures": [each.as_json() for each in report.mixtures]})
-    return Record(CACHE_REPORT, metadata, version)
+    return Record(names_of(registry).cache_report, metadata, version)
 
 
 def report_records(registry: Registry, instance: dg.DagsterInstance, *, root: Path) -> Iterator[Record]:

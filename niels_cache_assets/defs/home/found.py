@@ -108,7 +108,8 @@ def remove_markers_of(artifacts: Graph, name: str) -> None:
 def _marker_path(artifact: Artifact) -> Path:
     spec: Any = getattr(artifact, "spec", artifact)
     place = address_in_store(spec.registry, artifact.key) or artifact.directory.absolute()
-    return dagster_home() / _FOLDER / hashlib.sha256(f"{artifact.key}\0{place}".encode()).hexdigest()
+    name = f"{spec.registry.dagster.key_prefix}\0{artifact.key}\0{place}"
+    return dagster_home() / _FOLDER / hashlib.sha256(name.encode()).hexdigest()
 
 
 def _recorded_hash(artifact: Artifact) -> str | None:

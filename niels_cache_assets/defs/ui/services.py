@@ -17,7 +17,7 @@ from pathlib import Path
 import dagster as dg
 
 from niels_cache_assets.base.processes import attended_command
-from niels_cache_assets.defs.keys import IN_PROGRESS, LOCATION
+from niels_cache_assets.defs.keys import IN_PROGRESS
 from niels_cache_assets.defs.private import CODE_SERVER_TAG, DAEMON, wait_for_code_server
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -38,8 +38,8 @@ class Services:
         NielsCacheError: If the path of the folder is too long for a socket, or if the code server does not start.
     """
 
-    def __init__(self, instance: dg.DagsterInstance, folder: Path) -> None:
-        self._instance, self._folder = instance, folder
+    def __init__(self, instance: dg.DagsterInstance, folder: Path, location: str) -> None:
+        self._instance, self._folder, self._location = instance, folder, location
         self._socket, self.workspace = str(folder / "code_server"), folder / "workspace.yaml"
         if len(os.fsencode(self._socket)) > MAX_SOCKET_BYTES:
             raise NielsCacheError(
@@ -49,8 +49,9 @@ class Services:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> "Services":
-        command = ["code-server", "start", "-m", MODULE, "--location-name", LOCATION, "--socket", self._socket, "--log-level", "warning"]
-        server = {"host": "localhost", "socket": self._socket, "location_name": LOCATION}
+        named = ["--location-name", self._location, "--socket", self._socket]
+        command = ["code-server", "start", "-m", MODULE, *named, "--log-level", "warning"]
+        server = {"host": "localhost", "socket": self._socket, "location_name": self._location}
         self.workspace.write_text(json.dumps({"load_from": [{"grpc_server": server}]}), encoding="utf-8")  # JSON is YAML
         try:
             wait_for_code_server(self._start("the code server", "dagster", command), self._socket, seconds=STARTUP_SECONDS)

@@ -89,7 +89,7 @@ def test_a_service_that_cannot_be_started_is_the_error_that_is_told(tmp_path: Pa
     with (
         dg.DagsterInstance.ephemeral() as instance,
         pytest.raises(NielsCacheError, match=r"code server .*: .*Cannot allocate memory"),
-        services.Services(instance, tmp_path),
+        services.Services(instance, tmp_path, "here"),
     ):
         pass
 
@@ -101,7 +101,7 @@ import argparse, asyncio, os, signal, socket, sys, types
 import uvicorn
 from niels_cache_assets.cli.commands import ui
 
-def serve(listener, *, read_only, ready):
+def serve(listener, names, *, read_only, ready):
     async def run():
         loop = asyncio.get_running_loop()
         loop.call_later(0.2, os.kill, os.getpid(), signal.SIGHUP)
