@@ -20,7 +20,6 @@ from niels_cache_assets.defs.config import FamilyConfig, PretrainConfig
 from niels_cache_assets.defs.metadata.builds import family_metadata, split_schema, split_version
 from niels_cache_assets.defs.progress import ProgressSink, SinkParam, readable_failures
 from niels_cache_assets.defs.resources import CacheRoot, RootParam
-from niels_cache_assets.facts.published import address_in_store
 from niels_cache_assets.facts.training_code import loader_code
 from niels_cache_assets.project.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
@@ -160,10 +159,8 @@ def _stream(
             observe_read_revision(context, registry, name, outcome.meta["dataset_revision"], root=cache_root.path)
         elif last is not None:  # the build did not contact upstream, so only the settings of the data set may be new
             observe_read_revision(context, registry, name, observed_revision(last), root=cache_root.path)
-    deduplicated = "dedup" in getattr(source, "prepare", ())
-    address, settings = address_in_store(registry, family, name), source.shown_settings()
     with readable_failures():
-        shown = family_metadata(outcome, settings, deduplicated=deduplicated, draw=registry.dagster.plots, address=address)
+        shown = family_metadata(registry, outcome, source)
     results: list[dg.MaterializeResult] = [
         dg.MaterializeResult(key, metadata=shown[split], data_version=split_version(outcome.meta, split))
         for split, key in keys.SPLIT_KEYS[family].items()

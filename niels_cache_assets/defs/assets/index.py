@@ -67,7 +67,7 @@ def index_assets(registry: Registry) -> list[dg.AssetsDefinition]:
             **state_of(outcome),
             "contents": f"{file_size(sum(index.bytes for index in indices))}: {format_count(samples, 'sample')}",
             "samples": samples,
-            "dagster/row_count": samples,
+            "bytes": sum(index.bytes for index in indices),
             "indices": table(rows),
             "settings": json_entry(registry.blend[name].model_dump(mode="json")),
             "hash": outcome.meta["hash"],

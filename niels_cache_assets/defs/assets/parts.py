@@ -286,6 +286,7 @@ def part_metadata(outcome: Outcome) -> Metadata:
             **state_of(outcome),
             "contents": f"{file_size(total_bytes(meta['files']))}: {format_count(tokens, 'token')}",
             "tokens": tokens,
+            "bytes": total_bytes(meta["files"]),
             **engines_entry(outcome),
             "short": meta["part"]["short"] or None,
             "dropped": ", ".join(f"{reason} {count:,}" for reason, count in sorted(meta["dropped"].items())),
