@@ -483,6 +483,19 @@ class Artifact(ABC):
             sweep_attempts(target)
 
 
+@dataclass(frozen=True)
+class RootArtifact(Artifact):
+    """An artifact of a configuration, in a root folder.
+
+    Attributes:
+        registry: The configuration.
+        root: The folder of the caches.
+    """
+
+    registry: Registry
+    root: Path
+
+
 def add_unmatched_ids(drops: DropSummary, source: Source | None, meta: Meta) -> DropSummary:
     """Return the summary with a warning about ids of `exclude` that match nothing.
 

@@ -68,7 +68,10 @@ def materialize(
         retry_for(artifact.network_retry_seconds, log) if artifact.network_retry_seconds is not None else nullcontext(),
     ):
         log = watch.log
-        _sweep(artifact, log)
+        try:
+            in_store(artifact).sweep(resumable=True)  # removes files of killed builds that cannot be resumed
+        except NielsCacheError as error:  # a read-only cache can still be a hit, and a build reports the error itself
+            log(str(error))
         found = _check_current(artifact, force=force)
         while isinstance(found, _RequiredBuild) and wait_for_turn():
             found = _check_current(artifact, force=force)
@@ -183,11 +186,3 @@ def _build(required: _RequiredBuild, lock: BuildLock, *, force: bool, on_progres
         engines=written.engines,
         drops=drops,
     )
-
-
-def _sweep(artifact: Artifact, log: Log) -> None:
-    """Remove files of killed builds that cannot be resumed."""
-    try:
-        in_store(artifact).sweep(resumable=True)
-    except NielsCacheError as error:  # a read-only cache can still be a hit, and a build reports the error itself
-        log(str(error))

@@ -22,6 +22,7 @@ from niels_cache_assets.defs.assets.tokenizer import tokenizer_asset
 from niels_cache_assets.defs.assets.upstream import upstream_specs
 from niels_cache_assets.defs.checks import build_checks
 from niels_cache_assets.defs.jobs import build_jobs, build_schedules
+from niels_cache_assets.defs.keys import names_of
 from niels_cache_assets.defs.progress import ProgressSink
 from niels_cache_assets.defs.references import TableLinks
 from niels_cache_assets.defs.resources import CacheRoot, recorded_executor, unconfigured
@@ -55,6 +56,7 @@ def build_defs(
         registry = load_registry()
         for line in registry.advice:
             _LOG.warning(line)
+    names = names_of(registry)
     defaults = {"cache_root": CacheRoot(root=str(cache_root(registry))), "progress_sink": ProgressSink()}
     assets = [
         tokenizer_asset(registry),
@@ -71,8 +73,8 @@ def build_defs(
         asset_checks=build_checks(registry),
         jobs=build_jobs(registry, {key for asset in assets for key in asset.keys}),
         sensors=build_sensors(registry),
-        schedules=build_schedules(),
-        resources={name: unconfigured(value) for name, value in {**defaults, **(resources or {})}.items()},
+        schedules=build_schedules(names),
+        resources={names.name(name): unconfigured(value) for name, value in {**defaults, **(resources or {})}.items()},
         executor=executor or recorded_executor(registry),
     )
 
@@ -82,17 +84,18 @@ def _presented(assets: Sequence[Asset], registry: Registry) -> list[Asset]:
 
     In code samples of their descriptions, the real path of the cache root replaces `cache`.
     """
-    settings, root, tables = registry.dagster, cache_root(registry).absolute().as_posix(), TableLinks(registry)
+    settings, names, root = registry.dagster, names_of(registry), cache_root(registry).absolute().as_posix()
+    tables = TableLinks(registry)
 
     def present(spec: dg.AssetSpec) -> dg.AssetSpec:
-        *above, name = spec.key.path
-        family = next((each for each in FAMILIES if each in (name, *above[-1:])), None)
+        name = spec.key.path[-1]
+        family = next((each for each in FAMILIES if each in (names.kind_of(spec.key), name)), None)
         split = next((each for each in SPLITS if name.startswith(f"{each}_")), None)
         found = {key: value for key, value in ((FAMILY_TAG, family), (SPLIT_TAG, split)) if value}
         code = spec.metadata.get(_LINKS)
         links = [*(code.code_references if isinstance(code, dg.CodeReferencesMetadataValue) else []), *tables.of(spec)]
         located = _ROOT.sub(lambda _: f'"{root}', spec.description or "")
-        return spec.replace_attributes(description=located).merge_attributes(
+        return spec.replace_attributes(description=located, group_name=names.group(spec.group_name or "default")).merge_attributes(
             owners=settings.owners,
             tags={**found, **settings.tags},
             metadata={_LINKS: dg.CodeReferencesMetadataValue(code_references=links)},

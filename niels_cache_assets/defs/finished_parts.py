@@ -31,10 +31,11 @@ from niels_cache_assets.defs.assets.corpus import corpus_part_metadata
 from niels_cache_assets.defs.assets.parts import is_recorded, part_metadata, plan_record
 from niels_cache_assets.defs.assets.upstream import DATA_VERSION_TAG, last_materialization
 from niels_cache_assets.defs.cursors import in_turn
+from niels_cache_assets.defs.keys import names_of
 from niels_cache_assets.defs.metadata.builds import STATE
 from niels_cache_assets.defs.metadata.entries import table, without_empty
 from niels_cache_assets.defs.part_slots import limit_parts
-from niels_cache_assets.defs.resources import RootParam
+from niels_cache_assets.defs.resources import root_of
 from niels_cache_assets.parts.lease import DONE
 from niels_cache_assets.project.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
@@ -53,39 +54,40 @@ def finished_parts_sensor(registry: Registry) -> dg.SensorDefinition:
     Its cursor is {next: the data set to begin with, seen: {key: stamp}, states: {data set: {state: steps}}}.
     The stamp of a part that was new at the last look begins with "new".
     """
-    graph_at = cache(partial(graph, registry))  # it knows what the last look has read in a store
+    names, graph_at = names_of(registry), cache(partial(graph, registry))  # it knows what the last look has read in a store
 
     @dg.sensor(
-        name=PARTS_SENSOR,
+        name=names.name(PARTS_SENSOR),
         minimum_interval_seconds=_SECONDS,
         default_status=dg.DefaultSensorStatus.RUNNING
         if registry.cluster.model_fields_set or registry.build.store is not None
         else dg.DefaultSensorStatus.STOPPED,
         description="Records plans and parts that were built without Dagster, such as by an array job of Slurm. Each is recorded once. "
         "Observes what is running, whoever started it.",
+        required_resource_keys=names.resources,
     )
-    def sensor(context: dg.SensorEvaluationContext, cache_root: RootParam) -> dg.SensorResult:
+    def sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         limit_parts(context.instance, registry)
         cursor = json.loads(context.cursor or "{}")
-        names, artifacts = keys.datasets_with_plan(registry), graph_at(cache_root.path)
+        planned, artifacts = keys.datasets_with_plan(registry), graph_at(root_of(context, names))
         known = {*artifacts.keys}
         seen = {key: stamp for key, stamp in cursor.get("seen", {}).items() if key in known}
-        states = {name: counts for name, counts in cursor.get("states", {}).items() if name in names}
+        states = {name: counts for name, counts in cursor.get("states", {}).items() if name in planned}
         events: list[dg.AssetMaterialization | dg.AssetObservation] = []
         began, looked = time.monotonic(), 0
-        for name in in_turn(names, cursor, "next", until=began + _LOOK_SECONDS):
+        for name in in_turn(planned, cursor, "next", until=began + _LOOK_SECONDS):
             looked += 1
             steps = artifacts.watch(name)
             before, states[name] = states.get(name), summarize_steps(steps)["states"]
             if states[name].get(RUNNING) or states[name] != before:
-                events.append(_observation(name, steps))
+                events.append(_observation(names.plan, name, steps))
             for step in steps:
                 if step.key.partition("/")[0] not in _RECORDED or step.stamp is None or seen.get(step.key) == step.stamp:
                     continue
                 if time.monotonic() - began >= _RECORD_SECONDS or _is_being_built(context.instance, step.key):
                     continue
                 try:
-                    event = _event(context.instance, step.artifact)
+                    event = _event(context.instance, registry, step.artifact)
                 except NielsCacheError:  # it was replaced in the meantime
                     continue
                 is_new = not is_recorded(last_materialization(context.instance, event.asset_key, str(event.partition)), event)
@@ -99,11 +101,11 @@ def finished_parts_sensor(registry: Registry) -> dg.SensorDefinition:
     return sensor
 
 
-def _observation(name: str, steps: Sequence[WatchedStep]) -> dg.AssetObservation:
+def _observation(plan: dg.AssetKey, name: str, steps: Sequence[WatchedStep]) -> dg.AssetObservation:
     """Return an observation of a plan, with a table of the steps that are neither done nor waiting."""
     rows = [{"step": each.key, "state": each.state, "progress": each.reason} for each in steps if each.state not in (WAITING, DONE)]
     shown = {"steps": describe_steps(steps), "active": table(rows, step="string", state="string", progress="string")}
-    return dg.AssetObservation(keys.PLAN, partition=name, metadata=without_empty(shown))
+    return dg.AssetObservation(plan, partition=name, metadata=without_empty(shown))
 
 
 def _is_being_built(instance: dg.DagsterInstance, key: str) -> bool:
@@ -111,7 +113,7 @@ def _is_being_built(instance: dg.DagsterInstance, key: str) -> bool:
     return bool(instance.get_run_ids(filters, limit=1))
 
 
-def _event(instance: dg.DagsterInstance, artifact: Artifact) -> dg.AssetMaterialization:
+def _event(instance: dg.DagsterInstance, registry: Registry, artifact: Artifact) -> dg.AssetMaterialization:
     """Return the event that records a finished artifact.
 
     Raises:
@@ -119,9 +121,10 @@ def _event(instance: dg.DagsterInstance, artifact: Artifact) -> dg.AssetMaterial
     """
     meta = read_finished(artifact)
     outcome = Outcome(key=artifact.key, state="built", meta=meta, directory=artifact.directory)
-    asset, partition = keys.recorded_as(artifact.key)
+    names = names_of(registry)
+    asset, partition = names.recorded_as(artifact.key)
     if isinstance(artifact, PartsPlan):
-        metadata, version = plan_record(instance, outcome, artifact.source)
+        metadata, version = plan_record(instance, outcome, registry)
     else:
-        metadata, version = (corpus_part_metadata if asset == keys.CORPUS_PARTS else part_metadata)(outcome), meta["content_sha256"]
+        metadata, version = (corpus_part_metadata if asset == names.corpus_parts else part_metadata)(outcome), meta["content_sha256"]
     return dg.AssetMaterialization(asset, partition=partition, metadata={**metadata, STATE: _STATE}, tags={DATA_VERSION_TAG: version})

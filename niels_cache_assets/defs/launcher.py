@@ -31,6 +31,7 @@ from niels_cache_assets.defs.home.abandoned import ending_abandoned_runs, record
 from niels_cache_assets.defs.home.home_errors import end_runs_that_cannot_record, home_errors, recorded_error_message
 from niels_cache_assets.defs.home.instance import dagster_home, ensure_instance
 from niels_cache_assets.defs.jobs import job_of
+from niels_cache_assets.defs.keys import names_of
 from niels_cache_assets.defs.launch_events import LaunchListener, LaunchResult
 from niels_cache_assets.defs.part_processes import build_in_children
 from niels_cache_assets.defs.part_slots import limit_parts
@@ -71,7 +72,7 @@ def launch_builds(
     Args:
         registry: The configuration.
         root: The cache root.
-        only: Names of data sets and blends to build; by default all.
+        only: DefinitionNames of data sets and blends to build; by default all.
         force: Whether to build again what is current; by default no.
         wait: Whether to wait if a different process is building a data set; by default its build here fails.
         listener: Receives the events.
@@ -90,15 +91,15 @@ def launch_builds(
     retrained = force and (only is None or all_artifacts.tokenizer().key in only)
     if all_artifacts.tokenizer().needs_training(force=retrained):
         require_inputs(registry, [key.partition("/")[2] for key in order if key.partition("/")[0] in FAMILIES])
-    home = dagster_home()
+    home, names = dagster_home(), names_of(registry)
     with (
         home_errors(home),
         ensure_instance(home, overrides=_INSTANCE_OVERRIDES) as instance,
-        ending_abandoned_runs(instance),
+        ending_abandoned_runs(instance, names),
         end_runs_that_cannot_record(instance, home),
     ):
         limit_parts(instance, registry)
-        record_location(instance, keys.LOCATION)
+        record_location(instance, names.location)
         launcher = _Launcher(registry, root, instance, listener, wait=wait)
         for are_parts, group in groupby(order, key=_shared):
             steps = [all_artifacts[key] for key in group]
@@ -118,7 +119,7 @@ class _Launcher(ProgressSink):
     def __init__(self, registry: Registry, root: Path, instance: dg.DagsterInstance, listener: LaunchListener, *, wait: bool) -> None:
         super().__init__()
         self._instance, self._listener, self._wait = instance, listener, wait
-        self._graph = graph(registry, root)
+        self._graph, self._names = graph(registry, root), names_of(registry)
         self.results: list[LaunchResult] = []
         off = {name: f"is switched off: set enabled = true in [{registry.family_of(name)}.{name}]" for name in registry.switched_off()}
         reasons = {**off, **{name: f"needs {setting}" for name, setting in registry.unconfigured().items()}}
@@ -179,8 +180,8 @@ class _Launcher(ProgressSink):
         if self._is_left_out(artifact):
             return True
         key, kind = artifact.key, artifact.key.partition("/")[0]
-        asset, partition = keys.recorded_as(key)
-        family: Any = "parts" if kind in PART_KINDS else asset.path[0]
+        asset, partition = self._names.recorded_as(key)
+        family: Any = "parts" if kind in PART_KINDS else self._names.kind_of(asset)
         listed = LaunchResult(name=listed_name(key), family=family, state="skipped", message=self._reason_to_skip(artifact))
         result = listed if listed.message else self._run(artifact, listed, asset, partition, force=force, skip_if_busy=skip_if_busy)
         if result is None:
@@ -213,9 +214,9 @@ class _Launcher(ProgressSink):
 
     def write_reports(self) -> None:
         """Write the reports over everything. The listener gets only a failure, because the reports are not a data set."""
-        run = self._finished_run("write_reports", None, _QUIET)
+        run = self._finished_run(self._names.name("write_reports"), None, _QUIET)
         if not run.success:
-            self._listener.logged(keys.REPORTS_GROUP, f"WARNING: not written: {_failure_reason(run)}")
+            self._listener.logged("reports", f"WARNING: not written: {_failure_reason(run)}")
 
     def _run(
         self, artifact: Artifact, listed: LaunchResult, asset: dg.AssetKey, partition: str | None, *, force: bool, skip_if_busy: bool
@@ -226,10 +227,10 @@ class _Launcher(ProgressSink):
             self._listener.started(listed.name, listed.family)
         self.passes_over, self.outcome = skip_if_busy, None
         waits = self._wait or artifact.is_shared  # where processes that share parts meet
-        op = keys.STREAM_OPS.get(listed.family) or asset.to_python_identifier()
+        op = self._names.stream_ops.get(listed.family) or asset.to_python_identifier()
         config = {"force": force, "wait": waits and not skip_if_busy}
-        settings = {"ops": {op: {"config": config}}} if asset != keys.INDEX else {}
-        run = self._finished_run(job_of(asset), partition, {**settings, **_QUIET})
+        settings = {"ops": {op: {"config": config}}} if asset != self._names.index else {}
+        run = self._finished_run(job_of(self._names, asset), partition, {**settings, **_QUIET})
         folder = artifact.directory if in_store(artifact) is artifact else None
         result = replace(listed, directory=folder, seconds=time.monotonic() - started)
         outcome: Outcome | None = self.outcome

@@ -4,8 +4,6 @@ Text never yields a special id: `encode` of each kind raises an error for text t
 document. Training is in training.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

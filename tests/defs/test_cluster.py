@@ -23,6 +23,7 @@ from niels_cache_assets.defs.private import PoolClaims
 from niels_cache_assets.defs.progress import ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot, _RecordedExecutor
 from tests.helpers.dagster_tools import metadata
+from tests.helpers.names import NAMES
 from tests.helpers.parts_project import NAME, PartsProject, build, parts_of
 
 _CHILD = """
@@ -81,7 +82,7 @@ class Home:
 
 
 def recorded(run: dg.ExecuteInProcessResult) -> dg.AssetMaterialization:
-    [event] = run.asset_materializations_for_node(keys.PARTS.to_python_identifier())
+    [event] = run.asset_materializations_for_node(NAMES.parts.to_python_identifier())
     return event
 
 
@@ -134,7 +135,7 @@ def test_the_sensor_records_each_finished_part_once(project: PartsProject) -> No
     assert home.tick() == {}, "a run may follow, and record them"
     events = home.tick()
     assert list(events) == [NAME, *parts]
-    assert home.instance.get_materialized_partitions(keys.PARTS) == set(parts)
+    assert home.instance.get_materialized_partitions(NAMES.parts) == set(parts)
     assert home.tick() == {}
     home.cursor = None
     assert home.tick() == {}, "the records of Dagster decide"
@@ -162,7 +163,7 @@ def test_the_sensor_leaves_a_part_to_the_run_that_follows_its_child(project: Par
     assert home.tick() == {}
     assert home.run(0).success
     assert partition not in home.tick()
-    assert len(home.instance.fetch_materializations(keys.PARTS, limit=9).records) == 2, "one by the run, one by the sensor"
+    assert len(home.instance.fetch_materializations(NAMES.parts, limit=9).records) == 2, "one by the run, one by the sensor"
 
 
 def test_a_step_asks_whether_its_run_was_terminated(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,13 +207,13 @@ def test_the_pool_has_as_many_places_as_the_table_says(
         pool = home.instance.event_log_storage
         for set_limit in (home.tick, partial(limit_parts, home.instance, home.graph.registry)):
             set_limit()
-            assert pool.get_concurrency_info(keys.PARTS_POOL).limit == places
-            pool.set_concurrency_slots(keys.PARTS_POOL, 9)
+            assert pool.get_concurrency_info(NAMES.parts_pool).limit == places
+            pool.set_concurrency_slots(NAMES.parts_pool, 9)
 
 
 def test_a_run_sets_the_limit_of_a_pool_that_nobody_has_set_and_keeps_another_one(project: PartsProject, tmp_path: Path) -> None:
     here: Any = SimpleNamespace(execute=lambda context, plan: iter(["executed"]))
-    plan: Any = SimpleNamespace(get_steps_to_execute_in_topo_order=lambda: [SimpleNamespace(pool=keys.PARTS_POOL)])
+    plan: Any = SimpleNamespace(get_steps_to_execute_in_topo_order=lambda: [SimpleNamespace(pool=NAMES.parts_pool)])
     executor = _RecordedExecutor(project.graph(2, build="[cluster]\nat_once = 3").registry, here=here, apart=here)
     (tmp_path / "home").mkdir()
     with dg.DagsterInstance.local_temp(str(tmp_path / "home")) as instance:
@@ -220,8 +221,8 @@ def test_a_run_sets_the_limit_of_a_pool_that_nobody_has_set_and_keeps_another_on
         pool = instance.event_log_storage
         for places in (3, 7):
             assert list(executor.execute(context, plan)) == ["executed"]
-            assert pool.get_concurrency_info(keys.PARTS_POOL).limit == places
-            pool.set_concurrency_slots(keys.PARTS_POOL, 7)
+            assert pool.get_concurrency_info(NAMES.parts_pool).limit == places
+            pool.set_concurrency_slots(NAMES.parts_pool, 7)
 
 
 def test_the_runs_of_parts_wait_with_patience(project: PartsProject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,8 +232,8 @@ def test_the_runs_of_parts_wait_with_patience(project: PartsProject, tmp_path: P
     (tmp_path / "home").mkdir()
     with dg.DagsterInstance.local_temp(str(tmp_path / "home")) as home.instance:
         pool, pauses, pause_of = home.instance.event_log_storage, [], PoolClaims.interval_to_next_pending_claim_check
-        pool.set_concurrency_slots(keys.PARTS_POOL, 1)
-        assert pool.claim_concurrency_slot(keys.PARTS_POOL, "other", "step").is_claimed
+        pool.set_concurrency_slots(NAMES.parts_pool, 1)
+        assert pool.claim_concurrency_slot(NAMES.parts_pool, "other", "step").is_claimed
 
         def give_back(claims: PoolClaims) -> float:
             pauses.append(pause_of(claims))

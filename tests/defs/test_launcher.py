@@ -10,7 +10,6 @@ import pytest
 from dagster._core.execution.retries import auto_reexecution_should_retry_run  # what the daemon asks
 
 from niels_cache_assets.defs.home.instance import ensure_instance
-from niels_cache_assets.defs.keys import CACHE_REPORT, INDEX, LOCATION, MIXTURE
 from niels_cache_assets.defs.launcher import launch_builds
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.text import Text
@@ -22,6 +21,7 @@ from tests.helpers.built_project import Built
 from tests.helpers.dagster_tools import Project
 from tests.helpers.launches import Recorder, launch, launch_in_memory, states
 from tests.helpers.messages import missing
+from tests.helpers.names import NAMES
 from tests.helpers.prepared_project import prepare_project
 
 
@@ -71,10 +71,10 @@ def test_every_data_set_is_built_in_order_and_recorded_as_a_run_of_its_job(
         ("build_sft", "chats", "SUCCESS"),
         ("write_reports", None, "SUCCESS"),
     ]
-    of_the_location = dg.RunsFilter(tags={".dagster/repository": f"__repository__@{LOCATION}"})
+    of_the_location = dg.RunsFilter(tags={".dagster/repository": f"__repository__@{NAMES.location}"})
     assert len(home_instance.get_runs(filters=of_the_location)) == 4, "the page of a job asks for these"
     origins = {run.job_name: run.remote_job_origin for run in home_instance.get_runs()}
-    assert all(origin is not None and (origin.location_name, origin.job_name) == (LOCATION, job) for job, origin in origins.items())
+    assert all(origin is not None and (origin.location_name, origin.job_name) == (NAMES.location, job) for job, origin in origins.items())
     assert home_instance.get_materialized_partitions(dg.AssetKey(["pretrain", "meta_json"])) == {"notes"}
     assert home_instance.event_log_storage.get_latest_asset_check_execution_by_key(
         [dg.AssetCheckKey(dg.AssetKey(["pretrain", "meta_json"]), "files_match_meta")]
@@ -98,7 +98,7 @@ def test_a_blend_is_built_when_its_members_are_and_is_skipped_without_them(built
     results, recorder = launch(built, only=["notes", "mix"])
     assert states(results) == {"tokenizer": "cache_hit", "notes": "built", "index/mix": "built"}
     assert recorder.told[-2:] == ["started index/mix (index)", "finished index/mix: built"]
-    assert built.instance.get_materialized_partitions(INDEX) == {"mix"}
+    assert built.instance.get_materialized_partitions(NAMES.index) == {"mix"}
     assert states(launch(built, only=["mix"])[0]) == {"tokenizer": "cache_hit", "index/mix": "cache_hit"}
     built.write_notes([])
     results, _ = launch(built, only=["notes", "mix"])
@@ -108,7 +108,7 @@ def test_a_blend_is_built_when_its_members_are_and_is_skipped_without_them(built
 
 def test_a_second_launch_finds_everything_and_force_builds_it_again_with_the_reports(built: Project) -> None:
     def written() -> list[int]:
-        return [len(built.instance.fetch_materializations(key, limit=10).records) for key in (MIXTURE, CACHE_REPORT)]
+        return [len(built.instance.fetch_materializations(key, limit=10).records) for key in (NAMES.mixture, NAMES.cache_report)]
 
     hits = {"tokenizer": "cache_hit", "notes": "cache_hit"}
     assert states(launch(built, only=["notes"])[0]) == hits

@@ -136,7 +136,7 @@ def _dry_run(registry: Registry, root: Path, arguments: argparse.Namespace) -> i
 def _print_dry_run(steps: Sequence[Step], sums: Mapping[str, tuple[Any, int]], free: int) -> None:
     """Print the table with the sums, then where the estimates come from, then what would fail."""
     headings = [heading for heading, _ in _ESTIMATES.values()]
-    table = new_table("step", "action", "why", *headings, right=frozenset(headings), shrinking=["why"])
+    table = new_table("step", "action", "why", *headings, right=headings, shrinking=["why"])
     notes: dict[str, list[str]] = {}
     for step in steps:
         values = [(getattr(step.estimate, field, None), format_value) for field, (_, format_value) in _ESTIMATES.items()]
@@ -236,7 +236,7 @@ def _print_results(results: Sequence[LaunchResult], rows: Sequence[Mapping[str, 
         "size",
         "content sha256",
         "seconds",
-        right=frozenset({"train", "val", "size", "seconds"}),
+        right=["train", "val", "size", "seconds"],
         shrinking=["content sha256"],
     )
     for result, row in zip(results, rows, strict=True):
@@ -256,14 +256,9 @@ def _print_results(results: Sequence[LaunchResult], rows: Sequence[Mapping[str, 
         by_message.setdefault((result.state, result.message), []).append(result.name)
     for (outcome, message), names in by_message.items():
         display(styled((f"{format_list(names)} {outcome.replace('_', ' ')}", _STYLES[outcome]), f": {message}"))
-    _print_left_out(results)
-
-
-def _print_left_out(results: Sequence[LaunchResult]) -> None:
-    """Print what each build left out: a warning for each reason that the settings do not request, and one line for all others."""
     if any(result.left_out or result.drop_warnings for result in results):
         display()
-    for result in results:
+    for result in results:  # a warning for each reason that the settings do not request, and one line for all others
         for line in result.drop_warnings:
             display(styled((f"{result.name} WARNING", "yellow"), f": {line}"))
         if result.left_out:
@@ -308,7 +303,8 @@ def _print_next_steps(results: Sequence[LaunchResult], arguments: argparse.Names
     example = min(built, key=lambda result: FAMILIES.index(result.family), default=None)  # the first of pretrain, or else of sft
     if example is None or not example.meta or not example.directory or is_quiet():
         return
-    options = _options(arguments)
+    given = {"--profile": arguments.profile, "--config": arguments.config, "--cache-dir": arguments.cache_dir}
+    options = "".join(f" {option} {shlex.quote(value)}" for option, value in given.items() if value)  # of the same caches
     display("\nNext steps", style="bold")
     for command, purpose in (
         (f"{_program()} ui{options}", "shows lineage, counts and history in the Dagster UI"),
@@ -329,9 +325,3 @@ def _program() -> str:
     if shutil.which(PROGRAM):
         return PROGRAM
     return sys.argv[0] if Path(sys.argv[0]).name == PROGRAM else "python -m niels_cache_assets.cli"
-
-
-def _options(arguments: argparse.Namespace) -> str:
-    """Return the options that another command needs to select the same caches."""
-    given = {"--profile": arguments.profile, "--config": arguments.config, "--cache-dir": arguments.cache_dir}
-    return "".join(f" {option} {shlex.quote(value)}" for option, value in given.items() if value)

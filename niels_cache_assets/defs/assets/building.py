@@ -9,11 +9,11 @@ import dagster as dg
 from niels_cache_assets.artifacts.base import Artifact, Outcome, listed_name
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
-from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.config import BuildConfig
+from niels_cache_assets.defs.keys import DefinitionNames, names_of
 from niels_cache_assets.defs.metadata.builds import Metadata
-from niels_cache_assets.defs.progress import BuildReporter, ProgressSink, SinkParam, readable_failures, result_line
-from niels_cache_assets.defs.resources import RootParam
+from niels_cache_assets.defs.progress import BuildReporter, ProgressSink, readable_failures, result_line, sink_of
+from niels_cache_assets.defs.resources import root_of
 from niels_cache_assets.defs.stream_slots import StreamSlot
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.types import Source
@@ -39,16 +39,15 @@ def artifact_asset(
         prepare: Changes the artifact before it is built.
         **settings: Arguments of `dg.asset`.
     """
-    observed = keys.ASSETS[kind] if "partitions_def" in settings else None
+    names = names_of(registry)
+    observed = names.assets[kind] if "partitions_def" in settings else None
 
-    @dg.asset(key=keys.ASSETS[kind], **settings)
-    def build(
-        context: dg.AssetExecutionContext, config: BuildConfig, cache_root: RootParam, progress_sink: SinkParam
-    ) -> dg.MaterializeResult:
+    @dg.asset(key=names.assets[kind], required_resource_keys=names.resources, **settings)
+    def build(context: dg.AssetExecutionContext, config: BuildConfig) -> dg.MaterializeResult:
         with readable_failures():
-            artifact = graph(registry, cache_root.path)[f"{kind}/{context.partition_key}" if observed else kind]
-            artifact = prepare(artifact, config, progress_sink)
-            outcome = build_artifact(context, artifact, config, progress_sink, observed=observed)
+            artifact = graph(registry, root_of(context, names))[f"{kind}/{context.partition_key}" if observed else kind]
+            artifact = prepare(artifact, config, sink_of(context, names))
+            outcome = build_artifact(context, artifact, config, names, observed=observed)
             return recorded_result(context, outcome, metadata_of(outcome), outcome.meta.get(version, ""))
 
     return build
@@ -58,7 +57,7 @@ def build_artifact(
     context: dg.AssetExecutionContext,
     artifact: Artifact,
     config: BuildConfig,
-    sink: ProgressSink,
+    names: DefinitionNames,
     *,
     observed: dg.AssetKey | None = None,
     source: Source | None = None,
@@ -70,14 +69,14 @@ def build_artifact(
         context: Context of the step.
         artifact: The artifact.
         config: Run configuration.
-        sink: Receives the progress in this process.
+        names: The names of the definitions.
         observed: Asset whose partition gets the progress; by default none.
         source: What a build reads while it holds the slot of a stream; by default it needs no slot.
         passes_on: Errors that are not failures of the run; by default none.
     """
     name = listed_name(artifact.key)
-    reporter = BuildReporter(context, sink, name=name, observed=observed)
-    with readable_failures(passes_on), StreamSlot(context, name, log=reporter.log) as slot:
+    reporter = BuildReporter(context, sink_of(context, names), name=name, observed=observed)
+    with readable_failures(passes_on), StreamSlot(context, name, pool=names.stream_pool, log=reporter.log) as slot:
 
         def wait_for_turn() -> bool:
             if source is None:

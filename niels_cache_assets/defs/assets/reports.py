@@ -12,11 +12,11 @@ import dagster as dg
 from niels_cache_assets.base.fingerprint import fingerprint_of, identity_settings
 from niels_cache_assets.base.wording import file_size, format_count
 from niels_cache_assets.defs.home.history import history_of
-from niels_cache_assets.defs.keys import CACHE_REPORT, DOCUMENTS, INDEX, META_KEYS, MIXTURE, REPORTS_GROUP, TOKENIZER
+from niels_cache_assets.defs.keys import names_of
 from niels_cache_assets.defs.metadata.builds import Metadata
 from niels_cache_assets.defs.metadata.entries import images, materialized
 from niels_cache_assets.defs.progress import readable_failures
-from niels_cache_assets.defs.resources import RootParam
+from niels_cache_assets.defs.resources import root_of
 from niels_cache_assets.facts.mixture import CODE_VERSION as MIXTURE_CODE_VERSION
 from niels_cache_assets.facts.mixture import MixturePlan, all_mixtures
 from niels_cache_assets.plots.pictures import mixture_pictures
@@ -67,20 +67,25 @@ def _code_version(registry: Registry, by_hand: str) -> str:
 
 
 def _mixture(registry: Registry) -> dg.AssetsDefinition:
+    names = names_of(registry)
+
     @dg.asset(
-        key=MIXTURE,
-        deps=[META_KEYS["pretrain"]],
-        group_name=REPORTS_GROUP,
+        key=names.mixture,
+        deps=[names.meta["pretrain"]],
+        group_name="reports",
+        required_resource_keys=names.resources,
         kinds={"report"},
         code_version=_code_version(registry, MIXTURE_CODE_VERSION),
         check_specs=[
-            dg.AssetCheckSpec(NOT_TOO_OFTEN, asset=MIXTURE, description="No run reads a data set more often than max_epochs of [reports].")
+            dg.AssetCheckSpec(
+                NOT_TOO_OFTEN, asset=names.mixture, description="No run reads a data set more often than max_epochs of [reports]."
+            )
         ],
         description=_MIXTURE,
     )
-    def mixture(context: dg.AssetExecutionContext, cache_root: RootParam) -> dg.MaterializeResult:
+    def mixture(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
         with readable_failures():
-            mixtures = all_mixtures(registry, root=cache_root.path)
+            mixtures = all_mixtures(registry, root=root_of(context, names))
         warnings = [f"{each.name}: {warning}" for each in mixtures for warning in each.warnings]
         for warning in warnings:
             context.log.warning(warning)
@@ -112,18 +117,22 @@ def _mixture_metadata(mixtures: Sequence[MixturePlan], *, draw: bool) -> Metadat
 
 
 def _cache(registry: Registry) -> dg.AssetsDefinition:
-    above = [TOKENIZER, *([DOCUMENTS] if registry.prepared() else []), *META_KEYS.values(), *([INDEX] if registry.blend_keys() else [])]
+    names = names_of(registry)
+    above = [names.tokenizer, *names.meta.values()]
+    above += [names.documents] if registry.prepared() else []
+    above += [names.index] if registry.blend_keys() else []
 
     @dg.asset(
-        key=CACHE_REPORT,
+        key=names.cache_report,
         deps=above,
-        group_name=REPORTS_GROUP,
+        group_name="reports",
+        required_resource_keys=names.resources,
         kinds={"report"},
         code_version=_code_version(registry, CODE_VERSION),
         description=_CACHE,
     )
-    def cache(context: dg.AssetExecutionContext, cache_root: RootParam) -> dg.MaterializeResult:
-        root, now = cache_root.path, time.time()
+    def cache(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
+        root, now = root_of(context, names), time.time()
         with readable_failures():
             items = find_items(registry, root=root)
             report = cache_report(registry, items, root=root, history=history_of(context.instance, registry, items, root=root))

@@ -16,7 +16,7 @@ from niels_cache_assets.artifacts.prepared_corpora import with_corpus_readers
 from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.chats.templates import find_template
 from niels_cache_assets.corpus.identity import identity_of_corpus
-from niels_cache_assets.defs.keys import DOCUMENTS, META_KEYS, UPSTREAM_KEYS, partitions
+from niels_cache_assets.defs.keys import names_of, partitions
 from niels_cache_assets.defs.metadata.entries import without_empty
 from niels_cache_assets.defs.progress import readable_failures
 from niels_cache_assets.project.registry import Registry
@@ -44,9 +44,10 @@ load_registry().source("<data set>").describe()
 
 def upstream_specs(registry: Registry) -> list[dg.AssetSpec]:
     """Return the specs of the external assets."""
+    names = names_of(registry)
     return [
         dg.AssetSpec(
-            UPSTREAM_KEYS[family],
+            names.upstream[family],
             partitions_def=partitions(registry, family),
             group_name="upstream",
             kinds={"huggingface", "file"},
@@ -118,7 +119,7 @@ def _observation(registry: Registry, name: str, revision: str | None, *, root: P
         settings["template"] = fingerprint_of(template.identity)
     version = revision or ("no revision" if source.enabled else "switched off")
     return dg.AssetObservation(
-        asset_key=UPSTREAM_KEYS[source.family],
+        asset_key=names_of(registry).upstream[source.family],
         partition=name,
         tags={DATA_VERSION_TAG: f"{version}+{fingerprint_of(settings)[:_DIGITS]}"},
         metadata=without_empty({REVISION: revision or None, "settings": dg.MetadataValue.json(source.shown_settings())}),
@@ -162,7 +163,7 @@ def last_observation(
         name: Name of the data set.
         before: Number of an event, before which the observation must be; by default the newest is returned.
     """
-    key = UPSTREAM_KEYS[registry.family_of(name)]
+    key = names_of(registry).upstream[registry.family_of(name)]
     filters = dg.AssetRecordsFilter(asset_key=key, asset_partitions=[name], before_storage_id=before)
     records = instance.fetch_observations(filters, limit=1).records
     return records[0].asset_observation if records else None
@@ -175,13 +176,13 @@ def built_versions(instance: dg.DagsterInstance, registry: Registry, name: str) 
     the version comes from the event of upstream that a materialization points at. A materialization also records a version itself, but that
     version may belong to another partition.
     """
-    family = registry.family_of(name)
+    names, family = names_of(registry), registry.family_of(name)
     found: set[str | None] = set()
-    for key in [META_KEYS[family], *([DOCUMENTS] if name in registry.prepared() else [])]:
+    for key in [names.meta[family], *([names.documents] if name in registry.prepared() else [])]:
         event = last_materialization(instance, key, name)
-        if event is None and key == META_KEYS[family]:
+        if event is None and key == names.meta[family]:
             return set()
-        pointer = ((event.tags or {}) if event else {}).get(_POINTER_TAG + UPSTREAM_KEYS[family].to_user_string(), "")
+        pointer = ((event.tags or {}) if event else {}).get(_POINTER_TAG + names.upstream[family].to_user_string(), "")
         read = last_observation(instance, registry, name, before=int(pointer) + 1) if pointer.isdecimal() else None
         found.add(version_of(read) if read else None)
     return found

@@ -8,6 +8,7 @@ unless dagster.yaml turns it on.
 
 import fcntl
 import os
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -109,9 +110,13 @@ def _read_config(home: Path, overrides: Mapping[str, Any]) -> InstanceRef:
 
 
 def main(arguments: Sequence[str] = ()) -> None:
-    """Create the Dagster home for Dagster's own programs, and print its path. It takes no arguments."""
-    with ensure_instance():
-        print(f"Dagster home: {os.environ[HOME_VARIABLE]}")
+    """Create the Dagster home for Dagster's own programs, and print its path, or end with status 2. It takes no arguments."""
+    try:
+        with ensure_instance():
+            print(f"Dagster home: {os.environ[HOME_VARIABLE]}")
+    except NielsCacheError as error:
+        print(f"niels-cache: error: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == "__main__":

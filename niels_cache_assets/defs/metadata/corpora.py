@@ -9,7 +9,7 @@ from typing import Any
 import dagster as dg
 
 from niels_cache_assets.artifacts.base import Outcome
-from niels_cache_assets.artifacts.corpus_facts import duplicates_matrix, estimated_tokens, kept_per_split, reasons
+from niels_cache_assets.artifacts.corpus_report import duplicates_matrix, estimated_tokens, kept_per_split, reasons
 from niels_cache_assets.base.wording import SHORT_SHA256, abbreviate, file_size, format_count, format_share
 from niels_cache_assets.corpus.layout import REPORT_NAME
 from niels_cache_assets.corpus.prepared import PreparedCorpus
