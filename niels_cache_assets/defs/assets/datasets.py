@@ -154,7 +154,7 @@ def _stream(context: dg.AssetExecutionContext, registry: Registry, family: Famil
         elif last is not None:  # the build did not contact upstream, so only the settings of the data set may be new
             observe_read_revision(context, registry, name, observed_revision(last), root=root)
     with readable_failures():
-        shown = family_metadata(registry, outcome, source)
+        shown = family_metadata(registry, outcome, source, draw=registry.dagster.plots)
     results: list[dg.MaterializeResult] = [
         dg.MaterializeResult(key, metadata=shown[split], data_version=split_version(outcome.meta, split))
         for split, key in names.splits[family].items()

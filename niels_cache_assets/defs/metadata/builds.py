@@ -57,7 +57,7 @@ def split_files(meta: Meta, split: Split) -> dict[str, Any]:
     return {path: entry for path, entry in meta.get("files", {}).items() if path.startswith((f"{split}/", f"{split}_"))}
 
 
-def family_metadata(registry: Registry, outcome: Outcome, source: Source) -> dict[Split | None, Metadata]:
+def family_metadata(registry: Registry, outcome: Outcome, source: Source, *, draw: bool) -> dict[Split | None, Metadata]:
     """Return the metadata of each split, and of the whole data set under the key None, the most useful entries first.
 
     Plots, samples, code and state are only with the whole data set.
@@ -66,13 +66,14 @@ def family_metadata(registry: Registry, outcome: Outcome, source: Source) -> dic
         registry: The configuration.
         outcome: Outcome of the build.
         source: The table of the data set, with the overrides of this run.
+        draw: Whether to draw plots.
     """
     meta, root, address = outcome.meta, outcome.directory.parent.parent, address_in_store(registry, outcome.family, outcome.name)
     data_sets, shares = family_table(registry, outcome), [f"{meta[f'{split}_tokens']:,} tokens of {split}" for split in SPLITS]
     whole = {
         "sha256": sha256_text(canonical_json(meta)),
         "data_sets": data_sets,
-        **(_plots(outcome, address) if registry.dagster.plots else {}),
+        **(_plots(outcome, address) if draw else {}),
         "samples": command_entry("sample", outcome.name, "--notable", root=root) if address is None else None,
         "open_it": code_entry(training_code(outcome.directory.absolute(), outcome.family, meta)) if address is None else None,
         "published_at": address,
