@@ -72,7 +72,7 @@ def launch_builds(
     Args:
         registry: The configuration.
         root: The cache root.
-        only: DefinitionNames of data sets and blends to build; by default all.
+        only: Names of data sets and blends to build; by default all.
         force: Whether to build again what is current; by default no.
         wait: Whether to wait if a different process is building a data set; by default its build here fails.
         listener: Receives the events.
