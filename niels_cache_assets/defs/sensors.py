@@ -23,6 +23,7 @@ from niels_cache_assets.base.wording import format_count
 from niels_cache_assets.defs.assets.upstream import REVISION, built_versions, last_observation, observe_revision, version_of
 from niels_cache_assets.defs.cursors import in_turn
 from niels_cache_assets.defs.finished_parts import finished_parts_sensor
+from niels_cache_assets.defs.home.found import remove_markers_of
 from niels_cache_assets.defs.keys import corpus_partitions, datasets_with_plan, names_of, partitions
 from niels_cache_assets.defs.private import AssetGraphSubset
 from niels_cache_assets.defs.resources import root_of
@@ -152,6 +153,7 @@ class _SensorTick:
         if last is not None and version_of(last) == version_of(seen):
             return
         self.events.append(seen)
+        remove_markers_of(graph(self._registry, self._root), name)
         same = last is not None and last.metadata.get(REVISION) == seen.metadata.get(REVISION)
         self.add_message(name, "has other settings now" if same else f"is at {seen.metadata[REVISION].value} now")
 
