@@ -91,6 +91,32 @@ def known_encoding(name: str, ranks: Mapping[bytes, int], where: str) -> Encodin
     return Encoding(arguments["pat_str"], arguments["special_tokens"])
 
 
+def is_tekken(path: str | Path) -> bool:
+    """Return whether a path is a tekken.json of Mistral, judged by its name, such as tekken_240911.json."""
+    return Path(path).suffix == ".json" and Path(path).name != _NAME
+
+
+def _read_tekken(path: str | Path) -> tuple[bytes, Encoding]:
+    """Return the ranks of a tekken.json as the content of a rank file, and its encoding.
+
+    The special tokens have the lowest ids, so each rank is raised by their number.
+
+    Raises:
+        NielsCacheError: If the file cannot be read, or has another form.
+    """
+    try:
+        described = json.loads(read_model(path))
+        config = described["config"]
+        specials: int = config["default_num_special_tokens"]
+        ranks = [(each["token_bytes"], each["rank"] + specials) for each in described["vocab"][: config["default_vocab_size"] - specials]]
+        content = "".join(f"{piece} {rank}\n" for piece, rank in ranks).encode("ascii")
+        named = described.get("special_tokens")
+        known = dict(zip(_TEKKEN_SPECIALS, range(specials))) if named is None else {each["token_str"]: each["rank"] for each in named}
+        return content, Encoding(config["pattern"], known)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise NielsCacheError(f"{path}: not a tekken.json of Mistral; copy the file again") from error
+
+
 def read_ranks(path: str | Path) -> tuple[dict[bytes, int], str]:
     """Return the rank of each piece of a rank file, and the sha256 of the file.
 
@@ -100,7 +126,7 @@ def read_ranks(path: str | Path) -> tuple[dict[bytes, int], str]:
     Raises:
         NielsCacheError: If the file cannot be read, is not a rank file, or is damaged, so that a rank occurs twice or a byte has no rank.
     """
-    content = read_model(path)
+    content = rank_lines(path)
     ranks: dict[bytes, int] = {}
     pieces = 0
     for number, line in enumerate(content.splitlines(), start=1):
