@@ -1,8 +1,9 @@
 """The kind of tokenizer that a rank file of tiktoken describes. The library `tiktoken` is the reference for its ids.
 
-A rank file has only the pieces. The pattern that splits text into words, and the special tokens, come from a known encoding or from the
-configuration. A cache keeps the ranks as they are, with a small JSON file that has the pattern and the ids of the special tokens. The
-sha256 of this JSON file identifies the tokenizer, because it covers the ranks too.
+A tekken.json of Mistral has ranks, a pattern and special tokens. Any other rank file has only the pieces. The pattern that splits text into
+words, and the special tokens, then come from a known encoding or from the configuration. A cache keeps the ranks as they are, with a small
+JSON file that has the pattern and the ids of the special tokens. The sha256 of this JSON file identifies the tokenizer, because it covers
+the ranks too.
 
 `encode_ordinary` of tiktoken never yields a special id. It releases the GIL, so more threads encode faster.
 """
@@ -19,7 +20,6 @@ from functools import cached_property
 from importlib.util import find_spec, module_from_spec
 from itertools import accumulate, pairwise
 from pathlib import Path
-from shutil import copyfile
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -37,6 +37,7 @@ from niels_cache_assets.tokenizer.base import (
 )
 from niels_cache_assets.tokenizer.limits import read_model
 from niels_cache_assets.tokenizer.normalizing import nfc, nfc_with_spans
+from niels_cache_assets.tokenizer.settings import is_tekken
 from niels_cache_runtime.errors import NielsCacheError, PanicError, panics_as_errors
 from niels_cache_runtime.format.layout import MAX_VOCAB_SIZE, TIKTOKEN_RANKS_NAME, TOKENIZER_MODEL_NAMES
 from niels_cache_runtime.format.meta import canonical_json
@@ -58,6 +59,11 @@ _AFTER_RANKS = {  # special tokens of encodings that tiktoken does not have, and
     "llama3": {"<|begin_of_text|>": 0, "<|end_of_text|>": 1, "<|start_header_id|>": 6, "<|end_header_id|>": 7, "<|eot_id|>": 9},
 }
 _WORD_PATTERNS = {"qwen": _QWEN_WORDS, "llama3": _LLAMA3_WORDS}
+
+_TEKKEN_SPECIALS = (  # of files that do not list theirs, in the order of their ids
+    "<unk> <s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] [/TOOL_RESULTS] [TOOL_CALLS] [IMG] <pad> "
+    "[IMG_BREAK] [IMG_END] [PREFIX] [MIDDLE] [SUFFIX] [SYSTEM_PROMPT] [/SYSTEM_PROMPT] [TOOL_CONTENT]"
+)
 
 
 class Encoding(NamedTuple):
@@ -91,11 +97,6 @@ def known_encoding(name: str, ranks: Mapping[bytes, int], where: str) -> Encodin
     return Encoding(arguments["pat_str"], arguments["special_tokens"])
 
 
-def is_tekken(path: str | Path) -> bool:
-    """Return whether a path is a tekken.json of Mistral, judged by its name, such as tekken_240911.json."""
-    return Path(path).suffix == ".json" and Path(path).name != _NAME
-
-
 def _read_tekken(path: str | Path) -> tuple[bytes, Encoding]:
     """Return the ranks of a tekken.json as the content of a rank file, and its encoding.
 
@@ -111,10 +112,19 @@ def _read_tekken(path: str | Path) -> tuple[bytes, Encoding]:
         ranks = [(each["token_bytes"], each["rank"] + specials) for each in described["vocab"][: config["default_vocab_size"] - specials]]
         content = "".join(f"{piece} {rank}\n" for piece, rank in ranks).encode("ascii")
         named = described.get("special_tokens")
-        known = dict(zip(_TEKKEN_SPECIALS, range(specials))) if named is None else {each["token_str"]: each["rank"] for each in named}
-        return content, Encoding(config["pattern"], known)
+        pairs = (
+            zip(_TEKKEN_SPECIALS.split(), range(specials), strict=False)
+            if named is None
+            else ((each["token_str"], each["rank"]) for each in named)
+        )
+        return content, Encoding(str(config["pattern"]), {str(token): int(number) for token, number in pairs})
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise NielsCacheError(f"{path}: not a tekken.json of Mistral; copy the file again") from error
+
+
+def _rank_lines(path: str | Path) -> bytes:
+    """Return the content of a rank file, or the ranks of a tekken.json in this form."""
+    return _read_tekken(path)[0] if is_tekken(path) else read_model(path)
 
 
 def read_ranks(path: str | Path) -> tuple[dict[bytes, int], str]:
@@ -126,7 +136,7 @@ def read_ranks(path: str | Path) -> tuple[dict[bytes, int], str]:
     Raises:
         NielsCacheError: If the file cannot be read, is not a rank file, or is damaged, so that a rank occurs twice or a byte has no rank.
     """
-    content = rank_lines(path)
+    content = _rank_lines(path)
     ranks: dict[bytes, int] = {}
     pieces = 0
     for number, line in enumerate(content.splitlines(), start=1):
@@ -158,8 +168,8 @@ class TiktokenTokenizer(TextTokenizer):
     token gets the next free id, in the order eot, sys, usr, asst, bos. Pickling stores the path, not the content.
 
     Args:
-        model_path: Path of a rank file, or of the JSON file beside the ranks in a cache, for which the arguments after `special_tokens` are
-            ignored.
+        model_path: Path of a rank file, of a tekken.json, or of the JSON file beside the ranks in a cache, for which the arguments after
+            `special_tokens` are ignored.
         special_tokens: String of each special token by role: eot and, where they are needed, sys, usr, asst and bos. By default the strings
             of this project.
         encoding: Name of the encoding of a rank file; by default the name of the file, if it is that of a known encoding.
@@ -184,7 +194,7 @@ class TiktokenTokenizer(TextTokenizer):
     ) -> None:
         super().__init__(model_path, special_tokens=special_tokens)
         path = Path(model_path)
-        if path.suffix == ".json":
+        if path.suffix == ".json" and not is_tekken(path):
             described = _read_description(path)
             self.ranks_path = str(path.with_name(TIKTOKEN_RANKS_NAME))
             ranks, sha256 = read_ranks(self.ranks_path)
@@ -198,7 +208,14 @@ class TiktokenTokenizer(TextTokenizer):
         else:
             self.ranks_path, self.normalize = self.model_path, normalize
             ranks, sha256 = read_ranks(path)
-            known = Encoding(pattern, {}) if pattern is not None else known_encoding(_name_of(path, encoding), ranks, self.model_path)
+            if is_tekken(path):
+                if encoding or pattern:
+                    raise NielsCacheError(f"{path}: a tekken.json has its own pattern; remove encoding and pattern from [tokenizer]")
+                known = _read_tekken(path)[1]
+            elif pattern is not None:
+                known = Encoding(pattern, {})
+            else:
+                known = known_encoding(_name_of(path, encoding), ranks, self.model_path)
             self.pattern, self._known = known.pattern, list(known.special_tokens)
             self._special_ids = _new_ids(self.special_tokens, known.special_tokens, ranks, self.model_path)
             self._ids_by_string = {self.special_tokens[role]: token for role, token in self._special_ids.items()}
@@ -290,7 +307,7 @@ class TiktokenTokenizer(TextTokenizer):
         return list(dict.fromkeys([*self._known, *self._ids_by_string]))
 
     def save(self, folder: Path) -> None:
-        copyfile(self.ranks_path, folder / TIKTOKEN_RANKS_NAME)
+        (folder / TIKTOKEN_RANKS_NAME).write_bytes(_rank_lines(self.ranks_path))
         (folder / _NAME).write_text(self.description, encoding="utf-8", newline="\n")
 
 
