@@ -170,17 +170,23 @@ class BuildEncoder:
             reason = f"an engine encodes only what follows the first {self._load_after:,} characters"
         version = metadata.version(self._reference)
         self._reference_use = EngineUse(name=self._reference, version=version, is_reference=True, reason=reason)
+        if reason:
+            self._report(self._reference_use)
 
     def _load_engine(self) -> None:
-        assert self._reference_use is not None
         engine = proven_engine(self._tokenizer)
-        if isinstance(engine, str):
-            encoder = self._reference_use = replace(self._reference_use, reason=engine)
-        else:
-            encoder = self._engine_use = EngineUse(name=engine.name, version=engine.version)
-            self._engine = engine
-        self._log(f"encoding with {encoder.name} {encoder.version}" + (f": {encoder.reason}" if encoder.reason else ""))
-        record_encoder(self._tokenizer, f"{encoder.name} {encoder.version}", encoder.reason)
+        if not isinstance(engine, str):
+            self._engine, self._engine_use = engine, EngineUse(name=engine.name, version=engine.version)
+            self._report(self._engine_use)
+        elif self._reference_use is not None:
+            self._reference_use = replace(self._reference_use, reason=engine)
+            self._report(self._reference_use)
+
+    def _report(self, use: EngineUse) -> None:
+        """Say which library encodes now, and why not a faster one: in the log, and in the record for `status`."""
+        encoder = f"{use.name} {use.version}"
+        self._log(f"encoding with {encoder}{': ' if use.reason else ''}{use.reason}")
+        record_encoder(self._tokenizer, encoder, use.reason)
 
     def _load_if_due(self, size: int) -> None:
         """Count the characters that arrive while an engine is not loaded, and load it after enough of them.

@@ -29,7 +29,7 @@ from niels_cache_assets.base.strings import Strings
 from niels_cache_assets.disk.journal import write_atomically
 from niels_cache_assets.tokenizer.base import FlatIds, TextTokenizer, first_line
 from niels_cache_assets.tokenizer.bpe_json import ranks_as_json, sentencepiece_as_json
-from niels_cache_assets.tokenizer.kinds import LIBRARIES
+from niels_cache_assets.tokenizer.kinds import LIBRARIES, PROOFS_NAME
 from niels_cache_assets.tokenizer.proof import EngineProof, compare, difficult_texts
 from niels_cache_assets.tokenizer.sentencepiece_model import USER_DEFINED, SentencePieceTokenizer
 from niels_cache_assets.tokenizer.tiktoken_ranks import TiktokenTokenizer, read_ranks
@@ -37,6 +37,7 @@ from niels_cache_assets.tokenizer.tokenizer_json import HuggingFaceTokenizer
 from niels_cache_assets.tokenizer.unigram_words import UnigramWords
 from niels_cache_runtime.errors import panics_as_errors
 from niels_cache_runtime.format.commit import LockRefusedError, hold_lock
+from niels_cache_runtime.format.meta import Meta
 
 _PROOF_VERSION = 1  # raise this by hand if the difficult texts change, or if an engine loads a model in another way
 _POLL_SECONDS = 0.05
@@ -119,7 +120,7 @@ class Fastokens:
             words = {"encoding": "cl100k_base"} if pattern == _CL100K_PATTERN else {"pattern": pattern}
             with suppress(ValueError):
                 return library.from_tiktoken(tokenizer.ranks_path, special_tokens={}, **words)
-        return library.from_json_str(ranks_as_json(read_ranks(tokenizer.ranks_path)[0], None if pattern in _GPT2_PATTERNS else pattern))
+        return library.from_json_str(ranks_as_json(read_ranks(tokenizer.ranks_path).ranks, None if pattern in _GPT2_PATTERNS else pattern))
 
     def encode_flat(self, texts: Sequence[str] | Strings) -> FlatIds:
         with panics_as_errors():
@@ -258,6 +259,12 @@ def record_encoder(tokenizer: TextTokenizer, encoder: str, reason: str) -> None:
     )
     if record["encoder"] != found:
         _write_record(tokenizer, {**record, "encoder": found})
+
+
+def recorded_encoder(root: Path, meta: Meta) -> dict[str, Any] | None:
+    """Return which library encoded last in a cache root with the tokenizer of this meta.json, and why no faster one, or None."""
+    found = read_record(root / PROOFS_NAME)["encoder"]
+    return found if found.pop("model_sha256", None) == meta.get("sha256", "") else None
 
 
 def read_record(path: Path | None) -> dict[str, Any]:

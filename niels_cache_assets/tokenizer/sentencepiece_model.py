@@ -6,7 +6,7 @@ import hashlib
 import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from shutil import copyfile
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,7 +16,7 @@ import numpy as np
 from niels_cache_assets.base.defaults import BOS, ROLE_KEYS, SPECIAL_TOKENS
 from niels_cache_assets.base.first_bytes import describe_content
 from niels_cache_assets.tokenizer.base import Span, TextTokenizer, find_special_ids, token_spans
-from niels_cache_assets.tokenizer.limits import read_model
+from niels_cache_assets.tokenizer.limits import remember_last
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import TOKENIZER_MODEL_NAME
 
@@ -30,7 +30,8 @@ BLANK = "\u2581"  # stands for a blank in a piece
 _RANK_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n")
 
 
-def load_model(path: str | Path) -> tuple[sentencepiece.SentencePieceProcessor, str]:
+@remember_last
+def load_model(content: bytes, path: str) -> tuple[sentencepiece.SentencePieceProcessor, str]:
     """Load any SentencePiece model, and return it with the sha256 of its bytes.
 
     Every piece is read once, which costs some milliseconds, because SentencePiece loads a damaged model whose pieces are not text, and
@@ -41,7 +42,6 @@ def load_model(path: str | Path) -> tuple[sentencepiece.SentencePieceProcessor, 
     """
     import sentencepiece
 
-    content = read_model(path)
     try:
         processor = sentencepiece.SentencePieceProcessor(model_proto=content)
         processor.id_to_piece(list(range(processor.get_piece_size())))
@@ -77,6 +77,7 @@ class DescribedModel(NamedTuple):
         return self.type == _UNIGRAM
 
     @classmethod
+    @lru_cache(maxsize=1)
     def parse(cls, content: bytes) -> DescribedModel:
         """Return the description of a serialized model."""
         pieces: list[tuple[str, float, int]] = []
