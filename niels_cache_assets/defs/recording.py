@@ -146,28 +146,25 @@ class FoundArtifact:
         for record in records_of(self._registry, self._instance, self._outcome, draw=draw):
             yield record._replace(metadata={**record.metadata, STATE: self._state}) if self._state else record
 
-    def is_recorded(self, *, with_inputs: bool = True) -> bool:
-        """Return whether the newest event of each asset records this, made from the inputs that are recorded if `with_inputs` is set."""
-        return all(
-            is_recorded(
-                last_materialization(self._instance, record.asset, self._partition),
-                record.event(self._instance, self._graph, self._partition),
-                with_inputs=with_inputs,
-            )
-            for record in self._records(draw=False)
-        )
-
-    def record(self, by: str) -> None:
-        """Record the upstream that was read, and the artifact, unless this is known.
+    def record(self, by: str) -> bool:
+        """Record the upstream that was read, and the artifact, unless the newest events do. Return whether the artifact was recorded.
 
         Args:
             by: What records it, for a tag of the events.
         """
         for read in events_of_read(self._instance, self._registry, self._outcome, root=self._root):
             self._instance.report_runless_asset_event(read)
-        if not self.is_recorded():
-            for record in self._records(draw=self._registry.dagster.plots):
-                self._instance.report_runless_asset_event(record.event(self._instance, self._graph, self._partition, by=by))
+        if all(
+            is_recorded(last_materialization(self._instance, each.asset, self._partition), self._event(each))
+            for each in self._records(draw=False)
+        ):
+            return False
+        for record in self._records(draw=self._registry.dagster.plots):
+            self._instance.report_runless_asset_event(self._event(record, by=by))
+        return True
+
+    def _event(self, record: Record, *, by: str | None = None) -> dg.AssetMaterialization:
+        return record.event(self._instance, self._graph, self._partition, by=by)
 
 
 def _plan_record(registry: Registry, instance: dg.DagsterInstance, outcome: Outcome) -> tuple[Metadata, str]:
