@@ -52,7 +52,7 @@ _METADATA_OF = {
 }
 
 
-class Record(NamedTuple):
+class AssetRecord(NamedTuple):
     """What is recorded of one asset: its metadata and its data version."""
 
     asset: dg.AssetKey
@@ -74,7 +74,7 @@ class Record(NamedTuple):
 
 def records_of(
     registry: Registry, instance: dg.DagsterInstance, outcome: Outcome, *, draw: bool, source: Source | None = None
-) -> list[Record]:
+) -> list[AssetRecord]:
     """Return the records of an artifact, in topological order: three for a cache, and one for everything else.
 
     Args:
@@ -98,28 +98,28 @@ def records_of(
             draw=draw,
             address=address_in_store(registry, outcome.family, outcome.name),
         )
-        splits = [Record(key, shown[split], split_version(meta, split).value) for split, key in names.splits[outcome.family].items()]
-        return [*splits, Record(asset, shown[None], build_id(meta) or "")]
+        splits = [AssetRecord(key, shown[split], split_version(meta, split).value) for split, key in names.splits[outcome.family].items()]
+        return [*splits, AssetRecord(asset, shown[None], build_id(meta) or "")]
     if outcome.key == "tokenizer":
-        return [Record(asset, tokenizer_metadata(outcome, draw=draw), meta["sha256"])]
+        return [AssetRecord(asset, tokenizer_metadata(outcome, draw=draw), meta["sha256"])]
     if outcome.kind == "report":
-        return [Record(asset, report_metadata(outcome, draw=draw), meta.get("meta_sha256", ""))]
+        return [AssetRecord(asset, report_metadata(outcome, draw=draw), meta.get("meta_sha256", ""))]
     if outcome.kind == "plan":
-        return [Record(asset, *_plan_record(registry, instance, outcome))]
+        return [AssetRecord(asset, *_plan_record(registry, instance, outcome))]
     if outcome.kind == "index":
-        return [Record(asset, _index_metadata(registry, outcome), meta["hash"])]
+        return [AssetRecord(asset, _index_metadata(registry, outcome), meta["hash"])]
     metadata_of = _METADATA_OF[outcome.key if outcome.key in _METADATA_OF else outcome.kind]
-    return [Record(asset, metadata_of(outcome), meta.get("content_sha256", ""))]
+    return [AssetRecord(asset, metadata_of(outcome), meta.get("content_sha256", ""))]
 
 
-def kept_record(registry: Registry, name: str, *, root: Path) -> Record:
+def kept_record(registry: Registry, name: str, *, root: Path) -> AssetRecord:
     """Return the record of corpus/kept, which is recorded with the report of a corpus.
 
     Raises:
         NielsCacheError: If the corpus or its drop list is not current.
     """
     prepared = open_prepared(registry, name, root=root)
-    return Record(names_of(registry).kept, kept_metadata(prepared), fingerprint_of(prepared.identity()))
+    return AssetRecord(names_of(registry).kept, kept_metadata(prepared), fingerprint_of(prepared.identity()))
 
 
 class FoundArtifact:
@@ -140,7 +140,7 @@ class FoundArtifact:
         self._instance, self._graph, self._registry, self._root, self._outcome = instance, asset_graph, registry, root, outcome
         self._partition, self._state = names_of(registry).recorded_as(outcome.key)[1], state
 
-    def _records(self, *, draw: bool) -> Iterator[Record]:
+    def _records(self, *, draw: bool) -> Iterator[AssetRecord]:
         if self._outcome.kind == "report":
             yield kept_record(self._registry, self._outcome.name, root=self._root)
         for record in records_of(self._registry, self._instance, self._outcome, draw=draw):
@@ -163,7 +163,7 @@ class FoundArtifact:
             self._instance.report_runless_asset_event(self._event(record, by=by))
         return True
 
-    def _event(self, record: Record, *, by: str | None = None) -> dg.AssetMaterialization:
+    def _event(self, record: AssetRecord, *, by: str | None = None) -> dg.AssetMaterialization:
         return record.event(self._instance, self._graph, self._partition, by=by)
 
 
