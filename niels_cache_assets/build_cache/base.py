@@ -15,8 +15,7 @@ import numpy as np
 from niels_cache_assets.base.defaults import ROLE_KEYS
 from niels_cache_assets.base.documents import DropReport, SourceReport
 from niels_cache_assets.base.fingerprint import fingerprint_of
-from niels_cache_assets.build_cache import CODE_VERSIONS
-from niels_cache_assets.build_cache.resume import JournalFingerprint, Resume, fingerprint_of_journal, open_journal
+from niels_cache_assets.build_cache.resume import CODE_VERSIONS, JournalFingerprint, Resume, fingerprint_of_journal, open_journal
 from niels_cache_assets.disk.journal import Journal, clear_directory, read_journal
 from niels_cache_assets.disk.staging import atomic_directory
 from niels_cache_assets.sources.reading.encodings import not_text_note

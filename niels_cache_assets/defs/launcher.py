@@ -233,7 +233,10 @@ class _Launcher:
             return replace(result, state="failed", message=checks)
         marker = marker_of(self._graph, artifact, outcome)
         if is_found and (self._record or not marker.is_current):
-            self.runs.record(outcome)
+            try:
+                self.runs.record(outcome)
+            except NielsCacheError as error:
+                return replace(result, state="failed", message=str(error))
         marker.write()
         return replace(
             result,
