@@ -283,9 +283,5 @@ def document_hash(row: DocumentRow) -> bytes:
     For each field, the length of the value is hashed first, and then its UTF-8 bytes. Null and the empty string give different hashes.
     A row without kept values has no such field.
     """
-    digest = hashlib.sha256()
-    for value in row if row.kept is not None else row[:-1]:
-        data = b"" if value is None else str(value).encode()
-        digest.update(f"{'null' if value is None else len(data)}:".encode())
-        digest.update(data)
-    return digest.digest()
+    values = (None if value is None else str(value).encode() for value in (row if row.kept is not None else row[:-1]))
+    return hashlib.sha256(b"".join(b"null:" if value is None else b"%d:%b" % (len(value), value) for value in values)).digest()

@@ -31,7 +31,6 @@ from niels_cache_assets.defs.metadata.corpora import (
 )
 from niels_cache_assets.defs.metadata.entries import json_entry, table, without_empty
 from niels_cache_assets.defs.provenance import FOUND_TAG, is_recorded, result_tags
-from niels_cache_assets.facts.published import address_in_store
 from niels_cache_assets.parts.plan import Plan
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.excluding import exclude_identity
@@ -91,13 +90,7 @@ def records_of(
     asset, _ = names.recorded_as(outcome.key)
     if outcome.kind in FAMILIES:
         source = source or registry.source(outcome.name)
-        shown = family_metadata(
-            outcome,
-            source.shown_settings(),
-            deduplicated="dedup" in getattr(source, "prepare", ()),
-            draw=draw,
-            address=address_in_store(registry, outcome.family, outcome.name),
-        )
+        shown = family_metadata(registry, outcome, source, draw=draw)
         splits = [AssetRecord(key, shown[split], split_version(meta, split).value) for split, key in names.splits[outcome.family].items()]
         return [*splits, AssetRecord(asset, shown[None], build_id(meta) or "")]
     if outcome.key == "tokenizer":
@@ -218,7 +211,7 @@ def _index_metadata(registry: Registry, outcome: Outcome) -> Metadata:
         **state_of(outcome),
         "contents": f"{file_size(sum(index.bytes for index in indices))}: {format_count(samples, 'sample')}",
         "samples": samples,
-        "dagster/row_count": samples,
+        "bytes": sum(index.bytes for index in indices),
         "indices": table(rows),
         "settings": json_entry(registry.blend[outcome.name].model_dump(mode="json")),
         "hash": outcome.meta["hash"],

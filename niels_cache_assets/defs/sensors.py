@@ -201,7 +201,7 @@ def _sensor(
     Args:
         registry: The configuration.
         name: Name of the sensor.
-        datasets: DefinitionNames of the data sets to watch.
+        datasets: Names of the data sets to watch.
         what: The kind of data set that is watched, in words.
         seconds: Minimum time between two ticks.
         description: Description for the UI.

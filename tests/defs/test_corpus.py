@@ -180,7 +180,7 @@ def test_splits_that_share_documents_are_found_once_by_the_build(
         assert check.severity == WARN
         assert rows(check.metadata["pairs"].value)[0]["train"].startswith("more")
     with monkeypatch.context() as patch:
-        for module in ("artifacts.dataset", "inspection.splits"):
+        for module in ("facts.disjoint", "inspection.splits"):
             patch.delattr(f"niels_cache_assets.{module}.compare_splits")
         hit = checks(project.build("books"))[SPLITS_DISJOINT]
         assert (hit.passed, hit.description) == (check.passed, check.description)

@@ -45,6 +45,7 @@ def documents_metadata(outcome: Outcome) -> Metadata:
             **state,
             "contents": f"{', '.join(counts)}, about {abbreviate(tokens)} tokens",
             "documents": documents["kept"],
+            "bytes": size,
             "reasons": reasons_table(reasons(meta, meta["dropped"])),
             "made_from": json_entry({key: meta[key] for key in keys}),
             "files": files_list(meta["files"]),
@@ -101,8 +102,8 @@ def duplicates_metadata(outcome: Outcome) -> Metadata:
             **state_of(outcome),
             "contents": f"{format_share(dropped, total['documents'])} of {format_count(total['documents'], 'document')} are duplicates: "
             f"{total['exact']:,} exact, {total['near']:,} near",
-            "exact": total["exact"],
-            "near": total["near"],
+            "exact_duplicates": total["exact"],
+            "near_duplicates": total["near"],
             "data_sets": table(rows),
             "because_of": matrix_table(duplicates_matrix(found)),
             "settings": json_entry({**meta["settings"], "bands": meta["bands"], "rows": meta["rows"]}),
@@ -121,7 +122,6 @@ def kept_metadata(prepared: PreparedCorpus) -> Metadata:
         "contents": f"{format_count(prepared.kept, 'document')} ({shares}); {format_count(int(prepared.is_dropped.sum()), 'duplicate')} "
         f"and {sum(prepared.dropped.values()):,} dropped in all",
         "documents": prepared.kept,
-        "dagster/row_count": prepared.kept,
         "content_sha256": prepared.meta["content_sha256"],
         "drop_sha256": prepared.drop_sha256,
         "dagster/uri": prepared.directory.absolute().as_uri(),
