@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from niels_cache_assets.artifacts.base import Artifact, Outcome, listed_name
 from niels_cache_assets.artifacts.duplicates import SearchStep
 from niels_cache_assets.artifacts.graph import graph
-from niels_cache_assets.artifacts.input_problems import require_inputs
 from niels_cache_assets.artifacts.materialize import find_current
 from niels_cache_assets.artifacts.parts.free_parts import FreePartsFirst
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
@@ -86,6 +85,8 @@ def launch_builds(
     order = all_artifacts.order(only)
     retrained = force and (only is None or all_artifacts.tokenizer().key in only)
     if all_artifacts.tokenizer().needs_training(force=retrained):
+        from niels_cache_assets.artifacts.input_problems import require_inputs
+
         require_inputs(registry, [key.partition("/")[2] for key in order if key.partition("/")[0] in FAMILIES])
     with ExitStack() as opened, remember_digests(digests_path()):
         launcher = _Launcher(registry, root, opened, listener, wait=wait, record=record)
@@ -232,7 +233,10 @@ class _Launcher:
             return replace(result, state="failed", message=checks)
         marker = marker_of(self._graph, artifact, outcome)
         if is_found and (self._record or not marker.is_current):
-            self.runs.record(outcome)
+            try:
+                self.runs.record(outcome)
+            except NielsCacheError as error:
+                return replace(result, state="failed", message=str(error))
         marker.write()
         return replace(
             result,
