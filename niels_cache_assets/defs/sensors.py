@@ -23,6 +23,7 @@ from niels_cache_assets.base.wording import format_count
 from niels_cache_assets.defs.assets.upstream import REVISION, built_versions, last_observation, observe_revision, version_of
 from niels_cache_assets.defs.cursors import in_turn
 from niels_cache_assets.defs.finished_parts import finished_parts_sensor
+from niels_cache_assets.defs.home.found import remove_markers_of
 from niels_cache_assets.defs.keys import corpus_partitions, datasets_with_plan, names_of, partitions
 from niels_cache_assets.defs.private import AssetGraphSubset
 from niels_cache_assets.defs.resources import root_of
@@ -112,7 +113,8 @@ def build_request(registry: Registry, name: str, version: str, *, occasion: str)
     cache = partitions(registry, family).subset_with_partition_keys([name])
     requested = {**dict.fromkeys((names.documents, names.kept, names.report), corpus), **dict.fromkeys(names.family_keys(family), cache)}
     unpartitioned = {names.duplicates} if name in registry.prepared("dedup") else set()
-    return dg.RunRequest.for_asset_graph_subset(AssetGraphSubset(requested, unpartitioned), tags)
+    subset = AssetGraphSubset(requested, unpartitioned)  # type: ignore[call-arg]  # mypy takes its __hash__ for a field
+    return dg.RunRequest.for_asset_graph_subset(subset, tags)
 
 
 def _depends_on_hub_commit(registry: Registry, source: Source) -> bool:
@@ -151,6 +153,7 @@ class _SensorTick:
         if last is not None and version_of(last) == version_of(seen):
             return
         self.events.append(seen)
+        remove_markers_of(graph(self._registry, self._root), name)
         same = last is not None and last.metadata.get(REVISION) == seen.metadata.get(REVISION)
         self.add_message(name, "has other settings now" if same else f"is at {seen.metadata[REVISION].value} now")
 
@@ -198,7 +201,7 @@ def _sensor(
     Args:
         registry: The configuration.
         name: Name of the sensor.
-        datasets: DefinitionNames of the data sets to watch.
+        datasets: Names of the data sets to watch.
         what: The kind of data set that is watched, in words.
         seconds: Minimum time between two ticks.
         description: Description for the UI.

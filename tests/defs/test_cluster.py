@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 import threading
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -67,6 +68,7 @@ class Home:
 
     def tick(self) -> dict[str, dg.AssetMaterialization]:
         """Return the events of a tick, by partition."""
+        before = events_after(self.instance)
         context = dg.build_sensor_context(
             instance=self.instance,
             cursor=self.cursor,
@@ -75,10 +77,14 @@ class Home:
         )
         done = finished_parts_sensor(self.graph.registry).evaluate_tick(context)
         self.cursor = done.cursor
-        events = [event for event in done.asset_events if isinstance(event, dg.AssetMaterialization)]
-        for event in events:
-            self.instance.report_runless_asset_event(event)
-        return {str(event.partition): event for event in events}
+        return {str(event.partition): event for event in events_after(self.instance, before)}
+
+
+def events_after(instance: dg.DagsterInstance, before: Sequence[dg.AssetMaterialization] = ()) -> list[dg.AssetMaterialization]:
+    """Return the events of the plan and of the parts in order, without the first ones."""
+    records = [record for key in (NAMES.plan, NAMES.parts) for record in instance.fetch_materializations(key, limit=100).records]
+    events = [record.asset_materialization for record in sorted(records, key=lambda record: record.storage_id)]
+    return [event for event in events if event is not None][len(before) :]
 
 
 def recorded(run: dg.ExecuteInProcessResult) -> dg.AssetMaterialization:

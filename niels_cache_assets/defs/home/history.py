@@ -21,7 +21,7 @@ from niels_cache_assets.defs.checks import build_checks
 from niels_cache_assets.defs.home.home_errors import home_errors
 from niels_cache_assets.defs.home.instance import CONFIG_NAME, HOME_VARIABLE, dagster_home, ensure_instance
 from niels_cache_assets.defs.keys import DefinitionNames, names_of
-from niels_cache_assets.defs.private import PartitionKeyFilter
+from niels_cache_assets.defs.private import COMPLETED, PartitionKeyFilter
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.reports.cache import CacheItem
 from niels_cache_assets.reports.history import CheckOutcome, CheckRecord, FolderHistory, History
@@ -102,11 +102,15 @@ class _HistoryReader:
     def _newest(self, key: dg.AssetCheckKey, partition: str | None, folder: Path, meta_sha256: str | None) -> CheckRecord | None:
         """Return the newest result of a check of the current content of this folder."""
         filters = PartitionKeyFilter(key=partition if key in self._partitioned else None)
-        results = self._instance.event_log_storage.get_asset_check_execution_history(key, limit=_RESULTS, partition_filter=filters)
+        results = self._instance.event_log_storage.get_asset_check_execution_history(
+            key, limit=_RESULTS, status=COMPLETED, partition_filter=filters
+        )
         for result in results:
             evaluation = result.evaluation
-            target = None if evaluation is None else evaluation.target_materialization_data
-            if evaluation is None or target is None or result.event is None:
+            if not isinstance(evaluation, dg.AssetCheckEvaluation) or result.event is None:  # the run ended before the check
+                continue
+            target = evaluation.target_materialization_data
+            if target is None:
                 continue
             checked = dg.AssetRecordsFilter(asset_key=key.asset_key, storage_ids=[target.storage_id])
             builds = [_recorded(record, folder) for record in self._instance.fetch_materializations(checked, limit=1).records]

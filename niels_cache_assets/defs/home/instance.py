@@ -17,21 +17,16 @@ from typing import Any
 
 import dagster as dg
 
+from niels_cache_assets.defs.home.found import HOME_VARIABLE, dagster_home
 from niels_cache_assets.defs.private import InstanceRef
 from niels_cache_assets.disk.journal import write_atomically
 from niels_cache_runtime.errors import NielsCacheError
 
-HOME_VARIABLE = "DAGSTER_HOME"
 CONFIG_NAME = "dagster.yaml"
 LOCK_NAME = ".first_start.lock"
 _TRIES, _WAIT_SECONDS = 6, 0.5
 _NEW_TABLE_ERRORS = ("already exists", "UndefinedTable", "retries for DB creation")  # in errors of Postgres, and in one of Dagster
 _NO_TELEMETRY = "DAGSTER_DISABLE_TELEMETRY"  # keeps Dagster's own processes, which read dagster.yaml themselves, from sending data
-
-
-def dagster_home(home: Path | None = None) -> Path:
-    """Return the absolute path of the Dagster home: `home`, otherwise DAGSTER_HOME, otherwise .dagster in the working directory."""
-    return (home or Path(os.environ.get(HOME_VARIABLE) or ".dagster")).expanduser().absolute()
 
 
 def ensure_instance(home: Path | None = None, *, overrides: Mapping[str, Any] | None = None) -> dg.DagsterInstance:

@@ -173,6 +173,24 @@ def tokenizer_metadata(outcome: Outcome, *, draw: bool) -> Metadata:
     )
 
 
+def part_metadata(outcome: Outcome) -> Metadata:
+    """Return the metadata of a part: a few lines, because there may be thousands of parts."""
+    meta = outcome.meta
+    tokens = sum(meta[f"{split}_tokens"] for split in SPLITS)
+    return without_empty(
+        {
+            **state_of(outcome),
+            "contents": f"{file_size(total_bytes(meta['files']))}: {format_count(tokens, 'token')}",
+            "tokens": tokens,
+            "bytes": total_bytes(meta["files"]),
+            **engines_entry(outcome),
+            "short": meta["part"]["short"] or None,
+            "dropped": ", ".join(f"{reason} {count:,}" for reason, count in sorted(meta["dropped"].items())),
+            **recorded_at(outcome),
+        }
+    )
+
+
 def recorded_at(outcome: Outcome) -> Metadata:
     """Return the hash of a build's meta.json, and its folder."""
     return {"meta_sha256": outcome.meta["meta_sha256"], "dagster/uri": outcome.directory.absolute().as_uri()}

@@ -15,6 +15,7 @@ from niels_cache_assets.corpus.layout import REPORT_NAME
 from niels_cache_assets.corpus.prepared import PreparedCorpus
 from niels_cache_assets.defs.metadata.builds import STATE, Metadata, files_list, recorded_at, state_of
 from niels_cache_assets.defs.metadata.entries import command_entry, images, json_entry, table, without_empty
+from niels_cache_assets.facts.contents import total_bytes
 from niels_cache_assets.plots.pictures import corpus_pictures
 from niels_cache_assets.sources.excluding import EXCLUDED
 
@@ -52,6 +53,32 @@ def documents_metadata(outcome: Outcome) -> Metadata:
             **recorded_at(outcome),
         }
     )
+
+
+def corpus_part_metadata(outcome: Outcome) -> Metadata:
+    """Return the metadata of a part of a corpus."""
+    meta = outcome.meta
+    documents = meta["documents"]
+    contents = f"{file_size(meta['bytes']['after'])}: {format_count(documents['kept'], 'document')} of {documents['read']:,}"
+    return without_empty(
+        {
+            **state_of(outcome),
+            "contents": contents,
+            "documents": documents["kept"],
+            "dropped": ", ".join(f"{reason} {count:,}" for reason, count in sorted(meta["dropped"].items())) or None,
+            **recorded_at(outcome),
+        }
+    )
+
+
+def search_metadata(outcome: Outcome) -> Metadata:
+    """Return the metadata of the hashes or of a range."""
+    searched = format_count(outcome.meta["documents"]["searched"], "document")
+    return {
+        **state_of(outcome),
+        "contents": f"{file_size(total_bytes(outcome.meta['files']))}: {searched} in {outcome.meta['ranges']} ranges",
+        **recorded_at(outcome),
+    }
 
 
 def duplicates_metadata(outcome: Outcome) -> Metadata:
