@@ -39,7 +39,7 @@ _QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 # No captured compute logs, because they redirect stdout and stderr, which the progress bars of the listener need.
 _INSTANCE_OVERRIDES = {"compute_logs": NO_COMPUTE_LOGS}
 # A retry by the daemon would use the settings and cache root of the code server, which may differ from the settings of this program.
-_TAGS = {"dagster/max_retries": "0", STARTED_TAG: BUILD_ALL}
+_TAGS = {"dagster/max_retries": "0", STARTED_TAG: BUILD_ALL, "user": BUILD_ALL}  # the UI shows the user under "Launched by"
 
 
 class Runs(ProgressSink):

@@ -75,7 +75,8 @@ def test_every_data_set_is_built_in_order_and_recorded_as_a_run_of_its_job(
         ("build_sft", "chats", "SUCCESS"),
         ("write_reports", None, "SUCCESS"),
     ]
-    of_the_location = dg.RunsFilter(tags={".dagster/repository": f"__repository__@{NAMES.location}"})
+    started_by = {"niels_cache/started_by": "build-all", "user": "build-all"}
+    of_the_location = dg.RunsFilter(tags={".dagster/repository": f"__repository__@{NAMES.location}", **started_by})
     assert len(home_instance.get_runs(filters=of_the_location)) == 4, "the page of a job asks for these"
     origins = {run.job_name: run.remote_job_origin for run in home_instance.get_runs()}
     assert all(origin is not None and (origin.location_name, origin.job_name) == (NAMES.location, job) for job, origin in origins.items())
