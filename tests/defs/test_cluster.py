@@ -217,6 +217,15 @@ def test_the_pool_has_as_many_places_as_the_table_says(
             pool.set_concurrency_slots(NAMES.parts_pool, 9)
 
 
+def test_the_limit_of_a_pool_that_the_table_names_stays(project: PartsProject, tmp_path: Path) -> None:
+    registry = project.graph(2, build='[cluster]\nat_once = 3\n[dagster]\npools = { parts = "shared" }').registry
+    (tmp_path / "home").mkdir()
+    with dg.DagsterInstance.local_temp(str(tmp_path / "home")) as instance:
+        instance.event_log_storage.set_concurrency_slots("shared", 7)
+        limit_parts(instance, registry)
+        assert instance.event_log_storage.get_concurrency_info("shared").limit == 7
+
+
 def test_a_run_sets_the_limit_of_a_pool_that_nobody_has_set_and_keeps_another_one(project: PartsProject, tmp_path: Path) -> None:
     here: Any = SimpleNamespace(execute=lambda context, plan: iter(["executed"]))
     plan: Any = SimpleNamespace(get_steps_to_execute_in_topo_order=lambda: [SimpleNamespace(pool=NAMES.parts_pool)])
