@@ -24,7 +24,7 @@ from niels_cache_assets.defs.checks import build_checks
 from niels_cache_assets.defs.jobs import build_jobs, build_schedules
 from niels_cache_assets.defs.keys import names_of
 from niels_cache_assets.defs.progress import ProgressSink
-from niels_cache_assets.defs.references import TableLinks
+from niels_cache_assets.defs.references import links_of, table_links
 from niels_cache_assets.defs.resources import CacheRoot, recorded_executor, unconfigured
 from niels_cache_assets.defs.sensors import build_sensors
 from niels_cache_assets.project.registry import Registry, cache_root, load_registry
@@ -85,7 +85,7 @@ def _presented(assets: Sequence[Asset], registry: Registry) -> list[Asset]:
     In code samples of their descriptions, the real path of the cache root replaces `cache`.
     """
     settings, names, root = registry.dagster, names_of(registry), cache_root(registry).absolute().as_posix()
-    tables = TableLinks(registry)
+    tables = table_links(registry)
 
     def present(spec: dg.AssetSpec) -> dg.AssetSpec:
         name = spec.key.path[-1]
@@ -93,7 +93,7 @@ def _presented(assets: Sequence[Asset], registry: Registry) -> list[Asset]:
         split = next((each for each in SPLITS if name.startswith(f"{each}_")), None)
         found = {key: value for key, value in ((FAMILY_TAG, family), (SPLIT_TAG, split)) if value}
         code = spec.metadata.get(_LINKS)
-        links = [*(code.code_references if isinstance(code, dg.CodeReferencesMetadataValue) else []), *tables.of(spec)]
+        links = [*(code.code_references if isinstance(code, dg.CodeReferencesMetadataValue) else []), *links_of(spec, tables)]
         located = _ROOT.sub(lambda _: f'"{root}', spec.description or "")
         return spec.replace_attributes(description=located, group_name=names.group(spec.group_name or "default")).merge_attributes(
             owners=settings.owners,

@@ -4,6 +4,7 @@ A table of a shipped data set may be in the profile instead. An asset without a 
 """
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import dagster as dg
@@ -21,23 +22,21 @@ def table_lines(toml: str) -> dict[str, tuple[int, str]]:
     return {header[1]: (number, header[0].strip()) for header, number in headers if header}
 
 
-class TableLinks:
-    """The lines of all tables of a configuration, read once."""
+def table_links(registry: Registry) -> dict[str | None, dg.LocalFileCodeReference]:
+    """Return a link to each table by the last part of its name, and to the whole file under the key None. The user's file counts first."""
+    profiles = Path(niels_cache_assets.__file__).parent / "project" / "profiles"
+    files = [profiles / f"{registry.profile or FALLBACK_PROFILE}.toml", Path(registry.origin)]
+    found: dict[str | None, dg.LocalFileCodeReference] = {}
+    for file in filter(Path.is_file, files):
+        found[None] = dg.LocalFileCodeReference(file_path=str(file.absolute()), line_number=1, label=file.name)
+        for name, (line, header) in table_lines(file.read_text(encoding="utf-8")).items():
+            found[name] = dg.LocalFileCodeReference(file_path=str(file.absolute()), line_number=line, label=header)
+    return found
 
-    def __init__(self, registry: Registry) -> None:
-        profiles = Path(niels_cache_assets.__file__).parent / "project" / "profiles"
-        files = [profiles / f"{registry.profile}.toml", Path(registry.origin)]  # the table in the user's file counts
-        self._files = [file.absolute() for file in files if file.is_file()] or [profiles / f"{FALLBACK_PROFILE}.toml"]
-        self._lines = {
-            name: dg.LocalFileCodeReference(file_path=str(file), line_number=line, label=f"{header} of {file.name}")
-            for file in self._files
-            for name, (line, header) in table_lines(file.read_text(encoding="utf-8")).items()
-        }
 
-    def of(self, spec: dg.AssetSpec) -> list[dg.LocalFileCodeReference]:
-        """Return the links of an asset, at most MAX_TABLE_ROWS and then one to the file."""
-        partitions = [] if spec.partitions_def is None else spec.partitions_def.get_partition_keys()
-        names = {key.partition("/")[0]: None for key in partitions} or {spec.key.path[-1]: None}
-        links = [self._lines[name] for name in names if name in self._lines]
-        whole = dg.LocalFileCodeReference(file_path=str(self._files[-1]), line_number=1, label=self._files[-1].name)
-        return links[:MAX_TABLE_ROWS] if 0 < len(links) <= MAX_TABLE_ROWS else [*links[:MAX_TABLE_ROWS], whole]
+def links_of(spec: dg.AssetSpec, tables: Mapping[str | None, dg.LocalFileCodeReference]) -> list[dg.LocalFileCodeReference]:
+    """Return the links of an asset to the tables of its partitions, or to the file if there are none or more than MAX_TABLE_ROWS."""
+    partitions = [] if spec.partitions_def is None else spec.partitions_def.get_partition_keys()
+    names = {key.partition("/")[0]: None for key in partitions} or {spec.key.path[-1]: None}
+    links = [tables[name] for name in names if name in tables]
+    return links if 0 < len(links) <= MAX_TABLE_ROWS else [*links[:MAX_TABLE_ROWS], tables[None]]

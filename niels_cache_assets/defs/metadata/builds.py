@@ -27,7 +27,7 @@ from niels_cache_assets.defs.metadata.entries import (
     table,
     without_empty,
 )
-from niels_cache_assets.defs.metadata.families import ITEMS, family_table, items_of
+from niels_cache_assets.defs.metadata.families import ITEMS, family_table, items_of, tokens_of
 from niels_cache_assets.facts.contents import budget_shortfall, total_bytes
 from niels_cache_assets.facts.published import address_in_store
 from niels_cache_assets.facts.training_code import training_code
@@ -80,7 +80,7 @@ def family_metadata(registry: Registry, outcome: Outcome, source: Source, *, dra
         **state_of(outcome),
         "contents": "; ".join([f"{file_size(total_bytes(meta['files']))}: {', '.join(shares)}", *filter(None, [budget_shortfall(meta)])]),
         "dropped": describe_dropped(outcome, deduplicated="dedup" in getattr(source, "prepare", ())),
-        "tokens": _tokens(meta),
+        "tokens": tokens_of(meta),
         ITEMS[outcome.family]: sum(items_of(meta, outcome.family).values()),
         "bytes": total_bytes(meta["files"]),
         "chars_per_token": cache_characters_per_token(meta) if outcome.family == "pretrain" else None,
@@ -211,7 +211,7 @@ def state_of(outcome: Outcome) -> Metadata:
     state = {"built": f"built in {took}", "cache_hit": f"hit ({took})"}.get(outcome.state, outcome.state)
     speed, is_measured = None, outcome.state == "built" and outcome.seconds > 0
     if is_measured and outcome.kind in FAMILIES:
-        speed = (_tokens(outcome.meta) - outcome.resumed) / outcome.seconds  # tokens of this run only, which `seconds` covers
+        speed = (tokens_of(outcome.meta) - outcome.resumed) / outcome.seconds  # tokens of this run only, which `seconds` covers
         state += f", {abbreviate(speed)} tokens per second"
     return without_empty(
         {
@@ -223,10 +223,6 @@ def state_of(outcome: Outcome) -> Metadata:
             DROPS: "\n".join(outcome.drops.warnings) or None,
         }
     )
-
-
-def _tokens(meta: Meta) -> int:
-    return sum(meta[f"{split}_tokens"] for split in SPLITS)
 
 
 def split_schema(family: Family) -> dg.TableSchema:

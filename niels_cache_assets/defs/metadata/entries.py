@@ -40,10 +40,11 @@ def table(rows: Sequence[Mapping[str, Any]], **columns: str) -> dg.TableMetadata
     """
     columns = columns or {name: {int: "int", float: "float"}.get(type(value), "string") for name, value in (rows or [{}])[0].items()}
     schema = dg.TableSchema([dg.TableColumn(name, kind) for name, kind in columns.items()])
-    shown = [dg.TableRecord(dict(row)) for row in rows[:MAX_TABLE_ROWS]]
+    shown = [*rows[:MAX_TABLE_ROWS]]
     if more := len(rows) - len(shown):
-        shown.append(dg.TableRecord({next(iter(columns)): f"and {more:,} more"}))
-    return dg.MetadataValue.table(shown, schema=schema)
+        shown.append({next(iter(columns)): f"and {more:,} more"})
+    records = [dg.TableRecord({name: row.get(name, "") for name in columns}) for row in shown]
+    return dg.MetadataValue.table(records, schema=schema)
 
 
 def without_empty(metadata: Mapping[str, Any]) -> dict[str, Any]:

@@ -45,18 +45,22 @@ def _read(registry: Registry, family: Family, folder: Path) -> Meta | None:
 
 def _row(folder: Path, family: Family, meta: Meta) -> dict[str, str]:
     items, dropped = sum(items_of(meta, family).values()), sum(meta.get("dropped", {}).values())
-    try:
+    built = UNKNOWN  # in a store
+    with suppress(OSError):
         built = time.strftime("%Y-%m-%d %H:%M", time.gmtime((folder / META_NAME).stat().st_mtime))
-    except OSError:  # it is in a store
-        built = UNKNOWN
     return {
         "data_set": folder.name,
-        "tokens": f"{sum(meta.get(f'{split}_tokens', 0) for split in SPLITS):,}",
+        "tokens": f"{tokens_of(meta):,}",
         ITEMS[family]: f"{items:,}",
         "dropped": format_share(dropped, dropped + items),
         "sha256": sha256_text(canonical_json(meta))[:_DIGITS],
         "built_utc": built,
     }
+
+
+def tokens_of(meta: Meta) -> int:
+    """Return the number of tokens of both splits."""
+    return sum(meta.get(f"{split}_tokens", 0) for split in SPLITS)
 
 
 def items_of(meta: Meta, family: Family) -> dict[Split, int]:
