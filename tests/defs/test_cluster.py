@@ -218,11 +218,13 @@ def test_the_pool_has_as_many_places_as_the_table_says(
 
 
 def test_the_limit_of_a_pool_that_the_table_names_stays(project: PartsProject, tmp_path: Path) -> None:
-    registry = project.graph(2, build='[cluster]\nat_once = 3\n[dagster]\npools = { parts = "shared" }').registry
+    project.graph(2, build="[cluster]\nat_once = 3")
+    config = project.folder / "cache.toml"
+    config.write_text(config.read_text().replace("[dagster]", '[dagster]\npools = { parts = "shared" }'))
     (tmp_path / "home").mkdir()
     with dg.DagsterInstance.local_temp(str(tmp_path / "home")) as instance:
         instance.event_log_storage.set_concurrency_slots("shared", 7)
-        limit_parts(instance, registry)
+        limit_parts(instance, load_registry(config=str(config)))
         assert instance.event_log_storage.get_concurrency_info("shared").limit == 7
 
 
