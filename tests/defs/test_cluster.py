@@ -23,6 +23,7 @@ from niels_cache_assets.defs.part_slots import limit_parts
 from niels_cache_assets.defs.private import PoolClaims
 from niels_cache_assets.defs.progress import ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot, _RecordedExecutor
+from niels_cache_assets.project.registry import load_registry
 from tests.helpers.dagster_tools import metadata
 from tests.helpers.names import NAMES
 from tests.helpers.parts_project import NAME, PartsProject, build, parts_of
