@@ -23,7 +23,7 @@ from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.stored import in_store
 from niels_cache_assets.base.wording import format_list
 from niels_cache_assets.corpus.layout import HASHES
-from niels_cache_assets.defs.home.found import dagster_home, digests_path, has_failed, mark_failed, marker_of
+from niels_cache_assets.defs.home.found import dagster_home, digests_path, has_abandoned_runs, has_failed, mark_failed, marker_of
 from niels_cache_assets.defs.launch_events import LaunchListener, LaunchResult
 from niels_cache_assets.parts.layout import CHILD_BUILT_KINDS, PART_KINDS
 from niels_cache_assets.project.registry import Registry
@@ -98,7 +98,7 @@ def launch_builds(
                 if force or not all_artifacts.is_done(step.key):
                     launcher.launch(step, force=retrained if step.key == "tokenizer" else force)
         is_new = any(result.state == "built" for result in launcher.results)
-        if is_new or not page_path(root).exists():
+        if is_new or not page_path(root).exists() or has_abandoned_runs():  # opening the runs ends those; one may be that of the reports
             launcher.runs.write_reports(in_run=is_new)
         return launcher.results
 
