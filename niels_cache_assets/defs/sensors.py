@@ -29,9 +29,8 @@ from niels_cache_assets.defs.resources import CacheRoot, RootParam
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.errors import describe_error, log_traceback
 from niels_cache_assets.sources.hub.data import HubData
-from niels_cache_assets.sources.markdown_folder import MarkdownFolder
 from niels_cache_assets.sources.net.retries import retry_at_most
-from niels_cache_assets.sources.roam import Roam
+from niels_cache_assets.sources.note_files import MarkdownFolder, Roam
 from niels_cache_assets.sources.types import Source
 from niels_cache_runtime.format.layout import FAMILIES
 

@@ -18,12 +18,10 @@ from niels_cache_assets.sources.gutenberg import Gutenberg
 from niels_cache_assets.sources.huggingface import Huggingface
 from niels_cache_assets.sources.interleave import Interleave
 from niels_cache_assets.sources.jsonl import Jsonl
-from niels_cache_assets.sources.markdown_folder import MarkdownFolder
+from niels_cache_assets.sources.note_files import MarkdownFolder, Roam
 from niels_cache_assets.sources.oasst1 import Oasst1
 from niels_cache_assets.sources.parquet import Parquet
-from niels_cache_assets.sources.python_docs import PythonDocs
-from niels_cache_assets.sources.python_help import PythonHelp
-from niels_cache_assets.sources.roam import Roam
+from niels_cache_assets.sources.python_docs import PythonDocs, PythonHelp
 from niels_cache_assets.sources.text import Text
 from niels_cache_assets.sources.types import PretrainSource, SftSource
 from niels_cache_assets.sources.wikipedia import Wikipedia

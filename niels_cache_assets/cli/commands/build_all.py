@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.base.processes import stop_on_signals
 from niels_cache_assets.base.wording import SHORT_SHA256, UNKNOWN, file_size, format_count, format_duration, format_list
-from niels_cache_assets.cli.command import CACHES, TOKENIZER, WHERE, Command, option, switch
+from niels_cache_assets.cli.command import CACHES, DONE, FAILED, TOKENIZER, WHERE, Command, option, switch
 from niels_cache_assets.cli.console import PROGRAM, diagnostics, display, is_quiet, new_table, print_facts, print_json, styled
-from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_assets.cli.overrides import FLAGS, collect_overrides
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.safe_open import require_utf8

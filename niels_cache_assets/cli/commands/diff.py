@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.base.wording import UNKNOWN, format_count
-from niels_cache_assets.cli.command import Command, integer_at_least, option
+from niels_cache_assets.cli.command import DONE, FAILED, Command, integer_at_least, option
 from niels_cache_assets.cli.console import DIFFERENCE_STYLE, display, mark, new_table, print_facts, styled
-from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
