@@ -64,35 +64,6 @@ class KeptExamples:
     dropped: dict[str, int]
 
 
-def keep_examples(starts: Ints, *, token_count: int, T: int, overflow: Overflow, targets: TargetSpans | None) -> KeptExamples:
-    """Cut examples of more than T+1 tokens, and leave out those without a target in the kept part.
-
-    Args:
-        starts: (examples,) int64, where each example begins.
-        token_count: The number of tokens of the split.
-        T: Tokens per row.
-        overflow: The treatment of longer examples; see SFT.
-        targets: The targets of the split. None means every token.
-    """
-    ends = np.append(starts[1:], token_count)
-    whole = ends - starts
-    cut, lengths = whole > T + 1, np.minimum(whole, T + 1)
-    kept_starts = ends - lengths if overflow == "truncate_left" else starts
-    has_target = lengths > 1 if targets is None else targets.have_targets(kept_starts, lengths)
-    too_long = cut if overflow == "drop" else np.zeros_like(cut)
-    kept = np.flatnonzero(has_target & ~too_long)
-    counts = {"too_long": np.count_nonzero(too_long), "without_target": np.count_nonzero(~has_target & ~too_long)}
-    return KeptExamples(
-        ordinals=kept,
-        example_starts=starts[kept],
-        starts=kept_starts[kept],
-        lengths=lengths[kept],
-        truncated=int(np.count_nonzero(cut[kept])),
-        truncated_tokens=int((whole - lengths)[kept].sum()),
-        dropped={reason: int(count) for reason, count in counts.items() if count},
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
 class PackingReport:
     """The result of packing a split.
@@ -332,9 +303,33 @@ class PackedExamples:
         return hashlib.sha256(f"{content} {settings}".encode()).hexdigest()
 
     def _keep_sides(self, starts: Ints) -> list[KeptExamples]:
-        """Return the examples that are kept: one side, or in a subclass several sides of the same examples."""
-        kept = keep_examples(starts, token_count=len(self._tokens), T=self.T, overflow=self.overflow, targets=self._targets)
-        return [kept]
+        """Cut examples of more than T+1 tokens, and leave out those without a target in the kept part.
+
+        Args:
+            starts: (examples,) int64, where each example begins.
+
+        Returns:
+            The examples that are kept: one side, or in a subclass several sides of the same examples.
+        """
+        ends = np.append(starts[1:], len(self._tokens))
+        whole = ends - starts
+        cut, lengths = whole > self.T + 1, np.minimum(whole, self.T + 1)
+        kept_starts = ends - lengths if self.overflow == "truncate_left" else starts
+        has_target = lengths > 1 if self._targets is None else self._targets.have_targets(kept_starts, lengths)
+        too_long = cut if self.overflow == "drop" else np.zeros_like(cut)
+        kept = np.flatnonzero(has_target & ~too_long)
+        counts = {"too_long": np.count_nonzero(too_long), "without_target": np.count_nonzero(~has_target & ~too_long)}
+        return [
+            KeptExamples(
+                ordinals=kept,
+                example_starts=starts[kept],
+                starts=kept_starts[kept],
+                lengths=lengths[kept],
+                truncated=int(np.count_nonzero(cut[kept])),
+                truncated_tokens=int((whole - lengths)[kept].sum()),
+                dropped={reason: int(count) for reason, count in counts.items() if count},
+            )
+        ]
 
     def _check_kept(self, count: int) -> None:
         """Raise NielsCacheError if none of `count` examples is kept, and warn if some have no target."""
