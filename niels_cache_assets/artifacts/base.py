@@ -26,18 +26,18 @@ from niels_cache_assets.disk.staging import finished_meta, staged, sweep_leftove
 from niels_cache_assets.facts.drops import NO_DROPS, DropSummary
 from niels_cache_assets.parts.attempts import staged_attempt, sweep_attempts
 from niels_cache_assets.parts.lease import HeldLease, Lease, LeaseTimes, StopRequests, hold_lease
-from niels_cache_assets.parts.store_attempt import StoreAttempt
 from niels_cache_assets.project.running import NotifySettings
 from niels_cache_assets.sources.excluding import require_matches
 from niels_cache_assets.sources.types import PretrainSource, Source
-from niels_cache_assets.tokenizer.encoder import EngineUse
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import partial_path
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, Family, tokenizer_model_name
 from niels_cache_runtime.format.meta import Meta
 
 if TYPE_CHECKING:
+    from niels_cache_assets.parts.store_attempt import StoreAttempt
     from niels_cache_assets.project.registry import Registry
+    from niels_cache_assets.tokenizer.encoder import EngineUse
 
 
 Log = Callable[[str], None]

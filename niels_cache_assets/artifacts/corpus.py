@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -35,8 +35,6 @@ from niels_cache_assets.base.documents import Documents, DropReport, merge_facts
 from niels_cache_assets.base.parallel import map_in_processes
 from niels_cache_assets.build_cache.resume import BuildPosition
 from niels_cache_assets.corpus import identity as corpus_identity
-from niels_cache_assets.corpus.chunks import ChunkWork, CorpusCounts, SourceChunks, new_report
-from niels_cache_assets.corpus.held_out import HeldOutDocuments
 from niels_cache_assets.corpus.identity import (
     cleaning_identity,
     identity_of_corpus,
@@ -75,13 +73,15 @@ from niels_cache_assets.sources.reading.keep import kept_columns
 from niels_cache_assets.sources.reading.part_stream import PartStream, part_stream, require_unchanged
 from niels_cache_assets.sources.text_column import pass_facts, reading_warning, with_text_field
 from niels_cache_assets.sources.types import PretrainSource, SourceWithParts, StreamContext
-from niels_cache_assets.streaming.encode import INVALID_UNICODE
 from niels_cache_assets.tokenizer.engines import reference_of
 from niels_cache_assets.tokenizer.kinds import TextTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import Meta, location_problem
 from niels_cache_runtime.format.npy_files import map_npy
 from niels_cache_runtime.format.reading import available_threads
+
+if TYPE_CHECKING:
+    from niels_cache_assets.corpus.chunks import CorpusCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,6 +379,8 @@ class Corpus(RootArtifact):
         )
 
     def _write_all(self, work: BuildJob) -> WriteResult:
+        from niels_cache_assets.corpus.held_out import HeldOutDocuments
+
         work.log(f"preparing {self.name}: {', '.join(self.source.prepare)}")
         for note in notes_on_source(self.source):
             work.log(note)
@@ -393,6 +395,8 @@ class Corpus(RootArtifact):
             return self._write(context, work)
 
     def _write(self, context: StreamContext, work: BuildJob) -> WriteResult:
+        from niels_cache_assets.corpus.chunks import ChunkWork, CorpusCounts, SourceChunks, new_report
+
         registry, name, source = self.registry, self.name, self.source
         processes = self.processes or registry.build.threads or available_threads()
         signatures = signature_identity(registry, name) or {}
@@ -471,6 +475,8 @@ class Corpus(RootArtifact):
 
 
 def _empty_corpus_error(directory: Path, dropped_here: Counter[str], by_source: DropReport, hints: Sequence[str] = ()) -> NielsCacheError:
+    from niels_cache_assets.streaming.encode import INVALID_UNICODE
+
     counts = sorted((dropped_here + by_source.dropped).items())
     reasons = ", ".join(f"{reason} {count}" for reason, count in counts) or "the source is empty"
     note = "; ".join([not_text_note(by_source.facts), *hints])
@@ -536,6 +542,8 @@ def _join(corpus: Corpus, members: Sequence[tuple[Path, Meta]], work: BuildJob) 
 
 def _counts(directories: Sequence[Path]) -> CorpusCounts:
     """Return the counts of all parts together. Examples of rejected documents come from all parts."""
+    from niels_cache_assets.corpus.chunks import CorpusCounts
+
     total, *others = [CorpusCounts.from_state(json.loads((directory / COUNTS_NAME).read_bytes())) for directory in directories]
     for counts in others:
         total.add(counts, is_part=True)

@@ -7,12 +7,14 @@ A part of a pretrain data set is a `PretrainCache` that reads other documents, h
 classes are in artifacts/parts/part.py.
 """
 
+from __future__ import annotations
+
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from niels_cache_assets.artifacts.base import Artifact, BuildJob, WriteResult, add_unmatched_ids, corpus_keys
 from niels_cache_assets.artifacts.cache_identity import cache_identity, is_prepared, val_may_come_late
@@ -21,19 +23,15 @@ from niels_cache_assets.artifacts.prepared_corpora import open_prepared, with_co
 from niels_cache_assets.base.config_path import SENTINELS
 from niels_cache_assets.base.documents import Document, DocumentBatch, Documents
 from niels_cache_assets.base.fingerprint import fingerprint_of
-from niels_cache_assets.build_cache import CODE_VERSIONS, OnProgress, Provenance
-from niels_cache_assets.build_cache.base import CacheBuild, choose_token_dtype, write_unbuilt
-from niels_cache_assets.build_cache.pretrain import PretrainBuild
+from niels_cache_assets.base.token_dtypes import choose_token_dtype
+from niels_cache_assets.build_cache import CODE_VERSIONS
 from niels_cache_assets.build_cache.resume import JournalFingerprint, Resume
-from niels_cache_assets.build_cache.sft import SftBuild
 from niels_cache_assets.chats.templates import Template, find_template
-from niels_cache_assets.corpus.held_out import HeldOutDocuments, reference_texts
 from niels_cache_assets.corpus.identity import mixture_dependencies
 from niels_cache_assets.corpus.prepared import PreparedCorpus
 from niels_cache_assets.disk.space import SpaceNeed, pretrain_need, sft_need
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.facts.contents import budget_rule
-from niels_cache_assets.facts.disjoint import OverlapSettings, compare_splits
 from niels_cache_assets.facts.drops import DropSummary, summarize_drops
 from niels_cache_assets.facts.published import finished_cache
 from niels_cache_assets.parts.exclusion import ExcludeList
@@ -50,13 +48,18 @@ from niels_cache_assets.sources.types import PretrainSource, SftSource, Source, 
 from niels_cache_assets.streaming.decontaminate import ReferenceTexts
 from niels_cache_assets.streaming.feed import Feed, ValShare
 from niels_cache_assets.streaming.splits import UNLIMITED
-from niels_cache_assets.tokenizer.encoder import EngineMismatchError
 from niels_cache_assets.tokenizer.engines import reference_of
-from niels_cache_assets.tokenizer.kinds import TextTokenizer, load_tokenizer
+from niels_cache_assets.tokenizer.kinds import TextTokenizer, load_tokenizer, recorded_tokenizer
 from niels_cache_runtime.cache.opening import Verify, check_sizes, listed_files
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, SPLITS, TOKEN_DTYPES, Family, dataset_dir
 from niels_cache_runtime.format.meta import ForeignMetaError, Meta, check_location, is_foreign, load_meta, location_problem
+
+if TYPE_CHECKING:
+    from niels_cache_assets.build_cache import OnProgress, Provenance
+    from niels_cache_assets.build_cache.base import CacheBuild
+    from niels_cache_assets.build_cache.pretrain import PretrainBuild
+    from niels_cache_assets.build_cache.sft import SftBuild
 
 S = TypeVar("S", bound=Source, covariant=True)
 
@@ -111,7 +114,19 @@ class DatasetSpec(Generic[S]):
         Raises:
             NielsCacheError: If it does not exist.
         """
-        return load_tokenizer(self.registry.tokenizer, self.root)
+        tokenizer, (recorded, _) = load_tokenizer(self.registry.tokenizer, self.root), self.recorded_tokenizer
+        if tokenizer.model_sha256 != recorded:  # the fingerprint of a build is that of the record
+            raise NielsCacheError(f"{tokenizer.model_path}: is not the model that its meta.json describes; build the tokenizer again")
+        return tokenizer
+
+    @cached_property
+    def recorded_tokenizer(self) -> tuple[str | None, int]:
+        """The sha256 and the vocabulary size of the tokenizer, which decide a cache. The model is not loaded.
+
+        Raises:
+            NielsCacheError: If it does not exist.
+        """
+        return recorded_tokenizer(self.registry.tokenizer, self.root)
 
     @property
     def token_bytes(self) -> int:
@@ -120,7 +135,7 @@ class DatasetSpec(Generic[S]):
         Raises:
             NielsCacheError: If [build] token_dtype is too narrow for the tokenizer.
         """
-        return TOKEN_DTYPES[choose_token_dtype(self.tokenizer.vocab_size, self.build.token_dtype)].itemsize
+        return TOKEN_DTYPES[choose_token_dtype(self.recorded_tokenizer[1], self.build.token_dtype)].itemsize
 
     @cached_property
     def siblings(self) -> Mapping[str, PretrainSource]:
@@ -226,7 +241,7 @@ class DatasetSpec(Generic[S]):
 
     def revision(self) -> str | None:
         """Return the revision of everything that a build reads."""
-        assert self.tokenizer  # fail early: nothing can be built without it
+        assert self.recorded_tokenizer  # fail early: nothing can be built without it
         return revision_with_references(self.source, self.unreferenced_revision(), self.siblings)
 
     def unreferenced_revision(self) -> str | None:
@@ -264,6 +279,8 @@ class DatasetSpec(Generic[S]):
             split_rule: The rule that splits the data set into train and val, as one line.
             member: The name of a part, or None for the whole data set.
         """
+        from niels_cache_assets.build_cache import Provenance
+
         return Provenance(
             dataset_name=self.name if member is None else f"{self.name}/{member}",
             dataset_config=self.source.hub_config,
@@ -320,7 +337,7 @@ class DatasetArtifact(Artifact, Generic[S]):
         return self.spec.revision()
 
     def identity(self, revision: str | None) -> dict[str, Any]:
-        return self.identity_with(self.spec.tokenizer.model_sha256, self.spec.tokenizer.vocab_size, revision)
+        return self.identity_with(*self.spec.recorded_tokenizer, revision)
 
     @abstractmethod
     def identity_with(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
@@ -365,6 +382,9 @@ class StreamedCache(DatasetArtifact[S]):
 
     def write_stream(self, work: BuildJob) -> WriteResult:
         """Write the cache, without a comparison of train with val."""
+        from niels_cache_assets.corpus.held_out import HeldOutDocuments
+        from niels_cache_assets.tokenizer.encoder import EngineMismatchError
+
         spec = self.spec
         for note in notes_on_source(spec.source) if spec.prepared is None else ():
             work.log(note)
@@ -423,6 +443,8 @@ def split_rule(spec: DatasetSpec[PretrainSource], *, group: int = 0) -> str:
 
 def with_overlap(spec: DatasetSpec[PretrainSource], meta: Meta, work: BuildJob) -> Meta:
     """Return the content of meta.json with the result of comparing train with val, whose files are finished."""
+    from niels_cache_assets.facts.disjoint import OverlapSettings, compare_splits
+
     if meta["val_tokens"]:
         work.log("comparing train with val")
     settings = OverlapSettings.of(spec.registry, spec.source, spec.build)
@@ -441,6 +463,8 @@ def pretrain_build(spec: DatasetSpec[PretrainSource], directory: Path, **own: An
         directory: The folder of the cache.
         **own: The other fields of the build.
     """
+    from niels_cache_assets.build_cache.pretrain import PretrainBuild
+
     source, build = spec.source, spec.build
     return PretrainBuild(
         out_dir=str(directory),
@@ -496,6 +520,8 @@ class PretrainCache(StreamedCache[PretrainSource]):
 
     def _references(self, context: StreamContext) -> ReferenceTexts | None:
         """Return the texts of `decontaminate_against`, or None without this key."""
+        from niels_cache_assets.corpus.held_out import HeldOutDocuments, reference_texts
+
         if not self.spec.source.decontaminate_against:
             return None
         held_out = context.held_out if isinstance(context.held_out, HeldOutDocuments) else None
@@ -564,6 +590,8 @@ class SftCache(StreamedCache[SftSource]):
         return f"seeded {source.val_frac:g} of {unit}s to val, seed {self.spec.build.seed}"
 
     def builder(self, context: StreamContext, **own: Any) -> SftBuild:
+        from niels_cache_assets.build_cache.sft import SftBuild
+
         source, build = self.spec.source, self.spec.build
         return SftBuild(
             items=Feed(source.conversations, context),
@@ -625,5 +653,7 @@ class SwitchedOff(Artifact):
         return {"enabled": False, "source": self.spec.source.source}
 
     def write(self, work: BuildJob) -> WriteResult:
+        from niels_cache_assets.build_cache.base import write_unbuilt
+
         provenance = self.spec.provenance(None, work.fingerprint, self.split_rule)
         return WriteResult(meta=write_unbuilt(work.directory, family=self.spec.family, provenance=provenance))

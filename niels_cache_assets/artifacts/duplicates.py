@@ -42,8 +42,6 @@ from niels_cache_assets.corpus.identity import (
     split_identity,
 )
 from niels_cache_assets.corpus.layout import DUPLICATES, HASHES, corpus_dir, duplicates_dir, duplicates_file, range_name, ranges_dir
-from niels_cache_assets.corpus.near_val import drop_near_val
-from niels_cache_assets.corpus.order import CorpusInput, CorpusInputs, DroppedDocuments
 from niels_cache_assets.corpus.prepared import document_sizes, ordinals_sha256
 from niels_cache_assets.disk.journal import SCRATCH_NAME
 from niels_cache_assets.disk.space import SpaceNeed
@@ -60,6 +58,7 @@ from niels_cache_runtime.format.layout import META_NAME, SPLITS
 from niels_cache_runtime.format.meta import Meta, sha256_text
 
 if TYPE_CHECKING:
+    from niels_cache_assets.corpus.order import CorpusInput, CorpusInputs, DroppedDocuments
     from niels_cache_assets.dedup.signatures import Signatures
 
 
@@ -234,6 +233,7 @@ class SearchStep(RootArtifact):
         return self._write_hashes(work) if self.number is None else self._write_range(self.number, work)
 
     def _write_hashes(self, work: BuildJob) -> WriteResult:
+        from niels_cache_assets.corpus.order import CorpusInputs
         from niels_cache_assets.dedup.ranges import write_hashes
 
         required = self.required
@@ -408,6 +408,8 @@ class Duplicates(RootArtifact):
             remove_ranges(self.registry, self.root)
 
     def write(self, work: BuildJob) -> WriteResult:
+        from niels_cache_assets.corpus.near_val import drop_near_val
+        from niels_cache_assets.corpus.order import CorpusInputs
         from niels_cache_assets.dedup.greedy import SimilarityCondition, drop_later
         from niels_cache_assets.dedup.ranges import Buckets
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from niels_cache_assets.artifacts.base import BuildJob, RootArtifact, WriteResult, corpus_keys
-from niels_cache_assets.artifacts.tokenizer_sample import spool_sample
 from niels_cache_assets.base.defaults import TOKENIZER_TRAIN_THREADS
 from niels_cache_assets.base.fingerprint import identity_settings
 from niels_cache_assets.corpus.identity import needs_tokenizer
@@ -17,7 +16,6 @@ from niels_cache_assets.tokenizer.kinds import LIBRARIES, open_configured_model
 from niels_cache_assets.tokenizer.measures import measure_texts
 from niels_cache_assets.tokenizer.settings import TokenizerSettings
 from niels_cache_assets.tokenizer.tokenizer_json import json_file, side_files
-from niels_cache_assets.tokenizer.training import ROUND_TRIP_TEXTS, round_trip_losses, train
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import (
     FAMILIES,
@@ -137,6 +135,9 @@ class Tokenizer(RootArtifact):
         Raises:
             NielsCacheError: If the model lacks the special tokens, or there is no text to train on.
         """
+        from niels_cache_assets.artifacts.tokenizer_sample import spool_sample
+        from niels_cache_assets.tokenizer.training import ROUND_TRIP_TEXTS, round_trip_losses, train
+
         settings = self.registry.tokenizer
         beginnings: dict[str, list[str]] = {}
         warnings: list[str] = []

@@ -16,10 +16,10 @@ from niels_cache_assets.sources import PRETRAIN_SOURCES
 from niels_cache_assets.sources.chat_forms import UnclearColumnsError, are_trees, keys_of_rows
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl
 from niels_cache_assets.sources.finding.globs import advice_for_missing, glob_files
-from niels_cache_assets.sources.note_files import is_export
 from niels_cache_assets.sources.reading.compressed import COMPRESSIONS
 from niels_cache_assets.sources.reading.files import SourceFile, file_errors, open_bytes, walk_folder
 from niels_cache_assets.sources.reading.rows import file_rows, first_rows
+from niels_cache_assets.sources.roam import is_export
 from niels_cache_assets.sources.text_column import ROWS, choose_text_field, require_field
 from niels_cache_assets.sources.types import PretrainSource
 from niels_cache_assets.sources.wikipedia import Wikipedia

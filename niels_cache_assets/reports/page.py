@@ -34,23 +34,17 @@ from niels_cache_assets.plots.pictures import (
     similarity_pictures,
 )
 from niels_cache_assets.project.registry import Registry
+from niels_cache_assets.reports import page_path
 from niels_cache_assets.reports.cache import CODE_VERSION, CacheItem, CacheReport
 from niels_cache_assets.reports.history import date
 from niels_cache_assets.tokenizer.measures import characters_per_token_by_source
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import sha256_text
 
-PAGE_NAME = "cache.html"
-
 _FEW = 12  # if a page has at most this many items, all items are open
 _LANGUAGES = 15
 Drawings = dict[Path, Sequence[Picture] | str]  # of each folder; a text is the reason why it has none
 _FIGURE = re.compile(r'<figure data-sha256="(\w+)">(.*?)</figure>', re.DOTALL)
-
-
-def page_path(root: Path) -> Path:
-    """Return the default path of the report of a cache root."""
-    return root / "reports" / PAGE_NAME
 
 
 def tuning_path(root: Path, name: str) -> Path:

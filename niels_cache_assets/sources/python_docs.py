@@ -1,6 +1,6 @@
-"""The sources `python_docs` (pretrain) and `python_help` (SFT), of the standard library's docstrings, which every machine has.
+"""The source `python_docs`, for a pretrain data set of the standard library's docstrings, which every machine has.
 
-The quickstart profile builds these data sets, because they are real prose and need no network.
+The quickstart profile builds this data set, because it is real prose and needs no network. `python_help` (SFT) uses the same docstrings.
 
 The source code of the library is parsed, not imported, so none of it runs. Parsing takes a few seconds per pass. Objects that are written
 in C have no docstring in the source code, so the parser does not find them.
@@ -11,15 +11,14 @@ import platform
 import sys
 import sysconfig
 import warnings
-from collections.abc import Iterator, Mapping
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
 
-from niels_cache_assets.base.documents import Conversation, Document
-from niels_cache_assets.sources.conversations import RowErrorPolicy, valid_batches
+from niels_cache_assets.base.documents import Document
 from niels_cache_assets.sources.reading.encodings import read_text
 from niels_cache_assets.sources.reading.files import SourceFile, files_digest, walk_folder
 from niels_cache_assets.sources.reading.rows import batched
-from niels_cache_assets.sources.types import PretrainSource, SftSource, Siblings, StreamContext
+from niels_cache_assets.sources.types import PretrainSource, Siblings, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 
 # Folders with tests, with vendored or generated code, or with packages that are not part of the standard library.
@@ -28,8 +27,6 @@ SKIPPED_FOLDERS = frozenset(
 )
 
 MIN_CHARACTERS = 40  # shorter docstrings are dropped and counted
-MIN_HELP_CHARACTERS = 60  # the same for `python_help`
-MAX_CHARACTERS = 800  # an answer has whole paragraphs up to this length, and at least the first paragraph
 _Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -132,40 +129,3 @@ def _definitions(parent: ast.Module | ast.ClassDef, prefix: str) -> list[tuple[_
         elif isinstance(node, (ast.If, ast.Try, ast.With, ast.ExceptHandler, ast.For, ast.While)):
             pending.extend(reversed([*ast.iter_child_nodes(node)]))
     return found[::-1]
-
-
-class PythonHelp(SftSource):
-    """Questions about public functions and classes, answered by the first paragraphs of their docstrings."""
-
-    source: Literal["python_help"] = "python_help"
-
-    def revision(self, siblings: Mapping[str, Any]) -> str | None:
-        return stdlib_revision()
-
-    def conversations(self, context: StreamContext) -> Iterator[list[Conversation]]:
-        return valid_batches(self._conversations(context), RowErrorPolicy(context))
-
-    def _conversations(self, context: StreamContext) -> Iterator[Conversation]:
-        for found in documented_objects():
-            if found.kind not in ("class", "function") or any(part.startswith("_") for part in found.name.split(".")):
-                continue
-            if len(found.doc) < MIN_HELP_CHARACTERS:
-                context.report.drop_row("short_docstring", found.file, found.line)
-            else:
-                yield _conversation(found)
-
-
-def _conversation(found: DocumentedObject) -> Conversation:
-    first, *others = found.doc.split("\n\n")
-    answer = first
-    for paragraph in others:
-        if len(answer) + 2 + len(paragraph) > MAX_CHARACTERS:
-            break
-        answer = f"{answer}\n\n{paragraph}"
-    return Conversation(
-        [{"role": "user", "content": f"What does `{found.name}` do?"}, {"role": "assistant", "content": answer}],
-        source_id=found.name,
-        file=found.file,
-        row=found.line,
-        category=found.kind,
-    )

@@ -159,6 +159,20 @@ def load_tokenizer(settings: TokenizerSettings, root: Path) -> TextTokenizer:
     return tokenizer
 
 
+def recorded_tokenizer(settings: TokenizerSettings, root: Path) -> tuple[str | None, int]:
+    """Return the sha256 and the vocabulary size of the tokenizer in the cache root, as its meta.json says. No model is loaded.
+
+    Raises:
+        NielsCacheError: If it is not built yet.
+    """
+    folder = tokenizer_dir(root)
+    if not (folder / META_NAME).exists() or not built_model(folder).exists():
+        tokenizer = load_tokenizer(settings, root)  # a model without a record, or an error
+        return tokenizer.model_sha256, tokenizer.vocab_size
+    meta = read_meta(str(folder / META_NAME))
+    return meta["sha256"], meta["vocab_size"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class BuildTokenizer:
     """A view of any tokenizer: the methods and values that the builders use.

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl
 from niels_cache_assets.sources.mediawiki.markup import Form
-from niels_cache_assets.sources.note_files import Roam
 from niels_cache_assets.sources.oasst1 import Oasst1
+from niels_cache_assets.sources.roam import Roam
 from niels_cache_assets.sources.types import Source, StreamContext
 from niels_cache_assets.sources.wikipedia import Wikipedia
 from niels_cache_runtime.errors import NielsCacheError

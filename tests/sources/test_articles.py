@@ -10,10 +10,11 @@ import pytest
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl
 from niels_cache_assets.sources.gutenberg import Gutenberg, strip_project_gutenberg
 from niels_cache_assets.sources.jsonl import Jsonl
-from niels_cache_assets.sources.note_files import MarkdownFolder, Roam, _outline
+from niels_cache_assets.sources.markdown_folder import MarkdownFolder
 from niels_cache_assets.sources.reading.encodings import DecodingCounts
 from niels_cache_assets.sources.reading.files import SourceFile
 from niels_cache_assets.sources.reading.positions import FilePass
+from niels_cache_assets.sources.roam import Roam, _outline
 from niels_cache_assets.sources.text import Text
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.sources.wikitext import Wikitext, WikitextRow, articles

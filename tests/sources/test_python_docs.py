@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from niels_cache_assets.sources import python_docs
-from niels_cache_assets.sources.python_docs import PythonDocs, PythonHelp
+from niels_cache_assets.sources import python_help
+from niels_cache_assets.sources.python_docs import PythonDocs
+from niels_cache_assets.sources.python_help import PythonHelp
 from niels_cache_runtime.errors import NielsCacheError
 from tests.helpers.read_sources import read
 
@@ -88,7 +89,7 @@ def test_every_documented_object_is_one_document(library: Path) -> None:
 
 
 def test_help_asks_about_public_functions_and_classes(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(python_docs, "MAX_CHARACTERS", 110)
+    monkeypatch.setattr(python_help, "MAX_CHARACTERS", 110)
     conversations, context = read(PythonHelp())
     assert [conversation.messages for conversation in conversations] == [
         [{"role": "user", "content": "What does `woods.Oak` do?"}, {"role": "assistant", "content": OAK}],

@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.artifacts.base import BuildJob, WriteResult
 from niels_cache_assets.artifacts.cache_identity import dtype_identity
@@ -40,8 +40,6 @@ from niels_cache_assets.artifacts.dataset import (
 )
 from niels_cache_assets.base.documents import Document, DropReport
 from niels_cache_assets.build_cache import CODE_VERSIONS
-from niels_cache_assets.build_cache.base import Progress
-from niels_cache_assets.build_cache.pretrain import PretrainBuild
 from niels_cache_assets.build_cache.pretrain_writer import PretrainWriter, WriterState
 from niels_cache_assets.disk.identity import without_keys
 from niels_cache_assets.disk.space import SpaceNeed, pretrain_need
@@ -67,6 +65,9 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import remove
 from niels_cache_runtime.format.layout import VAL_TEXTS
 from niels_cache_runtime.format.meta import Meta, content_sha256, location_problem
+
+if TYPE_CHECKING:
+    from niels_cache_assets.build_cache.pretrain import PretrainBuild
 
 
 def planned_identity(
@@ -143,8 +144,8 @@ def difference(member: PartCache | ValPart, meta: Meta) -> str:
         if revision != member.revision():
             return f"was built from revision {revision}, but the plan is of revision {member.revision()}"
         return f"was built by another plan ({short_sha256(part.get('plan'))}), with other settings"
-    if meta.get("tokenizer_sha256") != spec.tokenizer.model_sha256:
-        used, current = (short_sha256(sha256) for sha256 in (meta.get("tokenizer_sha256"), spec.tokenizer.model_sha256))
+    if meta.get("tokenizer_sha256") != spec.recorded_tokenizer[0]:
+        used, current = (short_sha256(sha256) for sha256 in (meta.get("tokenizer_sha256"), spec.recorded_tokenizer[0]))
         return f"was built with tokenizer {used}, but the cache now holds {current}"
     if spec.source.exclude is not None or meta.get("facts", {}).get(EXCLUDED):
         return "was built with other ids in the list `exclude`, with other settings or by another code version"
@@ -255,7 +256,7 @@ class ValPart(PartFolder):
         return excluded & {*removed, *(each.source_id for each in present if each.file in files)}
 
     def revision(self) -> str | None:
-        assert self.spec.tokenizer  # fail early: nothing can be built without it
+        assert self.spec.recorded_tokenizer  # fail early: nothing can be built without it
         return self.spec.plan.first.revision
 
     @property
@@ -296,6 +297,8 @@ class ValPart(PartFolder):
         return budget_rule(train_tokens=None, val_tokens=self.spec.source.val_tokens or 0)
 
     def write(self, work: BuildJob) -> WriteResult:
+        from niels_cache_assets.build_cache.base import Progress
+
         journal = work.open_journal(f"{self.spec.name}/{self.member}", state=_State)
         state: _State = journal.state or _State(taken=[], cut=[], drops=DropReport().state(), writer=None)
         parts, build = self.spec.plan.first.parts, self._build_of(work)
@@ -451,7 +454,7 @@ class PartCache(PartFolder, PretrainCache):
         return self.spec.plan.parts[self.number]
 
     def revision(self) -> str | None:
-        assert self.spec.tokenizer  # fail early: nothing can be built without it
+        assert self.spec.recorded_tokenizer  # fail early: nothing can be built without it
         return self.planned.revision
 
     def _as_part(self, written: WriteResult, identity: Mapping[str, Any], *, also: Collection[str] = ()) -> WriteResult:

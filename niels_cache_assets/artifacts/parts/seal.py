@@ -88,7 +88,7 @@ class JoinedCache(DatasetArtifact[SourceWithParts]):
         return meta if meta is None or content_matches(self.spec, self.directory, meta) else None  # links to a damaged part are damaged too
 
     def revision(self) -> str | None:
-        assert self.spec.tokenizer  # fail early: nothing can be built without it
+        assert self.spec.recorded_tokenizer  # fail early: nothing can be built without it
         return self.spec.revision() if self.is_of_corpus else self.spec.plan.revision
 
     def identity_with(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:

@@ -46,6 +46,7 @@ COMMAND = Command(
         option("--only", "NAME", "build only these data sets (and the tokenizer, if it is missing)", nargs="+"),
         switch("--force", "rebuild finished data sets"),
         switch("--dry-run", "print what would be built, why, and the estimated cost; write nothing"),
+        switch("--record", "record in the Dagster home what is found, even if it was recorded there, such as after an asset was wiped"),
         switch("--wait", "wait instead of failing if a process with a different Dagster home is building a data set"),
         option(
             "--set",
@@ -101,9 +102,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         return _dry_run(registry, root, arguments)
     with stop_on_signals(), build_listener(diagnostics()) as listener:
-        from niels_cache_assets.defs.launcher import launch_builds  # takes seconds: dagster
+        from niels_cache_assets.defs.launcher import launch_builds
 
-        results = launch_builds(registry, root=root, only=arguments.only, force=arguments.force, wait=arguments.wait, listener=listener)
+        options = {option: getattr(arguments, option) for option in ("only", "force", "wait", "record")}
+        results = launch_builds(registry, root=root, listener=listener, **options)
     code = FAILED if any(result.state == "failed" for result in results) else DONE
     rows = [_row(result) for result in results]
     if print_facts(arguments, {"root": root, "results": rows}):

@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.against_dagster:
         from niels_cache_assets.defs.home.history import recorded_findings
 
-        findings += recorded_findings(root, folders)
+        findings += recorded_findings(registry, root, folders)
     lines = verified.notes()
     names_found = [folder.relative_to(root).as_posix() for folder in folders]
     rows = results(verified)
