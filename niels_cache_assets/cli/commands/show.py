@@ -57,7 +57,6 @@ class ShownCache(NamedTuple):
 
 def run(arguments: argparse.Namespace) -> None:
     """Print the tables."""
-    from niels_cache_assets.artifacts.corpus_report import funnel
     from niels_cache_assets.cli.context import open_registry
     from niels_cache_runtime.remote.store import is_address
 
@@ -80,6 +79,8 @@ def run(arguments: argparse.Namespace) -> None:
         _print_cache(cache.meta)
     if corpus is None:
         return
+    from niels_cache_assets.artifacts.corpus_report import funnel
+
     display(f"\n{name}  (corpus, {corpus['directory']})", style="bold")
     numbers = ("documents", "size", "tokens, about")
     table = new_table("stage", *numbers, right=numbers)
