@@ -224,9 +224,23 @@ class TiktokenTokenizer(TextTokenizer):
             file = read_ranks(path)
             if file.encoding is not None and (encoding or pattern):
                 raise NielsCacheError(f"{path}: a tekken.json has its own pattern; remove encoding and pattern from [tokenizer]")
-            known = file.encoding or (Encoding(pattern, {}) if pattern else known_encoding(_name_of(path, encoding), file.ranks, str(path)))
-            self.pattern, self._known = known.pattern, list(known.special_tokens)
-            self._special_ids = _new_ids(self.special_tokens, known.special_tokens, file.ranks, self.model_path)
+            found = file.encoding or (Encoding(pattern, {}) if pattern else known_encoding(_name_of(path, encoding), file.ranks, str(path)))
+            known = found.special_tokens
+            self.pattern, self._known = found.pattern, list(known)
+            if dict(self.special_tokens) == SPECIAL_TOKENS:  # nothing is configured
+                raise missing_eot_error(known, self.model_path)
+            free = max(max(file.ranks.values()), *known.values(), 0) + 1
+            self._special_ids = {}
+            for role in ROLE_ORDER:
+                token = self.special_tokens.get(role)
+                if token is None:
+                    continue
+                if token in known:
+                    self._special_ids[role] = known[token]
+                    continue
+                if known and (role == "eot" or difflib.get_close_matches(token, known, n=1, cutoff=_NEAR)):
+                    raise missing_token_error(role, token, known, self.model_path)
+                self._special_ids[role], free = free, free + 1
             self._ids_by_string = {self.special_tokens[role]: token for role, token in self._special_ids.items()}
         self.vocab_size = max(max(file.ranks.values()), *self._ids_by_string.values(), 0) + 1
         self.description = canonical_json(
@@ -347,25 +361,6 @@ def _name_of(path: Path, encoding: str | None) -> str:
     problem = "a rank file does not say how text is cut into words" if encoding is None else f"no encoding {encoding!r}"
     add = f"add encoding (one of {', '.join(ENCODINGS)}) or pattern, the regular expression of the model, to [tokenizer]"
     raise NielsCacheError(f"{path}: {problem}{hint or f'; {add}'}")
-
-
-def _new_ids(special_tokens: Mapping[str, str], known: Mapping[str, int], ranks: Mapping[bytes, int], where: str) -> dict[str, int]:
-    """Return the ids of special tokens by role. A token that the encoding does not know gets the next free id."""
-    if dict(special_tokens) == SPECIAL_TOKENS:  # nothing is configured
-        raise missing_eot_error(known, where)
-    ids: dict[str, int] = {}
-    free = max(max(ranks.values()), *known.values(), 0) + 1
-    for role in ROLE_ORDER:
-        token = special_tokens.get(role)
-        if token is None:
-            continue
-        if token in known:
-            ids[role] = known[token]
-            continue
-        if known and (role == "eot" or difflib.get_close_matches(token, known, n=1, cutoff=_NEAR)):
-            raise missing_token_error(role, token, known, where)
-        ids[role], free = free, free + 1
-    return ids
 
 
 def _open(ranks: dict[bytes, int], pattern: str, special_tokens: dict[str, int], where: str) -> tiktoken.Encoding:

@@ -14,9 +14,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.base.wording import format_count
-from niels_cache_assets.cli.command import ALL_HELP, CACHES, WHERE, Command, option, switch
+from niels_cache_assets.cli.command import ALL_HELP, CACHES, DONE, FAILED, WHERE, Command, option, switch
 from niels_cache_assets.cli.console import PROGRAM, display, new_table, output, print_facts
-from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:

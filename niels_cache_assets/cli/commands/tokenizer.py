@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.base.wording import SHORT_SHA256
-from niels_cache_assets.cli.command import WHERE, Command, integer_at_least, option, require_choice
+from niels_cache_assets.cli.command import DONE, FAILED, WHERE, Command, integer_at_least, option, require_choice
 from niels_cache_assets.cli.console import display, new_table, print_facts, print_json
-from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:

@@ -113,7 +113,11 @@ class BlockFeed:
         first = self._first
         try:
             while (reached := self._move(first)) < min(self._first + self._rows, self._end):
-                self._read_early(located, reached)
+                finished = [visit for visit in self._current if visit.end <= reached]
+                for number, epoch, places in located.groups():
+                    name = self._names[number]
+                    if blocks := [visit.block for visit in finished if (visit.source, visit.epoch) == (name, epoch)]:
+                        self._sources[name].read_early(located.numbers[places], blocks)
                 first = reached
             return self._make(located)
         finally:
@@ -152,14 +156,6 @@ class BlockFeed:
         for source in self._all:
             source.use_visits(None, feed=None)
         self._copy.declare_needs(self._run if run is None else run, position, demands, owners=self._all)
-
-    def _read_early(self, located: SampleLocations, end: int) -> None:
-        """Read those of the samples at `located` whose visits are over at sample `end`."""
-        finished = [visit for visit in self._current if visit.end <= end]
-        for number, epoch, places in located.groups():
-            name = self._names[number]
-            if blocks := [visit.block for visit in finished if (visit.source, visit.epoch) == (name, epoch)]:
-                self._sources[name].read_early(located.numbers[places], blocks)
 
     def _move(self, first: int) -> int:
         """Let the sources read the visits of the last batch from sample `first` on, and record what this process needs now and next.
