@@ -16,7 +16,7 @@ import difflib
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from importlib.util import find_spec, module_from_spec
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -64,8 +64,6 @@ _TEKKEN_SPECIALS = (  # of files that do not list theirs, in the order of their 
     "<unk> <s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] [/TOOL_RESULTS] [TOOL_CALLS] [IMG] <pad> "
     "[IMG_BREAK] [IMG_END] [PREFIX] [MIDDLE] [SUFFIX] [SYSTEM_PROMPT] [/SYSTEM_PROMPT] [TOOL_CONTENT]"
 )
-
-_OPENED: dict[str, tiktoken.Encoding] = {}  # the last encoding, by its description
 
 
 class Encoding(NamedTuple):
@@ -239,23 +237,12 @@ class TiktokenTokenizer(TextTokenizer):
             }
         )
         self.model_sha256 = hashlib.sha256(self.description.encode()).hexdigest()
-        self.library_encoding = self._open(file)
+        assert self.library_encoding  # a wrong pattern fails early
 
     @cached_property
     def library_encoding(self) -> tiktoken.Encoding:
         """Encoding object of the library `tiktoken`."""
-        file = read_ranks(self.ranks_path)
-        if file.sha256 != json.loads(self.description)["ranks_sha256"]:
-            raise NielsCacheError(f"{self.ranks_path}: the tokenizer has changed since this object was pickled; create it again")
-        return self._open(file)
-
-    def _open(self, file: RankFile) -> tiktoken.Encoding:
-        """Return the library's object for the ranks, which a process loads once for all tokenizers with the same description."""
-        if (opened := _OPENED.get(self.description)) is None:
-            opened = _open(file.ranks, self.pattern, self._ids_by_string, self.model_path)
-            _OPENED.clear()
-            _OPENED[self.description] = opened
-        return opened
+        return _open(self.description, self.ranks_path)
 
     def encode_unchecked(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the ids of each text as 1-D uint32 arrays. No text yields a special id."""
@@ -368,16 +355,26 @@ def _new_ids(special_tokens: Mapping[str, str], known: Mapping[str, int], ranks:
     return ids
 
 
-def _open(ranks: dict[bytes, int], pattern: str, special_tokens: dict[str, int], where: str) -> tiktoken.Encoding:
+@lru_cache(maxsize=1)
+def _open(description: str, ranks_path: str) -> tiktoken.Encoding:
+    """Return the library's object, which a process loads once."""
+    described, file = json.loads(description), read_ranks(ranks_path)
+    if file.sha256 != described["ranks_sha256"]:
+        raise NielsCacheError(f"{ranks_path}: the tokenizer has changed since this object was pickled; create it again")
     try:
         import tiktoken
     except ImportError as error:
-        raise NielsCacheError(f"{where}: needs the package tiktoken, which cannot be imported; pip install tiktoken") from error
+        raise NielsCacheError(f"{ranks_path}: needs the package tiktoken, which cannot be imported; pip install tiktoken") from error
     try:
         with panics_as_errors():
-            return tiktoken.Encoding(Path(where).stem, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special_tokens)
+            return tiktoken.Encoding(
+                Path(ranks_path).stem,
+                pat_str=described["pattern"],
+                mergeable_ranks=file.ranks,
+                special_tokens=described["special_tokens"],
+            )
     except (ValueError, PanicError) as error:
-        raise NielsCacheError(f"{where}: tiktoken cannot use the pattern: {error}; correct [tokenizer] pattern") from error
+        raise NielsCacheError(f"{ranks_path}: tiktoken cannot use the pattern: {error}; correct [tokenizer] pattern") from error
 
 
 def _read_description(path: Path) -> dict[str, Any]:
