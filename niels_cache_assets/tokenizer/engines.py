@@ -54,7 +54,6 @@ _CL100K_PATTERN = (
 
 _LOCK = Lock()
 _LOADED: dict[tuple[Any, ...], Engine | str] = {}  # the engine of the last model, or why none is used
-_RESULTS: dict[str, str] = {}  # of proofs, by what they depend on: why the engine is not used, or "" if its ids are right
 
 
 class Engine(Protocol):
@@ -158,7 +157,9 @@ def is_engine_loaded(tokenizer: TextTokenizer) -> bool:
 
 def may_encode(tokenizer: Any, name: str, version: str) -> bool:
     """Return whether an engine, perhaps one of another process, can still encode: nothing forbids it, and no proof has failed."""
-    return reference_of(tokenizer) is not None and tokenizer.engine == "auto" and not _result(tokenizer, f"{name} {version}")
+    if reference_of(tokenizer) is None or tokenizer.engine != "auto" or isinstance(_LOADED.get(_key(tokenizer)), str):
+        return False
+    return not _result(tokenizer, f"{name} {version}")
 
 
 def prove(tokenizer: TextTokenizer, engine: Engine) -> EngineProof:
@@ -235,16 +236,12 @@ def _result(tokenizer: TextTokenizer, engine: str) -> str | None:
         tokenizer: The model.
         engine: Name and version of the engine.
     """
-    key = _proof_key(tokenizer, engine)
-    results = [_RESULTS.get(key), read_record(tokenizer.proofs)["proofs"].get(key)]
-    return max((result for result in results if result is not None), default=None)  # any failure sorts after ""
+    return read_record(tokenizer.proofs)["proofs"].get(_proof_key(tokenizer, engine))
 
 
 def _record(tokenizer: TextTokenizer, engine: str, rejection: str) -> str:
     """Record the result of a proof, and return it."""
-    key = _proof_key(tokenizer, engine)
-    _RESULTS[key] = rejection
-    _add_to_record(tokenizer, "proofs", key, rejection)
+    _add_to_record(tokenizer, "proofs", _proof_key(tokenizer, engine), rejection)
     return rejection
 
 

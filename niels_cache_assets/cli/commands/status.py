@@ -138,7 +138,6 @@ class StatusRow:
         from niels_cache_assets.tokenizer.kinds import PROOFS_NAME
 
         state, work = self.state, self.work
-        encoders = read_record(state.directory.parent / PROOFS_NAME)["encoders"] if state.kind == "tokenizer" else {}
         configured = {**registry.pretrain, **registry.sft}.get(state.name)
         how_far = {"share": work.share, "documents": work.documents}
         is_unfinished = work.is_resumable and work.writer is None
@@ -154,7 +153,7 @@ class StatusRow:
             "counts": all_counts(self.meta),
             "shortfall": budget_shortfall(self.meta),
             "sha256": content_hash(self.meta),
-            "encoder": encoders.get(content_hash(self.meta)),
+            "encoder": read_record(state.directory.parent / PROOFS_NAME)["encoders"].get(str(content_hash(self.meta))),
             "building": {**asdict(work.writer), **how_far} if work.writer else None,
             "resumable": how_far if is_unfinished and self._stale_reason is None else None,
             "stale_build": {**how_far, "why": self._stale_reason} if is_unfinished and self._stale_reason is not None else None,
