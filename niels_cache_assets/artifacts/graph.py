@@ -23,6 +23,7 @@ from niels_cache_assets.artifacts.corpus_report import CorpusReport
 from niels_cache_assets.artifacts.dataset import DatasetSpec, PretrainCache, SftCache, SwitchedOff
 from niels_cache_assets.artifacts.duplicates import Duplicates, SearchStep
 from niels_cache_assets.artifacts.index import BlendIndex
+from niels_cache_assets.artifacts.parts.part import PartCache
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.seal import DatasetCache, JoinedCache
 from niels_cache_assets.artifacts.parts.watch import STATES, WatchedStep, watch_parts, watch_steps
@@ -62,12 +63,12 @@ class Graph:
         well.
         """
         was_shared = lease_path(real_path(tokenizer_dir(self.root))).is_dir()
-        return Tokenizer(registry=self.registry, root=self.root, is_shared=self.registry.has_parts or was_shared)
+        return Tokenizer(self.registry, self.root, is_shared=self.registry.has_parts or was_shared)
 
     def corpus(self, name: str, *, processes: int | None = None) -> Corpus:
         """Return the corpus of a data set."""
         siblings = partial(with_corpus_readers, self.registry, self.root)
-        return Corpus(registry=self.registry, root=self.root, name=name, processes=processes, siblings=siblings)
+        return Corpus(self.registry, self.root, name=name, processes=processes, siblings=siblings)
 
     def joined_corpus(self, name: str) -> Corpus:
         """Return the corpus of a data set whose corpus is in parts.
@@ -109,11 +110,11 @@ class Graph:
 
     def duplicates(self) -> Duplicates:
         """Return the drop lists (lists of the duplicates in each corpus)."""
-        return Duplicates(registry=self.registry, root=self.root)
+        return Duplicates(self.registry, self.root)
 
     def report(self, name: str) -> CorpusReport:
         """Return the report of a data set's corpus."""
-        return CorpusReport(registry=self.registry, root=self.root, name=name)
+        return CorpusReport(self.registry, self.root, name=name)
 
     def dataset(self, name: str, run_settings: Mapping[str, Any] | None = None) -> DatasetCache:
         """Return the cache of a data set.
@@ -187,7 +188,7 @@ class Graph:
     def _known_in_store(self) -> dict[str, tuple[Any, Any]]:
         return {}
 
-    def part(self, name: str) -> PretrainCache:
+    def part(self, name: str) -> PartCache:
         """Return a part by its name, NAME/part-00017.
 
         Raises:

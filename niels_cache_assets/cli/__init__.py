@@ -49,7 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     verbosity: Verbosity = "normal"
     _open_closed_streams()
     try:
-        _require_posix()
+        if _system() != "posix":
+            raise NielsCacheError(f"niels-cache runs on Linux: {sys.platform} has no POSIX file locks; on Windows, run it in WSL 2")
         if COMPLETION_VARIABLE in os.environ and argv is None:
             import_module(f"{__name__}.completion").complete()  # ends the process
         arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
@@ -117,11 +118,6 @@ def _open_closed_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  (open until the process ends)
-
-
-def _require_posix() -> None:
-    if _system() != "posix":
-        raise NielsCacheError(f"niels-cache runs on Linux: {sys.platform} has no POSIX file locks; on Windows, run it in WSL 2")
 
 
 def _system() -> str:

@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 
 from niels_cache_assets.base.wording import format_list
-from niels_cache_assets.build_cache.pretrain_writer import spool_name
 from niels_cache_assets.disk.journal import JournalRecord, clear_directory, decode_record, encode_record, write_journal
 from niels_cache_assets.disk.space import SpaceNeed, free_blocks, require_free_space
 from niels_cache_assets.parts.attempts import attempt_scratch
@@ -188,6 +187,8 @@ class StoreAttempt:
             self._sending.result()
 
     def _send_record(self, recorded: JournalRecord) -> None:
+        from niels_cache_assets.build_cache.pretrain_writer import spool_name
+
         self._lease.check_quickly()
         new = [name for name in recorded.finished if name not in self._objects]
         self._send_files(recorded.finished)

@@ -138,7 +138,7 @@ def ratios_picture(characters_per_token: Mapping[str, float]) -> Picture:
 
 
 def corpus_pictures(report: Mapping[str, Any]) -> list[Picture]:
-    """Return the pictures of the report of a corpus (artifacts/corpus_facts.py): stages, reasons, lengths and, if searched, duplicates."""
+    """Return the pictures of the report of a corpus (artifacts/corpus_report.py): stages, reasons, lengths and, if searched, duplicates."""
     stages, rows = report["funnel"], report["lengths"]
     pictures = [
         Picture(

@@ -110,6 +110,14 @@ class DagsterSettings(Table):
     """Let `upstream_revision_sensor` request a new build when upstream has changed"""
     notes_quiet_seconds: int = Field(300, ge=0)
     """How long a folder of notes must stay unchanged, in seconds, before it is built"""
+    key_prefix: str | None = Field(None, pattern="^[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*$")
+    """First parts of all asset keys, such as "nlp" or "team/nlp". Names of jobs, ops, sensors, resources and pools begin with it, too"""
+    group: str | None = Field(None, pattern="^[A-Za-z0-9_]+$")
+    """Group of all assets; by default each has a group of its kind"""
+    pools: dict[Literal["parts", "source_stream"], str] = Field({})
+    """Other names for the pools, such as { parts = "large_machine" }"""
+    location: str = "niels_cache_assets"
+    """Name of the code location under which build-all records its runs. In a project of `dg`, the location of the project"""
 
     @field_validator("owners")
     @classmethod

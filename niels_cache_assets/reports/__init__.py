@@ -6,3 +6,10 @@
 
 Nothing here changes a cache. Only pages show the current time.
 """
+
+from pathlib import Path
+
+
+def page_path(root: Path) -> Path:
+    """Return the default path of the report of a cache root."""
+    return root / "reports" / "cache.html"

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from niels_cache_assets.artifacts.corpus_facts import corpus_report
+from niels_cache_assets.artifacts.corpus_report import corpus_report
 from niels_cache_assets.facts.published import address_in_store
 from niels_cache_assets.plots.drawing import Picture
 from niels_cache_assets.plots.measures import measure_cache

@@ -22,22 +22,16 @@ from niels_cache_assets.facts.contents import content_cells
 from niels_cache_assets.facts.mixture import share
 from niels_cache_assets.plots.drawing import Picture, as_svg
 from niels_cache_assets.plots.pictures import format_measure, limit_picture, mixture_pictures, similarity_pictures
+from niels_cache_assets.reports import page_path
 from niels_cache_assets.reports.cache import CODE_VERSION, CacheReport
 from niels_cache_assets.reports.drawings import Drawings
 from niels_cache_assets.reports.history import date
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import sha256_text
 
-PAGE_NAME = "cache.html"
-
 _FEW = 12  # if a page has at most this many items, all items are open
 _LANGUAGES = 15
 _FIGURE = re.compile(r'<figure data-sha256="(\w+)">(.*?)</figure>', re.DOTALL)
-
-
-def page_path(root: Path) -> Path:
-    """Return the default path of the report of a cache root."""
-    return root / "reports" / PAGE_NAME
 
 
 def tuning_path(root: Path, name: str) -> Path:

@@ -300,14 +300,11 @@ def load_tokenizer_json(content: bytes, path: str) -> LoadedTokenizerJson:
     tokenizer.no_padding()
     if getattr(tokenizer.model, "dropout", None):
         tokenizer.model.dropout = None
-    unknown = _unknown_token(tokenizer, described["model"])
-    return LoadedTokenizerJson(tokenizer, hashlib.sha256(content).hexdigest(), unknown, _vocab_size(tokenizer, path))
-
-
-def _unknown_token(tokenizer: tokenizers.Tokenizer, model: Mapping[str, Any]) -> str | None:
+    model = described["model"]
+    unknown = model.get("unk_token")
     if model.get("unk_id") is not None:  # a unigram model has an id
-        return tokenizer.id_to_token(model["unk_id"])
-    return model.get("unk_token")
+        unknown = tokenizer.id_to_token(model["unk_id"])
+    return LoadedTokenizerJson(tokenizer, hashlib.sha256(content).hexdigest(), unknown, _vocab_size(tokenizer, path))
 
 
 def _parsed(content: bytes, path: str | Path) -> dict[str, Any]:

@@ -7,8 +7,6 @@ Each machine writes under keys of its own, so a file stays under the key where i
 Reading costs one request, and about 250 bytes for each file.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable
@@ -72,14 +70,11 @@ def parse_objects(content: bytes | str, where: str) -> dict[str, RemoteFile]:
         if sha256_text(canonical_json({**record, "objects_sha256": ""})) != record["objects_sha256"]:
             raise NielsCacheError(f"{where}: does not match its objects_sha256 (edited by hand?); {_ADVICE}")
         found = {path: RemoteFile(path, each["key"], each["bytes"], each["sha256"]) for path, each in record["objects"].items()}
-        if not all(map(_is_valid, found.values())):
-            raise ValueError
+        for file in found.values():
+            if name_problem(file.path) or name_problem(file.key) or not is_count(file.size) or not _SHA256.fullmatch(file.sha256):
+                raise ValueError
     except NielsCacheError:
         raise
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise NielsCacheError(f"{where}: does not say where the files of a build are; {_ADVICE}") from error
     return found
-
-
-def _is_valid(file: RemoteFile) -> bool:
-    return not name_problem(file.path) and not name_problem(file.key) and is_count(file.size) and bool(_SHA256.fullmatch(file.sha256))

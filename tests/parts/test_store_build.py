@@ -28,7 +28,6 @@ from niels_cache_assets.artifacts.stored import StorePlace
 from niels_cache_assets.cli import main
 from niels_cache_assets.defs.assembly import build_defs
 from niels_cache_assets.defs.finished_parts import finished_parts_sensor
-from niels_cache_assets.defs.keys import META_KEYS
 from niels_cache_assets.defs.launcher import launch_builds
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.parts.lease import LeaseLostError, LeaseTimes
@@ -46,6 +45,7 @@ from niels_cache_runtime.remote.store import ListedObject, Store, open_store
 from tests.helpers import programs
 from tests.helpers.launches import Recorder, launch_in_memory
 from tests.helpers.loopback_s3 import BUCKET, LoopbackS3
+from tests.helpers.names import NAMES
 from tests.helpers.parts_project import NAME, PartsProject, build, parts_of
 
 STORE = f"s3://{BUCKET}/run"
@@ -201,12 +201,12 @@ def test_build_all_shows_what_is_in_the_store_on_every_machine(
         report = cache_report(found.registry, [item], root=found.root, history=History(source="none"))
         assert [type(drawn) for drawn in draw_report(found.registry, report).values()] == [list]
         assert [plan.sources[0].samples > 0 for plan in report.mixtures] == [True]
-    [record] = instance.fetch_materializations(META_KEYS["pretrain"], limit=1).records
+    [record] = instance.fetch_materializations(NAMES.meta["pretrain"], limit=1).records
     assert record.asset_materialization is not None
     shown = record.asset_materialization.metadata
     assert shown["published_at"].value == ADDRESS
     assert shown["sha256"].value == hashlib.sha256(read_published(open_store(ADDRESS)).meta_content).hexdigest()
-    key = dg.AssetCheckKey(META_KEYS["pretrain"], "caches_in_sync")
+    key = dg.AssetCheckKey(NAMES.meta["pretrain"], "caches_in_sync")
     assert instance.event_log_storage.get_asset_check_execution_history(key, limit=1)[0].evaluation.passed
 
 

@@ -23,11 +23,12 @@ from niels_cache_assets.plots.drawing import Picture, as_svg
 from niels_cache_assets.plots.pictures import MAX_MIXED, mixture_pictures
 from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_assets.project.tables import BlendSettings, ReportsSettings
+from niels_cache_assets.reports import page_path
 from niels_cache_assets.reports.cache import CacheItem, CacheReport, cache_report, find_items
 from niels_cache_assets.reports.drawings import Drawings, draw_report
 from niels_cache_assets.reports.history import CheckRecord, FolderHistory, History
 from niels_cache_assets.reports.markdown import cache_markdown, mixture_markdown
-from niels_cache_assets.reports.page import page_path, render_page, write_page
+from niels_cache_assets.reports.page import render_page, write_page
 from niels_cache_runtime import TokenLoader, read_meta, write_meta
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import content_sha256

@@ -20,6 +20,14 @@ BENCHMARKS = ROOT / "benchmarks"
 RUNS = {
     "block_order.py --quick --picture PICTURE": ("whole split", "blocks of 16 shards, shuffled corpus", "8 lanes"),
     "chats.py --quick": ("rendering, ChatML", "rendering, without marks", "build, sentinels", "build, ChatML", "build, without marks"),
+    "command.py --quick --only builder script": (
+        "first build",
+        "nothing to do",
+        "status",
+        "All wrote",
+        "of the builder alone",
+        "3 data sets",
+    ),
     "dedup.py --quick --only signatures whole corpus": ("canonical words, datasketch", "corpus of 500 documents", 'verify = "jaccard"'),
     "engines.py --models MODEL --megabytes 1 --rounds 1 --bytes 390 --build": ("tokenizer.json", "fastokens", "build of 1 MB"),
     "engines.py --models MODEL --equality 600": ("real: 300 texts, 0 differ", "made: 300 texts, 0 differ"),

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from niels_cache_assets.artifacts.base import lease_times
 from niels_cache_assets.artifacts.duplicates import remove_ranges
@@ -18,7 +17,7 @@ from niels_cache_assets.artifacts.parts.part import planned_by
 from niels_cache_assets.artifacts.parts.seal import JoinedCache
 from niels_cache_assets.artifacts.stored import StorePlace
 from niels_cache_assets.corpus.layout import corpus_parts_dir
-from niels_cache_assets.parts.attempts import remove_target, targets_in
+from niels_cache_assets.parts.attempts import PrunedPart, remove_target, targets_in
 from niels_cache_assets.parts.exclusion import FOUND_NAME
 from niels_cache_assets.parts.layout import PLAN_NAME, PLAN_STAGED, VAL_BITS, part_name, parts_dir
 from niels_cache_assets.parts.lease import hold_lease
@@ -29,18 +28,6 @@ from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 from niels_cache_runtime.format.commit import remove
 from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.format.meta import read_meta
-
-
-class PrunedPart(NamedTuple):
-    """A removed part or range, its unfinished build, or what an attempt has left in a store.
-
-    Attributes:
-        directory: The removed folder, or its address.
-        bytes: The size of its files. Hard links of the cache keep the bytes that they share with it.
-    """
-
-    directory: Path | str
-    bytes: int
 
 
 def prune_parts(graph: Graph, name: str) -> list[PrunedPart]:
@@ -69,7 +56,7 @@ def prune_parts(graph: Graph, name: str) -> list[PrunedPart]:
     try:
         removed = [*_remove_parts(graph, folder, kept), *_remove_parts(graph, corpus_folder, kept_of_corpus)]
         if not graph.registry.prepared("dedup"):
-            removed += [PrunedPart(*each) for each in remove_ranges(graph.registry, graph.root)]
+            removed += remove_ranges(graph.registry, graph.root)
         if not kept:
             for path in [folder / PLAN_NAME, *folder.glob(VAL_BITS)]:
                 remove(path)
@@ -112,7 +99,7 @@ def _remove_parts(graph: Graph, folder: Path, kept: Collection[str]) -> list[Pru
         if target.name in kept:
             continue
         with hold_lease(target, times=lease_times(graph.registry), wait=False, log=lambda line: None) as lease:
-            removed += [PrunedPart(*each) for each in remove_target(lease)]
+            removed += remove_target(lease)
     return removed
 
 

@@ -47,6 +47,7 @@ COMMAND = Command(
         option("--only", "NAME", "build only these data sets (and the tokenizer, if it is missing)", nargs="+"),
         switch("--force", "rebuild finished data sets"),
         switch("--dry-run", "print what would be built, why, and the estimated cost; write nothing"),
+        switch("--record", "record in the Dagster home what is found, even if it was recorded there, such as after an asset was wiped"),
         switch("--wait", "wait instead of failing if a process with a different Dagster home is building a data set"),
         option(
             "--set",
@@ -102,9 +103,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         return _dry_run(registry, root, arguments)
     with stop_on_signals(), build_listener(diagnostics()) as listener:
-        from niels_cache_assets.defs.launcher import launch_builds  # takes seconds: dagster
+        from niels_cache_assets.defs.launcher import launch_builds
 
-        results = launch_builds(registry, root=root, only=arguments.only, force=arguments.force, wait=arguments.wait, listener=listener)
+        options = {option: getattr(arguments, option) for option in ("only", "force", "wait", "record")}
+        results = launch_builds(registry, root=root, listener=listener, **options)
     code = FAILED if any(result.state == "failed" for result in results) else DONE
     rows = [_row(result) for result in results]
     if print_facts(arguments, {"root": root, "results": rows}):
@@ -136,7 +138,7 @@ def _dry_run(registry: Registry, root: Path, arguments: argparse.Namespace) -> i
 def _print_dry_run(steps: Sequence[Step], sums: Mapping[str, tuple[Any, int]], free: int) -> None:
     """Print the table with the sums, then where the estimates come from, then what would fail."""
     headings = [heading for heading, _ in _ESTIMATES.values()]
-    table = new_table("step", "action", "why", *headings, right=frozenset(headings), shrinking=["why"])
+    table = new_table("step", "action", "why", *headings, right=headings, shrinking=["why"])
     notes: dict[str, list[str]] = {}
     for step in steps:
         values = [(getattr(step.estimate, field, None), format_value) for field, (_, format_value) in _ESTIMATES.items()]
@@ -236,7 +238,7 @@ def _print_results(results: Sequence[LaunchResult], rows: Sequence[Mapping[str, 
         "size",
         "content sha256",
         "seconds",
-        right=frozenset({"train", "val", "size", "seconds"}),
+        right=["train", "val", "size", "seconds"],
         shrinking=["content sha256"],
     )
     for result, row in zip(results, rows, strict=True):
@@ -256,14 +258,9 @@ def _print_results(results: Sequence[LaunchResult], rows: Sequence[Mapping[str, 
         by_message.setdefault((result.state, result.message), []).append(result.name)
     for (outcome, message), names in by_message.items():
         display(styled((f"{format_list(names)} {outcome.replace('_', ' ')}", _STYLES[outcome]), f": {message}"))
-    _print_left_out(results)
-
-
-def _print_left_out(results: Sequence[LaunchResult]) -> None:
-    """Print what each build left out: a warning for each reason that the settings do not request, and one line for all others."""
     if any(result.left_out or result.drop_warnings for result in results):
         display()
-    for result in results:
+    for result in results:  # a warning for each reason that the settings do not request, and one line for all others
         for line in result.drop_warnings:
             display(styled((f"{result.name} WARNING", "yellow"), f": {line}"))
         if result.left_out:
@@ -308,7 +305,8 @@ def _print_next_steps(results: Sequence[LaunchResult], arguments: argparse.Names
     example = min(built, key=lambda result: FAMILIES.index(result.family), default=None)  # the first of pretrain, or else of sft
     if example is None or not example.meta or not example.directory or is_quiet():
         return
-    options = _options(arguments)
+    given = {"--profile": arguments.profile, "--config": arguments.config, "--cache-dir": arguments.cache_dir}
+    options = "".join(f" {option} {shlex.quote(value)}" for option, value in given.items() if value)  # of the same caches
     display("\nNext steps", style="bold")
     for command, purpose in (
         (f"{_program()} ui{options}", "shows lineage, counts and history in the Dagster UI"),
@@ -329,9 +327,3 @@ def _program() -> str:
     if shutil.which(PROGRAM):
         return PROGRAM
     return sys.argv[0] if Path(sys.argv[0]).name == PROGRAM else "python -m niels_cache_assets.cli"
-
-
-def _options(arguments: argparse.Namespace) -> str:
-    """Return the options that another command needs to select the same caches."""
-    given = {"--profile": arguments.profile, "--config": arguments.config, "--cache-dir": arguments.cache_dir}
-    return "".join(f" {option} {shlex.quote(value)}" for option, value in given.items() if value)

@@ -14,7 +14,7 @@ from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
-    from niels_cache_assets.inspection.differences.documents import DifferingDocument, DocumentDifferences
+    from niels_cache_assets.inspection.differences.documents import DocumentDifferences
     from niels_cache_assets.inspection.differences.folders import DatasetDifferences, MetaDifference
     from niels_cache_assets.inspection.differences.tokens import TokenDifference, TokenPosition
     from niels_cache_assets.tokenizer.kinds import TextTokenizer
@@ -141,14 +141,10 @@ def _print_documents(found: DocumentDifferences, noun: str) -> None:
         if count:
             display(f"  {format_count(count, noun)} {_KINDS[kind]}:")
         for listed in first:
-            display(f"    {_describe_document(listed, noun)}")
+            row, place = listed.lineage, f"{listed.split} {noun} {listed.lineage.ordinal:,}"
+            display(f"    {row.file} row {row.row:,}, id {row.source_id}: {place}, {format_count(row.tokens, 'token')}")
         if count > len(first):
             display(f"    ... and {count - len(first):,} more")
-
-
-def _describe_document(listed: DifferingDocument, noun: str) -> str:
-    row = listed.lineage
-    return f"{row.file} row {row.row:,}, id {row.source_id}: {listed.split} {noun} {row.ordinal:,}, {format_count(row.tokens, 'token')}"
 
 
 def _print_tokens(split: Split, difference: TokenDifference, tokenizers: dict[str, TextTokenizer | None], noun: str) -> None:

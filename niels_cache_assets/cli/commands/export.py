@@ -161,8 +161,8 @@ def _export_text(arguments: argparse.Namespace) -> None:
 
 def _settings(arguments: argparse.Namespace) -> ExportSettings:
     from niels_cache_assets.exchange.formats import FORMATS, ExportSettings, parse_splits
-    from niels_cache_assets.exchange.megatron import Link
     from niels_cache_runtime.format.layout import SPLITS
+    from niels_cache_runtime.megatron.indexed_writer import Link
 
     format = require_choice("", "export has no format", arguments.format, (*FORMATS, TEXT))
     refuse_options(arguments, ["file_type"], f"only text takes it; leave it out for {format}")

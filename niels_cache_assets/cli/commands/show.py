@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -155,21 +155,17 @@ def _print_cache(meta: Meta) -> None:
 
 def _print_corpus(name: str, *, directory: Path, meta: Meta, duplicates: Meta | None) -> None:
     """Print the counts after each stage, then the facts in the meta.json of the corpus."""
-    from niels_cache_assets.artifacts.corpus_facts import funnel
+    from niels_cache_assets.artifacts.corpus_report import funnel
 
     display(f"\n{name}  (corpus, {directory})", style="bold")
-    _section(_funnel_table(funnel(meta, duplicates)))
+    numbers = ("documents", "size", "tokens, about")
+    table = new_table("stage", *numbers, right=numbers)
+    for stage in funnel(meta, duplicates):
+        table.add_row(stage["stage"], f"{stage['documents']:,}", file_size(stage["bytes"]), f"{stage['estimated_tokens']:,}")
+    _section(table)
     _print_dropped(meta)
     _print_facts(meta, without=_NOT_CORPUS_FACTS)
     _print_files(meta)
-
-
-def _funnel_table(stages: Sequence[Mapping[str, Any]]) -> Table:
-    numbers = ("documents", "size", "tokens, about")
-    table = new_table("stage", *numbers, right=numbers)
-    for stage in stages:
-        table.add_row(stage["stage"], f"{stage['documents']:,}", file_size(stage["bytes"]), f"{stage['estimated_tokens']:,}")
-    return table
 
 
 def _print_splits(meta: Meta) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.base.wording import format_count
 from niels_cache_assets.cli.command import ALL_HELP, CACHES, WHERE, Command, option, switch
-from niels_cache_assets.cli.console import PROGRAM, new_table, output, print_facts
+from niels_cache_assets.cli.console import PROGRAM, display, new_table, output, print_facts
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -246,15 +246,14 @@ def _print(rows: list[StatusRow], where: str) -> None:
 
     table = new_table(
         *("data set", "kind", "status", "train", "val", "why, and what to do"),
-        right=frozenset({"train", "val"}),
+        right=["train", "val"],
         shrinking=["why, and what to do"],
     )
     for row in rows:
         kind = "" if row.state.kind == "tokenizer" else row.state.kind
         status = Text(row.words, style="cyan" if row.work.writer else _STYLES.get(row.state.condition, "yellow"))
         table.add_row(row.state.name, kind, status, *content_cells(all_counts(row.meta), budget_shares(row.meta)), row.reason)
-    console = output()
-    console.print(table)
+    display(table)
     behind = [row for row in rows if not row.is_fine]
     expected = sum(row.state.condition != "off" for row in rows)
     count = f"{len(behind)} of {expected} {'is' if len(behind) == 1 else 'are'}"
@@ -264,4 +263,4 @@ def _print(rows: list[StatusRow], where: str) -> None:
         summary = f"{count} being built"
     else:
         summary = f"{count} not complete; to build them, run {PROGRAM} build-all"
-    console.print(f"\n{summary}; {where}")
+    display(f"\n{summary}; {where}")

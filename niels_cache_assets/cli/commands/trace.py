@@ -195,7 +195,9 @@ def print_row(row: BatchRow, cache: TracedCache, *, whole: bool) -> None:
             display(f"\ncolumns {_columns(segment)}:", style="bold")
             display(cache.text(row, segment.first, segment.last))
         else:
-            display(f"{_columns(segment)}: {_excerpt(row, segment, cache)}", soft_wrap=False, no_wrap=True, overflow="ellipsis")
+            text = _line(cache.text(row, segment.first, min(segment.last, segment.first + EXCERPT_CHARACTERS)))
+            text = text if len(text) <= EXCERPT_CHARACTERS else f"{text[: EXCERPT_CHARACTERS - 1]}…"
+            display(f"{_columns(segment)}: {text}", soft_wrap=False, no_wrap=True, overflow="ellipsis")
 
 
 def _row_json(row: BatchRow, cache: TracedCache, *, column: int | None = None) -> dict[str, Any]:
@@ -271,11 +273,6 @@ def _print_token(row: BatchRow, column: int, cache: TracedCache) -> None:
 
 def _columns(segment: Segment) -> str:
     return f"{segment.first}-{segment.last - 1}"
-
-
-def _excerpt(row: BatchRow, segment: Segment, cache: TracedCache) -> str:
-    text = _line(cache.text(row, segment.first, min(segment.last, segment.first + EXCERPT_CHARACTERS)))
-    return text if len(text) <= EXCERPT_CHARACTERS else f"{text[: EXCERPT_CHARACTERS - 1]}…"
 
 
 def _line(text: str) -> str:

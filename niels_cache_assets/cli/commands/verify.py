@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.against_dagster:
         from niels_cache_assets.defs.home.history import recorded_findings
 
-        findings += recorded_findings(root, folders)
+        findings += recorded_findings(registry, root, folders)
     lines = verified.notes()
     names_found = [folder.relative_to(root).as_posix() for folder in folders]
     rows = results(verified)
@@ -96,7 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
         display(str(finding))
     for note in lines:
         display(f"note: {note}", style="dim")
-    table = new_table(*COLUMNS, right=frozenset(NUMBERS), shrinking=["data set"])
+    table = new_table(*COLUMNS, right=NUMBERS, shrinking=["data set"])
     for row in rows:
         *cells, result = row.cells()
         table.add_row(*cells, styled((result, _STYLES[row.outcome])))

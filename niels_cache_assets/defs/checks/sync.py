@@ -16,9 +16,9 @@ from niels_cache_assets.artifacts.state import CacheState
 from niels_cache_assets.base.wording import UNKNOWN, file_size, format_count, format_list
 from niels_cache_assets.defs.assets.upstream import REVISION, last_observation
 from niels_cache_assets.defs.checks.cache import find_problems
-from niels_cache_assets.defs.keys import META_KEYS, PARTITION_TAG
+from niels_cache_assets.defs.keys import PARTITION_TAG, names_of
 from niels_cache_assets.defs.metadata.entries import without_empty
-from niels_cache_assets.defs.resources import RootParam
+from niels_cache_assets.defs.resources import root_of
 from niels_cache_assets.facts.contents import budget_shares, content_cells, counts_of, total_bytes
 from niels_cache_assets.facts.published import address_in_store
 from niels_cache_assets.project.registry import Registry
@@ -30,18 +30,21 @@ IN_SYNC = "caches_in_sync"
 
 def in_sync_check(registry: Registry, family: Family) -> dg.AssetChecksDefinition:
     """Return the check of a family."""
+    keys = names_of(registry)
 
     @dg.asset_check(
-        asset=META_KEYS[family],
+        asset=keys.meta[family],
         name=IN_SYNC,
         description="Every data set of the family is built with the current settings and tokenizer, from the last observed revision "
         "of upstream (upstream is not asked now). The table lists unsynced data sets and the reasons. "
         "If you execute the check by its button, it also reads and verifies every file of every data set.",
+        required_resource_keys=keys.resources,
     )
-    def caches_in_sync(context: dg.AssetCheckExecutionContext, cache_root: RootParam) -> dg.AssetCheckResult:
+    def caches_in_sync(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
+        root = root_of(context, keys)
         names = [name for name, source in registry.datasets(family).items() if source.enabled]
-        found = [graph(registry, cache_root.path).dataset_state(name) for name in names]
-        outdated = _outdated(context.instance, registry, found, root=cache_root.path)
+        found = [graph(registry, root).dataset_state(name) for name in names]
+        outdated = _outdated(context.instance, registry, found, root=root)
         states = [
             replace(state, state="other revision", advice=outdated[state.name]) if state.name in outdated else state for state in found
         ]

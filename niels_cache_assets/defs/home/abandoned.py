@@ -17,7 +17,7 @@ from pathlib import Path
 import dagster as dg
 
 from niels_cache_assets.base.processes import claim_record, end_with_parent, is_locked, lock_record, read_record
-from niels_cache_assets.defs.keys import PARTS_POOL, STREAM_POOL
+from niels_cache_assets.defs.keys import DefinitionNames
 from niels_cache_runtime.errors import NielsCacheError
 
 _RECORDS = ".runs"
@@ -27,15 +27,15 @@ _JOIN_SECONDS = 1.0
 
 
 @contextmanager
-def ending_abandoned_runs(instance: dg.DagsterInstance) -> Iterator[None]:
+def ending_abandoned_runs(instance: dg.DagsterInstance, names: DefinitionNames) -> Iterator[None]:
     """End abandoned runs before the `with` block, and regularly while the block runs."""
-    end_abandoned_runs(instance)
+    end_abandoned_runs(instance, names)
     ended = threading.Event()
 
     def watch() -> None:
         while not ended.wait(_WATCH_SECONDS):
             with suppress(Exception):  # errors of the database, such as a lock; the next attempt may succeed
-                end_abandoned_runs(instance)
+                end_abandoned_runs(instance, names)
 
     watcher = threading.Thread(target=watch, name="abandoned runs", daemon=True)
     if not instance.is_ephemeral:  # only this process can see an instance in memory
@@ -78,7 +78,7 @@ def begin_step(instance: dg.DagsterInstance, run_id: str) -> None:
         end_with_parent()
 
 
-def end_abandoned_runs(instance: dg.DagsterInstance) -> None:
+def end_abandoned_runs(instance: dg.DagsterInstance, names: DefinitionNames) -> None:
     """End the runs of this home whose process has ended, and free the pool slots of all ended runs."""
     home, is_own = _home(instance), _has_own_database(instance)
     for path in (home / _RECORDS).glob("*"):
@@ -90,7 +90,7 @@ def end_abandoned_runs(instance: dg.DagsterInstance) -> None:
                     _end(instance, run_id)
                     _clear(home, run_id)
     if instance.event_log_storage.supports_global_concurrency_limits:
-        for pool in map(instance.event_log_storage.get_concurrency_info, (STREAM_POOL, PARTS_POOL)):
+        for pool in map(instance.event_log_storage.get_concurrency_info, (names.stream_pool, names.parts_pool)):
             for run_id in pool.active_run_ids | pool.pending_run_ids:
                 holder = instance.get_run_by_id(run_id)
                 if holder is None or holder.is_finished:

@@ -117,16 +117,14 @@ def place_examples(shapes: RowShapes, lengths: Ints, *, seed: int | None, epoch:
         epoch: The epoch.
     """
     n = len(lengths)
-    order = np.arange(n) if seed is None else torch.randperm(n, generator=_generator(seed, epoch)).numpy()
+    order = np.arange(n)
+    if seed is not None:
+        # torch's CPU generator uses 32 bits of a seed. The hash depends on all bits of seed and epoch, and neighbours are unrelated.
+        digest = hashlib.sha256(f"packing {seed} {epoch}".encode()).digest()
+        order = torch.randperm(n, generator=torch.Generator().manual_seed(int.from_bytes(digest[:4], "little"))).numpy()
     examples = np.empty(n, dtype=np.int64)
     examples[shapes.places_by_length] = order[_sorted_by_length(lengths[order])]
     return Packing(row_starts=shapes.row_starts, examples=examples)
-
-
-def _generator(seed: int, epoch: int) -> torch.Generator:
-    # torch's CPU generator uses 32 bits of a seed. The hash depends on all bits of seed and epoch, and neighbours are unrelated.
-    digest = hashlib.sha256(f"packing {seed} {epoch}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:4], "little"))
 
 
 def _unrolled(content: _Content | None) -> list[int]:
