@@ -158,11 +158,3 @@ def test_the_model_of_mistral_passes_the_proof() -> None:
     tokenizer = SentencePieceTokenizer(str(path), special_tokens={"eot": "</s>"})
     proof = prove(tokenizer, loaded(tokenizer))
     assert (proof.first, proof.texts > 15_000) == (None, True)
-
-
-@pytest.mark.walk
-def test_a_real_tekken_json_has_the_ids_of_mistral_common() -> None:
-    tekken_module = pytest.importorskip("mistral_common.tokens.tokenizers.tekken", reason="mistral-common is not installed")
-    for path in sorted((Path(tekken_module.__file__).parents[2] / "data").glob("tekken_*.json")):
-        tokenizer, reference = open_model(path, special_tokens={"eot": "</s>"}), tekken_module.Tekkenizer.from_file(path)
-        assert [tokenizer.encode(text) for text in TEXTS] == [reference.encode(text, bos=False, eos=False) for text in TEXTS]
