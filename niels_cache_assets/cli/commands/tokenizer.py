@@ -70,9 +70,9 @@ fewer tokens. Spaces and newlines count as characters; special tokens do not. Th
 the built data sets; --files adds more text.
 
 prove: compare the ids of every fast engine that supports the model with those of the reference library,
-on difficult texts and on the text of --only and --files. If ids differ, the
-command shows the first such text and exits with 1. A build runs the same comparison before it uses a
-fast engine ([tokenizer] engine = "auto").""",
+on difficult texts and on the text of --only and --files. If ids differ, the command shows the first
+such text and exits with 1. A build runs the same comparison before it uses a fast engine ([tokenizer]
+engine = "auto").""",
     examples="""\
   niels-cache tokenizer compare cache new.model
   niels-cache tokenizer compare 16k.model 32k.model --only wikitext dolly15k
