@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from niels_cache_assets.tokenizer.engines import gpt2_tokenizer_json
+from niels_cache_assets.tokenizer.bpe_json import ranks_as_json
 from niels_cache_assets.tokenizer.tiktoken_ranks import read_ranks
 from tests.helpers import megatron_core, programs
 from tests.tokenizer.test_engines import write_ranks
@@ -70,8 +70,8 @@ def rows_of(printed: str) -> list[list[str]]:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
-    ranks, _ = read_ranks(write_ranks(folder / "tiny.tiktoken"))
-    described = json.loads(gpt2_tokenizer_json(ranks))
+    ranks = read_ranks(write_ranks(folder / "tiny.tiktoken")).ranks
+    described = json.loads(ranks_as_json(ranks, None))
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     described["added_tokens"] = [{"id": len(ranks), "content": "<|endoftext|>", "special": True, **flags}]
     path = folder / "tokenizer.json"
