@@ -24,7 +24,7 @@ from niels_cache_runtime.loader.growth import resumed_phases
 from niels_cache_runtime.loader.map_style import SampleDataset
 from niels_cache_runtime.loader.preference.batch import make_maker
 from niels_cache_runtime.loader.prefetch import prefetched_batches
-from niels_cache_runtime.loader.remote.opening import BlockFeed, Sources, copied_sources
+from niels_cache_runtime.loader.remote.opening import Sources
 from niels_cache_runtime.loader.report import MixtureReport, make_report
 from niels_cache_runtime.loader.run_order import RunOrder, plan_batches
 from niels_cache_runtime.loader.settings import SFT, Blocks, LoaderSettings, check_one_tokenizer, have_pairs, row_weights
@@ -44,6 +44,7 @@ from niels_cache_runtime.loader.state import (
 )
 from niels_cache_runtime.loader.steps import BatchSizes, Position, Steps
 from niels_cache_runtime.loader.trace import BatchTrace, TokenOrigin, trace_samples
+from niels_cache_runtime.loader.windows import PretrainWindows
 from niels_cache_runtime.remote.split_location import Copy
 
 
@@ -433,12 +434,13 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
             done: The number of batches that the worker has made.
         """
         plan = plan_batches(self._run_order, self._steps, position, worker=worker, workers=workers, done=done)
-        copied = copied_sources(self._sources)
-        if not copied:
+        if not any(isinstance(source, PretrainWindows) and source.is_copied for source in self._sources.values()):
             return map(self._maker.make, plan)
+        from niels_cache_runtime.loader.remote.feed import BlockFeed, copied_sources
+
         rows = position.sizes.rows
         first, end = position.samples + (worker + done * workers) * rows, self._steps.end(position)
-        visits = self._visits_of(copied)
+        visits = self._visits_of(copied_sources(self._sources))
         feed = BlockFeed(self._sources, visits, self._maker.make, self._settings, end=end, first=first, step=workers * rows)
         return feed.batches(plan)
 

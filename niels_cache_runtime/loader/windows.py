@@ -50,6 +50,8 @@ class PretrainWindows:
         NielsCacheError: If T or stride is below 1.
     """
 
+    is_copied = False  # whether its shards come and go in a local copy
+
     def __init__(self, folder: str, *, T: int, stride: int | None = None, verify: Verify = "size") -> None:
         self.T = T = check_positive("T", T)
         self.stride = T if stride is None else check_positive("stride", stride)

@@ -98,6 +98,7 @@ class CopiedWindows(PublishedWindows):
         NielsCacheError: If the split is shorter than one window, or its document ends do not fit it.
     """
 
+    is_copied = True
     arguments = (*PublishedWindows.arguments, "copy", "block_shards")
 
     def __init__(
