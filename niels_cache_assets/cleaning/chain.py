@@ -56,15 +56,14 @@ class Cleaner:
         proven = passing_filters(facts.text, self.settings, BULLETS) if compiled else set()
         result = self._apply_filters(facts, self._skip | proven)
         if report is not None:
-            if report.measures is not None:
-                weight, bits = report.measured_weight()
-                if weight:
-                    # New facts, because the language selects the stop words only if it has already been identified.
-                    unfiltered = DocumentFacts(facts.document, self.settings)
-                    report.measures.add(measure(unfiltered, self._skip), unfiltered, weight=weight, bits=bits)
             language = None
             if facts.identified_language is not None:
                 language = facts.identified_language.code or UNKNOWN_LANGUAGE
+            if report.measures is not None:
+                weight, bits = report.measured_weight()
+                if weight:
+                    facts.identified_language = None  # the language selects the stop words only if it has already been identified
+                    report.measures.add(measure(facts, self._skip), facts, weight=weight, bits=bits)
             report.add(result, language)
             if spans and isinstance(result, Document):
                 report.add_masked(Counter(span.kind for span in spans), mask_examples(text, spans))

@@ -16,8 +16,7 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from functools import cached_property
-from itertools import compress, pairwise
-from operator import and_
+from itertools import filterfalse, pairwise
 from typing import NamedTuple
 
 from niels_cache_assets.base.documents import Document
@@ -37,9 +36,6 @@ _PARAGRAPH_CHARACTERS = 80  # a shorter line is a heading, or a list item withou
 _SCRIPT_CHARACTERS = 2_000  # the beginning shows whether a text is written without blanks
 _RUN_OF_LETTERS = re.compile(r"\w+")
 BULLETS = (*"*•‣◦⁃∙▪●·・", "- ", "– ", "— ", "+ ")
-_ASCII_BLANKS = b"\t\n\v\f\r\x1c\x1d\x1e\x1f "
-_LETTERS_AND_BLANKS = bytes.maketrans(_ASCII_BLANKS, b" " * len(_ASCII_BLANKS))
-_NEITHER = bytes(code for code in range(256) if not bytes((code,)).isalpha() and code not in _ASCII_BLANKS)
 _PARAGRAPH_END = re.compile(r"\n\s*\n")
 
 
@@ -77,7 +73,8 @@ class DocumentFacts:
     def is_unspaced(self) -> bool:
         """Whether more than half of the text's beginning, without white space, is in a script without blanks."""
         start = self.text[:_SCRIPT_CHARACTERS]
-        return 2 * unspaced_characters(start) > sum(map(len, start.split()))
+        unspaced = unspaced_characters(start)
+        return bool(unspaced) and 2 * unspaced > sum(map(len, start.split()))
 
     @property
     def word_count(self) -> int:
@@ -88,6 +85,11 @@ class DocumentFacts:
     def units(self) -> list[str]:
         """Words in lower case, or pairs of neighbouring characters in a script without blanks."""
         return list(map("".join, pairwise("".join(self.lower_words)))) if self.is_unspaced else self.lower_words
+
+    @cached_property
+    def pairs(self) -> Counter[tuple[str, str]]:
+        """Number of occurrences of each pair of neighbouring units."""
+        return Counter(pairwise(self.units))
 
     def language(self) -> Language:
         """Return the language of the text, which is identified only once."""
@@ -140,11 +142,6 @@ def list_page(facts: DocumentFacts) -> Rejection | None:
 
 def low_alpha_ratio(facts: DocumentFacts) -> Rejection | None:
     """Reject a text in which too few words contain a letter. In a script without spaces, punctuation separates words."""
-    if not facts.is_unspaced:
-        # Words with an ASCII letter are quick to count. Usually they are enough to pass.
-        with_ascii_letter = len(facts.text.encode("ascii", "replace").translate(_LETTERS_AND_BLANKS, _NEITHER).split())
-        if not facts.words or with_ascii_letter / len(facts.words) >= facts.settings.min_alpha_word_share:
-            return None
     return _below(alpha_share(facts), facts.settings.min_alpha_word_share)
 
 
@@ -176,7 +173,7 @@ def repetitive(facts: DocumentFacts) -> Rejection | None:
     Further rules of Gopher apply if their limits are set: the share of characters in the most frequent 2-, 3- and 4-gram, and the share of
     repeated lines and repeated paragraphs.
     """
-    rejection = _above(pair_share(facts, above=facts.settings.max_bigram_share), facts.settings.max_bigram_share)
+    rejection = _above(pair_share(facts), facts.settings.max_bigram_share)
     for key, share in REPEATED.items():
         limit = getattr(facts.settings, key)
         if not rejection and limit is not None:
@@ -238,7 +235,8 @@ def alpha_share(facts: DocumentFacts) -> float | None:
     if facts.is_unspaced:
         runs = _RUN_OF_LETTERS.findall(facts.text)
         return sum(any(map(str.isalpha, run)) for run in runs) / max(len(runs), 1)
-    return _ratio(sum(any(map(str.isalpha, word)) for word in facts.words), len(facts.words))
+    mixed = list(filterfalse(str.isalpha, facts.words))  # most words have nothing but letters, which one call tells
+    return _ratio(len(facts.words) - len(mixed) + sum(any(map(str.isalpha, word)) for word in mixed), len(facts.words))
 
 
 def mean_word_length(facts: DocumentFacts) -> float | None:
@@ -260,17 +258,16 @@ def stop_words_found(facts: DocumentFacts) -> float | None:
     return float(max(stop_words_in(facts.text, facts.lower_words, code) for code in codes if code is not None))
 
 
-def pair_share(facts: DocumentFacts, *, above: float = 0.0) -> float | None:
-    """Return the share of the most frequent pair of words among all pairs, or None without pairs.
-
-    The result is 0 if no pair occurs twice, and may be 0 if the share is not over `above`.
-    """
-    return _ratio(_most_frequent_pair(facts.units, above)[1], len(facts.units) - 1)
+def pair_share(facts: DocumentFacts) -> float | None:
+    """Return the share of the most frequent pair of words among all pairs, 0 if no pair occurs twice, or None without pairs."""
+    most = max(facts.pairs.values(), default=0)
+    return _ratio(most if most > 1 else 0, len(facts.units) - 1)
 
 
 def most_frequent_pair(facts: DocumentFacts) -> str | None:
     """Return the most frequent pair of words, the alphabetically first of several, or None if no pair occurs twice."""
-    return _most_frequent_pair(facts.units, 0.0)[0]
+    most = max(facts.pairs.values(), default=0)
+    return min(" ".join(pair) for pair, count in facts.pairs.items() if count == most) if most > 1 else None
 
 
 def _repeated_paragraphs(facts: DocumentFacts) -> float | None:
@@ -300,24 +297,6 @@ def _above(value: float | None, limit: float) -> Rejection | None:
 def _below(value: float | None, limit: float) -> Rejection | None:
     """Return a rejection if the value is below the limit. None is not rejected."""
     return Rejection(value) if value is not None and value < limit else None
-
-
-def _most_frequent_pair(words: list[str], limit: float) -> tuple[str | None, int]:
-    """Return the most frequent pair of neighbouring words, and how often it occurs.
-
-    The result is (None, 0) if no pair can be above the limit, or if no pair occurs twice. A pair is at most as frequent as each of its two
-    words, and few words are frequent enough. So only pairs of two such words are counted.
-    """
-    pairs = len(words) - 1
-    frequent = {word for word, count in Counter(words).items() if count > 1 and count / pairs > limit}
-    if not frequent:
-        return None, 0
-    flags = list(map(frequent.__contains__, words))
-    counts = Counter(compress(pairwise(words), map(and_, flags, flags[1:])))
-    most = max(counts.values(), default=0)
-    if most < 2:
-        return None, 0
-    return min(" ".join(pair) for pair, count in counts.items() if count == most), most
 
 
 def _top_ngram_characters(words: list[str], size: int) -> tuple[int, int]:

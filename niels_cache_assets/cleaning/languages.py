@@ -8,7 +8,7 @@ etymology, and a page with a menu. The cost is tens of microseconds for 400 char
 
 import re
 from collections.abc import Collection
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 # English: the words of Gopher (Rae et al. 2021). Others: frequent function words; for zh, ja and th, which have no blanks, parts of words.
@@ -51,6 +51,7 @@ class Language(NamedTuple):
 UNKNOWN = Language(None, 0.0)
 
 
+@lru_cache(maxsize=4)  # the report measures a document again that the filters have just judged
 def identify_language(text: str) -> Language:
     """Return the language of a text, or UNKNOWN if the text is too short or its language is not recognized.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
@@ -175,7 +175,7 @@ class ChunkWork:
             report=report,
             before=TextTotals.of((len(document.text) for document in converted), (_size(document.text) for document in converted)),
             after=TextTotals.of((row.characters for row in rows), (row.bytes for row in rows)),
-            words=sum(len(document.text.split()) for document in kept),
+            words=_count_words([document.text for document in kept]),
             dropped_by_source=dropped_by_source,
             splits=Counter(row.split or "unknown" for row in rows),
         )
@@ -312,6 +312,19 @@ def _row(document: Document) -> DocumentRow:
 def _with_writable_names(document: Document) -> Document:
     title = None if document.title is None else valid_unicode(document.title)
     return document._replace(source_id=valid_unicode(document.source_id), file=valid_unicode(document.file), title=title)
+
+
+def _count_words(texts: Iterable[str]) -> int:
+    """Return the number of words, separated by white space, without a Python object for each, which would take three times as long."""
+    units = np.frombuffer("\n".join(["", *texts, ""]).encode("utf-16-le", errors="surrogatepass"), dtype=np.uint16)
+    blank = _blanks()[units]
+    return int(np.count_nonzero(blank[:-1] > blank[1:]))
+
+
+@cache
+def _blanks() -> np.ndarray:
+    """Return which units of UTF-16 are white space, (65536,) bool. There is none above the first plane."""
+    return np.array([chr(unit).isspace() for unit in range(1 << 16)])
 
 
 def _size(text: str) -> int:

@@ -20,21 +20,17 @@ from functools import cache, partial
 
 import dagster as dg
 
-from niels_cache_assets.artifacts.base import Artifact, Outcome
+from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.artifacts.graph import graph
-from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.watch import RUNNING, WAITING, WatchedStep, describe_steps, summarize_steps
 from niels_cache_assets.artifacts.stored import read_finished
 from niels_cache_assets.base.wording import format_count
 from niels_cache_assets.defs import keys
-from niels_cache_assets.defs.assets.corpus import corpus_part_metadata
-from niels_cache_assets.defs.assets.parts import is_recorded, part_metadata, plan_record
-from niels_cache_assets.defs.assets.upstream import DATA_VERSION_TAG, last_materialization
 from niels_cache_assets.defs.cursors import in_turn
 from niels_cache_assets.defs.keys import names_of
-from niels_cache_assets.defs.metadata.builds import STATE
 from niels_cache_assets.defs.metadata.entries import table, without_empty
 from niels_cache_assets.defs.part_slots import limit_parts
+from niels_cache_assets.defs.recording import FoundArtifact
 from niels_cache_assets.defs.resources import root_of
 from niels_cache_assets.parts.lease import DONE
 from niels_cache_assets.project.registry import Registry
@@ -73,8 +69,10 @@ def finished_parts_sensor(registry: Registry) -> dg.SensorDefinition:
         known = {*artifacts.keys}
         seen = {key: stamp for key, stamp in cursor.get("seen", {}).items() if key in known}
         states = {name: counts for name, counts in cursor.get("states", {}).items() if name in planned}
-        events: list[dg.AssetMaterialization | dg.AssetObservation] = []
-        began, looked = time.monotonic(), 0
+        events: list[dg.AssetObservation] = []
+        began, looked, recorded = time.monotonic(), 0, 0
+        definitions = context.repository_def
+        assert definitions is not None  # ticks of the daemon have a repository
         for name in in_turn(planned, cursor, "next", until=began + _LOOK_SECONDS):
             looked += 1
             steps = artifacts.watch(name)
@@ -87,16 +85,17 @@ def finished_parts_sensor(registry: Registry) -> dg.SensorDefinition:
                 if time.monotonic() - began >= _RECORD_SECONDS or _is_being_built(context.instance, step.key):
                     continue
                 try:
-                    event = _event(context.instance, registry, step.artifact)
+                    meta = read_finished(step.artifact)
                 except NielsCacheError:  # it was replaced in the meantime
                     continue
-                is_new = not is_recorded(last_materialization(context.instance, event.asset_key, str(event.partition)), event)
+                outcome = Outcome(key=step.key, state="built", meta=meta, directory=step.artifact.directory)
+                found = FoundArtifact(context.instance, definitions.asset_graph, registry, outcome, root=artifacts.root, state=_STATE)
                 is_noted = seen.get(step.key) == f"new {step.stamp}"
-                seen[step.key] = f"new {step.stamp}" if is_new and not is_noted else step.stamp
-                events += [event] if is_new and is_noted else []
-        nothing = dg.SkipReason(f"Looked at {format_count(looked, 'data set')}; nothing is new")
+                seen[step.key] = step.stamp if is_noted else f"new {step.stamp}"
+                recorded += is_noted and found.record(PARTS_SENSOR)
+        done = f"Looked at {format_count(looked, 'data set')}; {f'recorded {recorded}' if recorded else 'nothing is new'}"
         cursor |= {"seen": seen, "states": states}
-        return dg.SensorResult(asset_events=events, cursor=json.dumps(cursor), skip_reason=None if events else nothing)
+        return dg.SensorResult(asset_events=events, cursor=json.dumps(cursor), skip_reason=None if events else dg.SkipReason(done))
 
     return sensor
 
@@ -111,20 +110,3 @@ def _observation(plan: dg.AssetKey, name: str, steps: Sequence[WatchedStep]) -> 
 def _is_being_built(instance: dg.DagsterInstance, key: str) -> bool:
     filters = dg.RunsFilter(tags={keys.PARTITION_TAG: key.partition("/")[2]}, statuses=keys.IN_PROGRESS)
     return bool(instance.get_run_ids(filters, limit=1))
-
-
-def _event(instance: dg.DagsterInstance, registry: Registry, artifact: Artifact) -> dg.AssetMaterialization:
-    """Return the event that records a finished artifact.
-
-    Raises:
-        NielsCacheError: If the record of the artifact cannot be read.
-    """
-    meta = read_finished(artifact)
-    outcome = Outcome(key=artifact.key, state="built", meta=meta, directory=artifact.directory)
-    names = names_of(registry)
-    asset, partition = names.recorded_as(artifact.key)
-    if isinstance(artifact, PartsPlan):
-        metadata, version = plan_record(instance, outcome, registry)
-    else:
-        metadata, version = (corpus_part_metadata if asset == names.corpus_parts else part_metadata)(outcome), meta["content_sha256"]
-    return dg.AssetMaterialization(asset, partition=partition, metadata={**metadata, STATE: _STATE}, tags={DATA_VERSION_TAG: version})

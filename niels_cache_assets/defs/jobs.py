@@ -8,8 +8,10 @@ from typing import Any
 
 import dagster as dg
 
+from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.defs.assets.upstream import observe_revision
 from niels_cache_assets.defs.checks.sync import IN_SYNC
+from niels_cache_assets.defs.home.found import remove_markers_of
 from niels_cache_assets.defs.keys import DefinitionNames, names_of
 from niels_cache_assets.defs.resources import root_of
 from niels_cache_assets.project.registry import Registry
@@ -92,6 +94,7 @@ def _observe_upstream(registry: Registry) -> dg.JobDefinition:
             for name in registry.partition_keys():
                 try:
                     context.log_event(observe_revision(registry, name, root=root_of(context, names)))
+                    remove_markers_of(graph(registry, root_of(context, names)), name)
                 except Exception as error:  # any error of one source
                     context.log.warning(f"{name}: {describe_error(error)}")
                     log_traceback(error, context.log.info)

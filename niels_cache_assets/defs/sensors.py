@@ -23,8 +23,9 @@ from niels_cache_assets.base.wording import format_count
 from niels_cache_assets.defs.assets.upstream import REVISION, built_versions, last_observation, observe_revision, version_of
 from niels_cache_assets.defs.cursors import in_turn
 from niels_cache_assets.defs.finished_parts import finished_parts_sensor
-from niels_cache_assets.defs.keys import datasets_with_plan, names_of
-from niels_cache_assets.defs.private import AssetGraphSubset, AssetKeyPartitionKey
+from niels_cache_assets.defs.home.found import remove_markers_of
+from niels_cache_assets.defs.keys import corpus_partitions, datasets_with_plan, names_of, partitions
+from niels_cache_assets.defs.private import AssetGraphSubset
 from niels_cache_assets.defs.resources import root_of
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.errors import describe_error, log_traceback
@@ -87,7 +88,7 @@ def requestable(registry: Registry) -> dg.AssetSelection:
     return dg.AssetSelection.assets(*corpora, *(key for family in FAMILIES for key in names.family_keys(family)))
 
 
-def build_request(registry: Registry, name: str, version: str, definitions: dg.RepositoryDefinition, *, occasion: str) -> dg.RunRequest:
+def build_request(registry: Registry, name: str, version: str, *, occasion: str) -> dg.RunRequest:
     """Return the request to build a data set at this version of upstream.
 
     The build waits if a different process is building the same data set.
@@ -96,7 +97,6 @@ def build_request(registry: Registry, name: str, version: str, definitions: dg.R
         registry: The configuration.
         name: Name of the data set.
         version: Version of upstream.
-        definitions: The definitions, for a backfill.
         occasion: A text that stays the same while upstream stays at this version, and is new if upstream changes and then returns to it.
     """
     names, family, tags = names_of(registry), registry.family_of(name), {UPSTREAM_TAG: version}
@@ -109,10 +109,12 @@ def build_request(registry: Registry, name: str, version: str, definitions: dg.R
             run_config=config,
             tags=tags,
         )
-    requested = {AssetKeyPartitionKey(key, name) for key in (names.documents, names.kept, names.report, *names.family_keys(family))}
-    if name in registry.prepared("dedup"):
-        requested.add(AssetKeyPartitionKey(names.duplicates))
-    return dg.RunRequest.for_asset_graph_subset(AssetGraphSubset.from_asset_partition_set(requested, definitions.asset_graph), tags)
+    corpus = corpus_partitions(registry).subset_with_partition_keys([name])
+    cache = partitions(registry, family).subset_with_partition_keys([name])
+    requested = {**dict.fromkeys((names.documents, names.kept, names.report), corpus), **dict.fromkeys(names.family_keys(family), cache)}
+    unpartitioned = {names.duplicates} if name in registry.prepared("dedup") else set()
+    subset = AssetGraphSubset(requested, unpartitioned)  # type: ignore[call-arg]  # mypy takes its __hash__ for a field
+    return dg.RunRequest.for_asset_graph_subset(subset, tags)
 
 
 def _depends_on_hub_commit(registry: Registry, source: Source) -> bool:
@@ -151,6 +153,7 @@ class _SensorTick:
         if last is not None and version_of(last) == version_of(seen):
             return
         self.events.append(seen)
+        remove_markers_of(graph(self._registry, self._root), name)
         same = last is not None and last.metadata.get(REVISION) == seen.metadata.get(REVISION)
         self.add_message(name, "has other settings now" if same else f"is at {seen.metadata[REVISION].value} now")
 
@@ -169,9 +172,7 @@ class _SensorTick:
         if graph(self._registry, self._root).state("tokenizer").state == "missing":
             self.add_message(name, "needs a build, but there is no tokenizer yet: materialize the tokenizer first")
             return False
-        definitions = self._context.repository_def
-        assert definitions is not None  # ticks of the daemon have a repository
-        self.requests.append(build_request(self._registry, name, version, definitions, occasion=occasion))
+        self.requests.append(build_request(self._registry, name, version, occasion=occasion))
         self.add_message(name, "is requested")
         return True
 
@@ -200,7 +201,7 @@ def _sensor(
     Args:
         registry: The configuration.
         name: Name of the sensor.
-        datasets: DefinitionNames of the data sets to watch.
+        datasets: Names of the data sets to watch.
         what: The kind of data set that is watched, in words.
         seconds: Minimum time between two ticks.
         description: Description for the UI.

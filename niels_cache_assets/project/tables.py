@@ -105,7 +105,7 @@ class NameSettings(Table):
     group: str | None = Field(None, pattern="^[A-Za-z0-9_]+$")
     """Group of all assets; by default each has a group of its kind"""
     pools: dict[Literal["parts", "source_stream"], str] = Field({})
-    """Other names for the pools, such as { parts = "large_machine" }"""
+    """Other names for the pools, such as { parts = "large_machine" }. A limit that such a pool has is not changed"""
 
 
 class ComponentSettings(NameSettings):

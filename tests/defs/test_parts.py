@@ -266,9 +266,6 @@ def test_the_sensor_records_parts_of_a_corpus_that_other_programs_have_built(pro
     for recorded in (0, 3, 0):
         context = dg.build_sensor_context(instance=instance, cursor=cursor, definitions=definitions, resources=resources)
         tick = sensor.evaluate_tick(context)
-        events = [event for event in tick.asset_events if isinstance(event, dg.AssetMaterialization)]
-        assert len(events) == recorded
-        for event in events:
-            instance.report_runless_asset_event(event)
+        assert f"recorded {recorded}" in (tick.skip_message or "") or not recorded
         cursor = tick.cursor
     assert instance.get_materialized_partitions(NAMES.corpus_parts) == {f"{NAME}/part-00000", f"{NAME}/part-00002"}

@@ -17,6 +17,7 @@ from niels_cache_assets.artifacts.graph import Graph, graph
 from niels_cache_assets.corpus.layout import HASHES
 from niels_cache_assets.defs.assembly import build_defs
 from niels_cache_assets.defs.keys import names_of
+from niels_cache_assets.defs.references import table_lines
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.project.registry import cache_root, load_registry
 from niels_cache_runtime.errors import NielsCacheError
@@ -186,6 +187,29 @@ def test_a_configuration_that_cannot_be_read_stops_loading_with_one_line(tmp_pat
         importlib.import_module("niels_cache_assets.definitions")
     assert "\n" not in str(caught.value)
     assert caught.value.__suppress_context__
+
+
+def test_an_asset_links_to_the_tables_that_configure_it(tmp_path: Path, tiny_model: Path) -> None:
+    project = Project(tmp_path, tiny_model)
+    lines = (project.folder / "niels_cache.toml").read_text(encoding="utf-8").splitlines()
+    names = names_of(project.registry)
+    for key, headers in {
+        names.meta["pretrain"]: ["[pretrain.notes]", "[pretrain.books]"],
+        names.upstream["sft"]: ["[sft.chats]"],
+        names.tokenizer: ["[tokenizer]"],
+        names.cache_report: [lines[0]],
+    }.items():
+        (spec,) = (spec for spec in project.defs.resolve_all_asset_specs() if spec.key == key)
+        links = spec.metadata["dagster/code_references"].code_references
+        found = [lines[link.line_number - 1] for link in links if link.file_path == str(project.folder / "niels_cache.toml")]
+        assert found == headers, key
+
+
+def test_tables_are_found_by_their_headers() -> None:
+    toml = (
+        '[build]\n# [pretrain.a]\n[pretrain.a]\n  [ pretrain . "b" ]  # as it is\nfiles = ["x"]\n[pretrain.b.where]\n[[pretrain.c.added]]\n'
+    )
+    assert {name: line for name, (line, _) in table_lines(toml).items()} == {"build": 1, "a": 3, "b": 4}
 
 
 def test_upstream_links_to_the_profile_if_there_is_no_configuration() -> None:

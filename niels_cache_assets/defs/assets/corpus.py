@@ -9,28 +9,21 @@ from dataclasses import replace
 
 import dagster as dg
 
-from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.corpus_report import CorpusReport
-from niels_cache_assets.artifacts.duplicates import CODE_VERSION as RANGES_VERSION
-from niels_cache_assets.artifacts.duplicates import Duplicates
+from niels_cache_assets.artifacts.duplicates import Duplicates, SearchStep
 from niels_cache_assets.artifacts.graph import graph
-from niels_cache_assets.artifacts.prepared_corpora import open_prepared
 from niels_cache_assets.base.fingerprint import fingerprint_of
-from niels_cache_assets.base.wording import file_size, format_count
 from niels_cache_assets.corpus.identity import dedup_identity, dedup_order
 from niels_cache_assets.defs import keys
-from niels_cache_assets.defs.assets.building import artifact_asset, build_artifact, recorded_result
+from niels_cache_assets.defs.assets.building import artifact_asset, build_artifact, recorded_results
 from niels_cache_assets.defs.assets.parts import partition_asset
-from niels_cache_assets.defs.assets.upstream import observe_read_revision
+from niels_cache_assets.defs.assets.upstream import record_read
 from niels_cache_assets.defs.config import BuildConfig
 from niels_cache_assets.defs.keys import names_of
-from niels_cache_assets.defs.metadata.builds import Metadata, recorded_at, state_of
-from niels_cache_assets.defs.metadata.corpora import documents_metadata, duplicates_metadata, kept_metadata, report_metadata
-from niels_cache_assets.defs.metadata.entries import materialized, without_empty
 from niels_cache_assets.defs.progress import readable_failures, sink_of
+from niels_cache_assets.defs.recording import kept_record
 from niels_cache_assets.defs.resources import root_of
-from niels_cache_assets.facts.contents import total_bytes
 from niels_cache_assets.project.registry import Registry
 
 _GROUP = "corpus"
@@ -142,9 +135,8 @@ def _documents(registry: Registry) -> dg.AssetsDefinition:
             artifact = replace(artifact, force_parts=not sink_of(context, names).built.issuperset(step.key for step in artifact.steps()))
         source = registry.pretrain[name]
         outcome = build_artifact(context, artifact, config, names, observed=names.documents, source=source)
-        if not outcome.kept:
-            observe_read_revision(context, registry, name, outcome.meta["dataset_revision"], root=root)
-        return recorded_result(context, outcome, documents_metadata(outcome))
+        record_read(context, registry, outcome, root=root)
+        return recorded_results(context, registry, outcome)[0]
 
     return documents
 
@@ -157,7 +149,6 @@ def _duplicates(registry: Registry) -> dg.AssetsDefinition:
     return artifact_asset(
         registry,
         "corpus/duplicates",
-        duplicates_metadata,
         prepare=lambda artifact, config, sink: replace(artifact, forces_ranges=not sink.built.issuperset(steps)),
         deps=[dg.AssetDep(names.documents, partition_mapping=keys.search_mapping(registry)), *ranges],
         group_name=_GROUP,
@@ -182,9 +173,7 @@ def _kept(registry: Registry) -> dg.AssetsDefinition:
     )
     def kept(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
         with readable_failures():
-            prepared = open_prepared(registry, context.partition_key, root=root_of(context, names))
-            metadata = kept_metadata(prepared)
-        return materialized(metadata, fingerprint_of(prepared.identity()))
+            return kept_record(registry, context.partition_key, root=root_of(context, names)).result()
 
     return kept
 
@@ -194,8 +183,6 @@ def _report(registry: Registry) -> dg.AssetsDefinition:
     return artifact_asset(
         registry,
         "report",
-        lambda outcome: report_metadata(outcome, draw=registry.dagster.plots),
-        version="meta_sha256",
         deps=[names.documents, names.duplicates],
         partitions_def=keys.corpus_partitions(registry),
         group_name="reports",
@@ -210,7 +197,6 @@ def _parts(registry: Registry) -> dg.AssetsDefinition:
     return partition_asset(
         registry,
         "corpus_part",
-        corpus_part_metadata,
         deps=[keys.mapped(names.plan, of_plan)],
         partitions_def=dg.StaticPartitionsDefinition([part for parts in of_plan.values() for part in parts]),
         group_name=_GROUP,
@@ -225,11 +211,10 @@ def _hashes(registry: Registry) -> dg.AssetsDefinition:
     return artifact_asset(
         registry,
         "hashes",
-        search_metadata,
         deps=[dg.AssetDep(names.documents, partition_mapping=keys.search_mapping(registry))],
         group_name=_GROUP,
         kinds={"numpy"},
-        code_version=RANGES_VERSION,
+        code_version=SearchStep.version,
         description=_HASHES,
     )
 
@@ -239,37 +224,10 @@ def _ranges(registry: Registry) -> dg.AssetsDefinition:
     return partition_asset(
         registry,
         "range",
-        search_metadata,
         deps=[names.hashes],
         partitions_def=dg.StaticPartitionsDefinition(keys.ranges(registry)),
         group_name=_GROUP,
         kinds={"numpy"},
-        code_version=RANGES_VERSION,
+        code_version=SearchStep.version,
         description=_RANGES,
     )
-
-
-def corpus_part_metadata(outcome: Outcome) -> Metadata:
-    """Return the metadata of a part of a corpus: a few lines, because there may be thousands of parts."""
-    meta = outcome.meta
-    documents = meta["documents"]
-    contents = f"{file_size(meta['bytes']['after'])}: {format_count(documents['kept'], 'document')} of {documents['read']:,}"
-    return without_empty(
-        {
-            **state_of(outcome),
-            "contents": contents,
-            "documents": documents["kept"],
-            "dropped": ", ".join(f"{reason} {count:,}" for reason, count in sorted(meta["dropped"].items())) or None,
-            **recorded_at(outcome),
-        }
-    )
-
-
-def search_metadata(outcome: Outcome) -> Metadata:
-    """Return the metadata of the hashes or of a range."""
-    searched = format_count(outcome.meta["documents"]["searched"], "document")
-    return {
-        **state_of(outcome),
-        "contents": f"{file_size(total_bytes(outcome.meta['files']))}: {searched} in {outcome.meta['ranges']} ranges",
-        **recorded_at(outcome),
-    }

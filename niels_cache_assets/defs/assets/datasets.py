@@ -14,19 +14,17 @@ from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.base.choices import raise_unknown_choice
 from niels_cache_assets.build_cache import CODE_VERSIONS
 from niels_cache_assets.defs import keys
-from niels_cache_assets.defs.assets.building import build_artifact, recorded_result
-from niels_cache_assets.defs.assets.upstream import last_observation, observe_read_revision, observed_revision
+from niels_cache_assets.defs.assets.building import build_artifact, recorded_results
+from niels_cache_assets.defs.assets.upstream import record_read
 from niels_cache_assets.defs.config import FamilyConfig, PretrainConfig
 from niels_cache_assets.defs.keys import names_of
-from niels_cache_assets.defs.metadata.builds import family_metadata, split_schema, split_version
+from niels_cache_assets.defs.metadata.builds import split_schema
 from niels_cache_assets.defs.progress import readable_failures
 from niels_cache_assets.defs.resources import root_of
-from niels_cache_assets.facts.published import address_in_store
 from niels_cache_assets.facts.training_code import loader_code
 from niels_cache_assets.project.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Family, Split
-from niels_cache_runtime.format.meta import build_id
 
 _SPLITS: dict[Family, str] = {
     "pretrain": """The {split} split of a data set: headerless tokens in shards, every document followed by one EOT.
@@ -148,19 +146,7 @@ def _stream(context: dg.AssetExecutionContext, registry: Registry, family: Famil
         artifact = graph(registry, root).dataset(name, config.run_settings())
     source = artifact.spec.source
     outcome = build_artifact(context, artifact, config, names, observed=names.splits[family]["train"], source=source)
-    if not outcome.kept:
-        last = last_observation(context.instance, registry, name)
-        if name not in registry.prepared():
-            observe_read_revision(context, registry, name, outcome.meta["dataset_revision"], root=root)
-        elif last is not None:  # the build did not contact upstream, so only the settings of the data set may be new
-            observe_read_revision(context, registry, name, observed_revision(last), root=root)
-    deduplicated = "dedup" in getattr(source, "prepare", ())
-    address, settings = address_in_store(registry, family, name), source.shown_settings()
+    record_read(context, registry, outcome, root=root)
     with readable_failures():
-        shown = family_metadata(outcome, settings, deduplicated=deduplicated, draw=registry.dagster.plots, address=address)
-    results: list[dg.MaterializeResult] = [
-        dg.MaterializeResult(key, metadata=shown[split], data_version=split_version(outcome.meta, split))
-        for split, key in names.splits[family].items()
-    ]
-    whole = recorded_result(context, outcome, shown[None], build_id(outcome.meta) or "")
-    yield from [*results, whole._replace(asset_key=names.meta[family])]
+        results = recorded_results(context, registry, outcome, source=source)
+    yield from results

@@ -11,12 +11,9 @@ import dagster as dg
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.index import BlendIndex
 from niels_cache_assets.base.fingerprint import fingerprint_of, identity_settings
-from niels_cache_assets.base.wording import SHORT_SHA256, file_size, format_count
-from niels_cache_assets.defs.assets.building import build_artifact, recorded_result
+from niels_cache_assets.defs.assets.building import build_artifact, recorded_results
 from niels_cache_assets.defs.config import BuildConfig
 from niels_cache_assets.defs.keys import mapped, names_of
-from niels_cache_assets.defs.metadata.builds import state_of
-from niels_cache_assets.defs.metadata.entries import json_entry, table
 from niels_cache_assets.defs.resources import root_of
 from niels_cache_assets.project.registry import Registry
 
@@ -57,22 +54,6 @@ def index_assets(registry: Registry) -> list[dg.AssetsDefinition]:
         name = context.partition_key
         artifact = graph(registry, root_of(context, names)).index(name)
         outcome = build_artifact(context, artifact, BuildConfig(wait=False, force=False), names, observed=names.index)
-        indices = outcome.meta["indices"]
-        rows = [
-            {"index": index.label, "samples": index.samples, "size": file_size(index.bytes), "hash": index.hash[:SHORT_SHA256]}
-            for index in indices
-        ]
-        samples = indices[-1].samples
-        metadata = {
-            **state_of(outcome),
-            "contents": f"{file_size(sum(index.bytes for index in indices))}: {format_count(samples, 'sample')}",
-            "samples": samples,
-            "dagster/row_count": samples,
-            "indices": table(rows),
-            "settings": json_entry(registry.blend[name].model_dump(mode="json")),
-            "hash": outcome.meta["hash"],
-            "dagster/uri": indices[-1].directory.parent.as_uri(),
-        }
-        return recorded_result(context, outcome, metadata, outcome.meta["hash"])
+        return recorded_results(context, registry, outcome)[0]
 
     return [gpt]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import dagster as dg
 
-from niels_cache_assets.artifacts.corpus_facts import language_share, reasons
+from niels_cache_assets.artifacts.corpus_report import language_share, reasons
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.prepared_corpora import open_prepared
 from niels_cache_assets.defs.keys import corpus_partitions, names_of

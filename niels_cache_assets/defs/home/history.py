@@ -107,8 +107,10 @@ class _HistoryReader:
         )
         for result in results:
             evaluation = result.evaluation
-            target = None if evaluation is None else evaluation.target_materialization_data
-            if evaluation is None or target is None or result.event is None:
+            if not isinstance(evaluation, dg.AssetCheckEvaluation) or result.event is None:  # the run ended before the check
+                continue
+            target = evaluation.target_materialization_data
+            if target is None:
                 continue
             checked = dg.AssetRecordsFilter(asset_key=key.asset_key, storage_ids=[target.storage_id])
             builds = [_recorded(record, folder) for record in self._instance.fetch_materializations(checked, limit=1).records]

@@ -49,7 +49,7 @@ def serve(listener: socket.socket, names: DefinitionNames, *, read_only: bool, r
     with (
         home_errors(dagster_home()),
         ensure_instance() as instance,
-        TemporaryDirectory(prefix="niels-cache-ui-") as folder,  # below /tmp, because the path of a socket has at most 107 bytes
+        TemporaryDirectory(prefix="niels-cache-ui-") as folder,  # not in the home, because the path of a socket is limited
         _exclusive_home(Path(instance.root_directory), shared=read_only),
         Services(instance, Path(folder), names.location) as services,
         _guarded(instance, services, name=host, port=port, read_only=read_only) as guard,

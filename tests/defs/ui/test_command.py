@@ -50,6 +50,11 @@ def test_a_wrong_configuration_is_said_before_anything_starts(
     assert "jsonk" in refusal(capsys, "--config", str(tmp_path / "wrong.toml"), "--port", "0")
 
 
+def test_a_temporary_folder_whose_path_is_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
+    with dg.DagsterInstance.ephemeral() as instance, pytest.raises(NielsCacheError, match=f"{services.MAX_SOCKET_BYTES} bytes.*TMPDIR"):
+        services.Services(instance, tmp_path / ("x" * services.MAX_SOCKET_BYTES), "here")
+
+
 def other_signature(context: Any) -> None:
     """The function that makes the app, after an update."""
 
