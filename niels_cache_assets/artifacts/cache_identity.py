@@ -6,8 +6,8 @@ A finished cache with the same fingerprint over its identity needs no build.
 from collections.abc import Mapping
 from typing import Any, TypeGuard
 
-from niels_cache_assets.base.token_dtypes import choose_token_dtype, token_dtype_identity
 from niels_cache_assets.build_cache import CODE_VERSIONS
+from niels_cache_assets.build_cache.base import choose_token_dtype, token_dtype_identity
 from niels_cache_assets.corpus.identity import held_out_identity
 from niels_cache_assets.corpus.prepared import PreparedCorpus
 from niels_cache_assets.project.registry import Registry

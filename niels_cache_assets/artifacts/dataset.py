@@ -23,8 +23,8 @@ from niels_cache_assets.artifacts.prepared_corpora import open_prepared, with_co
 from niels_cache_assets.base.config_path import SENTINELS
 from niels_cache_assets.base.documents import Document, DocumentBatch, Documents
 from niels_cache_assets.base.fingerprint import fingerprint_of
-from niels_cache_assets.base.token_dtypes import choose_token_dtype
 from niels_cache_assets.build_cache import CODE_VERSIONS
+from niels_cache_assets.build_cache.base import CacheBuild, OnProgress, Provenance, choose_token_dtype, write_unbuilt
 from niels_cache_assets.build_cache.resume import JournalFingerprint, Resume
 from niels_cache_assets.chats.templates import Template, find_template
 from niels_cache_assets.corpus.identity import mixture_dependencies
@@ -48,6 +48,7 @@ from niels_cache_assets.sources.types import PretrainSource, SftSource, Source, 
 from niels_cache_assets.streaming.decontaminate import ReferenceTexts
 from niels_cache_assets.streaming.feed import Feed, ValShare
 from niels_cache_assets.streaming.splits import UNLIMITED
+from niels_cache_assets.tokenizer.encoder import EngineMismatchError
 from niels_cache_assets.tokenizer.engines import reference_of
 from niels_cache_assets.tokenizer.kinds import TextTokenizer, load_tokenizer, recorded_tokenizer
 from niels_cache_runtime.cache.opening import Verify, check_sizes, listed_files
@@ -56,8 +57,6 @@ from niels_cache_runtime.format.layout import META_NAME, SPLITS, TOKEN_DTYPES, F
 from niels_cache_runtime.format.meta import ForeignMetaError, Meta, check_location, is_foreign, load_meta, location_problem
 
 if TYPE_CHECKING:
-    from niels_cache_assets.build_cache import OnProgress, Provenance
-    from niels_cache_assets.build_cache.base import CacheBuild
     from niels_cache_assets.build_cache.pretrain import PretrainBuild
     from niels_cache_assets.build_cache.sft import SftBuild
 
@@ -279,8 +278,6 @@ class DatasetSpec(Generic[S]):
             split_rule: The rule that splits the data set into train and val, as one line.
             member: The name of a part, or None for the whole data set.
         """
-        from niels_cache_assets.build_cache import Provenance
-
         return Provenance(
             dataset_name=self.name if member is None else f"{self.name}/{member}",
             dataset_config=self.source.hub_config,
@@ -383,7 +380,6 @@ class StreamedCache(DatasetArtifact[S]):
     def write_stream(self, work: BuildJob) -> WriteResult:
         """Write the cache, without a comparison of train with val."""
         from niels_cache_assets.corpus.held_out import HeldOutDocuments
-        from niels_cache_assets.tokenizer.encoder import EngineMismatchError
 
         spec = self.spec
         for note in notes_on_source(spec.source) if spec.prepared is None else ():
@@ -653,7 +649,5 @@ class SwitchedOff(Artifact):
         return {"enabled": False, "source": self.spec.source.source}
 
     def write(self, work: BuildJob) -> WriteResult:
-        from niels_cache_assets.build_cache.base import write_unbuilt
-
         provenance = self.spec.provenance(None, work.fingerprint, self.split_rule)
         return WriteResult(meta=write_unbuilt(work.directory, family=self.spec.family, provenance=provenance))

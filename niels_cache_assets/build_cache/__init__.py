@@ -14,7 +14,7 @@ from niels_cache_runtime.lazy_names import load_lazily
 if TYPE_CHECKING:
     from niels_cache_assets.build_cache.base import OnProgress, Progress, Provenance, write_unbuilt_cache
     from niels_cache_assets.build_cache.pretrain import build_pretrain_cache
-    from niels_cache_assets.build_cache.resume import Resume
+    from niels_cache_assets.build_cache.resume import CODE_VERSIONS, Resume
     from niels_cache_assets.build_cache.sft import build_sft_cache
 
 __all__ = [
@@ -30,14 +30,12 @@ __all__ = [
     "write_unbuilt_cache",
 ]
 
-CODE_VERSIONS = {"pretrain": "1", "sft": "1"}  # raise one by hand if a change writes different bytes for the same input
-
 __getattr__ = load_lazily(
     __name__,
     {
         "base": "OnProgress Progress Provenance write_unbuilt_cache",
         "pretrain": "build_pretrain_cache",
-        "resume": "Resume",
+        "resume": "CODE_VERSIONS Resume",
         "sft": "build_sft_cache",
     },
 )

@@ -15,9 +15,7 @@ import numpy as np
 from niels_cache_assets.base.defaults import ROLE_KEYS
 from niels_cache_assets.base.documents import DropReport, SourceReport
 from niels_cache_assets.base.fingerprint import fingerprint_of
-from niels_cache_assets.base.token_dtypes import choose_token_dtype, token_dtype_identity
-from niels_cache_assets.build_cache import CODE_VERSIONS
-from niels_cache_assets.build_cache.resume import JournalFingerprint, Resume, fingerprint_of_journal, open_journal
+from niels_cache_assets.build_cache.resume import CODE_VERSIONS, JournalFingerprint, Resume, fingerprint_of_journal, open_journal
 from niels_cache_assets.disk.journal import Journal, clear_directory, read_journal
 from niels_cache_assets.disk.staging import atomic_directory
 from niels_cache_assets.sources.reading.encodings import not_text_note
@@ -27,7 +25,7 @@ from niels_cache_assets.tokenizer.engines import reference_of
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer, view_tokenizer
 from niels_cache_assets.tokenizer.tokenizer_json import tokenizers_limited_to
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import META_NAME, SPLITS, TOKEN_DTYPE_NAME, TOKEN_DTYPES, Family
+from niels_cache_runtime.format.layout import META_NAME, SPLITS, TOKEN_DTYPE_NAME, TOKEN_DTYPES, Family, token_dtype_name
 from niels_cache_runtime.format.meta import Meta, content_sha256, write_meta
 
 _NO_DOCUMENTS = {"shard_bytes": None, "documents": dict.fromkeys(SPLITS, 0)}
@@ -226,6 +224,27 @@ class CacheBuild(ABC):
             except EngineMismatchError as error:
                 raise NielsCacheError(f'{self.out_dir}: {error}; set `engine = "reference"` on the tokenizer, and build again') from error
             write_meta(str(partial / META_NAME), meta)
+
+
+def choose_token_dtype(vocab_size: int, requested: str | None) -> str:
+    """Return the name of the dtype of a cache's tokens: `requested`, or the narrowest one that holds every id below `vocab_size`.
+
+    Raises:
+        NielsCacheError: If the dtype is unknown, or too narrow for the vocabulary.
+    """
+    narrowest = token_dtype_name(vocab_size)
+    if requested is None:
+        return narrowest
+    if requested not in TOKEN_DTYPES:
+        raise NielsCacheError(f"token_dtype is {requested!r:.80}; choose from {', '.join(TOKEN_DTYPES)}, or leave it out")
+    if TOKEN_DTYPES[requested].itemsize < TOKEN_DTYPES[narrowest].itemsize:
+        raise NielsCacheError(f"token_dtype is {requested!r}, which is too narrow for the tokenizer's {vocab_size:,} ids; leave it out")
+    return requested
+
+
+def token_dtype_identity(name: str) -> dict[str, str]:
+    """Return the entry of the dtype in a fingerprint. It is empty for uint16, the default."""
+    return {} if name == TOKEN_DTYPE_NAME else {"token_dtype": name}
 
 
 def describe_dropped_items(counts: DropReport, hints: Sequence[str] = ()) -> str:

@@ -56,6 +56,11 @@ def build_defs(
         registry = load_registry()
         for line in registry.advice:
             _LOG.warning(line)
+    return own_defs(registry, resources or {}, executor or recorded_executor(registry))
+
+
+def own_defs(registry: Registry, resources: Mapping[str, Any], executor: dg.ExecutorDefinition | None) -> dg.Definitions:
+    """Return the definitions as `build_defs` does, but with the executor of the code location if `executor` is None."""
     names = names_of(registry)
     defaults = {"cache_root": CacheRoot(root=str(cache_root(registry))), "progress_sink": ProgressSink()}
     assets = [
@@ -74,8 +79,8 @@ def build_defs(
         jobs=build_jobs(registry, {key for asset in assets for key in asset.keys}),
         sensors=build_sensors(registry),
         schedules=build_schedules(names),
-        resources={names.name(name): unconfigured(value) for name, value in {**defaults, **(resources or {})}.items()},
-        executor=executor or recorded_executor(registry),
+        resources={names.name(name): unconfigured(value) for name, value in {**defaults, **resources}.items()},
+        executor=executor,
     )
 
 

@@ -90,11 +90,9 @@ def finished_parts_sensor(registry: Registry) -> dg.SensorDefinition:
                     continue
                 outcome = Outcome(key=step.key, state="built", meta=meta, directory=step.artifact.directory)
                 found = FoundArtifact(context.instance, definitions.asset_graph, registry, outcome, root=artifacts.root, state=_STATE)
-                is_new, is_noted = not found.is_recorded(with_inputs=False), seen.get(step.key) == f"new {step.stamp}"
-                seen[step.key] = f"new {step.stamp}" if is_new and not is_noted else step.stamp
-                if is_new and is_noted:
-                    found.record(PARTS_SENSOR)
-                    recorded += 1
+                is_noted = seen.get(step.key) == f"new {step.stamp}"
+                seen[step.key] = step.stamp if is_noted else f"new {step.stamp}"
+                recorded += is_noted and found.record(PARTS_SENSOR)
         done = f"Looked at {format_count(looked, 'data set')}; {f'recorded {recorded}' if recorded else 'nothing is new'}"
         cursor |= {"seen": seen, "states": states}
         return dg.SensorResult(asset_events=events, cursor=json.dumps(cursor), skip_reason=None if events else dg.SkipReason(done))

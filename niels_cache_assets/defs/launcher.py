@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any
 from niels_cache_assets.artifacts.base import Artifact, Outcome, listed_name
 from niels_cache_assets.artifacts.duplicates import SearchStep
 from niels_cache_assets.artifacts.graph import graph
-from niels_cache_assets.artifacts.input_problems import require_inputs
 from niels_cache_assets.artifacts.materialize import find_current
 from niels_cache_assets.artifacts.parts.free_parts import FreePartsFirst
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.stored import in_store
 from niels_cache_assets.base.wording import format_list
 from niels_cache_assets.corpus.layout import HASHES
-from niels_cache_assets.defs.home.found import dagster_home, digests_path, has_failed, mark_failed, marker_of
+from niels_cache_assets.defs.home.found import dagster_home, digests_path, has_abandoned_runs, has_failed, mark_failed, marker_of
 from niels_cache_assets.defs.launch_events import LaunchListener, LaunchResult
 from niels_cache_assets.parts.layout import CHILD_BUILT_KINDS, PART_KINDS
 from niels_cache_assets.project.registry import Registry
@@ -86,6 +85,8 @@ def launch_builds(
     order = all_artifacts.order(only)
     retrained = force and (only is None or all_artifacts.tokenizer().key in only)
     if all_artifacts.tokenizer().needs_training(force=retrained):
+        from niels_cache_assets.artifacts.input_problems import require_inputs
+
         require_inputs(registry, [key.partition("/")[2] for key in order if key.partition("/")[0] in FAMILIES])
     with ExitStack() as opened, remember_digests(digests_path()):
         launcher = _Launcher(registry, root, opened, listener, wait=wait, record=record)
@@ -97,7 +98,7 @@ def launch_builds(
                 if force or not all_artifacts.is_done(step.key):
                     launcher.launch(step, force=retrained if step.key == "tokenizer" else force)
         is_new = any(result.state == "built" for result in launcher.results)
-        if is_new or not page_path(root).exists():
+        if is_new or not page_path(root).exists() or has_abandoned_runs():  # opening the runs ends those; one may be that of the reports
             launcher.runs.write_reports(in_run=is_new)
         return launcher.results
 
@@ -232,7 +233,10 @@ class _Launcher:
             return replace(result, state="failed", message=checks)
         marker = marker_of(self._graph, artifact, outcome)
         if is_found and (self._record or not marker.is_current):
-            self.runs.record(outcome)
+            try:
+                self.runs.record(outcome)
+            except NielsCacheError as error:
+                return replace(result, state="failed", message=str(error))
         marker.write()
         return replace(
             result,

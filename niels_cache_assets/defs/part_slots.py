@@ -24,6 +24,8 @@ _POLL_SECONDS = 1.0
 def limit_parts(instance: "dg.DagsterInstance", registry: Registry, *, if_new: bool = False) -> None:
     """Set the limit of the pool `parts` to the number that [cluster] gives. Do nothing if nothing is in parts.
 
+    A pool that [dagster] names may hold other work as well, so its limit is set only if it has none.
+
     Args:
         instance: The instance with the pool.
         registry: The configuration.
@@ -38,7 +40,7 @@ def limit_parts(instance: "dg.DagsterInstance", registry: Registry, *, if_new: b
         limit = registry.cluster.parts_at_once(available_threads())
         info = storage.get_concurrency_info(pool)
         is_set = info.limit is not None and not info.using_default_limit
-        if not is_set or (info.limit != limit and not if_new):
+        if not is_set or (info.limit != limit and not if_new and "parts" not in registry.dagster.pools):
             try:
                 storage.set_concurrency_slots(pool, limit)
             except IntegrityError:  # another home with the same database has created the pool since Dagster looked for it

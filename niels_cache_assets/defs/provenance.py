@@ -60,10 +60,9 @@ def _version_of_partitions(instance: dg.DagsterInstance, key: dg.AssetKey, parti
     return hashlib.sha256(versions.encode()).hexdigest()
 
 
-def is_recorded(last: dg.AssetMaterialization | None, event: dg.AssetMaterialization, *, with_inputs: bool) -> bool:
-    """Return whether the newest event of an asset records the same result as `event`, made from the same inputs if `with_inputs` is set."""
+def is_recorded(last: dg.AssetMaterialization | None, event: dg.AssetMaterialization) -> bool:
+    """Return whether the newest event of an asset records the same result as `event`, made from the same inputs."""
     if last is None:
         return False
-    compared = [tag for tag in event.tags or {} if tag == DATA_VERSION_TAG or (with_inputs and not tag.startswith(POINTER_TAG))]
-    same_tags = all((last.tags or {}).get(tag) == (event.tags or {})[tag] for tag in compared)
+    same_tags = all((last.tags or {}).get(tag) == value for tag, value in (event.tags or {}).items() if not tag.startswith(POINTER_TAG))
     return same_tags and all(last.metadata.get(name) == event.metadata.get(name) for name in _COMPARED)

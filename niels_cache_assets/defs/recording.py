@@ -51,7 +51,7 @@ _METADATA_OF = {
 }
 
 
-class Record(NamedTuple):
+class AssetRecord(NamedTuple):
     """What is recorded of one asset: its metadata and its data version."""
 
     asset: dg.AssetKey
@@ -73,7 +73,7 @@ class Record(NamedTuple):
 
 def records_of(
     registry: Registry, instance: dg.DagsterInstance, outcome: Outcome, *, draw: bool, source: Source | None = None
-) -> list[Record]:
+) -> list[AssetRecord]:
     """Return the records of an artifact, in topological order: three for a cache, and one for everything else.
 
     Args:
@@ -91,28 +91,28 @@ def records_of(
     if outcome.kind in FAMILIES:
         source = source or registry.source(outcome.name)
         shown = family_metadata(registry, outcome, source, draw=draw)
-        splits = [Record(key, shown[split], split_version(meta, split).value) for split, key in names.splits[outcome.family].items()]
-        return [*splits, Record(asset, shown[None], build_id(meta) or "")]
+        splits = [AssetRecord(key, shown[split], split_version(meta, split).value) for split, key in names.splits[outcome.family].items()]
+        return [*splits, AssetRecord(asset, shown[None], build_id(meta) or "")]
     if outcome.key == "tokenizer":
-        return [Record(asset, tokenizer_metadata(outcome, draw=draw), meta["sha256"])]
+        return [AssetRecord(asset, tokenizer_metadata(outcome, draw=draw), meta["sha256"])]
     if outcome.kind == "report":
-        return [Record(asset, report_metadata(outcome, draw=draw), meta.get("meta_sha256", ""))]
+        return [AssetRecord(asset, report_metadata(outcome, draw=draw), meta.get("meta_sha256", ""))]
     if outcome.kind == "plan":
-        return [Record(asset, *_plan_record(registry, instance, outcome))]
+        return [AssetRecord(asset, *_plan_record(registry, instance, outcome))]
     if outcome.kind == "index":
-        return [Record(asset, _index_metadata(registry, outcome), meta["hash"])]
+        return [AssetRecord(asset, _index_metadata(registry, outcome), meta["hash"])]
     metadata_of = _METADATA_OF[outcome.key if outcome.key in _METADATA_OF else outcome.kind]
-    return [Record(asset, metadata_of(outcome), meta.get("content_sha256", ""))]
+    return [AssetRecord(asset, metadata_of(outcome), meta.get("content_sha256", ""))]
 
 
-def kept_record(registry: Registry, name: str, *, root: Path) -> Record:
+def kept_record(registry: Registry, name: str, *, root: Path) -> AssetRecord:
     """Return the record of corpus/kept, which is recorded with the report of a corpus.
 
     Raises:
         NielsCacheError: If the corpus or its drop list is not current.
     """
     prepared = open_prepared(registry, name, root=root)
-    return Record(names_of(registry).kept, kept_metadata(prepared), fingerprint_of(prepared.identity()))
+    return AssetRecord(names_of(registry).kept, kept_metadata(prepared), fingerprint_of(prepared.identity()))
 
 
 class FoundArtifact:
@@ -133,34 +133,31 @@ class FoundArtifact:
         self._instance, self._graph, self._registry, self._root, self._outcome = instance, asset_graph, registry, root, outcome
         self._partition, self._state = names_of(registry).recorded_as(outcome.key)[1], state
 
-    def _records(self, *, draw: bool) -> Iterator[Record]:
+    def _records(self, *, draw: bool) -> Iterator[AssetRecord]:
         if self._outcome.kind == "report":
             yield kept_record(self._registry, self._outcome.name, root=self._root)
         for record in records_of(self._registry, self._instance, self._outcome, draw=draw):
             yield record._replace(metadata={**record.metadata, STATE: self._state}) if self._state else record
 
-    def is_recorded(self, *, with_inputs: bool = True) -> bool:
-        """Return whether the newest event of each asset records this, made from the inputs that are recorded if `with_inputs` is set."""
-        return all(
-            is_recorded(
-                last_materialization(self._instance, record.asset, self._partition),
-                record.event(self._instance, self._graph, self._partition),
-                with_inputs=with_inputs,
-            )
-            for record in self._records(draw=False)
-        )
-
-    def record(self, by: str) -> None:
-        """Record the upstream that was read, and the artifact, unless this is known.
+    def record(self, by: str) -> bool:
+        """Record the upstream that was read, and the artifact, unless the newest events do. Return whether the artifact was recorded.
 
         Args:
             by: What records it, for a tag of the events.
         """
         for read in events_of_read(self._instance, self._registry, self._outcome, root=self._root):
             self._instance.report_runless_asset_event(read)
-        if not self.is_recorded():
-            for record in self._records(draw=self._registry.dagster.plots):
-                self._instance.report_runless_asset_event(record.event(self._instance, self._graph, self._partition, by=by))
+        if all(
+            is_recorded(last_materialization(self._instance, each.asset, self._partition), self._event(each))
+            for each in self._records(draw=False)
+        ):
+            return False
+        for record in self._records(draw=self._registry.dagster.plots):
+            self._instance.report_runless_asset_event(self._event(record, by=by))
+        return True
+
+    def _event(self, record: AssetRecord, *, by: str | None = None) -> dg.AssetMaterialization:
+        return record.event(self._instance, self._graph, self._partition, by=by)
 
 
 def _plan_record(registry: Registry, instance: dg.DagsterInstance, outcome: Outcome) -> tuple[Metadata, str]:

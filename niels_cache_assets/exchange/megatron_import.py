@@ -17,8 +17,8 @@ import numpy as np
 
 from niels_cache_assets.base.defaults import ROLE_KEYS
 from niels_cache_assets.base.fingerprint import fingerprint_of
-from niels_cache_assets.base.token_dtypes import choose_token_dtype, token_dtype_identity
 from niels_cache_assets.build_cache import CODE_VERSIONS
+from niels_cache_assets.build_cache.base import choose_token_dtype, token_dtype_identity
 from niels_cache_assets.build_cache.pretrain_writer import LINEAGE
 from niels_cache_assets.disk.lineage_files import LineageWriter
 from niels_cache_assets.disk.space import SpaceNeed, explain_disk_full, require_free_space

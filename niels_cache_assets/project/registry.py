@@ -26,11 +26,19 @@ from niels_cache_assets.base.defaults import CONFIG_NAME
 from niels_cache_assets.base.toml import as_toml, typed_toml
 from niels_cache_assets.cleaning.settings import CleaningSettings
 from niels_cache_assets.dedup.settings import DedupSettings
+from niels_cache_assets.project.component import find_component
 from niels_cache_assets.project.merging import EXCLUSIVE_KEYS, SOURCES, Tables, absolute_paths, add_catalog_keys, merge_tables, read_tables
 from niels_cache_assets.project.problems import explain_problems, raise_not_configured
 from niels_cache_assets.project.running import MIN_STORE_LEASE_SECONDS, ClusterSettings, NotifySettings, PublishSettings
 from niels_cache_assets.project.shipped import PROFILES, catalog, profile_tables
-from niels_cache_assets.project.tables import BlendSettings, BuildSettings, DagsterSettings, ReportsSettings
+from niels_cache_assets.project.tables import (
+    BlendSettings,
+    BuildSettings,
+    ComponentSettings,
+    DagsterSettings,
+    NameSettings,
+    ReportsSettings,
+)
 from niels_cache_assets.sources.interleave import Interleave
 from niels_cache_assets.sources.types import PretrainSource, SftSource
 from niels_cache_assets.tokenizer.settings import TokenizerSettings
@@ -285,7 +293,8 @@ def load_registry(
 ) -> Registry:
     """Read the user's file and the profile, and apply overrides.
 
-    The file is `config`, else NIELS_CACHE_CONFIG, else ./niels_cache.toml if it exists. The quickstart profile reads a file only if
+    The file is `config`, else NIELS_CACHE_CONFIG, else ./niels_cache.toml if it exists, else the only component (defs.yaml) of a
+    project of `dg`. The attributes of a component override [dagster] of the file that it names. The quickstart profile reads a file only if
     `config` or NIELS_CACHE_CONFIG names it. The profile is `profile`, else NIELS_CACHE_PROFILE, else the top-level key `profile` of the
     file. If none of these is set, the profile is "default" without a file, and with a file there is no profile.
 
@@ -303,7 +312,44 @@ def load_registry(
     named = config or os.environ.get(CONFIG_VARIABLE)
     file = named or (CONFIG_NAME if chosen != "quickstart" and Path(CONFIG_NAME).exists() else None)
     remedy = f"correct {'--config' if config else CONFIG_VARIABLE}" if named else "make it readable, or name another file with --config"
-    user = read_tables(Path(file), remedy) if file else {}
+    component = find_component(file) if file or chosen != "quickstart" else None
+    if component is not None:
+        settings = _validate(ComponentSettings, component.attributes, _Origin(where=str(component.path)), "attributes")
+        file, user = component_tables(settings, component.path, location=component.location)
+    else:
+        user = read_tables(Path(file), remedy) if file else {}
+    return load_tables(file, user, profile=profile, overrides=overrides, options=options)
+
+
+def component_tables(settings: ComponentSettings, path: Path, **names: str) -> tuple[str, Tables]:
+    """Return the file and the tables of a component.
+
+    Args:
+        settings: Its attributes.
+        path: Its defs.yaml.
+        **names: Further keys of [dagster].
+
+    Raises:
+        NielsCacheError: If not exactly one of `config` and `tables` is given, or if the file cannot be read.
+    """
+    if (settings.config is None) is not bool(settings.tables):
+        raise NielsCacheError(f"{path}: [attributes] give either config, the path of a {CONFIG_NAME}, or tables")
+    file = path if settings.config is None else path.parent / settings.config
+    tables = settings.tables if settings.config is None else read_tables(file, "correct config")
+    given = settings.model_dump(include={*NameSettings.model_fields}, exclude_unset=True)
+    return str(file), {**tables, "dagster": {**names, **tables.get("dagster", {}), **given}}
+
+
+def load_tables(
+    file: str | None,
+    user: Tables,
+    *,
+    profile: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    options: Mapping[str, str] | None = None,
+) -> Registry:
+    """Return the registry of tables that were read from a file, or of a profile without one. See `load_registry`."""
+    chosen = profile or os.environ.get(PROFILE_VARIABLE)
     named_profile = chosen or user.get("profile")
     profile_name = None if file and named_profile is None else str(named_profile or FALLBACK_PROFILE)
     user.pop("profile", None)

@@ -27,7 +27,8 @@ class _Kinds(Mapping[str, type[S]]):
         self._classes = classes
 
     def __getitem__(self, name: str) -> type[S]:
-        kind: type[S] = getattr(import_module(f"{__name__}.{name}"), self._classes[name])
+        class_name = self._classes[name]  # a KeyError, which a Mapping expects, before the import of a module that does not exist
+        kind: type[S] = getattr(import_module(f"{__name__}.{name}"), class_name)
         return kind
 
     def __iter__(self) -> Iterator[str]:

@@ -114,7 +114,7 @@ def test_no_build_imports_matplotlib_but_the_page_does(project: Project, monkeyp
     with pytest.raises(ImportError, match="matplotlib"):
         render_page(report, drawings, now=0.0)
     project.edit("[tokenizer]", "[dagster]\nplots = true\n[tokenizer]")
-    assert launch(project, only=["notes"])[0]["tokenizer"].state == "failed", "a PNG is asked for"
+    assert launch(project, only=["tokenizer"], force=True)[0]["tokenizer"].state == "failed", "a PNG is asked for"
 
 
 def test_a_threshold_makes_stale_what_it_changes_and_nothing_else(built: Project) -> None:
@@ -180,7 +180,7 @@ def test_splits_that_share_documents_are_found_once_by_the_build(
         assert check.severity == WARN
         assert rows(check.metadata["pairs"].value)[0]["train"].startswith("more")
     with monkeypatch.context() as patch:
-        for module in ("artifacts.dataset", "inspection.splits"):
+        for module in ("facts.disjoint", "inspection.splits"):
             patch.delattr(f"niels_cache_assets.{module}.compare_splits")
         hit = checks(project.build("books"))[SPLITS_DISJOINT]
         assert (hit.passed, hit.description) == (check.passed, check.description)

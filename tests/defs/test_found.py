@@ -1,6 +1,7 @@
 """What is only found: it is recorded once without a run, as fresh as if a run had built it, and then needs no Dagster at all."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ import pytest
 
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
+from niels_cache_assets.base.processes import lock_record
 from niels_cache_assets.defs import runs
 from niels_cache_assets.defs.home import found as markers
 from niels_cache_assets.defs.home.instance import ensure_instance
@@ -113,6 +115,15 @@ def test_a_run_of_the_ui_leaves_only_the_marker_to_write(here: Project, monkeypa
             launch(here, only=["notes"])
     launch(here)
     assert len(events(here.instance, *ASSETS)) == before + 3
+
+
+def test_a_killed_run_is_ended_though_there_is_nothing_to_build(here: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch(here)
+    refuse_dagster(monkeypatch)
+    launch(here)
+    os.close(lock_record(markers.dagster_home() / markers.RUN_RECORDS / "run"))  # as a process leaves it that is killed
+    with pytest.raises(AssertionError):
+        launch(here)
 
 
 def test_a_kill_between_the_event_and_the_marker_loses_nothing(elsewhere: Project, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ from niels_cache_assets.artifacts.parts.seal import DatasetCache, JoinedCache
 from niels_cache_assets.artifacts.tokenizer import Tokenizer
 from niels_cache_assets.artifacts.tokenizer_sample import spool_sample
 from niels_cache_assets.base.processes import cpu_seconds
-from niels_cache_assets.base.token_dtypes import choose_token_dtype
+from niels_cache_assets.build_cache.base import choose_token_dtype
 from niels_cache_assets.corpus.prepared import PreparedCorpus, document_files
 from niels_cache_assets.disk.space import corpus_need
 from niels_cache_assets.facts.disjoint import SAMPLE_TOKENS

@@ -8,7 +8,6 @@ import dagster as dg
 
 from niels_cache_assets.base.wording import file_size, format_count
 from niels_cache_assets.defs.keys import mapped, names_of
-from niels_cache_assets.defs.metadata.entries import materialized
 from niels_cache_assets.defs.progress import readable_failures
 from niels_cache_assets.defs.resources import root_of
 from niels_cache_assets.project.registry import Registry
@@ -55,6 +54,6 @@ def _published(registry: Registry, settings: PublishSettings, family: Family) ->
             "contents": f"{format_count(pushed.files, 'file')}; {format_count(pushed.sent, 'file')} sent, {file_size(pushed.sent_bytes)}",
             "content_sha256": content,
         }
-        return materialized(metadata, content)
+        return dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(content))
 
     return published

@@ -17,7 +17,7 @@ from niels_cache_assets.defs.keys import names_of
 from niels_cache_assets.defs.metadata.builds import Metadata
 from niels_cache_assets.defs.metadata.entries import images
 from niels_cache_assets.defs.progress import readable_failures
-from niels_cache_assets.defs.recording import Record
+from niels_cache_assets.defs.recording import AssetRecord
 from niels_cache_assets.defs.resources import root_of
 from niels_cache_assets.facts.mixture import CODE_VERSION as MIXTURE_CODE_VERSION
 from niels_cache_assets.facts.mixture import MixturePlan, all_mixtures
@@ -104,9 +104,9 @@ def _mixture(registry: Registry) -> dg.AssetsDefinition:
     return mixture
 
 
-def _mixture_record(registry: Registry, mixtures: Sequence[MixturePlan]) -> Record:
+def _mixture_record(registry: Registry, mixtures: Sequence[MixturePlan]) -> AssetRecord:
     version = fingerprint_of({"mixtures": [each.as_json() for each in mixtures]})
-    return Record(names_of(registry).mixture, _mixture_metadata(mixtures, draw=registry.dagster.plots), version)
+    return AssetRecord(names_of(registry).mixture, _mixture_metadata(mixtures, draw=registry.dagster.plots), version)
 
 
 def _mixture_metadata(mixtures: Sequence[MixturePlan], *, draw: bool) -> Metadata:
@@ -143,7 +143,7 @@ def _cache(registry: Registry) -> dg.AssetsDefinition:
     return cache
 
 
-def _write_report(registry: Registry, instance: dg.DagsterInstance, root: Path) -> Record:
+def _write_report(registry: Registry, instance: dg.DagsterInstance, root: Path) -> AssetRecord:
     """Write the page of everything that is built, and return its record."""
     items = find_items(registry, root=root)
     report = cache_report(registry, items, root=root, history=history_of(instance, registry, items, root=root))
@@ -162,10 +162,10 @@ def _write_report(registry: Registry, instance: dg.DagsterInstance, root: Path) 
     }
     contents = [(item.name, item.state.state, item.meta.get("meta_sha256")) for item in report.items]
     version = fingerprint_of({"contents": contents, "mixtures": [each.as_json() for each in report.mixtures]})
-    return Record(names_of(registry).cache_report, metadata, version)
+    return AssetRecord(names_of(registry).cache_report, metadata, version)
 
 
-def report_records(registry: Registry, instance: dg.DagsterInstance, *, root: Path) -> Iterator[Record]:
+def report_records(registry: Registry, instance: dg.DagsterInstance, *, root: Path) -> Iterator[AssetRecord]:
     """Write the reports, and yield the record of each.
 
     Raises:

@@ -2,6 +2,7 @@
 
     .found/<hash>           a marker: what was recorded last of an artifact at a place, which is a folder or an address in a store
     .found/digests.json     digests of local files (sources/reading/digests.py)
+    .runs/                  the processes of runs (abandoned.py)
 
 A marker is written after the events are in the database, so after a kill in between, an artifact is recorded again, and never left out. Its
 value covers the artifact, its inputs and its code version. A step of a run removes the marker, and so does another observation of upstream.
@@ -17,6 +18,7 @@ from typing import Any
 from niels_cache_assets.artifacts.base import Artifact, Outcome
 from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.base.fingerprint import fingerprint_of
+from niels_cache_assets.base.processes import claim_record
 from niels_cache_assets.disk.journal import write_atomically
 from niels_cache_assets.facts.published import address_in_store
 from niels_cache_assets.parts.layout import CHILD_BUILT_KINDS
@@ -26,6 +28,7 @@ from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.format.meta import Meta, load_meta
 
 HOME_VARIABLE = "DAGSTER_HOME"
+RUN_RECORDS = ".runs"
 _FOLDER = ".found"
 _FAILED = "failed"
 
@@ -33,6 +36,15 @@ _FAILED = "failed"
 def dagster_home(home: Path | None = None) -> Path:
     """Return the absolute path of the Dagster home: `home`, otherwise DAGSTER_HOME, otherwise .dagster in the working directory."""
     return (home or Path(os.environ.get(HOME_VARIABLE) or ".dagster")).expanduser().absolute()
+
+
+def has_abandoned_runs() -> bool:
+    """Return whether the process of a run of this machine has ended, and left its record."""
+    for path in (dagster_home() / RUN_RECORDS).glob("[!.]*"):
+        with claim_record(path, copies=False) as is_gone:
+            if is_gone:
+                return True
+    return False
 
 
 def digests_path() -> Path:

@@ -26,11 +26,6 @@ _ROWS = 3  # of text in the height of a histogram
 _INLINE = 1000  # from this number of characters on, the UI shows Markdown in its own window
 
 
-def materialized(metadata: Mapping[str, Any], version: str) -> dg.MaterializeResult:
-    """Return the result of a step with this data version."""
-    return dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(version))
-
-
 def table(rows: Sequence[Mapping[str, Any]], **columns: str) -> dg.TableMetadataValue:
     """Return the first rows as a table, whose last row says how many more there are. The files and the command line have all rows.
 
