@@ -519,7 +519,10 @@ def _join(corpus: Corpus, members: Sequence[tuple[Path, Meta]], work: BuildJob) 
         with open(directory / HASHES_NAME, "rb") as hashes:
             hashlib.file_digest(hashes, lambda: digest)
     for name in arrays:
-        _concatenate([directory / name for directory, _ in members], work.directory, name, files)
+        found = [map_npy(directory / name) for directory, _ in members]
+        writer = NpyWriter(work.directory, name, found[0].dtype, files, width=found[0].shape[1])
+        rows = (rows[start : start + _ROWS] for rows in found for start in range(0, len(rows), _ROWS))
+        write_blocks(writer, map(np.asarray, rows))
     counts = _counts([directory for directory, _ in members])
     by_source = DropReport(
         sum((Counter(meta["dropped_by_source"]) for _, meta in members), Counter()), merge_facts([pass_facts(meta) for _, meta in members])
@@ -535,14 +538,6 @@ def _join(corpus: Corpus, members: Sequence[tuple[Path, Meta]], work: BuildJob) 
         {"name": directory.name, "documents": meta["documents"]["kept"], "meta_sha256": meta["meta_sha256"]} for directory, meta in members
     ]
     return {**meta, "parts": parts}
-
-
-def _concatenate(paths: Sequence[Path], directory: Path, name: str, files: Files) -> None:
-    """Write the rows of several arrays to one file."""
-    first = map_npy(paths[0])
-    writer = NpyWriter(directory, name, first.dtype, files, width=first.shape[1])
-    rows = (rows[start : start + _ROWS] for rows in map(map_npy, paths) for start in range(0, len(rows), _ROWS))
-    write_blocks(writer, map(np.asarray, rows))
 
 
 def _counts(directories: Sequence[Path]) -> CorpusCounts:

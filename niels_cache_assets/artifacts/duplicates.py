@@ -59,7 +59,6 @@ from niels_cache_runtime.format.meta import Meta, sha256_text
 
 if TYPE_CHECKING:
     from niels_cache_assets.corpus.order import CorpusInput, CorpusInputs, DroppedDocuments
-    from niels_cache_assets.dedup.greedy import DropDecisions, SimilarityCondition
     from niels_cache_assets.dedup.signatures import Signatures
 
 
@@ -411,7 +410,8 @@ class Duplicates(RootArtifact):
     def write(self, work: BuildJob) -> WriteResult:
         from niels_cache_assets.corpus.near_val import drop_near_val
         from niels_cache_assets.corpus.order import CorpusInputs
-        from niels_cache_assets.dedup.greedy import SimilarityCondition
+        from niels_cache_assets.dedup.greedy import SimilarityCondition, drop_later
+        from niels_cache_assets.dedup.ranges import Buckets
 
         work.log(f"looking for duplicates in {', '.join(self.required.corpora)}")
         registry, required = self.registry, self.required
@@ -427,7 +427,16 @@ class Duplicates(RootArtifact):
             verify = SimilarityCondition(similarity=similarity, threshold=dedup.threshold) if dedup.verify == "jaccard" else None
             _make_ranges(self, work)
             inputs = CorpusInputs(registry, self.root, required.corpora)
-            dropped = _search_in_ranges(self, verify, scratch, work)
+            work.log(f"choosing among {required.documents:,} documents by {format_count(self.ranges, 'range')}")
+            scratch.mkdir(exist_ok=True)
+            buckets = Buckets(
+                scratch=scratch,
+                hashes=self.hashes().directory,
+                links=[self.range(number).directory for number in range(self.ranges)],
+                documents=required.documents,
+                bands=required.identity["bands"],
+            )
+            dropped = drop_later(buckets, verify=verify)  # the memory does not grow with the number of dropped documents
             if verify is None:
                 dropped = drop_near_val(inputs, dropped, dedup, path=scratch / "near_val", log=work.log)
             drops = inputs.drops(dropped)
@@ -468,24 +477,6 @@ def _make_ranges(duplicates: Duplicates, work: BuildJob) -> None:
 
     build(duplicates.hashes(), True)
     build_free_parts_first([duplicates.range(number) for number in range(duplicates.ranges)], build, log=work.log)
-
-
-def _search_in_ranges(duplicates: Duplicates, verify: SimilarityCondition | None, scratch: Path, work: BuildJob) -> DropDecisions:
-    """Return the dropped documents, in memory that does not grow with their number. The hashes and the ranges must exist."""
-    from niels_cache_assets.dedup.greedy import drop_later
-    from niels_cache_assets.dedup.ranges import Buckets
-
-    required = duplicates.required
-    work.log(f"choosing among {required.documents:,} documents by {format_count(duplicates.ranges, 'range')}")
-    scratch.mkdir(exist_ok=True)
-    buckets = Buckets(
-        scratch=scratch,
-        hashes=duplicates.hashes().directory,
-        links=[duplicates.range(number).directory for number in range(duplicates.ranges)],
-        documents=required.documents,
-        bands=required.identity["bands"],
-    )
-    return drop_later(buckets, verify=verify)
 
 
 def _write_drop_list(root: Path, name: str, inputs: CorpusInputs, drops: DroppedDocuments, files: Files) -> None:

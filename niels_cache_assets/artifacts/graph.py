@@ -11,7 +11,7 @@ Edges come only from the method `inputs` of each artifact. The command line, the
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -342,7 +342,13 @@ class Graph:
         names = [name for family in FAMILIES for name in registry.datasets(family)]
         chosen = [name for name in names if (registry.source(name).enabled if only is None else name in only)]
         caches = [f"{registry.family_of(name)}/{name}" for name in chosen]
-        read = self._all_inputs(caches)
+        read, left = set[str](), list(caches)  # all that these caches need, by any number of steps
+        while left:
+            artifact = self[left.pop()]
+            if not artifact.builds_from_partial_inputs:
+                new = set(artifact.inputs()) - read
+                read |= new
+                left += new
         tokenizer = self.tokenizer()
         corpora = [key for key in self.keys if key in read and key.startswith("corpus/")]
         steps = ["tokenizer", *corpora] if tokenizer.is_imported else [*corpora, "tokenizer"]
@@ -361,21 +367,6 @@ class Graph:
         if key == "corpus/duplicates":
             return [each for each in self.keys if each.partition("/")[0] in (HASHES, "range")]
         return [each for each in self[key].inputs() if each.partition("/")[0] in (*PART_KINDS, "corpus_part")]
-
-    def _all_inputs(self, keys: Collection[str]) -> set[str]:
-        """Return the inputs of these artifacts, the inputs of those inputs, and so on.
-
-        The inputs of an artifact that uses the inputs that exist (`builds_from_partial_inputs`) are not added.
-        """
-        found: set[str] = set()
-        left = list(keys)
-        while left:
-            artifact = self[left.pop()]
-            if not artifact.builds_from_partial_inputs:
-                new = set(artifact.inputs()) - found
-                found |= new
-                left += new
-        return found
 
     def _in_order(self, keys: Sequence[str]) -> list[str]:
         inputs = {key: [each for each in self[key].inputs() if each in keys] for key in keys}

@@ -2,8 +2,8 @@
 
     parser.py       the commands by group; wrong use is one line with the nearest valid choice
     commands/       one file for each command, with its help, options and code
-    command.py      the parts of a command, and helpers and help texts that several commands share
-    console.py      results, errors, tables       exit_codes.py   their table
+    command.py      the parts of a command, the exit codes, and helpers and help texts that several commands share
+    console.py      results, errors, tables
     progress.py     progress bars on a terminal, otherwise lines
     context.py      the configuration, cache root and caches that a command starts from
     overrides.py    --seed and --set of build-all as registry overrides
@@ -26,9 +26,8 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from niels_cache_assets.base.processes import InterruptRequested
-from niels_cache_assets.cli.command import exit_code
+from niels_cache_assets.cli.command import BROKEN_PIPE, BUG, DONE, FAILED, INTERRUPTED, WRONG_USE, exit_code
 from niels_cache_assets.cli.console import Verbosity, ignore_output_errors, print_error, print_if_verbose, redirect_to_null, set_verbosity
-from niels_cache_assets.cli.exit_codes import BROKEN_PIPE, BUG, DONE, FAILED, INTERRUPTED, WRONG_USE
 from niels_cache_assets.cli.parser import import_command, parse_arguments
 from niels_cache_runtime.errors import NielsCacheError
 

@@ -13,9 +13,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, NoReturn
 
-from niels_cache_assets.cli.command import Command, Options, option, raise_invalid, switch
+from niels_cache_assets.cli.command import MEANINGS, Command, Options, option, raise_invalid, switch
 from niels_cache_assets.cli.console import PROGRAM
-from niels_cache_assets.cli.exit_codes import MEANINGS
 from niels_cache_runtime.errors import NielsCacheError
 
 COMMANDS: dict[str, dict[str, str]] = {

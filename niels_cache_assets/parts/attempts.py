@@ -46,7 +46,13 @@ def staged_attempt(lease: Lease, *, log: Log, resumable: bool = True) -> Iterato
     target = lease.target
     partial = attempt_path(target, lease.attempt)
     try:
-        _take_over(target, partial, lease.attempt, log, resumable=resumable)
+        remove(partial)
+        for source in staged_attempts(target) if resumable else ():
+            recorded = read_journal(source)
+            if recorded is not None:
+                _copy_recorded(source, recorded, partial, lease.attempt, log)
+                break
+        _remove_attempts(target, lease.attempt)
     except OSError as error:
         with suppress(OSError):
             remove(partial)
@@ -117,16 +123,6 @@ def remove_target(lease: Lease) -> list[PrunedPart]:
     for path in (*found, lease_path(target), lock_path(target)):
         remove(path)  # while the lease is held, because afterwards another build could hold it
     return removed
-
-
-def _take_over(target: Path, partial: Path, attempt: int, log: Log, *, resumable: bool) -> None:
-    remove(partial)
-    for source in staged_attempts(target) if resumable else ():
-        recorded = read_journal(source)
-        if recorded is not None:
-            _copy_recorded(source, recorded, partial, attempt, log)
-            break
-    _remove_attempts(target, attempt)
 
 
 def _copy_recorded(source: Path, recorded: JournalRecord, partial: Path, attempt: int, log: Log) -> None:

@@ -121,7 +121,13 @@ class ExcludeList(NamedTuple):
         files = [(directory / name, str(entry["sha256"])) for name, entry in meta["files"].items() if _has_ids(name)]
         found = {sha256: recorded[sha256] if sha256 in recorded else [*_read(path, excluded)] for path, sha256 in files}
         if found.keys() - recorded.keys():
-            _record_ids(record_path, {"ids": digest, "found": {**recorded, **found}})
+            temporary = record_path.with_name(f".{record_path.name}.{os.getpid()}")
+            with suppress(OSError):  # without the record, the next call reads the lineage again
+                try:
+                    temporary.write_text(json.dumps({"ids": digest, "found": {**recorded, **found}}), encoding="utf-8")
+                    os.replace(temporary, record_path)
+                finally:
+                    temporary.unlink(missing_ok=True)
         return frozenset(ExcludedDocument(*each) for entries in found.values() for each in entries)
 
 
@@ -171,14 +177,3 @@ def _recorded(path: Path, inode: int, changed_ns: int) -> tuple[str, dict[str, l
     recorded = json.loads(path.read_bytes())
     found = {sha256: [(str(source_id), str(file)) for source_id, file in each] for sha256, each in recorded["found"].items()}
     return recorded["ids"], found
-
-
-def _record_ids(path: Path, content: Mapping[str, Any]) -> None:
-    """Replace the record in one step. It is not written if the folder is read-only or the disk is full."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with suppress(OSError):
-        try:
-            temporary.write_text(json.dumps(content), encoding="utf-8")
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)

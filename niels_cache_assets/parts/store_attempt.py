@@ -37,8 +37,7 @@ from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split, Tokens, 
 from niels_cache_runtime.format.meta import MAX_META_BYTES, Meta, read_meta
 from niels_cache_runtime.format.reading import mapped
 from niels_cache_runtime.remote.download import WrongContentError, append_file, read_range
-from niels_cache_runtime.remote.objects import OBJECTS_NAME, RemoteFile, encode_objects, parse_objects
-from niels_cache_runtime.remote.record import read_published
+from niels_cache_runtime.remote.record import OBJECTS_NAME, RemoteFile, encode_objects, parse_objects, read_published
 from niels_cache_runtime.remote.store import ConflictError, MissingError, SmallObject, Store
 
 _JOURNAL = "journal"  # the kind of a record while the part is unfinished

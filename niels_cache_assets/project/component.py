@@ -51,7 +51,9 @@ def find_component(file: str | None) -> ProjectComponent | None:
             found = [each for each in _components(root, project) if file is None or start in each.files]
             if len(found) > 1:
                 listed = ", ".join(str(each.path) for each in found)
-                raise NielsCacheError(f"{file or root}: several components fit: {listed}; name one with --config, and give each a file of its own")
+                raise NielsCacheError(
+                    f"{file or root}: several components fit: {listed}; name one with --config, and give each a file of its own"
+                )
             return found[0] if found else None
     return None
 

@@ -35,17 +35,20 @@ def sentencepiece_as_json(model: DescribedModel) -> str:
     Raises:
         ValueError: If the model is not a BPE model, or changes texts in another way.
     """
-    types = {kind for _, _, kind in model.pieces}
-    if model.type != BPE or not model.keeps_text or UNUSED in types:
+
+    def ids_of(wanted: int) -> dict[str, int]:
+        return {piece.replace(BLANK, " "): number for number, (piece, _, kind) in enumerate(model.pieces) if kind == wanted}
+
+    if model.type != BPE or not model.keeps_text or ids_of(UNUSED):
         raise ValueError("it changes text, lacks pieces for bytes, or is no BPE model")
-    ids: dict[int, dict[str, int]] = {kind: {} for kind in types | {NORMAL, USER_DEFINED}}
-    for number, (piece, _, kind) in enumerate(model.pieces):
-        ids[kind][piece.replace(BLANK, " ")] = number
-    ordered = sorted(ids[NORMAL], key=lambda piece: -model.pieces[ids[NORMAL][piece]][1])
-    added = [{"id": number, "content": piece, "special": False, "normalized": False} for piece, number in ids[USER_DEFINED].items()]
-    vocabulary = {piece: number for kind in (NORMAL, BYTE, UNKNOWN, USER_DEFINED) for piece, number in ids.get(kind, {}).items()}
-    unknown = next(iter(ids[UNKNOWN]))
-    return _as_json(vocabulary, ordered, None, added=added, byte_fallback=True, fuse_unk=True, unk_token=unknown)
+    normal, added = ids_of(NORMAL), ids_of(USER_DEFINED)
+    ordered = sorted(normal, key=lambda piece: -model.pieces[normal[piece]][1])
+    vocabulary = {**normal, **added, **ids_of(BYTE), BLANK: next(iter(ids_of(UNKNOWN).values()))}  # no text has U+2581
+    tokens = [{"id": number, "content": piece, "special": False, "normalized": False} for piece, number in added.items()]
+    # fastokens finds the name of a byte, such as <0x0A>, in a text, unless all its characters are pieces or it is split there
+    alone = "".join(sorted({*"<0x123456789ABCDEF>"} - {*normal}))
+    words = {"type": "Split", "pattern": {"Regex": f"[{alone}]"}, "behavior": "Isolated", "invert": False} if alone else None
+    return _as_json(vocabulary, ordered, words, added=tokens, byte_fallback=True, fuse_unk=True, unk_token=BLANK)
 
 
 def _as_json(vocabulary: Mapping[str, int], ordered: Iterable[str], words: Any, *, added: Iterable[Any] = (), **model: Any) -> str:

@@ -29,15 +29,14 @@ from niels_cache_assets.base.strings import Strings
 from niels_cache_assets.disk.journal import write_atomically
 from niels_cache_assets.tokenizer.base import FlatIds, TextTokenizer, first_line
 from niels_cache_assets.tokenizer.bpe_json import ranks_as_json, sentencepiece_as_json
-from niels_cache_assets.tokenizer.kinds import LIBRARIES, PROOFS_NAME
+from niels_cache_assets.tokenizer.kinds import LIBRARIES
 from niels_cache_assets.tokenizer.proof import EngineProof, compare, difficult_texts
-from niels_cache_assets.tokenizer.sentencepiece_model import USER_DEFINED, SentencePieceTokenizer
+from niels_cache_assets.tokenizer.sentencepiece_model import SentencePieceTokenizer
 from niels_cache_assets.tokenizer.tiktoken_ranks import TiktokenTokenizer, read_ranks
 from niels_cache_assets.tokenizer.tokenizer_json import HuggingFaceTokenizer
 from niels_cache_assets.tokenizer.unigram_words import UnigramWords
 from niels_cache_runtime.errors import panics_as_errors
 from niels_cache_runtime.format.commit import LockRefusedError, hold_lock
-from niels_cache_runtime.format.meta import Meta
 
 _PROOF_VERSION = 1  # raise this by hand if the difficult texts change, or if an engine loads a model in another way
 _POLL_SECONDS = 0.05
@@ -55,7 +54,6 @@ _CL100K_PATTERN = (
 
 _LOCK = Lock()
 _LOADED: dict[tuple[Any, ...], Engine | str] = {}  # the engine of the last model, or why none is used
-_RESULTS: dict[str, str] = {}  # of proofs, by what they depend on: why the engine is not used, or "" if its ids are right
 
 
 class Engine(Protocol):
@@ -143,8 +141,7 @@ def engines_for(tokenizer: Any) -> Loaders:
 
 def reference_of(tokenizer: Any) -> str | None:
     """Return the library that defines the ids of a tokenizer, or None if no engine can encode for this kind of tokenizer."""
-    kinds = HuggingFaceTokenizer | TiktokenTokenizer | SentencePieceTokenizer
-    return LIBRARIES[tokenizer.kind] if isinstance(tokenizer, kinds) else None
+    return LIBRARIES[tokenizer.kind] if isinstance(tokenizer, TextTokenizer) else None
 
 
 def describe_reference(tokenizer: TextTokenizer) -> str:
@@ -160,7 +157,9 @@ def is_engine_loaded(tokenizer: TextTokenizer) -> bool:
 
 def may_encode(tokenizer: Any, name: str, version: str) -> bool:
     """Return whether an engine, perhaps one of another process, can still encode: nothing forbids it, and no proof has failed."""
-    return reference_of(tokenizer) is not None and tokenizer.engine == "auto" and not _result(tokenizer, f"{name} {version}")
+    if reference_of(tokenizer) is None or tokenizer.engine != "auto" or isinstance(_LOADED.get(_key(tokenizer)), str):
+        return False
+    return not _result(tokenizer, f"{name} {version}")
 
 
 def prove(tokenizer: TextTokenizer, engine: Engine) -> EngineProof:
@@ -237,47 +236,38 @@ def _result(tokenizer: TextTokenizer, engine: str) -> str | None:
         tokenizer: The model.
         engine: Name and version of the engine.
     """
-    key = _proof_key(tokenizer, engine)
-    results = [_RESULTS.get(key), read_record(tokenizer.proofs)["proofs"].get(key)]
-    return max((result for result in results if result is not None), default=None)  # any failure sorts after ""
+    return read_record(tokenizer.proofs)["proofs"].get(_proof_key(tokenizer, engine))
 
 
 def _record(tokenizer: TextTokenizer, engine: str, rejection: str) -> str:
     """Record the result of a proof, and return it."""
-    key = _proof_key(tokenizer, engine)
-    _RESULTS[key] = rejection
-    record = read_record(tokenizer.proofs)
-    _write_record(tokenizer, {**record, "proofs": {**record["proofs"], key: rejection}})
+    _add_to_record(tokenizer, "proofs", _proof_key(tokenizer, engine), rejection)
     return rejection
 
 
 def record_encoder(tokenizer: TextTokenizer, encoder: str, reason: str) -> None:
     """Record beside the tokenizer which library encodes, and why no faster one does, for `status`."""
-    record, found = (
-        read_record(tokenizer.proofs),
-        {"model_sha256": tokenizer.model_sha256, "name": encoder, "why_not_faster": reason or None},
-    )
-    if record["encoder"] != found:
-        _write_record(tokenizer, {**record, "encoder": found})
+    _add_to_record(tokenizer, "encoders", str(tokenizer.model_sha256), {"name": encoder, "why_not_faster": reason or None})
 
 
-def recorded_encoder(root: Path, meta: Meta) -> dict[str, Any] | None:
-    """Return which library encoded last in a cache root with the tokenizer of this meta.json, and why no faster one, or None."""
-    found = read_record(root / PROOFS_NAME)["encoder"]
-    return found if found.pop("model_sha256", None) == meta.get("sha256", "") else None
+def read_record(path: Path | None) -> dict[str, dict[str, Any]]:
+    """Return the record beside the tokenizer of a cache root.
 
-
-def read_record(path: Path | None) -> dict[str, Any]:
-    """Return the record beside the tokenizer of a cache root, with the keys "proofs" and "encoder"; both are empty without a record."""
+    Returns:
+        "proofs": results of proofs, by what they depend on. "encoders": the library that encoded last, by the sha256 of the model. Both are
+        empty without a record.
+    """
     try:
         record = json.loads(path.read_bytes()) if path is not None else {}
-        return {"proofs": dict(record["proofs"]), "encoder": dict(record["encoder"])}
+        return {table: dict(record[table]) for table in ("proofs", "encoders")}
     except (OSError, ValueError, RecursionError, TypeError, KeyError):
-        return {"proofs": {}, "encoder": {}}
+        return {"proofs": {}, "encoders": {}}
 
 
-def _write_record(tokenizer: TextTokenizer, record: dict[str, Any]) -> None:
-    if tokenizer.proofs is not None:
+def _add_to_record(tokenizer: TextTokenizer, table: str, key: str, value: Any) -> None:
+    record = read_record(tokenizer.proofs)
+    if tokenizer.proofs is not None and record[table].get(key) != value:
+        record[table][key] = value
         with suppress(OSError):  # a read-only folder
             write_atomically(tokenizer.proofs, json.dumps(record).encode(), spare=f"{secrets.token_hex(4)}.new")
 
@@ -295,18 +285,11 @@ def _free_memory() -> None:
 
 def _model_tokens(tokenizer: TextTokenizer) -> dict[str, list[str]]:
     """Return the added tokens and the pieces of a model, for difficult_texts."""
-    added = list(tokenizer.special_tokens.values())
-    if isinstance(tokenizer, HuggingFaceTokenizer):
-        added += [each.content for each in tokenizer.library_tokenizer.get_added_tokens_decoder().values()]
-    elif isinstance(tokenizer, SentencePieceTokenizer):
-        added += [piece for piece, _, kind in tokenizer.described.pieces if kind == USER_DEFINED]
     pieces = []
     for piece in tokenizer.piece_bytes():
-        try:
+        with suppress(UnicodeDecodeError):  # a part of a character
             pieces.append(piece.decode())
-        except UnicodeDecodeError:  # a part of a character
-            continue
-    return {"added": added, "pieces": pieces}
+    return {"added": [*tokenizer.special_tokens.values(), *tokenizer.special_names()], "pieces": pieces}
 
 
 @cache

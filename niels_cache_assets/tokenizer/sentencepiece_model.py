@@ -23,7 +23,7 @@ from niels_cache_runtime.format.layout import TOKENIZER_MODEL_NAME
 if TYPE_CHECKING:
     import sentencepiece
 
-NORMAL, UNKNOWN, USER_DEFINED, UNUSED, BYTE = 1, 2, 4, 5, 6  # types of pieces in a model
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of pieces in a model
 BPE = 2
 _UNIGRAM = 1
 BLANK = "\u2581"  # stands for a blank in a piece
@@ -200,15 +200,13 @@ class SentencePieceTokenizer(TextTokenizer):
         Joining these bytes gives the same text as `decode` of the ids, except for a blank at the start. For many documents, joining is
         faster. An unknown or control id has no bytes.
         """
-        pieces = self.library_processor
 
-        def bytes_of(token: int) -> bytes:
-            if pieces.is_unknown(token) or pieces.is_control(token):
+        def bytes_of(piece: str, kind: int) -> bytes:
+            if kind in (UNKNOWN, CONTROL):
                 return b""
-            piece = pieces.id_to_piece(token)
-            return bytes.fromhex(piece[3:5]) if pieces.is_byte(token) else piece.replace(BLANK, " ").encode()
+            return bytes.fromhex(piece[3:5]) if kind == BYTE else piece.replace(BLANK, " ").encode()
 
-        return [bytes_of(token) for token in range(self.vocab_size)]
+        return [bytes_of(piece, kind) for piece, _, kind in self.described.pieces]
 
     def token_id(self, token: str) -> int | None:
         """Return the id of a piece, or None."""
@@ -216,8 +214,8 @@ class SentencePieceTokenizer(TextTokenizer):
         return None if found == self.library_processor.unk_id() else found
 
     def special_names(self) -> list[str]:
-        """Return the control pieces."""
-        return [self.library_processor.id_to_piece(token) for token in range(self.vocab_size) if self.library_processor.is_control(token)]
+        """Return the control pieces, and then the user-defined ones."""
+        return [piece for wanted in (CONTROL, USER_DEFINED) for piece, _, kind in self.described.pieces if kind == wanted]
 
     def save(self, folder: Path) -> None:
         copyfile(self.model_path, folder / TOKENIZER_MODEL_NAME)

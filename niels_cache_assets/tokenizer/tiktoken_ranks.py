@@ -16,7 +16,7 @@ import difflib
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from importlib.util import find_spec, module_from_spec
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -64,8 +64,6 @@ _TEKKEN_SPECIALS = (  # of files that do not list theirs, in the order of their 
     "<unk> <s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] [/TOOL_RESULTS] [TOOL_CALLS] [IMG] <pad> "
     "[IMG_BREAK] [IMG_END] [PREFIX] [MIDDLE] [SUFFIX] [SYSTEM_PROMPT] [/SYSTEM_PROMPT] [TOOL_CONTENT]"
 )
-
-_OPENED: dict[str, tiktoken.Encoding] = {}  # the last encoding, by its description
 
 
 class Encoding(NamedTuple):
@@ -208,54 +206,38 @@ class TiktokenTokenizer(TextTokenizer):
     ) -> None:
         super().__init__(model_path, special_tokens=special_tokens)
         path = Path(model_path)
+        described: dict[str, Any]
         if path.suffix == ".json" and not is_tekken(path):
-            described = _read_description(path)
+            described, known = _read_description(path), {}
             self.ranks_path = str(path.with_name(TIKTOKEN_RANKS_NAME))
             file = read_ranks(self.ranks_path)
-            if file.sha256 != described["ranks_sha256"]:
-                raise NielsCacheError(f"{self.ranks_path}: not the ranks that {path.name} names; build the tokenizer again")
-            self.pattern: str = described["pattern"]
-            self.normalize: str | None = described.get("normalize")
-            self._known: list[str] = []
-            self._ids_by_string: dict[str, int] = described["special_tokens"]
-            self._special_ids = find_special_ids(self.special_tokens, self.token_id, self.special_names, self.model_path)
         else:
-            self.ranks_path, self.normalize = self.model_path, normalize
-            file = read_ranks(path)
+            self.ranks_path, file = self.model_path, read_ranks(path)
             if file.encoding is not None and (encoding or pattern):
                 raise NielsCacheError(f"{path}: a tekken.json has its own pattern; remove encoding and pattern from [tokenizer]")
-            known = file.encoding or (Encoding(pattern, {}) if pattern else known_encoding(_name_of(path, encoding), file.ranks, str(path)))
-            self.pattern, self._known = known.pattern, list(known.special_tokens)
-            self._special_ids = _new_ids(self.special_tokens, known.special_tokens, file.ranks, self.model_path)
-            self._ids_by_string = {self.special_tokens[role]: token for role, token in self._special_ids.items()}
-        self.vocab_size = max(max(file.ranks.values()), *self._ids_by_string.values(), 0) + 1
-        self.description = canonical_json(
-            {
+            found = file.encoding or (Encoding(pattern, {}) if pattern else known_encoding(_name_of(path, encoding), file.ranks, str(path)))
+            known = found.special_tokens
+            ids = _new_ids(self.special_tokens, known, file.ranks, self.model_path)
+            described = {
                 "kind": self.kind,
-                "pattern": self.pattern,
+                "pattern": found.pattern,
                 "ranks_sha256": file.sha256,
-                "special_tokens": self._ids_by_string,
-                **({"normalize": self.normalize} if self.normalize else {}),
+                "special_tokens": ids,
+                **({"normalize": normalize} if normalize else {}),
             }
-        )
+        self.pattern: str = described["pattern"]
+        self.normalize: str | None = described.get("normalize")
+        self._known, self._ids_by_string = list(known), described["special_tokens"]
+        self._special_ids = find_special_ids(self.special_tokens, self.token_id, self.special_names, self.model_path)
+        self.vocab_size = max(max(file.ranks.values()), *self._ids_by_string.values(), 0) + 1
+        self.description = canonical_json(described)
         self.model_sha256 = hashlib.sha256(self.description.encode()).hexdigest()
-        self.library_encoding = self._open(file)
+        assert self.library_encoding  # a wrong pattern fails early
 
     @cached_property
     def library_encoding(self) -> tiktoken.Encoding:
         """Encoding object of the library `tiktoken`."""
-        file = read_ranks(self.ranks_path)
-        if file.sha256 != json.loads(self.description)["ranks_sha256"]:
-            raise NielsCacheError(f"{self.ranks_path}: the tokenizer has changed since this object was pickled; create it again")
-        return self._open(file)
-
-    def _open(self, file: RankFile) -> tiktoken.Encoding:
-        """Return the library's object for the ranks, which a process loads once for all tokenizers with the same description."""
-        if (opened := _OPENED.get(self.description)) is None:
-            opened = _open(file.ranks, self.pattern, self._ids_by_string, self.model_path)
-            _OPENED.clear()
-            _OPENED[self.description] = opened
-        return opened
+        return _open(self.description, self.ranks_path)
 
     def encode_unchecked(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the ids of each text as 1-D uint32 arrays. No text yields a special id."""
@@ -350,7 +332,7 @@ def _name_of(path: Path, encoding: str | None) -> str:
 
 
 def _new_ids(special_tokens: Mapping[str, str], known: Mapping[str, int], ranks: Mapping[bytes, int], where: str) -> dict[str, int]:
-    """Return the ids of special tokens by role. A token that the encoding does not know gets the next free id."""
+    """Return the ids of special tokens. A token that the encoding does not know gets the next free id."""
     if dict(special_tokens) == SPECIAL_TOKENS:  # nothing is configured
         raise missing_eot_error(known, where)
     ids: dict[str, int] = {}
@@ -360,24 +342,34 @@ def _new_ids(special_tokens: Mapping[str, str], known: Mapping[str, int], ranks:
         if token is None:
             continue
         if token in known:
-            ids[role] = known[token]
+            ids[token] = known[token]
             continue
         if known and (role == "eot" or difflib.get_close_matches(token, known, n=1, cutoff=_NEAR)):
             raise missing_token_error(role, token, known, where)
-        ids[role], free = free, free + 1
+        ids[token], free = free, free + 1
     return ids
 
 
-def _open(ranks: dict[bytes, int], pattern: str, special_tokens: dict[str, int], where: str) -> tiktoken.Encoding:
+@lru_cache(maxsize=1)
+def _open(description: str, ranks_path: str) -> tiktoken.Encoding:
+    """Return the library's object, which a process loads once."""
+    described, file = json.loads(description), read_ranks(ranks_path)
+    if file.sha256 != described["ranks_sha256"]:
+        raise NielsCacheError(f"{ranks_path}: not the ranks that the tokenizer was made of; build the tokenizer again, or open it again")
     try:
         import tiktoken
     except ImportError as error:
-        raise NielsCacheError(f"{where}: needs the package tiktoken, which cannot be imported; pip install tiktoken") from error
+        raise NielsCacheError(f"{ranks_path}: needs the package tiktoken, which cannot be imported; pip install tiktoken") from error
     try:
         with panics_as_errors():
-            return tiktoken.Encoding(Path(where).stem, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special_tokens)
+            return tiktoken.Encoding(
+                Path(ranks_path).stem,
+                pat_str=described["pattern"],
+                mergeable_ranks=file.ranks,
+                special_tokens=described["special_tokens"],
+            )
     except (ValueError, PanicError) as error:
-        raise NielsCacheError(f"{where}: tiktoken cannot use the pattern: {error}; correct [tokenizer] pattern") from error
+        raise NielsCacheError(f"{ranks_path}: tiktoken cannot use the pattern: {error}; correct [tokenizer] pattern") from error
 
 
 def _read_description(path: Path) -> dict[str, Any]:

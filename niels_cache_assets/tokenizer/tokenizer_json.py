@@ -293,7 +293,14 @@ def load_tokenizer_json(content: bytes, path: str) -> LoadedTokenizerJson:
             tokenizer = tokenizers.Tokenizer.from_str(content.decode())
     except Exception as error:  # `tokenizers` raises bare exceptions
         raise NielsCacheError(f"{path}: {_load_problem(error)}") from error
-    _require_ids_of_file(tokenizer, described, path)
+    for each in described.get("added_tokens") or ():  # the library moves an id that would leave a hole after the vocabulary
+        content_of_token, expected = each["content"], each["id"]
+        found = tokenizer.token_to_id(content_of_token)
+        if found != expected:
+            raise NielsCacheError(
+                f"{path}: the added token {content_of_token!r} has id {expected}, beyond the vocabulary, and `tokenizers` would make it "
+                f"{found}; correct added_tokens, or copy the file again"
+            )
     _require_bytes(described, path)
     tokenizer.encode_special_tokens = True  # the strings of special tokens are encoded as text
     tokenizer.no_truncation()
@@ -327,24 +334,6 @@ def _load_problem(error: Exception) -> str:
             named = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in part).strip("_")
             return f"its {named} has an unknown component or a damaged setting; update tokenizers, or copy the file again ({message})"
     return f"a damaged tokenizer.json: {message}; copy the file again"
-
-
-def _require_ids_of_file(tokenizer: tokenizers.Tokenizer, described: dict[str, Any], path: str | Path) -> None:
-    """Check that the library gives each added token the id that the file gives it.
-
-    The library moves an id that would leave a hole after the vocabulary, without an error.
-
-    Raises:
-        NielsCacheError: If an id differs.
-    """
-    for each in described.get("added_tokens") or ():
-        content, expected = each["content"], each["id"]
-        found = tokenizer.token_to_id(content)
-        if found != expected:
-            raise NielsCacheError(
-                f"{path}: the added token {content!r} has id {expected}, beyond the vocabulary, and `tokenizers` would make it {found}; "
-                "correct added_tokens, or copy the file again"
-            )
 
 
 def _require_bytes(described: dict[str, Any], path: str | Path) -> None:

@@ -27,7 +27,6 @@ _POOL = 6 * _TABLE_ROWS  # numbers for the ids, scores and bytes of all words in
 _UNKNOWN_PENALTY = np.float32(10)
 _ROOT = -2  # in the row of the root, instead of an edge
 _FACTOR = 0x9E3779B97F4A7C15  # of the hash of an edge: see unigram_kernels
-_UNSUPPORTED = (BLANK, "\0")  # SentencePiece takes the first for a blank
 
 
 class VocabularyTrie(NamedTuple):
@@ -110,24 +109,22 @@ class UnigramWords:
         return cls(tokenizer.library_processor, found[0], is_line_feed_alone=found[1])
 
     def encode_flat(self, texts: Sequence[str] | Strings) -> FlatIds:
-        if isinstance(texts, Strings):
-            content, ends = _with_blanks(texts)
-            if not _has_unsupported(content):
-                return self._with_whole_texts(texts, *self._encoded(content, ends))
-            texts = texts.tolist()
-        joined = " ".join(["", *texts])
-        whole: list[int] = []
-        if any(each in joined for each in _UNSUPPORTED):
-            whole = [number for number, text in enumerate(texts) if any(each in text for each in _UNSUPPORTED)]
-            whole_numbers = set(whole)
-            joined = " ".join(["", *("" if number in whole_numbers else text for number, text in enumerate(texts))])
-        encoded = joined.encode()
-        sizes = map(len, texts) if len(encoded) == len(joined) else (len(text.encode()) for text in texts)
-        lengths = np.fromiter(sizes, np.int64, len(texts))
-        lengths[whole] = 0
-        ids, lengths = self._encoded(np.frombuffer(encoded, np.uint8), np.cumsum(lengths + 1))
-        lengths[whole] = -1
-        return self._with_whole_texts(texts, ids, lengths)
+        column = texts if isinstance(texts, Strings) else Strings.of(texts)
+        assert column is not None  # a build drops texts with a lone surrogate before
+        content, ends = _with_blanks(column)
+        ids, lengths = self._encoded(content, ends)
+        is_whole = lengths < 0
+        if (positions := _unsupported(content)).size:
+            is_whole[np.searchsorted(ends, positions, side="right")] = True
+            ids = ids[np.repeat(~is_whole, np.maximum(lengths, 0))]
+        if not is_whole.any():
+            return ids, lengths
+        whole = [texts[number] for number in np.flatnonzero(is_whole).tolist()]
+        others, lengths[is_whole] = concatenate_ids(self._processor.encode_as_numpy(whole, num_threads=1))
+        is_from_whole = np.repeat(is_whole, lengths)
+        every = np.empty(len(is_from_whole), np.int32)
+        every[is_from_whole], every[~is_from_whole] = others, ids
+        return every, lengths
 
     def _encoded(self, content: np.ndarray, ends: np.ndarray) -> FlatIds:
         """Return ids, and the number of ids of each text, -1 for a text to encode whole.
@@ -145,18 +142,6 @@ class UnigramWords:
         self._tables.append(table)
         return ids[:count], lengths
 
-    def _with_whole_texts(self, texts: Sequence[str] | Strings, ids: np.ndarray, lengths: np.ndarray) -> FlatIds:
-        """Return ids and lengths with those of the texts whose length is -1, which SentencePiece encodes."""
-        is_whole = lengths < 0
-        if not is_whole.any():
-            return ids, lengths
-        whole = [texts[number] for number in np.flatnonzero(is_whole).tolist()]
-        others, lengths[is_whole] = concatenate_ids(self._processor.encode_as_numpy(whole, num_threads=1))
-        is_from_whole = np.repeat(is_whole, lengths)
-        every = np.empty(len(is_from_whole), np.int32)
-        every[is_from_whole], every[~is_from_whole] = others, ids
-        return every, lengths
-
 
 def _with_blanks(texts: Strings) -> tuple[np.ndarray, np.ndarray]:
     """Return the bytes of texts with a blank before each, and the end of each text in them, (n,) int64."""
@@ -168,13 +153,12 @@ def _with_blanks(texts: Strings) -> tuple[np.ndarray, np.ndarray]:
     return content, offsets[1:]
 
 
-def _has_unsupported(content: np.ndarray) -> bool:
-    if not len(content):
-        return False
+def _unsupported(content: np.ndarray) -> np.ndarray:
+    """Return the positions of NUL and of U+2581, which SentencePiece takes for a blank."""
+    found = content == 0
     first, middle, last = BLANK.encode()
-    positions = np.flatnonzero(content == middle)
-    follows = content[np.minimum(positions + 1, len(content) - 1)] == last
-    return not content.min() or bool(((content[positions - 1] == first) & follows).any())
+    found[1:-1] |= (content[1:-1] == middle) & (content[:-2] == first) & (content[2:] == last)
+    return np.flatnonzero(found)
 
 
 def _pieces_of(parsed: list[tuple[str, float, int]]) -> tuple[VocabularyTrie, bool] | None:

@@ -22,19 +22,20 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, IDX_DTYPE, Array, Ints, Tokens, Uints
 from niels_cache_runtime.format.npy_files import map_npy
-from niels_cache_runtime.format.safe_open import open_regular
+from niels_cache_runtime.format.safe_open import open_any, open_regular
 
 _PROT_NONE = 0
 _MAP_FIXED = 0x10  # the same on Linux and macOS; the mmap module does not export it
 _MAP_FAILED = ctypes.c_void_p(-1).value
 _BLOCK_OFFSETS = 1 << 20
+_Size = TypeVar("_Size", int, Ints)
 
 
 class Offsets(Protocol):
@@ -53,6 +54,7 @@ class MappedTokens:
     Args:
         paths: The token files, in stream order.
         dtype: The dtype of the tokens, uint16 or uint32. `layout.token_dtype_of` takes it from meta.json.
+        sizes: The bytes of each file, if they are known. None means to look first, which costs a system call per file.
 
     Attributes:
         shard_starts: (shards,) int64, the position of each shard, in tokens.
@@ -62,18 +64,22 @@ class MappedTokens:
 
     Raises:
         NielsCacheError: For a file that is missing or unreadable, or is not a whole number of tokens.
-        NielsCacheError: If a file of a different size replaces a file during opening.
+        NielsCacheError: If a file of a different size replaces a file during opening, or has another size than the given one.
     """
 
-    def __init__(self, paths: Sequence[str | Path], *, dtype: np.dtype) -> None:
+    def __init__(self, paths: Sequence[str | Path], *, dtype: np.dtype, sizes: Sequence[int] | None = None) -> None:
         self.dtype = dtype
-        sizes = [_tokens_size(path, dtype) for path in paths]
+        open_file = open_regular if sizes is None else open_any  # a size that is not 0 is that of a regular file, or the map is refused
+        sizes = [_tokens_size(path, dtype) for path in paths] if sizes is None else sizes
+        if any(size % dtype.itemsize for size in sizes):
+            raise NielsCacheError(f"{Path(paths[0]).parent}: a file is not a whole number of {dtype} tokens; rebuild this data set")
         _require_maps(paths, sum(size > 0 for size in sizes))
-        self._set_range(_map_one_range(paths, sizes), sizes)
+        self._set_range(_map_one_range(paths, sizes, open_file), sizes)
 
     def _set_range(self, buffer: "ctypes.Array[Any] | None", sizes: Sequence[int]) -> None:
-        self.shard_lengths = np.array(sizes, dtype=np.int64) // self.dtype.itemsize
-        self.shard_starts = np.cumsum([0, *map(page_end, sizes)], dtype=np.int64)[:-1] // self.dtype.itemsize
+        in_bytes = np.array(sizes, dtype=np.int64)
+        in_pages = page_end(in_bytes)
+        self.shard_lengths, self.shard_starts = in_bytes // self.dtype.itemsize, (in_pages.cumsum() - in_pages) // self.dtype.itemsize
         self.tokens: Tokens = np.frombuffer(memoryview(b"" if buffer is None else buffer), dtype=self.dtype)
         self.tokens.flags.writeable = False  # the pages are read-only: a write would be a segmentation fault
         self.shards = [
@@ -160,8 +166,8 @@ def open_tokens(path: str | Path, size: int, *, open_file: Callable[[Any], int] 
     return descriptor
 
 
-def page_end(size: int) -> int:
-    """Return the number of bytes of the pages that `size` bytes occupy."""
+def page_end(size: _Size) -> _Size:
+    """Return the number of bytes of the pages that `size` bytes occupy. `size` may be an array."""
     return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
@@ -224,7 +230,7 @@ def map_at(address: int, size: int, descriptor: int | None, *, is_readable: bool
     return map_pages(address, page_end(size), protection, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED, -1, 0) == address
 
 
-def _map_one_range(paths: Sequence[str | Path], sizes: Sequence[int]) -> "ctypes.Array[Any] | None":
+def _map_one_range(paths: Sequence[str | Path], sizes: Sequence[int], open_file: Callable[[str | Path], int]) -> "ctypes.Array[Any] | None":
     """Map all files at consecutive pages of one reserved range. Return None if all files are empty.
 
     Only one file is open at a time, because a map needs no descriptor, and a process may have few descriptors.
@@ -234,7 +240,7 @@ def _map_one_range(paths: Sequence[str | Path], sizes: Sequence[int]) -> "ctypes
     for path, size in zip(paths, sizes, strict=True):
         if not size:
             continue
-        descriptor = open_tokens(path, size)
+        descriptor = open_tokens(path, size, open_file=open_file)
         try:
             if not map_at(address, size, descriptor):
                 code = ctypes.get_errno()

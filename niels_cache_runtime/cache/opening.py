@@ -21,8 +21,8 @@ from niels_cache_runtime.format.layout import (
     SPLITS,
     Uints,
     doc_ends_name,
-    list_shards,
     shard_name,
+    shard_names,
     token_dtype_of,
     tokenizer_dir,
 )
@@ -76,18 +76,22 @@ def _open_split(folder: Path, with_doc_ends: bool, verify: Verify) -> OpenedSpli
     if not folder.is_dir():
         raise NielsCacheError(f"{folder}: no such folder; build this data set first, or check the path")
     meta = open_meta(folder.parent, verify=verify)
-    shards = [str(path) for path in list_shards(folder)]
+    names = shard_names(folder)
+    shards, paths = [f"{folder}/{name}" for name in names], [f"{folder.name}/{name}" for name in names]
     ends_path = folder.parent / doc_ends_name(folder.name)
     has_ends = with_doc_ends and ends_path.exists()
-    tokens = MappedTokens(shards, dtype=token_dtype_of(meta))
+    dtype, listed = token_dtype_of(meta), listed_of_split(meta, folder, doc_ends=with_doc_ends) if meta and not is_foreign(meta) else {}
+    try:  # the files nearly always have the listed sizes
+        tokens = MappedTokens(shards, dtype=dtype, sizes=[listed[path]["bytes"] for path in paths])
+    except (KeyError, OverflowError, NielsCacheError):  # looking at each file finds out what is wrong
+        tokens = MappedTokens(shards, dtype=dtype)
     if meta is not None and is_foreign(meta):
         check_meta_count(meta, folder.parent, f"{folder.name}_tokens", int(tokens.shard_lengths.sum()))
     elif meta is not None:
-        sizes = (tokens.shard_lengths * tokens.dtype.itemsize).tolist()
-        found = {f"{folder.name}/{shard_name(index)}": size for index, size in enumerate(sizes)}
+        found = dict(zip(paths, (tokens.shard_lengths * dtype.itemsize).tolist(), strict=True))
         if has_ends:
             found[ends_path.name] = ends_path.stat().st_size
-        check_sizes(folder.parent, listed_of_split(meta, folder, doc_ends=with_doc_ends), found, verify=verify)
+        check_sizes(folder.parent, listed, found, verify=verify)
     elif not shards:
         patterns = [f"{below}{split}/{shard_name(0)}" for below in ("", "[!.]*/", "pretrain/[!.]*/") for split in SPLITS]
         split = next((path.parent for pattern in patterns for path in sorted(folder.glob(pattern))), None)
@@ -305,13 +309,11 @@ def check_sizes(folder: str | Path, listed: Mapping[str, Mapping[str, Any]], fou
         raise NielsCacheError(f"{Path(folder) / path}: missing, though meta.json lists it; rebuild this data set")
     for path in sorted(found.keys() - listed.keys()):
         raise NielsCacheError(f"{Path(folder) / path}: not listed in meta.json; remove it or rebuild this data set")
-    if outside := link_problem(folder, sorted(found)):
+    if outside := link_problem(folder, found):
         raise NielsCacheError(f"{Path(folder) / outside[0]}: {outside[1]}")
-    for path, size in sorted(found.items()):
-        if size != listed[path]["bytes"]:
-            raise NielsCacheError(
-                f"{Path(folder) / path}: has {size} bytes, but meta.json says {listed[path]['bytes']}; rebuild this data set"
-            )
+    if wrong := sorted(path for path, size in found.items() if size != listed[path]["bytes"]):
+        size, expected = found[wrong[0]], listed[wrong[0]]["bytes"]
+        raise NielsCacheError(f"{Path(folder) / wrong[0]}: has {size} bytes, but meta.json says {expected}; rebuild this data set")
     if verify == "sha256":
         _check_hashes(Path(folder), listed)
 

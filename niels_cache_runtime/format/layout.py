@@ -6,6 +6,7 @@ folder.
 
 import os
 from collections.abc import Callable, Mapping
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -147,25 +148,28 @@ def shard_name(index: int) -> str:
 
 
 def list_shards(folder: str | Path) -> list[Path]:
-    """Return the shards of a split's folder in stream order, or an empty list if the folder is missing.
+    """Return the shards of a split's folder in stream order; see `shard_names`."""
+    return [Path(folder) / name for name in shard_names(folder)]
+
+
+def shard_names(folder: str | Path) -> list[str]:
+    """Return the names of the shards of a split's folder in stream order, or an empty list if the folder is missing.
 
     The order is by number, not by string: shard_100000 follows shard_99999.
 
     Raises:
         NielsCacheError: If a shard is missing or the folder cannot be listed.
     """
-    folder = Path(folder)
     try:
-        names = os.listdir(folder)
+        listed = set(os.listdir(folder))
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
         raise NielsCacheError(f"{folder}: cannot be listed: {error.strerror or error}") from error
-    found = sorted(int(name[6:-4]) for name in names if is_shard_name(name))
-    if found and found[-1] != len(found) - 1:
-        missing = next(index for index, present in enumerate(found) if index != present)
-        raise NielsCacheError(f"{folder}: {shard_name(missing)} is missing; rebuild this data set")
-    return [folder / shard_name(index) for index in found]
+    names = [*takewhile(listed.__contains__, map(shard_name, count()))]
+    if any(map(is_shard_name, listed.difference(names))):
+        raise NielsCacheError(f"{folder}: {shard_name(len(names))} is missing; rebuild this data set")
+    return names
 
 
 def doc_ends_name(split: str) -> str:

@@ -3,8 +3,8 @@
     meta.json --names--> `name_problem` --> `link_problem` of each part of the path --> `open_regular` --> a descriptor
 
 A pipe or a device could block a reader or fill its memory. Through a link out of a data set, a reader could read, copy or verify a file of
-another owner. The folder of the data set itself may be a link, because its owner chooses where caches lie. The checks cost one lstat for
-each file, and one for each folder between the data set and the file.
+another owner. The folder of the data set itself may be a link, because its owner chooses where caches lie. The checks cost one list of
+each folder that has one of the files, and a system call for each link.
 
 `OwnedFolder` reads and writes files in a folder in which other users may plant links, such as a local copy on a shared disk. It opens each
 folder by the descriptor of the one above it, and follows no link. This costs a system call for each folder.
@@ -13,8 +13,9 @@ folder by the descriptor of the one above it, and follows no link. This costs a 
 import errno
 import hashlib
 import os
+import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
@@ -25,6 +26,7 @@ _NO_WAIT = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
 _NEW = ".new"  # the end of the name of a file that replaces another one
+_PLAIN_NAME = re.compile(r"(?:\w[\w.-]*/)*\w[\w.-]*", re.ASCII)
 _MAX_NAME_BYTES = 255  # of Linux and macOS; a longer name raises an OSError where it is looked for
 
 
@@ -32,6 +34,8 @@ def name_problem(name: object) -> str | None:
     """Return a clause if `name` is not a relative path with slashes that stays inside its folder, otherwise None."""
     if not isinstance(name, str) or not name:
         return "is not a file name"
+    if len(name) <= _MAX_NAME_BYTES and _PLAIN_NAME.fullmatch(name):  # as those of a cache: only this look for each of thousands of files
+        return None
     if not name.isprintable():  # NUL, line breaks, halves of surrogate pairs
         return "holds a character that is not allowed in a file name"
     if "\\" in name or not {"..", ".", ""}.isdisjoint(name.split("/")):
@@ -63,24 +67,32 @@ def link_problem(folder: str | Path, names: Iterable[str]) -> tuple[str, str] | 
         names: Relative names that `name_problem` has accepted.
     """
     folder = Path(folder)
-    is_outside: dict[str, bool] = {}
+    below: dict[str, dict[str, str]] = {}  # for each folder, the names in it that are given or lead to a given one, with the given one
     for name in names:
-        parts = name.split("/")
-        for part in ("/".join(parts[: count + 1]) for count in range(len(parts))):
-            if part not in is_outside:
-                is_outside[part] = _leads_outside(folder, part)
-            if is_outside[part]:
-                return name, f"is a link out of {folder}, which is not followed; put the file itself there"
+        inside = name
+        while inside:
+            above, _, last = inside.rpartition("/")
+            others = below.setdefault(above, {})
+            if last in others:
+                break
+            others[last], inside = name, above
+    for above, others in sorted(below.items()):
+        for last in sorted(_links_in(os.path.join(folder, above), others)):
+            if not Path(os.path.realpath(folder / above / last)).is_relative_to(os.path.realpath(folder)):
+                return others[last], f"is a link out of {folder}, which is not followed; put the file itself there"
     return None
 
 
-def _leads_outside(folder: Path, name: str) -> bool:
-    try:
-        if not stat.S_ISLNK(os.lstat(os.path.join(folder, name)).st_mode):  # a join of paths as objects takes longer than the look
-            return False
-    except OSError:  # opening it later raises the error
-        return False
-    return not Path(os.path.realpath(folder / name)).is_relative_to(os.path.realpath(folder))
+def _links_in(folder: str, names: Collection[str]) -> list[str]:
+    """Return which of the names in a folder are links. The list of the folder tells it without a look at each file."""
+    with suppress(OSError), os.scandir(folder) as entries:  # opening a file there later raises the error
+        return [entry.name for entry in entries if entry.name in names and entry.is_symlink()]
+    return []
+
+
+def open_any(path: str | Path) -> int:
+    """Open any file for reading and return its descriptor. A pipe does not block. The caller checks what it has opened."""
+    return os.open(path, os.O_RDONLY | _NO_WAIT)
 
 
 def open_regular(path: str | Path) -> int:
@@ -90,7 +102,7 @@ def open_regular(path: str | Path) -> int:
         OSError: In the same cases as `os.open`.
         NielsCacheError: For a pipe or a device.
     """
-    descriptor = os.open(path, os.O_RDONLY | _NO_WAIT)
+    descriptor = open_any(path)
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)

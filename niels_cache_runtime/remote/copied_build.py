@@ -26,11 +26,11 @@ from niels_cache_runtime.format.layout import (
 )
 from niels_cache_runtime.format.safe_open import OwnedFolder
 from niels_cache_runtime.remote.ledger import BUILDS, LedgerState
-from niels_cache_runtime.remote.objects import RemoteFile
 from niels_cache_runtime.remote.record import (
     TOKENIZER,
     PublishedBuild,
     Record,
+    RemoteFile,
     described_by,
     parse_record,
     published_of,

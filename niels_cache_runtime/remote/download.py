@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from niels_cache_runtime.remote.objects import RemoteFile
+from niels_cache_runtime.remote.record import RemoteFile
 from niels_cache_runtime.remote.store import STALL_BYTES, MissingError, ObjectRange, RemoteError, Store
 
 _MAX_FAILURES = 6  # without STALL_BYTES between them

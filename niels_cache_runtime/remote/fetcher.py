@@ -47,7 +47,7 @@ from niels_cache_runtime.remote.ledger import (
     next_files,
     tail_of,
 )
-from niels_cache_runtime.remote.objects import RemoteFile
+from niels_cache_runtime.remote.record import RemoteFile
 from niels_cache_runtime.remote.store import Store, open_store
 
 _VARIABLES = ("AWS_", "GOOGLE_", "AZURE_", "HTTP_", "HTTPS_", "NO_PROXY")  # requests depend on them

@@ -4,6 +4,7 @@
     LOCAL_DIR/readers/ID      one reading process, with the files that it needs next and the files that it has mapped
     LOCAL_DIR/fetchers/ID     one downloading process
     LOCAL_DIR/lock            held while one of these files is read or changed: milliseconds, never during a download
+    LOCAL_DIR/describing      held while a process downloads the meta.json of a build, which the others of the machine then find
     LOCAL_DIR/wake            its modification time changes when a reader needs something new
 
 Each reader and each fetcher holds a lock on its file. The kernel releases this lock when the process ends, however it ends, so no entry can
@@ -25,7 +26,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -321,10 +322,14 @@ class Ledger:
             for call in later:
                 call_unlocked(call)
 
+    def describing(self) -> AbstractContextManager[None]:
+        """Hold the lock under which one process at a time downloads what describes a build. The ledger stays free meanwhile."""
+        return self._locked("describing")
+
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _locked(self, name: str = "lock") -> Iterator[None]:
         with self.writing():
-            descriptor = self.files.open("lock", os.O_RDWR, make=True)
+            descriptor = self.files.open(name, os.O_RDWR, make=True)
         try:
             if not try_lock(descriptor, self._manifest, fcntl.LOCK_EX):
                 fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -4,8 +4,8 @@
     without a bucket:  LocalCopy.open reads what the copy knows             LocalCopy.acquire finds all files there
 
 A process that needs files takes them, and waits until they are there. A taken file stays until the process gives it back or ends. `ledger`
-records this on disk, `eviction` chooses what to remove, and `fetcher` downloads. Opening a build costs two requests, or one if the copy
-already has its meta.json.
+records this on disk, `eviction` chooses what to remove, and `fetcher` downloads. Opening a build costs each process one request, for its
+record, and the first process of the machine another one, for the meta.json that the record lists.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -40,7 +40,7 @@ from niels_cache_runtime.remote.ledger import (
     end_presences,
     failure_key,
 )
-from niels_cache_runtime.remote.record import TOKENIZER, described_by, published_of, read_beside, read_record
+from niels_cache_runtime.remote.record import TOKENIZER, Record, described_by, published_of, read_beside, read_record
 from niels_cache_runtime.remote.store import MissingError, RemoteError, open_store
 
 _PAUSES = (0.001, 0.005)  # seconds between two checks of the manifest's time: the first and the longest
@@ -399,21 +399,40 @@ class LocalCopy:
         return build
 
     def _published(self, address: str, *, is_hasty: bool) -> CopiedBuild:
-        """Read the record at an address, and what describes its build, and write the latter into the copy."""
+        """Read the record at an address, and what describes its build, which one process of the machine downloads into the copy."""
         store = open_store(address, is_hasty=is_hasty)
         record, _ = read_record(store)
-        folder, names = f"builds/{record.content_sha256}/{record.family}/{record.name}", described_by(record)
+        where, names = store.name_of(META_NAME), described_by(record)
+        contents = self._read_described(record)
+        if len(contents) < len(names):
+            with self._ledger.describing():
+                contents = self._read_described(record)
+                if missing := [name for name in names if name not in contents]:
+                    contents |= {name: read_beside(store, record, name) for name in missing}
+                    return self._keep(CopiedBuild(address, published_of(record, contents, where)), contents, missing)
+        return self._keep(CopiedBuild(address, published_of(record, contents, where)), contents)
+
+    def _read_described(self, record: Record) -> dict[str, bytes]:
+        """Return those files of `described_by` that the copy has as the record lists them."""
         with self._registered() as state:
-            contents = {name: self.files.read(f"{folder}/{name}") for name in names if self._is_whole(state, f"{folder}/{name}")}
-        missing = [name for name in names if hashlib.sha256(contents.get(name, b"")).hexdigest() != record.beside[name]["sha256"]]
-        contents |= {name: read_beside(store, record, name) for name in missing}
-        build = CopiedBuild(address, published_of(record, contents, store.name_of(META_NAME)))
+            paths = {name: f"builds/{record.content_sha256}/{record.family}/{record.name}/{name}" for name in described_by(record)}
+            contents = {name: self.files.read(path) for name, path in paths.items() if self._is_whole(state, path)}
+        return {name: found for name, found in contents.items() if hashlib.sha256(found).hexdigest() == record.beside[name]["sha256"]}
+
+    def _keep(self, build: CopiedBuild, contents: Mapping[str, bytes], missing: Collection[str] = ()) -> CopiedBuild:
+        """Record an open build, and write and hold what describes it. Return the build.
+
+        Args:
+            build: The build.
+            contents: The bytes of the files that describe it, by name.
+            missing: Those of these files that the copy does not have, or has with other bytes.
+        """
         with self._registered() as state:
-            state.add_build(build.id, address, record.content().decode())
-            for name in names:
-                path = f"{folder}/{name}"
+            state.add_build(build.id, build.address, build.record.content().decode())
+            for name, content in contents.items():
+                path = build.path_in_copy(name)
                 if name in missing or not self._is_whole(state, path):
-                    self._write_meta(state, path, contents[name])
+                    self._write_meta(state, path, content)
             self._pin_meta(state, build)
         return build
 

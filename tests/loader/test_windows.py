@@ -266,7 +266,7 @@ def test_a_swap_while_open_keeps_the_old_files(tmp_path: Path) -> None:
     assert np.unique(read_all(PretrainWindows(str(folder / "train"), T=3))).tolist() == [22]
 
 
-@pytest.mark.parametrize("step", ["open_meta", "list_shards", "MappedTokens", "check_sizes", "map_doc_ends"])
+@pytest.mark.parametrize("step", ["open_meta", "shard_names", "MappedTokens", "check_sizes", "map_doc_ends"])
 def test_a_rebuild_while_opening_leaves_one_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     folder, other = two_builds(tmp_path)
     exchange_before(opening, step, folder, other, monkeypatch)

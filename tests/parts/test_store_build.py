@@ -21,7 +21,7 @@ from niels_cache_assets.artifacts import stored as stored_module
 from niels_cache_assets.artifacts.base import ReportedProgress
 from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.artifacts.materialize import materialize
-from niels_cache_assets.artifacts.parts.prune import prune_parts
+from niels_cache_assets.artifacts.parts.prune import find_garbage, prune_parts
 from niels_cache_assets.artifacts.parts.seal import JoinedCache
 from niels_cache_assets.artifacts.parts.watch import summarize_steps
 from niels_cache_assets.artifacts.stored import StorePlace
@@ -33,12 +33,11 @@ from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.parts.lease import LeaseLostError, LeaseTimes
 from niels_cache_assets.parts.store import lease_of, read_small, record_of
 from niels_cache_assets.parts.store_lease import StoreLease, hold_store_lease
-from niels_cache_assets.parts.store_prune import find_garbage
 from niels_cache_assets.publish.check import check
 from niels_cache_assets.publish.pull import pull
 from niels_cache_assets.reports.cache import cache_report, find_items
-from niels_cache_assets.reports.drawings import draw_report
 from niels_cache_assets.reports.history import History
+from niels_cache_assets.reports.page import draw_report
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.remote.record import read_published
 from niels_cache_runtime.remote.store import ListedObject, Store, open_store

@@ -207,7 +207,7 @@ def test_a_folder_of_the_copy_that_is_a_link_is_not_entered(published: Published
     assert list(outside.iterdir()) == []
 
 
-RECORDS = ["lock", "wake", "manifest.json", "manifest.json.new", "readers", "fetchers"]
+RECORDS = ["lock", "describing", "wake", "manifest.json", "manifest.json.new", "readers", "fetchers"]
 
 
 @pytest.mark.parametrize(("name", "kind"), [*((name, "link") for name in RECORDS), *(("manifest.json", kind) for kind in PLANTED[1:])])

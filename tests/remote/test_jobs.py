@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -90,6 +92,23 @@ def test_meta_json_may_go_while_a_job_opens_it(published: Published, monkeypatch
     published.s3.decide = lambda method, key: "expired"
     with pytest.warns(RuntimeWarning, match="expired"), pytest.raises(NielsCacheError, match=r"meta\.json.*run again"):
         published.remote(epochs=1)
+
+
+def test_one_process_of_a_machine_downloads_meta_json(published: Published) -> None:
+    ranks, record = 4, f"{ADDRESS.partition('://')[2].partition('/')[2]}/meta.json"
+    all_ask = threading.Barrier(ranks)
+
+    def decide(method: str, key: str) -> None:
+        if key == record:
+            all_ask.wait(60)
+
+    published.s3.decide = decide
+    published.s3.requests.clear()
+    program = "import sys; from niels_cache_runtime.remote.local_copy import LocalCopy; LocalCopy(sys.argv[1]).open(sys.argv[2])"
+    processes = [subprocess.Popen([sys.executable, "-c", program, str(published.copy), ADDRESS]) for _ in range(ranks)]
+    assert [process.wait(60) for process in processes] == [0] * ranks
+    assert [key == record for _, key in published.s3.requests].count(False) == 1
+    assert len(published.s3.requests) == ranks + 1
 
 
 def test_no_download_goes_on_without_a_reader(published: Published) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from niels_cache_assets.tokenizer.engines import gpt2_tokenizer_json
+from niels_cache_assets.tokenizer.bpe_json import ranks_as_json
 from niels_cache_assets.tokenizer.tiktoken_ranks import read_ranks
 from tests.helpers import megatron_core, programs
 from tests.tokenizer.test_engines import write_ranks
@@ -48,8 +48,10 @@ RUNS = {
     "scale.py --quick --ranges 4": ("15 T, fast BPE", "one of 4 ranges", "its prediction", "open 640 shards", "seal 20 parts"),
     "scale_dagster.py --quick --only queue": ("queue 10 runs",),
     "scale_dagster.py --quick --only page": ("40 partitions in Chromium",),
+    "start.py --shards 20 --ranks 1 2 --rounds 1": ("1, this working tree", "2, this working tree"),
     "stream.py --mib 24 --shard-mib 1 --limit-mib 14 --seconds 1 --rounds 1 --peers": ("niels-cache", "plain loop"),
     "verify.py --mib 4 --shards 2 --rounds 1": ("sha256sum, all cores", "verify, quick"),
+    "web_cleaning.py --documents 2560 --rounds 1": ("then", "chain, before the compiled loops", "language_error"),
 }
 # The extras and programs that a run needs.
 NEEDS = {"dedup": ("datasketch", "rensa"), "megatron": ("numba",), "remote": ("obstore",), "stream": ("obstore",)}
@@ -70,8 +72,8 @@ def rows_of(printed: str) -> list[list[str]]:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
-    ranks, _ = read_ranks(write_ranks(folder / "tiny.tiktoken"))
-    described = json.loads(gpt2_tokenizer_json(ranks))
+    ranks = read_ranks(write_ranks(folder / "tiny.tiktoken")).ranks
+    described = json.loads(ranks_as_json(ranks, None))
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     described["added_tokens"] = [{"id": len(ranks), "content": "<|endoftext|>", "special": True, **flags}]
     path = folder / "tokenizer.json"

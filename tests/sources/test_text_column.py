@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from niels_cache_assets.cli import main
-from niels_cache_assets.cli.exit_codes import DONE
+from niels_cache_assets.cli.command import DONE
 from niels_cache_assets.project.registry import load_registry
 from niels_cache_assets.sources.huggingface import Huggingface
 from niels_cache_assets.sources.jsonl import Jsonl

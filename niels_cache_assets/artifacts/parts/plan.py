@@ -417,15 +417,14 @@ class MemberPlanOnDisk:
                         revision=group.revision,
                         text_field=group.text_field,
                         parts=tuple((part.files, part.val_tokens or 0) for part in group.parts),
-                        val=FractionSplitter.load(self._folder_of(group, Path(made)), group.val),
+                        # A plan that is made here keeps groups of the one on disk, and their bits.
+                        val=FractionSplitter.load(
+                            Path(made) if group.val and Path(made, group.val[0]).exists() else self._artifact.directory, group.val
+                        ),
                     )
                     for group in plan.groups
                 )
         return self._groups[revision]
-
-    def _folder_of(self, group: PlannedGroup, made: Path) -> Path:
-        """Return the folder with the bits of a group. A plan that is made in `made` keeps groups of the one on disk, and their bits."""
-        return made if group.val is not None and (made / group.val[0]).exists() else self._artifact.directory
 
     @cached_property
     def _on_disk(self) -> Plan | None:

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.base.processes import stop_on_signals
 from niels_cache_assets.base.wording import SHORT_SHA256, UNKNOWN, file_size, format_count, format_duration, format_list
-from niels_cache_assets.cli.command import CACHES, TOKENIZER, WHERE, Command, option, switch
+from niels_cache_assets.cli.command import CACHES, DONE, FAILED, TOKENIZER, WHERE, Command, option, switch
 from niels_cache_assets.cli.console import PROGRAM, diagnostics, display, is_quiet, new_table, print_facts, print_json, styled
-from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_assets.cli.overrides import FLAGS, collect_overrides
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.safe_open import require_utf8
@@ -125,7 +124,11 @@ def _dry_run(registry: Registry, root: Path, arguments: argparse.Namespace) -> i
 
     with stop_on_signals():
         steps = forecast(graph(registry, root), only=arguments.only, force=arguments.force)
-    sums = _sums(steps, peak_memory(steps, at_once=parts_at_once(registry, force=arguments.force)))
+    estimates = [step.estimate for step in steps if step.estimate is not None]
+    values = {field: [getattr(estimate, field) for estimate in estimates] for field in _ESTIMATES}
+    sums = {field: (sum(filter(None, each)), each.count(None)) for field, each in values.items()}  # what is known, and how many are not
+    peak = peak_memory(steps, at_once=parts_at_once(registry, force=arguments.force))
+    sums["memory_bytes"] = peak, sums["memory_bytes"][1]
     if arguments.json:
         rows = [{"name": step.name, **asdict(step)} for step in steps]
         told = {field: {"known": known, "unknown": unknown} for field, (known, unknown) in sums.items()}
@@ -149,7 +152,11 @@ def _print_dry_run(steps: Sequence[Step], sums: Mapping[str, tuple[Any, int]], f
             notes.setdefault(step.estimate.basis, []).append(step.name)
     if notes:
         table.add_section()
-        table.add_row("in all", "", "", *(_sum(*sums[field], format_value) for field, (_, format_value) in _ESTIMATES.items()))
+        totals = []
+        for field, (_, format_value) in _ESTIMATES.items():
+            known, unknown = sums[field]
+            totals.append(UNKNOWN if unknown and not known else ("at least " if unknown else "") + format_value(known))
+        table.add_row("in all", "", "", *totals)
     display(table)
     display()
     for basis, names in notes.items():
@@ -159,20 +166,6 @@ def _print_dry_run(steps: Sequence[Step], sums: Mapping[str, tuple[Any, int]], f
             display(styled((f"{step.name} would fail", _STEP_STYLES["fail"]), f": {step.why}"))
     built = f"{sum(step.action == 'build' for step in steps)} of {format_count(len(steps), 'step')} would be built"
     display(f"{built}; {file_size(free)} are free; nothing was built or written")
-
-
-def _sum(known: Any, unknown: int, format_value: Callable[[Any], str]) -> str:
-    if unknown and not known:
-        return UNKNOWN
-    return f"at least {format_value(known)}" if unknown else format_value(known)
-
-
-def _sums(steps: Sequence[Step], peak_memory: int) -> dict[str, tuple[Any, int]]:
-    """Return for each number the sum of the known estimates, or the peak memory, and how many estimates are unknown."""
-    found = [step.estimate for step in steps if step.estimate is not None]
-    values = {field: [getattr(estimate, field) for estimate in found] for field in _ESTIMATES}
-    sums = {field: (sum(filter(None, each)), each.count(None)) for field, each in values.items()}
-    return {**sums, "memory_bytes": (peak_memory, sums["memory_bytes"][1])}
 
 
 def _check_names(registry: Registry, only: list[str] | None) -> None:

@@ -14,9 +14,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.base.wording import format_count
-from niels_cache_assets.cli.command import ALL_HELP, CACHES, WHERE, Command, option, switch
+from niels_cache_assets.cli.command import ALL_HELP, CACHES, DONE, FAILED, WHERE, Command, option, switch
 from niels_cache_assets.cli.console import PROGRAM, display, new_table, output, print_facts
-from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
@@ -134,7 +133,8 @@ class StatusRow:
 
     def as_json(self, registry: Registry) -> dict[str, Any]:
         from niels_cache_assets.facts.contents import all_counts, budget_shortfall, content_hash
-        from niels_cache_assets.tokenizer.engines import recorded_encoder
+        from niels_cache_assets.tokenizer.engines import read_record
+        from niels_cache_assets.tokenizer.kinds import PROOFS_NAME
 
         state, work = self.state, self.work
         configured = {**registry.pretrain, **registry.sft}.get(state.name)
@@ -152,7 +152,7 @@ class StatusRow:
             "counts": all_counts(self.meta),
             "shortfall": budget_shortfall(self.meta),
             "sha256": content_hash(self.meta),
-            "encoder": recorded_encoder(state.directory.parent, self.meta) if state.kind == "tokenizer" else None,
+            "encoder": read_record(state.directory.parent / PROOFS_NAME)["encoders"].get(str(content_hash(self.meta))),
             "building": {**asdict(work.writer), **how_far} if work.writer else None,
             "resumable": how_far if is_unfinished and self._stale_reason is None else None,
             "stale_build": {**how_far, "why": self._stale_reason} if is_unfinished and self._stale_reason is not None else None,

@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.base.wording import SHORT_SHA256
-from niels_cache_assets.cli.command import WHERE, Command, integer_at_least, option, require_choice
+from niels_cache_assets.cli.command import DONE, FAILED, WHERE, Command, integer_at_least, option, require_choice
 from niels_cache_assets.cli.console import display, new_table, print_facts, print_json
-from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
@@ -69,10 +68,10 @@ compare: show characters per token on the same text, by source. Higher is better
 fewer tokens. Spaces and newlines count as characters; special tokens do not. The text is decoded from
 the built data sets; --files adds more text.
 
-prove: for a tokenizer.json or tiktoken ranks, compare the ids of every installed fast engine with those
-of the reference library, on difficult texts and on the text of --only and --files. If ids differ, the
-command shows the first such text and exits with 1. A build runs the same comparison before it uses a
-fast engine ([tokenizer] engine = "auto").""",
+prove: compare the ids of every fast engine that supports the model with those of the reference library,
+on difficult texts and on the text of --only and --files. If ids differ, the command shows the first
+such text and exits with 1. A build runs the same comparison before it uses a fast engine ([tokenizer]
+engine = "auto").""",
     examples="""\
   niels-cache tokenizer compare cache new.model
   niels-cache tokenizer compare 16k.model 32k.model --only wikitext dolly15k

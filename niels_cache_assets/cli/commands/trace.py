@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from niels_cache_assets.inspection.origins import BatchRow, Segment, TracedCache
     from niels_cache_runtime.loader.loader import TokenLoader
-    from niels_cache_runtime.loader.trace import BatchTrace
     from niels_cache_runtime.remote.local_copy import LocalCopy
 
 TOKEN_STYLE = "reverse"
@@ -102,7 +101,11 @@ def run(arguments: argparse.Namespace) -> None:
         found = [_row_json(row, caches[row.dataset], column=arguments.column) for row in rows]
         print_json({"step": trace.step, "rank": arguments.rank, "rows": found, "notes": notes})
         return
-    _print_title(trace, rank=arguments.rank, taken=None if "worker" in state else loader.step)
+    ahead = ""
+    if "worker" not in state and trace.step >= loader.step:
+        ahead = f"; this state was saved earlier, after {format_count(loader.step, 'step')}"
+    count, columns = trace.tokens.shape
+    display(f"step {trace.step:,}, rank {arguments.rank}: {format_count(count, 'row')}, columns 0 to {columns - 1:,}{ahead}", style="bold")
     for row in rows:
         display()
         if arguments.column is None:
@@ -168,21 +171,6 @@ def _is_split(folder: Path) -> bool:
     from niels_cache_runtime.format.layout import Split, tokens_name
 
     return folder.is_dir() or (folder.parent / tokens_name(cast(Split, folder.name))).exists()
-
-
-def _print_title(trace: BatchTrace, *, rank: int, taken: int | None) -> None:
-    """Print the title.
-
-    Args:
-        trace: Trace of the batch.
-        rank: The rank.
-        taken: Number of steps that the loader had taken, or None if the state has no such number.
-    """
-    rows, columns = trace.tokens.shape
-    ahead = ""
-    if taken is not None and trace.step >= taken:
-        ahead = f"; this state was saved earlier, after {format_count(taken, 'step')}"
-    display(f"step {trace.step:,}, rank {rank}: {format_count(rows, 'row')}, columns 0 to {columns - 1:,}{ahead}", style="bold")
 
 
 def print_row(row: BatchRow, cache: TracedCache, *, whole: bool) -> None:

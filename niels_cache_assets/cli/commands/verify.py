@@ -3,9 +3,8 @@
 import argparse
 
 from niels_cache_assets.base.wording import file_size, format_count
-from niels_cache_assets.cli.command import CACHES, WHERE, Command, option, raise_invalid, refuse_options, switch
+from niels_cache_assets.cli.command import CACHES, DONE, FAILED, WHERE, Command, option, raise_invalid, refuse_options, switch
 from niels_cache_assets.cli.console import display, new_table, print_facts, styled
-from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_runtime.errors import NielsCacheError
 
 _STYLES = {"sound": "green", "findings": "red", "unverifiable": "yellow", "off": "dim"}

@@ -25,9 +25,8 @@ from niels_cache_assets.plots.pictures import mixture_pictures
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.reports import page_path
 from niels_cache_assets.reports.cache import CODE_VERSION, cache_report, find_items
-from niels_cache_assets.reports.drawings import draw_report
 from niels_cache_assets.reports.markdown import cache_markdown, mixture_markdown
-from niels_cache_assets.reports.page import render_page, write_page
+from niels_cache_assets.reports.page import draw_report, render_page, write_page
 
 NOT_TOO_OFTEN = "no_data_set_is_read_too_often"
 

@@ -225,7 +225,14 @@ def read_pages(file: SourceFile, position: FilePosition, options: TextOptions) -
     encoding, limit, on_damage = options
     with file_errors(file), open_bytes(file, on_damage) as stream:
         encoding, kind = encoding_of(stream, encoding), describe_content(first_bytes(stream), "XML")
-        header = _seek(stream, position)
+        head = b""  # before the first page; expat needs it first
+        if position.offset and stream.seekable():
+            head, page, _ = stream.read(_BLOCK).partition(b"<page")
+            if not page:
+                head, position.offset = b"", 0
+            stream.seek(0)
+        position.seek(stream)
+        header = _NOT_XML.sub("\ufffd", head.decode("utf-8-sig", errors="replace"))  # only positions in UTF-8 files have an offset
         handler = _Handler(file.name, limit, position.offset_row)
         parser = handler.parser
         received, offset = len(header.encode()), position.offset  # bytes that expat received, and the offset in the file where they end
@@ -268,22 +275,6 @@ def read_site(file: SourceFile, *, encoding: str = UTF8) -> Site:
             if handler.site is not None or end > _MAX_MARKUP_BYTES:
                 break
         return handler.site or NO_SITE
-
-
-def _seek(stream: IO[bytes], position: FilePosition) -> str:
-    """Move the stream to the page of the position.
-
-    Returns:
-        The text before the first page of the dump, which expat needs first.
-    """
-    header = b""
-    if position.offset and stream.seekable():
-        header, page, _ = stream.read(_BLOCK).partition(b"<page")
-        if not page:
-            header, position.offset = b"", 0
-        stream.seek(0)
-    position.seek(stream)
-    return _NOT_XML.sub("\ufffd", header.decode("utf-8-sig", errors="replace"))  # only positions in UTF-8 files have an offset
 
 
 def _pages_from(handler: _Handler, position: FilePosition, *, after: int, offset: int | None) -> Iterator[Page]:

@@ -265,7 +265,13 @@ def read_lines(
     encoding, limit, _ = options
     encoding = encoding_of(stream, encoding) if is_start else encoding
     if encoding != UTF8:
-        yield from _lines_after_decoding(stream, position, where, limit, encoding)
+        position.offset = position.offset_row = 0  # the byte offset of a line is unknown
+        for index, decoded in enumerate(decoded_lines(stream, where, limit, encoding), position.seek(stream)):
+            if index >= position.row:
+                position.row = index + 1
+                if not index:
+                    decoded = decoded.removeprefix(_BOM)
+                yield (index, unmarked(decoded), decoded) if MARK.search(decoded) else (index, decoded, None)
         return
     index = position.seek(stream)
     offset = position.offset
@@ -284,20 +290,6 @@ def read_lines(
             except UnicodeDecodeError:
                 text, marked = decode(line, UTF8)
             yield index - 1, text, marked
-
-
-def _lines_after_decoding(
-    stream: IO[bytes], position: FilePosition, where: str, limit: int, encoding: str
-) -> Iterator[tuple[int, str, str | None]]:
-    position.offset = position.offset_row = 0  # the byte offset of a line is unknown
-    index = position.seek(stream)
-    for line in decoded_lines(stream, where, limit, encoding):
-        index += 1
-        if index > position.row:
-            position.row = index
-            if index == 1:
-                line = line.removeprefix(_BOM)
-            yield (index - 1, unmarked(line), line) if MARK.search(line) else (index - 1, line, None)
 
 
 def decoded_lines(stream: IO[bytes], where: str, limit: int, encoding: str) -> Iterator[str]:
