@@ -281,7 +281,7 @@ def test_an_engine_that_is_equal_changes_no_byte(ranks: Path, tmp_path: Path, in
     assert (use.name, use.checked) == ("tiktoken", use.texts)
     assert fast.meta["fingerprint"] == slow.meta["fingerprint"]
     assert built(registry, tmp_path / "slow").state == "cache_hit"
-    shown = family_metadata(fast, {}, deduplicated=False, draw=False)
+    shown = family_metadata(registry, fast, registry.pretrain["texts"], draw=False)
     assert shown[None]["encoded_by"] == "; ".join(use.describe() for use in fast.engines)
     assert "hasty" not in (fast.directory / "meta.json").read_text(encoding="utf-8")
     install(equal)
