@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import os
 import shlex
@@ -149,6 +150,8 @@ BUDGETS: dict[str, Any] = {"max_train_tokens": 10**6, "max_val_tokens": 0, "shar
 def test_the_difficult_texts_are_the_same_each_time_and_have_every_character_of_two_planes() -> None:
     texts = list(difficult_texts(added=["<|one|>"], pieces=["the", " of"]))
     assert texts == list(difficult_texts(added=["<|one|>"], pieces=["the", " of"]))
+    digest = hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
+    assert (engines._PROOF_VERSION, digest) == (1, "6c6b7118e40e9ad0"), "other texts need another version of the proof"
     assert len(texts) > 10_000
     assert set("".join(texts)) >= {chr(code) for code in range(0x20000) if not 0xD800 <= code < 0xE000}
     assert all(text.encode() is not None for text in texts)  # no lone surrogate
