@@ -109,6 +109,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         loaders = {} if differs is None else {Engine.name: lambda tokenizer: Engine(tokenizer, differs)}
         monkeypatch.setattr(engines, "ENGINES", loaders)
         monkeypatch.setattr(engines, "_LOADED", {})
+        monkeypatch.setattr(engines, "_REJECTED", {})
         monkeypatch.setattr(Engine, "counts", Counter())
         if not proven:
             monkeypatch.setattr(engines, "prove", lambda tokenizer, engine: EngineProof(texts=1))
