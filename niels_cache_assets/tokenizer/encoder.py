@@ -293,7 +293,8 @@ class BuildEncoder:
 
         A library that encoded no text is left out. Empty for a tokenizer of another package.
         """
-        return sorted((use for use in self._uses.values() if use.texts), key=lambda use: use.is_reference)
+        uses = [*self._uses.values()]  # other threads may add one meanwhile
+        return sorted((use for use in uses if use.texts), key=lambda use: use.is_reference)
 
     def notes(self) -> dict[str, Any]:
         """Return the uses as notes for the journal."""

@@ -54,6 +54,7 @@ _CL100K_PATTERN = (
 
 _LOCK = Lock()
 _LOADED: dict[tuple[Any, ...], Engine | str] = {}  # the engine of the last model, or why none is used
+_REJECTED: dict[str, str] = {}  # of this process, also where nothing can be recorded: why an engine is not used, by its proof
 
 
 class Engine(Protocol):
@@ -157,9 +158,7 @@ def is_engine_loaded(tokenizer: TextTokenizer) -> bool:
 
 def may_encode(tokenizer: Any, name: str, version: str) -> bool:
     """Return whether an engine, perhaps one of another process, can still encode: nothing forbids it, and no proof has failed."""
-    if reference_of(tokenizer) is None or tokenizer.engine != "auto" or isinstance(_LOADED.get(_key(tokenizer)), str):
-        return False
-    return not _result(tokenizer, f"{name} {version}")
+    return reference_of(tokenizer) is not None and tokenizer.engine == "auto" and not _result(tokenizer, f"{name} {version}")
 
 
 def prove(tokenizer: TextTokenizer, engine: Engine) -> EngineProof:
@@ -236,12 +235,16 @@ def _result(tokenizer: TextTokenizer, engine: str) -> str | None:
         tokenizer: The model.
         engine: Name and version of the engine.
     """
-    return read_record(tokenizer.proofs)["proofs"].get(_proof_key(tokenizer, engine))
+    key = _proof_key(tokenizer, engine)
+    return _REJECTED.get(key) or read_record(tokenizer.proofs)["proofs"].get(key)
 
 
 def _record(tokenizer: TextTokenizer, engine: str, rejection: str) -> str:
     """Record the result of a proof, and return it."""
-    _add_to_record(tokenizer, "proofs", _proof_key(tokenizer, engine), rejection)
+    key = _proof_key(tokenizer, engine)
+    _add_to_record(tokenizer, "proofs", key, rejection)
+    if rejection:
+        _REJECTED[key] = rejection
     return rejection
 
 

@@ -160,6 +160,7 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encode, "_CHUNK_ITEMS", 4)
     monkeypatch.setattr(encode, "_CHUNKS_PER_TASK", 1)
     monkeypatch.setattr(engines, "_LOADED", {})
+    monkeypatch.setattr(engines, "_REJECTED", {})
     monkeypatch.setattr(engines, "prove", lambda tokenizer, engine: EngineProof(texts=1))
 
 
