@@ -129,7 +129,7 @@ class _Launcher:
         """The runs of this launch, which import Dagster and open its home."""
         from niels_cache_assets.defs.runs import open_runs
 
-        runs = self._opened.enter_context(open_runs(self._registry, self._root, self._listener))
+        runs = self._opened.enter_context(open_runs(self._registry, self._root.absolute(), self._listener))
         runs.built, runs.builds_parts_here = self._built, self._builds_parts_here
         return runs
 
@@ -234,7 +234,7 @@ class _Launcher:
         marker = marker_of(self._graph, artifact, outcome)
         if is_found and (self._record or not marker.is_current):
             try:
-                self.runs.record(outcome)
+                self.runs.record(replace(outcome, directory=outcome.directory.absolute()))
             except NielsCacheError as error:
                 return replace(result, state="failed", message=str(error))
         marker.write()

@@ -66,8 +66,12 @@ def refuse_dagster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "open_runs", refuse)
 
 
-def test_what_is_found_is_as_fresh_as_what_a_run_has_built(elsewhere: Project, built_project: Built) -> None:
-    assert set(states(launch(elsewhere)[0]).values()) == {"cache_hit"}
+def test_what_is_found_is_as_fresh_as_what_a_run_has_built(
+    elsewhere: Project, built_project: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(elsewhere.folder)
+    results = launch_builds(elsewhere.registry, root=Path("cache"), listener=Recorder())
+    assert {result.state for result in results} == {"cache_hit"}
     assert elsewhere.instance.get_runs() == []
     assert [elsewhere.status(key, "notes") for key in ASSETS] == ["FRESH"] * 3
     of_runs = events(built_project.project.instance, *ASSETS)
@@ -80,6 +84,7 @@ def test_what_is_found_is_as_fresh_as_what_a_run_has_built(elsewhere: Project, b
         }
         assert told.keys() == wanted.keys()
         assert metadata(event).keys() == metadata(of_run).keys()
+        assert str(metadata(event)["dagster/uri"]).startswith(elsewhere.root.as_uri())
     assert str(metadata(events(elsewhere.instance, ASSETS[2])[0])["state"]).startswith("hit")
     elsewhere.build("books")
     assert elsewhere.status(ASSETS[0], "notes") == "FRESH"
