@@ -4,7 +4,7 @@
 
 Each rank is forked from a process that has imported torch. It counts its processor time for the import of `niels_cache_runtime`, for
 opening the split, and for the first batch of (8, 1024). `own` is their sum, and `last` the time until the last rank has its batch. The
-table has medians over ranks and rounds. The shards are sparse files of 20 MB in a temporary folder, so they take an inode each, and no space.
+table has medians over ranks and rounds. The shards are sparse files of 20 MB in a temporary folder, so they take only inodes.
 """
 
 import argparse

@@ -57,23 +57,18 @@ def passing_filters(text: str, settings: CleaningSettings, bullets: tuple[str, .
     found = counts(text, bullets)
     if found is None or not found.words:
         return proven
-    if len(text) >= settings.min_characters and found.words >= settings.min_words:
-        proven.add("too_short")
-    if found.bullets / found.lines <= settings.max_bullet_share:
-        proven.add("list_page")
-    if found.with_letter / found.words >= settings.min_alpha_word_share:
-        proven.add("low_alpha_ratio")
-    if settings.min_mean_word_length <= found.characters / found.words <= settings.max_mean_word_length:
-        proven.add("bad_mean_word_len")
-    if found.symbols / found.words <= settings.max_symbols_per_word:
-        proven.add("high_symbol_ratio")
     ngrams = (settings.max_top_2gram_characters, settings.max_top_3gram_characters, settings.max_top_4gram_characters)
     repeated = (settings.max_duplicate_lines, settings.max_duplicate_paragraphs)
-    if all(limit is None for limit in (*ngrams, *repeated)) and (
-        found.words == 1 or found.most / (found.words - 1) <= settings.max_bigram_share
-    ):
-        proven.add("repetitive")
-    return proven
+    passes = {
+        "too_short": len(text) >= settings.min_characters and found.words >= settings.min_words,
+        "list_page": found.bullets / found.lines <= settings.max_bullet_share,
+        "low_alpha_ratio": found.with_letter / found.words >= settings.min_alpha_word_share,
+        "bad_mean_word_len": settings.min_mean_word_length <= found.characters / found.words <= settings.max_mean_word_length,
+        "high_symbol_ratio": found.symbols / found.words <= settings.max_symbols_per_word,
+        "repetitive": all(limit is None for limit in (*ngrams, *repeated))
+        and (found.words == 1 or found.most / (found.words - 1) <= settings.max_bigram_share),
+    }
+    return proven.union(filter(passes.get, passes))
 
 
 def _stop_words_in(text: str, code: str, characters: int) -> int:

@@ -8,7 +8,7 @@ import dagster as dg
 from niels_cache_assets.base.defaults import CONFIG_NAME
 from niels_cache_assets.defs.assembly import own_defs
 from niels_cache_assets.project.component import DEFS_NAME
-from niels_cache_assets.project.registry import component_tables, load_tables
+from niels_cache_assets.project.registry import component_tables, load_registry
 from niels_cache_assets.project.tables import ComponentSettings
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -51,6 +51,6 @@ class NielsCacheComponent(dg.Component, ComponentSettings, dg.Resolvable):
         """
         try:
             file, tables = component_tables(self, context.path / DEFS_NAME)
-            return own_defs(load_tables(file, tables), {}, None)
+            return own_defs(load_registry(config=file, tables=tables), {}, None)
         except NielsCacheError as error:
             raise error from None  # Dagster's tools print every cause of an error, but this message is complete

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import dagster as dg
 
-import niels_cache_assets
 from niels_cache_assets.defs.metadata.entries import MAX_TABLE_ROWS
+from niels_cache_assets.project import shipped
 from niels_cache_assets.project.registry import FALLBACK_PROFILE, Registry
 
 _HEADER = re.compile(r"""\s*\[\s*(?:(?:pretrain|sft|blend)\s*\.\s*)?["']?([^\]."']+?)["']?\s*\]""")
@@ -24,7 +24,7 @@ def table_lines(toml: str) -> dict[str, tuple[int, str]]:
 
 def table_links(registry: Registry) -> dict[str | None, dg.LocalFileCodeReference]:
     """Return a link to each table by the last part of its name, and to the whole file under the key None. The user's file counts first."""
-    profiles = Path(niels_cache_assets.__file__).parent / "project" / "profiles"
+    profiles = Path(shipped.__file__).parent / "profiles"
     files = [profiles / f"{registry.profile or FALLBACK_PROFILE}.toml", Path(registry.origin)]
     found: dict[str | None, dg.LocalFileCodeReference] = {}
     for file in filter(Path.is_file, files):

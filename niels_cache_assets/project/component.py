@@ -7,9 +7,8 @@ pyproject.toml and a dg.toml in each folder above.
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from niels_cache_assets.project.merging import read_tables
 from niels_cache_runtime.errors import NielsCacheError
@@ -19,24 +18,20 @@ _TYPE = ".NielsCacheComponent"
 _READABLE = "make it readable"
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProjectComponent:
+class ProjectComponent(NamedTuple):
     """One component.
 
     Attributes:
         path: Its defs.yaml.
+        config: The configuration that it names.
         attributes: Its attributes, not checked.
         location: Name of the code location, as `dg` computes it.
     """
 
     path: Path
+    config: Path
     attributes: Mapping[str, Any]
     location: str
-
-    @property
-    def files(self) -> set[Path]:
-        """The files that stand for the component: its defs.yaml, and the configuration that this file names."""
-        return {self.path, (self.path.parent / str(self.attributes.get("config", ""))).resolve()}
 
 
 def find_component(file: str | None) -> ProjectComponent | None:
@@ -48,12 +43,10 @@ def find_component(file: str | None) -> ProjectComponent | None:
     start = Path(file or ".").resolve()
     for root in (start, *start.parents):
         if project := _project(root):
-            found = [each for each in _components(root, project) if file is None or start in each.files]
+            found = [each for each in _components(root, project) if file is None or start in (each.path, each.config)]
             if len(found) > 1:
                 listed = ", ".join(str(each.path) for each in found)
-                raise NielsCacheError(
-                    f"{file or root}: several components fit: {listed}; name one with --config, and give each a file of its own"
-                )
+                raise NielsCacheError(f"{file or root}: several components fit: {listed}; name one with --config")
             return found[0] if found else None
     return None
 
@@ -87,5 +80,6 @@ def _components(root: Path, project: Mapping[str, Any]) -> Iterator[ProjectCompo
             ) from error
         for document in documents:
             if isinstance(document, dict) and str(document.get("type")).endswith(_TYPE):
-                location = project.get("code_location_name") or root.name
-                yield ProjectComponent(path=path, attributes=document.get("attributes") or {}, location=location)
+                attributes = document.get("attributes") or {}
+                config = path.parent.joinpath(str(attributes.get("config", ""))).resolve()
+                yield ProjectComponent(path, config, attributes, project.get("code_location_name") or root.name)

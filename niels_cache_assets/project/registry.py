@@ -288,6 +288,7 @@ def load_registry(
     *,
     profile: str | None = None,
     config: str | None = None,
+    tables: Tables | None = None,
     overrides: Mapping[str, Any] | None = None,
     options: Mapping[str, str] | None = None,
 ) -> Registry:
@@ -301,6 +302,7 @@ def load_registry(
     Args:
         profile: Name of the profile.
         config: Path of the file.
+        tables: The tables of this file, if the caller has read it; by default none.
         overrides: Nested tables that override both, with paths relative to the working directory; by default none.
         options: Command-line options by the key that they set (such as "build.seed"), which messages name instead of the file; by default
             none.
@@ -312,13 +314,28 @@ def load_registry(
     named = config or os.environ.get(CONFIG_VARIABLE)
     file = named or (CONFIG_NAME if chosen != "quickstart" and Path(CONFIG_NAME).exists() else None)
     remedy = f"correct {'--config' if config else CONFIG_VARIABLE}" if named else "make it readable, or name another file with --config"
-    component = find_component(file) if file or chosen != "quickstart" else None
+    component = None if tables or (file is None and chosen == "quickstart") else find_component(file)
     if component is not None:
         settings = _validate(ComponentSettings, component.attributes, _Origin(where=str(component.path)), "attributes")
-        file, user = component_tables(settings, component.path, location=component.location)
-    else:
-        user = read_tables(Path(file), remedy) if file else {}
-    return load_tables(file, user, profile=profile, overrides=overrides, options=options)
+        file, tables = component_tables(settings, component.path, location=component.location)
+    user = dict(tables or (read_tables(Path(file), remedy) if file else {}))
+    named_profile = chosen or user.get("profile")
+    profile_name = None if file and named_profile is None else str(named_profile or FALLBACK_PROFILE)
+    user.pop("profile", None)
+    if profile_name is not None and profile_name not in PROFILES:
+        raise_unknown_choice("--profile" if profile else PROFILE_VARIABLE if chosen else str(file), "no profile", profile_name, PROFILES)
+    base_dir = str(Path(file).parent) if file else "."
+    origin = _Origin(where=file or f"profile {profile_name}", base_dir=base_dir, options=options or {})
+    shipped = profile_tables(profile_name or FALLBACK_PROFILE)
+    if profile_name is None:
+        shipped = {section: table for section, table in shipped.items() if section not in FAMILIES}  # keeps [build] with cache_dir
+    advice: list[str] = []
+    configured = merge_tables(shipped, add_catalog_keys(user, shipped, origin.where, advice), origin.where)
+    resolved = absolute_paths(dict(overrides or {}))
+    registry = _build_registry(
+        merge_tables(configured, resolved, "command line"), origin, profile=profile_name, is_fallback=not file and named_profile is None
+    )
+    return replace(registry, overrides=resolved, advice=(registry.without_file,) if registry.is_fallback else tuple(advice))
 
 
 def component_tables(settings: ComponentSettings, path: Path, **names: str) -> tuple[str, Tables]:
@@ -334,38 +351,11 @@ def component_tables(settings: ComponentSettings, path: Path, **names: str) -> t
     """
     if (settings.config is None) is not bool(settings.tables):
         raise NielsCacheError(f"{path}: [attributes] give either config, the path of a {CONFIG_NAME}, or tables")
-    file = path if settings.config is None else path.parent / settings.config
-    tables = settings.tables if settings.config is None else read_tables(file, "correct config")
+    file = path.parent / (settings.config or path.name)
+    tables = settings.tables or read_tables(file, "correct config")
     given = settings.model_dump(include={*NameSettings.model_fields}, exclude_unset=True)
-    return str(file), {**tables, "dagster": {**names, **tables.get("dagster", {}), **given}}
-
-
-def load_tables(
-    file: str | None,
-    user: Tables,
-    *,
-    profile: str | None = None,
-    overrides: Mapping[str, Any] | None = None,
-    options: Mapping[str, str] | None = None,
-) -> Registry:
-    """Return the registry of tables that were read from a file, or of a profile without one. See `load_registry`."""
-    chosen = profile or os.environ.get(PROFILE_VARIABLE)
-    named_profile = chosen or user.get("profile")
-    profile_name = None if file and named_profile is None else str(named_profile or FALLBACK_PROFILE)
-    user.pop("profile", None)
-    if profile_name is not None and profile_name not in PROFILES:
-        raise_unknown_choice("--profile" if profile else PROFILE_VARIABLE if chosen else str(file), "no profile", profile_name, PROFILES)
-    base_dir = str(Path(file).parent) if file else "."
-    origin = _Origin(where=file or f"profile {profile_name}", base_dir=base_dir, options=options or {})
-    shipped = profile_tables(profile_name or FALLBACK_PROFILE)
-    if profile_name is None:
-        shipped = {section: table for section, table in shipped.items() if section not in FAMILIES}  # keeps [build] with cache_dir
-    advice: list[str] = []
-    configured = merge_tables(shipped, add_catalog_keys(user, shipped, origin.where, advice), origin.where)
-    resolved = absolute_paths(dict(overrides or {}))
-    tables = merge_tables(configured, resolved, "command line")
-    registry = _build_registry(tables, origin, profile=profile_name, is_fallback=not file and named_profile is None)
-    return replace(registry, overrides=resolved, advice=(registry.without_file,) if registry.is_fallback else tuple(advice))
+    own = tables.get("dagster", {})
+    return str(file), {**tables, "dagster": {**names, **own, **given} if isinstance(own, dict) else own}
 
 
 def apply_run_settings(table: Model, settings: Mapping[str, Any]) -> Model:

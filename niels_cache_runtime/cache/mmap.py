@@ -20,7 +20,7 @@ import os
 import stat
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -29,7 +29,7 @@ import numpy as np
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, IDX_DTYPE, Array, Ints, Tokens, Uints
 from niels_cache_runtime.format.npy_files import map_npy
-from niels_cache_runtime.format.safe_open import open_any, open_regular
+from niels_cache_runtime.format.safe_open import open_no_link, open_regular
 
 _PROT_NONE = 0
 _MAP_FIXED = 0x10  # the same on Linux and macOS; the mmap module does not export it
@@ -54,13 +54,12 @@ class MappedTokens:
     Args:
         paths: The token files, in stream order.
         dtype: The dtype of the tokens, uint16 or uint32. `layout.token_dtype_of` takes it from meta.json.
-        sizes: The bytes of each file, if they are known. None means to look first, which costs a system call per file.
+        sizes: The bytes of each file, if they are known. Then links are refused. None means to look first, a system call per file.
 
     Attributes:
         shard_starts: (shards,) int64, the position of each shard, in tokens.
         shard_lengths: (shards,) int64, in tokens.
         tokens: The whole range, 1-D.
-        shards: The tokens of each shard.
 
     Raises:
         NielsCacheError: For a file that is missing or unreadable, or is not a whole number of tokens.
@@ -69,7 +68,7 @@ class MappedTokens:
 
     def __init__(self, paths: Sequence[str | Path], *, dtype: np.dtype, sizes: Sequence[int] | None = None) -> None:
         self.dtype = dtype
-        open_file = open_regular if sizes is None else open_any  # a size that is not 0 is that of a regular file, or the map is refused
+        open_file = open_regular if sizes is None else open_no_link  # a size that is not 0 is that of a regular file, or the map is refused
         sizes = [_tokens_size(path, dtype) for path in paths] if sizes is None else sizes
         if any(size % dtype.itemsize for size in sizes):
             raise NielsCacheError(f"{Path(paths[0]).parent}: a file is not a whole number of {dtype} tokens; rebuild this data set")
@@ -82,10 +81,12 @@ class MappedTokens:
         self.shard_lengths, self.shard_starts = in_bytes // self.dtype.itemsize, (in_pages.cumsum() - in_pages) // self.dtype.itemsize
         self.tokens: Tokens = np.frombuffer(memoryview(b"" if buffer is None else buffer), dtype=self.dtype)
         self.tokens.flags.writeable = False  # the pages are read-only: a write would be a segmentation fault
-        self.shards = [
-            self.tokens[start : start + length]
-            for start, length in zip(self.shard_starts.tolist(), self.shard_lengths.tolist(), strict=True)
-        ]
+
+    @cached_property
+    def shards(self) -> list[Tokens]:
+        """The tokens of each shard."""
+        ends = self.shard_starts + self.shard_lengths
+        return [self.tokens[start:end] for start, end in zip(self.shard_starts.tolist(), ends.tolist(), strict=True)]
 
     @property
     def stream(self) -> Tokens | None:

@@ -76,22 +76,22 @@ def _open_split(folder: Path, with_doc_ends: bool, verify: Verify) -> OpenedSpli
     if not folder.is_dir():
         raise NielsCacheError(f"{folder}: no such folder; build this data set first, or check the path")
     meta = open_meta(folder.parent, verify=verify)
-    names = shard_names(folder)
-    shards, paths = [f"{folder}/{name}" for name in names], [f"{folder.name}/{name}" for name in names]
-    ends_path = folder.parent / doc_ends_name(folder.name)
+    names, prefix = shard_names(folder), folder.name
+    shards, paths = [f"{folder}/{name}" for name in names], [f"{prefix}/{name}" for name in names]
+    ends_path = folder.parent / doc_ends_name(prefix)
     has_ends = with_doc_ends and ends_path.exists()
     dtype, listed = token_dtype_of(meta), listed_of_split(meta, folder, doc_ends=with_doc_ends) if meta and not is_foreign(meta) else {}
     try:  # the files nearly always have the listed sizes
-        tokens = MappedTokens(shards, dtype=dtype, sizes=[listed[path]["bytes"] for path in paths])
+        tokens, unlinked = MappedTokens(shards, dtype=dtype, sizes=[listed[path]["bytes"] for path in paths]), prefix
     except (KeyError, OverflowError, NielsCacheError):  # looking at each file finds out what is wrong
-        tokens = MappedTokens(shards, dtype=dtype)
+        tokens, unlinked = MappedTokens(shards, dtype=dtype), None
     if meta is not None and is_foreign(meta):
-        check_meta_count(meta, folder.parent, f"{folder.name}_tokens", int(tokens.shard_lengths.sum()))
+        check_meta_count(meta, folder.parent, f"{prefix}_tokens", int(tokens.shard_lengths.sum()))
     elif meta is not None:
         found = dict(zip(paths, (tokens.shard_lengths * dtype.itemsize).tolist(), strict=True))
         if has_ends:
             found[ends_path.name] = ends_path.stat().st_size
-        check_sizes(folder.parent, listed, found, verify=verify)
+        check_sizes(folder.parent, listed, found, verify=verify, unlinked=unlinked)
     elif not shards:
         patterns = [f"{below}{split}/{shard_name(0)}" for below in ("", "[!.]*/", "pretrain/[!.]*/") for split in SPLITS]
         split = next((path.parent for pattern in patterns for path in sorted(folder.glob(pattern))), None)
@@ -296,7 +296,14 @@ def part_ends(meta: Meta, folder: str | Path) -> list[PartEnd] | None:
     return found[1:]
 
 
-def check_sizes(folder: str | Path, listed: Mapping[str, Mapping[str, Any]], found: Mapping[str, int], *, verify: Verify = "size") -> None:
+def check_sizes(
+    folder: str | Path,
+    listed: Mapping[str, Mapping[str, Any]],
+    found: Mapping[str, int],
+    *,
+    verify: Verify = "size",
+    unlinked: str | None = None,
+) -> None:
     """Raise NielsCacheError unless the files on disk are exactly the files that meta.json lists, with the same sizes.
 
     Args:
@@ -304,12 +311,14 @@ def check_sizes(folder: str | Path, listed: Mapping[str, Mapping[str, Any]], fou
         listed: The entries of meta.json, by relative path.
         found: The bytes of the files on disk, by relative path.
         verify: "sha256" also reads the files and compares their content.
+        unlinked: The name of a folder in which no file is a link.
     """
     for path in sorted(listed.keys() - found.keys()):
         raise NielsCacheError(f"{Path(folder) / path}: missing, though meta.json lists it; rebuild this data set")
     for path in sorted(found.keys() - listed.keys()):
         raise NielsCacheError(f"{Path(folder) / path}: not listed in meta.json; remove it or rebuild this data set")
-    if outside := link_problem(folder, found):
+    names = found if unlinked is None else [unlinked, *(path for path in found if not path.startswith(f"{unlinked}/"))]
+    if outside := link_problem(folder, names):
         raise NielsCacheError(f"{Path(folder) / outside[0]}: {outside[1]}")
     if wrong := sorted(path for path, size in found.items() if size != listed[path]["bytes"]):
         size, expected = found[wrong[0]], listed[wrong[0]]["bytes"]

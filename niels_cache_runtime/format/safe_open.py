@@ -3,8 +3,8 @@
     meta.json --names--> `name_problem` --> `link_problem` of each part of the path --> `open_regular` --> a descriptor
 
 A pipe or a device could block a reader or fill its memory. Through a link out of a data set, a reader could read, copy or verify a file of
-another owner. The folder of the data set itself may be a link, because its owner chooses where caches lie. The checks cost one list of
-each folder that has one of the files, and a system call for each link.
+another owner. The folder of the data set itself may be a link, because its owner chooses where caches lie. The checks cost one lstat for
+each file, and one for each folder between the data set and the file.
 
 `OwnedFolder` reads and writes files in a folder in which other users may plant links, such as a local copy on a shared disk. It opens each
 folder by the descriptor of the one above it, and follows no link. This costs a system call for each folder.
@@ -15,7 +15,7 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
@@ -67,32 +67,29 @@ def link_problem(folder: str | Path, names: Iterable[str]) -> tuple[str, str] | 
         names: Relative names that `name_problem` has accepted.
     """
     folder = Path(folder)
-    below: dict[str, dict[str, str]] = {}  # for each folder, the names in it that are given or lead to a given one, with the given one
+    is_outside: dict[str, bool] = {}
     for name in names:
-        inside = name
-        while inside:
-            above, _, last = inside.rpartition("/")
-            others = below.setdefault(above, {})
-            if last in others:
-                break
-            others[last], inside = name, above
-    for above, others in sorted(below.items()):
-        for last in sorted(_links_in(os.path.join(folder, above), others)):
-            if not Path(os.path.realpath(folder / above / last)).is_relative_to(os.path.realpath(folder)):
-                return others[last], f"is a link out of {folder}, which is not followed; put the file itself there"
+        parts = name.split("/")
+        for part in ("/".join(parts[: count + 1]) for count in range(len(parts))):
+            if part not in is_outside:
+                is_outside[part] = _leads_outside(folder, part)
+            if is_outside[part]:
+                return name, f"is a link out of {folder}, which is not followed; put the file itself there"
     return None
 
 
-def _links_in(folder: str, names: Collection[str]) -> list[str]:
-    """Return which of the names in a folder are links. The list of the folder tells it without a look at each file."""
-    with suppress(OSError), os.scandir(folder) as entries:  # opening a file there later raises the error
-        return [entry.name for entry in entries if entry.name in names and entry.is_symlink()]
-    return []
+def _leads_outside(folder: Path, name: str) -> bool:
+    try:
+        if not stat.S_ISLNK(os.lstat(os.path.join(folder, name)).st_mode):  # a join of paths as objects takes longer than the look
+            return False
+    except OSError:  # opening it later raises the error
+        return False
+    return not Path(os.path.realpath(folder / name)).is_relative_to(os.path.realpath(folder))
 
 
-def open_any(path: str | Path) -> int:
-    """Open any file for reading and return its descriptor. A pipe does not block. The caller checks what it has opened."""
-    return os.open(path, os.O_RDONLY | _NO_WAIT)
+def open_no_link(path: str | Path) -> int:
+    """Open anything but a link for reading, and return its descriptor. A pipe does not block. The caller checks what it has opened."""
+    return os.open(path, os.O_RDONLY | _NO_WAIT | _NO_LINK)
 
 
 def open_regular(path: str | Path) -> int:
@@ -102,7 +99,7 @@ def open_regular(path: str | Path) -> int:
         OSError: In the same cases as `os.open`.
         NielsCacheError: For a pipe or a device.
     """
-    descriptor = open_any(path)
+    descriptor = os.open(path, os.O_RDONLY | _NO_WAIT)
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)

@@ -70,7 +70,7 @@ class PretrainWindows:
         self.files = split.shards
         self.doc_ends = split.doc_ends
         self._dtype = split.tokens.dtype
-        self._shards = split.tokens.shards
+        self._mapped = split.tokens
         self._stream_ends = np.cumsum(split.tokens.shard_lengths)
         self._stream_starts = self._stream_ends - split.tokens.shard_lengths
         total = int(self._stream_ends[-1]) if self.files else 0
@@ -112,7 +112,7 @@ class PretrainWindows:
         digest = hashlib.sha256()
         if self._dtype != TOKEN_DTYPE:
             digest.update(f"{self._dtype}\n".encode())
-        arrays: dict[str, Array] = dict(zip(map(os.path.basename, self.files), self._shards, strict=True))
+        arrays: dict[str, Array] = dict(zip(map(os.path.basename, self.files), self._mapped.shards, strict=True))
         if self.doc_ends is not None:
             arrays[doc_ends_name(self.split)] = self.doc_ends
         for name, array in arrays.items():  # hash the open files, not files that may have replaced them
@@ -187,7 +187,7 @@ class PretrainWindows:
             row, shard = rows[number], int(ranges[number]) // 2
             done, offset = 0, int(starts[number] - self._stream_starts[shard])
             while done < len(row):
-                piece = self._shards[shard][offset : offset + len(row) - done]
+                piece = self._mapped.shards[shard][offset : offset + len(row) - done]
                 row[done : done + len(piece)] = piece
                 done, offset, shard = done + len(piece), 0, shard + 1
         return rows

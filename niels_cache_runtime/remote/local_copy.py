@@ -18,7 +18,7 @@ import time
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -41,7 +41,7 @@ from niels_cache_runtime.remote.ledger import (
     failure_key,
 )
 from niels_cache_runtime.remote.record import TOKENIZER, Record, described_by, published_of, read_beside, read_record
-from niels_cache_runtime.remote.store import MissingError, RemoteError, open_store
+from niels_cache_runtime.remote.store import MissingError, RemoteError, Store, open_store
 
 _PAUSES = (0.001, 0.005)  # seconds between two checks of the manifest's time: the first and the longest
 _LOOK_SECONDS = 0.5  # the longest time between two looks at the ledger
@@ -399,42 +399,38 @@ class LocalCopy:
         return build
 
     def _published(self, address: str, *, is_hasty: bool) -> CopiedBuild:
-        """Read the record at an address, and what describes its build, which one process of the machine downloads into the copy."""
+        """Read the record at an address, and what describes its build, and keep the latter in the copy."""
         store = open_store(address, is_hasty=is_hasty)
         record, _ = read_record(store)
-        where, names = store.name_of(META_NAME), described_by(record)
-        contents = self._read_described(record)
-        if len(contents) < len(names):
-            with self._ledger.describing():
-                contents = self._read_described(record)
-                if missing := [name for name in names if name not in contents]:
-                    contents |= {name: read_beside(store, record, name) for name in missing}
-                    return self._keep(CopiedBuild(address, published_of(record, contents, where)), contents, missing)
-        return self._keep(CopiedBuild(address, published_of(record, contents, where)), contents)
-
-    def _read_described(self, record: Record) -> dict[str, bytes]:
-        """Return those files of `described_by` that the copy has as the record lists them."""
+        contents = {name: self._described(store, record, name) for name in described_by(record)}
+        build = CopiedBuild(address, published_of(record, contents, store.name_of(META_NAME)))
         with self._registered() as state:
-            paths = {name: f"builds/{record.content_sha256}/{record.family}/{record.name}/{name}" for name in described_by(record)}
-            contents = {name: self.files.read(path) for name, path in paths.items() if self._is_whole(state, path)}
-        return {name: found for name, found in contents.items() if hashlib.sha256(found).hexdigest() == record.beside[name]["sha256"]}
-
-    def _keep(self, build: CopiedBuild, contents: Mapping[str, bytes], missing: Collection[str] = ()) -> CopiedBuild:
-        """Record an open build, and write and hold what describes it. Return the build.
-
-        Args:
-            build: The build.
-            contents: The bytes of the files that describe it, by name.
-            missing: Those of these files that the copy does not have, or has with other bytes.
-        """
-        with self._registered() as state:
-            state.add_build(build.id, build.address, build.record.content().decode())
-            for name, content in contents.items():
-                path = build.path_in_copy(name)
-                if name in missing or not self._is_whole(state, path):
-                    self._write_meta(state, path, content)
+            state.add_build(build.id, address, record.content().decode())
+            for name, content in contents.items():  # another process may have removed it meanwhile
+                if not self._is_whole(state, build.path_in_copy(name)):
+                    self._write_meta(state, build.path_in_copy(name), content)
             self._pin_meta(state, build)
         return build
+
+    def _described(self, store: Store, record: Record, name: str) -> bytes:
+        """Return the bytes of a file of `described_by`. One process of the machine downloads it, and the others find it in the copy."""
+        path, sha256 = f"builds/{record.content_sha256}/{record.family}/{record.name}/{name}", record.beside[name]["sha256"]
+
+        def found() -> bytes | None:
+            with self._registered() as state:
+                content = self.files.read(path) if self._is_whole(state, path) else b""
+            return content if hashlib.sha256(content).hexdigest() == sha256 else None
+
+        content = found()
+        if content is None:
+            with self._ledger.describing():
+                content = found()
+                if content is None:
+                    content = read_beside(store, record, name)
+                    if hashlib.sha256(content).hexdigest() == sha256:
+                        with self._registered() as state:
+                            self._write_meta(state, path, content)
+        return content
 
     def _write_meta(self, state: LedgerState, path: str, content: bytes) -> None:
         """Write a meta.json or an objects.json into the copy.

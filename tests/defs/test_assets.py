@@ -256,6 +256,7 @@ def shown(built_project: Built, tmp_path_factory: pytest.TempPathFactory) -> dic
     project = built_project.project.copied(tmp_path_factory.mktemp("shown"))
     project.edit("plots = false", "plots = true")
     project.write_notes(["", *sentences(10)])
+    project.remove("books")
     runs = [
         materializations(project.build_tokenizer(force=True), "tokenizer"),
         materializations(project.build("notes")),
@@ -281,7 +282,7 @@ def test_the_ui_is_given_plots_samples_and_what_opens_the_cache(shown: dict[str,
     whole = shown["sft/meta_json"]
     images = whole["plots"].split("\n\n")
     assert len(images) == 5
-    assert "20 examples by length in tokens\n" in whole["histograms"]
+    assert "20 examples by length in tokens" in whole["histograms"]
     assert len(whole["histograms"]) < 1000, "the UI shows it without a click"
     assert all(base64.b64decode(image.split("base64,")[1].rstrip(")")).startswith(b"\x89PNG") for image in images)
     assert whole["dropped"] == "none of 20 examples"

@@ -85,7 +85,7 @@ def test_runs_record_figures_examples_and_pictures(built_corpora: Built, built: 
     assert state_in(metadata(again)) == "cache_hit"
     duplicates = metadata(materializations(runs["duplicates"], "corpus__duplicates")["corpus/duplicates"])
     settings = json_of(duplicates["settings"])
-    assert (duplicates["exact"], duplicates["near"], settings["bands"], settings["rows"]) == (2, 1, 8, 16)
+    assert (duplicates["exact_duplicates"], duplicates["near_duplicates"], settings["bands"], settings["rows"]) == (2, 1, 8, 16)
     assert "2 exact, 1 near" in duplicates["contents"]
     assert [row["data_set"] for row in rows(duplicates["data_sets"])] == ["books", "letters"]
     reported = runs["report/letters"]
