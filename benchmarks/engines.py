@@ -66,8 +66,8 @@ def default_models() -> list[str]:
 
 def opened(path: str) -> TextTokenizer:
     """Open a model. Its eot is the special token with the usual name, or else the first one."""
-    if path.endswith(".model"):  # of a project, with its special tokens
-        return SentencePieceTokenizer(path)
+    if path.endswith(".model"):
+        return SentencePieceTokenizer(path, special_tokens={})
     if path.endswith(".tiktoken"):
         return open_model(path, special_tokens={"eot": "<|endoftext|>"})
     model = open_model(path, special_tokens={})
@@ -148,8 +148,8 @@ def run_encoding(tokenizer: TextTokenizer, texts: list[str], rounds: int) -> Spe
         watch = Stopwatch()
         engine = load(tokenizer)
         watch.stop()
-        if engine is None:
-            print(f"  {name:34} not installed, or it cannot load the model")
+        if isinstance(engine, str):
+            print(f"  {name:34} {engine}")
             continue
         speeds = [speed_of(texts, engine.encode_flat) for _ in range(rounds)]
         speed = median(speeds)
@@ -161,7 +161,7 @@ def run_encoding(tokenizer: TextTokenizer, texts: list[str], rounds: int) -> Spe
 def run_proof(tokenizer: TextTokenizer) -> None:
     for load in engines.engines_for(tokenizer).values():
         engine = load(tokenizer)
-        if engine is not None:
+        if not isinstance(engine, str):
             started = time.perf_counter()
             print(f"  proof: {said(engines.prove(tokenizer, engine))}, {time.perf_counter() - started:.1f} s")
 
@@ -205,7 +205,7 @@ def child(folder: Path, model: str, mode: str) -> None:
         if mode == "unchecked":
             changes.enter_context(mock.patch.object(checked, "_texts_to_compare", return_value=slice(0, 0)))
         proof = Stopwatch()
-        engines.proven_engine(tokenizer, print)
+        engines.proven_engine(tokenizer)
         proof.stop()
         whole = Stopwatch()
         build(source, tokenizer, folder)
@@ -274,7 +274,7 @@ def run_equality(tokenizer: TextTokenizer, count: int) -> None:
     pieces = [text for piece in tokenizer.piece_bytes() if (text := piece.decode(errors="ignore"))]
     for load in engines.engines_for(tokenizer).values():
         engine = load(tokenizer)
-        if engine is None:
+        if isinstance(engine, str):
             continue
         for name, texts in {
             "real": real_texts(count // 2),

@@ -29,7 +29,7 @@ import numpy as np
 import tokenizers
 import torch
 from numpy.typing import NDArray
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer
 
 from build import base_texts, repeated
 from niels_cache_assets.build_cache import Resume, build_pretrain_cache
@@ -37,11 +37,9 @@ from niels_cache_assets.sources import PRETRAIN_SOURCES
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_runtime import TokenLoader
 from peers.compare import PEERS, PeersMissing, race, tokenize_seconds
+from trained import EOT, train_tokenizer
 
 B, T = 32, 1024
-EOT = "<|endoftext|>"
-VOCABULARY = 16_000
-TRAINED_ON_BYTES = 10_000_000
 TEXTS_AT_ONCE = 1_000
 FEW = 100  # documents
 
@@ -71,17 +69,6 @@ def write_inputs(folder: Path, texts: list[str], parts: int) -> list[Path]:
         rows = enumerate(texts[part::parts])
         path.write_text("".join(json.dumps({"id": f"{part}-{row}", "text": text}) + "\n" for row, text in rows), encoding="utf-8")
     return paths
-
-
-def train_tokenizer(texts: list[str], path: Path) -> None:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=[EOT], initial_alphabet=alphabet, show_progress=False)
-    sizes = np.cumsum([len(text.encode()) for text in texts])
-    tokenizer.train_from_iterator(texts[: int(np.searchsorted(sizes, TRAINED_ON_BYTES)) + 1], trainer)
-    tokenizer.save(str(path))
 
 
 def build_ours(inputs: list[Path], tokenizer: Path, target: Path) -> None:

@@ -80,7 +80,7 @@ def queueing(work: Path, partitions: list[str], runs: int) -> Iterator[Row]:
                 backfill_id=uuid.uuid4().hex,
                 asset_graph=graph,
                 partition_names=partitions[:runs],
-                asset_selection=[keys.PARTS],
+                asset_selection=[keys.names_of(load_registry()).parts],
                 backfill_timestamp=time.time(),
                 tags={},
                 dynamic_partitions_store=instance,
@@ -164,7 +164,9 @@ def record_parts(work: Path, partitions: list[str]) -> float:
         metadata |= {"dropped": "too_short 1,204", "meta_sha256": "0" * 64, "dagster/uri": f"file://{work}/cache/pretrain/.parts/web"}
         for number, partition in enumerate(partitions):
             tags = {DATA_VERSION_TAG: f"{number:064x}"}
-            instance.report_runless_asset_event(dg.AssetMaterialization(keys.PARTS, partition=partition, metadata=metadata, tags=tags))
+            instance.report_runless_asset_event(
+                dg.AssetMaterialization(keys.names_of(load_registry()).parts, partition=partition, metadata=metadata, tags=tags)
+            )
         return (database_bytes(work / "home") - before) / len(partitions)
 
 

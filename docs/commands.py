@@ -4,8 +4,8 @@ import argparse
 from collections.abc import Container
 from pathlib import Path
 
+from niels_cache_assets.cli.command import MEANINGS
 from niels_cache_assets.cli.console import PROGRAM
-from niels_cache_assets.cli.exit_codes import MEANINGS
 from niels_cache_assets.cli.parser import COMMANDS, build_parsers, import_command
 
 TARGET = Path(__file__).with_suffix(".md")

@@ -117,6 +117,14 @@ def materialization(person: Person) -> None:
     take(person.dialog(), "materialization")
 
 
+def asset_page(person: Person) -> None:
+    """Take a picture of a whole page, with the table of all data sets and the links to their tables."""
+    person.page.set_viewport_size({"width": 1600, "height": 880})
+    person.open(f"assets/{META}", view="overview")
+    person.see("built_utc")
+    save(person.page.screenshot(), "asset_page")
+
+
 def launchpad(person: Person) -> None:
     person.page.set_viewport_size({"width": 1300, "height": 900})
     person.open_launchpad(TRAIN, "python_docs")
@@ -145,6 +153,7 @@ def report(person: Person) -> None:
 PICTURES: tuple[Callable[[Person], None], ...] = (
     asset_graph,
     corpus_graph,
+    asset_page,
     materialization,
     launchpad,
     report,

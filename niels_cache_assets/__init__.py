@@ -11,6 +11,7 @@ from niels_cache_runtime.lazy_names import load_lazily
 if TYPE_CHECKING:
     from niels_cache_assets.base.documents import Conversation, Document, Message, SourceReport
     from niels_cache_assets.build_cache import build_pretrain_cache, build_sft_cache
+    from niels_cache_assets.defs.component import NielsCacheComponent
     from niels_cache_assets.exchange.hf import to_hf_dataset
     from niels_cache_assets.project.registry import Registry, load_registry
     from niels_cache_assets.tokenizer.base import TextTokenizer
@@ -24,6 +25,7 @@ __all__ = [
     "Document",
     "HuggingFaceTokenizer",
     "Message",
+    "NielsCacheComponent",
     "Registry",
     "SentencePieceTokenizer",
     "SourceReport",
@@ -41,6 +43,7 @@ __all__ = [
 _MODULES = {
     "base.documents": "Conversation Document Message SourceReport",
     "build_cache": "build_pretrain_cache build_sft_cache",
+    "defs.component": "NielsCacheComponent",
     "exchange.hf": "to_hf_dataset",
     "project.registry": "Registry load_registry",
     "tokenizer.base": "TextTokenizer",
@@ -51,3 +54,7 @@ _MODULES = {
 }
 
 __getattr__ = load_lazily(__name__, _MODULES)
+
+
+def __dir__() -> list[str]:
+    return __all__

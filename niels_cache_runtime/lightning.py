@@ -43,7 +43,15 @@ class LightningTokens(L.Callback):
         if not isinstance(tokens, TokenLoader):
             raise NielsCacheError(f"loader is a {type(loader).__name__}; give a TokenLoader, or a StatefulDataLoader of one")
         if isinstance(loader, DataLoader):
-            _check_dataloader(loader)
+            if loader.batch_size is not None:
+                raise NielsCacheError(f"batch_size={loader.batch_size}: a TokenLoader gives whole batches; use batch_size=None")
+            if loader.num_workers and not hasattr(loader, "state_dict"):
+                raise NielsCacheError(
+                    f"a plain DataLoader with num_workers={loader.num_workers} can neither save nor restore its workers' positions; use "
+                    "torchdata's StatefulDataLoader with the same arguments, or the TokenLoader itself"
+                )
+            if loader.persistent_workers:
+                raise NielsCacheError("persistent_workers=True: such workers do not see a restored position; leave this argument out")
         self.batches = TrainingBatches(loader, tokens)
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -114,15 +122,3 @@ class TrainingBatches:
         """
         self._anchor.load_state_dict(state["loader"])
         self.trained, self.trained_of_pass = 0, int(state["trained_of_pass"])
-
-
-def _check_dataloader(loader: DataLoader[Batch]) -> None:
-    if loader.batch_size is not None:
-        raise NielsCacheError(f"batch_size={loader.batch_size}: a TokenLoader gives whole batches; use batch_size=None")
-    if loader.num_workers and not hasattr(loader, "state_dict"):
-        raise NielsCacheError(
-            f"a plain DataLoader with num_workers={loader.num_workers} can neither save nor restore its workers' positions; use "
-            "torchdata's StatefulDataLoader with the same arguments, or the TokenLoader itself"
-        )
-    if loader.persistent_workers:
-        raise NielsCacheError("persistent_workers=True: such workers do not see a restored position; leave this argument out")

@@ -52,7 +52,7 @@ def short_proofs() -> Iterator[None]:
         # 41, because the texts come in groups of 3 and 8 forms, and all forms must occur
         patch.setattr(engines, "difficult_texts", lambda **given: islice(difficult_texts(**given), 0, None, 41))
         patch.setattr(engines, "_LOADED", {})  # other files need whole proofs
-        patch.setattr(engines, "_RESULTS", {})
+        patch.setattr(engines, "_REJECTED", {})
         yield
 
 

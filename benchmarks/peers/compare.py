@@ -7,6 +7,8 @@ a time, while the others wait with full queues (if the threads are torch's, with
 read local files.
 """
 
+import json
+import shutil
 import statistics
 import subprocess
 import sys
@@ -64,11 +66,18 @@ class Speed:
         return f"{middle} ({low}-{high}) M tokens/s"
 
 
+def installed_python(peer: Peer) -> Path | None:
+    """Return the python of a peer's environment, or None if it is not made, or has other requirements."""
+    installed = peer.environment / peer.requirements.name
+    is_current = installed.exists() and installed.read_text() == peer.requirements.read_text()
+    return peer.environment / "bin" / "python" if is_current else None
+
+
 def ensure_environment(peer: Peer) -> Path:
     """Return the python of a peer's environment, which is made (minutes, gigabytes) unless it has these requirements already."""
-    python, installed = peer.environment / "bin" / "python", peer.environment / peer.requirements.name
-    if installed.exists() and installed.read_text() == peer.requirements.read_text():
+    if (python := installed_python(peer)) is not None:
         return python
+    python, installed = peer.environment / "bin" / "python", peer.environment / peer.requirements.name
     print(f"installing the peers into {peer.environment} (minutes) ...", flush=True)
     _run([sys.executable, "-m", "venv", "--clear", str(peer.environment)])
     _run([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", str(peer.requirements)])
@@ -79,6 +88,15 @@ def ensure_environment(peer: Peer) -> Path:
 def command_of(name: str) -> list[str]:
     """Return the beginning of a command line that runs a peer's script."""
     return [str(ensure_environment(PEERS[name])), str(HERE / PEERS[name].script)]
+
+
+def as_a_model_folder(tokenizer: Path, eot: str, folder: Path) -> Path:
+    """Return a folder that `AutoTokenizer` opens, with a tokenizer.json."""
+    folder.mkdir()
+    shutil.copyfile(tokenizer, folder / "tokenizer.json")
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": eot, "clean_up_tokenization_spaces": False}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
 
 
 def tokenize_seconds(name: str, inputs: list[Path], *, tokenizer: Path, target: Path, T: int) -> float:

@@ -10,11 +10,11 @@ process receives lists of ids and adds them to Megatron's indexed data set. Prin
 import argparse
 import json
 import multiprocessing
-import shutil
 import time
 from pathlib import Path
 from typing import Any
 
+from compare import as_a_model_folder
 from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
 from megatron.core.tokenizers import MegatronTokenizer
 
@@ -36,15 +36,6 @@ class Worker:
     def encode(cls, line: str) -> list[int]:
         ids: list[int] = cls.tokenizer.tokenize(json.loads(line)["text"])
         return [*ids, cls.tokenizer.eod]
-
-
-def as_a_model_folder(tokenizer: Path, eot: str, folder: Path) -> Path:
-    """Return a folder that `AutoTokenizer` opens."""
-    folder.mkdir()
-    shutil.copyfile(tokenizer, folder / "tokenizer.json")
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": eot, "clean_up_tokenization_spaces": False}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    return folder
 
 
 def main() -> None:

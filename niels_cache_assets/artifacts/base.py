@@ -26,18 +26,18 @@ from niels_cache_assets.disk.staging import finished_meta, staged, sweep_leftove
 from niels_cache_assets.facts.drops import NO_DROPS, DropSummary
 from niels_cache_assets.parts.attempts import staged_attempt, sweep_attempts
 from niels_cache_assets.parts.lease import HeldLease, Lease, LeaseTimes, StopRequests, hold_lease
-from niels_cache_assets.parts.store_attempt import StoreAttempt
 from niels_cache_assets.project.running import NotifySettings
 from niels_cache_assets.sources.excluding import require_matches
 from niels_cache_assets.sources.types import PretrainSource, Source
-from niels_cache_assets.tokenizer.encoder import EngineUse
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import partial_path
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, Family, tokenizer_model_name
 from niels_cache_runtime.format.meta import Meta
 
 if TYPE_CHECKING:
+    from niels_cache_assets.parts.store_attempt import StoreAttempt
     from niels_cache_assets.project.registry import Registry
+    from niels_cache_assets.tokenizer.encoder import EngineUse
 
 
 Log = Callable[[str], None]
@@ -481,6 +481,19 @@ class Artifact(ABC):
         target = real_path(self.directory)
         if self.is_shared and set(staged_attempts(target)) - {partial_path(target)}:
             sweep_attempts(target)
+
+
+@dataclass(frozen=True)
+class RootArtifact(Artifact):
+    """An artifact of a configuration, in a root folder.
+
+    Attributes:
+        registry: The configuration.
+        root: The folder of the caches.
+    """
+
+    registry: Registry
+    root: Path
 
 
 def add_unmatched_ids(drops: DropSummary, source: Source | None, meta: Meta) -> DropSummary:

@@ -41,9 +41,13 @@ def cache_identity(
         prepared: The corpus that is read instead of the source. The identity then has the content of the corpus and of its drop list (the
             list of duplicates), and not the settings that made them. None if the source is read.
     """
-    members = getattr(source, "members", {}) if prepared is None else {}
+    if prepared is None:
+        members, read = getattr(source, "members", {}), source.identity()
+    else:
+        budgets = {key: getattr(prepared.source, key) for key in ("train_tokens", "val_tokens", "shuffle_buffer")}
+        members, read = {}, {**prepared.identity(), **budgets}
     return {
-        "source": source.identity() if prepared is None else _prepared_identity(prepared),
+        "source": read,
         "members": {member: siblings[member].identity() for member in members if member in siblings},
         "seed": build.seed,
         "shard_bytes": build.shard_bytes if source.family == "pretrain" else None,
@@ -78,12 +82,6 @@ def dtype_identity(build: BuildSettings, vocab_size: int | None) -> dict[str, st
 def is_prepared(source: Source) -> TypeGuard[PretrainSource]:
     """Return whether a corpus is read instead of this source."""
     return isinstance(source, PretrainSource) and bool(source.prepare)
-
-
-def _prepared_identity(prepared: PreparedCorpus) -> dict[str, Any]:
-    source = prepared.source
-    budgets = {"train_tokens": source.train_tokens, "val_tokens": source.val_tokens}
-    return {**prepared.identity(), **budgets, "shuffle_buffer": source.shuffle_buffer}
 
 
 def val_may_come_late(source: PretrainSource) -> bool:

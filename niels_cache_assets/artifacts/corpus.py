@@ -23,21 +23,18 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from niels_cache_assets.artifacts.base import Artifact, BuildJob, WriteResult, add_unmatched_ids, corpus_keys
+from niels_cache_assets.artifacts.base import Artifact, BuildJob, RootArtifact, WriteResult, add_unmatched_ids, corpus_keys
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts.free_parts import build_free_parts_first
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.base.documents import Documents, DropReport, merge_facts
-from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.base.parallel import map_in_processes
 from niels_cache_assets.build_cache.resume import BuildPosition
 from niels_cache_assets.corpus import identity as corpus_identity
-from niels_cache_assets.corpus.chunks import ChunkWork, CorpusCounts, SourceChunks, new_report
-from niels_cache_assets.corpus.held_out import HeldOutDocuments
 from niels_cache_assets.corpus.identity import (
     cleaning_identity,
     identity_of_corpus,
@@ -65,11 +62,10 @@ from niels_cache_assets.disk.space import SpaceNeed, corpus_need, require_free_s
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.disk.writers import Files, NpyWriter
 from niels_cache_assets.facts.drops import DropSummary, summarize_drops
-from niels_cache_assets.parts.exclusion import identity_with_ids, identity_with_present_ids, ids_in_parts, removed_ids
+from niels_cache_assets.parts.exclusion import ExcludeList
 from niels_cache_assets.parts.layout import part_name
 from niels_cache_assets.parts.plan import Plan, PlannedPart
 from niels_cache_assets.parts.seal import HardLinker, write_blocks
-from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.notes import notes_on_source
 from niels_cache_assets.sources.reading.encodings import not_text_note
 from niels_cache_assets.sources.reading.files import file_bytes
@@ -77,13 +73,15 @@ from niels_cache_assets.sources.reading.keep import kept_columns
 from niels_cache_assets.sources.reading.part_stream import PartStream, part_stream, require_unchanged
 from niels_cache_assets.sources.text_column import pass_facts, reading_warning, with_text_field
 from niels_cache_assets.sources.types import PretrainSource, SourceWithParts, StreamContext
-from niels_cache_assets.streaming.encode import INVALID_UNICODE
 from niels_cache_assets.tokenizer.engines import reference_of
 from niels_cache_assets.tokenizer.kinds import TextTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import Meta, location_problem
 from niels_cache_runtime.format.npy_files import map_npy
 from niels_cache_runtime.format.reading import available_threads
+
+if TYPE_CHECKING:
+    from niels_cache_assets.corpus.chunks import CorpusCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +122,7 @@ class _CorpusState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Corpus(Artifact):
+class Corpus(RootArtifact):
     """The corpus of a data set with `prepare`, or one part of it. A data set with `parts` above 1 has a corpus that joins its parts.
 
     Attributes:
@@ -136,8 +134,6 @@ class Corpus(Artifact):
         force_parts: Whether `force` also builds the parts again.
     """
 
-    registry: Registry
-    root: Path
     name: str
     processes: int | None = None
     siblings: Callable[[], Mapping[str, PretrainSource]] = dict
@@ -199,7 +195,7 @@ class Corpus(Artifact):
     def parts_plan(self) -> PartsPlan:
         """The artifact of the plan of a corpus in parts."""
         assert isinstance(self.source, SourceWithParts)  # other kinds refuse `parts`
-        return PartsPlan(registry=self.registry, root=self.root, name=self.name, source=self.source, build=self.registry.build)
+        return PartsPlan(self.registry, self.root, name=self.name, source=self.source, build=self.registry.build)
 
     @cached_property
     def planned(self) -> PlannedPart:
@@ -219,7 +215,7 @@ class Corpus(Artifact):
 
     def part(self, number: int) -> Corpus:
         """Return the artifact of a part."""
-        return Corpus(registry=self.registry, root=self.root, name=self.name, processes=self.processes, number=number)
+        return Corpus(self.registry, self.root, name=self.name, processes=self.processes, number=number)
 
     def steps(self) -> list[Artifact]:
         """Return everything that is built before a corpus that joins its parts, in order."""
@@ -313,17 +309,14 @@ class Corpus(Artifact):
         removed: a part may have examples of dropped documents that the joined corpus does not have.
         """
         if self.is_shared:
-            parts_folder = corpus_parts_dir(self.root, self.name)
-            folders = [] if self.is_part else [parts_folder / part_name(number) for number in range(self.source.corpus_parts)]
-            also = ids_in_parts(self.source.exclude, folders, parts_folder=parts_folder)
-            identity = identity_with_present_ids(identity, self.source.exclude, meta, self.directory, parts_folder=parts_folder, also=also)
+            parts = [] if self.is_part else [self.part(number).directory for number in range(self.source.corpus_parts)]
+            listed = self._exclude_list
+            identity = listed.present_identity(meta, identity, self.directory, also=listed.ids_in_parts(parts))
         return super().matches(meta, identity)
 
-    def _with_removed_ids_only(self, meta: Meta, work: BuildJob) -> Meta:
-        """Return the meta.json of a new corpus or part, with the fingerprint recomputed for only the excluded ids that were removed."""
-        if self.source.exclude is None:
-            return meta
-        return {**meta, "fingerprint": fingerprint_of(identity_with_ids(work.identity, removed_ids(meta)))}
+    @property
+    def _exclude_list(self) -> ExcludeList:
+        return ExcludeList(self.source.exclude, corpus_parts_dir(self.root, self.name))
 
     def owns(self, name: str) -> bool:
         return is_corpus_file(name)
@@ -380,9 +373,14 @@ class Corpus(Artifact):
         require_unchanged(self._part_stream.files)
         written = self._write_all(work)
         part = {"number": self.number, "plan": self.planned.plan}
-        return replace(written, meta={**self._with_removed_ids_only(written.meta, work), "dataset_name": self._full_name, "part": part})
+        return replace(
+            written,
+            meta={**self._exclude_list.with_removed_ids_only(written.meta, work.identity), "dataset_name": self._full_name, "part": part},
+        )
 
     def _write_all(self, work: BuildJob) -> WriteResult:
+        from niels_cache_assets.corpus.held_out import HeldOutDocuments
+
         work.log(f"preparing {self.name}: {', '.join(self.source.prepare)}")
         for note in notes_on_source(self.source):
             work.log(note)
@@ -397,6 +395,8 @@ class Corpus(Artifact):
             return self._write(context, work)
 
     def _write(self, context: StreamContext, work: BuildJob) -> WriteResult:
+        from niels_cache_assets.corpus.chunks import ChunkWork, CorpusCounts, SourceChunks, new_report
+
         registry, name, source = self.registry, self.name, self.source
         processes = self.processes or registry.build.threads or available_threads()
         signatures = signature_identity(registry, name) or {}
@@ -471,10 +471,12 @@ class Corpus(Artifact):
         with work.lease.uncounted():
             build_free_parts_first(parts, build, log=work.log)
         meta = _join(self, [(part.directory, metas[part.directory]) for part in parts], work)
-        return WriteResult(meta=self._with_removed_ids_only(meta, work), warning=reading_warning(meta))
+        return WriteResult(meta=self._exclude_list.with_removed_ids_only(meta, work.identity), warning=reading_warning(meta))
 
 
 def _empty_corpus_error(directory: Path, dropped_here: Counter[str], by_source: DropReport, hints: Sequence[str] = ()) -> NielsCacheError:
+    from niels_cache_assets.streaming.encode import INVALID_UNICODE
+
     counts = sorted((dropped_here + by_source.dropped).items())
     reasons = ", ".join(f"{reason} {count}" for reason, count in counts) or "the source is empty"
     note = "; ".join([not_text_note(by_source.facts), *hints])
@@ -517,7 +519,10 @@ def _join(corpus: Corpus, members: Sequence[tuple[Path, Meta]], work: BuildJob) 
         with open(directory / HASHES_NAME, "rb") as hashes:
             hashlib.file_digest(hashes, lambda: digest)
     for name in arrays:
-        _concatenate([directory / name for directory, _ in members], work.directory, name, files)
+        found = [map_npy(directory / name) for directory, _ in members]
+        writer = NpyWriter(work.directory, name, found[0].dtype, files, width=found[0].shape[1])
+        rows = (rows[start : start + _ROWS] for rows in found for start in range(0, len(rows), _ROWS))
+        write_blocks(writer, map(np.asarray, rows))
     counts = _counts([directory for directory, _ in members])
     by_source = DropReport(
         sum((Counter(meta["dropped_by_source"]) for _, meta in members), Counter()), merge_facts([pass_facts(meta) for _, meta in members])
@@ -535,16 +540,10 @@ def _join(corpus: Corpus, members: Sequence[tuple[Path, Meta]], work: BuildJob) 
     return {**meta, "parts": parts}
 
 
-def _concatenate(paths: Sequence[Path], directory: Path, name: str, files: Files) -> None:
-    """Write the rows of several arrays to one file."""
-    first = map_npy(paths[0])
-    writer = NpyWriter(directory, name, first.dtype, files, width=first.shape[1])
-    rows = (rows[start : start + _ROWS] for rows in map(map_npy, paths) for start in range(0, len(rows), _ROWS))
-    write_blocks(writer, map(np.asarray, rows))
-
-
 def _counts(directories: Sequence[Path]) -> CorpusCounts:
     """Return the counts of all parts together. Examples of rejected documents come from all parts."""
+    from niels_cache_assets.corpus.chunks import CorpusCounts
+
     total, *others = [CorpusCounts.from_state(json.loads((directory / COUNTS_NAME).read_bytes())) for directory in directories]
     for counts in others:
         total.add(counts, is_part=True)

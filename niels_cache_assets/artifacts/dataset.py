@@ -3,18 +3,18 @@
 If a data set has `prepare`, its cache is built from its corpus and not from its source. The documents in its drop list (the list of
 duplicates) are left out. Only the build of the corpus then asks upstream for its revision.
 
-A pretrain data set that one process builds is a data set of one part, and `PretrainCache` writes both. What differs is a value, the
-`Share`: the documents that are read, their budgets, and the lock. artifacts/parts/part.py has the shares of parts.
+A part of a pretrain data set is a `PretrainCache` that reads other documents, has other budgets, and takes a lease instead of a lock. Its
+classes are in artifacts/parts/part.py.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from niels_cache_assets.artifacts.base import Artifact, BuildJob, WriteResult, add_unmatched_ids, corpus_keys
 from niels_cache_assets.artifacts.cache_identity import cache_identity, is_prepared, val_may_come_late
@@ -23,22 +23,19 @@ from niels_cache_assets.artifacts.prepared_corpora import open_prepared, with_co
 from niels_cache_assets.base.config_path import SENTINELS
 from niels_cache_assets.base.documents import Document, DocumentBatch, Documents
 from niels_cache_assets.base.fingerprint import fingerprint_of
-from niels_cache_assets.build_cache import CODE_VERSIONS, OnProgress, Provenance
-from niels_cache_assets.build_cache.base import CacheBuild, choose_token_dtype, write_unbuilt
-from niels_cache_assets.build_cache.pretrain import PretrainBuild
+from niels_cache_assets.build_cache import CODE_VERSIONS
+from niels_cache_assets.build_cache.base import CacheBuild, OnProgress, Provenance, choose_token_dtype, write_unbuilt
 from niels_cache_assets.build_cache.resume import JournalFingerprint, Resume
-from niels_cache_assets.build_cache.sft import SftBuild
 from niels_cache_assets.chats.templates import Template, find_template
-from niels_cache_assets.corpus.held_out import HeldOutDocuments, reference_texts
 from niels_cache_assets.corpus.identity import mixture_dependencies
 from niels_cache_assets.corpus.prepared import PreparedCorpus
 from niels_cache_assets.disk.space import SpaceNeed, pretrain_need, sft_need
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.facts.contents import budget_rule
-from niels_cache_assets.facts.disjoint import OverlapSettings, compare_splits
 from niels_cache_assets.facts.drops import DropSummary, summarize_drops
 from niels_cache_assets.facts.published import finished_cache
-from niels_cache_assets.parts.layout import part_name, parts_dir
+from niels_cache_assets.parts.exclusion import ExcludeList
+from niels_cache_assets.parts.layout import parts_dir
 from niels_cache_assets.parts.plan import Plan, divide_in_proportion
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.project.tables import BuildSettings
@@ -53,11 +50,15 @@ from niels_cache_assets.streaming.feed import Feed, ValShare
 from niels_cache_assets.streaming.splits import UNLIMITED
 from niels_cache_assets.tokenizer.encoder import EngineMismatchError
 from niels_cache_assets.tokenizer.engines import reference_of
-from niels_cache_assets.tokenizer.kinds import TextTokenizer, load_tokenizer
+from niels_cache_assets.tokenizer.kinds import TextTokenizer, load_tokenizer, recorded_tokenizer
 from niels_cache_runtime.cache.opening import Verify, check_sizes, listed_files
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, SPLITS, TOKEN_DTYPES, Family, dataset_dir
 from niels_cache_runtime.format.meta import ForeignMetaError, Meta, check_location, is_foreign, load_meta, location_problem
+
+if TYPE_CHECKING:
+    from niels_cache_assets.build_cache.pretrain import PretrainBuild
+    from niels_cache_assets.build_cache.sft import SftBuild
 
 S = TypeVar("S", bound=Source, covariant=True)
 
@@ -112,7 +113,19 @@ class DatasetSpec(Generic[S]):
         Raises:
             NielsCacheError: If it does not exist.
         """
-        return load_tokenizer(self.registry.tokenizer, self.root)
+        tokenizer, (recorded, _) = load_tokenizer(self.registry.tokenizer, self.root), self.recorded_tokenizer
+        if tokenizer.model_sha256 != recorded:  # the fingerprint of a build is that of the record
+            raise NielsCacheError(f"{tokenizer.model_path}: is not the model that its meta.json describes; build the tokenizer again")
+        return tokenizer
+
+    @cached_property
+    def recorded_tokenizer(self) -> tuple[str | None, int]:
+        """The sha256 and the vocabulary size of the tokenizer, which decide a cache. The model is not loaded.
+
+        Raises:
+            NielsCacheError: If it does not exist.
+        """
+        return recorded_tokenizer(self.registry.tokenizer, self.root)
 
     @property
     def token_bytes(self) -> int:
@@ -121,7 +134,7 @@ class DatasetSpec(Generic[S]):
         Raises:
             NielsCacheError: If [build] token_dtype is too narrow for the tokenizer.
         """
-        return TOKEN_DTYPES[choose_token_dtype(self.tokenizer.vocab_size, self.build.token_dtype)].itemsize
+        return TOKEN_DTYPES[choose_token_dtype(self.recorded_tokenizer[1], self.build.token_dtype)].itemsize
 
     @cached_property
     def siblings(self) -> Mapping[str, PretrainSource]:
@@ -149,7 +162,13 @@ class DatasetSpec(Generic[S]):
     def parts_plan(self) -> PartsPlan:
         """The artifact of the plan of a data set in parts."""
         assert isinstance(self.source, SourceWithParts)  # other kinds refuse `parts`
-        return PartsPlan(registry=self.registry, root=self.root, name=self.name, source=self.source, build=self.build)
+        return PartsPlan(self.registry, self.root, name=self.name, source=self.source, build=self.build)
+
+    @property
+    def exclude_list(self) -> ExcludeList:
+        """The list `exclude` of a data set in parts. A corpus has left out what it names, so its caches have none."""
+        path = None if is_prepared(self.source) else getattr(self.source, "exclude", None)
+        return ExcludeList(path, self.parts_folder)
 
     @cached_property
     def plan(self) -> Plan:
@@ -221,23 +240,15 @@ class DatasetSpec(Generic[S]):
 
     def revision(self) -> str | None:
         """Return the revision of everything that a build reads."""
-        assert self.tokenizer  # fail early: nothing can be built without it
-        return revision_with_references(self.source, self._own_revision(), self.siblings)
+        assert self.recorded_tokenizer  # fail early: nothing can be built without it
+        return revision_with_references(self.source, self.unreferenced_revision(), self.siblings)
 
-    def _own_revision(self) -> str | None:
+    def unreferenced_revision(self) -> str | None:
         """Return the revision of what the build reads: the corpus, or the source if there is no corpus."""
         if self.prepared is None:
             return self.source.revision(self.siblings)
         revision: str | None = self.prepared.meta["dataset_revision"]
         return revision
-
-    def source_revision(self, revision: str | None) -> str | None:
-        """Return the revision of the source alone.
-
-        Args:
-            revision: The revision that `revision` returned for this build.
-        """
-        return own_revision(self.source, self._own_revision, self.siblings, revision)
 
     def identity(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
         """Return everything that decides the bytes of the cache of the whole data set if this tokenizer is used."""
@@ -323,7 +334,7 @@ class DatasetArtifact(Artifact, Generic[S]):
         return self.spec.revision()
 
     def identity(self, revision: str | None) -> dict[str, Any]:
-        return self.identity_with(self.spec.tokenizer.model_sha256, self.spec.tokenizer.vocab_size, revision)
+        return self.identity_with(*self.spec.recorded_tokenizer, revision)
 
     @abstractmethod
     def identity_with(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
@@ -333,61 +344,65 @@ class DatasetArtifact(Artifact, Generic[S]):
         return DropSummary() if self.is_part else self.spec.drop_summary(meta)
 
 
-def _builder_of(
-    cache: PretrainCache | SftCache, context: StreamContext, revision: str | None, fingerprint: str, progress: OnProgress | None
-) -> CacheBuild:
-    """Return the builder of a cache with this revision and fingerprint."""
-    provenance = cache.spec.provenance(revision, fingerprint, cache.split_rule, member=cache.member)
-    return cache.builder(context, provenance=provenance, progress=progress)
+class StreamedCache(DatasetArtifact[S]):
+    """A cache whose tokens one build writes in the order of a stream."""
 
+    resumable = True
 
-def journal_of(cache: PretrainCache | SftCache, revision: str | None) -> JournalFingerprint:
-    """See `Artifact.journal`."""
-    spec = cache.spec
-    if spec.prepared is not None and not getattr(spec.source, "decontaminate_against", ()):
-        revision = spec.prepared.meta["dataset_revision"]
-    identity = cache.identity(revision)
-    resume = Resume(fingerprint=fingerprint_of(identity), identity=identity)
-    context = StreamContext(seed=spec.build.seed, revision=revision, siblings=spec.siblings)
-    return _builder_of(cache, context, revision, resume.fingerprint, None).journal_fingerprint(resume)
+    @property
+    def member(self) -> str | None:
+        """The name of the part, or None for all of the data set."""
+        return None
 
+    @property
+    @abstractmethod
+    def split_rule(self) -> str:
+        """The rule that splits the data set into train and val, as one line for meta.json."""
 
-def write_stream(cache: PretrainCache | SftCache, work: BuildJob) -> WriteResult:
-    """Write a cache from its stream, without a comparison of train with val."""
-    spec = cache.spec
-    for note in notes_on_source(spec.source) if spec.prepared is None else ():
-        work.log(note)
-    with HeldOutDocuments(spec.registry, root=spec.root, siblings=spec.siblings, tokenizer=spec.tokenizer) as held_out:
-        context = StreamContext(
-            seed=spec.build.seed,
-            revision=spec.source_revision(work.revision),
-            log=work.log,
-            siblings=spec.siblings,
-            held_out=held_out,
-            building=cache.key,
-        )
-        build, resume = _builder_of(cache, context, work.revision, work.fingerprint, work.report), work.resume
-        try:
-            meta = build.write(work.directory, resume)
-        except EngineMismatchError as error:
-            command = spec.registry.build_command(spec.name, spec.root, "tokenizer.engine=reference")
-            raise NielsCacheError(f"{cache.key}: {error}; go on with the reference: {command}") from error
-    meta = {**meta, **with_text_field(meta["source"], meta["facts"])}
-    # the corpus has already given this warning
-    warning = None if spec.prepared else reading_warning(meta)
-    return WriteResult(meta=meta, resumed=resume.resumed_tokens, warning=warning, engines=build.encoder.uses)
+    @abstractmethod
+    def builder(self, context: StreamContext, **own: Any) -> CacheBuild:
+        """Return the builder that streams the source in this context. `own` are its `provenance` and `progress`."""
 
+    def _builder_at(self, context: StreamContext, revision: str | None, fingerprint: str, progress: OnProgress | None) -> CacheBuild:
+        """Return the builder of a cache with this revision and fingerprint."""
+        provenance = self.spec.provenance(revision, fingerprint, self.split_rule, member=self.member)
+        return self.builder(context, provenance=provenance, progress=progress)
 
-def finished_member(spec: DatasetSpec[PretrainSource], directory: Path, member: str) -> Meta | None:
-    """Return the meta.json of a finished part, or None.
+    def journal(self, revision: str | None) -> JournalFingerprint:
+        spec = self.spec
+        if spec.prepared is not None and not getattr(spec.source, "decontaminate_against", ()):
+            revision = spec.prepared.meta["dataset_revision"]
+        identity = self.identity(revision)
+        resume = Resume(fingerprint=fingerprint_of(identity), identity=identity)
+        context = StreamContext(seed=spec.build.seed, revision=revision, siblings=spec.siblings)
+        return self._builder_at(context, revision, resume.fingerprint, None).journal_fingerprint(resume)
 
-    Raises:
-        NielsCacheError: If the folder holds another part.
-    """
-    meta = finished_meta(directory)
-    if meta is not None and (problem := location_problem(meta, family="pretrain", name=f"{spec.name}/{member}")):
-        raise NielsCacheError(f"{directory}: {problem}")
-    return meta if meta is not None and content_matches(spec, directory, meta) else None
+    def write_stream(self, work: BuildJob) -> WriteResult:
+        """Write the cache, without a comparison of train with val."""
+        from niels_cache_assets.corpus.held_out import HeldOutDocuments
+
+        spec = self.spec
+        for note in notes_on_source(spec.source) if spec.prepared is None else ():
+            work.log(note)
+        with HeldOutDocuments(spec.registry, root=spec.root, siblings=spec.siblings, tokenizer=spec.tokenizer) as held_out:
+            context = StreamContext(
+                seed=spec.build.seed,
+                revision=own_revision(spec.source, spec.unreferenced_revision, spec.siblings, work.revision),
+                log=work.log,
+                siblings=spec.siblings,
+                held_out=held_out,
+                building=self.key,
+            )
+            build, resume = self._builder_at(context, work.revision, work.fingerprint, work.report), work.resume
+            try:
+                meta = build.write(work.directory, resume)
+            except EngineMismatchError as error:
+                command = spec.registry.build_command(spec.name, spec.root, "tokenizer.engine=reference")
+                raise NielsCacheError(f"{self.key}: {error}; go on with the reference: {command}") from error
+        meta = {**meta, **with_text_field(meta["source"], meta["facts"])}
+        # the corpus has already given this warning
+        warning = None if spec.prepared else reading_warning(meta)
+        return WriteResult(meta=meta, resumed=resume.resumed_tokens, warning=warning, engines=build.encoder.uses)
 
 
 def content_matches(spec: DatasetSpec[PretrainSource], directory: Path, meta: Meta) -> bool:
@@ -424,6 +439,8 @@ def split_rule(spec: DatasetSpec[PretrainSource], *, group: int = 0) -> str:
 
 def with_overlap(spec: DatasetSpec[PretrainSource], meta: Meta, work: BuildJob) -> Meta:
     """Return the content of meta.json with the result of comparing train with val, whose files are finished."""
+    from niels_cache_assets.facts.disjoint import OverlapSettings, compare_splits
+
     if meta["val_tokens"]:
         work.log("comparing train with val")
     settings = OverlapSettings.of(spec.registry, spec.source, spec.build)
@@ -442,6 +459,8 @@ def pretrain_build(spec: DatasetSpec[PretrainSource], directory: Path, **own: An
         directory: The folder of the cache.
         **own: The other fields of the build.
     """
+    from niels_cache_assets.build_cache.pretrain import PretrainBuild
+
     source, build = spec.source, spec.build
     return PretrainBuild(
         out_dir=str(directory),
@@ -456,45 +475,23 @@ def pretrain_build(spec: DatasetSpec[PretrainSource], directory: Path, **own: An
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Share:
-    """All of a pretrain data set: what its cache reads, and what decides its bytes. Each subclass is the share of a part.
+class PretrainCache(StreamedCache[PretrainSource]):
+    """The cache of a pretrain data set. Each subclass is the cache of a part."""
 
-    A cache of all has a lock of the file system. The cache of a part has a lease, because machines share the parts.
+    version = CODE_VERSIONS["pretrain"]
 
-    Attributes:
-        number: The number of the part. None: all of the data set.
-    """
-
-    spec: DatasetSpec[PretrainSource]
-    number: int | None = None
-
-    def inputs(self) -> list[str]:
-        """See `Artifact.inputs`."""
-        return self.spec.inputs()
-
-    def revision(self) -> str | None:
-        """See `Artifact.revision`."""
-        return self.spec.revision()
-
-    def identity(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
-        """Return everything that decides the bytes of the cache if this tokenizer is used."""
+    def identity_with(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
         return self.spec.identity(tokenizer_sha256, vocab_size, revision)
 
-    def identities(self, meta: Meta, identity: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-        """Return the identities that a finished cache may have if it equals a build that would be made from `identity`."""
-        return [identity]
-
     def need(self) -> SpaceNeed | None:
-        """See `Artifact.need`."""
         spec = self.spec
         # how much text a drop list or `decontaminate_against` removes is unknown
         exact = spec.prepared is not None and spec.prepared.duplicates is None and not spec.source.decontaminate_against
         budgets = {"train_tokens": spec.source.train_tokens, "val_tokens": spec.source.val_tokens}
         return pretrain_need(**budgets, token_bytes=spec.token_bytes, text_bytes=spec.text_bytes, exact=exact)
 
+    @property
     def split_rule(self) -> str:
-        """Return the rule that splits the documents into train and val, as one line for meta.json."""
         return split_rule(self.spec)
 
     def stream(self, context: StreamContext) -> dict[str, Any]:
@@ -519,6 +516,8 @@ class Share:
 
     def _references(self, context: StreamContext) -> ReferenceTexts | None:
         """Return the texts of `decontaminate_against`, or None without this key."""
+        from niels_cache_assets.corpus.held_out import HeldOutDocuments, reference_texts
+
         if not self.spec.source.decontaminate_against:
             return None
         held_out = context.held_out if isinstance(context.held_out, HeldOutDocuments) else None
@@ -542,104 +541,18 @@ class Share:
         share = ValShare(val_frac=source.seeded_val_frac, seed=seed, count=count, exclude=source.exclude)
         return Feed(source.documents, context, share=share)
 
-    def write(self, cache: PretrainCache, work: BuildJob) -> WriteResult:
-        """See `Artifact.write`."""
-        written = write_stream(cache, work)
+    def builder(self, context: StreamContext, **own: Any) -> PretrainBuild:
+        return pretrain_build(self.spec, self.directory, **own, **self.stream(context))
+
+    def write(self, work: BuildJob) -> WriteResult:
+        written = self.write_stream(work)
         return replace(written, meta=with_overlap(self.spec, written.meta, work))
 
 
-@dataclass(frozen=True, kw_only=True)
-class PretrainCache(DatasetArtifact[PretrainSource]):
-    """The cache of a pretrain data set or of one part of it.
-
-    Attributes:
-        number: The number of the part. None: all of the data set.
-        kind_of_share: The class of `share`.
-    """
-
-    number: int | None = None
-    kind_of_share: type[Share] = Share
-
-    version = CODE_VERSIONS["pretrain"]
-    resumable = True
-
-    @cached_property
-    def share(self) -> Share:
-        """What the cache reads."""
-        return self.kind_of_share(spec=self.spec, number=self.number)
-
-    @property
-    def member(self) -> str | None:
-        """The name of the part, or None for all of the data set."""
-        return None if self.number is None else part_name(self.number)
-
-    @property
-    def key(self) -> str:
-        return f"part/{self.spec.name}/{self.member}" if self.member else self.spec.key
-
-    @property
-    def directory(self) -> Path:
-        return self.spec.parts_folder / self.member if self.member else self.spec.directory
-
-    @property
-    def root(self) -> Path:
-        """The folder of the caches."""
-        return self.spec.root
-
-    @property
-    def part_arguments(self) -> list[str]:
-        """The arguments of `niels-cache part` that build the part."""
-        return [self.spec.name, str(self.number)]
-
-    @property
-    def is_shared(self) -> bool:
-        return self.is_part
-
-    @property
-    def is_part(self) -> bool:
-        return self.number is not None
-
-    def inputs(self) -> list[str]:
-        return self.share.inputs()
-
-    def finished(self) -> Meta | None:
-        return finished_member(self.spec, self.directory, self.member) if self.member else self.spec.finished()
-
-    def revision(self) -> str | None:
-        return self.share.revision()
-
-    def identity_with(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
-        return self.share.identity(tokenizer_sha256, vocab_size, revision)
-
-    def matches(self, meta: Meta, identity: Mapping[str, Any]) -> bool:
-        return any(super(PretrainCache, self).matches(meta, each) for each in self.share.identities(meta, identity))
-
-    def need(self) -> SpaceNeed | None:
-        return self.share.need()
-
-    def journal(self, revision: str | None) -> JournalFingerprint:
-        return journal_of(self, revision)
-
-    @property
-    def split_rule(self) -> str:
-        """The rule that splits the data set into train and val, as one line for meta.json."""
-        return self.share.split_rule()
-
-    def builder(self, context: StreamContext, **own: Any) -> PretrainBuild:
-        """Return the builder that streams the source in this context. `own` are its `provenance` and `progress`."""
-        return pretrain_build(self.spec, self.directory, **own, **self.share.stream(context))
-
-    def write(self, work: BuildJob) -> WriteResult:
-        return self.share.write(self, work)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SftCache(DatasetArtifact[SftSource]):
+class SftCache(StreamedCache[SftSource]):
     """The cache of an SFT data set."""
 
     version = CODE_VERSIONS["sft"]
-    resumable = True
-    member = None
 
     def unavailable(self) -> None:
         problem = self.registry.tokenizer.roles_problem if self.spec.source.template == SENTINELS else None
@@ -664,20 +577,17 @@ class SftCache(DatasetArtifact[SftSource]):
         return sft_need(self.spec.text_bytes, token_bytes=self.spec.token_bytes)
 
     def write(self, work: BuildJob) -> WriteResult:
-        return write_stream(self, work)
-
-    def journal(self, revision: str | None) -> JournalFingerprint:
-        return journal_of(self, revision)
+        return self.write_stream(work)
 
     @property
     def split_rule(self) -> str:
-        """The rule that splits the data set into train and val, as one line for meta.json."""
         source = self.spec.source
         unit = "conversation" if source.turns == "each" and source.split_unit == "example" else source.split_unit
         return f"seeded {source.val_frac:g} of {unit}s to val, seed {self.spec.build.seed}"
 
     def builder(self, context: StreamContext, **own: Any) -> SftBuild:
-        """Return the builder that streams the source in this context. `own` are its `provenance` and `progress`."""
+        from niels_cache_assets.build_cache.sft import SftBuild
+
         source, build = self.spec.source, self.spec.build
         return SftBuild(
             items=Feed(source.conversations, context),

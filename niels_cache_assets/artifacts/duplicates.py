@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from niels_cache_assets.artifacts.base import Artifact, BuildJob, BuildLock, Log, ReportedProgress, WriteResult, lease_times
+from niels_cache_assets.artifacts.base import BuildJob, BuildLock, Log, ReportedProgress, RootArtifact, WriteResult, lease_times
 from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts.free_parts import build_free_parts_first
@@ -42,15 +42,13 @@ from niels_cache_assets.corpus.identity import (
     split_identity,
 )
 from niels_cache_assets.corpus.layout import DUPLICATES, HASHES, corpus_dir, duplicates_dir, duplicates_file, range_name, ranges_dir
-from niels_cache_assets.corpus.near_val import drop_near_val
-from niels_cache_assets.corpus.order import CorpusInput, CorpusInputs, DroppedDocuments
 from niels_cache_assets.corpus.prepared import document_sizes, ordinals_sha256
 from niels_cache_assets.disk.journal import SCRATCH_NAME
 from niels_cache_assets.disk.space import SpaceNeed
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.disk.table_file import ParquetWriter, sealing
 from niels_cache_assets.disk.writers import Files, add_file
-from niels_cache_assets.parts.attempts import remove_target, targets_in
+from niels_cache_assets.parts.attempts import PrunedPart, remove_target, targets_in
 from niels_cache_assets.parts.lease import hold_lease
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.types import PretrainSource
@@ -60,7 +58,7 @@ from niels_cache_runtime.format.layout import META_NAME, SPLITS
 from niels_cache_runtime.format.meta import Meta, sha256_text
 
 if TYPE_CHECKING:
-    from niels_cache_assets.dedup.greedy import DropDecisions, SimilarityCondition
+    from niels_cache_assets.corpus.order import CorpusInput, CorpusInputs, DroppedDocuments
     from niels_cache_assets.dedup.signatures import Signatures
 
 
@@ -89,7 +87,7 @@ class RequiredDropLists:
         missing: dict[str, str] = {}
         for name in dedup_order(registry):
             try:
-                corpora[name] = Corpus(registry=registry, root=root, name=name).current()
+                corpora[name] = Corpus(registry, root, name=name).current()
             except NielsCacheError as error:
                 missing[name] = str(error)
         return cls(corpora=corpora, missing=missing, identity=drop_lists_identity(registry, corpora, missing))
@@ -144,7 +142,7 @@ class _StepState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchStep(Artifact):
+class SearchStep(RootArtifact):
     """A step of the search for duplicates in ranges: the hashes of all documents, or the documents that share a hash of one range.
 
     The hashes are files for each band and range, with the digests in the order of comparison.
@@ -155,8 +153,6 @@ class SearchStep(Artifact):
         given: The drop lists that are required, if the caller knows them. None: they are computed.
     """
 
-    registry: Registry
-    root: Path
     ranges: int
     number: int | None = None
     given: RequiredDropLists | None = field(default=None, compare=False)
@@ -237,6 +233,7 @@ class SearchStep(Artifact):
         return self._write_hashes(work) if self.number is None else self._write_range(self.number, work)
 
     def _write_hashes(self, work: BuildJob) -> WriteResult:
+        from niels_cache_assets.corpus.order import CorpusInputs
         from niels_cache_assets.dedup.ranges import write_hashes
 
         required = self.required
@@ -285,9 +282,9 @@ class SearchStep(Artifact):
         return WriteResult(meta=self._meta(work, files))
 
 
-def remove_ranges(registry: Registry, root: Path, *, log: Log = lambda line: None) -> list[tuple[Path, int]]:
-    """Remove the hashes and the ranges, except those that another process builds now, and return each folder and its bytes."""
-    folder, removed = ranges_dir(root), list[tuple[Path, int]]()
+def remove_ranges(registry: Registry, root: Path, *, log: Log = lambda line: None) -> list[PrunedPart]:
+    """Remove the hashes and the ranges, except those that another process builds now, and return them."""
+    folder, removed = ranges_dir(root), list[PrunedPart]()
     for target in targets_in(folder):
         busy = (NielsCacheError, OSError)  # another process builds it, or the folder cannot be written
         with suppress(*busy), hold_lease(target, times=lease_times(registry), wait=False, at_once=True, log=log) as lease:
@@ -303,15 +300,13 @@ _ADVICE = "materialize corpus/duplicates first (niels-cache build-all does)"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Duplicates(Artifact):
+class Duplicates(RootArtifact):
     """The drop lists (lists of duplicates) of all data sets with "dedup" that have a current corpus.
 
     Attributes:
         forces_ranges: Whether `force` also makes the hashes and ranges again.
     """
 
-    registry: Registry
-    root: Path
     forces_ranges: bool = field(default=True, compare=False)
 
     version = DROP_LISTS_VERSION
@@ -340,11 +335,11 @@ class Duplicates(Artifact):
 
     def hashes(self) -> SearchStep:
         """Return the artifact of the hashes that a search in ranges reads."""
-        return SearchStep(registry=self.registry, root=self.root, ranges=self.ranges)
+        return SearchStep(self.registry, self.root, ranges=self.ranges)
 
     def range(self, number: int) -> SearchStep:
         """Return the artifact of a range."""
-        return SearchStep(registry=self.registry, root=self.root, ranges=self.ranges, number=number)
+        return SearchStep(self.registry, self.root, ranges=self.ranges, number=number)
 
     def inputs(self) -> Sequence[str]:
         return [f"corpus/{name}" for name in dedup_order(self.registry)]
@@ -413,7 +408,10 @@ class Duplicates(Artifact):
             remove_ranges(self.registry, self.root)
 
     def write(self, work: BuildJob) -> WriteResult:
-        from niels_cache_assets.dedup.greedy import SimilarityCondition
+        from niels_cache_assets.corpus.near_val import drop_near_val
+        from niels_cache_assets.corpus.order import CorpusInputs
+        from niels_cache_assets.dedup.greedy import SimilarityCondition, drop_later
+        from niels_cache_assets.dedup.ranges import Buckets
 
         work.log(f"looking for duplicates in {', '.join(self.required.corpora)}")
         registry, required = self.registry, self.required
@@ -429,7 +427,16 @@ class Duplicates(Artifact):
             verify = SimilarityCondition(similarity=similarity, threshold=dedup.threshold) if dedup.verify == "jaccard" else None
             _make_ranges(self, work)
             inputs = CorpusInputs(registry, self.root, required.corpora)
-            dropped = _search_in_ranges(self, verify, scratch, work)
+            work.log(f"choosing among {required.documents:,} documents by {format_count(self.ranges, 'range')}")
+            scratch.mkdir(exist_ok=True)
+            buckets = Buckets(
+                scratch=scratch,
+                hashes=self.hashes().directory,
+                links=[self.range(number).directory for number in range(self.ranges)],
+                documents=required.documents,
+                bands=required.identity["bands"],
+            )
+            dropped = drop_later(buckets, verify=verify)  # the memory does not grow with the number of dropped documents
             if verify is None:
                 dropped = drop_near_val(inputs, dropped, dedup, path=scratch / "near_val", log=work.log)
             drops = inputs.drops(dropped)
@@ -470,24 +477,6 @@ def _make_ranges(duplicates: Duplicates, work: BuildJob) -> None:
 
     build(duplicates.hashes(), True)
     build_free_parts_first([duplicates.range(number) for number in range(duplicates.ranges)], build, log=work.log)
-
-
-def _search_in_ranges(duplicates: Duplicates, verify: SimilarityCondition | None, scratch: Path, work: BuildJob) -> DropDecisions:
-    """Return the dropped documents, in memory that does not grow with their number. The hashes and the ranges must exist."""
-    from niels_cache_assets.dedup.greedy import drop_later
-    from niels_cache_assets.dedup.ranges import Buckets
-
-    required = duplicates.required
-    work.log(f"choosing among {required.documents:,} documents by {format_count(duplicates.ranges, 'range')}")
-    scratch.mkdir(exist_ok=True)
-    buckets = Buckets(
-        scratch=scratch,
-        hashes=duplicates.hashes().directory,
-        links=[duplicates.range(number).directory for number in range(duplicates.ranges)],
-        documents=required.documents,
-        bands=required.identity["bands"],
-    )
-    return drop_later(buckets, verify=verify)
 
 
 def _write_drop_list(root: Path, name: str, inputs: CorpusInputs, drops: DroppedDocuments, files: Files) -> None:

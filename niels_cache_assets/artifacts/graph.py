@@ -11,7 +11,7 @@ Edges come only from the method `inputs` of each artifact. The command line, the
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from niels_cache_assets.artifacts.corpus_report import CorpusReport
 from niels_cache_assets.artifacts.dataset import DatasetSpec, PretrainCache, SftCache, SwitchedOff
 from niels_cache_assets.artifacts.duplicates import Duplicates, SearchStep
 from niels_cache_assets.artifacts.index import BlendIndex
+from niels_cache_assets.artifacts.parts.part import PartCache
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.seal import DatasetCache, JoinedCache
 from niels_cache_assets.artifacts.parts.watch import STATES, WatchedStep, watch_parts, watch_steps
@@ -62,12 +63,12 @@ class Graph:
         well.
         """
         was_shared = lease_path(real_path(tokenizer_dir(self.root))).is_dir()
-        return Tokenizer(registry=self.registry, root=self.root, is_shared=self.registry.has_parts or was_shared)
+        return Tokenizer(self.registry, self.root, is_shared=self.registry.has_parts or was_shared)
 
     def corpus(self, name: str, *, processes: int | None = None) -> Corpus:
         """Return the corpus of a data set."""
         siblings = partial(with_corpus_readers, self.registry, self.root)
-        return Corpus(registry=self.registry, root=self.root, name=name, processes=processes, siblings=siblings)
+        return Corpus(self.registry, self.root, name=name, processes=processes, siblings=siblings)
 
     def joined_corpus(self, name: str) -> Corpus:
         """Return the corpus of a data set whose corpus is in parts.
@@ -109,11 +110,11 @@ class Graph:
 
     def duplicates(self) -> Duplicates:
         """Return the drop lists (lists of the duplicates in each corpus)."""
-        return Duplicates(registry=self.registry, root=self.root)
+        return Duplicates(self.registry, self.root)
 
     def report(self, name: str) -> CorpusReport:
         """Return the report of a data set's corpus."""
-        return CorpusReport(registry=self.registry, root=self.root, name=name)
+        return CorpusReport(self.registry, self.root, name=name)
 
     def dataset(self, name: str, run_settings: Mapping[str, Any] | None = None) -> DatasetCache:
         """Return the cache of a data set.
@@ -187,7 +188,7 @@ class Graph:
     def _known_in_store(self) -> dict[str, tuple[Any, Any]]:
         return {}
 
-    def part(self, name: str) -> PretrainCache:
+    def part(self, name: str) -> PartCache:
         """Return a part by its name, NAME/part-00017.
 
         Raises:
@@ -341,7 +342,13 @@ class Graph:
         names = [name for family in FAMILIES for name in registry.datasets(family)]
         chosen = [name for name in names if (registry.source(name).enabled if only is None else name in only)]
         caches = [f"{registry.family_of(name)}/{name}" for name in chosen]
-        read = self._all_inputs(caches)
+        read, left = set[str](), list(caches)  # all that these caches need, by any number of steps
+        while left:
+            artifact = self[left.pop()]
+            if not artifact.builds_from_partial_inputs:
+                new = set(artifact.inputs()) - read
+                read |= new
+                left += new
         tokenizer = self.tokenizer()
         corpora = [key for key in self.keys if key in read and key.startswith("corpus/")]
         steps = ["tokenizer", *corpora] if tokenizer.is_imported else [*corpora, "tokenizer"]
@@ -360,21 +367,6 @@ class Graph:
         if key == "corpus/duplicates":
             return [each for each in self.keys if each.partition("/")[0] in (HASHES, "range")]
         return [each for each in self[key].inputs() if each.partition("/")[0] in (*PART_KINDS, "corpus_part")]
-
-    def _all_inputs(self, keys: Collection[str]) -> set[str]:
-        """Return the inputs of these artifacts, the inputs of those inputs, and so on.
-
-        The inputs of an artifact that uses the inputs that exist (`builds_from_partial_inputs`) are not added.
-        """
-        found: set[str] = set()
-        left = list(keys)
-        while left:
-            artifact = self[left.pop()]
-            if not artifact.builds_from_partial_inputs:
-                new = set(artifact.inputs()) - found
-                found |= new
-                left += new
-        return found
 
     def _in_order(self, keys: Sequence[str]) -> list[str]:
         inputs = {key: [each for each in self[key].inputs() if each in keys] for key in keys}

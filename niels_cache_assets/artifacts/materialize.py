@@ -15,7 +15,7 @@ A notebook, the command line and a Dagster run all use `materialize`.
 
 import time
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -63,12 +63,12 @@ def materialize(
         LeaseLostError: If another process has taken the artifact over, without `wait`.
     """
     started = time.monotonic()
-    with (
-        notifying(artifact.notify if notify else NotifySettings(), artifact.key, log) as watch,
-        retry_for(artifact.network_retry_seconds, log) if artifact.network_retry_seconds is not None else nullcontext(),
-    ):
+    with notifying(artifact.notify if notify else NotifySettings(), artifact.key, log) as watch, _retrying(artifact, log):
         log = watch.log
-        _sweep(artifact, log)
+        try:
+            in_store(artifact).sweep(resumable=True)  # removes files of killed builds that cannot be resumed
+        except NielsCacheError as error:  # a read-only cache can still be a hit, and a build reports the error itself
+            log(str(error))
         found = _check_current(artifact, force=force)
         while isinstance(found, _RequiredBuild) and wait_for_turn():
             found = _check_current(artifact, force=force)
@@ -91,10 +91,38 @@ def materialize(
                 found = _check_current(artifact, force=force)
         if found.state == "built":
             watch.notify_completed(found.meta)
-    if found.state == "cache_hit" and not found.kept:
+    return _ended(artifact, found, started)
+
+
+def find_current(artifact: Artifact, log: Log) -> Outcome | None:
+    """Return the outcome of `materialize` if the existing build is current, otherwise None.
+
+    No model is loaded, no lock is taken, and upstream is asked for its revision only if there is a build.
+
+    Args:
+        artifact: The artifact.
+        log: Called with each message.
+
+    Raises:
+        NielsCacheError: If the build cannot be compared with the configuration.
+    """
+    started = time.monotonic()
+    with _retrying(artifact, log):
+        found = _check_current(artifact, force=False, asks_without_build=False)
+    return _ended(artifact, found, started) if isinstance(found, Outcome) and found.state == "cache_hit" else None
+
+
+def _retrying(artifact: Artifact, log: Log) -> AbstractContextManager[None]:
+    """Return a context in which the requests of an artifact are retried."""
+    return nullcontext() if artifact.network_retry_seconds is None else retry_for(artifact.network_retry_seconds, log)
+
+
+def _ended(artifact: Artifact, outcome: Outcome, started: float) -> Outcome:
+    """Return the outcome with its duration, after the files of unfinished builds beside a hit are removed."""
+    if outcome.state == "cache_hit" and not outcome.kept:
         with suppress(NielsCacheError):  # a cache that cannot be written can be current, too
             in_store(artifact).sweep(resumable=False)  # an unfinished build beside it had different settings, different data or --force
-    return replace(found, seconds=time.monotonic() - started)
+    return replace(outcome, seconds=time.monotonic() - started)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +142,7 @@ class _RequiredBuild:
     identity: dict[str, Any]
 
 
-def _check_current(artifact: Artifact, *, force: bool) -> Outcome | _RequiredBuild:
+def _check_current(artifact: Artifact, *, force: bool, asks_without_build: bool = True) -> Outcome | _RequiredBuild:
     artifact, stamp = artifact.uncached(), path_stamp(artifact.target)
     place = in_store(artifact)
 
@@ -137,6 +165,8 @@ def _check_current(artifact: Artifact, *, force: bool) -> Outcome | _RequiredBui
         return outcome(read_meta(str(artifact.directory / META_NAME)), reason, kept=True)
     if existing is not None and artifact.is_frozen(existing):
         return outcome(existing, artifact.warning())
+    if existing is None and not asks_without_build:
+        return _RequiredBuild(artifact=artifact, target_stamp=stamp, revision=None, identity={})
     try:
         with retry_at_most(existing is not None and bool(existing.get("built"))):
             revision = artifact.revision()
@@ -183,11 +213,3 @@ def _build(required: _RequiredBuild, lock: BuildLock, *, force: bool, on_progres
         engines=written.engines,
         drops=drops,
     )
-
-
-def _sweep(artifact: Artifact, log: Log) -> None:
-    """Remove files of killed builds that cannot be resumed."""
-    try:
-        in_store(artifact).sweep(resumable=True)
-    except NielsCacheError as error:  # a read-only cache can still be a hit, and a build reports the error itself
-        log(str(error))

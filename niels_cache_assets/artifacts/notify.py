@@ -97,7 +97,9 @@ class BuildNotifier:
         """Run the command with a message, and wait a few seconds for it, because this process may end now. This never raises."""
         if not self._command:
             return
-        host, name = os.uname().nodename, display_name(self._key)
+        host, (kind, _, name) = os.uname().nodename, self._key.partition("/")
+        if kind not in (*FAMILIES, "part"):  # `corpus of web`, or `tokenizer`
+            name = f"{kind.replace('_', ' ')} of {name}" if name else kind
         line = " ".join(f"niels-cache on {host}: {name} {what}".split())
         text = line if len(line) <= _LONGEST_LINE else f"{line[: _LONGEST_LINE - 1]}…"
         message = json.dumps({"event": event, "host": host, "name": name, "text": text}, ensure_ascii=False)
@@ -143,11 +145,3 @@ def notifying(settings: NotifySettings, key: str, log: Callable[[str], Any]) -> 
     except Exception as error:
         watch.send("failure", f"failed: {describe_error(error)}")
         raise
-
-
-def display_name(key: str) -> str:
-    """Return an artifact's key for people: `web`, `web/part-00017`, `corpus of web`, `tokenizer`."""
-    kind, _, name = key.partition("/")
-    if kind in (*FAMILIES, "part"):
-        return name
-    return f"{kind.replace('_', ' ')} of {name}" if name else kind

@@ -42,7 +42,7 @@ def open_prepared(
             materialize.
     """
     source, build = source or registry.pretrain[name], build or registry.build
-    corpus, duplicates = Corpus(registry=registry, root=root, name=name), Duplicates(registry=registry, root=root)
+    corpus, duplicates = Corpus(registry, root, name=name), Duplicates(registry, root)
     meta = corpus.current()
     looks_for_duplicates = "dedup" in source.prepare and minus_duplicates
     return PreparedCorpus(
@@ -76,6 +76,6 @@ def with_corpus_readers(registry: Registry, root: Path) -> dict[str, PretrainSou
             return PreparedMember.of(partial(open_prepared, registry, name, root=root), against=source.decontaminate_against)
         if source.parts == 1 or not isinstance(source, SourceWithParts):
             return source
-        return source.with_plan(MemberPlanOnDisk(PartsPlan(registry=registry, root=root, name=name, source=source, build=registry.build)))
+        return source.with_plan(MemberPlanOnDisk(PartsPlan(registry, root, name=name, source=source, build=registry.build)))
 
     return {name: sibling(name, source) for name, source in registry.pretrain.items()}

@@ -19,12 +19,11 @@ from niels_cache_assets.artifacts.corpus_report import CorpusReport
 from niels_cache_assets.artifacts.dataset import PretrainCache, SftCache, SwitchedOff, check_files
 from niels_cache_assets.artifacts.duplicates import Duplicates, SearchStep
 from niels_cache_assets.artifacts.index import BlendIndex, is_prebuilt
-from niels_cache_assets.artifacts.parts.part import ValPart, difference
+from niels_cache_assets.artifacts.parts.part import PartCache, ValPart, difference
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.seal import DatasetCache, JoinedCache
 from niels_cache_assets.artifacts.parts.watch import STATES, WAITING, watch_parts
 from niels_cache_assets.artifacts.tokenizer import Tokenizer
-from niels_cache_assets.artifacts.tokenizer_note import training_note
 from niels_cache_assets.corpus.layout import REPORT_NAME, corpus_dir
 from niels_cache_assets.facts.contents import budget_shortfall
 from niels_cache_assets.facts.drops import DropSummary, summarize_drops
@@ -137,7 +136,7 @@ def state_of(artifact: Artifact) -> CacheState:
 
 def _note(artifact: Artifact, meta: Meta) -> str | None:
     if isinstance(artifact, Tokenizer):
-        return training_note(artifact.registry, meta)
+        return artifact.training_note(meta)
     if artifact.is_part:
         return budget_shortfall(meta)
     if isinstance(artifact, DatasetCache | SwitchedOff):
@@ -161,8 +160,6 @@ def _evaluate(artifact: Artifact) -> Evaluation:
 
 @_evaluate.register
 def _(dataset: PretrainCache | JoinedCache | SftCache | SwitchedOff) -> Evaluation:
-    if isinstance(dataset, PretrainCache) and dataset.is_part:
-        return _evaluate_member(dataset)
     source, directory, root = dataset.spec.source, dataset.directory, dataset.spec.root
     missing = source.missing_setting()
     if missing is not None and source.enabled:
@@ -181,9 +178,7 @@ def _(dataset: PretrainCache | JoinedCache | SftCache | SwitchedOff) -> Evaluati
         return ("switched off", "switched off; its old cache is kept") if meta["built"] else ("disabled", "")
     if not meta["built"] or isinstance(dataset, SwitchedOff):
         return "other settings", "build it: it has been switched on since"
-    evaluation = _evaluate_tokenizer(meta, root)
-    if evaluation[0] != "built":
-        return evaluation
+    _require_tokenizer(meta, root)
     try:
         same = dataset.matches(meta, dataset.identity_with(meta["tokenizer_sha256"], meta.get("vocab_size"), meta["dataset_revision"]))
     except NielsCacheError as error:
@@ -207,14 +202,12 @@ def _(step: SearchStep) -> Evaluation:
     return _evaluate_current(step.directory / META_NAME, step.current)
 
 
-@_evaluate.register(ValPart)
-def _evaluate_member(part: ValPart | PretrainCache) -> Evaluation:
+@_evaluate.register
+def _(part: PartCache | ValPart) -> Evaluation:
     if not (part.directory / META_NAME).exists():
         return "missing", "build it"
     meta = _read_with(part.directory, _BUILT_KEYS, named=False)
-    evaluation = _evaluate_tokenizer(meta, part.spec.root)
-    if evaluation[0] != "built":
-        return evaluation
+    _require_tokenizer(meta, part.spec.root)
     try:
         part.finished()  # raises if the folder holds another part
         return ("in sync", "") if part.is_current(meta) else ("other settings", difference(part, meta))
@@ -224,9 +217,7 @@ def _evaluate_member(part: ValPart | PretrainCache) -> Evaluation:
 
 @_evaluate.register
 def _(tokenizer: Tokenizer) -> Evaluation:
-    evaluation = _evaluate_presence(tokenizer.directory, (*_TOKENIZER_KEYS, "fingerprint"))
-    if evaluation[0] != "built":
-        return evaluation
+    _evaluate_presence(tokenizer.directory, (*_TOKENIZER_KEYS, "fingerprint"))
     advice = "build it again: [tokenizer] or the seed has changed since; a different model makes every cache stale"
     return _evaluate_match(tokenizer, META_NAME, advice)  # an error: the model to import is missing
 
@@ -242,7 +233,7 @@ def _(corpus: Corpus) -> Evaluation:
 @_evaluate.register
 def _(duplicates: Duplicates) -> Evaluation:
     evaluation = _evaluate_presence(duplicates.directory, ("fingerprint",))
-    if evaluation[0] != "built" or not duplicates.registry.prepared("dedup"):
+    if not duplicates.registry.prepared("dedup"):
         return evaluation
     return _evaluate_match(duplicates, META_NAME, "search for duplicates again: the settings or a corpus have changed since")
 
@@ -298,7 +289,8 @@ def unlisted_state(family: Family, name: str, *, root: Path) -> CacheState:
             return "disabled", ""
         if meta["tokenizer_sha256"] is None:  # imported tokens, whose tokenizer is unknown
             return "built", ""
-        return _evaluate_tokenizer(meta, root)
+        _require_tokenizer(meta, root)
+        return "built", ""
 
     return _state(name, family, directory, evaluate, note=lambda meta: "; ".join(filter(None, [NOT_NAMED, _content_note(meta)])))
 
@@ -329,7 +321,7 @@ def _state(
     """
     try:
         state, advice = evaluate()
-    except _Unusable as error:
+    except _UnfitError as error:
         state, advice = error.state, str(error)
     except NielsCacheError as error:
         state, advice = "unreadable", str(error)
@@ -371,19 +363,18 @@ def _evaluate_match(artifact: Artifact, record: str, advice: str, *, on_error: S
 
 def _evaluate_presence(directory: Path, keys: Iterable[str], *, named: bool = False) -> Evaluation:
     if not (directory / META_NAME).exists():
-        return "missing", "build it"
+        raise _UnfitError("missing", "build it")
     _read_with(directory, keys, named=named)
     return "built", ""
 
 
-def _evaluate_tokenizer(meta: Meta, root: Path) -> Evaluation:
+def _require_tokenizer(meta: Meta, root: Path) -> None:
     try:
         tokenizer = _read_with(tokenizer_dir(root), _TOKENIZER_KEYS, named=False)
     except NielsCacheError as error:
-        return "no tokenizer", f"build the tokenizer first; it is missing or damaged: {error}"
+        raise _UnfitError("no tokenizer", f"build the tokenizer first; it is missing or damaged: {error}") from error
     if meta["tokenizer_sha256"] != tokenizer["sha256"]:
-        return "other tokenizer", "build it: the tokenizer has changed since"
-    return "built", ""
+        raise _UnfitError("other tokenizer", "build it: the tokenizer has changed since")
 
 
 def _read_dataset(directory: Path, family: Family) -> Meta | None:
@@ -396,8 +387,8 @@ def _read_dataset(directory: Path, family: Family) -> Meta | None:
     return _read_with(directory, (*_BUILT_KEYS, *(_SFT_KEYS if family == "sft" else ())), named=True)
 
 
-class _Unusable(NielsCacheError):
-    """A folder that was built but cannot be used, as its state explains."""
+class _UnfitError(NielsCacheError):
+    """A folder that is not complete, or was built for something else, as its state explains."""
 
     def __init__(self, state: State, message: str) -> None:
         super().__init__(message)
@@ -420,7 +411,7 @@ def _read_build(directory: Path, keys: Iterable[str], *, named: bool) -> Meta:
     meta = check_form(load_meta(str(path)), path)
     problem = location_problem(meta, family=directory.parent.name, name=directory.name) if named else None
     if problem is not None:
-        raise _Unusable("other data set", f"{path}: {problem}")
+        raise _UnfitError("other data set", f"{path}: {problem}")
     if is_foreign(meta) and named:  # only token caches may be foreign; a tokenizer and drop lists need keys that only niels-cache writes
         return meta
     missing_names = [key for key in keys if key not in meta]
@@ -429,5 +420,5 @@ def _read_build(directory: Path, keys: Iterable[str], *, named: bool) -> Meta:
     try:
         check_files(directory, meta)
     except NielsCacheError as error:
-        raise _Unusable("damaged", str(error)) from error
+        raise _UnfitError("damaged", str(error)) from error
     return meta

@@ -34,8 +34,7 @@ from niels_cache_runtime.format.layout import FAMILIES, META_NAME, tokenizer_dir
 from niels_cache_runtime.format.meta import Meta, load_meta, parse_meta, read_meta
 from niels_cache_runtime.format.reading import mapped
 from niels_cache_runtime.remote.download import append_file
-from niels_cache_runtime.remote.objects import OBJECTS_NAME, RemoteFile
-from niels_cache_runtime.remote.record import TOKENIZER, Record, record_at
+from niels_cache_runtime.remote.record import OBJECTS_NAME, TOKENIZER, Record, RemoteFile, record_at
 from niels_cache_runtime.remote.store import ConflictError, SmallObject, Store, open_store
 
 WHOLE = "all"  # the member that is the whole data set

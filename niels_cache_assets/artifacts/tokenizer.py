@@ -6,19 +6,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from niels_cache_assets.artifacts.base import Artifact, BuildJob, WriteResult, corpus_keys
-from niels_cache_assets.artifacts.tokenizer_sample import spool_sample
+from niels_cache_assets.artifacts.base import BuildJob, RootArtifact, WriteResult, corpus_keys
 from niels_cache_assets.base.defaults import TOKENIZER_TRAIN_THREADS
 from niels_cache_assets.base.fingerprint import identity_settings
 from niels_cache_assets.corpus.identity import needs_tokenizer
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.disk.writers import Files, add_file
-from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.tokenizer.kinds import LIBRARIES, open_configured_model
 from niels_cache_assets.tokenizer.measures import measure_texts
 from niels_cache_assets.tokenizer.settings import TokenizerSettings
 from niels_cache_assets.tokenizer.tokenizer_json import json_file, side_files
-from niels_cache_assets.tokenizer.training import ROUND_TRIP_TEXTS, RoundTripLoss, round_trip_losses, train
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import (
     FAMILIES,
@@ -35,17 +32,16 @@ CODE_VERSION = "1"
 
 _WARNING = "WARNING: "
 _SAMPLE_NAME = "sample.txt"
+_RETRAIN = "niels-cache build-all --only tokenizer --force trains it again, and every cache is built again with it"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tokenizer(Artifact):
+class Tokenizer(RootArtifact):
     """The tokenizer of all data sets.
 
     A trained model is kept until the settings in [tokenizer] or the seed change. So new text does not make every cache stale.
     """
 
-    registry: Registry
-    root: Path
     is_shared: bool = False
 
     version = CODE_VERSION
@@ -110,12 +106,38 @@ class Tokenizer(Artifact):
         ]
         return [name for name, cache in built if meta and cache and cache.get("tokenizer_sha256") == meta["sha256"]]
 
+    def training_note(self, meta: Meta) -> str | None:
+        """Return a note on a trained tokenizer: the data sets in the training sample, and those that could not be read.
+
+        For example, `trained on notes (prepared), web; without chats, which could not be read: ...`. None for an imported tokenizer.
+        """
+        trained_on, registry = meta.get("trained_on"), self.registry
+        if not isinstance(trained_on, dict):
+            return None
+        sources, skipped, read_as = (_table(trained_on, key) for key in ("sources", "skipped", "read_as"))
+        words = {"prepared": " (prepared)", "members": " (mixed from its members)"}
+        # Without `prepare`, only the raw text of a data set can be read.
+        used = [name + words.get(str(read_as.get(name)), " (raw text)" if name in registry.prepared() else "") for name in sources]
+        notes = [f"trained on {', '.join(used)}"] if used else []
+        removed = [name for name in sources if name not in registry.pretrain and name not in registry.sft]
+        if removed:
+            notes.append(
+                f"{', '.join(removed)} {'is' if len(removed) == 1 else 'are'} not configured any more, which changes nothing: {_RETRAIN}"
+            )
+        unread = [f"the rest of {name}" if sources.get(name) else name for name in skipped]
+        if unread:
+            notes.append(f"without {', '.join(unread)}, which could not be read then: {_RETRAIN}")
+        return "; ".join(notes) or None
+
     def write(self, work: BuildJob) -> WriteResult:
         """Import or train a model.
 
         Raises:
             NielsCacheError: If the model lacks the special tokens, or there is no text to train on.
         """
+        from niels_cache_assets.artifacts.tokenizer_sample import spool_sample
+        from niels_cache_assets.tokenizer.training import ROUND_TRIP_TEXTS, round_trip_losses, train
+
         settings = self.registry.tokenizer
         beginnings: dict[str, list[str]] = {}
         warnings: list[str] = []
@@ -130,8 +152,12 @@ class Tokenizer(Artifact):
             _require_readable(settings, settings.model)
             tokenizer = open_configured_model(settings)
             tokenizer.save(work.directory)
-            if losses := _describe_losses(round_trip_losses(tokenizer)):
-                note(f"{_WARNING}{settings.model}: {losses}")
+            if losses := round_trip_losses(tokenizer):
+                count, first = f"{len(losses)} of {len(ROUND_TRIP_TEXTS)} difficult texts", losses[0]
+                note(
+                    f"{_WARNING}{settings.model}: the model loses or changes text: {count} are not the same after a round trip; "
+                    f"{first.text!r} becomes {first.decoded!r}"
+                )
         else:
             model_path = work.directory / TOKENIZER_MODEL_NAMES[settings.model_kind]
             sample = work.directory / _SAMPLE_NAME
@@ -163,15 +189,6 @@ class Tokenizer(Artifact):
         return WriteResult(meta=meta, warning="; ".join(warnings) or None)
 
 
-def _describe_losses(losses: Sequence[RoundTripLoss]) -> str | None:
-    """Return the losses of a model in words, or None without a loss."""
-    if not losses:
-        return None
-    first = losses[0]
-    count = f"{len(losses)} of {len(ROUND_TRIP_TEXTS)} difficult texts"
-    return f"the model loses or changes text: {count} are not the same after a round trip; {first.text!r} becomes {first.decoded!r}"
-
-
 def _identity_of_model(settings: TokenizerSettings, model: str) -> dict[str, Any]:
     """Return everything that decides an imported tokenizer. The model is not loaded."""
     file = _require_readable(settings, model)
@@ -198,3 +215,9 @@ def _require_readable(settings: TokenizerSettings, model: str) -> Path:
     if not path.is_file():
         raise NielsCacheError(f"{model}: no such tokenizer model; correct [tokenizer] model (--tokenizer-model)")
     return path
+
+
+def _table(trained_on: dict[str, Any], key: str) -> dict[str, Any]:
+    """Return a table in `trained_on`, or an empty table if the value is not a table. No other code checks the form of this value."""
+    value = trained_on.get(key)
+    return value if isinstance(value, dict) else {}

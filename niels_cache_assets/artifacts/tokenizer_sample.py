@@ -142,7 +142,9 @@ class _SampleLines:
 
     def __iter__(self) -> Iterator[bytes]:
         try:
-            for text in keep_beginning(map(_as_encoded, self._texts()), self._beginning):
+            # as the builders will encode them, but a lone surrogate becomes `?`
+            texts = (normalize_newlines(text).encode(errors="replace").decode() for text in self._texts())
+            for text in keep_beginning(texts, self._beginning):
                 for line in text.split("\n"):
                     if line:
                         for piece in split_long_line(line):
@@ -225,8 +227,3 @@ def _train_documents(prepared: PreparedCorpus) -> Iterator[Document]:
             yield document
         elif document.split is None:
             reach -= len(document.text)
-
-
-def _as_encoded(text: str) -> str:
-    """Return a text in the form that the builders will encode. A lone surrogate becomes `?`."""
-    return normalize_newlines(text).encode(errors="replace").decode()

@@ -20,7 +20,6 @@ from niels_cache_assets.disk.journal import JournalRecord, partial_directory, re
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.types import PretrainSource, Source
-from niels_cache_assets.tokenizer.encoder import resume_problem
 from niels_cache_assets.tokenizer.kinds import load_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -61,6 +60,8 @@ def unfinished_build(registry: Registry, cache_state: CacheState, *, root: Path)
 
 
 def _compare_with_journal(registry: Registry, cache_state: CacheState, recorded: JournalRecord, root: Path) -> UnfinishedBuild:
+    from niels_cache_assets.tokenizer.encoder import resume_problem
+
     found = graph(registry, root)
     key = cache_state.key
     is_search = key == "corpus/duplicates"

@@ -15,7 +15,7 @@ import numpy as np
 from niels_cache_assets.base.defaults import ROLE_KEYS
 from niels_cache_assets.base.documents import DropReport, SourceReport
 from niels_cache_assets.base.fingerprint import fingerprint_of
-from niels_cache_assets.build_cache.resume import JournalFingerprint, Resume, fingerprint_of_journal, open_journal
+from niels_cache_assets.build_cache.resume import CODE_VERSIONS, JournalFingerprint, Resume, fingerprint_of_journal, open_journal
 from niels_cache_assets.disk.journal import Journal, clear_directory, read_journal
 from niels_cache_assets.disk.staging import atomic_directory
 from niels_cache_assets.sources.reading.encodings import not_text_note
@@ -28,7 +28,6 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, SPLITS, TOKEN_DTYPE_NAME, TOKEN_DTYPES, Family, token_dtype_name
 from niels_cache_runtime.format.meta import Meta, content_sha256, write_meta
 
-CODE_VERSIONS = {"pretrain": "1", "sft": "1"}  # raise one by hand if a change writes different bytes for the same input
 _NO_DOCUMENTS = {"shard_bytes": None, "documents": dict.fromkeys(SPLITS, 0)}
 
 

@@ -27,6 +27,8 @@ from niels_cache_runtime.errors import NielsCacheError
 
 Batch = TypeVar("Batch", bound=Sized)
 
+CODE_VERSIONS = {"pretrain": "1", "sft": "1"}  # raise one by hand if a change writes different bytes for the same input
+
 # Libraries that decide the bytes. A cache must not come partly from one version and partly from another. The code versions stand for
 # niels-cache itself, so a release that writes the same bytes continues the builds of an earlier one.
 _LIBRARIES = (

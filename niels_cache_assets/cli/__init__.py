@@ -2,8 +2,8 @@
 
     parser.py       the commands by group; wrong use is one line with the nearest valid choice
     commands/       one file for each command, with its help, options and code
-    command.py      the parts of a command, and helpers and help texts that several commands share
-    console.py      results, errors, tables       exit_codes.py   their table
+    command.py      the parts of a command, the exit codes, and helpers and help texts that several commands share
+    console.py      results, errors, tables
     progress.py     progress bars on a terminal, otherwise lines
     context.py      the configuration, cache root and caches that a command starts from
     overrides.py    --seed and --set of build-all as registry overrides
@@ -26,9 +26,8 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from niels_cache_assets.base.processes import InterruptRequested
-from niels_cache_assets.cli.command import exit_code
+from niels_cache_assets.cli.command import BROKEN_PIPE, BUG, DONE, FAILED, INTERRUPTED, WRONG_USE, exit_code
 from niels_cache_assets.cli.console import Verbosity, ignore_output_errors, print_error, print_if_verbose, redirect_to_null, set_verbosity
-from niels_cache_assets.cli.exit_codes import BROKEN_PIPE, BUG, DONE, FAILED, INTERRUPTED, WRONG_USE
 from niels_cache_assets.cli.parser import import_command, parse_arguments
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -49,7 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     verbosity: Verbosity = "normal"
     _open_closed_streams()
     try:
-        _require_posix()
+        if _system() != "posix":
+            raise NielsCacheError(f"niels-cache runs on Linux: {sys.platform} has no POSIX file locks; on Windows, run it in WSL 2")
         if COMPLETION_VARIABLE in os.environ and argv is None:
             import_module(f"{__name__}.completion").complete()  # ends the process
         arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
@@ -117,11 +117,6 @@ def _open_closed_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  (open until the process ends)
-
-
-def _require_posix() -> None:
-    if _system() != "posix":
-        raise NielsCacheError(f"niels-cache runs on Linux: {sys.platform} has no POSIX file locks; on Windows, run it in WSL 2")
 
 
 def _system() -> str:

@@ -1,4 +1,4 @@
-"""The parts of a command, and the helpers and help texts that several commands share.
+"""The parts of a command, the exit codes, and the helpers and help texts that several commands share.
 
 The module of a command has `COMMAND`, and `run(arguments)`, which returns the exit code; None is DONE. Help and completion import the
 module of every command, so such a module imports nothing heavy at the top. Its functions import everything that the command needs to run.
@@ -12,7 +12,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from niels_cache_assets.cli.exit_codes import FAILED, WRONG_USE
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 
 if TYPE_CHECKING:
@@ -25,6 +24,28 @@ MAX_SEED = 2**63 - 1
 
 ALL_HELP = "also list disabled data sets; without a niels_cache.toml, list the whole default profile"
 SEED_HELP = "seed for a reproducible selection (default: a new seed every time)"
+
+# The exit codes, which do not change. The code, the help and the documentation share their meanings.
+DONE = 0
+FAILED = 1
+WRONG_USE = 2
+BUG = 70  # EX_SOFTWARE of sysexits.h
+BUSY = 75  # EX_TEMPFAIL of sysexits.h
+INTERRUPTED = 130  # 128 + SIGINT
+BROKEN_PIPE = 141  # 128 + SIGPIPE, as a shell reports for `niels-cache status | head -1`
+TERMINATED = 143  # 128 + SIGTERM
+
+MEANINGS = {
+    DONE: "success",
+    FAILED: "a data set failed; a disk, database or object store operation failed; `verify`, `doctor` or `diff` found a problem or "
+    "difference; or `status` lists something incomplete",
+    WRONG_USE: "wrong usage, invalid configuration or a missing input; nothing was changed",
+    BUG: "a bug in niels-cache; the traceback shows its location",
+    BUSY: "another process is building this part (only with `part --no-wait`); try again later",
+    INTERRUPTED: "interrupted by Ctrl-C; finished caches are unchanged",
+    BROKEN_PIPE: "the program that reads the output, such as `head`, exited early",
+    TERMINATED: "terminated by SIGTERM; finished caches are unchanged",
+}
 
 Choice = TypeVar("Choice", bound=str)
 Offered = Callable[[argparse.Namespace], Iterable[str]]  # called with the options typed so far

@@ -40,25 +40,20 @@ class CacheLocation(NamedTuple):
 
 
 def open_registry(arguments: argparse.Namespace) -> tuple[Registry, Path]:
-    """Return the configuration and the cache root."""
-    registry = load_registry(profile=arguments.profile, config=arguments.config)
-    root = cache_root(registry, arguments.cache_dir)
-    _require_usable_root(root)
-    print_if_verbose(f"settings: {registry.settings_origin}; caches in {root.absolute()}")
-    return registry, root
-
-
-def _require_usable_root(root: Path) -> None:
-    """Check that the cache root is neither a file nor inside a cache, so that no build writes into a finished cache.
+    """Return the configuration and the cache root.
 
     Raises:
-        NielsCacheError: If it is.
+        NielsCacheError: If the configuration is wrong, or if the cache root is a file or inside a cache.
     """
+    registry = load_registry(profile=arguments.profile, config=arguments.config)
+    root = cache_root(registry, arguments.cache_dir)
     found = describe(root)
     if found.kind == "file":
         raise NielsCacheError(f"{root}: is a file; choose another --cache-dir")
-    if found.kind in ("dataset", "inside", "family") and found.roots:
+    if found.kind in ("dataset", "inside", "family") and found.roots:  # a build would write into a finished cache
         raise NielsCacheError(f"{root}: {found.clause}; type --cache-dir {shlex.quote(str(found.roots[0]))}")
+    print_if_verbose(f"settings: {registry.settings_origin}; caches in {root.absolute()}")
+    return registry, root
 
 
 def refuse_path(given: str) -> None:

@@ -8,13 +8,13 @@ import argparse
 import os
 import shlex
 from collections.abc import Container, Sequence
+from functools import partial
 from importlib import import_module
 from types import ModuleType
 from typing import Any, NoReturn
 
-from niels_cache_assets.cli.command import Command, Options, option, raise_invalid, switch
+from niels_cache_assets.cli.command import MEANINGS, Command, Options, option, raise_invalid, switch
 from niels_cache_assets.cli.console import PROGRAM
-from niels_cache_assets.cli.exit_codes import MEANINGS
 from niels_cache_runtime.errors import NielsCacheError
 
 COMMANDS: dict[str, dict[str, str]] = {
@@ -90,10 +90,6 @@ _VERBOSITY = [
 ]
 
 
-def _formatter(prog: str) -> argparse.HelpFormatter:
-    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=32)
-
-
 class _Parser(argparse.ArgumentParser):
     """A parser that raises NielsCacheError for wrong use.
 
@@ -101,7 +97,8 @@ class _Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(allow_abbrev=False, formatter_class=_formatter, **settings)
+        formatter = partial(argparse.RawDescriptionHelpFormatter, max_help_position=32)
+        super().__init__(allow_abbrev=False, formatter_class=formatter, **settings)
 
     def error(self, message: str) -> NoReturn:
         raise NielsCacheError(f"{message} (see {self.prog} --help)")
@@ -132,7 +129,13 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace | None:
         top.print_help()
         return None
     if argv[0] == "--version":
-        _print_version()
+        from importlib.metadata import PackageNotFoundError, version  # slow, and not needed for anything else
+
+        try:
+            print(f"{PROGRAM} {version(PROGRAM)}")
+        except PackageNotFoundError:
+            print(f"{PROGRAM} (not installed; running from source)")
+        raise SystemExit
     if argv[0].startswith("-") and argv[0] not in top._option_string_actions:
         _raise_option_before_command(argv, *build_parsers())
     if not argv[0].startswith("-") and argv[0] not in commands:
@@ -216,13 +219,3 @@ def _add_options(group: argparse._ActionsContainer, options: Options) -> None:
             _add_options(group.add_mutually_exclusive_group(), each)
         else:
             group.add_argument(*each[0].split(), **each[1])
-
-
-def _print_version() -> NoReturn:
-    from importlib.metadata import PackageNotFoundError, version  # slow, and not needed for anything else
-
-    try:
-        print(f"{PROGRAM} {version(PROGRAM)}")
-    except PackageNotFoundError:
-        print(f"{PROGRAM} (not installed; running from source)")
-    raise SystemExit

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.base.processes import InterruptRequested, stop_on_signals
 from niels_cache_assets.base.wording import format_list
-from niels_cache_assets.cli.command import WHERE, BuildFailedError, exit_code
+from niels_cache_assets.cli.command import BUG, BUSY, DONE, TERMINATED, WHERE, BuildFailedError, exit_code
 from niels_cache_assets.cli.console import PROGRAM, diagnostics, ignore_output_errors, print_error
-from niels_cache_assets.cli.exit_codes import BUG, BUSY, DONE, TERMINATED
 from niels_cache_assets.corpus.layout import HASHES
 from niels_cache_assets.defs.launch_events import LaunchListener, LaunchResult
 from niels_cache_runtime.errors import NielsCacheError

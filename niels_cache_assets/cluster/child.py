@@ -21,8 +21,8 @@ from typing import IO, Any
 
 from niels_cache_assets.artifacts.base import Log, Outcome, ReportedProgress
 from niels_cache_assets.artifacts.corpus import Corpus
-from niels_cache_assets.artifacts.dataset import PretrainCache
 from niels_cache_assets.artifacts.duplicates import SearchStep
+from niels_cache_assets.artifacts.parts.part import PartCache
 from niels_cache_assets.artifacts.stored import read_finished
 from niels_cache_assets.base.processes import attended_command
 from niels_cache_assets.parts.lease import StopRequested, lease_owner, request_stop, stop_error, stop_stamp
@@ -38,7 +38,7 @@ from niels_cache_runtime.format.reading import available_threads
 _PACKAGE = __name__.partition(".")[0]
 _CLI = f"{_PACKAGE}.cli"  # a program that is started; it is not imported
 
-BuildInChild = PretrainCache | Corpus | SearchStep  # what one command builds
+BuildInChild = PartCache | Corpus | SearchStep  # what one command builds
 OnProgress = Callable[[Any], None]
 IsStopping = Callable[[], bool]
 

@@ -125,6 +125,9 @@ def identity_of_corpus(registry: Registry, name: str, *, revision: str | None, t
     identity = source.identity()
     for key in _APPLIED_LATER:
         identity.pop(key, None)
+    # The tables of a mixture's members, because changed tables change the splits, and the revision is not requested again.
+    members = {name: member.identity() for name, member in _members(registry, source).items()}
+    of_members = {"members": members, **held_out_identity(registry, source, seed=registry.build.seed)} if members else {}
     return {
         "source": identity,
         "revision": revision,
@@ -133,18 +136,9 @@ def identity_of_corpus(registry: Registry, name: str, *, revision: str | None, t
         "cleaning": cleaning_identity(registry, name),
         "signatures": signature_identity(registry, name),
         "code_version": CODE_VERSION,
-        **_members_identity(registry, source),
+        **of_members,
         **({"tokenizer_sha256": tokenizer_sha256} if tokenizer_sha256 is not None else {}),
     }
-
-
-def _members_identity(registry: Registry, source: Source) -> dict[str, Any]:
-    """Return the tables of a mixture's members.
-
-    They are part of the identity, because changed tables change the splits, and the revision is not requested again.
-    """
-    members = {name: member.identity() for name, member in _members(registry, source).items()}
-    return {"members": members, **held_out_identity(registry, source, seed=registry.build.seed)} if members else {}
 
 
 def require_prepared(registry: Registry, name: str) -> PretrainSource:

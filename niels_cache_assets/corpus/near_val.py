@@ -104,7 +104,9 @@ def _pairs(inputs: CorpusInputs, chosen: np.ndarray, is_train: np.ndarray, setti
     least = settings.threshold - _SIGMAS * (settings.threshold * (1 - settings.threshold) / settings.num_perm) ** 0.5
     slots = inputs.slots(chosen)
     hashes = band_hashes(slots, bands, rows)
-    known = _hash_filter(hashes)
+    size = 1 << min(max((16 * len(chosen)).bit_length(), 10), 22)
+    known = np.zeros((bands, size), dtype=bool)  # whether val may have a hash, by its lowest bits; most look-ups end here
+    known[np.arange(bands), hashes & np.uint64(size - 1)] = True
     indexes = [HashIndex(hashes[:, band], np.arange(len(chosen))) for band in range(bands)]
     del hashes
     found = [np.empty((2, 0), dtype=np.int64)]
@@ -113,7 +115,7 @@ def _pairs(inputs: CorpusInputs, chosen: np.ndarray, is_train: np.ndarray, setti
         positions = np.arange(start, start + len(block))
         start += len(block)
         own = band_hashes(block.slots, bands, rows)
-        may_match = known[np.arange(bands), own & np.uint64(known.shape[1] - 1)] & is_train[positions, None] & (own != NO_BUCKET)
+        may_match = known[np.arange(bands), own & np.uint64(size - 1)] & is_train[positions, None] & (own != NO_BUCKET)
         pairs = []  # each is (index of train in the block) * len(chosen) + (index of val in `chosen`)
         for band in np.flatnonzero(may_match.any(axis=0)).tolist():
             train = np.flatnonzero(may_match[:, band])
@@ -124,12 +126,3 @@ def _pairs(inputs: CorpusInputs, chosen: np.ndarray, is_train: np.ndarray, setti
         ours, theirs = positions[ones[near]], chosen[others[near]]
         found.append(np.stack([np.maximum(ours, theirs), np.minimum(ours, theirs)]))
     return np.concatenate(found, axis=1)
-
-
-def _hash_filter(hashes: np.ndarray) -> np.ndarray:
-    """Return, by the lowest bits of a hash, whether `hashes` (n, bands) may contain it: (bands, size) bool. Most look-ups end here."""
-    documents, bands = hashes.shape
-    size = 1 << min(max((16 * documents).bit_length(), 10), 22)
-    known = np.zeros((bands, size), dtype=bool)
-    known[np.arange(bands), hashes & np.uint64(size - 1)] = True
-    return known

@@ -182,12 +182,17 @@ class CorpusInputs:
         """
         corpora, ordinals = self.locate(dropped.ordinals)
         because_corpora, because_ordinals = self.locate(dropped.kept_copies)
+        similarity = dropped.similarity.astype(np.float64)
+        unknown = np.flatnonzero(np.isnan(similarity))  # not measured, so it is estimated
+        for first in range(0, len(unknown), _BLOCK):
+            block = unknown[first : first + _BLOCK]
+            similarity[block] = estimated_jaccard(self.slots(dropped.ordinals[block]), self.slots(dropped.kept_copies[block]))
         return DroppedDocuments(
             corpora=corpora,
             ordinals=ordinals,
             splits=self._splits(corpora, ordinals),
             exact=dropped.exact,
-            similarity=self._similarities(dropped),
+            similarity=similarity,
             because_corpora=because_corpora,
             because_ordinals=because_ordinals,
             because_splits=self._splits(because_corpora, because_ordinals),
@@ -220,15 +225,6 @@ class CorpusInputs:
                 own = corpora == corpus
                 slots[own] = rows[ordinals[own]]
         return slots
-
-    def _similarities(self, dropped: DropDecisions) -> np.ndarray:
-        """Return the similarity of each dropped document. It is estimated if it was not measured."""
-        similarity = dropped.similarity.astype(np.float64)
-        unknown = np.flatnonzero(np.isnan(similarity))
-        for first in range(0, len(unknown), _BLOCK):
-            block = unknown[first : first + _BLOCK]
-            similarity[block] = estimated_jaccard(self.slots(dropped.ordinals[block]), self.slots(dropped.kept_copies[block]))
-        return similarity
 
     def similarity(self, positions: Array, *, ngram: int, path: Path) -> Callable[[int, int], float]:
         """Return a function that returns the exact Jaccard similarity of the documents at two positions in the order of all corpora.

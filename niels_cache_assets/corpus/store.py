@@ -32,7 +32,6 @@ from niels_cache_assets.corpus.layout import (
     TEXT_BYTES_PER_FILE,
     documents_file,
 )
-from niels_cache_assets.dedup.signatures import DIGEST_BYTES, Signatures
 from niels_cache_assets.disk.journal import SCRATCH_NAME, write_atomically
 from niels_cache_assets.disk.table_file import ParquetWriter, sealing
 from niels_cache_assets.disk.writers import Files, GrowingFile, HashedFile, NpyWriter, Sizes, add_file
@@ -40,6 +39,7 @@ from niels_cache_runtime.format.layout import META_NAME
 
 if TYPE_CHECKING:
     from niels_cache_assets.cleaning.report import CleaningReport
+    from niels_cache_assets.dedup.signatures import Signatures
 
 TEXT_BYTES_PER_GROUP = 2_000_000  # small, because reading one document decompresses its whole row group
 ROWS_PER_GROUP = 16_384  # a limit for short texts, whose rows take more memory than their text
@@ -116,6 +116,8 @@ class CorpusWriter:
             hashes_stay: Whether the hashes of the documents are a file of the result.
             has_kept_values: Whether documents have kept values.
         """
+        from niels_cache_assets.dedup.signatures import DIGEST_BYTES
+
         self._root = root
         self._columns = DOCUMENTS | KEPT if has_kept_values else DOCUMENTS
         state = state or CorpusWriterState()

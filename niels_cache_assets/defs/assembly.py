@@ -1,20 +1,17 @@
 """All Dagster definitions for one registry (a loaded configuration). Importing this module loads no registry; definitions.py loads it.
 
-Every asset shows the owners and tags of [dagster], the location of the caches, and links to the code that makes the asset. A link opens the
-local file in an editor. If `repository` is set, a link opens the same line on the web. An external asset (upstream) has no code, so its
-link opens the configuration.
+Every asset shows the owners and tags of [dagster], its family and split as tags, the location of the caches, and links to its code and to
+the tables that configure it.
 """
 
 import logging
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import dagster as dg
 
-import niels_cache_assets
 from niels_cache_assets.defs.assets.corpus import corpus_assets
 from niels_cache_assets.defs.assets.datasets import pretrain_assets, sft_assets
 from niels_cache_assets.defs.assets.index import index_assets
@@ -25,14 +22,18 @@ from niels_cache_assets.defs.assets.tokenizer import tokenizer_asset
 from niels_cache_assets.defs.assets.upstream import upstream_specs
 from niels_cache_assets.defs.checks import build_checks
 from niels_cache_assets.defs.jobs import build_jobs, build_schedules
+from niels_cache_assets.defs.keys import names_of
 from niels_cache_assets.defs.progress import ProgressSink
+from niels_cache_assets.defs.references import links_of, table_links
 from niels_cache_assets.defs.resources import CacheRoot, recorded_executor, unconfigured
 from niels_cache_assets.defs.sensors import build_sensors
-from niels_cache_assets.project.registry import FALLBACK_PROFILE, Registry, cache_root, load_registry
+from niels_cache_assets.project.registry import Registry, cache_root, load_registry
+from niels_cache_runtime.format.layout import FAMILIES, SPLITS
 
 _LOG = logging.getLogger(__name__)
 Asset = dg.AssetsDefinition | dg.AssetSpec
-_ANCHOR = Path(niels_cache_assets.__file__)
+_LINKS = "dagster/code_references"
+FAMILY_TAG, SPLIT_TAG = "niels_cache/family", "niels_cache/split"
 _ROOT = re.compile(r'"cache(?=[/"])')
 
 
@@ -55,6 +56,12 @@ def build_defs(
         registry = load_registry()
         for line in registry.advice:
             _LOG.warning(line)
+    return own_defs(registry, resources or {}, executor or recorded_executor(registry))
+
+
+def own_defs(registry: Registry, resources: Mapping[str, Any], executor: dg.ExecutorDefinition | None) -> dg.Definitions:
+    """Return the definitions as `build_defs` does, but with the executor of the code location if `executor` is None."""
+    names = names_of(registry)
     defaults = {"cache_root": CacheRoot(root=str(cache_root(registry))), "progress_sink": ProgressSink()}
     assets = [
         tokenizer_asset(registry),
@@ -71,9 +78,9 @@ def build_defs(
         asset_checks=build_checks(registry),
         jobs=build_jobs(registry, {key for asset in assets for key in asset.keys}),
         sensors=build_sensors(registry),
-        schedules=build_schedules(),
-        resources={name: unconfigured(value) for name, value in {**defaults, **(resources or {})}.items()},
-        executor=executor or recorded_executor(registry),
+        schedules=build_schedules(names),
+        resources={names.name(name): unconfigured(value) for name, value in {**defaults, **resources}.items()},
+        executor=executor,
     )
 
 
@@ -82,22 +89,23 @@ def _presented(assets: Sequence[Asset], registry: Registry) -> list[Asset]:
 
     In code samples of their descriptions, the real path of the cache root replaces `cache`.
     """
-    settings, root = registry.dagster, cache_root(registry).absolute().as_posix()
+    settings, names, root = registry.dagster, names_of(registry), cache_root(registry).absolute().as_posix()
+    tables = table_links(registry)
 
     def present(spec: dg.AssetSpec) -> dg.AssetSpec:
+        name = spec.key.path[-1]
+        family = next((each for each in FAMILIES if each in (names.kind_of(spec.key), name)), None)
+        split = next((each for each in SPLITS if name.startswith(f"{each}_")), None)
+        found = {key: value for key, value in ((FAMILY_TAG, family), (SPLIT_TAG, split)) if value}
+        code = spec.metadata.get(_LINKS)
+        links = [*(code.code_references if isinstance(code, dg.CodeReferencesMetadataValue) else []), *links_of(spec, tables)]
         located = _ROOT.sub(lambda _: f'"{root}', spec.description or "")
-        return spec.replace_attributes(description=located).merge_attributes(owners=settings.owners, tags=settings.tags)
+        return spec.replace_attributes(description=located, group_name=names.group(spec.group_name or "default")).merge_attributes(
+            owners=settings.owners,
+            tags={**found, **settings.tags},
+            metadata={_LINKS: dg.CodeReferencesMetadataValue(code_references=links)},
+        )
 
-    owned = dg.map_asset_specs(present, assets)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dg.BetaWarning)  # code references are a beta feature; an asset also works without them
-        linked: list[Asset] = list(dg.with_source_code_references(owned))  # type: ignore[arg-type]
-        return [_with_configuration(asset, registry) if isinstance(asset, dg.AssetSpec) else asset for asset in linked]
-
-
-def _with_configuration(spec: dg.AssetSpec, registry: Registry) -> dg.AssetSpec:
-    file = Path(registry.origin)
-    if not file.is_file():
-        file = _ANCHOR.parent / "project" / "profiles" / f"{registry.profile or FALLBACK_PROFILE}.toml"
-    reference = dg.LocalFileCodeReference(file_path=str(file.absolute()), line_number=1, label=file.name)
-    return spec.merge_attributes(metadata={"dagster/code_references": dg.CodeReferencesMetadataValue(code_references=[reference])})
+        return list(dg.map_asset_specs(present, dg.with_source_code_references(assets)))  # type: ignore[arg-type]

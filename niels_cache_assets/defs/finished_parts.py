@@ -20,21 +20,18 @@ from functools import cache, partial
 
 import dagster as dg
 
-from niels_cache_assets.artifacts.base import Artifact, Outcome
+from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.artifacts.graph import graph
-from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.watch import RUNNING, WAITING, WatchedStep, describe_steps, summarize_steps
 from niels_cache_assets.artifacts.stored import read_finished
 from niels_cache_assets.base.wording import format_count
 from niels_cache_assets.defs import keys
-from niels_cache_assets.defs.assets.corpus import corpus_part_metadata
-from niels_cache_assets.defs.assets.parts import is_recorded, part_metadata, plan_record
-from niels_cache_assets.defs.assets.upstream import DATA_VERSION_TAG, last_materialization
 from niels_cache_assets.defs.cursors import in_turn
-from niels_cache_assets.defs.metadata.builds import STATE
+from niels_cache_assets.defs.keys import names_of
 from niels_cache_assets.defs.metadata.entries import table, without_empty
 from niels_cache_assets.defs.part_slots import limit_parts
-from niels_cache_assets.defs.resources import RootParam
+from niels_cache_assets.defs.recording import FoundArtifact
+from niels_cache_assets.defs.resources import root_of
 from niels_cache_assets.parts.lease import DONE
 from niels_cache_assets.project.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
@@ -53,75 +50,63 @@ def finished_parts_sensor(registry: Registry) -> dg.SensorDefinition:
     Its cursor is {next: the data set to begin with, seen: {key: stamp}, states: {data set: {state: steps}}}.
     The stamp of a part that was new at the last look begins with "new".
     """
-    graph_at = cache(partial(graph, registry))  # it knows what the last look has read in a store
+    names, graph_at = names_of(registry), cache(partial(graph, registry))  # it knows what the last look has read in a store
 
     @dg.sensor(
-        name=PARTS_SENSOR,
+        name=names.name(PARTS_SENSOR),
         minimum_interval_seconds=_SECONDS,
         default_status=dg.DefaultSensorStatus.RUNNING
         if registry.cluster.model_fields_set or registry.build.store is not None
         else dg.DefaultSensorStatus.STOPPED,
         description="Records plans and parts that were built without Dagster, such as by an array job of Slurm. Each is recorded once. "
         "Observes what is running, whoever started it.",
+        required_resource_keys=names.resources,
     )
-    def sensor(context: dg.SensorEvaluationContext, cache_root: RootParam) -> dg.SensorResult:
+    def sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         limit_parts(context.instance, registry)
         cursor = json.loads(context.cursor or "{}")
-        names, artifacts = keys.datasets_with_plan(registry), graph_at(cache_root.path)
+        planned, artifacts = keys.datasets_with_plan(registry), graph_at(root_of(context, names))
         known = {*artifacts.keys}
         seen = {key: stamp for key, stamp in cursor.get("seen", {}).items() if key in known}
-        states = {name: counts for name, counts in cursor.get("states", {}).items() if name in names}
-        events: list[dg.AssetMaterialization | dg.AssetObservation] = []
-        began, looked = time.monotonic(), 0
-        for name in in_turn(names, cursor, "next", until=began + _LOOK_SECONDS):
+        states = {name: counts for name, counts in cursor.get("states", {}).items() if name in planned}
+        events: list[dg.AssetObservation] = []
+        began, looked, recorded = time.monotonic(), 0, 0
+        definitions = context.repository_def
+        assert definitions is not None  # ticks of the daemon have a repository
+        for name in in_turn(planned, cursor, "next", until=began + _LOOK_SECONDS):
             looked += 1
             steps = artifacts.watch(name)
             before, states[name] = states.get(name), summarize_steps(steps)["states"]
             if states[name].get(RUNNING) or states[name] != before:
-                events.append(_observation(name, steps))
+                events.append(_observation(names.plan, name, steps))
             for step in steps:
                 if step.key.partition("/")[0] not in _RECORDED or step.stamp is None or seen.get(step.key) == step.stamp:
                     continue
                 if time.monotonic() - began >= _RECORD_SECONDS or _is_being_built(context.instance, step.key):
                     continue
                 try:
-                    event = _event(context.instance, step.artifact)
+                    meta = read_finished(step.artifact)
                 except NielsCacheError:  # it was replaced in the meantime
                     continue
-                is_new = not is_recorded(last_materialization(context.instance, event.asset_key, str(event.partition)), event)
+                outcome = Outcome(key=step.key, state="built", meta=meta, directory=step.artifact.directory)
+                found = FoundArtifact(context.instance, definitions.asset_graph, registry, outcome, root=artifacts.root, state=_STATE)
                 is_noted = seen.get(step.key) == f"new {step.stamp}"
-                seen[step.key] = f"new {step.stamp}" if is_new and not is_noted else step.stamp
-                events += [event] if is_new and is_noted else []
-        nothing = dg.SkipReason(f"Looked at {format_count(looked, 'data set')}; nothing is new")
+                seen[step.key] = step.stamp if is_noted else f"new {step.stamp}"
+                recorded += is_noted and found.record(PARTS_SENSOR)
+        done = f"Looked at {format_count(looked, 'data set')}; {f'recorded {recorded}' if recorded else 'nothing is new'}"
         cursor |= {"seen": seen, "states": states}
-        return dg.SensorResult(asset_events=events, cursor=json.dumps(cursor), skip_reason=None if events else nothing)
+        return dg.SensorResult(asset_events=events, cursor=json.dumps(cursor), skip_reason=None if events else dg.SkipReason(done))
 
     return sensor
 
 
-def _observation(name: str, steps: Sequence[WatchedStep]) -> dg.AssetObservation:
+def _observation(plan: dg.AssetKey, name: str, steps: Sequence[WatchedStep]) -> dg.AssetObservation:
     """Return an observation of a plan, with a table of the steps that are neither done nor waiting."""
     rows = [{"step": each.key, "state": each.state, "progress": each.reason} for each in steps if each.state not in (WAITING, DONE)]
     shown = {"steps": describe_steps(steps), "active": table(rows, step="string", state="string", progress="string")}
-    return dg.AssetObservation(keys.PLAN, partition=name, metadata=without_empty(shown))
+    return dg.AssetObservation(plan, partition=name, metadata=without_empty(shown))
 
 
 def _is_being_built(instance: dg.DagsterInstance, key: str) -> bool:
     filters = dg.RunsFilter(tags={keys.PARTITION_TAG: key.partition("/")[2]}, statuses=keys.IN_PROGRESS)
     return bool(instance.get_run_ids(filters, limit=1))
-
-
-def _event(instance: dg.DagsterInstance, artifact: Artifact) -> dg.AssetMaterialization:
-    """Return the event that records a finished artifact.
-
-    Raises:
-        NielsCacheError: If the record of the artifact cannot be read.
-    """
-    meta = read_finished(artifact)
-    outcome = Outcome(key=artifact.key, state="built", meta=meta, directory=artifact.directory)
-    asset, partition = keys.recorded_as(artifact.key)
-    if isinstance(artifact, PartsPlan):
-        metadata, version = plan_record(instance, outcome, artifact.source)
-    else:
-        metadata, version = (corpus_part_metadata if asset == keys.CORPUS_PARTS else part_metadata)(outcome), meta["content_sha256"]
-    return dg.AssetMaterialization(asset, partition=partition, metadata={**metadata, STATE: _STATE}, tags={DATA_VERSION_TAG: version})

@@ -8,10 +8,12 @@ from typing import Any
 
 import dagster as dg
 
-from niels_cache_assets.defs import keys
+from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.defs.assets.upstream import observe_revision
 from niels_cache_assets.defs.checks.sync import IN_SYNC
-from niels_cache_assets.defs.resources import RootParam
+from niels_cache_assets.defs.home.found import remove_markers_of
+from niels_cache_assets.defs.keys import DefinitionNames, names_of
+from niels_cache_assets.defs.resources import root_of
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.errors import describe_error, log_traceback
 from niels_cache_assets.sources.net.retries import retry_at_most
@@ -24,47 +26,53 @@ _NIGHTLY = {
 }
 
 
-_JOBS: dict[str, tuple[list[dg.AssetKey], str]] = {
-    "build_tokenizer": ([keys.TOKENIZER], "Train or import the tokenizer and check it. Every cache in the same root uses it."),
-    "build_pretrain": (
-        keys.family_keys("pretrain"),
-        "Build the pretrain cache of a data set (of all: by a backfill) and verify it.",
-    ),
-    "build_sft": (keys.family_keys("sft"), "Build the SFT cache of a data set (of all: by a backfill) and verify it."),
-    "build_corpus": ([keys.DOCUMENTS], "Clean and sign the documents of a data set (of all: by a backfill)."),
-    "find_duplicates": ([keys.DUPLICATES], "Find duplicates across all data sets that have a corpus."),
-    "report_corpus": ([keys.KEPT, keys.REPORT], "Count the documents of a data set's corpus that are kept, and draw its report."),
-    "build_corpus_parts": ([keys.CORPUS_PARTS], "Clean and sign one part of a corpus (of all: by a backfill)."),
-    "hash_signatures": ([keys.HASHES], "Hash the signatures of all corpora, for a search for duplicates in ranges."),
-    "link_ranges": ([keys.RANGES], "Find the documents that share a hash in one range of hashes (in all: by a backfill)."),
-    "plan_parts": ([keys.PLAN], "List the files of a data set, and divide them and its budgets among its parts."),
-    "build_parts": ([keys.PARTS], "Build one part of a data set (of all: by a backfill)."),
-    "build_val_part": ([keys.VAL_PART], "Make the val of a data set in parts, before its parts."),
-    "build_index": ([keys.INDEX], "Build the indices of a blend (of all: by a backfill) ahead of training."),
-    **{
-        f"publish_{family}": ([key], "Push the cache of a data set (of all: by a backfill) to the address of [publish].")
-        for family, key in keys.PUBLISHED_KEYS.items()
-    },
-    "write_reports": ([keys.MIXTURE, keys.CACHE_REPORT], "Write the reports over everything that is built, as build-all does at the end."),
-}
+def _jobs(names: DefinitionNames) -> dict[str, tuple[list[dg.AssetKey], str]]:
+    """Return the assets and the description of each job, by its name without a prefix."""
+    return {
+        "build_tokenizer": ([names.tokenizer], "Train or import the tokenizer and check it. Every cache in the same root uses it."),
+        "build_pretrain": (
+            names.family_keys("pretrain"),
+            "Build the pretrain cache of a data set (of all: by a backfill) and verify it.",
+        ),
+        "build_sft": (names.family_keys("sft"), "Build the SFT cache of a data set (of all: by a backfill) and verify it."),
+        "build_corpus": ([names.documents], "Clean and sign the documents of a data set (of all: by a backfill)."),
+        "find_duplicates": ([names.duplicates], "Find duplicates across all data sets that have a corpus."),
+        "report_corpus": ([names.kept, names.report], "Count the documents of a data set's corpus that are kept, and draw its report."),
+        "build_corpus_parts": ([names.corpus_parts], "Clean and sign one part of a corpus (of all: by a backfill)."),
+        "hash_signatures": ([names.hashes], "Hash the signatures of all corpora, for a search for duplicates in ranges."),
+        "link_ranges": ([names.ranges], "Find the documents that share a hash in one range of hashes (in all: by a backfill)."),
+        "plan_parts": ([names.plan], "List the files of a data set, and divide them and its budgets among its parts."),
+        "build_parts": ([names.parts], "Build one part of a data set (of all: by a backfill)."),
+        "build_val_part": ([names.val_part], "Make the val of a data set in parts, before its parts."),
+        "build_index": ([names.index], "Build the indices of a blend (of all: by a backfill) ahead of training."),
+        **{
+            f"publish_{family}": ([key], "Push the cache of a data set (of all: by a backfill) to the address of [publish].")
+            for family, key in names.published.items()
+        },
+        "write_reports": (
+            [names.mixture, names.cache_report],
+            "Write the reports over everything that is built, as build-all does at the end.",
+        ),
+    }
 
 
-def job_of(asset: dg.AssetKey) -> str:
+def job_of(names: DefinitionNames, asset: dg.AssetKey) -> str:
     """Return the job that materializes an asset."""
-    return next(job for job, (assets, _) in _JOBS.items() if asset in assets)
+    return names.name(next(job for job, (assets, _) in _jobs(names).items() if asset in assets))
 
 
 def build_jobs(registry: Registry, defined: Collection[dg.AssetKey]) -> list[Any]:
     """Return all jobs of assets that are `defined`, as `dg.Definitions` takes them."""
-    checks = dg.AssetSelection.checks(*(dg.AssetCheckKey(keys.META_KEYS[family], IN_SYNC) for family in FAMILIES))
+    names = names_of(registry)
+    checks = dg.AssetSelection.checks(*(dg.AssetCheckKey(names.meta[family], IN_SYNC) for family in FAMILIES))
     return [
         *(
-            dg.define_asset_job(job, selection=dg.AssetSelection.assets(*assets), description=text)
-            for job, (assets, text) in _JOBS.items()
+            dg.define_asset_job(names.name(job), selection=dg.AssetSelection.assets(*assets), description=text)
+            for job, (assets, text) in _jobs(names).items()
             if set(assets) <= set(defined)
         ),
         dg.define_asset_job(
-            "verify_caches",
+            names.name("verify_caches"),
             selection=checks,
             description="Read and verify every file of every cache, and compare each with the settings: the check caches_in_sync of both "
             "families.",
@@ -74,18 +82,25 @@ def build_jobs(registry: Registry, defined: Collection[dg.AssetKey]) -> list[Any
 
 
 def _observe_upstream(registry: Registry) -> dg.JobDefinition:
-    @dg.op(description="Record the revision that every data set's upstream has now.")
-    def observe_revisions(context: dg.OpExecutionContext, cache_root: RootParam) -> None:
+    names = names_of(registry)
+
+    @dg.op(
+        name=names.name("observe_revisions"),
+        description="Record the revision that every data set's upstream has now.",
+        required_resource_keys=names.resources,
+    )
+    def observe_revisions(context: dg.OpExecutionContext) -> None:
         with retry_at_most():  # a build retries for a longer time than this observation
             for name in registry.partition_keys():
                 try:
-                    context.log_event(observe_revision(registry, name, root=cache_root.path))
+                    context.log_event(observe_revision(registry, name, root=root_of(context, names)))
+                    remove_markers_of(graph(registry, root_of(context, names)), name)
                 except Exception as error:  # any error of one source
                     context.log.warning(f"{name}: {describe_error(error)}")
                     log_traceback(error, context.log.info)
 
     @dg.job(
-        name="observe_upstream",
+        name=names.name("observe_upstream"),
         description="Observe upstream of every data set. Partitions whose revision or settings have changed then show as unsynced.",
     )
     def observe_upstream() -> None:
@@ -94,12 +109,12 @@ def _observe_upstream(registry: Registry) -> dg.JobDefinition:
     return observe_upstream
 
 
-def build_schedules() -> list[dg.ScheduleDefinition]:
+def build_schedules(names: DefinitionNames) -> list[dg.ScheduleDefinition]:
     """Return the nightly schedules."""
     return [
         dg.ScheduleDefinition(
-            name=name,
-            job_name=job,
+            name=names.name(name),
+            job_name=names.name(job),
             cron_schedule=f"{minute} {_NIGHTLY_HOUR} * * *",
             execution_timezone="UTC",
             default_status=dg.DefaultScheduleStatus.STOPPED,

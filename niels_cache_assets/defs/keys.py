@@ -15,63 +15,98 @@ from niels_cache_assets.corpus.identity import dedup_order
 from niels_cache_assets.corpus.layout import range_name
 from niels_cache_assets.parts.layout import part_name
 from niels_cache_assets.project.registry import Registry
+from niels_cache_assets.project.tables import DagsterSettings
 from niels_cache_runtime.format.layout import FAMILIES, SPLITS, Family, Split
 
-LOCATION = "niels_cache_assets"
-TOKENIZER = AssetKey("tokenizer")
+STREAM_POOL = "source_stream"
 PARTITION_TAG = "dagster/partition"
 IN_PROGRESS = [DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING]
-STREAM_POOL = "source_stream"  # the limit of this pool is the number of streams at the same time; no op is in the pool (stream_slots.py)
-
-STREAM_OPS: dict[str, str] = {family: f"stream_{family}_dataset" for family in FAMILIES}
-SPLIT_KEYS: dict[Family, dict[Split, AssetKey]] = {
-    "pretrain": {split: AssetKey(["pretrain", f"{split}_shards"]) for split in SPLITS},
-    "sft": {split: AssetKey(["sft", f"{split}_pair"]) for split in SPLITS},
-}
-META_KEYS = {family: AssetKey([family, "meta_json"]) for family in FAMILIES}
-UPSTREAM_KEYS = {family: AssetKey(["upstream", family]) for family in FAMILIES}
-
-PLAN, VAL_PART, PARTS = (AssetKey(["pretrain", name]) for name in ("plan", "val_part", "parts"))
-PARTS_POOL = "parts"  # its limit is the number of parts that are built at a time
-
-DOCUMENTS = AssetKey(["corpus", "documents"])
-CORPUS_PARTS, HASHES, RANGES = (AssetKey(["corpus", name]) for name in ("parts", "hashes", "ranges"))
-DUPLICATES = AssetKey(["corpus", "duplicates"])
-KEPT = AssetKey(["corpus", "kept"])
-REPORT = AssetKey(["corpus", "report"])
-MIXTURE = AssetKey(["reports", "mixture"])
-CACHE_REPORT = AssetKey(["reports", "cache"])
-REPORTS_GROUP = "reports"  # reports for people; no asset depends on them
-
-INDEX = AssetKey(["index", "gpt"])
-PUBLISHED_KEYS = {family: AssetKey(["published", family]) for family in FAMILIES}
-
-ASSETS: dict[str, AssetKey] = {  # by key or by kind of artifact: the asset that records it
-    "tokenizer": TOKENIZER,
-    "corpus": DOCUMENTS,
-    "corpus/duplicates": DUPLICATES,
-    "corpus_part": CORPUS_PARTS,
-    "hashes": HASHES,
-    "range": RANGES,
-    "report": REPORT,
-    "plan": PLAN,
-    "val_part": VAL_PART,
-    "part": PARTS,
-    "pretrain": META_KEYS["pretrain"],
-    "sft": META_KEYS["sft"],
-    "index": INDEX,
-}
 
 
-def recorded_as(key: str) -> tuple[AssetKey, str | None]:
-    """Return the asset and the partition that record the artifact with this key. An artifact that exists once has no partition."""
-    kind, _, name = key.partition("/")
-    return (ASSETS[key], None) if key in ASSETS else (ASSETS[kind], name)
+class DefinitionNames:
+    """The names of the definitions of one registry. All begin with the prefix of [dagster], so that several registries fit in one location.
+
+    Args:
+        settings: Settings in [dagster].
+
+    Attributes:
+        location: Name of the code location.
+        parts_pool: A pool whose limit is the number of parts that are built at a time.
+        stream_pool: A pool whose limit is the number of streams at the same time. No op is in the pool (stream_slots.py).
+        cache_root: Key of the resource with the folder of all caches.
+        progress_sink: Key of the resource with the progress sink.
+        assets: By key or by kind of artifact, the asset that records it.
+    """
+
+    def __init__(self, settings: DagsterSettings) -> None:
+        self._prefix = settings.key_prefix.split("/") if settings.key_prefix else []
+        self._group, self.location = settings.group, settings.location
+        self.parts_pool = settings.pools.get("parts", self.name("parts"))
+        self.stream_pool = settings.pools.get("source_stream", self.name(STREAM_POOL))
+        self.cache_root, self.progress_sink = self.name("cache_root"), self.name("progress_sink")
+        self.stream_ops: dict[str, str] = {family: self.name(f"stream_{family}_dataset") for family in FAMILIES}
+        self.tokenizer = self.key("tokenizer")
+        self.splits: dict[Family, dict[Split, AssetKey]] = {
+            "pretrain": {split: self.key("pretrain", f"{split}_shards") for split in SPLITS},
+            "sft": {split: self.key("sft", f"{split}_pair") for split in SPLITS},
+        }
+        self.meta: dict[str, AssetKey] = {family: self.key(family, "meta_json") for family in FAMILIES}
+        self.upstream = {family: self.key("upstream", family) for family in FAMILIES}
+        self.published = {family: self.key("published", family) for family in FAMILIES}
+        self.plan, self.val_part, self.parts = (self.key("pretrain", name) for name in ("plan", "val_part", "parts"))
+        self.documents, self.duplicates, self.kept = (self.key("corpus", name) for name in ("documents", "duplicates", "kept"))
+        self.corpus_parts, self.hashes, self.ranges = (self.key("corpus", name) for name in ("parts", "hashes", "ranges"))
+        self.report, self.index = self.key("corpus", "report"), self.key("index", "gpt")
+        self.mixture, self.cache_report = self.key("reports", "mixture"), self.key("reports", "cache")
+        self.assets = {
+            "tokenizer": self.tokenizer,
+            "corpus": self.documents,
+            "corpus/duplicates": self.duplicates,
+            "corpus_part": self.corpus_parts,
+            "hashes": self.hashes,
+            "range": self.ranges,
+            "report": self.report,
+            "plan": self.plan,
+            "val_part": self.val_part,
+            "part": self.parts,
+            **self.meta,
+            "index": self.index,
+        }
+
+    @property
+    def resources(self) -> set[str]:
+        """Keys of the resources of every op."""
+        return {self.cache_root, self.progress_sink}
+
+    def key(self, *path: str) -> AssetKey:
+        """Return the key of an asset."""
+        return AssetKey([*self._prefix, *path])
+
+    def name(self, plain: str) -> str:
+        """Return the name of an op, a job, a sensor, a schedule, a resource or a pool."""
+        return self.key(plain).to_python_identifier()
+
+    def kind_of(self, asset: AssetKey) -> str:
+        """Return the first part of an asset's key below the prefix, such as `pretrain`."""
+        return asset.path[len(self._prefix)]
+
+    def group(self, plain: str) -> str:
+        """Return the group of assets of a kind."""
+        return self._group or self.name(plain)
+
+    def recorded_as(self, key: str) -> tuple[AssetKey, str | None]:
+        """Return the asset and the partition that record the artifact with this key. An artifact that exists once has no partition."""
+        kind, _, name = key.partition("/")
+        return (self.assets[key], None) if key in self.assets else (self.assets[kind], name)
+
+    def family_keys(self, family: Family) -> list[AssetKey]:
+        """Return the three assets that one pass over a data set writes, in topological order."""
+        return [*self.splits[family].values(), self.meta[family]]
 
 
-def family_keys(family: Family) -> list[AssetKey]:
-    """Return the three assets that one pass over a data set writes, in topological order."""
-    return [*SPLIT_KEYS[family].values(), META_KEYS[family]]
+def names_of(registry: Registry) -> DefinitionNames:
+    """Return the names of the definitions of a registry."""
+    return DefinitionNames(registry.dagster)
 
 
 def partitions(registry: Registry, family: Family) -> StaticPartitionsDefinition:

@@ -1,60 +1,55 @@
-"""Builds that a program starts through Dagster: each data set is one run in this process, and the runs are recorded for the UI.
+"""Builds that a program starts: what is current is found, and everything else is built by runs of Dagster (runs.py).
 
-`niels-cache build-all` uses the launcher, which has the same assets, checks, jobs and instance as the UI. It does not retry, and needs no
-daemon. A listener (an object that receives the events) prints lines and progress bars. Dagster itself writes nothing to the console here.
+`niels-cache build-all` uses the launcher. A listener (an object that receives the events) prints lines and progress bars. What is current,
+and recorded in the Dagster home already (home/found.py), costs a few small reads, and no check is executed again. Dagster, which takes
+seconds to import, is opened only for the rest.
 """
 
 import time
-import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Any
-
-import dagster as dg
+from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.artifacts.base import Artifact, Outcome, listed_name
 from niels_cache_assets.artifacts.duplicates import SearchStep
 from niels_cache_assets.artifacts.graph import graph
-from niels_cache_assets.artifacts.input_problems import require_inputs
+from niels_cache_assets.artifacts.materialize import find_current
 from niels_cache_assets.artifacts.parts.free_parts import FreePartsFirst
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.stored import in_store
 from niels_cache_assets.base.wording import format_list
-from niels_cache_assets.cluster.child import BuildInChild
 from niels_cache_assets.corpus.layout import HASHES
-from niels_cache_assets.defs import keys
-from niels_cache_assets.defs.assembly import build_defs
-from niels_cache_assets.defs.checks.sync import IN_SYNC
-from niels_cache_assets.defs.home.abandoned import ending_abandoned_runs, recorded_run
-from niels_cache_assets.defs.home.home_errors import end_runs_that_cannot_record, home_errors, recorded_error_message
-from niels_cache_assets.defs.home.instance import dagster_home, ensure_instance
-from niels_cache_assets.defs.jobs import job_of
+from niels_cache_assets.defs.home.found import dagster_home, digests_path, has_abandoned_runs, has_failed, mark_failed, marker_of
 from niels_cache_assets.defs.launch_events import LaunchListener, LaunchResult
-from niels_cache_assets.defs.part_processes import build_in_children
-from niels_cache_assets.defs.part_slots import limit_parts
-from niels_cache_assets.defs.private import NO_COMPUTE_LOGS, record_location
-from niels_cache_assets.defs.progress import ProgressSink
-from niels_cache_assets.defs.resources import CacheRoot
-from niels_cache_assets.facts.progress import BuildProgress
 from niels_cache_assets.parts.layout import CHILD_BUILT_KINDS, PART_KINDS
 from niels_cache_assets.project.registry import Registry
-from niels_cache_assets.reports.page import page_path
+from niels_cache_assets.reports import page_path
+from niels_cache_assets.sources.errors import DEBUG
+from niels_cache_assets.sources.reading.digests import remember_digests
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES
 from niels_cache_runtime.format.reading import available_threads
 
+if TYPE_CHECKING:
+    from niels_cache_assets.defs.runs import Runs
+
 _WAIT_FOR_THEIR_CACHES = ("corpus", "report", HASHES)  # kinds that report no missing input, because their caches do
-_QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
-# No captured compute logs, because they redirect stdout and stderr, which the progress bars of the listener need.
-_INSTANCE_OVERRIDES = {"compute_logs": NO_COMPUTE_LOGS}
-# A retry by the daemon would use the settings and cache root of the code server, which may differ from the settings of this program.
-_NO_RETRY = {"dagster/max_retries": "0"}
+_OWN_FAMILIES = ("tokenizer", *FAMILIES, "index")  # kinds of artifacts that are a family of results
 
 
 def launch_builds(
-    registry: Registry, *, root: Path, only: Sequence[str] | None = None, force: bool = False, wait: bool = False, listener: LaunchListener
+    registry: Registry,
+    *,
+    root: Path,
+    only: Sequence[str] | None = None,
+    force: bool = False,
+    wait: bool = False,
+    record: bool = False,
+    listener: LaunchListener,
 ) -> list[LaunchResult]:
     """Build and verify the tokenizer and every data set, in the order of the registry.
 
@@ -74,6 +69,7 @@ def launch_builds(
         only: Names of data sets and blends to build; by default all.
         force: Whether to build again what is current; by default no.
         wait: Whether to wait if a different process is building a data set; by default its build here fails.
+        record: Whether to look into the database for everything that is found; by default what a marker says is believed.
         listener: Receives the events.
 
     Returns:
@@ -89,17 +85,11 @@ def launch_builds(
     order = all_artifacts.order(only)
     retrained = force and (only is None or all_artifacts.tokenizer().key in only)
     if all_artifacts.tokenizer().needs_training(force=retrained):
+        from niels_cache_assets.artifacts.input_problems import require_inputs
+
         require_inputs(registry, [key.partition("/")[2] for key in order if key.partition("/")[0] in FAMILIES])
-    home = dagster_home()
-    with (
-        home_errors(home),
-        ensure_instance(home, overrides=_INSTANCE_OVERRIDES) as instance,
-        ending_abandoned_runs(instance),
-        end_runs_that_cannot_record(instance, home),
-    ):
-        limit_parts(instance, registry)
-        record_location(instance, keys.LOCATION)
-        launcher = _Launcher(registry, root, instance, listener, wait=wait)
+    with ExitStack() as opened, remember_digests(digests_path()):
+        launcher = _Launcher(registry, root, opened, listener, wait=wait, record=record)
         for are_parts, group in groupby(order, key=_shared):
             steps = [all_artifacts[key] for key in group]
             if are_parts and (force or not all_artifacts.is_done(steps[0].key)):
@@ -107,17 +97,18 @@ def launch_builds(
             for step in () if are_parts else steps:
                 if force or not all_artifacts.is_done(step.key):
                     launcher.launch(step, force=retrained if step.key == "tokenizer" else force)
-        if any(result.state == "built" for result in launcher.results) or not page_path(root).exists():
-            launcher.write_reports()
+        is_new = any(result.state == "built" for result in launcher.results)
+        if is_new or not page_path(root).exists() or has_abandoned_runs():  # opening the runs ends those; one may be that of the reports
+            launcher.runs.write_reports(in_run=is_new)
         return launcher.results
 
 
-class _Launcher(ProgressSink):
-    """A launch, which passes everything that its runs report to the listener."""
+class _Launcher:
+    """A launch, whose results are in `results`."""
 
-    def __init__(self, registry: Registry, root: Path, instance: dg.DagsterInstance, listener: LaunchListener, *, wait: bool) -> None:
-        super().__init__()
-        self._instance, self._listener, self._wait = instance, listener, wait
+    def __init__(self, registry: Registry, root: Path, opened: ExitStack, listener: LaunchListener, *, wait: bool, record: bool) -> None:
+        self._registry, self._root, self._opened, self._listener = registry, root, opened, listener
+        self._wait, self._record = wait, record
         self._graph = graph(registry, root)
         self.results: list[LaunchResult] = []
         off = {name: f"is switched off: set enabled = true in [{registry.family_of(name)}.{name}]" for name in registry.switched_off()}
@@ -125,32 +116,38 @@ class _Launcher(ProgressSink):
         self._unconfigured = {f"{registry.family_of(name)}/{name}": reason for name, reason in reasons.items()}
         self._missing = {*self._unconfigured}  # keys of artifacts that cannot be built or could not be built
         self._new: set[str] = set()  # keys that were built or found since the artifacts that use existing inputs were built
+        self._built: set[str] = set()  # keys that were built or found
         self._started: dict[str, float] = {}  # when parts were started ahead of their runs
         cluster, self._at_once = registry.cluster, registry.cluster.parts_at_once(available_threads())
         is_plain = self._at_once == 1 and not cluster.command and not cluster.program
-        self.builds_parts_here = is_plain or bool(registry.overrides)
-        if self.builds_parts_here and not is_plain and keys.has_shared_steps(registry):
+        self._builds_parts_here = is_plain or bool(registry.overrides)
+        if self._builds_parts_here and not is_plain and (registry.in_parts() or registry.corpora_in_parts() or registry.search_ranges):
             listener.logged("parts", "WARNING: built here, one at a time, because options of this command change settings of the file")
-        self._defs = build_defs({"cache_root": CacheRoot(root=str(root)), "progress_sink": self}, registry=registry)
 
-    def progressed(self, name: str, progress: BuildProgress) -> None:
-        self._listener.progressed(name, progress)
+    @cached_property
+    def runs(self) -> "Runs":
+        """The runs of this launch, which import Dagster and open its home."""
+        from niels_cache_assets.defs.runs import open_runs
 
-    def logged(self, name: str, message: str) -> None:
-        self._listener.logged(name, message)
+        runs = self._opened.enter_context(open_runs(self._registry, self._root, self._listener))
+        runs.built, runs.builds_parts_here = self._built, self._builds_parts_here
+        return runs
 
     def launch_parts(self, parts: Sequence[Artifact], *, force: bool) -> None:
         """Build parts of one data set, or ranges, in children, several at a time ([cluster]), or here.
 
         Parts that other processes build are waited for.
         """
-        if self.builds_parts_here or force:
+        if self._builds_parts_here or force:
             pending = FreePartsFirst(parts)
             while (next_part := pending.take()) is not None:
                 part, waits = next_part
                 if not self.launch(part, force=force, skip_if_busy=not waits):
                     pending.defer(part)
             return
+        from niels_cache_assets.cluster.child import BuildInChild
+        from niels_cache_assets.defs.part_processes import build_in_children
+
         ready: list[BuildInChild] = []
         for part in parts:
             if isinstance(part, BuildInChild) and not self._is_left_out(part) and not self._reason_to_skip(part):
@@ -163,26 +160,24 @@ class _Launcher(ProgressSink):
             home=dagster_home(),
             listener=self._listener,
             started=self._started,
-            on_end=self._record,
+            on_end=self._end_part,
         )
 
-    def _record(self, part: Artifact, end: Outcome | NielsCacheError) -> None:
-        """Execute the run of a part that was built, or has failed, ahead of it."""
-        self.ends[part.key] = end
-        self.launch(part, force=False)
+    def _end_part(self, part: Artifact, end: Outcome | NielsCacheError) -> None:
+        """Record a part that was found, or built, or has failed ahead of its run."""
+        self.launch(part, force=False, end=end)
 
-    def launch(self, artifact: Artifact, *, force: bool, skip_if_busy: bool = False) -> bool:
-        """Build one artifact, or skip it if an input is missing.
+    def launch(self, artifact: Artifact, *, force: bool, skip_if_busy: bool = False, end: Outcome | NielsCacheError | None = None) -> bool:
+        """Find or build one artifact, or skip it if an input is missing. `end` is its end if it was found or built ahead.
 
         Returns False if another process builds this part and `skip_if_busy` is set.
         """
         if self._is_left_out(artifact):
             return True
         key, kind = artifact.key, artifact.key.partition("/")[0]
-        asset, partition = keys.recorded_as(key)
-        family: Any = "parts" if kind in PART_KINDS else asset.path[0]
+        family: Any = "parts" if kind in PART_KINDS else kind if kind in _OWN_FAMILIES else "corpus"
         listed = LaunchResult(name=listed_name(key), family=family, state="skipped", message=self._reason_to_skip(artifact))
-        result = listed if listed.message else self._run(artifact, listed, asset, partition, force=force, skip_if_busy=skip_if_busy)
+        result = listed if listed.message else self._result(artifact, listed, end, force=force, skip_if_busy=skip_if_busy)
         if result is None:
             return False
         self._listener.finished(result)
@@ -192,7 +187,7 @@ class _Launcher(ProgressSink):
         else:
             self._missing.discard(key)
             self._new.add(key)
-            self.built.add(key)
+            self._built.add(key)
         if artifact.builds_from_partial_inputs and kind != HASHES:  # the drop lists follow the hashes, and use the same documents
             self._new.difference_update([*artifact.inputs(), HASHES])
         return True
@@ -211,90 +206,61 @@ class _Launcher(ProgressSink):
         missing = [listed_name(each) for each in needed if each in self._missing]
         return self._unconfigured.get(artifact.key) or (f"{format_list(missing)} could not be built" if missing else None)
 
-    def write_reports(self) -> None:
-        """Write the reports over everything. The listener gets only a failure, because the reports are not a data set."""
-        run = self._finished_run("write_reports", None, _QUIET)
-        if not run.success:
-            self._listener.logged(keys.REPORTS_GROUP, f"WARNING: not written: {_failure_reason(run)}")
-
-    def _run(
-        self, artifact: Artifact, listed: LaunchResult, asset: dg.AssetKey, partition: str | None, *, force: bool, skip_if_busy: bool
+    def _result(
+        self, artifact: Artifact, listed: LaunchResult, end: Outcome | NielsCacheError | None, *, force: bool, skip_if_busy: bool
     ) -> LaunchResult | None:
-        """Execute the run of an artifact. Return None if another process builds this part and `skip_if_busy` is set."""
+        """Find or build an artifact, and record it. Return None if another process builds this part and `skip_if_busy` is set."""
         started = self._started.get(listed.name, time.monotonic())
         if listed.name not in self._started:
             self._listener.started(listed.name, listed.family)
-        self.passes_over, self.outcome = skip_if_busy, None
-        waits = self._wait or artifact.is_shared  # where processes that share parts meet
-        op = keys.STREAM_OPS.get(listed.family) or asset.to_python_identifier()
-        config = {"force": force, "wait": waits and not skip_if_busy}
-        settings = {"ops": {op: {"config": config}}} if asset != keys.INDEX else {}
-        run = self._finished_run(job_of(asset), partition, {**settings, **_QUIET})
+        outcome = end if isinstance(end, Outcome) and end.state == "cache_hit" else None
+        if end is None and not force:
+            outcome = self._find(artifact)
+        is_found, checks = outcome is not None, ""
+        if outcome is None:
+            if end is not None:
+                self.runs.ends[artifact.key] = end
+            waits = self._wait or artifact.is_shared  # where processes that share parts meet
+            outcome, checks = self.runs.build(artifact, force=force, wait=waits and not skip_if_busy, passes_over=skip_if_busy)
         folder = artifact.directory if in_store(artifact) is artifact else None
         result = replace(listed, directory=folder, seconds=time.monotonic() - started)
-        outcome: Outcome | None = self.outcome
-        if run.success:
-            return None if outcome is None else _successful(result, artifact, run, outcome)
-        if isinstance(artifact, SearchStep) and not force and self._graph.is_done(artifact.key):
-            return replace(result, state="cache_hit")  # another process has finished the search
-        return replace(result, state="failed", message=_failure_reason(run))
+        if outcome is None and not checks:
+            return None
+        if outcome is None:
+            if isinstance(artifact, SearchStep) and not force and self._graph.is_done(artifact.key):
+                return replace(result, state="cache_hit")  # another process has finished the search
+            mark_failed(artifact)
+            return replace(result, state="failed", message=checks)
+        marker = marker_of(self._graph, artifact, outcome)
+        if is_found and (self._record or not marker.is_current):
+            try:
+                self.runs.record(outcome)
+            except NielsCacheError as error:
+                return replace(result, state="failed", message=str(error))
+        marker.write()
+        return replace(
+            result,
+            state=outcome.state,
+            meta=None if isinstance(artifact, PartsPlan) or artifact.record is None else outcome.meta,
+            message="; ".join(filter(None, [outcome.warning, checks])) or None,
+            left_out=outcome.drops.requested or None,
+            drop_warnings=outcome.drops.warnings,
+        )
 
-    def _finished_run(self, job: str, partition: str | None, run_config: Mapping[str, Any]) -> dg.ExecuteInProcessResult:
-        """Execute a run and return its result.
-
-        Raises:
-            KeyboardInterrupt: If the run was interrupted, which is then ended as canceled.
-        """
-        run_id = str(uuid.uuid4())
-        with recorded_run(self._instance, run_id):
-            run = self._defs.resolve_job_def(job).execute_in_process(
-                run_config, self._instance, partition, raise_on_error=False, run_id=run_id, tags=_NO_RETRY
-            )
-            if _was_interrupted(run):
-                self._instance.report_run_canceled(run.dagster_run, message="Interrupted from the terminal.")
-                raise KeyboardInterrupt
-        return run
+    def _find(self, artifact: Artifact) -> Outcome | None:
+        """Return the outcome if the artifact is current, or None if a run must build it, or must say why it cannot."""
+        name = listed_name(artifact.key)
+        if has_failed(artifact):
+            return None
+        try:
+            found = find_current(artifact, lambda line: None if line.startswith(DEBUG) else self._listener.logged(name, line))
+        except Exception:  # any error of a source; the run that follows reports it
+            return None
+        if found is not None and found.warning:
+            self._listener.logged(name, f"WARNING: {found.warning}")
+        return found
 
 
 def _shared(key: str) -> str | None:
     """Return what the parts of one data set, or all ranges, have in common, or None for what one process builds."""
     return key.rpartition("/")[0] if key.partition("/")[0] in CHILD_BUILT_KINDS else None
-
-
-def _successful(result: LaunchResult, artifact: Artifact, run: dg.ExecuteInProcessResult, outcome: Outcome) -> LaunchResult:
-    """Return the result of a run without errors.
-
-    Its message is the warning of the build and the failures of checks that do not block, except the check that covers all data sets.
-    """
-    found = [each for each in run.get_asset_check_evaluations() if not each.passed and each.check_name != IN_SYNC]
-    messages = [*filter(None, [outcome.warning]), *(f"{each.check_name}: {each.description}" for each in found)]
-    return replace(
-        result,
-        state=outcome.state,
-        meta=None if isinstance(artifact, PartsPlan) or artifact.record is None else outcome.meta,
-        message="; ".join(messages) or None,
-        left_out=outcome.drops.requested or None,
-        drop_warnings=outcome.drops.warnings,
-    )
-
-
-def _was_interrupted(run: dg.ExecuteInProcessResult) -> bool:
-    causes = (event.step_failure_data.error for event in run.all_events if event.is_step_failure)
-    return any(cause is not None and cause.cls_name in ("DagsterExecutionInterruptedError", "KeyboardInterrupt") for cause in causes)
-
-
-def _failure_reason(run: dg.ExecuteInProcessResult) -> str:
-    """Return the reason of a failure in one line: the failure of a check, otherwise the error of the first failed step."""
-    for evaluation in run.get_asset_check_evaluations():
-        if not evaluation.passed and evaluation.severity == dg.AssetCheckSeverity.ERROR:
-            return f"the check {evaluation.check_name} failed: {evaluation.description}; build it again with force (--force)"
-    for event in run.all_events:
-        if event.is_step_failure:
-            failure = event.step_failure_data
-            if failure.user_failure_data is not None and failure.user_failure_data.description:
-                return failure.user_failure_data.description
-            error = failure.error
-            cause = error.cause if error is not None and error.cause is not None else error
-            if cause is not None:
-                return recorded_error_message(cause.message, dagster_home()) or " ".join(cause.message.split())
-    return f"run {run.run_id} failed; the Dagster UI shows its log"

@@ -8,37 +8,43 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import dagster as dg
-from sqlalchemy.exc import IntegrityError
-
-from niels_cache_assets.defs.keys import PARTS_POOL, has_shared_steps
 from niels_cache_assets.disk.slots import take_slot
 from niels_cache_assets.project.registry import Registry
 from niels_cache_runtime.format.reading import available_threads
+
+if TYPE_CHECKING:
+    import dagster as dg
 
 _FOLDER = ".hosts"
 _POLL_SECONDS = 1.0
 
 
-def limit_parts(instance: dg.DagsterInstance, registry: Registry, *, if_new: bool = False) -> None:
+def limit_parts(instance: "dg.DagsterInstance", registry: Registry, *, if_new: bool = False) -> None:
     """Set the limit of the pool `parts` to the number that [cluster] gives. Do nothing if nothing is in parts.
+
+    A pool that [dagster] names may hold other work as well, so its limit is set only if it has none.
 
     Args:
         instance: The instance with the pool.
         registry: The configuration.
         if_new: Whether to keep a limit that is already set; by default no.
     """
-    storage = instance.event_log_storage
+    from sqlalchemy.exc import IntegrityError
+
+    from niels_cache_assets.defs.keys import has_shared_steps, names_of
+
+    storage, pool = instance.event_log_storage, names_of(registry).parts_pool
     if has_shared_steps(registry) and storage.supports_global_concurrency_limits:
         limit = registry.cluster.parts_at_once(available_threads())
-        info = storage.get_concurrency_info(PARTS_POOL)
+        info = storage.get_concurrency_info(pool)
         is_set = info.limit is not None and not info.using_default_limit
-        if not is_set or (info.limit != limit and not if_new):
+        if not is_set or (info.limit != limit and not if_new and "parts" not in registry.dagster.pools):
             try:
-                storage.set_concurrency_slots(PARTS_POOL, limit)
+                storage.set_concurrency_slots(pool, limit)
             except IntegrityError:  # another home with the same database has created the pool since Dagster looked for it
-                storage.set_concurrency_slots(PARTS_POOL, limit)
+                storage.set_concurrency_slots(pool, limit)
 
 
 class HostSlot(ExitStack):

@@ -6,10 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
-from dagster._core.definitions.assets.graph.asset_graph_subset import AssetGraphSubset as AssetGraphSubset  # what a sensor requests...
-from dagster._core.definitions.events import (
-    AssetKeyPartitionKey as AssetKeyPartitionKey,
-)  # ... from a backfill, as Dagster's own sensors do
+from dagster._core.definitions.assets.graph.asset_graph_subset import AssetGraphSubset as AssetGraphSubset  # what a backfill builds
 from dagster._core.event_api import PartitionKeyFilter as PartitionKeyFilter  # of a query for the results of a check
 from dagster._core.execution.plan.instance_concurrency_context import InstanceConcurrencyContext
 from dagster._core.executor import in_process
@@ -18,9 +15,10 @@ from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteRepo
 from dagster._core.storage.asset_check_execution_record import COMPLETED_ASSET_CHECK_EXECUTION_RECORD_STATUSES
 
 DAEMON = "dagster._daemon"  # the module of the program dagster-daemon, which needs no search for the program
+# Dagster's documentation names this class for dagster.yaml.
 NO_COMPUTE_LOGS = {"module": "dagster._core.storage.noop_compute_log_manager", "class": "NoOpComputeLogManager"}
 CODE_SERVER_TAG = ".dagster/grpc_info"  # the default launcher records the code server of a run in this tag
-COMPLETED = COMPLETED_ASSET_CHECK_EXECUTION_RECORD_STATUSES  # also for that query
+COMPLETED = COMPLETED_ASSET_CHECK_EXECUTION_RECORD_STATUSES  # leaves out the checks of killed runs, which have no result
 _POLL_SECONDS = 1.0
 
 

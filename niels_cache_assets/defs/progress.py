@@ -12,6 +12,7 @@ from typing import Any
 import dagster as dg
 
 from niels_cache_assets.artifacts.base import Outcome
+from niels_cache_assets.defs.keys import DefinitionNames
 from niels_cache_assets.facts.progress import BuildProgress, SpeedEstimate, SpeedMeter, Throttle, describe
 from niels_cache_assets.sources.errors import DEBUG
 from niels_cache_runtime.errors import NielsCacheError
@@ -52,7 +53,10 @@ class ProgressSink:
         """Receive a line of the log, including warnings."""
 
 
-SinkParam = dg.ResourceParam[ProgressSink]  # the parameter of an op that gets the resource `progress_sink`
+def sink_of(context: dg.AssetExecutionContext, names: DefinitionNames) -> ProgressSink:
+    """Return the progress sink, in a step, from its resource."""
+    sink: ProgressSink = getattr(context.resources, names.progress_sink)
+    return sink
 
 
 @contextmanager

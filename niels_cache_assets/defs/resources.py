@@ -13,8 +13,8 @@ from typing import Any
 
 import dagster as dg
 
-from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.home.abandoned import begin_step, ending_abandoned_runs, record_run
+from niels_cache_assets.defs.keys import DefinitionNames, names_of
 from niels_cache_assets.defs.part_slots import limit_parts
 from niels_cache_assets.project.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
@@ -34,7 +34,10 @@ class CacheRoot:
         return Path(self.root).absolute()
 
 
-RootParam = dg.ResourceParam[CacheRoot]  # the parameter of an op that gets the resource `cache_root`
+def root_of(context: Any, names: DefinitionNames) -> Path:
+    """Return the cache root, in a step or a tick of a sensor, from its resource."""
+    resource: CacheRoot = getattr(context.resources, names.cache_root)
+    return resource.path
 
 
 class _NoField(dg.Field):
@@ -90,11 +93,12 @@ class _RecordedExecutor(dg.Executor):
         except NielsCacheError as error:  # a read-only home with its database elsewhere, or a file system without locks
             plan_context.log.warning(f"this run is not recorded, so it would still show as running if its process were killed: {error}")
         pools = [step.pool for step in execution_plan.get_steps_to_execute_in_topo_order()]
-        if keys.PARTS_POOL in pools:
+        names = names_of(self._registry)
+        if names.parts_pool in pools:
             limit_parts(plan_context.instance, self._registry, if_new=True)
         # The one step of a part only waits for its child. A process of its own would import Dagster again, which takes three seconds.
-        executor = self._here if pools == [keys.PARTS_POOL] else self._apart
-        with ending_abandoned_runs(plan_context.instance):
+        executor = self._here if pools == [names.parts_pool] else self._apart
+        with ending_abandoned_runs(plan_context.instance, names):
             yield from executor.execute(plan_context, execution_plan)
 
 

@@ -23,9 +23,10 @@ from niels_cache_assets.base.wording import format_count
 from niels_cache_assets.defs.assets.upstream import REVISION, built_versions, last_observation, observe_revision, version_of
 from niels_cache_assets.defs.cursors import in_turn
 from niels_cache_assets.defs.finished_parts import finished_parts_sensor
-from niels_cache_assets.defs.keys import DOCUMENTS, DUPLICATES, KEPT, REPORT, STREAM_OPS, UPSTREAM_KEYS, datasets_with_plan, family_keys
-from niels_cache_assets.defs.private import AssetGraphSubset, AssetKeyPartitionKey
-from niels_cache_assets.defs.resources import CacheRoot, RootParam
+from niels_cache_assets.defs.home.found import remove_markers_of
+from niels_cache_assets.defs.keys import corpus_partitions, datasets_with_plan, names_of, partitions
+from niels_cache_assets.defs.private import AssetGraphSubset
+from niels_cache_assets.defs.resources import root_of
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.errors import describe_error, log_traceback
 from niels_cache_assets.sources.hub.data import HubData
@@ -82,11 +83,12 @@ def notes_folder_sensor(registry: Registry) -> dg.SensorDefinition:
 
 def requestable(registry: Registry) -> dg.AssetSelection:
     """Return the selection of all assets that `build_request` may request."""
-    corpora = [DOCUMENTS, DUPLICATES, KEPT, REPORT] if registry.prepared() else []
-    return dg.AssetSelection.assets(*corpora, *(key for family in FAMILIES for key in family_keys(family)))
+    names = names_of(registry)
+    corpora = [names.documents, names.duplicates, names.kept, names.report] if registry.prepared() else []
+    return dg.AssetSelection.assets(*corpora, *(key for family in FAMILIES for key in names.family_keys(family)))
 
 
-def build_request(registry: Registry, name: str, version: str, definitions: dg.RepositoryDefinition, *, occasion: str) -> dg.RunRequest:
+def build_request(registry: Registry, name: str, version: str, *, occasion: str) -> dg.RunRequest:
     """Return the request to build a data set at this version of upstream.
 
     The build waits if a different process is building the same data set.
@@ -95,19 +97,24 @@ def build_request(registry: Registry, name: str, version: str, definitions: dg.R
         registry: The configuration.
         name: Name of the data set.
         version: Version of upstream.
-        definitions: The definitions, for a backfill.
         occasion: A text that stays the same while upstream stays at this version, and is new if upstream changes and then returns to it.
     """
-    family, tags = registry.family_of(name), {UPSTREAM_TAG: version}
+    names, family, tags = names_of(registry), registry.family_of(name), {UPSTREAM_TAG: version}
     if name not in registry.prepared():
-        config = {"ops": {STREAM_OPS[family]: {"config": {"wait": True}}}}
+        config = {"ops": {names.stream_ops[family]: {"config": {"wait": True}}}}
         return dg.RunRequest(
-            run_key=f"{name}@{version}#{occasion}", partition_key=name, asset_selection=family_keys(family), run_config=config, tags=tags
+            run_key=f"{name}@{version}#{occasion}",
+            partition_key=name,
+            asset_selection=names.family_keys(family),
+            run_config=config,
+            tags=tags,
         )
-    requested = {AssetKeyPartitionKey(key, name) for key in (DOCUMENTS, KEPT, REPORT, *family_keys(family))}
-    if name in registry.prepared("dedup"):
-        requested.add(AssetKeyPartitionKey(DUPLICATES))
-    return dg.RunRequest.for_asset_graph_subset(AssetGraphSubset.from_asset_partition_set(requested, definitions.asset_graph), tags)
+    corpus = corpus_partitions(registry).subset_with_partition_keys([name])
+    cache = partitions(registry, family).subset_with_partition_keys([name])
+    requested = {**dict.fromkeys((names.documents, names.kept, names.report), corpus), **dict.fromkeys(names.family_keys(family), cache)}
+    unpartitioned = {names.duplicates} if name in registry.prepared("dedup") else set()
+    subset = AssetGraphSubset(requested, unpartitioned)  # type: ignore[call-arg]  # mypy takes its __hash__ for a field
+    return dg.RunRequest.for_asset_graph_subset(subset, tags)
 
 
 def _depends_on_hub_commit(registry: Registry, source: Source) -> bool:
@@ -121,8 +128,10 @@ def _depends_on_hub_commit(registry: Registry, source: Source) -> bool:
 class _SensorTick:
     """One tick of a sensor, with its observed versions, messages and requests."""
 
-    def __init__(self, context: dg.SensorEvaluationContext, registry: Registry, cache_root: CacheRoot) -> None:
-        self._context, self._registry, self._root = context, registry, cache_root.path
+    def __init__(self, context: dg.SensorEvaluationContext, registry: Registry) -> None:
+        self._context, self._registry = context, registry
+        self._names = names_of(registry)
+        self._root = root_of(context, self._names)
         self.events: list[dg.AssetObservation] = []
         self.requests: list[dg.RunRequest] = []
         self.messages: list[str] = []
@@ -144,6 +153,7 @@ class _SensorTick:
         if last is not None and version_of(last) == version_of(seen):
             return
         self.events.append(seen)
+        remove_markers_of(graph(self._registry, self._root), name)
         same = last is not None and last.metadata.get(REVISION) == seen.metadata.get(REVISION)
         self.add_message(name, "has other settings now" if same else f"is at {seen.metadata[REVISION].value} now")
 
@@ -152,7 +162,7 @@ class _SensorTick:
 
         The id changes only when upstream changes. A crash does not change it.
         """
-        filters = dg.AssetRecordsFilter(asset_key=UPSTREAM_KEYS[self._registry.family_of(name)], asset_partitions=[name])
+        filters = dg.AssetRecordsFilter(asset_key=self._names.upstream[self._registry.family_of(name)], asset_partitions=[name])
         records = self._context.instance.fetch_observations(filters, limit=OBSERVATIONS).records
         others = (each.storage_id for each in records if each.asset_observation and version_of(each.asset_observation) != version)
         return str(next(others, 0))
@@ -162,9 +172,7 @@ class _SensorTick:
         if graph(self._registry, self._root).state("tokenizer").state == "missing":
             self.add_message(name, "needs a build, but there is no tokenizer yet: materialize the tokenizer first")
             return False
-        definitions = self._context.repository_def
-        assert definitions is not None  # ticks of the daemon have a repository
-        self.requests.append(build_request(self._registry, name, version, definitions, occasion=occasion))
+        self.requests.append(build_request(self._registry, name, version, occasion=occasion))
         self.add_message(name, "is requested")
         return True
 
@@ -201,18 +209,20 @@ def _sensor(
         builds: Whether builds are requested.
         quiet: Time in seconds without a change before a build is requested.
     """
+    names = names_of(registry)
 
     @dg.sensor(
-        name=name,
+        name=names.name(name),
         asset_selection=requestable(registry),
         minimum_interval_seconds=seconds,
         default_status=dg.DefaultSensorStatus.STOPPED,
         description=description,
+        required_resource_keys=names.resources,
     )
-    def sensor(context: dg.SensorEvaluationContext, cache_root: RootParam) -> dg.SensorResult:
+    def sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         if not datasets:
             return dg.SensorResult(skip_reason=f"There is nothing to watch: there is no {what}.")
-        tick, cursor, count = _SensorTick(context, registry, cache_root), json.loads(context.cursor or "{}"), 0
+        tick, cursor, count = _SensorTick(context, registry), json.loads(context.cursor or "{}"), 0
         changed = cursor["changed"] = {name: seen for name, seen in cursor.get("changed", {}).items() if name in datasets}
         with retry_at_most():
             for name in in_turn(datasets, cursor, "next", until=time.monotonic() + QUERY_SECONDS):

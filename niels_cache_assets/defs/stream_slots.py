@@ -20,7 +20,6 @@ from niels_cache_runtime.format.commit import UNKNOWN
 
 _FOLDER = ".streams"
 _POLL_SECONDS = 1.0
-_NO_SLOT = f"waiting: the pool {STREAM_POOL} has no slots (its limit is 0)"
 
 
 class StreamSlot(ExitStack):
@@ -31,12 +30,13 @@ class StreamSlot(ExitStack):
     Args:
         context: Context of the step.
         name: Name of the build.
+        pool: Name of the pool.
         log: Called with the builds that the op waits for.
     """
 
-    def __init__(self, context: dg.AssetExecutionContext, name: str, *, log: Callable[[str], None]) -> None:
+    def __init__(self, context: dg.AssetExecutionContext, name: str, *, pool: str, log: Callable[[str], None]) -> None:
         super().__init__()
-        self._context, self._name, self._log = context, name, log
+        self._context, self._name, self._pool, self._log = context, name, pool, log
         self._held = False
 
     def take(self) -> bool:
@@ -58,10 +58,12 @@ class StreamSlot(ExitStack):
 
     def _try(self) -> str | None:
         """Take a slot if one is free, and return None. Otherwise, return the reason for waiting."""
-        limit = stream_limit(self._context.instance)
+        limit = stream_limit(self._context.instance, self._pool)
         if limit is None:
             return None
         folder = Path(self._context.instance.root_directory) / _FOLDER
+        if self._pool != STREAM_POOL:
+            folder /= self._pool
         doing = f"{self._name} (run {self._context.run.run_id[:8]})"
         try:
             found = take_slot(self, folder, map(str, range(limit)), doing=doing)
@@ -71,17 +73,19 @@ class StreamSlot(ExitStack):
         if isinstance(found, str):
             return None
         holders = ["another data set" if holder == UNKNOWN else holder.command for holder in found]
-        return f"waiting for the build of {', '.join(holders)}" if holders else _NO_SLOT
+        return (
+            f"waiting for the build of {', '.join(holders)}" if holders else f"waiting: the pool {self._pool} has no slots (its limit is 0)"
+        )
 
 
-def stream_limit(instance: dg.DagsterInstance) -> int | None:
+def stream_limit(instance: dg.DagsterInstance, name: str) -> int | None:
     """Return the maximum number of streams, or None if there is no limit.
 
     The pool's own limit takes precedence over the default of dagster.yaml.
     """
     storage = instance.event_log_storage
     if storage.supports_global_concurrency_limits:
-        pool = storage.get_concurrency_info(STREAM_POOL)
+        pool = storage.get_concurrency_info(name)
         if pool.limit is not None and not pool.using_default_limit:
             return pool.limit
     return instance.global_op_concurrency_default_limit

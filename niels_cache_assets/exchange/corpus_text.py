@@ -114,7 +114,15 @@ class TextExport:
             manifest = {**self.identity, "documents": total, "bytes": sum(entry["bytes"] for entry in done), "files": done}
             old = [*dict.fromkeys((self.manifest.name, *self._listed_names(), *old))]
             self._record(stage, done, placing=old)
-            self._move_files(stage, manifest, done, old)
+            self.manifest.unlink(missing_ok=True)  # without a manifest, nothing looks finished; a killed export moves the files again
+            for entry in done:
+                if (stage / entry["name"]).exists():
+                    os.replace(stage / entry["name"], self.folder / entry["name"])
+            for name in {*old} - {self.manifest.name} - {entry["name"] for entry in done}:
+                (self.folder / name).unlink(missing_ok=True)
+            _write_json(stage / self.manifest.name, manifest)
+            os.replace(stage / self.manifest.name, self.manifest)
+            sync(self.folder)
             (stage / _STATE).unlink()
         return manifest
 
@@ -147,18 +155,6 @@ class TextExport:
                     group = next(groups, None)
             before += documents
             yield {"name": name, "documents": documents, "characters": characters, **files[name]}
-
-    def _move_files(self, stage: Path, manifest: dict[str, Any], done: Sequence[_Entry], old: Sequence[str]) -> None:
-        """Move all files to their destination, the manifest last. A killed export does this again from its state."""
-        self.manifest.unlink(missing_ok=True)  # without a manifest, nothing looks finished
-        for entry in done:
-            if (stage / entry["name"]).exists():
-                os.replace(stage / entry["name"], self.folder / entry["name"])
-        for name in {*old} - {self.manifest.name} - {entry["name"] for entry in done}:
-            (self.folder / name).unlink(missing_ok=True)
-        _write_json(stage / self.manifest.name, manifest)
-        os.replace(stage / self.manifest.name, self.manifest)
-        sync(self.folder)
 
     def _kinds(self) -> Kinds:
         """Return the kind of each kept column. JSON Lines need no kinds, so only Parquet reads the kept values of all documents before."""

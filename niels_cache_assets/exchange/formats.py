@@ -13,6 +13,7 @@ from niels_cache_assets.exchange.splits import ExportSplit, open_export_split
 from niels_cache_assets.exchange.writing import ExportPlan, Unit, list_unit
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, TOKEN_DTYPE, Split
+from niels_cache_runtime.megatron.indexed_writer import MAX_BYTES, Link
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +34,7 @@ class ExportSettings:
     splits: tuple[Split, ...] = SPLITS
     max_bytes: int | None = None
     key: str | None = None
-    link: megatron.Link = "copy"
+    link: Link = "copy"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +68,7 @@ _FORMATS = {
         units=lambda split, most, settings: megatron.units(
             split, stem=_stem(split.split, settings), key=settings.key, max_bytes=most, link=settings.link
         ),
-        max_bytes=megatron.MAX_BYTES,
+        max_bytes=MAX_BYTES,
         target=lambda name, split, settings: ExportTarget(list_name=megatron.list_name(_stem(split, settings), settings.key)),
         label=lambda name, settings: (settings.out.parent, f"{settings.out.name}.megatron"),
     ),
@@ -124,6 +125,9 @@ def plan_export(name: str, directory: Path, settings: ExportSettings) -> ExportP
         units += files if list_name is None else [*files, list_unit(list_name, files)]
     empty_notes = [f"{split.split} is empty, so no file is written for it" for split in opened if not split.tokens]
     notes, lines = format.notes_and_lines(splits, settings)
+    eot_note = "no EOT: meta.json names no EOT that ends all documents; tokens are copied unchanged"
+    if splits[0].eot is not None:
+        eot_note = f"EOT ({splits[0].eot}) {format.eot}"
     folder, label = format.label(name, settings)
     plan = ExportPlan(
         folder=folder,
@@ -131,7 +135,7 @@ def plan_export(name: str, directory: Path, settings: ExportSettings) -> ExportP
         splits=tuple(splits),
         units=tuple(units),
         targets=tuple(format.target(name, split.split, settings) for split in opened),
-        notes=(_eot_note(format, splits[0]), *empty_notes, *notes),
+        notes=(eot_note, *empty_notes, *notes),
         lines=tuple(lines),
     )
     is_stale = settings.format == "megatron" and plan.existing()
@@ -157,12 +161,6 @@ def _max_bytes(settings: ExportSettings, dtype: np.dtype) -> int:
     if settings.key is not None and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", settings.key):
         raise NielsCacheError(f"key={settings.key!r}: is part of file names; use letters, digits, _ - . with no leading - or .")
     return settings.max_bytes or default
-
-
-def _eot_note(format: _Format, split: ExportSplit) -> str:
-    if split.eot is None:
-        return "no EOT: meta.json names no EOT that ends all documents; tokens are copied unchanged"
-    return f"EOT ({split.eot}) {format.eot}"
 
 
 def parse_splits(choice: str) -> Sequence[Split]:

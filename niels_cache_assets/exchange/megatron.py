@@ -1,16 +1,14 @@
 """The files of Megatron-LM: PREFIX.bin and PREFIX.idx. Each document, with its EOT, is one sequence. uint32 tokens become int32.
 
-The runtime writes the files. Its writer loads torch, so it is imported only where it is called. The other formats do not need torch.
+The runtime writes the files.
 """
 
 from pathlib import Path
-from typing import Literal
 
 from niels_cache_assets.exchange.splits import ExportSplit
 from niels_cache_assets.exchange.writing import OnBytes, PlannedFile, Unit
+from niels_cache_runtime.megatron.indexed_writer import Link, plan_indexed, write_indexed
 
-MAX_BYTES = 512 * 1000**3  # size of one .bin
-Link = Literal["copy", "hardlink", "reflink"]
 STALE_NOTE = (
     "the prefix had files already: Megatron-LM never compares its indices with the data, so those in the --data-cache-path of earlier runs "
     "are stale; delete them, or run examples/megatron_core_indices.py, which removes and rebuilds them"
@@ -19,8 +17,6 @@ STALE_NOTE = (
 
 def units(split: ExportSplit, *, stem: str, key: str | None, max_bytes: int, link: Link) -> list[Unit]:
     """Return all files of the split as one unit. PREFIX is `stem` in the export's folder. The errors are those of `plan_indexed`."""
-    from niels_cache_runtime.megatron.indexed_writer import plan_indexed, write_indexed
-
     files: list[PlannedFile] = []
     for part in plan_indexed(stem, split.folder, max_bytes=max_bytes, key=key):
         tokens = part.end_token - part.first_token

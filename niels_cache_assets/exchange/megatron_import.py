@@ -37,8 +37,6 @@ from niels_cache_runtime.format.layout import (
     Array,
     Ints,
     Split,
-    Tokens,
-    Uints,
     doc_ends_name,
     documents_name,
     max_vocab_size,
@@ -251,10 +249,24 @@ def _write_tokens(
 ) -> Iterator[int]:
     """Write the tokens of a split whose document ends are written. Yield the number of bytes of .bin after each read."""
     ends = map_doc_ends(root / doc_ends_name(split), token_count=len(indexed.tokens))
+    dtype, eot = shards.dtype, vocabulary.eot
+    limit = vocabulary.vocab_size or max_vocab_size(dtype)
     with sealing(shards):
         for block in _blocks(indexed):
-            tokens = _as_tokens(block, indexed, vocabulary, shards.tokens, dtype=shards.dtype)
-            _count_eot(tokens, shards.tokens, ends, vocabulary.eot, counts)
+            begin = shards.tokens
+            outside = (block < 0) | (block >= limit) if limit <= np.iinfo(block.dtype).max else block < 0
+            if outside.any():
+                index = int(outside.argmax())
+                reason = f"the vocabulary has {limit}" if vocabulary.vocab_size else f"tokens of this cache are {dtype.name}, below {limit}"
+                raise NielsCacheError(f"{indexed.bin_path}: token {begin + index} is {block[index]}; {reason}")
+            tokens = block.astype(dtype)
+            first, stop = ends.searchsorted(np.array([begin + 1, begin + len(tokens) + 1], dtype=np.uint64))
+            lasts = tokens[(ends[first:stop] - np.uint64(begin + 1)).astype(np.int64)]
+            counts.lasts.update(np.unique(lasts)[:2].tolist())
+            if eot is not None:
+                ending = int(np.count_nonzero(lasts == eot))
+                counts.without_eot += len(lasts) - ending
+                counts.eot_inside += int(np.count_nonzero(tokens == eot)) - ending
             shards.write(tokens)
             yield block.nbytes
     counts.tokens[split] = shards.tokens
@@ -272,27 +284,6 @@ def _documents(indexed: IndexedDataset | None) -> Iterator[tuple[Ints, Ints, Int
         inside = block < len(indexed)
         bounds[inside] = pointers[block[inside]] // itemsize
         yield bounds[:-1], bounds[1:], np.diff(block)
-
-
-def _as_tokens(tokens: Array, indexed: IndexedDataset, vocabulary: Vocabulary, position: int, *, dtype: np.dtype) -> Tokens:
-    limit = vocabulary.vocab_size or max_vocab_size(dtype)
-    outside = (tokens < 0) | (tokens >= limit) if limit <= np.iinfo(tokens.dtype).max else tokens < 0
-    if outside.any():
-        index = int(outside.argmax())
-        reason = f"the vocabulary has {limit}" if vocabulary.vocab_size else f"tokens of this cache are {dtype.name}, below {limit}"
-        raise NielsCacheError(f"{indexed.bin_path}: token {position + index} is {tokens[index]}; {reason}")
-    return tokens.astype(dtype)
-
-
-def _count_eot(tokens: Tokens, begin: int, ends: Uints, eot: int | None, counts: _Counts) -> None:
-    """Count EOT in `tokens`, which begin at token `begin` of the split."""
-    first, stop = ends.searchsorted(np.array([begin + 1, begin + len(tokens) + 1], dtype=np.uint64))
-    lasts = tokens[(ends[first:stop] - np.uint64(begin + 1)).astype(np.int64)]
-    counts.lasts.update(np.unique(lasts)[:2].tolist())
-    if eot is not None:
-        ending = int(np.count_nonzero(lasts == eot))
-        counts.without_eot += len(lasts) - ending
-        counts.eot_inside += int(np.count_nonzero(tokens == eot)) - ending
 
 
 def _meta(

@@ -97,7 +97,11 @@ def _unit(split: ExportSplit, stem: str, first_document: int, end_document: int,
         yield struct.pack("<II", checksum, size % 2**32)
 
     blocks = -(-documents // _DOCUMENTS_IN_BLOCK)
-    digits = _digits(split.doc_ends, first_document, end_document, first)
+    # The digits of the ends of these documents, measured from token `first`: one binary search for each power of ten.
+    digits, power, largest = documents, 10, int(split.doc_ends[end_document - 1]) - first
+    while power <= largest:
+        digits += end_document - max(int(split.doc_ends.searchsorted(np.uint64(first + power))), first_document)
+        power *= 10
     lines_bytes = 2 * digits - len(str(tokens)) + len("0") + documents * len(",\n")  # each start is the previous end; the first start is 0
     metadata_bytes = len(_GZIP_HEADER) + blocks * _BLOCK_HEADER_BYTES + lines_bytes + _GZIP_TRAILER_BYTES
     return make_unit(
@@ -116,12 +120,3 @@ def _csv(starts: Uints, ends: Uints) -> bytes:
     written = BufferOutputStream()
     write_csv(table({"start": starts, "end": ends}), written, WriteOptions(include_header=False))
     return written.getvalue().to_pybytes()
-
-
-def _digits(doc_ends: Uints, first_document: int, end_document: int, first: int) -> int:
-    """Count the digits of the ends of these documents, measured from token `first`. This uses a binary search for each power of ten."""
-    digits, power, largest = end_document - first_document, 10, int(doc_ends[end_document - 1]) - first
-    while power <= largest:
-        digits += end_document - max(int(doc_ends.searchsorted(np.uint64(first + power))), first_document)
-        power *= 10
-    return digits

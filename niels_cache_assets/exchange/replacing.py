@@ -100,11 +100,6 @@ def _identity(path: Path) -> list[int]:
     return [found.st_ino, found.st_size, found.st_mtime_ns]
 
 
-def _record_moved_files(stage: Path, names: Sequence[str]) -> None:
-    lines = [json.dumps([name, *_identity(stage / NEW / name)]) for name in names]
-    write_atomically(stage / _PLACED, "".join(f"{line}\n" for line in lines).encode())
-
-
 def swap_files(folder: Path, stage: Path, *, older: Sequence[str], names: Sequence[str]) -> None:
     """Replace the files of an older export, then delete them.
 
@@ -126,7 +121,8 @@ def swap_files(folder: Path, stage: Path, *, older: Sequence[str], names: Sequen
     created: list[Path] = []
     with delay_signals():
         try:
-            _record_moved_files(stage, names)
+            lines = [json.dumps([name, *_identity(stage / NEW / name)]) for name in names]
+            write_atomically(stage / _PLACED, "".join(f"{line}\n" for line in lines).encode())
             for name in reversed(older):
                 (stage / OLD / name).parent.mkdir(parents=True, exist_ok=True)
                 os.rename(folder / name, stage / OLD / name)

@@ -172,20 +172,8 @@ def write_export(plan: ExportPlan, *, force: bool = False, progress: OnExportPro
         progress(total, total)
 
 
-def _write_file(path: Path, blocks: Iterable[bytes], on_bytes: OnBytes) -> None:
-    """Write a file from front to back, and flush it to disk."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "wb") as file:
-        for block in blocks:
-            with name_path(path, writes=len(block)):
-                file.write(block)
-            on_bytes(len(block))
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def make_unit(*files: tuple[PlannedFile, Callable[[], Iterable[bytes]]]) -> Unit:
-    """Return a unit of files.
+    """Return a unit of files, each of which is written from front to back and flushed to disk.
 
     Args:
         *files: Each file, with a function that yields its content.
@@ -193,7 +181,15 @@ def make_unit(*files: tuple[PlannedFile, Callable[[], Iterable[bytes]]]) -> Unit
 
     def write(stage: Path, on_bytes: OnBytes) -> None:
         for file, blocks in files:
-            _write_file(stage / file.name, blocks(), on_bytes)
+            path = stage / file.name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open(path, "wb") as opened:
+                for block in blocks():
+                    with name_path(path, writes=len(block)):
+                        opened.write(block)
+                    on_bytes(len(block))
+                opened.flush()
+                os.fsync(opened.fileno())
 
     return Unit(files=tuple(file for file, _ in files), write=write)
 

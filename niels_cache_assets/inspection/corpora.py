@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from niels_cache_assets.artifacts.corpus_facts import estimated_tokens
+from niels_cache_assets.artifacts.corpus_report import estimated_tokens
 from niels_cache_assets.artifacts.prepared_corpora import open_prepared
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.base.random_numbers import TorchRandom

@@ -5,8 +5,6 @@ documents take minutes. Only equal canonical texts count, and no empty texts. So
 near copies in the train and val of one cache. A cache that was made from tokens has no hashes, and is not checked.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -48,6 +48,8 @@ class TextLocation:
 
 def text_locations(registry: Registry, root: Path) -> Iterator[TextLocation]:
     """Yield every location that this configuration and this cache directory know."""
+    from huggingface_hub import constants
+
     yield from _in_caches(root.absolute())
     for name in registry.partition_keys():
         source = registry.source(name)
@@ -60,7 +62,9 @@ def text_locations(registry: Registry, root: Path) -> Iterator[TextLocation]:
             yield TextLocation(where=where, what=f"texts that stay out of {label}")
         if (dataset := getattr(source, "dataset", None)) and not getattr(source, "local_key", None):
             yield TextLocation(where=f"hub: {dataset}", what=f"the original text of {label}")
-    yield from _hub_folders()
+    for folder in (Path(constants.HF_HUB_CACHE), Path(constants.HF_HOME) / "datasets"):
+        if folder.is_dir():
+            yield TextLocation(where=str(folder), what="files that the hub's libraries keep")
     if registry.publish is not None and registry.publish.address is not None:
         yield TextLocation(where=registry.publish.address, what="published caches")
 
@@ -89,12 +93,3 @@ def _kind(path: str) -> str | None:
     if "/duplicates/" in f"/{path}":  # ordinals and similarities
         return None
     return next((kind for end, kind in _KINDS.items() if path.endswith(end)), None)
-
-
-def _hub_folders() -> Iterator[TextLocation]:
-    """Yield the folders in which the hub's libraries keep files, if they exist."""
-    from huggingface_hub import constants
-
-    for folder in (Path(constants.HF_HUB_CACHE), Path(constants.HF_HOME) / "datasets"):
-        if folder.is_dir():
-            yield TextLocation(where=str(folder), what="files that the hub's libraries keep")

@@ -11,8 +11,7 @@
 
     store.py, store_lease.py     keys and conditional writes; the lease
     store_attempt.py             sends what is finished, and goes on after what another machine has sent
-    store_prune.py               removes what nothing names
 
-The classes in `artifacts/parts/` build the plan, the parts and the joined cache. `sources/reading/part_stream.py` yields the documents of a
-part.
+The classes in `artifacts/parts/` build the plan, the parts and the joined cache, and remove what nothing names.
+`sources/reading/part_stream.py` yields the documents of a part.
 """

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from niels_cache_assets.disk.attempts import NO_LINKS, abandoned_attempts, attempt_path, lease_path, recorded_attempts, staged_attempts
 from niels_cache_assets.disk.journal import JournalRecord, files_problem, read_journal, real_path, write_journal
@@ -45,7 +46,13 @@ def staged_attempt(lease: Lease, *, log: Log, resumable: bool = True) -> Iterato
     target = lease.target
     partial = attempt_path(target, lease.attempt)
     try:
-        _take_over(target, partial, lease.attempt, log, resumable=resumable)
+        remove(partial)
+        for source in staged_attempts(target) if resumable else ():
+            recorded = read_journal(source)
+            if recorded is not None:
+                _copy_recorded(source, recorded, partial, lease.attempt, log)
+                break
+        _remove_attempts(target, lease.attempt)
     except OSError as error:
         with suppress(OSError):
             remove(partial)
@@ -95,26 +102,27 @@ def targets_in(folder: Path) -> list[Path]:
     return [folder / name for name in sorted(names)]
 
 
-def remove_target(lease: Lease) -> list[tuple[Path, int]]:
-    """Remove a target, its unfinished attempts and finally its lease, which the caller holds. Return each folder and its size in bytes."""
+class PrunedPart(NamedTuple):
+    """A removed part or range, its unfinished build, or what an attempt has left in a store.
+
+    Attributes:
+        directory: The folder, or its address in the store.
+        bytes: The size.
+    """
+
+    directory: Path | str
+    bytes: int
+
+
+def remove_target(lease: Lease) -> list[PrunedPart]:
+    """Remove a target, its unfinished attempts and finally its lease, which the caller holds. Return what was removed."""
     target = lease.target
     attempts = [path for each in abandoned_attempts(target, lease.attempt) for path in each]
-    removed = [(path, bytes_below(path)) for path in (target, *attempts, old_path(target), unused_journal_path(target)) if path.exists()]
-    for path, _ in removed:
-        remove(path)
-    for path in (lease_path(target), lock_path(target)):
+    found = [path for path in (target, *attempts, old_path(target), unused_journal_path(target)) if path.exists()]
+    removed = [PrunedPart(path, bytes_below(path)) for path in found]
+    for path in (*found, lease_path(target), lock_path(target)):
         remove(path)  # while the lease is held, because afterwards another build could hold it
     return removed
-
-
-def _take_over(target: Path, partial: Path, attempt: int, log: Log, *, resumable: bool) -> None:
-    remove(partial)
-    for source in staged_attempts(target) if resumable else ():
-        recorded = read_journal(source)
-        if recorded is not None:
-            _copy_recorded(source, recorded, partial, attempt, log)
-            break
-    _remove_attempts(target, attempt)
 
 
 def _copy_recorded(source: Path, recorded: JournalRecord, partial: Path, attempt: int, log: Log) -> None:
@@ -125,22 +133,18 @@ def _copy_recorded(source: Path, recorded: JournalRecord, partial: Path, attempt
     for folder in sorted({(partial / name).parent for name in recorded.sizes} | {partial}):
         folder.mkdir(parents=True, exist_ok=True)
     for name in recorded.finished:
-        _link(source / name, partial / name, recorded.sizes[name])
+        try:
+            os.link(source / name, partial / name)
+        except OSError as error:
+            if error.errno not in NO_LINKS:
+                raise
+            _copy(source / name, partial / name, recorded.sizes[name])
     for name, size in recorded.files.items():
         _copy(source / name, partial / name, size)
     for folder in sorted({(partial / name).parent for name in recorded.sizes}):
         sync(folder)
     sync(partial.parent)
     write_journal(partial, recorded._replace(attempt=attempt))
-
-
-def _link(source: Path, link: Path, size: int) -> None:
-    try:
-        os.link(source, link)
-    except OSError as error:
-        if error.errno not in NO_LINKS:
-            raise
-        _copy(source, link, size)
 
 
 def _copy(source: Path, copy: Path, size: int) -> None:

@@ -12,12 +12,13 @@ documents takes a quarter of a second.
 
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.disk.identity import without_keys
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.disk.table_file import LineageFile
@@ -43,94 +44,104 @@ class ExcludedDocument(NamedTuple):
     file: str
 
 
-def identity_with_present_ids(
-    identity: Mapping[str, Any], list_of_ids: str | None, meta: Meta, directory: Path, *, parts_folder: Path, also: Collection[str] = ()
-) -> dict[str, Any]:
-    """Return an identity with only those ids of `list_of_ids` that the finished build in `directory` contains or has removed.
+class ExcludeList(NamedTuple):
+    """The list of ids `exclude` of a data set in parts, and what it means for the finished builds of these parts.
 
-    If the lineage cannot be read, all ids count, so that the part is built again.
+    Each method raises NielsCacheError if the list cannot be read.
 
-    Args:
-        identity: The identity of the part.
-        list_of_ids: The list of ids, or None.
-        meta: The meta.json of the build.
-        directory: The folder of the build.
+    Attributes:
+        path: The file of the list, or None if no ids are excluded.
         parts_folder: The folder of the parts.
-        also: Further ids that count if they are in the list.
-
-    Raises:
-        NielsCacheError: If the list cannot be read.
     """
-    if list_of_ids is None:
-        return dict(identity)
-    excluded = excluded_ids(list_of_ids)
-    try:
-        present = ids_in_build(meta, directory, excluded, parts_folder=parts_folder)
-    except NielsCacheError:
-        return dict(identity)
-    return identity_with_ids(identity, present | (excluded & {*also}))
+
+    path: str | None
+    parts_folder: Path
+
+    @property
+    def ids(self) -> frozenset[str]:
+        """The ids of the list."""
+        return frozenset() if self.path is None else excluded_ids(self.path)
+
+    def present_identity(self, meta: Meta, identity: Mapping[str, Any], directory: Path, *, also: Collection[str] = ()) -> dict[str, Any]:
+        """Return an identity with only those ids of the list that the finished build in `directory` contains or has removed.
+
+        If the lineage cannot be read, all ids count, so that the part is built again.
+
+        Args:
+            meta: The meta.json of the build.
+            identity: The identity of the part.
+            directory: The folder of the build.
+            also: Further ids that count if they are in the list.
+        """
+        if self.path is None:
+            return dict(identity)
+        excluded = self.ids
+        try:
+            present = self.ids_in_build(meta, directory)
+        except NielsCacheError:
+            return dict(identity)
+        return _identity_with_ids(identity, present | (excluded & {*also}))
+
+    def with_removed_ids_only(self, meta: Meta, identity: Mapping[str, Any], *, also: Collection[str] = ()) -> Meta:
+        """Return the meta.json of a new build, with the fingerprint recomputed for only the ids that this build removed, and `also`."""
+        if self.path is None:
+            return meta
+        return {**meta, "fingerprint": fingerprint_of(_identity_with_ids(identity, {*_removed_ids(meta), *also}))}
+
+    def ids_in_build(self, meta: Meta, directory: Path) -> frozenset[str]:
+        """Return those ids of the list that the finished build in `directory` contains or has removed.
+
+        Raises:
+            NielsCacheError: If the lineage cannot be read.
+        """
+        present = self.find_documents(meta, directory)
+        return self.ids & ({each.source_id for each in present} | _removed_ids(meta))
+
+    def ids_in_parts(self, folders: Iterable[Path]) -> set[str]:
+        """Return the ids of the list that the finished parts in these folders contain or have removed. An unreadable part has none."""
+        found = set[str]()
+        for folder in folders if self.ids else ():
+            with suppress(NielsCacheError):
+                meta = finished_meta(folder)
+                if meta is not None:
+                    found |= self.ids_in_build(meta, folder)
+        return found
+
+    def find_documents(self, meta: Meta, directory: Path) -> frozenset[ExcludedDocument]:
+        """Return the documents in the lineage of a finished cache or corpus that have an id of the list.
+
+        This reads the ids of all documents, but only once for each list.
+
+        Raises:
+            NielsCacheError: If the lineage cannot be read.
+        """
+        excluded, record_path = self.ids, self.parts_folder / FOUND_NAME
+        (digest,) = identity_of_ids(excluded).values()
+        recorded = _recorded_ids(record_path, digest)
+        files = [(directory / name, str(entry["sha256"])) for name, entry in meta["files"].items() if _has_ids(name)]
+        found = {sha256: recorded[sha256] if sha256 in recorded else [*_read(path, excluded)] for path, sha256 in files}
+        if found.keys() - recorded.keys():
+            temporary = record_path.with_name(f".{record_path.name}.{os.getpid()}")
+            with suppress(OSError):  # without the record, the next call reads the lineage again
+                try:
+                    temporary.write_text(json.dumps({"ids": digest, "found": {**recorded, **found}}), encoding="utf-8")
+                    os.replace(temporary, record_path)
+                finally:
+                    temporary.unlink(missing_ok=True)
+        return frozenset(ExcludedDocument(*each) for entries in found.values() for each in entries)
 
 
-def ids_in_build(meta: Meta, directory: Path, excluded: frozenset[str], *, parts_folder: Path) -> frozenset[str]:
-    """Return those of the excluded ids that the finished build in `directory` contains or has removed.
-
-    Raises:
-        NielsCacheError: If the lineage cannot be read.
-    """
-    present = find_excluded_documents(meta, directory, excluded, parts_folder=parts_folder)
-    return excluded & ({each.source_id for each in present} | removed_ids(meta))
-
-
-def ids_in_parts(list_of_ids: str | None, folders: Sequence[Path], *, parts_folder: Path) -> set[str]:
-    """Return the ids of `list_of_ids` that the finished parts contain or have removed. A part that cannot be read has none.
-
-    Args:
-        list_of_ids: The list of ids, or None.
-        folders: The folders of the finished parts.
-        parts_folder: The folder of the parts.
-
-    Raises:
-        NielsCacheError: If the list cannot be read.
-    """
-    excluded = excluded_ids(list_of_ids) if list_of_ids is not None else frozenset[str]()
-    found = set[str]()
-    for folder in folders if excluded else ():
-        with suppress(NielsCacheError):
-            meta = finished_meta(folder)
-            if meta is not None:
-                found |= ids_in_build(meta, folder, excluded, parts_folder=parts_folder)
-    return found
-
-
-def identity_with_ids(identity: Mapping[str, Any], ids: Collection[str]) -> dict[str, Any]:
+def _identity_with_ids(identity: Mapping[str, Any], ids: Collection[str]) -> dict[str, Any]:
     """Return an identity in which exactly these ids are excluded."""
     if "exclude" in identity:
         return {**without_keys(identity, "exclude"), **identity_of_ids(ids)}
     return {**identity, "source": {**without_keys(identity["source"], "exclude"), **identity_of_ids(ids)}}
 
 
-def removed_ids(meta: Meta) -> set[str]:
+def _removed_ids(meta: Meta) -> set[str]:
     """Return the ids that a build has removed. A val part also records those in the head of each part (`part` of meta.json)."""
     of_heads = meta.get("part", {}).get(EXCLUDED, {})
     return {*meta.get("facts", {}).get(EXCLUDED, {}), *(each for ids in of_heads.values() for each in ids)}
-
-
-def find_excluded_documents(meta: Meta, directory: Path, excluded: Collection[str], *, parts_folder: Path) -> frozenset[ExcludedDocument]:
-    """Return the documents in the lineage of a finished cache or corpus that have one of these ids.
-
-    This reads the ids of all documents, but only once for each list.
-
-    Raises:
-        NielsCacheError: If the lineage cannot be read.
-    """
-    (digest,) = identity_of_ids(excluded).values()
-    record_path = parts_folder / FOUND_NAME
-    recorded = _recorded_ids(record_path, digest)
-    files = [(directory / name, str(entry["sha256"])) for name, entry in meta["files"].items() if _has_ids(name)]
-    found = {sha256: recorded[sha256] if sha256 in recorded else [*_read(path, excluded)] for path, sha256 in files}
-    if found.keys() - recorded.keys():
-        _record_ids(record_path, {"ids": digest, "found": {**recorded, **found}})
-    return frozenset(ExcludedDocument(*each) for entries in found.values() for each in entries)
 
 
 def _has_ids(name: str) -> bool:
@@ -166,14 +177,3 @@ def _recorded(path: Path, inode: int, changed_ns: int) -> tuple[str, dict[str, l
     recorded = json.loads(path.read_bytes())
     found = {sha256: [(str(source_id), str(file)) for source_id, file in each] for sha256, each in recorded["found"].items()}
     return recorded["ids"], found
-
-
-def _record_ids(path: Path, content: Mapping[str, Any]) -> None:
-    """Replace the record in one step. It is not written if the folder is read-only or the disk is full."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with suppress(OSError):
-        try:
-            temporary.write_text(json.dumps(content), encoding="utf-8")
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)

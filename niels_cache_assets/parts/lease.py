@@ -531,21 +531,17 @@ class _Claim:
                     if lease is not None:
                         stack.push(attempt_stack.pop_all())
                         return lease
-            self._report_holder(locker, wait=wait, at_once=at_once, is_certain=time.monotonic() - began >= LOCK_SECONDS)
+            seen, is_certain = self._seen, time.monotonic() - began >= LOCK_SECONDS
+            holder = None if seen.is_over else seen.holder
+            who = holder.writer if holder is not None else locker or UNKNOWN
+            is_alive = self._has_changed or locker is not None or holds_lock(self._target, seen.attempt) is True
+            if at_once or (not wait and is_alive and is_certain):
+                raise BusyError(self._target, who)
+            if is_certain and who != self._reported:
+                self._log(f"waiting for the other build of {self._target}: {who}")
+                self._reported = who
             waited = True
             time.sleep(self._times.poll_seconds)
-
-    def _report_holder(self, locker: LockOwner | None, *, wait: bool, at_once: bool, is_certain: bool) -> None:
-        """Log which process is waited for, or raise BusyError instead of waiting."""
-        seen = self._seen
-        holder = None if seen.is_over else seen.holder
-        who = holder.writer if holder is not None else locker or UNKNOWN
-        is_alive = self._has_changed or locker is not None or holds_lock(self._target, seen.attempt) is True
-        if at_once or (not wait and is_alive and is_certain):
-            raise BusyError(self._target, who)
-        if is_certain and who != self._reported:
-            self._log(f"waiting for the other build of {self._target}: {who}")
-            self._reported = who
 
     def _lock(self, stack: ExitStack) -> LockOwner | None:
         """Take the lock of the target, if it is free and the file system has locks. Otherwise return the process that holds it."""

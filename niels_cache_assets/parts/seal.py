@@ -72,7 +72,8 @@ def seal(members: Sequence[SealInput], directory: Path, *, target: Path, log: Ca
         NielsCacheError: If the document ends of a part do not match its tokens, or if copies are needed and do not fit on the disk.
     """
     files: Files = {}
-    link_file = link or HardLinker(_total_bytes(members), target=target, log=log).add
+    taken = ((member, path) for member in members for split in member.splits for path in (*member.shards(split), documents_name(split)))
+    link_file = link or HardLinker(sum(member.meta["files"][path]["bytes"] for member, path in taken), target=target, log=log).add
 
     def add(member: SealInput, path: str, name: str) -> None:
         files[name] = dict(member.meta["files"][path])
@@ -133,16 +134,6 @@ def link_all(meta: Meta, source: Path, directory: Path, *, target: Path, log: Ca
     link = link or HardLinker(sum(sizes.values()), target=target, log=log).add
     for path, size in sizes.items():
         link(source / path, directory / path, size)
-
-
-def _total_bytes(members: Sequence[SealInput]) -> int:
-    """Return the total size of all shards and lineage that are taken, in bytes."""
-    return sum(
-        member.meta["files"][path]["bytes"]
-        for member in members
-        for split in member.splits
-        for path in (*member.shards(split), documents_name(split))
-    )
 
 
 class HardLinker:

@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 
 from niels_cache_assets.base.wording import format_list
-from niels_cache_assets.build_cache.pretrain_writer import spool_name
 from niels_cache_assets.disk.journal import JournalRecord, clear_directory, decode_record, encode_record, write_journal
 from niels_cache_assets.disk.space import SpaceNeed, free_blocks, require_free_space
 from niels_cache_assets.parts.attempts import attempt_scratch
@@ -38,8 +37,7 @@ from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split, Tokens, 
 from niels_cache_runtime.format.meta import MAX_META_BYTES, Meta, read_meta
 from niels_cache_runtime.format.reading import mapped
 from niels_cache_runtime.remote.download import WrongContentError, append_file, read_range
-from niels_cache_runtime.remote.objects import OBJECTS_NAME, RemoteFile, encode_objects, parse_objects
-from niels_cache_runtime.remote.record import read_published
+from niels_cache_runtime.remote.record import OBJECTS_NAME, RemoteFile, encode_objects, parse_objects, read_published
 from niels_cache_runtime.remote.store import ConflictError, MissingError, SmallObject, Store
 
 _JOURNAL = "journal"  # the kind of a record while the part is unfinished
@@ -188,6 +186,8 @@ class StoreAttempt:
             self._sending.result()
 
     def _send_record(self, recorded: JournalRecord) -> None:
+        from niels_cache_assets.build_cache.pretrain_writer import spool_name
+
         self._lease.check_quickly()
         new = [name for name in recorded.finished if name not in self._objects]
         self._send_files(recorded.finished)

@@ -115,11 +115,6 @@ def measure_cache(directory: Path, family: Family, meta: Meta, *, address: str |
     Raises:
         NielsCacheError: If a file is missing or unreadable, or if the cache is too large to be copied.
     """
-    with folder_with(meta["files"], directory, address) as folder:
-        return _measure(folder, family, meta)
-
-
-def _measure(directory: Path, family: Family, meta: Meta) -> CacheMeasures:
     lengths = np.zeros(len(LENGTH_EDGES), dtype=np.int64)
     vocab_size, dtype = meta["vocab_size"], token_dtype_of(meta)
     token_counts = np.zeros(min(vocab_size or 0, MAX_IDS), dtype=np.int64)
@@ -128,20 +123,24 @@ def _measure(directory: Path, family: Family, meta: Meta) -> CacheMeasures:
     all_tokens = sum(meta[f"{split}_tokens"] for split in splits)
     step = max(1, -(-all_tokens // MAX_TOKENS))
     cut = 0
-    for split in splits:
-        stream, index = SplitTokens(directory, family, split, dtype=dtype), directory / idx_name(split)
-        for found in _lengths(stream) if family == "pretrain" else _example_lengths(stream, index):
-            cut += int(np.count_nonzero(found > CONTEXT + 1))
-            np.add.at(lengths, np.searchsorted(LENGTH_EDGES, found, side="right") - 1, 1)
-        blocks = _examples(stream, index) if conversations else _windows(stream)
-        targets = ExampleTargets(directory, split, meta, token_count=len(stream)) if conversations else None
-        for number, (tokens, starts, first, begin) in enumerate(blocks):
-            if number % step:
-                continue
-            token_counts = _with_counts(token_counts, tokens, may_grow=vocab_size is None)
-            if conversations and targets:
-                is_target = targets.mask(tokens, starts, first=first, begin=begin)
-                conversations.add(is_target, starts, targets.turns(tokens, starts, first=first))
+    with folder_with(meta["files"], directory, address) as folder:
+        for split in splits:
+            stream, index = SplitTokens(folder, family, split, dtype=dtype), folder / idx_name(split)
+            for found in _lengths(stream) if family == "pretrain" else _example_lengths(stream, index):
+                cut += int(np.count_nonzero(found > CONTEXT + 1))
+                np.add.at(lengths, np.searchsorted(LENGTH_EDGES, found, side="right") - 1, 1)
+            blocks = _examples(stream, index) if conversations else _windows(stream)
+            targets = ExampleTargets(folder, split, meta, token_count=len(stream)) if conversations else None
+            for number, (tokens, starts, first, begin) in enumerate(blocks):
+                if number % step:
+                    continue
+                found = np.bincount(np.minimum(tokens, MAX_IDS - 1) if tokens.dtype.itemsize > 2 else tokens, minlength=len(token_counts))
+                if vocab_size is None:
+                    token_counts = np.pad(token_counts, (0, len(found) - len(token_counts)))
+                token_counts += found[: len(token_counts)]
+                if conversations and targets:
+                    is_target = targets.mask(tokens, starts, first=first, begin=begin)
+                    conversations.add(is_target, starts, targets.turns(tokens, starts, first=first))
     return CacheMeasures(
         lengths=lengths,
         items=int(lengths.sum()),
@@ -157,16 +156,6 @@ def _measure(directory: Path, family: Family, meta: Meta) -> CacheMeasures:
 
 _NO_STARTS = np.empty(0, dtype=np.int64)
 Block = tuple[Tokens, Ints, int, int]  # tokens, starts of examples in them, the first example, and its position in the split
-
-
-def _with_counts(counts: Ints, tokens: Tokens, *, may_grow: bool) -> Ints:
-    """Return `counts` plus the number of times that each id occurs in `tokens`. Ids beyond `counts` are left out unless it may grow."""
-    if tokens.dtype.itemsize > 2:
-        tokens = np.minimum(tokens, MAX_IDS - 1)
-    found = np.bincount(tokens, minlength=len(counts))
-    if may_grow:
-        counts = np.pad(counts, (0, len(found) - len(counts)))
-    return counts + found[: len(counts)]
 
 
 def _windows(stream: SplitTokens) -> Iterator[Block]:

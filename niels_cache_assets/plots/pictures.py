@@ -138,7 +138,7 @@ def ratios_picture(characters_per_token: Mapping[str, float]) -> Picture:
 
 
 def corpus_pictures(report: Mapping[str, Any]) -> list[Picture]:
-    """Return the pictures of the report of a corpus (artifacts/corpus_facts.py): stages, reasons, lengths and, if searched, duplicates."""
+    """Return the pictures of the report of a corpus (artifacts/corpus_report.py): stages, reasons, lengths and, if searched, duplicates."""
     stages, rows = report["funnel"], report["lengths"]
     pictures = [
         Picture(
@@ -166,33 +166,23 @@ def corpus_pictures(report: Mapping[str, Any]) -> list[Picture]:
     )
     if found := report["duplicates"]:
         across = sum(found["cluster_sizes_across"].values())
-        bins = _binned(sorted((int(size), count) for size, count in found["cluster_sizes"].items()))
+        bins: dict[tuple[int, int], int] = {}  # sizes 2, 3 and 4 alone, and then up to powers of two, so that the axis stays legible
+        for size, count in sorted((int(size), count) for size, count in found["cluster_sizes"].items()):
+            low = size if size < 5 else max(5, 2 ** (size.bit_length() - 1))
+            high = low if size < 5 else 2 ** size.bit_length() - 1
+            bins[low, high] = bins.get((low, high), 0) + count
+        labels = [f"{low}" if low == high else f"{short_number(low)}-{short_number(high)}" for low, high in bins]
         pictures.append(
             Picture(
                 kind="columns",
                 title=f"clusters of duplicates by number of documents, {across:,} across data sets",
-                names=[f"{label} documents" for label, _ in bins],
-                values=[count for _, count in bins],
+                names=[f"{label} documents" for label in labels],
+                values=[*bins.values()],
                 colors=WARNED,
-                ticks=[(place + 0.5, label) for place, (label, _) in enumerate(bins)],
+                ticks=[(place + 0.5, label) for place, label in enumerate(labels)],
             )
         )
     return pictures
-
-
-def _binned(sizes: Sequence[tuple[int, int]]) -> list[tuple[str, int]]:
-    """Return (label, count) of each bin of cluster sizes.
-
-    Sizes 2, 3 and 4 have their own bins. The bins of larger sizes end at powers of two, so that the axis stays legible.
-    """
-    bins: dict[tuple[int, int], int] = {}
-    for size, count in sizes:
-        low = size if size < 5 else max(5, 2 ** (size.bit_length() - 1))
-        high = low if size < 5 else 2 ** size.bit_length() - 1
-        bins[low, high] = bins.get((low, high), 0) + count
-    return [
-        (f"{low}" if low == high else f"{short_number(low)}-{short_number(high)}", count) for (low, high), count in sorted(bins.items())
-    ]
 
 
 def mixture_pictures(mixture: MixturePlan) -> list[Picture]:

@@ -26,11 +26,19 @@ from niels_cache_assets.base.defaults import CONFIG_NAME
 from niels_cache_assets.base.toml import as_toml, typed_toml
 from niels_cache_assets.cleaning.settings import CleaningSettings
 from niels_cache_assets.dedup.settings import DedupSettings
+from niels_cache_assets.project.component import find_component
 from niels_cache_assets.project.merging import EXCLUSIVE_KEYS, SOURCES, Tables, absolute_paths, add_catalog_keys, merge_tables, read_tables
 from niels_cache_assets.project.problems import explain_problems, raise_not_configured
 from niels_cache_assets.project.running import MIN_STORE_LEASE_SECONDS, ClusterSettings, NotifySettings, PublishSettings
 from niels_cache_assets.project.shipped import PROFILES, catalog, profile_tables
-from niels_cache_assets.project.tables import BlendSettings, BuildSettings, DagsterSettings, ReportsSettings
+from niels_cache_assets.project.tables import (
+    BlendSettings,
+    BuildSettings,
+    ComponentSettings,
+    DagsterSettings,
+    NameSettings,
+    ReportsSettings,
+)
 from niels_cache_assets.sources.interleave import Interleave
 from niels_cache_assets.sources.types import PretrainSource, SftSource
 from niels_cache_assets.tokenizer.settings import TokenizerSettings
@@ -280,18 +288,21 @@ def load_registry(
     *,
     profile: str | None = None,
     config: str | None = None,
+    tables: Tables | None = None,
     overrides: Mapping[str, Any] | None = None,
     options: Mapping[str, str] | None = None,
 ) -> Registry:
     """Read the user's file and the profile, and apply overrides.
 
-    The file is `config`, else NIELS_CACHE_CONFIG, else ./niels_cache.toml if it exists. The quickstart profile reads a file only if
+    The file is `config`, else NIELS_CACHE_CONFIG, else ./niels_cache.toml if it exists, else the only component (defs.yaml) of a
+    project of `dg`. The attributes of a component override [dagster] of the file that it names. The quickstart profile reads a file only if
     `config` or NIELS_CACHE_CONFIG names it. The profile is `profile`, else NIELS_CACHE_PROFILE, else the top-level key `profile` of the
     file. If none of these is set, the profile is "default" without a file, and with a file there is no profile.
 
     Args:
         profile: Name of the profile.
         config: Path of the file.
+        tables: The tables of this file, if the caller has read it; by default none.
         overrides: Nested tables that override both, with paths relative to the working directory; by default none.
         options: Command-line options by the key that they set (such as "build.seed"), which messages name instead of the file; by default
             none.
@@ -303,7 +314,11 @@ def load_registry(
     named = config or os.environ.get(CONFIG_VARIABLE)
     file = named or (CONFIG_NAME if chosen != "quickstart" and Path(CONFIG_NAME).exists() else None)
     remedy = f"correct {'--config' if config else CONFIG_VARIABLE}" if named else "make it readable, or name another file with --config"
-    user = read_tables(Path(file), remedy) if file else {}
+    component = None if tables or (file is None and chosen == "quickstart") else find_component(file)
+    if component is not None:
+        settings = _validate(ComponentSettings, component.attributes, _Origin(where=str(component.path)), "attributes")
+        file, tables = component_tables(settings, component.path, location=component.location)
+    user = dict(tables or (read_tables(Path(file), remedy) if file else {}))
     named_profile = chosen or user.get("profile")
     profile_name = None if file and named_profile is None else str(named_profile or FALLBACK_PROFILE)
     user.pop("profile", None)
@@ -317,9 +332,30 @@ def load_registry(
     advice: list[str] = []
     configured = merge_tables(shipped, add_catalog_keys(user, shipped, origin.where, advice), origin.where)
     resolved = absolute_paths(dict(overrides or {}))
-    tables = merge_tables(configured, resolved, "command line")
-    registry = _build_registry(tables, origin, profile=profile_name, is_fallback=not file and named_profile is None)
+    registry = _build_registry(
+        merge_tables(configured, resolved, "command line"), origin, profile=profile_name, is_fallback=not file and named_profile is None
+    )
     return replace(registry, overrides=resolved, advice=(registry.without_file,) if registry.is_fallback else tuple(advice))
+
+
+def component_tables(settings: ComponentSettings, path: Path, **names: str) -> tuple[str, Tables]:
+    """Return the file and the tables of a component.
+
+    Args:
+        settings: Its attributes.
+        path: Its defs.yaml.
+        **names: Further keys of [dagster].
+
+    Raises:
+        NielsCacheError: If not exactly one of `config` and `tables` is given, or if the file cannot be read.
+    """
+    if (settings.config is None) is not bool(settings.tables):
+        raise NielsCacheError(f"{path}: [attributes] give either config, the path of a {CONFIG_NAME}, or tables")
+    file = path.parent / (settings.config or path.name)
+    tables = settings.tables or read_tables(file, "correct config")
+    given = settings.model_dump(include={*NameSettings.model_fields}, exclude_unset=True)
+    own = tables.get("dagster", {})
+    return str(file), {**tables, "dagster": {**names, **own, **given} if isinstance(own, dict) else own}
 
 
 def apply_run_settings(table: Model, settings: Mapping[str, Any]) -> Model:

@@ -4,7 +4,7 @@ Every other schema is beside the code that it configures: in `settings.py` of to
 """
 
 import re
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, PositiveFloat, field_validator
 
@@ -97,7 +97,27 @@ class ReportsSettings(Table):
     """Warn if a data set is read for more epochs; also applies to blends"""
 
 
-class DagsterSettings(Table):
+class NameSettings(Table):
+    """Keys of [dagster] that are also attributes of a component: names in a code location that has assets of others."""
+
+    key_prefix: str | None = Field(None, pattern="^[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*$")
+    """First parts of all asset keys, such as "nlp" or "team/nlp". Names of jobs, ops, sensors, resources and pools begin with it, too"""
+    group: str | None = Field(None, pattern="^[A-Za-z0-9_]+$")
+    """Group of all assets; by default each has a group of its kind"""
+    pools: dict[Literal["parts", "source_stream"], str] = Field({})
+    """Other names for the pools, such as { parts = "large_machine" }. A limit that such a pool has is not changed"""
+
+
+class ComponentSettings(NameSettings):
+    """Attributes of a NielsCacheComponent. The names that it gives override those of its tables."""
+
+    config: str | None = None
+    """Path of a niels_cache.toml, relative to defs.yaml"""
+    tables: dict[str, Any] = Field({})
+    """The tables of a niels_cache.toml in its place, with paths relative to defs.yaml"""
+
+
+class DagsterSettings(NameSettings):
     """[dagster]: settings for Dagster and its UI, which never change the bytes of a cache."""
 
     owners: Words = ()
@@ -110,6 +130,8 @@ class DagsterSettings(Table):
     """Let `upstream_revision_sensor` request a new build when upstream has changed"""
     notes_quiet_seconds: int = Field(300, ge=0)
     """How long a folder of notes must stay unchanged, in seconds, before it is built"""
+    location: str = "niels_cache_assets"
+    """Name of the code location under which build-all records its runs. In a project of `dg`, the location of the project"""
 
     @field_validator("owners")
     @classmethod

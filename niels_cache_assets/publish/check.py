@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from niels_cache_assets.publish.transfer import OnBytesDone, Tally, run_in_threads
 from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.remote.download import stream_with_retries
-from niels_cache_runtime.remote.objects import RemoteFile
-from niels_cache_runtime.remote.record import PublishedBuild, read_published
+from niels_cache_runtime.remote.record import PublishedBuild, RemoteFile, read_published
 from niels_cache_runtime.remote.store import MissingError, Store, open_store
 
 

@@ -53,8 +53,7 @@ from niels_cache_runtime.format.meta import Meta, canonical_json, content_sha256
 from niels_cache_runtime.format.reading import find_files
 from niels_cache_runtime.format.safe_open import OwnedFolder, read_regular
 from niels_cache_runtime.remote.download import ObjectSource, complete_download
-from niels_cache_runtime.remote.objects import RemoteFile
-from niels_cache_runtime.remote.record import TOKENIZER, PublishedBuild, read_published
+from niels_cache_runtime.remote.record import TOKENIZER, PublishedBuild, RemoteFile, read_published
 from niels_cache_runtime.remote.store import open_store
 
 State = Literal["pulled", "replaced", "already there"]

@@ -36,8 +36,7 @@ from niels_cache_runtime.format.layout import FAMILIES, META_NAME, tokenizer_dir
 from niels_cache_runtime.format.meta import UNVERIFIABLE, Meta, check_location, content_sha256, is_foreign, load_meta, sha256_file
 from niels_cache_runtime.format.meta_keys import check_form
 from niels_cache_runtime.format.reading import mapped
-from niels_cache_runtime.remote.objects import RemoteFile
-from niels_cache_runtime.remote.record import TOKENIZER, Record, read_record, record_at
+from niels_cache_runtime.remote.record import TOKENIZER, Record, RemoteFile, read_record, record_at
 from niels_cache_runtime.remote.store import ConflictError, ListedObject, RemoteError, Store, check_address, open_store
 
 State = Literal["published", "replaced", "already there"]

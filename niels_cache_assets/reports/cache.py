@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
-from niels_cache_assets.artifacts.corpus_facts import duplicates_matrix
+from niels_cache_assets.artifacts.corpus_report import duplicates_matrix
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.index import index_folder
 from niels_cache_assets.artifacts.state import CacheState, index_state

@@ -8,7 +8,7 @@ import base64
 import hashlib
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -16,33 +16,72 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
+from niels_cache_assets.artifacts.corpus_report import corpus_report
 from niels_cache_assets.base.reasons import explain
 from niels_cache_assets.base.wording import SHORT_SHA256, UNKNOWN, by_count, file_size, format_count, format_share, label
 from niels_cache_assets.facts.contents import content_cells
 from niels_cache_assets.facts.mixture import share
+from niels_cache_assets.facts.published import address_in_store
 from niels_cache_assets.plots.drawing import Picture, as_svg
-from niels_cache_assets.plots.pictures import format_measure, limit_picture, mixture_pictures, similarity_pictures
-from niels_cache_assets.reports.cache import CODE_VERSION, CacheReport
-from niels_cache_assets.reports.drawings import Drawings
+from niels_cache_assets.plots.measures import measure_cache
+from niels_cache_assets.plots.pictures import (
+    cache_pictures,
+    corpus_pictures,
+    format_measure,
+    limit_picture,
+    mixture_pictures,
+    ratios_picture,
+    similarity_pictures,
+)
+from niels_cache_assets.project.registry import Registry
+from niels_cache_assets.reports import page_path
+from niels_cache_assets.reports.cache import CODE_VERSION, CacheItem, CacheReport
 from niels_cache_assets.reports.history import date
+from niels_cache_assets.tokenizer.measures import characters_per_token_by_source
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import sha256_text
 
-PAGE_NAME = "cache.html"
-
 _FEW = 12  # if a page has at most this many items, all items are open
 _LANGUAGES = 15
+Drawings = dict[Path, Sequence[Picture] | str]  # of each folder; a text is the reason why it has none
 _FIGURE = re.compile(r'<figure data-sha256="(\w+)">(.*?)</figure>', re.DOTALL)
-
-
-def page_path(root: Path) -> Path:
-    """Return the default path of the report of a cache root."""
-    return root / "reports" / PAGE_NAME
 
 
 def tuning_path(root: Path, name: str) -> Path:
     """Return the default path of the page of a data set with a corpus."""
     return root / "reports" / "tune" / f"{name}.html"
+
+
+def draw_report(registry: Registry, report: CacheReport, *, progress: Callable[[str], None] = lambda name: None) -> Drawings:
+    """Return the pictures of each folder as data. The pass of plots/measures.py over a cache takes at most a second or two.
+
+    Args:
+        registry: The configuration.
+        report: The report.
+        progress: Called with the name of each item before it is read; by default does nothing.
+    """
+    found: Drawings = {}
+    for item in report.items:
+        if item.is_built and item.state.condition != "broken":
+            progress(item.name)
+            try:
+                found[item.state.directory] = _pictures(registry, item, report.root)
+            except (NielsCacheError, OSError, LookupError, TypeError, ValueError) as error:  # a malformed meta.json raises the last three
+                reason = f"meta.json has no {error}" if isinstance(error, KeyError) else error
+                found[item.state.directory] = f"its plots cannot be drawn: {reason}"
+    return found
+
+
+def _pictures(registry: Registry, item: CacheItem, root: Path) -> list[Picture]:
+    kind, directory, meta = item.state.kind, item.state.directory, item.meta
+    if kind in ("pretrain", "sft"):
+        measures = measure_cache(directory, kind, meta, address=address_in_store(registry, kind, item.name))
+        return cache_pictures(measures, kind, dropped=meta.get("dropped", {}))
+    if kind == "tokenizer":
+        return [ratios_picture(characters_per_token_by_source(root, meta))]
+    if kind == "corpus" and directory.parent.name == "corpus" and directory.name in registry.prepared():
+        return corpus_pictures(corpus_report(registry, directory.name, root=root))
+    return []
 
 
 def render_page(report: CacheReport, drawings: Drawings, *, now: float) -> str:

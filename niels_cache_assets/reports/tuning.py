@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_assets.artifacts.corpus_facts import source_documents
+from niels_cache_assets.artifacts.corpus_report import source_documents
 from niels_cache_assets.artifacts.duplicates import Duplicates
 from niels_cache_assets.artifacts.prepared_corpora import open_prepared
 from niels_cache_assets.cleaning.measures import RULES, STEPS, FilterRule, MeasureHistograms
@@ -159,7 +159,7 @@ def _duplicates(registry: Registry, prepared: PreparedCorpus, drops: Mapping[str
         * `least`: pairs below this similarity are often missed.
         * `above`, `below`: pairs on both sides of the threshold, the nearest first.
     """
-    name, corpora = prepared.name, Duplicates(registry=registry, root=root).required.corpora
+    name, corpora = prepared.name, Duplicates(registry, root).required.corpora
     inputs = CorpusInputs(registry, root, corpora)
     number = [each.name for each in inputs.all].index(name)
     own = inputs.all[number]

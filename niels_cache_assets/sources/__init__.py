@@ -8,40 +8,53 @@ A file has the name that a table gives as `source = "..."`.
     finding/         files that a glob or a folder names       reading/    files, rows, encodings
     mediawiki/       dumps and their markup
 
-Importing this package opens no file and loads no large library.
+A kind loads its module at first use. Importing this package opens no file and loads no large library.
 """
 
-from niels_cache_assets.sources.chat_jsonl import ChatJsonl
-from niels_cache_assets.sources.dolly15k import Dolly15k
-from niels_cache_assets.sources.fineweb_edu import FinewebEdu
-from niels_cache_assets.sources.gutenberg import Gutenberg
-from niels_cache_assets.sources.huggingface import Huggingface
-from niels_cache_assets.sources.interleave import Interleave
-from niels_cache_assets.sources.jsonl import Jsonl
-from niels_cache_assets.sources.markdown_folder import MarkdownFolder
-from niels_cache_assets.sources.oasst1 import Oasst1
-from niels_cache_assets.sources.parquet import Parquet
-from niels_cache_assets.sources.python_docs import PythonDocs
-from niels_cache_assets.sources.python_help import PythonHelp
-from niels_cache_assets.sources.roam import Roam
-from niels_cache_assets.sources.text import Text
-from niels_cache_assets.sources.types import PretrainSource, SftSource
-from niels_cache_assets.sources.wikipedia import Wikipedia
-from niels_cache_assets.sources.wikitext import Wikitext
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import TypeVar
 
-PRETRAIN_SOURCES: dict[str, type[PretrainSource]] = {
-    "fineweb_edu": FinewebEdu,
-    "wikitext": Wikitext,
-    "roam": Roam,
-    "gutenberg": Gutenberg,
-    "wikipedia": Wikipedia,
-    "huggingface": Huggingface,
-    "markdown_folder": MarkdownFolder,
-    "parquet": Parquet,
-    "jsonl": Jsonl,
-    "text": Text,
-    "interleave": Interleave,
-    "python_docs": PythonDocs,
-}
+from niels_cache_assets.sources.types import PretrainSource, SftSource, Source
 
-SFT_SOURCES: dict[str, type[SftSource]] = {"dolly15k": Dolly15k, "oasst1": Oasst1, "chat_jsonl": ChatJsonl, "python_help": PythonHelp}
+S = TypeVar("S", bound=Source)
+
+
+class _Kinds(Mapping[str, type[S]]):
+    """The kinds of a family. Each name is that of a module, which has the class of the kind."""
+
+    def __init__(self, classes: Mapping[str, str]) -> None:
+        self._classes = classes
+
+    def __getitem__(self, name: str) -> type[S]:
+        class_name = self._classes[name]  # a KeyError, which a Mapping expects, before the import of a module that does not exist
+        kind: type[S] = getattr(import_module(f"{__name__}.{name}"), class_name)
+        return kind
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._classes)
+
+    def __len__(self) -> int:
+        return len(self._classes)
+
+
+PRETRAIN_SOURCES: Mapping[str, type[PretrainSource]] = _Kinds(
+    {
+        "fineweb_edu": "FinewebEdu",
+        "wikitext": "Wikitext",
+        "roam": "Roam",
+        "gutenberg": "Gutenberg",
+        "wikipedia": "Wikipedia",
+        "huggingface": "Huggingface",
+        "markdown_folder": "MarkdownFolder",
+        "parquet": "Parquet",
+        "jsonl": "Jsonl",
+        "text": "Text",
+        "interleave": "Interleave",
+        "python_docs": "PythonDocs",
+    }
+)
+
+SFT_SOURCES: Mapping[str, type[SftSource]] = _Kinds(
+    {"dolly15k": "Dolly15k", "oasst1": "Oasst1", "chat_jsonl": "ChatJsonl", "python_help": "PythonHelp"}
+)

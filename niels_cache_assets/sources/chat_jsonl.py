@@ -238,7 +238,7 @@ class ChatJsonl(FileSource, SftSource):
         return {key: name for key in (*keys, "system_field", "tools_field") if (name := getattr(self, key))}
 
     def _rows(self, file: SourceFile, position: FilePosition | None = None) -> Iterator[tuple[int, Values]]:
-        return file_rows(file, position, encoding=self.encoding, limit=self.max_document_bytes)
+        return file_rows(file, position, self.text_options)
 
     def conversations(self, context: StreamContext) -> Iterator[list[Conversation]]:
         files = FilePass(self.input_files(), context)

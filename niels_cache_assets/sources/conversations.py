@@ -43,23 +43,19 @@ def _problem_without_weights(messages: Sequence[AnyMessage], roles: Collection[s
     if not messages:
         return "empty_conversation"
     if TEMPLATE_ROLES & {*roles}:
-        return _problem_with_template(messages, roles)
+        if not all(_is_known(message.get("role"), roles) for message in messages):
+            return "unknown_role"
+        silent = {*empty_assistant_turns(messages)}
+        if all(number in silent for number, message in enumerate(messages) if message["role"] == "assistant"):
+            return "no_assistant"
+        problems = (None if number in silent or _may_be_empty(each) else _content_problem(each) for number, each in enumerate(messages))
+        return next(filter(None, problems), None)
     for message in messages:
         if not _is_known(message.get("role"), roles):
             return "unknown_role"
         if (problem := _content_problem(message)) is not None:
             return problem
     return None if any(message["role"] == "assistant" for message in messages) else "no_assistant"
-
-
-def _problem_with_template(messages: Sequence[AnyMessage], roles: Collection[str]) -> str | None:
-    if not all(_is_known(message.get("role"), roles) for message in messages):
-        return "unknown_role"
-    silent = {*empty_assistant_turns(messages)}
-    if all(number in silent for number, message in enumerate(messages) if message["role"] == "assistant"):
-        return "no_assistant"
-    problems = (None if number in silent or _may_be_empty(each) else _content_problem(each) for number, each in enumerate(messages))
-    return next(filter(None, problems), None)
 
 
 def empty_assistant_turns(messages: Sequence[AnyMessage]) -> list[int]:

@@ -62,7 +62,7 @@ class Gutenberg(HubData, PretrainSource):
         for file in files.files():
             if not files.position.row:
                 files.position.row = files.position.rows = 1
-                text, marked = read_text(file, encoding=self.encoding, limit=self.max_document_bytes)
+                text, marked = read_text(file, self.text_options)
                 if decoding.admits(file.name, text, replaced=decoding.count_marked(file.name, marked)):
                     yield from _book(Document(text, file.name, file.name), context)
 

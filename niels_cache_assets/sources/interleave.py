@@ -4,8 +4,6 @@ Each member is read with the settings of its own table. A member that is split b
 The memory is that of all members together. `corpus/held_out.py` finds the documents that a member keeps for val, and describes the cost.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -157,7 +155,9 @@ class MixtureMember:
             own_report = self.context.report
             report.dropped, report.facts, report.hints = own_report.dropped, own_report.facts, own_report.hints
         self._started = True
-        for document, reason in self._with_reasons(self.documents(report)):
+        documents = self.documents(report)
+        found = ((document, "member_val" if document.split == "val" else None) for document in documents)
+        for document, reason in found if self.context.held_out is None else self.context.held_out.sort(self.name, documents):
             if reason is None:
                 yield document._replace(file=f"{self.name}/{document.file}", split=None)
             else:
@@ -185,11 +185,6 @@ class MixtureMember:
         """Return the context in which the member's own build reads."""
         seed = self.context.seed if self.context.held_out is None else self.context.held_out.seed
         return replace(self.context, seed=seed, revision=self.context.revisions[self.name], report=report, files=None, text_field=None)
-
-    def _with_reasons(self, documents: Iterator[Document]) -> Iterator[tuple[Document, str | None]]:
-        if self.context.held_out is not None:
-            return self.context.held_out.sort(self.name, documents)
-        return ((document, "member_val" if document.split == "val" else None) for document in documents)
 
     def documents(self, report: SourceReport) -> Iterator[Document]:
         """Yield the documents with the splits that the member's own build assigns before tokenization."""

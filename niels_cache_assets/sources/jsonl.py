@@ -95,6 +95,5 @@ class Jsonl(HasKeepDamaged, RowFileSource):
         return []
 
     def _rows(self, files: FilePass, context: StreamContext, text_field: str | None = None) -> Iterator[tuple[str, int, Values]]:
-        on_damage = self.on_damage(context, files)
-        read = partial(self.rows_of, encoding=self.encoding, limit=self.max_document_bytes, on_damage=on_damage)
+        read = partial(self.rows_of, options=self.damage_options(context, files))
         return rows.rows_of_files(files, read, context, text_field)

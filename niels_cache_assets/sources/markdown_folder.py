@@ -31,7 +31,7 @@ class NotesSource(DecodesText, PretrainSource):
         """Yield the documents of a file, from the position of the pass in this file."""
         if files.position.row:
             return
-        text, marked = read_text(file, encoding=self.encoding, limit=self.max_document_bytes)
+        text, marked = read_text(file, self.text_options)
         if not text.strip():
             context.report.drop_row("empty", file.name)
             return

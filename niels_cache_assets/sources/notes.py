@@ -31,8 +31,12 @@ def notes_on_source(source: Source) -> list[str]:
         again |= each.again
     contents = {path: content for path, first in links.first.items() if path == first and (content := _content(path)) is not None}
     empty = [path for path, content in contents.items() if content.what.startswith("empty")]
-    strange = {path: content for path, content in contents.items() if source.source != "parquet" and _is_not_text(path, content)}
-    others = {path: f"{content.what} ({content.advice})" for path, content in strange.items()}
+    others = {  # what is to be read as text, but holds something else, such as gzip in a file without .gz
+        path: f"{content.what} ({content.advice})"
+        for path, content in contents.items()
+        if source.source != "parquet" and not content.is_text and not content.what.startswith("empty")
+        if not path.lower().endswith(".parquet") and compression_of(path) is None
+    }
     return [
         *_line(again, "path leads", "paths lead", "to what is read by another path, such as {} to {}; each file is read once"),
         *_line(dict.fromkeys(empty, ""), "file is", "files are", "empty (0 bytes), such as {}"),
@@ -51,12 +55,6 @@ def _content(path: str) -> FileContent | None:
         return None
     refuse_content(head, path, compression_of(path))
     return detect_content(head)
-
-
-def _is_not_text(path: str, content: FileContent) -> bool:
-    """Return whether a file that is to be read as text holds something else, such as gzip in a file without .gz."""
-    is_named = path.lower().endswith(".parquet") or compression_of(path) is not None
-    return not content.is_text and not content.what.startswith("empty") and not is_named
 
 
 def _line(found: Mapping[str, str], one: str, many: str, rest: str, *, warns: bool = False) -> list[str]:

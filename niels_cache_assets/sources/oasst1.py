@@ -99,7 +99,7 @@ class Oasst1(HubData, SftSource):
 
     def _trees(self, files: FilePass, context: StreamContext, decoding: DecodingCounts) -> Iterator[list[Node]]:
         """Yield the messages of each tree. Trees come in the order of their first messages in the data."""
-        read = partial(json_rows, encoding=self.encoding, limit=self.max_document_bytes)
+        read = partial(json_rows, options=self.text_options)
         of_split = files.of_split(files.number) if self.files else []
         tree_files = [file for file in of_split if _holds_trees(file, read)]
         if tree_files and len(tree_files) < len(of_split):

@@ -65,7 +65,14 @@ def continue_prompt(prompt: Any, side: Any, read: Read, *, extra: Any = None) ->
         return before
     text = before[0]["content"] if before and isinstance(prompt, str) else None
     if isinstance(side, str):
-        return _messages_of_text(before, text, side)
+        whole = dialogue(side)
+        if before is None:
+            return whole or "no_prompt"
+        if whole and whole[-1]["role"] == "assistant":
+            return whole if text is not None and _squeezed(side).startswith(_squeezed(text)) else _joined(before, whole)
+        if text is not None and (both := dialogue(text + side)) and both[-1]["role"] == "assistant":
+            return both
+        return [*before, Message(role="assistant", content=side)]
     messages = _read(side, read)
     if before is None or isinstance(messages, str):
         return messages
@@ -122,24 +129,6 @@ def system_messages(messages: list[Message]) -> list[Message]:
     """Return the system messages at the beginning."""
     others = (number for number, message in enumerate(messages) if message["role"] not in ("system", "developer"))
     return messages[: next(others, len(messages))]
-
-
-def _messages_of_text(before: list[Message] | None, prompt: str | None, side: str) -> ReadMessages:
-    """Return the messages of a side that is text, or the reason why there are none.
-
-    Args:
-        before: The messages of the prompt, or None.
-        prompt: The text of the prompt, or None if it is messages.
-        side: The text.
-    """
-    whole = dialogue(side)
-    if before is None:
-        return whole or "no_prompt"
-    if whole and whole[-1]["role"] == "assistant":
-        return whole if prompt is not None and _squeezed(side).startswith(_squeezed(prompt)) else _joined(before, whole)
-    if prompt is not None and (both := dialogue(prompt + side)) and both[-1]["role"] == "assistant":
-        return both
-    return [*before, Message(role="assistant", content=side)]
 
 
 def _read(value: Any, read: Read) -> ReadMessages:

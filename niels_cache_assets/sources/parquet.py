@@ -93,7 +93,7 @@ class Parquet(RowFileSource):
         return None
 
     def _first_rows(self, file: SourceFile) -> list[Values]:
-        found = rows.parquet_rows(file, encoding=self.encoding, limit=self.max_document_bytes)
+        found = rows.parquet_rows(file, options=self.text_options)
         return [values for _, values in rows.first_rows(found, ROWS)]
 
     def _columns(self, files: Sequence[SourceFile], text_field: str) -> tuple[dict[str, bool], str | None]:

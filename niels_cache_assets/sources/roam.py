@@ -49,7 +49,7 @@ class Roam(NotesSource):
             yield from super().file_documents(file, files, context, decoding)
             return
         report, position, limit = context.report, files.position, self.max_document_bytes
-        text, marked = read_text(file, encoding=self.encoding, limit=limit)
+        text, marked = read_text(file, self.text_options)
         if not text.strip():
             report.drop_row("empty", file.name)
             return

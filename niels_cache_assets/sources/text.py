@@ -6,8 +6,8 @@ from typing import IO, Literal
 
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.sources.reading import rows
-from niels_cache_assets.sources.reading.compressed import OnDamage, endings_with_compressions
-from niels_cache_assets.sources.reading.encodings import DecodingCounts, encoding_of, read_lines, read_text, refuse_length
+from niels_cache_assets.sources.reading.compressed import endings_with_compressions
+from niels_cache_assets.sources.reading.encodings import DecodingCounts, TextOptions, encoding_of, read_lines, read_text, refuse_length
 from niels_cache_assets.sources.reading.file_source import FileSource, HasKeepDamaged
 from niels_cache_assets.sources.reading.files import SourceFile, file_errors, open_bytes
 from niels_cache_assets.sources.reading.positions import FilePass, FilePosition
@@ -28,9 +28,9 @@ class Text(HasKeepDamaged, FileSource, PretrainSource):
         yield from rows.batched(self._documents(files, context), files)
 
     def _documents(self, files: FilePass, context: StreamContext) -> Iterator[Document]:
-        on_damage, decoding = self.on_damage(context, files), DecodingCounts(self, context)
+        options, decoding = self.damage_options(context, files), DecodingCounts(self, context)
         for file in files.files():
-            for row, text, marked in self._pieces(file, files.position, on_damage):
+            for row, text, marked in self._pieces(file, files.position, options):
                 replaced = decoding.count_marked(file.name, marked)
                 if not text or text.isspace():
                     context.report.drop_row("blank_line" if self.sample_by == "line" else "empty", file.name, row)
@@ -39,29 +39,28 @@ class Text(HasKeepDamaged, FileSource, PretrainSource):
             if not files.position.row:
                 context.report.drop_row("empty", file.name)  # a file without any line or paragraph
 
-    def _pieces(self, file: SourceFile, position: FilePosition, on_damage: OnDamage | None) -> Iterator[tuple[int, str, str | None]]:
+    def _pieces(self, file: SourceFile, position: FilePosition, options: TextOptions) -> Iterator[tuple[int, str, str | None]]:
         """Yield (row, text, marked text or None), starting at `position`.
 
         The marked text has a mark (a lone surrogate) in place of replaced bytes (see `reading/encodings.py`). Reading lines or paragraphs
         takes constant memory.
         """
-        limit = self.max_document_bytes
         if self.sample_by == "document":
             if not position.row:
                 position.row = position.rows = 1
-                yield 0, *read_text(file, on_damage, encoding=self.encoding, limit=limit)
+                yield 0, *read_text(file, options)
             return
-        with file_errors(file), open_bytes(file, on_damage) as stream:
+        with file_errors(file), open_bytes(file, options.on_damage) as stream:
             if self.sample_by == "paragraph":
-                yield from _paragraphs(stream, position, file.name, limit, self.encoding)
+                yield from _paragraphs(stream, position, file.name, options)
                 return
-            for index, line, marked in read_lines(stream, position, file.name, limit, self.encoding):
+            for index, line, marked in read_lines(stream, position, file.name, options):
                 yield index, line.rstrip("\r\n"), marked
 
 
-def _paragraphs(stream: IO[bytes], position: FilePosition, where: str, limit: int, encoding: str) -> Iterator[tuple[int, str, str | None]]:
+def _paragraphs(stream: IO[bytes], position: FilePosition, where: str, options: TextOptions) -> Iterator[tuple[int, str, str | None]]:
     """Yield paragraphs: runs of lines between blank lines, without the last line end."""
-    encoding = encoding_of(stream, encoding)
+    options = options._replace(encoding=encoding_of(stream, options.encoding))
     row = position.seek(stream)
     begin = position.offset
     lines = FilePosition()  # counted from `begin`
@@ -69,14 +68,14 @@ def _paragraphs(stream: IO[bytes], position: FilePosition, where: str, limit: in
     paragraph: list[str] = []
     damaged: list[str] = []
     length = 0
-    for index, line, marked in chain(read_lines(stream, lines, where, limit, encoding, is_start=not begin), [(-1, "", None)]):
+    for index, line, marked in chain(read_lines(stream, lines, where, options, is_start=not begin), [(-1, "", None)]):
         if line and not line.isspace():
             paragraph.append(line.rstrip("\r\n"))
             length += len(paragraph[-1]) + 1
             if marked is not None:
                 damaged.append(marked)
-            if length > limit:
-                refuse_length(f"{where}: the paragraph at line {index + 1}", limit)
+            if length > options.limit:
+                refuse_length(f"{where}: the paragraph at line {index + 1}", options.limit)
         elif paragraph:
             row += 1
             if row > position.row:

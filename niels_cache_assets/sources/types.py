@@ -6,8 +6,6 @@ one line in `sources/__init__.py`.
 This module opens no data file. Splitting, tokenizing and writing belong to other subpackages.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from abc import abstractmethod

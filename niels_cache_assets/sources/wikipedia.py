@@ -27,7 +27,6 @@ from niels_cache_assets.sources.reading.positions import FilePass
 from niels_cache_assets.sources.reading.rows import TextFieldCheck, batched, row_id, row_title, text_problem
 from niels_cache_assets.sources.types import ConfigPath, PretrainSource, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import Split
 
 _DUMP = re.compile(r"\.xml(-p\d+p\d+)?(\.(gz|bz2|xz|zst))?$", re.IGNORECASE)
 
@@ -106,30 +105,25 @@ class Wikipedia(HasKeepDamaged, HubData, PretrainSource):
         return bool(self.files)
 
     def _dumps(self, files: FilePass, context: StreamContext) -> Iterator[Document]:
+        drop, facts, decoding = context.report.drop_row, context.report.facts, DecodingCounts(self, context)
         for split in files.splits():
-            for file in files.files():
-                if not _DUMP.search(file.name):
+            for name, file in ((file.name, file) for file in files.files()):
+                if not _DUMP.search(name):
                     raise NielsCacheError(
-                        f'{file.name}: not an XML dump, whose name ends in .xml; read rows with articles with source = "jsonl" or "parquet"'
+                        f'{name}: not an XML dump, whose name ends in .xml; read rows with articles with source = "jsonl" or "parquet"'
                     )
-                yield from self._dump(file, split, files, context)
-
-    def _dump(self, file: SourceFile, split: Split | None, files: FilePass, context: StreamContext) -> Iterator[Document]:
-        drop, decoding = context.report.drop_row, DecodingCounts(self, context)
-        limit, on_damage = self.max_document_bytes, self.on_damage(context, files)
-        for page in read_pages(file, files.position, encoding=self.encoding, limit=limit, on_damage=on_damage):
-            replaced = decoding.count(file.name, Damage(page.replaced_bytes, page.replaced))
-            if page.namespace != 0:
-                drop("other_namespace", file.name, page.row)
-            elif page.redirect or REDIRECT.match(page.text or ""):  # not every dump has <redirect/>
-                context.report.facts["redirects"] = context.report.facts.get("redirects", 0) + 1
-            elif page.model != "wikitext":
-                drop("other_content_model", file.name, page.row)
-            elif problem := text_problem(page.text):
-                drop(problem, file.name, page.row)
-            elif decoding.admits(file.name, "\0" if page.has_nul else page.text or "", replaced=replaced, row=page.row):
-                source_id = row_id(page.id or None, file.name, page.row)
-                yield Document(page.text or "", source_id, file.name, page.row, page.title, split)
+                for page in read_pages(file, files.position, self.damage_options(context, files)):
+                    replaced = decoding.count(name, Damage(page.replaced_bytes, page.replaced))
+                    if page.namespace != 0:
+                        drop("other_namespace", name, page.row)
+                    elif page.redirect or REDIRECT.match(page.text or ""):  # not every dump has <redirect/>
+                        facts["redirects"] = facts.get("redirects", 0) + 1
+                    elif page.model != "wikitext":
+                        drop("other_content_model", name, page.row)
+                    elif problem := text_problem(page.text):
+                        drop(problem, name, page.row)
+                    elif decoding.admits(name, "\0" if page.has_nul else page.text or "", replaced=replaced, row=page.row):
+                        yield Document(page.text or "", row_id(page.id or None, name, page.row), name, page.row, page.title, split)
 
     def _hub(self, files: FilePass, context: StreamContext) -> Iterator[Document]:
         decoding, check = DecodingCounts(self, context), TextFieldCheck()

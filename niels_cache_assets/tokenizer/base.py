@@ -114,6 +114,10 @@ class TextTokenizer(ABC):
         These files decode every id without the configuration.
         """
 
+    def normalized(self, texts: Iterable[str]) -> list[str]:
+        """Return the texts as an engine gets them."""
+        return [*texts]
+
     @property
     def prepends_bos(self) -> bool:
         """Whether each document of a pretrain cache begins with the model's BOS, which is so only if the special tokens name it."""
@@ -158,7 +162,8 @@ class TextTokenizer(ABC):
         special, dtype = np.array(self.reserved_ids(), dtype=np.int64), TOKEN_DTYPES[token_dtype_name(self.vocab_size)]
         for text, ids in zip(texts, arrays, strict=True):
             if np.isin(ids, special).any():
-                raise NielsCacheError(f"the text contains a special token: {_excerpt_around(text, self.special_tokens)}; remove it")
+                found = next((token for token in self.special_tokens.values() if token in text), text[:_EXCERPT])
+                raise NielsCacheError(f"the text contains a special token: {found!r}; remove it")
         return [ids.astype(dtype) for ids in arrays]
 
     @abstractmethod
@@ -321,8 +326,3 @@ def missing_eot_error(candidates: Collection[str], where: str) -> NielsCacheErro
 def _named(candidates: Collection[str]) -> str:
     first = [*sorted(candidates, key=lambda token: token not in _EOT_NAMES)][:_MAX_NAMED]
     return ", ".join(first) + (", ..." if len(candidates) > len(first) else "") if first else "none"
-
-
-def _excerpt_around(text: str, special_tokens: Mapping[str, str]) -> str:
-    found = [token for token in special_tokens.values() if token in text]
-    return repr(found[0] if found else text[:_EXCERPT])

@@ -33,6 +33,7 @@ from niels_cache_assets.tokenizer.engines import (
     is_engine_loaded,
     may_encode,
     proven_engine,
+    record_encoder,
     reference_of,
     reject_engine,
 )
@@ -45,7 +46,8 @@ _FIRST_CHARACTERS = 1 << 20  # about the maximum number of characters in them; t
 BATCHES_PER_CHECK = 8
 TEXTS_PER_CHECK = 64
 
-ENGINE_LOAD_CHARACTERS = 64_000_000  # after this much text, an engine for SentencePiece is loaded, which takes some core-seconds
+UNIGRAM_LOAD_CHARACTERS = 64_000_000  # after this much text, the engine for unigram models is loaded, which takes some core-seconds
+BPE_LOAD_CHARACTERS = 8_000_000  # the same for BPE models of SentencePiece; their engine is loaded sooner, and gains more
 MAX_ENGINE_CHARACTERS = 16_000_000  # an engine gets no longer texts: comparing one would take as much memory as the whole build
 
 
@@ -59,6 +61,7 @@ class EngineUse:
         texts: Number of texts that it encoded.
         checked: How many of them the reference also encoded.
         is_reference: Whether the library is the reference.
+        reason: Why the reference encoded, and no engine.
     """
 
     name: str
@@ -66,6 +69,7 @@ class EngineUse:
     texts: int = 0
     checked: int = 0
     is_reference: bool = False
+    reason: str = ""
 
     @classmethod
     def recorded(cls, notes: Mapping[str, Any] | None) -> list[EngineUse]:
@@ -85,7 +89,7 @@ class EngineUse:
         """Return the use in words."""
         library = f"{self.name} {self.version}"
         if self.is_reference:
-            return f"{library} (the reference)"
+            return f"{library} (the reference{'; ' if self.reason else ''}{self.reason})"
         share = self.checked / self.texts if self.texts else 1
         return f"{library}, {share:.2%} of the texts checked with the reference"
 
@@ -138,9 +142,9 @@ class BuildEncoder:
         self._view, self._tokenizer = view, tokenizer
         self._reference: str | None = reference_of(tokenizer)
         self._engine: Engine | None = None
-        self._earlier_uses: Sequence[EngineUse] = ()
-        self._engine_use: EngineUse | None = None  # of the engine
-        self._reference_use: EngineUse | None = None  # of the reference, without the texts that it only checked
+        self._uses: dict[tuple[str, str], EngineUse] = {}  # by name and version; the reference's without the texts that it only checked
+        self._engine_use: EngineUse | None = None  # without counts, as the next
+        self._reference_use: EngineUse | None = None
         self._lock = threading.Lock()
         self._is_engine_pending = False  # whether the engine is not loaded yet, but will be
         self._load_after = 0  # after how many characters it is loaded
@@ -158,19 +162,39 @@ class BuildEncoder:
         """
         if self._reference is None:
             return
-        self._earlier_uses, self._log = before, log
+        self._uses, self._log = {(use.name, use.version): use for use in before}, log
         self._reference_use = EngineUse(name=self._reference, version=metadata.version(self._reference), is_reference=True)
-        if self._tokenizer.engine != "auto":
-            return
-        self._is_engine_pending = True
-        if isinstance(self._tokenizer, SentencePieceTokenizer) and not is_engine_loaded(self._tokenizer):
-            self._load_after = ENGINE_LOAD_CHARACTERS
+        self._is_engine_pending = self._tokenizer.engine == "auto"
+        if not self._is_engine_pending:
+            self._use_reference('[tokenizer] engine = "reference"')
+        elif isinstance(self._tokenizer, SentencePieceTokenizer) and not is_engine_loaded(self._tokenizer):
+            self._load_after = UNIGRAM_LOAD_CHARACTERS if self._tokenizer.described.is_unigram else BPE_LOAD_CHARACTERS
+            self._use_reference(f"an engine encodes only what follows the first {self._load_after:,} characters")
 
     def _load_engine(self) -> None:
-        engine = proven_engine(self._tokenizer, self._log)
-        if engine is not None:
-            self._engine_use = EngineUse(name=engine.name, version=engine.version)
-            self._engine = engine
+        engine = proven_engine(self._tokenizer)
+        if isinstance(engine, str):
+            self._use_reference(engine)
+        else:
+            self._engine, self._engine_use = engine, EngineUse(name=engine.name, version=engine.version)
+            self._report(self._engine_use)
+
+    def _use_reference(self, reason: str) -> None:
+        assert self._reference_use is not None
+        self._reference_use = replace(self._reference_use, reason=reason)
+        self._report(self._reference_use)
+
+    def _report(self, use: EngineUse) -> None:
+        """Say which library encodes from now on, and why no faster one, in the log and in the record for `status`."""
+        encoder = f"{use.name} {use.version}"
+        self._log(f"encoding with {encoder}{': ' if use.reason else ''}{use.reason}")
+        record_encoder(self._tokenizer, encoder, use.reason)
+
+    def _count(self, use: EngineUse | None, texts: int, *, checked: int) -> None:
+        if use is not None:
+            with self._lock:
+                before = self._uses.get((use.name, use.version), use)
+                self._uses[use.name, use.version] = replace(use, texts=before.texts + texts, checked=before.checked + checked)
 
     def _load_if_due(self, size: int) -> None:
         """Count the characters that arrive while an engine is not loaded, and load it after enough of them.
@@ -206,16 +230,13 @@ class BuildEncoder:
             if self._engine is not None and not (batch is None and self._compares_next):  # it would not be compared
                 found = self._with_engine(self._engine, texts)
         if found is None:
-            with self._lock:
-                self._reference_use = _add_texts(self._reference_use, len(texts), checked=len(texts))
+            self._count(self._reference_use, len(texts), checked=len(texts))
             return self._view.encode_flat(_python_strings(texts))
         chosen = _texts_to_compare(batch, int(sizes.sum()))
         if self._compares_next and batch is not None:
             self._compares_next, chosen = False, slice(None)
         compared = _python_strings(texts[chosen])
-        checked = self._compare(compared, found, chosen) if compared else 0
-        with self._lock:
-            self._engine_use = _add_texts(self._engine_use, len(texts), checked=checked)
+        self._count(self._engine_use, len(texts), checked=self._compare(compared, found, chosen) if compared else 0)
         return found
 
     def _compare(self, texts: Sequence[str], found: FlatIds, chosen: slice) -> int:
@@ -268,28 +289,16 @@ class BuildEncoder:
 
     @property
     def uses(self) -> list[EngineUse]:
-        """All uses for this cache, one per library and version: those of an interrupted build, the engine, the reference.
+        """All uses for this cache, those of an interrupted build included, one per library and version, the reference last.
 
-        A library that encoded no text is left out. Empty if there are no engines for this kind of tokenizer, and for a SentencePiece model
-        that no engine has encoded.
+        A library that encoded no text is left out. Empty for a tokenizer of another package.
         """
-        added: dict[tuple[str, str], EngineUse] = {}
-        for use in (*self._earlier_uses, self._engine_use, self._reference_use):
-            if use is not None and use.texts:
-                first = added.get((use.name, use.version), replace(use, texts=0, checked=0))
-                added[use.name, use.version] = replace(use, texts=first.texts + use.texts, checked=first.checked + use.checked)
-        uses = list(added.values())
-        if isinstance(self._tokenizer, SentencePieceTokenizer) and all(use.is_reference for use in uses):
-            return []  # no engine was used
-        return uses
+        uses = [*self._uses.values()]  # other threads may add one meanwhile
+        return sorted((use for use in uses if use.texts), key=lambda use: use.is_reference)
 
     def notes(self) -> dict[str, Any]:
         """Return the uses as notes for the journal."""
         return EngineUse.notes(self.uses)
-
-
-def _add_texts(use: EngineUse | None, texts: int, *, checked: int) -> EngineUse | None:
-    return None if use is None else replace(use, texts=use.texts + texts, checked=use.checked + checked)
 
 
 def _python_strings(texts: Sequence[str] | Strings) -> Sequence[str]:

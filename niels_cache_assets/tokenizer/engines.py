@@ -14,11 +14,12 @@ import ctypes
 import json
 import os
 import secrets
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import cache
 from importlib import metadata
-from itertools import pairwise
+from pathlib import Path
 from threading import Lock
 from typing import Any, Protocol
 
@@ -26,15 +27,19 @@ import numpy as np
 
 from niels_cache_assets.base.strings import Strings
 from niels_cache_assets.disk.journal import write_atomically
-from niels_cache_assets.tokenizer.base import FlatIds, TextTokenizer
-from niels_cache_assets.tokenizer.byte_level import byte_characters
-from niels_cache_assets.tokenizer.kinds import LIBRARIES, SentencePieceTokenizer
+from niels_cache_assets.tokenizer.base import FlatIds, TextTokenizer, first_line
+from niels_cache_assets.tokenizer.bpe_json import ranks_as_json, sentencepiece_as_json
+from niels_cache_assets.tokenizer.kinds import LIBRARIES
 from niels_cache_assets.tokenizer.proof import EngineProof, compare, difficult_texts
+from niels_cache_assets.tokenizer.sentencepiece_model import SentencePieceTokenizer
 from niels_cache_assets.tokenizer.tiktoken_ranks import TiktokenTokenizer, read_ranks
 from niels_cache_assets.tokenizer.tokenizer_json import HuggingFaceTokenizer
 from niels_cache_assets.tokenizer.unigram_words import UnigramWords
 from niels_cache_runtime.errors import panics_as_errors
+from niels_cache_runtime.format.commit import LockRefusedError, hold_lock
 
+_PROOF_VERSION = 1  # raise this by hand if the difficult texts change, or if an engine loads a model in another way
+_POLL_SECONDS = 0.05
 _THREADS_VARIABLE = "FASTOKENS_BPE_THREADS"
 _GPT2_PATTERNS = frozenset(  # three spellings of the same words, of different versions of tiktoken
     {
@@ -48,8 +53,8 @@ _CL100K_PATTERN = (
 )
 
 _LOCK = Lock()
-_LOADED: dict[tuple[Any, ...], Engine | None] = {}  # the engine of the last model; None if no engine is used
-_RESULTS: dict[tuple[Any, ...], str] = {}  # by model, and name and version: why the engine is not used, or "" if its ids are right
+_LOADED: dict[tuple[Any, ...], Engine | str] = {}  # the engine of the last model, or why none is used
+_REJECTED: dict[str, str] = {}  # of this process, also where nothing can be recorded: why an engine is not used, by its proof
 
 
 class Engine(Protocol):
@@ -72,46 +77,49 @@ class Fastokens:
     Args:
         tokenizer: The loaded object of the library.
         version: Version of the library.
-        prepare: Returns the texts as the library gets them; by default unchanged.
+        prepare: Returns the texts as the library gets them.
     """
 
     name = "fastokens"
 
-    def __init__(self, tokenizer: Any, version: str, prepare: Callable[[Iterable[str]], list[str]] = list) -> None:
+    def __init__(self, tokenizer: Any, version: str, prepare: Callable[[Iterable[str]], list[str]]) -> None:
         self._tokenizer, self.version, self._prepare = tokenizer, version, prepare
 
     @classmethod
-    def load(cls, tokenizer: TextTokenizer) -> Fastokens | None:
-        """Load the model of a tokenizer, or return None if the package is not installed or does not support the model."""
+    def load(cls, tokenizer: TextTokenizer) -> Fastokens | str:
+        """Load the model of a tokenizer, or return why that is impossible."""
         version = installed_version(cls.name)
         if version is None:
-            return None
+            return f"{cls.name}, which is much faster, is not installed; pip install 'niels-cache[fast]'"
         os.environ.setdefault(_THREADS_VARIABLE, "1")  # a build has threads of its own, as many as [build] threads says
         try:
             import fastokens
 
             with panics_as_errors():
-                if isinstance(tokenizer, HuggingFaceTokenizer):
-                    loaded = fastokens.Tokenizer.from_json_str(tokenizer.library_tokenizer.to_str())
-                elif isinstance(tokenizer, TiktokenTokenizer):
+                if isinstance(tokenizer, TiktokenTokenizer):
                     loaded = cls._load_ranks(fastokens.Tokenizer, tokenizer)
+                elif isinstance(tokenizer, SentencePieceTokenizer):
+                    loaded = fastokens.Tokenizer.from_json_str(sentencepiece_as_json(tokenizer.described))
                 else:
-                    return None
-        except Exception:  # a damaged installation, or a component that fastokens does not know
-            return None
-        return cls(loaded, version, tokenizer.normalized if isinstance(tokenizer, TiktokenTokenizer) else list)
+                    assert isinstance(tokenizer, HuggingFaceTokenizer)
+                    loaded = fastokens.Tokenizer.from_json_str(tokenizer.library_tokenizer.to_str())
+        except Exception as error:  # a damaged installation, or a component that fastokens does not know
+            return f"{cls.name} {version} cannot load the model: {first_line(error):.200}"
+        return cls(loaded, version, tokenizer.normalized)
 
     @staticmethod
     def _load_ranks(library: Any, tokenizer: TiktokenTokenizer) -> Any:
         """Load ranks so that fastokens splits words with its own code.
 
-        Its regular expressions are slower, and take U+180E for a blank.
+        Its regular expressions are slower, and take U+180E for a blank. Its own reader of ranks is faster than `ranks_as_json`, but refuses
+        ids without a piece, and pieces that are not the join of two others.
         """
-        if tokenizer.pattern in _GPT2_PATTERNS:
-            return library.from_json_str(gpt2_tokenizer_json(read_ranks(tokenizer.ranks_path)[0]))
-        if tokenizer.pattern == _CL100K_PATTERN:
-            return library.from_tiktoken(tokenizer.ranks_path, encoding="cl100k_base", special_tokens={})
-        return library.from_tiktoken(tokenizer.ranks_path, pattern=tokenizer.pattern, special_tokens={})
+        pattern = tokenizer.pattern
+        if pattern not in _GPT2_PATTERNS:
+            words = {"encoding": "cl100k_base"} if pattern == _CL100K_PATTERN else {"pattern": pattern}
+            with suppress(ValueError):
+                return library.from_tiktoken(tokenizer.ranks_path, special_tokens={}, **words)
+        return library.from_json_str(ranks_as_json(read_ranks(tokenizer.ranks_path).ranks, None if pattern in _GPT2_PATTERNS else pattern))
 
     def encode_flat(self, texts: Sequence[str] | Strings) -> FlatIds:
         with panics_as_errors():
@@ -119,28 +127,22 @@ class Fastokens:
         return np.frombuffer(ids, np.uint32), np.diff(np.frombuffer(offsets, np.uint64)).astype(np.int64)
 
 
-Loaders = Mapping[str, Callable[["TextTokenizer"], Engine | None]]
-"""Functions by the names of engines. Each loads the model of a tokenizer, or returns None (not installed, not supported)."""
+Loaders = Mapping[str, Callable[["TextTokenizer"], Engine | str]]
+"""Functions by the names of engines. Each loads the model of a tokenizer, or returns why that is impossible."""
 
 ENGINES: Loaders = {Fastokens.name: Fastokens.load}
-"""The engines, the preferred one first."""
-
-
-OWN_ENGINES: Loaders = {UnigramWords.name: UnigramWords.load}
-"""The engines of this package, for models of SentencePiece. A build loads one only after some megabytes of text (encoder.py)."""
 
 
 def engines_for(tokenizer: Any) -> Loaders:
-    """Return the engines that may encode for this kind of tokenizer."""
-    if isinstance(tokenizer, SentencePieceTokenizer):
-        return OWN_ENGINES
-    return ENGINES if isinstance(tokenizer, HuggingFaceTokenizer | TiktokenTokenizer) else {}
+    """Return the engines that may encode for this model, the preferred one first."""
+    if isinstance(tokenizer, SentencePieceTokenizer) and tokenizer.described.is_unigram:
+        return {UnigramWords.name: UnigramWords.load}
+    return ENGINES if reference_of(tokenizer) else {}
 
 
 def reference_of(tokenizer: Any) -> str | None:
     """Return the library that defines the ids of a tokenizer, or None if no engine can encode for this kind of tokenizer."""
-    kinds = HuggingFaceTokenizer | TiktokenTokenizer | SentencePieceTokenizer
-    return LIBRARIES[tokenizer.kind] if isinstance(tokenizer, kinds) else None
+    return LIBRARIES[tokenizer.kind] if isinstance(tokenizer, TextTokenizer) else None
 
 
 def describe_reference(tokenizer: TextTokenizer) -> str:
@@ -164,20 +166,16 @@ def prove(tokenizer: TextTokenizer, engine: Engine) -> EngineProof:
     return compare(difficult_texts(**_model_tokens(tokenizer)), reference=tokenizer.encode_flat, engine=engine.encode_flat)
 
 
-def proven_engine(tokenizer: TextTokenizer, log: Callable[[str], None]) -> Engine | None:
-    """Return the first engine that can load a model and gives the ids of the reference, or None.
+def proven_engine(tokenizer: TextTokenizer) -> Engine | str:
+    """Return the first engine that can load a model and gives the ids of the reference, or why there is none.
 
     A process that builds with several models in turn loads their engines again, because an engine takes a hundred megabytes.
-
-    Args:
-        tokenizer: The model.
-        log: Called with the reason if an engine is not used.
     """
     with _LOCK:
         key = _key(tokenizer)
         if key not in _LOADED:
             _LOADED.clear()
-            _LOADED[key] = _first_proven(tokenizer, log)
+            _LOADED[key] = _first_proven(tokenizer)
             if isinstance(tokenizer, HuggingFaceTokenizer):
                 tokenizer.renew_remembered_words()
             _free_memory()
@@ -187,39 +185,47 @@ def proven_engine(tokenizer: TextTokenizer, log: Callable[[str], None]) -> Engin
 def reject_engine(tokenizer: TextTokenizer, engine: Engine) -> None:
     """Record that an engine gave other ids. From now on, no build with this model uses this version of it."""
     with _LOCK:
-        _record(tokenizer, f"{engine.name} {engine.version}", "it gave other ids for a text of a build")
-        _LOADED[_key(tokenizer)] = None
+        name = f"{engine.name} {engine.version}"
+        _LOADED[_key(tokenizer)] = _record(tokenizer, name, f"{name} is not used: it gave other ids for a text of a build")
 
 
 def _key(tokenizer: TextTokenizer) -> tuple[Any, ...]:
     return (tokenizer.kind, tokenizer.model_sha256, *engines_for(tokenizer).values())
 
 
-def _first_proven(tokenizer: TextTokenizer, log: Callable[[str], None]) -> Engine | None:
-    engines = engines_for(tokenizer)
-    loaded = [engine for load in engines.values() if (engine := load(tokenizer)) is not None]
-    for engine in loaded:
-        name_and_version = f"{engine.name} {engine.version}"
-        rejection = _result(tokenizer, name_and_version)
-        if rejection is None:
-            rejection = _rejection_reason(tokenizer, prove(tokenizer, engine))
-            _record(tokenizer, name_and_version, rejection)
-        if not rejection:
+def _first_proven(tokenizer: TextTokenizer) -> Engine | str:
+    reasons = []
+    for load in engines_for(tokenizer).values():
+        engine = load(tokenizer)
+        reason = engine if isinstance(engine, str) else _prove_once(tokenizer, engine)
+        if not reason:
             return engine
-        log(f"{tokenizer.model_path}: {name_and_version} is not used: {rejection}")
-    if engines is ENGINES and engines and not loaded and not any(map(installed_version, engines)):
-        log(f"encoding with {reference_of(tokenizer)}; pip install 'niels-cache[fast]' adds an engine that is much faster")
-    return None
+        reasons.append(reason)
+    return "; ".join(reasons)
 
 
-def _rejection_reason(tokenizer: TextTokenizer, proof: EngineProof) -> str:
+def _prove_once(tokenizer: TextTokenizer, engine: Engine) -> str:
+    """Return why an engine is not used, or "" if its ids are right. Only the first process of a cache root proves it; others wait."""
+    name = f"{engine.name} {engine.version}"
+    with ExitStack() as stack:
+        if tokenizer.proofs is not None:
+            with suppress(LockRefusedError):  # a read-only folder: each process proves the engine again
+                stack.enter_context(
+                    hold_lock(tokenizer.proofs.with_name("tokenizer.engines"), wait=lambda owner: time.sleep(_POLL_SECONDS))
+                )
+        rejection = _result(tokenizer, name)
+        return _record(tokenizer, name, _rejection_reason(tokenizer, name, prove(tokenizer, engine))) if rejection is None else rejection
+
+
+def _rejection_reason(tokenizer: TextTokenizer, engine: str, proof: EngineProof) -> str:
     """Return why an engine with this proof is not used, or an empty string if it is used."""
     reference = reference_of(tokenizer)
     found = [
         *([f"it gives other ids than {reference} for {proof.differing:,}"] if proof.differing else []),
         *([f"{reference} cannot encode {proof.unencodable:,}"] if proof.unencodable else []),
     ]
-    return f"{', and '.join(found)} of {proof.texts:,} difficult texts (niels-cache tokenizer prove shows them)" if found else ""
+    why = f"{', and '.join(found)} of {proof.texts:,} difficult texts (niels-cache tokenizer prove shows them)"
+    return f"{engine} is not used: {why}" if found else ""
 
 
 def _result(tokenizer: TextTokenizer, engine: str) -> str | None:
@@ -229,36 +235,49 @@ def _result(tokenizer: TextTokenizer, engine: str) -> str | None:
         tokenizer: The model.
         engine: Name and version of the engine.
     """
-    results = [_RESULTS.get((*_key(tokenizer), engine)), _recorded(tokenizer).get(engine)]
-    return max((result for result in results if result is not None), default=None)  # any failure sorts after ""
+    key = _proof_key(tokenizer, engine)
+    return _REJECTED.get(key) or read_record(tokenizer.proofs)["proofs"].get(key)
 
 
-def _record(tokenizer: TextTokenizer, engine: str, rejection: str) -> None:
-    _RESULTS[*_key(tokenizer), engine] = rejection
-    if tokenizer.proofs is None:
-        return
-    content = {**_versions(tokenizer), "engines": {**_recorded(tokenizer), engine: rejection}}
-    with suppress(OSError):  # a read-only folder: each process proves the engine again
-        write_atomically(tokenizer.proofs, json.dumps(content).encode(), spare=f"{secrets.token_hex(4)}.new")
+def _record(tokenizer: TextTokenizer, engine: str, rejection: str) -> str:
+    """Record the result of a proof, and return it."""
+    key = _proof_key(tokenizer, engine)
+    _add_to_record(tokenizer, "proofs", key, rejection)
+    if rejection:
+        _REJECTED[key] = rejection
+    return rejection
 
 
-def _recorded(tokenizer: TextTokenizer) -> dict[str, str]:
-    """Return the results beside the tokenizer by name and version of the engine, without those for another model or reference."""
+def record_encoder(tokenizer: TextTokenizer, encoder: str, reason: str) -> None:
+    """Record beside the tokenizer which library encodes, and why no faster one does, for `status`."""
+    _add_to_record(tokenizer, "encoders", str(tokenizer.model_sha256), {"name": encoder, "why_not_faster": reason or None})
+
+
+def read_record(path: Path | None) -> dict[str, dict[str, Any]]:
+    """Return the record beside the tokenizer of a cache root.
+
+    Returns:
+        "proofs": results of proofs, by what they depend on. "encoders": the library that encoded last, by the sha256 of the model. Both are
+        empty without a record.
+    """
     try:
-        recorded = json.loads(tokenizer.proofs.read_bytes()) if tokenizer.proofs is not None else {}
-        engines = recorded.pop("engines")
-    except (OSError, ValueError, RecursionError, AttributeError, KeyError):
-        return {}
-    return engines if recorded == _versions(tokenizer) and isinstance(engines, dict) else {}
+        record = json.loads(path.read_bytes()) if path is not None else {}
+        return {table: dict(record[table]) for table in ("proofs", "encoders")}
+    except (OSError, ValueError, RecursionError, TypeError, KeyError):
+        return {"proofs": {}, "encoders": {}}
 
 
-def _versions(tokenizer: TextTokenizer) -> dict[str, str | None]:
-    """Return what a proof depends on besides the engine."""
-    return {
-        "model_sha256": tokenizer.model_sha256,
-        "reference": describe_reference(tokenizer),
-        "niels_cache": installed_version("niels-cache"),
-    }
+def _add_to_record(tokenizer: TextTokenizer, table: str, key: str, value: Any) -> None:
+    record = read_record(tokenizer.proofs)
+    if tokenizer.proofs is not None and record[table].get(key) != value:
+        record[table][key] = value
+        with suppress(OSError):  # a read-only folder
+            write_atomically(tokenizer.proofs, json.dumps(record).encode(), spare=f"{secrets.token_hex(4)}.new")
+
+
+def _proof_key(tokenizer: TextTokenizer, engine: str) -> str:
+    """Return what a proof depends on."""
+    return f"{engine} as {describe_reference(tokenizer)}, model {tokenizer.model_sha256}, proof {_PROOF_VERSION}"
 
 
 def _free_memory() -> None:
@@ -267,52 +286,13 @@ def _free_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def gpt2_tokenizer_json(ranks: Mapping[bytes, int]) -> str:
-    """Return the tokenizer.json of GPT-2's words with these ranks.
-
-    A rank file lists no merges, so they are computed from the ranks. The merge of a piece joins the two parts that are left when its bytes
-    are merged with lower ranks only. No merge makes a piece that has fewer or more than two such parts; as in tiktoken, it stands only for
-    a whole word. This takes a second for 50,000 ranks.
-    """
-    characters = {byte: character for character, byte in byte_characters().items()}
-
-    def spell(piece: bytes) -> str:
-        return "".join(characters[byte] for byte in piece)
-
-    merges = []
-    for piece, rank in sorted(ranks.items(), key=lambda item: item[1]):
-        parts = _merge_below(piece, ranks, below=rank)
-        if len(parts) == 2:
-            merges.append([spell(part) for part in parts])
-    model = {"type": "BPE", "ignore_merges": True, "vocab": {spell(piece): rank for piece, rank in ranks.items()}, "merges": merges}
-    words = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-    return json.dumps({"version": "1.0", "added_tokens": [], "pre_tokenizer": words, "model": model})
-
-
-def _merge_below(piece: bytes, ranks: Mapping[bytes, int], *, below: int) -> list[bytes]:
-    parts = [piece[index : index + 1] for index in range(len(piece))]
-    while len(parts) > 1:
-        joined = [ranks.get(one + other, below) for one, other in pairwise(parts)]
-        least = min(joined)
-        if least >= below:
-            break
-        index = joined.index(least)
-        parts[index : index + 2] = [parts[index] + parts[index + 1]]
-    return parts
-
-
 def _model_tokens(tokenizer: TextTokenizer) -> dict[str, list[str]]:
     """Return the added tokens and the pieces of a model, for difficult_texts."""
-    added = list(tokenizer.special_tokens.values())
-    if isinstance(tokenizer, HuggingFaceTokenizer):
-        added += [each.content for each in tokenizer.library_tokenizer.get_added_tokens_decoder().values()]
     pieces = []
     for piece in tokenizer.piece_bytes():
-        try:
+        with suppress(UnicodeDecodeError):  # a part of a character
             pieces.append(piece.decode())
-        except UnicodeDecodeError:  # a part of a character
-            continue
-    return {"added": added, "pieces": pieces}
+    return {"added": [*tokenizer.special_tokens.values(), *tokenizer.special_names()], "pieces": pieces}
 
 
 @cache

@@ -4,8 +4,6 @@ Text never yields a special id: `encode` of each kind raises an error for text t
 document. Training is in training.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -159,6 +157,20 @@ def load_tokenizer(settings: TokenizerSettings, root: Path) -> TextTokenizer:
         tokenizer = SentencePieceTokenizer(str(model), special_tokens=settings.special_tokens)
     tokenizer.engine, tokenizer.proofs = settings.engine, root / PROOFS_NAME
     return tokenizer
+
+
+def recorded_tokenizer(settings: TokenizerSettings, root: Path) -> tuple[str | None, int]:
+    """Return the sha256 and the vocabulary size of the tokenizer in the cache root, as its meta.json says. No model is loaded.
+
+    Raises:
+        NielsCacheError: If it is not built yet.
+    """
+    folder = tokenizer_dir(root)
+    if not (folder / META_NAME).exists() or not built_model(folder).exists():
+        tokenizer = load_tokenizer(settings, root)  # a model without a record, or an error
+        return tokenizer.model_sha256, tokenizer.vocab_size
+    meta = read_meta(str(folder / META_NAME))
+    return meta["sha256"], meta["vocab_size"]
 
 
 @dataclass(frozen=True, kw_only=True)

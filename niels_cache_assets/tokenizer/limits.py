@@ -8,11 +8,15 @@ which `max_document_mib` of a source bounds. The library itself ends a regular e
 import base64
 import binascii
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import wraps
+from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from niels_cache_runtime.errors import NielsCacheError
+
+Model = TypeVar("Model")
 
 MAX_BYTES = 128 << 20
 MAX_ADDED_TOKENS = 100_000
@@ -38,6 +42,30 @@ def read_model(path: str | Path) -> bytes:
     if len(content) > MAX_BYTES:
         raise NielsCacheError(f"{path}: has more than {MAX_BYTES >> 20} MiB, too many for a tokenizer; give another file")
     return content
+
+
+def remember_last(load: Callable[[bytes, str], Model]) -> Callable[[str | Path], Model]:
+    """Make a function that loads the content of a file remember the last one, so that a process loads a model once.
+
+    Args:
+        load: Loads the content of a file. Messages of its errors name the path, which is the second argument.
+
+    Returns:
+        A function that takes a path.
+    """
+    last: dict[bytes, Model] = {}
+
+    @wraps(load)
+    def load_once(path: str | Path) -> Model:
+        content = read_model(path)
+        key = sha256(content).digest()
+        if (model := last.get(key)) is None:
+            model = load(content, str(path))
+            last.clear()
+            last[key] = model
+        return model
+
+    return load_once
 
 
 def require_bounded(described: Mapping[str, Any], path: str | Path) -> None:

@@ -72,17 +72,14 @@ def measure_texts(beginnings: Mapping[str, Sequence[str]], tokenizer: TextTokeni
         ratio = _rounded(characters_per_token(sum(map(len, texts)), tokens))
         if ratio is not None:
             ratios[name] = ratio
-        words.update(word for text in texts for word in _WORD.findall(text) if _is_word(word))
+        for run in (run for text in texts for run in _WORD.findall(text)):
+            if 1 < len(run) <= _LONGEST and run[1:].islower() and max(run) <= _LAST_LETTER:  # not CamelCase, and no long run of letters
+                words.add(run)
     return {"characters_per_token": ratios, "longest_words": sorted(words, key=lambda word: (-len(word), word))[:LONGEST_WORDS]}
 
 
 def _rounded(ratio: float | None) -> float | None:
     return None if ratio is None else round(ratio, 3)
-
-
-def _is_word(run: str) -> bool:
-    """Return whether a match looks like a word: not CamelCase, and not a long run of letters."""
-    return 1 < len(run) <= _LONGEST and run[1:].islower() and max(run) <= _LAST_LETTER
 
 
 def characters_per_token_by_source(root: Path, meta: Meta) -> dict[str, float]:

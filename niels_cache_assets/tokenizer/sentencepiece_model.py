@@ -4,28 +4,34 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
 from pathlib import Path
 from shutil import copyfile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from niels_cache_assets.base.defaults import BOS, ROLE_KEYS, SPECIAL_TOKENS
 from niels_cache_assets.base.first_bytes import describe_content
 from niels_cache_assets.tokenizer.base import Span, TextTokenizer, find_special_ids, token_spans
-from niels_cache_assets.tokenizer.limits import read_model
+from niels_cache_assets.tokenizer.limits import remember_last
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import TOKENIZER_MODEL_NAME
 
 if TYPE_CHECKING:
     import sentencepiece
 
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of pieces in a model
+BPE = 2
+_UNIGRAM = 1
+BLANK = "\u2581"  # stands for a blank in a piece
 _RANK_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n")
 
 
-def load_model(path: str | Path) -> tuple[sentencepiece.SentencePieceProcessor, str]:
+@remember_last
+def load_model(content: bytes, path: str) -> tuple[sentencepiece.SentencePieceProcessor, str]:
     """Load any SentencePiece model, and return it with the sha256 of its bytes.
 
     Every piece is read once, which costs some milliseconds, because SentencePiece loads a damaged model whose pieces are not text, and
@@ -36,7 +42,6 @@ def load_model(path: str | Path) -> tuple[sentencepiece.SentencePieceProcessor, 
     """
     import sentencepiece
 
-    content = read_model(path)
     try:
         processor = sentencepiece.SentencePieceProcessor(model_proto=content)
         processor.id_to_piece(list(range(processor.get_piece_size())))
@@ -50,6 +55,68 @@ def load_model(path: str | Path) -> tuple[sentencepiece.SentencePieceProcessor, 
         kind = describe_content(content, "JSON")
         raise NielsCacheError(f"{path}: not a SentencePiece model; give a .model file that SentencePiece wrote{kind}") from error
     return processor, hashlib.sha256(content).hexdigest()
+
+
+class DescribedModel(NamedTuple):
+    """What a SentencePiece model says about itself, in the fields of sentencepiece_model.proto that engines need.
+
+    Attributes:
+        pieces: String, score and type of each piece.
+        type: 1 for unigram, BPE for BPE.
+        adds_blank: Whether a blank is added before each text.
+        keeps_text: Whether a text is encoded as it is apart from this blank, and a character without a piece as its bytes.
+    """
+
+    pieces: list[tuple[str, float, int]]
+    type: int
+    adds_blank: bool
+    keeps_text: bool
+
+    @property
+    def is_unigram(self) -> bool:
+        return self.type == _UNIGRAM
+
+    @classmethod
+    @lru_cache(maxsize=1)
+    def parse(cls, content: bytes) -> DescribedModel:
+        """Return the description of a serialized model."""
+        pieces: list[tuple[str, float, int]] = []
+        settings: dict[int, dict[int, Any]] = {2: {}, 3: {}}  # of the trainer and of the normalizer
+        for number, value in _fields(content):
+            if number == 1:
+                each = dict(_fields(value))
+                pieces.append((each[1].decode(), struct.unpack("<f", each.get(2, bytes(4)))[0], each.get(3, NORMAL)))
+            elif number in settings:
+                settings[number] = dict(_fields(value))
+        trainer, normalizer = settings.values()
+        adds_blank, removes_blanks, escapes_blanks = (bool(normalizer.get(number, 1)) for number in (3, 4, 5))
+        changes_text = removes_blanks or not escapes_blanks or normalizer.get(2) or trainer.get(24, 0)
+        return cls(pieces, trainer.get(3, _UNIGRAM), adds_blank, bool(trainer.get(35, 0)) and not changes_text)
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
+    """Yield (number, value) of each field of a Protocol Buffers message; a value is an int or bytes."""
+    position = 0
+
+    def number() -> int:
+        nonlocal position
+        value = shift = 0
+        while True:
+            byte = message[position]
+            position += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value
+
+    while position < len(message):
+        key = number()
+        if key & 7 == 0:
+            yield key >> 3, number()
+            continue
+        size = {1: 8, 5: 4}.get(key & 7) or number()
+        yield key >> 3, message[position : position + size]
+        position += size
 
 
 class SentencePieceTokenizer(TextTokenizer):
@@ -67,7 +134,7 @@ class SentencePieceTokenizer(TextTokenizer):
     """
 
     kind = "sentencepiece"
-    _loaded = ("library_processor",)
+    _loaded = ("library_processor", "described")
 
     def __init__(self, model_path: str | Path, *, special_tokens: Mapping[str, str] = SPECIAL_TOKENS) -> None:
         super().__init__(model_path, special_tokens=special_tokens)
@@ -81,6 +148,16 @@ class SentencePieceTokenizer(TextTokenizer):
         processor, sha256 = load_model(self.model_path)
         self._require_same(sha256)
         return processor
+
+    @cached_property
+    def described(self) -> DescribedModel:
+        """The model's description of itself."""
+        return DescribedModel.parse(self.library_processor.serialized_model_proto())
+
+    def normalized(self, texts: Iterable[str]) -> list[str]:
+        """Return the texts as the model's pieces spell them, with blanks for U+2581."""
+        before = " " if self.described.adds_blank else ""
+        return [text and before + text.replace(BLANK, " ") for text in texts]
 
     def encode_unchecked(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the ids of each text as 1-D int32 arrays, special ids included."""
@@ -123,15 +200,13 @@ class SentencePieceTokenizer(TextTokenizer):
         Joining these bytes gives the same text as `decode` of the ids, except for a blank at the start. For many documents, joining is
         faster. An unknown or control id has no bytes.
         """
-        pieces = self.library_processor
 
-        def bytes_of(token: int) -> bytes:
-            if pieces.is_unknown(token) or pieces.is_control(token):
+        def bytes_of(piece: str, kind: int) -> bytes:
+            if kind in (UNKNOWN, CONTROL):
                 return b""
-            piece = pieces.id_to_piece(token)
-            return bytes.fromhex(piece[3:5]) if pieces.is_byte(token) else piece.replace("\u2581", " ").encode()
+            return bytes.fromhex(piece[3:5]) if kind == BYTE else piece.replace(BLANK, " ").encode()
 
-        return [bytes_of(token) for token in range(self.vocab_size)]
+        return [bytes_of(piece, kind) for piece, _, kind in self.described.pieces]
 
     def token_id(self, token: str) -> int | None:
         """Return the id of a piece, or None."""
@@ -139,8 +214,8 @@ class SentencePieceTokenizer(TextTokenizer):
         return None if found == self.library_processor.unk_id() else found
 
     def special_names(self) -> list[str]:
-        """Return the control pieces."""
-        return [self.library_processor.id_to_piece(token) for token in range(self.vocab_size) if self.library_processor.is_control(token)]
+        """Return the control pieces, and then the user-defined ones."""
+        return [piece for wanted in (CONTROL, USER_DEFINED) for piece, _, kind in self.described.pieces if kind == wanted]
 
     def save(self, folder: Path) -> None:
         copyfile(self.model_path, folder / TOKENIZER_MODEL_NAME)

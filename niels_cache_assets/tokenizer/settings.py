@@ -16,7 +16,7 @@ class TokenizerSettings(Table):
 
     model_config = ConfigDict(protected_namespaces=())
     model: ConfigPath | None = None
-    """A model to import instead of training one: a SentencePiece .model, a tokenizer.json or its folder, or a tiktoken rank file"""
+    """A model to import instead of training one: a SentencePiece .model, a tokenizer.json or its folder, tekken.json or tiktoken ranks"""
     kind: defaults.ModelKind | None = None
     """Model kind, if the file name does not show it; files other than .json and .tiktoken are assumed to be SentencePiece"""
     encoding: Literal[*defaults.ENCODINGS] | None = None  # type: ignore[valid-type]
@@ -84,10 +84,16 @@ class TokenizerSettings(Table):
 def infer_model_kind(path: str | os.PathLike[str]) -> defaults.ModelKind:
     """Return the kind of a model, judged by its file name.
 
-    A folder or a .json file is a tokenizer.json, and a .tiktoken file is a rank file. So is the file `tiktoken.json` of a cache, which
-    describes ranks. Any other file is assumed to be a SentencePiece model.
+    A folder or a .json file is a tokenizer.json, and a .tiktoken file is a rank file. So are Mistral's tekken.json, and the file
+    `tiktoken.json` of a cache, which describes ranks. Any other file is assumed to be a SentencePiece model.
     """
     name = os.fspath(path)
-    if name.endswith(".tiktoken") or os.path.basename(name) == TOKENIZER_MODEL_NAMES["tiktoken"]:
+    if name.endswith(".tiktoken") or os.path.basename(name) == TOKENIZER_MODEL_NAMES["tiktoken"] or is_tekken(name):
         return "tiktoken"
     return "tokenizer.json" if name.endswith(".json") or os.path.isdir(name) else "sentencepiece"
+
+
+def is_tekken(path: str | os.PathLike[str]) -> bool:
+    """Return whether a path is a tekken.json of Mistral, judged by its name, such as tekken_240911.json."""
+    name = os.path.basename(path)
+    return "tekken" in name and name.endswith(".json")

@@ -1,8 +1,9 @@
 """The kind of tokenizer that a rank file of tiktoken describes. The library `tiktoken` is the reference for its ids.
 
-A rank file has only the pieces. The pattern that splits text into words, and the special tokens, come from a known encoding or from the
-configuration. A cache keeps the ranks as they are, with a small JSON file that has the pattern and the ids of the special tokens. The
-sha256 of this JSON file identifies the tokenizer, because it covers the ranks too.
+A tekken.json of Mistral has ranks, a pattern and special tokens. Any other rank file has only the pieces. The pattern that splits text into
+words, and the special tokens, then come from a known encoding or from the configuration. A cache keeps the ranks as they are, with a small
+JSON file that has the pattern and the ids of the special tokens. The sha256 of this JSON file identifies the tokenizer, because it covers
+the ranks too.
 
 `encode_ordinary` of tiktoken never yields a special id. It releases the GIL, so more threads encode faster.
 """
@@ -15,11 +16,10 @@ import difflib
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from importlib.util import find_spec, module_from_spec
 from itertools import accumulate, pairwise
 from pathlib import Path
-from shutil import copyfile
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -35,8 +35,9 @@ from niels_cache_assets.tokenizer.base import (
     missing_token_error,
     token_spans,
 )
-from niels_cache_assets.tokenizer.limits import read_model
+from niels_cache_assets.tokenizer.limits import remember_last
 from niels_cache_assets.tokenizer.normalizing import nfc, nfc_with_spans
+from niels_cache_assets.tokenizer.settings import is_tekken
 from niels_cache_runtime.errors import NielsCacheError, PanicError, panics_as_errors
 from niels_cache_runtime.format.layout import MAX_VOCAB_SIZE, TIKTOKEN_RANKS_NAME, TOKENIZER_MODEL_NAMES
 from niels_cache_runtime.format.meta import canonical_json
@@ -58,6 +59,11 @@ _AFTER_RANKS = {  # special tokens of encodings that tiktoken does not have, and
     "llama3": {"<|begin_of_text|>": 0, "<|end_of_text|>": 1, "<|start_header_id|>": 6, "<|end_header_id|>": 7, "<|eot_id|>": 9},
 }
 _WORD_PATTERNS = {"qwen": _QWEN_WORDS, "llama3": _LLAMA3_WORDS}
+
+_TEKKEN_SPECIALS = (  # of files that do not list theirs, in the order of their ids
+    "<unk> <s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] [/TOOL_RESULTS] [TOOL_CALLS] [IMG] <pad> "
+    "[IMG_BREAK] [IMG_END] [PREFIX] [MIDDLE] [SUFFIX] [SYSTEM_PROMPT] [/SYSTEM_PROMPT] [TOOL_CONTENT]"
+)
 
 
 class Encoding(NamedTuple):
@@ -91,8 +97,48 @@ def known_encoding(name: str, ranks: Mapping[bytes, int], where: str) -> Encodin
     return Encoding(arguments["pat_str"], arguments["special_tokens"])
 
 
-def read_ranks(path: str | Path) -> tuple[dict[bytes, int], str]:
-    """Return the rank of each piece of a rank file, and the sha256 of the file.
+class RankFile(NamedTuple):
+    """A loaded rank file, or a tekken.json.
+
+    Attributes:
+        ranks: The rank of each piece.
+        content: The bytes of the rank file; for a tekken.json, of a rank file with the same ids.
+        sha256: The sha256 of `content`.
+        encoding: The encoding in a tekken.json, or None.
+    """
+
+    ranks: dict[bytes, int]
+    content: bytes
+    sha256: str
+    encoding: Encoding | None
+
+
+def _convert_tekken(content: bytes, path: str) -> tuple[bytes, Encoding]:
+    """Return the ranks of a tekken.json as a rank file, and its encoding.
+
+    The special tokens have the lowest ids, so each rank is raised by their number.
+
+    Raises:
+        NielsCacheError: If the file has another form.
+    """
+    try:
+        described = json.loads(content)
+        config = described["config"]
+        specials: int = config["default_num_special_tokens"]
+        ranks = [(each["token_bytes"], each["rank"] + specials) for each in described["vocab"][: config["default_vocab_size"] - specials]]
+        named = described.get("special_tokens")
+        pairs = zip(_TEKKEN_SPECIALS.split(), range(specials), strict=False)
+        known = {
+            str(token): int(number) for token, number in (pairs if named is None else ((each["token_str"], each["rank"]) for each in named))
+        }
+        return "".join(f"{piece} {rank}\n" for piece, rank in ranks).encode("ascii"), Encoding(str(config["pattern"]), known)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise NielsCacheError(f"{path}: not a tekken.json of Mistral; copy the file again") from error
+
+
+@remember_last
+def read_ranks(content: bytes, path: str) -> RankFile:
+    """Return a loaded rank file.
 
     Each line of the file has a piece in base64, a blank and its rank. A piece may be empty, written as `=`: the last line of Whisper's
     multilingual file is `= 50256`, and Python's base64 decodes that to nothing. Such a piece takes an id that no text yields.
@@ -100,7 +146,9 @@ def read_ranks(path: str | Path) -> tuple[dict[bytes, int], str]:
     Raises:
         NielsCacheError: If the file cannot be read, is not a rank file, or is damaged, so that a rank occurs twice or a byte has no rank.
     """
-    content = read_model(path)
+    encoding = None
+    if is_tekken(path):
+        content, encoding = _convert_tekken(content, path)
     ranks: dict[bytes, int] = {}
     pieces = 0
     for number, line in enumerate(content.splitlines(), start=1):
@@ -122,7 +170,7 @@ def read_ranks(path: str | Path) -> tuple[dict[bytes, int], str]:
         raise NielsCacheError(f"{path}: a damaged rank file: a piece or a rank occurs twice; copy the file again")
     if min(ranks.values()) < 0 or max(ranks.values()) >= min(MAX_VOCAB_SIZE, 2 * len(ranks)):
         raise NielsCacheError(f"{path}: a damaged rank file: a rank is far beyond its {len(ranks):,} pieces; copy the file again")
-    return ranks, hashlib.sha256(content).hexdigest()
+    return RankFile(ranks, content, hashlib.sha256(content).hexdigest(), encoding)
 
 
 class TiktokenTokenizer(TextTokenizer):
@@ -132,8 +180,8 @@ class TiktokenTokenizer(TextTokenizer):
     token gets the next free id, in the order eot, sys, usr, asst, bos. Pickling stores the path, not the content.
 
     Args:
-        model_path: Path of a rank file, or of the JSON file beside the ranks in a cache, for which the arguments after `special_tokens` are
-            ignored.
+        model_path: Path of a rank file, of a tekken.json, or of the JSON file beside the ranks in a cache, for which the arguments after
+            `special_tokens` are ignored.
         special_tokens: String of each special token by role: eot and, where they are needed, sys, usr, asst and bos. By default the strings
             of this project.
         encoding: Name of the encoding of a rank file; by default the name of the file, if it is that of a known encoding.
@@ -158,44 +206,38 @@ class TiktokenTokenizer(TextTokenizer):
     ) -> None:
         super().__init__(model_path, special_tokens=special_tokens)
         path = Path(model_path)
-        if path.suffix == ".json":
-            described = _read_description(path)
+        described: dict[str, Any]
+        if path.suffix == ".json" and not is_tekken(path):
+            described, known = _read_description(path), {}
             self.ranks_path = str(path.with_name(TIKTOKEN_RANKS_NAME))
-            ranks, sha256 = read_ranks(self.ranks_path)
-            if sha256 != described["ranks_sha256"]:
-                raise NielsCacheError(f"{self.ranks_path}: not the ranks that {path.name} names; build the tokenizer again")
-            self.pattern: str = described["pattern"]
-            self.normalize: str | None = described.get("normalize")
-            self._known: list[str] = []
-            self._ids_by_string: dict[str, int] = described["special_tokens"]
-            self._special_ids = find_special_ids(self.special_tokens, self.token_id, self.special_names, self.model_path)
+            file = read_ranks(self.ranks_path)
         else:
-            self.ranks_path, self.normalize = self.model_path, normalize
-            ranks, sha256 = read_ranks(path)
-            known = Encoding(pattern, {}) if pattern is not None else known_encoding(_name_of(path, encoding), ranks, self.model_path)
-            self.pattern, self._known = known.pattern, list(known.special_tokens)
-            self._special_ids = _new_ids(self.special_tokens, known.special_tokens, ranks, self.model_path)
-            self._ids_by_string = {self.special_tokens[role]: token for role, token in self._special_ids.items()}
-        self.vocab_size = max(max(ranks.values()), *self._ids_by_string.values(), 0) + 1
-        self.description = canonical_json(
-            {
+            self.ranks_path, file = self.model_path, read_ranks(path)
+            if file.encoding is not None and (encoding or pattern):
+                raise NielsCacheError(f"{path}: a tekken.json has its own pattern; remove encoding and pattern from [tokenizer]")
+            found = file.encoding or (Encoding(pattern, {}) if pattern else known_encoding(_name_of(path, encoding), file.ranks, str(path)))
+            known = found.special_tokens
+            ids = _new_ids(self.special_tokens, known, file.ranks, self.model_path)
+            described = {
                 "kind": self.kind,
-                "pattern": self.pattern,
-                "ranks_sha256": sha256,
-                "special_tokens": self._ids_by_string,
-                **({"normalize": self.normalize} if self.normalize else {}),
+                "pattern": found.pattern,
+                "ranks_sha256": file.sha256,
+                "special_tokens": ids,
+                **({"normalize": normalize} if normalize else {}),
             }
-        )
+        self.pattern: str = described["pattern"]
+        self.normalize: str | None = described.get("normalize")
+        self._known, self._ids_by_string = list(known), described["special_tokens"]
+        self._special_ids = find_special_ids(self.special_tokens, self.token_id, self.special_names, self.model_path)
+        self.vocab_size = max(max(file.ranks.values()), *self._ids_by_string.values(), 0) + 1
+        self.description = canonical_json(described)
         self.model_sha256 = hashlib.sha256(self.description.encode()).hexdigest()
-        self.library_encoding = _open(ranks, self.pattern, self._ids_by_string, self.model_path)
+        assert self.library_encoding  # a wrong pattern fails early
 
     @cached_property
     def library_encoding(self) -> tiktoken.Encoding:
         """Encoding object of the library `tiktoken`."""
-        ranks, sha256 = read_ranks(self.ranks_path)
-        if sha256 != json.loads(self.description)["ranks_sha256"]:
-            raise NielsCacheError(f"{self.ranks_path}: the tokenizer has changed since this object was pickled; create it again")
-        return _open(ranks, self.pattern, self._ids_by_string, self.model_path)
+        return _open(self.description, self.ranks_path)
 
     def encode_unchecked(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the ids of each text as 1-D uint32 arrays. No text yields a special id."""
@@ -248,8 +290,7 @@ class TiktokenTokenizer(TextTokenizer):
         Joining these bytes gives the text of the ids.
         """
         pieces = [b""] * self.vocab_size
-        ranks, _ = read_ranks(self.ranks_path)
-        for piece, rank in ranks.items():
+        for piece, rank in read_ranks(self.ranks_path).ranks.items():
             pieces[rank] = piece
         for token, number in self._ids_by_string.items():
             pieces[number] = token.encode()
@@ -264,7 +305,7 @@ class TiktokenTokenizer(TextTokenizer):
         return list(dict.fromkeys([*self._known, *self._ids_by_string]))
 
     def save(self, folder: Path) -> None:
-        copyfile(self.ranks_path, folder / TIKTOKEN_RANKS_NAME)
+        (folder / TIKTOKEN_RANKS_NAME).write_bytes(read_ranks(self.ranks_path).content)
         (folder / _NAME).write_text(self.description, encoding="utf-8", newline="\n")
 
 
@@ -291,7 +332,7 @@ def _name_of(path: Path, encoding: str | None) -> str:
 
 
 def _new_ids(special_tokens: Mapping[str, str], known: Mapping[str, int], ranks: Mapping[bytes, int], where: str) -> dict[str, int]:
-    """Return the ids of special tokens by role. A token that the encoding does not know gets the next free id."""
+    """Return the ids of special tokens. A token that the encoding does not know gets the next free id."""
     if dict(special_tokens) == SPECIAL_TOKENS:  # nothing is configured
         raise missing_eot_error(known, where)
     ids: dict[str, int] = {}
@@ -301,24 +342,34 @@ def _new_ids(special_tokens: Mapping[str, str], known: Mapping[str, int], ranks:
         if token is None:
             continue
         if token in known:
-            ids[role] = known[token]
+            ids[token] = known[token]
             continue
         if known and (role == "eot" or difflib.get_close_matches(token, known, n=1, cutoff=_NEAR)):
             raise missing_token_error(role, token, known, where)
-        ids[role], free = free, free + 1
+        ids[token], free = free, free + 1
     return ids
 
 
-def _open(ranks: dict[bytes, int], pattern: str, special_tokens: dict[str, int], where: str) -> tiktoken.Encoding:
+@lru_cache(maxsize=1)
+def _open(description: str, ranks_path: str) -> tiktoken.Encoding:
+    """Return the library's object, which a process loads once."""
+    described, file = json.loads(description), read_ranks(ranks_path)
+    if file.sha256 != described["ranks_sha256"]:
+        raise NielsCacheError(f"{ranks_path}: not the ranks that the tokenizer was made of; build the tokenizer again, or open it again")
     try:
         import tiktoken
     except ImportError as error:
-        raise NielsCacheError(f"{where}: needs the package tiktoken, which cannot be imported; pip install tiktoken") from error
+        raise NielsCacheError(f"{ranks_path}: needs the package tiktoken, which cannot be imported; pip install tiktoken") from error
     try:
         with panics_as_errors():
-            return tiktoken.Encoding(Path(where).stem, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special_tokens)
+            return tiktoken.Encoding(
+                Path(ranks_path).stem,
+                pat_str=described["pattern"],
+                mergeable_ranks=file.ranks,
+                special_tokens=described["special_tokens"],
+            )
     except (ValueError, PanicError) as error:
-        raise NielsCacheError(f"{where}: tiktoken cannot use the pattern: {error}; correct [tokenizer] pattern") from error
+        raise NielsCacheError(f"{ranks_path}: tiktoken cannot use the pattern: {error}; correct [tokenizer] pattern") from error
 
 
 def _read_description(path: Path) -> dict[str, Any]:

@@ -26,7 +26,8 @@ from niels_cache_assets.base.defaults import SPECIAL_TOKENS
 from niels_cache_assets.base.first_bytes import describe_content
 from niels_cache_assets.tokenizer.base import Span, TextTokenizer, find_special_ids, first_line
 from niels_cache_assets.tokenizer.byte_level import byte_characters
-from niels_cache_assets.tokenizer.limits import read_model, require_bounded
+from niels_cache_assets.tokenizer.limits import remember_last, require_bounded
+from niels_cache_assets.tokenizer.settings import is_tekken
 from niels_cache_runtime.errors import NielsCacheError, panics_as_errors
 from niels_cache_runtime.format.layout import MAX_VOCAB_SIZE, TIKTOKEN_RANKS_NAME, TOKENIZER_MODEL_NAMES, TOKENIZER_SIDE_NAMES
 
@@ -52,7 +53,7 @@ def json_file(path: str | Path) -> Path:
     if not path.is_dir():
         return path
     if not (path / _NAME).is_file():
-        others = sorted(each.name for each in path.iterdir() if each.suffix in (".model", ".tiktoken"))
+        others = sorted(each.name for each in path.iterdir() if each.suffix in (".model", ".tiktoken") or is_tekken(each))
         hint = f"; name its file: model = {json.dumps(str(path / others[0]))}" if others else "; give the folder or file that has it"
         raise NielsCacheError(f"{path}: this folder has no {_NAME}{hint}")
     return path / _NAME
@@ -97,7 +98,6 @@ class HuggingFaceTokenizer(TextTokenizer):
         self._given = str(model_path)
         super().__init__(json_file(model_path), special_tokens=special_tokens)
         tokenizer = self.library_tokenizer
-        self.vocab_size = _vocab_size(tokenizer, self.model_path)
         added = tokenizer.get_added_tokens_decoder()
         self._reserved = sorted(token for token, each in added.items() if each.special and each.content != self._unknown)
         special = [added[token].content for token in self._reserved]
@@ -109,7 +109,7 @@ class HuggingFaceTokenizer(TextTokenizer):
         """Tokenizer object of the library `tokenizers`, with special tokens switched off."""
         loaded = load_tokenizer_json(self.model_path)
         self._require_same(loaded.sha256)
-        self._unknown = loaded.unknown
+        self._unknown, self.vocab_size = loaded.unknown, loaded.vocab_size
         return loaded.tokenizer
 
     def reserved_ids(self) -> list[int]:
@@ -265,14 +265,17 @@ class LoadedTokenizerJson(NamedTuple):
         tokenizer: Tokenizer object of the library.
         sha256: The sha256 of the file's bytes.
         unknown: Token for characters without a token, or None.
+        vocab_size: Highest id plus one.
     """
 
     tokenizer: tokenizers.Tokenizer
     sha256: str
     unknown: str | None
+    vocab_size: int
 
 
-def load_tokenizer_json(path: str | Path) -> LoadedTokenizerJson:
+@remember_last
+def load_tokenizer_json(content: bytes, path: str) -> LoadedTokenizerJson:
     """Load a tokenizer.json for encoding plain text, with special tokens, truncation, padding and dropout switched off.
 
     Raises:
@@ -283,7 +286,6 @@ def load_tokenizer_json(path: str | Path) -> LoadedTokenizerJson:
         import tokenizers
     except ImportError as error:
         raise NielsCacheError(f"{path}: needs the package tokenizers, which cannot be imported; pip install tokenizers") from error
-    content = read_model(path)
     described = _parsed(content, path)
     require_bounded(described, path)
     try:
@@ -291,21 +293,25 @@ def load_tokenizer_json(path: str | Path) -> LoadedTokenizerJson:
             tokenizer = tokenizers.Tokenizer.from_str(content.decode())
     except Exception as error:  # `tokenizers` raises bare exceptions
         raise NielsCacheError(f"{path}: {_load_problem(error)}") from error
-    _require_ids_of_file(tokenizer, described, path)
+    for each in described.get("added_tokens") or ():  # the library moves an id that would leave a hole after the vocabulary
+        content_of_token, expected = each["content"], each["id"]
+        found = tokenizer.token_to_id(content_of_token)
+        if found != expected:
+            raise NielsCacheError(
+                f"{path}: the added token {content_of_token!r} has id {expected}, beyond the vocabulary, and `tokenizers` would make it "
+                f"{found}; correct added_tokens, or copy the file again"
+            )
     _require_bytes(described, path)
     tokenizer.encode_special_tokens = True  # the strings of special tokens are encoded as text
     tokenizer.no_truncation()
     tokenizer.no_padding()
     if getattr(tokenizer.model, "dropout", None):
         tokenizer.model.dropout = None
-    unknown = _unknown_token(tokenizer, described["model"])
-    return LoadedTokenizerJson(tokenizer, hashlib.sha256(content).hexdigest(), unknown)
-
-
-def _unknown_token(tokenizer: tokenizers.Tokenizer, model: Mapping[str, Any]) -> str | None:
+    model = described["model"]
+    unknown = model.get("unk_token")
     if model.get("unk_id") is not None:  # a unigram model has an id
-        return tokenizer.id_to_token(model["unk_id"])
-    return model.get("unk_token")
+        unknown = tokenizer.id_to_token(model["unk_id"])
+    return LoadedTokenizerJson(tokenizer, hashlib.sha256(content).hexdigest(), unknown, _vocab_size(tokenizer, path))
 
 
 def _parsed(content: bytes, path: str | Path) -> dict[str, Any]:
@@ -328,24 +334,6 @@ def _load_problem(error: Exception) -> str:
             named = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in part).strip("_")
             return f"its {named} has an unknown component or a damaged setting; update tokenizers, or copy the file again ({message})"
     return f"a damaged tokenizer.json: {message}; copy the file again"
-
-
-def _require_ids_of_file(tokenizer: tokenizers.Tokenizer, described: dict[str, Any], path: str | Path) -> None:
-    """Check that the library gives each added token the id that the file gives it.
-
-    The library moves an id that would leave a hole after the vocabulary, without an error.
-
-    Raises:
-        NielsCacheError: If an id differs.
-    """
-    for each in described.get("added_tokens") or ():
-        content, expected = each["content"], each["id"]
-        found = tokenizer.token_to_id(content)
-        if found != expected:
-            raise NielsCacheError(
-                f"{path}: the added token {content!r} has id {expected}, beyond the vocabulary, and `tokenizers` would make it {found}; "
-                "correct added_tokens, or copy the file again"
-            )
 
 
 def _require_bytes(described: dict[str, Any], path: str | Path) -> None:

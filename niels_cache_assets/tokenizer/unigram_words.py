@@ -11,27 +11,22 @@ So builds load the engine only after some megabytes of text (encoder.py). It rel
 
 from __future__ import annotations
 
-import struct
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from niels_cache_assets.base.strings import Strings, buffers_of
-from niels_cache_assets.tokenizer.base import FlatIds, TextTokenizer, concatenate_ids
-from niels_cache_assets.tokenizer.sentencepiece_model import SentencePieceTokenizer
+from niels_cache_assets.tokenizer.base import FlatIds, TextTokenizer, concatenate_ids, first_line
+from niels_cache_assets.tokenizer.sentencepiece_model import BLANK, BYTE, NORMAL, USER_DEFINED, SentencePieceTokenizer
 
-_BLANK = "\u2581"
 _TABLE_ROWS = 1 << 17  # the table is emptied when half of them are used
 _POOL = 6 * _TABLE_ROWS  # numbers for the ids, scores and bytes of all words in a table
-_NORMAL, _USER_DEFINED, _BYTE = 1, 4, 6  # types of pieces in a model
-_UNIGRAM = 1
 _UNKNOWN_PENALTY = np.float32(10)
 _ROOT = -2  # in the row of the root, instead of an edge
 _FACTOR = 0x9E3779B97F4A7C15  # of the hash of an edge: see unigram_kernels
-_UNSUPPORTED = (_BLANK, "\0")  # SentencePiece takes the first for a blank
 
 
 class VocabularyTrie(NamedTuple):
@@ -93,44 +88,43 @@ class UnigramWords:
         self._tables: deque[WordTable] = deque()  # those that no thread uses now
 
     @classmethod
-    def load(cls, tokenizer: TextTokenizer) -> UnigramWords | None:
-        """Load the model of a tokenizer.
-
-        Returns None without numba, for a model of another kind, and for one that changes texts or has pieces of more than one word.
-        """
-        if not isinstance(tokenizer, SentencePieceTokenizer) or find_spec("numba") is None:
-            return None
-        processor = tokenizer.library_processor
+    def load(cls, tokenizer: TextTokenizer) -> UnigramWords | str:
+        """Load the model of a tokenizer, or return why that is impossible."""
+        assert isinstance(tokenizer, SentencePieceTokenizer)
+        model = tokenizer.described
+        if not (model.is_unigram and model.keeps_text and model.adds_blank):
+            return f"{cls.name} does not support a model that changes text or lacks pieces for bytes"
+        if find_spec("numba") is None:
+            return f"{cls.name} needs numba, which is not installed"
         try:
             import numba
 
             if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
-                return None
-            parsed = _parsed(processor.serialized_model_proto())
-            found = None if parsed is None else _pieces_of(parsed)
-        except Exception:  # numba cannot be loaded, or the model has another format
-            return None
-        return None if found is None else cls(processor, found[0], is_line_feed_alone=found[1])
+                return f"{cls.name} needs numba, which NUMBA_DISABLE_JIT switches off"
+            found = _pieces_of(model.pieces)
+        except Exception as error:  # numba cannot be loaded
+            return f"{cls.name} cannot load the model: {first_line(error)}"
+        if found is None:
+            return f"{cls.name} does not support a model with pieces of several words"
+        return cls(tokenizer.library_processor, found[0], is_line_feed_alone=found[1])
 
     def encode_flat(self, texts: Sequence[str] | Strings) -> FlatIds:
-        if isinstance(texts, Strings):
-            content, ends = _with_blanks(texts)
-            if not _has_unsupported(content):
-                return self._with_whole_texts(texts, *self._encoded(content, ends))
-            texts = texts.tolist()
-        joined = " ".join(["", *texts])
-        whole: list[int] = []
-        if any(each in joined for each in _UNSUPPORTED):
-            whole = [number for number, text in enumerate(texts) if any(each in text for each in _UNSUPPORTED)]
-            whole_numbers = set(whole)
-            joined = " ".join(["", *("" if number in whole_numbers else text for number, text in enumerate(texts))])
-        encoded = joined.encode()
-        sizes = map(len, texts) if len(encoded) == len(joined) else (len(text.encode()) for text in texts)
-        lengths = np.fromiter(sizes, np.int64, len(texts))
-        lengths[whole] = 0
-        ids, lengths = self._encoded(np.frombuffer(encoded, np.uint8), np.cumsum(lengths + 1))
-        lengths[whole] = -1
-        return self._with_whole_texts(texts, ids, lengths)
+        column = texts if isinstance(texts, Strings) else Strings.of(texts)
+        assert column is not None  # a build drops texts with a lone surrogate before
+        content, ends = _with_blanks(column)
+        ids, lengths = self._encoded(content, ends)
+        is_whole = lengths < 0
+        if (positions := _unsupported(content)).size:
+            is_whole[np.searchsorted(ends, positions, side="right")] = True
+            ids = ids[np.repeat(~is_whole, np.maximum(lengths, 0))]
+        if not is_whole.any():
+            return ids, lengths
+        whole = [texts[number] for number in np.flatnonzero(is_whole).tolist()]
+        others, lengths[is_whole] = concatenate_ids(self._processor.encode_as_numpy(whole, num_threads=1))
+        is_from_whole = np.repeat(is_whole, lengths)
+        every = np.empty(len(is_from_whole), np.int32)
+        every[is_from_whole], every[~is_from_whole] = others, ids
+        return every, lengths
 
     def _encoded(self, content: np.ndarray, ends: np.ndarray) -> FlatIds:
         """Return ids, and the number of ids of each text, -1 for a text to encode whole.
@@ -148,18 +142,6 @@ class UnigramWords:
         self._tables.append(table)
         return ids[:count], lengths
 
-    def _with_whole_texts(self, texts: Sequence[str] | Strings, ids: np.ndarray, lengths: np.ndarray) -> FlatIds:
-        """Return ids and lengths with those of the texts whose length is -1, which SentencePiece encodes."""
-        is_whole = lengths < 0
-        if not is_whole.any():
-            return ids, lengths
-        whole = [texts[number] for number in np.flatnonzero(is_whole).tolist()]
-        others, lengths[is_whole] = concatenate_ids(self._processor.encode_as_numpy(whole, num_threads=1))
-        is_from_whole = np.repeat(is_whole, lengths)
-        every = np.empty(len(is_from_whole), np.int32)
-        every[is_from_whole], every[~is_from_whole] = others, ids
-        return every, lengths
-
 
 def _with_blanks(texts: Strings) -> tuple[np.ndarray, np.ndarray]:
     """Return the bytes of texts with a blank before each, and the end of each text in them, (n,) int64."""
@@ -171,61 +153,12 @@ def _with_blanks(texts: Strings) -> tuple[np.ndarray, np.ndarray]:
     return content, offsets[1:]
 
 
-def _has_unsupported(content: np.ndarray) -> bool:
-    if not len(content):
-        return False
-    first, middle, last = _BLANK.encode()
-    positions = np.flatnonzero(content == middle)
-    follows = content[np.minimum(positions + 1, len(content) - 1)] == last
-    return not content.min() or bool(((content[positions - 1] == first) & follows).any())
-
-
-def _parsed(content: bytes) -> list[tuple[str, float, int]] | None:
-    """Return string, score and type of each piece of a unigram model, or None for any other model and for one that changes texts.
-
-    Apart from a blank before it, the model must encode a text as it is, and a character without a piece as its bytes. The numbers of the
-    fields are those of sentencepiece_model.proto.
-    """
-    pieces: list[tuple[str, float, int]] = []
-    trainer: dict[int, Any] = {}
-    normalizer: dict[int, Any] = {}
-    for number, value in _fields(content):
-        if number == 1:
-            each = dict(_fields(value))
-            pieces.append((each[1].decode(), struct.unpack("<f", each[2])[0], each.get(3, _NORMAL)))
-        elif number == 2:
-            trainer = dict(_fields(value))
-        elif number == 3:
-            normalizer = dict(_fields(value))
-    is_unigram = trainer.get(3, _UNIGRAM) == _UNIGRAM and trainer.get(35, 0) and not trainer.get(24, 0)
-    adds_blank, removes_blanks, escapes_blanks = (normalizer.get(number, 1) for number in (3, 4, 5))
-    keeps_text = adds_blank and not removes_blanks and escapes_blanks and not normalizer.get(2)
-    return pieces if is_unigram and keeps_text else None
-
-
-def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """Yield (number, value) of each field of a Protocol Buffers message; a value is an int or bytes."""
-    position = 0
-
-    def number() -> int:
-        nonlocal position
-        value = shift = 0
-        while True:
-            byte = message[position]
-            position += 1
-            value |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                return value
-
-    while position < len(message):
-        key = number()
-        if key & 7 == 0:
-            yield key >> 3, number()
-            continue
-        size = {1: 8, 5: 4}.get(key & 7) or number()
-        yield key >> 3, message[position : position + size]
-        position += size
+def _unsupported(content: np.ndarray) -> np.ndarray:
+    """Return the positions of NUL and of U+2581, which SentencePiece takes for a blank."""
+    found = content == 0
+    first, middle, last = BLANK.encode()
+    found[1:-1] |= (content[1:-1] == middle) & (content[:-2] == first) & (content[2:] == last)
+    return np.flatnonzero(found)
 
 
 def _pieces_of(parsed: list[tuple[str, float, int]]) -> tuple[VocabularyTrie, bool] | None:
@@ -235,14 +168,14 @@ def _pieces_of(parsed: list[tuple[str, float, int]]) -> tuple[VocabularyTrie, bo
     byte_ids = np.full(256, -1, np.int32)
     ids: dict[bytes, int] = {}
     scores = np.array([score for _, score, _ in parsed], np.float32)
-    normal = np.array([kind == _NORMAL for _, _, kind in parsed])
+    normal = np.array([kind == NORMAL for _, _, kind in parsed])
     for number, (string, _, kind) in enumerate(parsed):
-        if kind == _BYTE:
+        if kind == BYTE:
             byte_ids[int(string[3:5], 16)] = number
-        elif kind in (_NORMAL, _USER_DEFINED):
-            if _BLANK in string.lstrip(_BLANK) or " " in string:
+        elif kind in (NORMAL, USER_DEFINED):
+            if BLANK in string.lstrip(BLANK) or " " in string:
                 return None
-            ids[string.replace(_BLANK, " ").encode()] = number if kind == _NORMAL else REFUSED
+            ids[string.replace(BLANK, " ").encode()] = number if kind == NORMAL else REFUSED
     if not normal.any() or scores[normal].max() > 0 or scores[normal].min() < _UNKNOWN_PENALTY - WORST_SCORE:
         return None
     is_line_feed_alone = all(b"\n" not in string or string == b"\n" for string in ids)

@@ -137,32 +137,17 @@ def check_targets(path: Path, ends_path: Path, bounds: Offsets, ends: Offsets, s
         if counts.min() < 0 or end > len(bounds):
             break
         stops = np.append(starts[first + 1 : stop], starts[stop] if stop < len(starts) else token_count)
-        own = bounds[begin:end].astype(np.int64)
-        _check_bounds(path, own, first=begin, counts=counts, starts=starts[first:stop], stops=stops)
+        own, owners = bounds[begin:end].astype(np.int64), np.repeat(np.arange(len(counts)), counts)
+        wrong = (own[:, 0] >= own[:, 1]) | (own[:, 0] < starts[first:stop][owners]) | (own[:, 1] > stops[owners])
+        wrong[1:] |= (owners[1:] == owners[:-1]) & (own[1:, 0] <= own[:-1, 1])
+        if wrong.any():
+            number = int(np.argmax(wrong))
+            span = " to ".join(map(str, own[number].tolist()))
+            raise NielsCacheError(
+                f"{path}: span {begin + number} ({span}) is empty, touches the one before it, or leaves its example; rebuild this data set"
+            )
         begin = end
     else:
         if begin == len(bounds):
             return
     raise NielsCacheError(f"{ends_path}: its entries do not grow up to the {len(bounds)} spans of the split; rebuild this data set")
-
-
-def _check_bounds(path: Path, bounds: Ints, *, first: int, counts: Ints, starts: Ints, stops: Ints) -> None:
-    """Raise NielsCacheError unless the spans are in order, do not touch, and lie in their examples.
-
-    Args:
-        path: The file, for messages.
-        bounds: (m, 2), the spans.
-        first: The number of the first span.
-        counts: The number of spans of each example.
-        starts: The first token of each example, in tokens of the split.
-        stops: The token after the last one of each example.
-    """
-    owners = np.repeat(np.arange(len(counts)), counts)
-    wrong = (bounds[:, 0] >= bounds[:, 1]) | (bounds[:, 0] < starts[owners]) | (bounds[:, 1] > stops[owners])
-    wrong[1:] |= (owners[1:] == owners[:-1]) & (bounds[1:, 0] <= bounds[:-1, 1])
-    if wrong.any():
-        number = int(np.argmax(wrong))
-        span = " to ".join(map(str, bounds[number].tolist()))
-        raise NielsCacheError(
-            f"{path}: span {first + number} ({span}) is empty, touches the one before it, or leaves its example; rebuild this data set"
-        )

@@ -269,7 +269,16 @@ def replace_folder(partial: Path, target: Path) -> None:
     if not target.exists():
         os.rename(partial, target)
     elif not swap_paths(partial, target):
-        _replace_in_two_steps(partial, target)
+        aside = old_path(target)
+        try:
+            os.rename(target, aside)
+            os.rename(partial, target)
+        except BaseException:
+            if not target.exists():
+                os.rename(aside, target)
+            raise
+        with suppress(OSError):
+            remove(aside)
 
 
 def swap_paths(first: Path, second: Path) -> bool:
@@ -295,19 +304,6 @@ def can_exchange(folder: Path) -> bool:
     finally:
         remove(first)
         remove(second)
-
-
-def _replace_in_two_steps(partial: Path, target: Path) -> None:
-    aside = old_path(target)
-    try:
-        os.rename(target, aside)
-        os.rename(partial, target)
-    except BaseException:
-        if not target.exists():
-            os.rename(aside, target)
-        raise
-    with suppress(OSError):
-        remove(aside)
 
 
 def remove(path: Path) -> None:

@@ -90,14 +90,6 @@ def check_foreign(meta: dict[str, Any], path: object) -> dict[str, Any]:
     return {key: value for key, value in meta.items() if key not in FORM_OF or FORMS[FORM_OF[key]](value)}
 
 
-def warn_unverifiable(path: str) -> None:
-    """Warn that the cache with this meta.json cannot be verified. A process warns only once about each cache."""
-    absolute = os.path.abspath(path)
-    if absolute not in _warned:
-        _warned.add(absolute)
-        warnings.warn(f"{path}: {UNVERIFIABLE}", stacklevel=3)
-
-
 Meta = dict[str, Any]
 _SHOWN_KEY = 80  # the most characters of a key in a message
 _NEVER_WRITTEN = re.compile(rb"\\u[dD]|NaN|Infinity")  # never in our files, except inside a text
@@ -214,7 +206,10 @@ def read_meta(path: str) -> Meta:
     """
     meta = load_meta(path)
     if is_foreign(meta):
-        warn_unverifiable(path)
+        absolute = os.path.abspath(path)
+        if absolute not in _warned:  # once in a process for each cache
+            _warned.add(absolute)
+            warnings.warn(f"{path}: {UNVERIFIABLE}", stacklevel=2)
     return meta
 
 

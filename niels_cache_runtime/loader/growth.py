@@ -137,15 +137,11 @@ def _earlier_fingerprints(source: PretrainWindows, samples: int) -> Iterator[str
     for _, shards, tokens, documents in parts[:-1]:
         if tokens > source.T and source.samples_of(tokens) == samples:
             files = {name: listed[name] for name in (f"{source.split}/{shard_name(number)}" for number in range(shards))}
-            files[doc_ends_name(source.split)] = _first_doc_ends(source.doc_ends[:documents])
+            ends, header = source.doc_ends[:documents], io.BytesIO()
+            np.lib.format.write_array_header_1_0(header, {"descr": "<u8", "fortran_order": False, "shape": ends.shape})
+            digest = hashlib.sha256(header.getvalue())
+            for first in range(0, documents, _BLOCK):
+                digest.update(np.ascontiguousarray(ends[first : first + _BLOCK]).data.cast("B"))
+            entry = {"bytes": len(header.getvalue()) + ends.nbytes, "sha256": digest.hexdigest()}
+            files[doc_ends_name(source.split)] = entry  # as it would be in meta.json
             yield content_sha256(files)
-
-
-def _first_doc_ends(ends: np.ndarray) -> dict[str, Any]:
-    """Return the entry in meta.json of a file with these document ends, (documents,) uint64."""
-    header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, {"descr": "<u8", "fortran_order": False, "shape": ends.shape})
-    digest = hashlib.sha256(header.getvalue())
-    for first in range(0, len(ends), _BLOCK):
-        digest.update(np.ascontiguousarray(ends[first : first + _BLOCK]).data.cast("B"))
-    return {"bytes": len(header.getvalue()) + ends.nbytes, "sha256": digest.hexdigest()}

@@ -42,7 +42,7 @@ from niels_cache_runtime.loader.state import (
     read_position,
     state_of_source,
 )
-from niels_cache_runtime.loader.steps import Position, Steps
+from niels_cache_runtime.loader.steps import BatchSizes, Position, Steps
 from niels_cache_runtime.loader.trace import BatchTrace, TokenOrigin, trace_samples
 from niels_cache_runtime.loader.windows import PretrainWindows
 from niels_cache_runtime.remote.split_location import Copy
@@ -173,8 +173,8 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
             blocks=[source.blocks(settings.order.shards) for source in self._sources.values()] if settings.order else None,
             lanes=settings.lanes,
         )
-        self._sizes = {"B": self.B, "world_size": self.world_size, "machines": settings.machines}
-        self._start = Position.start(**self._sizes)
+        self._sizes = BatchSizes(0, 0, self.B, self.world_size, settings.machines)
+        self._start = Position(samples=0, step=0, pass_start=0, batches=(self._sizes,))
         self._taken = 0  # batches since `_start`
         self._iteration = 0  # number of the newest iterator; older iterators are stale
         self._worker: tuple[int, int, int] | None = None  # in a DataLoader's worker: worker id, number of workers, batches made
@@ -306,9 +306,9 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
         check_order(state, self.names)
         check_weights(state, self._sources, run_order, self._settings, allow_changed=bool(allowed))
         worker, here = state.get("worker"), get_worker_info()
-        check_worker(state, position, here=None if here is None else (here.id, here.num_workers), **self._sizes)
+        check_worker(state, position, here=None if here is None else (here.id, here.num_workers), sizes=self._sizes)
         self._run_order = run_order.grown(phases)
-        position = position.resized(**self._sizes)
+        position = position.resized(self._sizes)
         end = self._steps.end(position)
         if end is not None and end < position.samples:  # `epochs` or a source's length has changed: a new pass begins here
             position = replace(position, pass_start=position.samples)

@@ -3,7 +3,6 @@
 The report is computed from the order of the samples; no tokens are read.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
@@ -83,7 +82,12 @@ def make_report(sources: NamedSources, run_order: RunOrder, *, first: int, last:
         Fraction(count * ((source.examples or 0) if by_examples else source.tokens), source.samples)
         for count, source in zip(taken, sources.values(), strict=True)
     ]
-    configured = _configured_shares(sources, settings, first=first, last=last)
+    configured = dict.fromkeys(sources, 0.0)  # each segment of the schedule counts by its part of the samples
+    starts = [start for start, _ in settings.weights]
+    for (start, weights), end in zip(settings.weights, [*starts[1:], last], strict=True):
+        part = max(0, min(end, last) - max(start, first)) / (last - first)
+        for name, weight in weights.items():
+            configured[name] += part * weight / sum(weights.values())
     shares = [
         SourceShare(
             name=name,
@@ -99,14 +103,3 @@ def make_report(sources: NamedSources, run_order: RunOrder, *, first: int, last:
         for (name, source), count, amount, read in zip(sources.items(), taken, amounts, run_order.epochs_read(last), strict=True)
     ]
     return MixtureReport(first=first, last=last, weigh_by=settings.sft.weigh_by, sources=tuple(shares))
-
-
-def _configured_shares(names: Iterable[str], settings: LoaderSettings, *, first: int, last: int) -> dict[str, float]:
-    """Return the shares that the weights request. Each segment of the schedule counts by its part of the samples `first` to `last` - 1."""
-    shares = dict.fromkeys(names, 0.0)
-    starts = [start for start, _ in settings.weights]
-    for (start, weights), end in zip(settings.weights, [*starts[1:], last], strict=True):
-        part = max(0, min(end, last) - max(start, first)) / (last - first)
-        for name, weight in weights.items():
-            shares[name] += part * weight / sum(weights.values())
-    return shares

@@ -20,7 +20,7 @@ from niels_cache_runtime.loader.order import ORDER_VERSION
 from niels_cache_runtime.loader.run_order import RunOrder
 from niels_cache_runtime.loader.settings import LoaderSettings, check_shares, name_sources, row_weights, saved_arguments
 from niels_cache_runtime.loader.source import NamedSources, SampleSource
-from niels_cache_runtime.loader.steps import Position, position_from_state, position_to_state
+from niels_cache_runtime.loader.steps import BatchSizes, Position, position_from_state, position_to_state
 
 FORMAT = "niels_cache_runtime.TokenLoader"
 VERSION = 1
@@ -268,16 +268,14 @@ def _past_weights(run_order: RunOrder, samples: int) -> list[tuple[int, dict[str
     return [(first, {name: share for name, share in zip(run_order.names, shares, strict=True) if share}) for first, shares in segments]
 
 
-def check_worker(state: State, position: Position, *, here: tuple[int, int] | None, B: int, world_size: int, machines: int) -> None:
+def check_worker(state: State, position: Position, *, here: tuple[int, int] | None, sizes: BatchSizes) -> None:
     """Raise NielsCacheError if a state from a DataLoader worker is loaded by a different worker, or for batches of a different size.
 
     Args:
         state: The saved state.
         position: Its position.
         here: The number of the worker that loads the state and the number of workers, or None in the main process.
-        B: The loader's rows per batch.
-        world_size: The loader's number of ranks.
-        machines: The loader's number of machines.
+        sizes: The loader's batch size.
     """
     worker = state.get("worker")
     if worker is None:
@@ -292,13 +290,12 @@ def check_worker(state: State, position: Position, *, here: tuple[int, int] | No
             f"state: saved in worker {worker[0]} of {worker[1]} of a DataLoader; load it through StatefulDataLoader, or save "
             f"loader.state_dict(steps=batches taken) in the main process"
         )
-    sizes = position.sizes
-    if sizes[2:] != (B, world_size, machines):
+    if position.sizes[2:] != sizes[2:]:
         raise NielsCacheError(
-            f"{_format_sizes(B, world_size, machines)}: a state from workers of a DataLoader resumes only with its own "
-            f"{_format_sizes(*sizes[2:])}; for others, save loader.state_dict(steps=batches taken) in the main process"
+            f"{_format_sizes(sizes)}: a state from workers of a DataLoader resumes only with its own "
+            f"{_format_sizes(position.sizes)}; for others, save loader.state_dict(steps=batches taken) in the main process"
         )
 
 
-def _format_sizes(B: int, world_size: int, machines: int) -> str:
-    return f"B={B}, world_size={world_size}" + (f", machines={machines}" if machines > 1 else "")
+def _format_sizes(sizes: BatchSizes) -> str:
+    return f"B={sizes.B}, world_size={sizes.world_size}" + (f", machines={sizes.machines}" if sizes.machines > 1 else "")

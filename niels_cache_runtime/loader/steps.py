@@ -74,23 +74,18 @@ class Position:
     pass_start: int
     batches: tuple[BatchSizes, ...]
 
-    @classmethod
-    def start(cls, *, B: int, world_size: int, machines: int = 1) -> "Position":
-        """Return the position at the start of a run."""
-        return cls(samples=0, step=0, pass_start=0, batches=(BatchSizes(0, 0, B, world_size, machines),))
-
     @property
     def sizes(self) -> BatchSizes:
         """The batch size at this position."""
         return self.batches[-1]
 
-    def resized(self, *, B: int, world_size: int, machines: int = 1) -> "Position":
+    def resized(self, sizes: BatchSizes) -> "Position":
         """Return the same position for a run that continues with a new batch size."""
         last = self.sizes
-        if last[2:] == (B, world_size, machines):
+        if last[2:] == sizes[2:]:
             return self
         earlier = self.batches[:-1] if last[:2] == (self.step, self.samples) else self.batches
-        return replace(self, batches=(*earlier, BatchSizes(self.step, self.samples, B, world_size, machines)))
+        return replace(self, batches=(*earlier, sizes._replace(step=self.step, samples=self.samples)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -183,17 +183,14 @@ class PretrainWindows:
         rows = np.empty((len(starts), self.T + 1), dtype=self._dtype)
         inside = shifts >= 0
         rows[inside] = self._reader.read((starts + shifts)[inside])
-        for row in np.flatnonzero(~inside).tolist():
-            self._copy_pieces(rows[row], int(starts[row]), int(ranges[row]) // 2)
+        for number in np.flatnonzero(~inside).tolist():  # these windows begin in one shard and end in a later one
+            row, shard = rows[number], int(ranges[number]) // 2
+            done, offset = 0, int(starts[number] - self._stream_starts[shard])
+            while done < len(row):
+                piece = self._mapped.shards[shard][offset : offset + len(row) - done]
+                row[done : done + len(piece)] = piece
+                done, offset, shard = done + len(piece), 0, shard + 1
         return rows
-
-    def _copy_pieces(self, row: Tokens, start: int, shard: int) -> None:
-        """Fill `row` with the tokens from `start` in the stream. Read them from `shard`, and then from the shards after it."""
-        done, offset = 0, start - int(self._stream_starts[shard])
-        while done < len(row):
-            piece = self._mapped.shards[shard][offset : offset + len(row) - done]
-            row[done : done + len(piece)] = piece
-            done, offset, shard = done + len(piece), 0, shard + 1
 
     def __getstate__(self) -> dict[str, Any]:
         return {

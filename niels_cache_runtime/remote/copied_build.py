@@ -26,11 +26,11 @@ from niels_cache_runtime.format.layout import (
 )
 from niels_cache_runtime.format.safe_open import OwnedFolder
 from niels_cache_runtime.remote.ledger import BUILDS, LedgerState
-from niels_cache_runtime.remote.objects import RemoteFile
 from niels_cache_runtime.remote.record import (
     TOKENIZER,
     PublishedBuild,
     Record,
+    RemoteFile,
     described_by,
     parse_record,
     published_of,
@@ -89,7 +89,8 @@ class CopiedBuild:
         if self.record.family == "sft":
             spans = [targets_name(split), target_ends_name(split)] if has_spans(self.published.meta) else []
             return [tokens_name(split), idx_name(split), *spans]
-        return [*(file.path for file in self.shards(split)), *([doc_ends_name(split)] if self.has_doc_ends(split) else [])]
+        ends = doc_ends_name(split)
+        return [*(file.path for file in self.shards(split)), *([ends] if ends in self.published.meta["files"] else [])]
 
     def chosen(self, paths: Collection[str]) -> list[str]:
         """Return the files with these paths.
@@ -107,10 +108,6 @@ class CopiedBuild:
             others = max(0, len(known) - 4)
             raise NielsCacheError(f"{self.address}: has no file {unknown[0]}; it has {', '.join(known[:4])} and {others} more")
         return [path for path in known if path in paths or path.startswith(folders)]
-
-    def has_doc_ends(self, split: str) -> bool:
-        """Return whether a split has a file of document ends."""
-        return doc_ends_name(split) in self.published.meta["files"]
 
 
 def slices(files: Sequence[RemoteFile], number: int, size: int, *, start: int = 0) -> Iterator[tuple[int, int, int]]:

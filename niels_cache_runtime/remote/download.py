@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from niels_cache_runtime.remote.objects import RemoteFile
+from niels_cache_runtime.remote.record import RemoteFile
 from niels_cache_runtime.remote.store import STALL_BYTES, MissingError, ObjectRange, RemoteError, Store
 
 _MAX_FAILURES = 6  # without STALL_BYTES between them
@@ -117,7 +117,7 @@ def append_file(source: ObjectSource, file: RemoteFile, path: Path) -> None:
         raise WrongContentError(f"{source.name_of(file.key)}: its content has another sha256 than recorded; build it again")
 
 
-def complete_download(opened: BinaryIO, source: ObjectSource, file: RemoteFile, *, tally: ByteCounter) -> int:
+def complete_download(opened: BinaryIO, source: ObjectSource, file: RemoteFile, *, tally: ByteCounter = UNCOUNTED) -> int:
     """Download the part of a remote file that an open file lacks. If the sha256 is then wrong, download the whole file once more.
 
     Args:

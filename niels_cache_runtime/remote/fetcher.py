@@ -47,7 +47,7 @@ from niels_cache_runtime.remote.ledger import (
     next_files,
     tail_of,
 )
-from niels_cache_runtime.remote.objects import RemoteFile
+from niels_cache_runtime.remote.record import RemoteFile
 from niels_cache_runtime.remote.store import Store, open_store
 
 _VARIABLES = ("AWS_", "GOOGLE_", "AZURE_", "HTTP_", "HTTPS_", "NO_PROXY")  # requests depend on them
@@ -437,7 +437,7 @@ class Fetcher:
             The number of bytes that were downloaded. They are more than were missing if some were wrong.
         """
         try:
-            return complete_download(part, self._store(build), file, tally=_UncountedBytes())
+            return complete_download(part, self._store(build), file)
         except WrongContentError:
             with self._ledger.changing() as state:
                 invalidate_tails(state, [tail for tail, *_ in overlapping_tails(state, build, build.path_in_copy(file.path))])
@@ -475,13 +475,6 @@ class Fetcher:
         if known != (found.e_tag or ""):
             raise changed_object_error(store, file)
         return found.content
-
-
-class _UncountedBytes:
-    def add(self, count: int) -> None: ...
-
-    def wait(self, seconds: float) -> None:
-        time.sleep(seconds)
 
 
 def main() -> None:

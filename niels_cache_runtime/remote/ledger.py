@@ -70,14 +70,8 @@ class FileDemand(NamedTuple):
 
     def paths(self) -> list[str]:
         """Return the paths of the files, relative to the copy."""
-        folder = split_folder(self.build, self.split)
-        shards = [f"{folder}{shard_name(index)}" for index in range(self.begin, self.stop)]
+        shards = [f"{BUILDS}/{self.build}/{self.split}/{shard_name(index)}" for index in range(self.begin, self.stop)]
         return [*shards, tail_path(self.build, self.split, self.stop, self.tail)] if self.tail else shards
-
-
-def split_folder(build: str, split: str) -> str:
-    """Return the folder of a split's shards, with a trailing slash."""
-    return f"{BUILDS}/{build}/{split}/"
 
 
 def tail_of(path: str) -> tuple[str, int, int]:

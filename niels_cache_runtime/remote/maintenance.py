@@ -61,7 +61,8 @@ def contents(folder: str | os.PathLike[str]) -> CopyContents:
         found = []
         for build, record in state.builds.items():
             content, family, name = build.split("/")
-            own = [path for path in state.entries if _belongs_to(path, build)]
+            folders = (f"{BUILDS}/{build}/", f"{TAILS}/{build}/", f"{BUILDS}/{content}/tokenizer/")  # the last is beside that of the family
+            own = [path for path in state.entries if path.startswith(folders)]
             if own:
                 found.append(
                     CopiedBuildFiles(
@@ -130,9 +131,3 @@ def _ledger(folder: str | os.PathLike[str]) -> Ledger:
     if not ledger.exists():
         raise NielsCacheError(f"{folder}: is not a local copy; give the folder that a loader has as Copy(dir=...)")
     return ledger
-
-
-def _belongs_to(path: str, build: str) -> bool:
-    """Return whether a file belongs to a build. The tokenizer's folder is next to that of the family."""
-    content = build.partition("/")[0]
-    return path.startswith((f"{BUILDS}/{build}/", f"{TAILS}/{build}/", f"{BUILDS}/{content}/tokenizer/"))

@@ -8,8 +8,14 @@ The key of every other object thus depends on its content, and two builds share 
 meta.json of the cache and the tokenizer's files. The cache's meta.json lists the other files, so a record stays small for any cache.
 Together, the two describe the published build.
 
-A build that machines have written into the store in parts has other keys. Its record names the keys of the files that it lists, among them
-`objects.json` (objects.py), which has the keys of the files in meta.json.
+A build that machines without a common disk have written into the store in parts has other keys. Its record names the keys of the files that
+it lists, among them `objects.json`, which has the keys of the files in meta.json:
+
+    {"kind": "objects", "schema_version": 1, "objects": {"train/shard_00000.bin": {"bytes": ..., "key": ..., "sha256": ...}, ...},
+     "objects_sha256": the sha256 of this object with an empty string here}
+
+Each machine writes under keys of its own, so a file stays under the key where it was first written, and meta.json lists its logical name.
+Reading objects.json costs one request, and about 250 bytes for each file.
 """
 
 from __future__ import annotations
@@ -18,9 +24,9 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from niels_cache_runtime.cache.opening import listed_files
 from niels_cache_runtime.errors import NielsCacheError
@@ -38,16 +44,34 @@ from niels_cache_runtime.format.meta import (
 )
 from niels_cache_runtime.format.meta_keys import check_form, is_count
 from niels_cache_runtime.format.safe_open import name_problem
-from niels_cache_runtime.remote.objects import MAX_OBJECTS_BYTES, OBJECTS_NAME, RemoteFile, parse_objects
 from niels_cache_runtime.remote.store import MissingError, Store
 
 KIND = "published"
 RECORD_VERSION = 1
+OBJECTS_NAME = "objects.json"
+OBJECTS_VERSION = 1
+MAX_OBJECTS_BYTES = 1 << 27  # enough for the files of the largest meta.json
 TOKENIZER = "tokenizer/"  # the folder of the tokenizer's files in `Record.beside`
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,199}")
 _BESIDE = "beside"
+
+
+class RemoteFile(NamedTuple):
+    """A file of a published cache.
+
+    Attributes:
+        path: The path relative to the data set, or `tokenizer/...`.
+        key: The key relative to the address.
+        size: The size in bytes.
+        sha256: The sha256 of the content.
+    """
+
+    path: str
+    key: str
+    size: int
+    sha256: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,9 +109,8 @@ class Record:
 
     def content(self) -> bytes:
         """Return the bytes of the record. Equal records give equal bytes."""
-        record = {"kind": KIND, "schema_version": RECORD_VERSION, **asdict(self), "previous": list(self.previous), "record_sha256": ""}
-        record["record_sha256"] = sha256_text(canonical_json(record))
-        return canonical_json(record).encode()
+        record = {"kind": KIND, "schema_version": RECORD_VERSION, **asdict(self), "previous": list(self.previous)}
+        return _signed(record, "record_sha256")
 
     def files_beside(self) -> list[RemoteFile]:
         """Return the files that the record itself lists: the tokenizer's files, then the cache's meta.json."""
@@ -140,20 +163,34 @@ def parse_record(content: bytes, name: str) -> Record:
         raise NielsCacheError(f"{name}: {problem}; give another address") from error
 
 
+def _signed(record: Mapping[str, Any], key: str) -> bytes:
+    """Return the bytes of a record, with its own sha256 under `key`. The sha256 is of the record with an empty string there."""
+    return canonical_json({**record, key: sha256_text(canonical_json({**record, key: ""}))}).encode()
+
+
+def _verified(content: bytes | str, kind: str, version: int, key: str) -> Meta:
+    """Return a record that `_signed` has made.
+
+    Raises:
+        ValueError: If it is not a record of this kind and version, or was changed. An error with a message is a NielsCacheError.
+    """
+    record = json.loads(content)
+    if record["kind"] != kind or type(record["schema_version"]) is not int:
+        raise ValueError
+    if record["schema_version"] > version:
+        raise NielsCacheError(f"schema_version {record['schema_version']} is newer than {version}; upgrade niels-cache")
+    if sha256_text(canonical_json({**record, key: ""})) != record[key]:
+        raise NielsCacheError(f"does not match its {key} (edited by hand?)")
+    return record
+
+
 def _file(record: Record, path: str, entry: Mapping[str, Any], *, is_covered: bool) -> RemoteFile:
     below = "" if is_covered else f"{_BESIDE}/{entry['sha256']}/"
     return RemoteFile(path, entry.get("key") or f"{record.content_sha256}/{below}{path}", entry["bytes"], entry["sha256"])
 
 
 def _parsed(content: bytes) -> Record:
-    record = json.loads(content)
-    if record["kind"] != KIND or type(record["schema_version"]) is not int:
-        raise NielsCacheError("is not the record of a published cache")
-    if record["schema_version"] > RECORD_VERSION:
-        raise NielsCacheError(f"schema_version {record['schema_version']} is newer than {RECORD_VERSION}; upgrade niels-cache")
-    own = record["record_sha256"]
-    if sha256_text(canonical_json({**record, "record_sha256": ""})) != own:
-        raise NielsCacheError("does not match its record_sha256 (edited by hand?)")
+    record = _verified(content, KIND, RECORD_VERSION, "record_sha256")
     hashes = [
         record["content_sha256"],
         record["meta_sha256"],
@@ -299,3 +336,31 @@ def published_of(record: Record, contents: Mapping[str, bytes], where: str, *, i
         meta_content=content,
         files=[file._replace(key=file.path) if in_place else file for file in found],
     )
+
+
+def encode_objects(files: Iterable[RemoteFile]) -> bytes:
+    """Return the bytes of the objects.json of these files. Equal files give equal bytes."""
+    objects = {file.path: {"bytes": file.size, "key": file.key, "sha256": file.sha256} for file in files}
+    return _signed({"kind": "objects", "schema_version": OBJECTS_VERSION, "objects": objects}, "objects_sha256")
+
+
+def parse_objects(content: bytes | str, where: str) -> dict[str, RemoteFile]:
+    """Return the files in an objects.json, by path.
+
+    Args:
+        content: The bytes of the objects.json.
+        where: Where it was read, for messages.
+
+    Raises:
+        NielsCacheError: If the bytes are not an objects.json of this version.
+    """
+    try:
+        record = _verified(content, "objects", OBJECTS_VERSION, "objects_sha256")
+        found = {path: RemoteFile(path, each["key"], each["bytes"], each["sha256"]) for path, each in record["objects"].items()}
+        for file in found.values():
+            if name_problem(file.path) or name_problem(file.key) or not is_count(file.size) or not _SHA256.fullmatch(file.sha256):
+                raise ValueError
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        problem = str(error) if isinstance(error, NielsCacheError) else "does not say where the files of a build are"
+        raise NielsCacheError(f"{where}: {problem}; build it again: niels-cache build-all --only NAME --force") from error
+    return found

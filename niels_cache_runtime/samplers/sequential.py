@@ -176,7 +176,17 @@ class DatasetLoader:
                 raise NielsCacheError(
                     f"the state was saved with {name}={state.get(name)!r}, but this loader has {name}={getattr(self, name)}; use the same"
                 )
-        self._check_same_files(state)
+        saved = state.get("files")
+        saved = saved if isinstance(saved, Mapping) else {}
+        changed = [name for name in sorted(saved.keys() | self.files.keys()) if saved.get(name) != self.files.get(name)]
+        if changed:
+            name = changed[0]
+            raise NielsCacheError(
+                f"{Path(self.dataset_dir) / name}: has {self.files.get(name, 'no')} tokens, but the state was saved with "
+                f"{saved.get(name, 'none')} ({len(changed)} files differ); restore the files or start again"
+            )
+        if state.get("content_sha256") != self._content:
+            raise NielsCacheError(f"{self.dataset_dir}: was rebuilt with other tokens since the state was saved; restore it or start again")
         epoch, next_chunk = as_int(state.get("epoch")), as_int(state.get("next_chunk"))
         if epoch is None or epoch < 0 or next_chunk is None or not 0 <= next_chunk <= self.chunks:
             raise NielsCacheError(
@@ -198,23 +208,21 @@ class DatasetLoader:
         at_end = next_chunk + self.num_processes > self.chunks
         self.epoch, self._next_chunk = (epoch + 1, 0) if at_end else (epoch, next_chunk)
 
-    def _check_same_files(self, state: Mapping[str, Any]) -> None:
-        saved = state.get("files")
-        saved = saved if isinstance(saved, Mapping) else {}
-        changed = [name for name in sorted(saved.keys() | self.files.keys()) if saved.get(name) != self.files.get(name)]
-        if changed:
-            name = changed[0]
-            raise NielsCacheError(
-                f"{Path(self.dataset_dir) / name}: has {self.files.get(name, 'no')} tokens, but the state was saved with "
-                f"{saved.get(name, 'none')} ({len(changed)} files differ); restore the files or start again"
-            )
-        if state.get("content_sha256") != self._content:
-            raise NielsCacheError(f"{self.dataset_dir}: was rebuilt with other tokens since the state was saved; restore it or start again")
-
     def _open(self, verify: Verify) -> dict[Path, int]:
         """Open the files, and return their lengths in tokens, in order."""
         folder = Path(self.dataset_dir)
-        arrays, ignored = _find_arrays(folder)
+        arrays, ignored = {}, []  # the `.npy` files of tokens with their lengths, and what other `.npy` files hold
+        for path in sorted(folder.glob("[!.]*.npy")):
+            if path.name in _OFFSET_FILES or not path.is_file():
+                continue
+            try:
+                header = read_npy_header(path)
+            except OSError as error:
+                raise _unreadable(path, error) from error
+            if header.dtype is not None and header.dtype.kind in "iu" and len(header.shape) == 1:
+                arrays[path] = header.shape[0]
+            else:
+                ignored.append(f"{path.name} ({header.dtype or header.descr} of shape {header.shape})")
         if arrays:  # files of another project, so a meta.json beside them is not ours
             if (folder / shard_name(0)).exists():
                 raise NielsCacheError(f"{folder}: holds {next(iter(arrays)).name} beside shards; move one of both out of the folder")
@@ -258,23 +266,6 @@ class DatasetLoader:
         self.__init__(*state["settings"], remote=state["remote"])  # type: ignore[misc]
         check_same_build(self.dataset_dir, opened=state["meta"], reopened=self.meta)
         self.load_state_dict(state["state"])
-
-
-def _find_arrays(folder: Path) -> tuple[dict[Path, int], list[str]]:
-    """Return the `.npy` files of tokens with their lengths, and what other `.npy` files hold."""
-    arrays, ignored = {}, []
-    for path in sorted(folder.glob("[!.]*.npy")):
-        if path.name in _OFFSET_FILES or not path.is_file():
-            continue
-        try:
-            header = read_npy_header(path)
-        except OSError as error:
-            raise _unreadable(path, error) from error
-        if header.dtype is not None and header.dtype.kind in "iu" and len(header.shape) == 1:
-            arrays[path] = header.shape[0]
-        else:
-            ignored.append(f"{path.name} ({header.dtype or header.descr} of shape {header.shape})")
-    return arrays, ignored
 
 
 def _unreadable(path: Path, error: OSError) -> NielsCacheError:

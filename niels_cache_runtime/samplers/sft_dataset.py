@@ -19,8 +19,7 @@ import torch
 from niels_cache_runtime.cache.gather import InputTargetMaker, draw_uniform, resolve_device, to_device
 from niels_cache_runtime.cache.opening import Verify, check_same_build
 from niels_cache_runtime.format.layout import IGNORE_INDEX
-from niels_cache_runtime.loader.packing.rows import PackedExamples
-from niels_cache_runtime.loader.packing.truncation import LossOn, Overflow
+from niels_cache_runtime.loader.packing.rows import LossOn, Overflow, PackedExamples
 from niels_cache_runtime.loader.preference.batch import PreferenceBatch, PreferenceMaker
 from niels_cache_runtime.loader.preference.rows import PackedPairs
 from niels_cache_runtime.loader.run_order import SampleLocations

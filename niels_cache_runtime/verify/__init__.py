@@ -83,13 +83,6 @@ def _no_root(path: Path, advice: str) -> NielsCacheError:
     return NielsCacheError(f"{path}: {clause}; {found.root_advice if found.kind != 'root' and found.roots else advice}")
 
 
-def stray_findings(root: str | Path) -> Iterator[Finding]:
-    """Yield a finding for each entry that lies where only data sets may lie, but is not a data set."""
-    for path, problem in _dataset_folders(Path(root)):
-        if problem is not None:
-            yield Finding(kind="files", folder=str(path.parent), path=path.name, problem=problem)
-
-
 def notes(root: str | Path, folders: Sequence[VerifiedFolder] = (), *, beside: bool = True) -> list[str]:
     """Return lines about harmless entries that the user should know about.
 
@@ -101,15 +94,12 @@ def notes(root: str | Path, folders: Sequence[VerifiedFolder] = (), *, beside: b
     root = Path(root)
     lines = [line for folder in folders for line in folder.notes()]
     if (root / META_NAME).exists():
-        return lines + [escaped(line) for folder in folders for line in _name_notes(folder)]
+        for folder in folders:  # the user may give the path of a folder that does not have the name of its data set
+            recorded = (folder.meta or {}).get("dataset_name")
+            if recorded not in (None, folder.path.absolute().name):
+                lines.append(escaped(f"{folder.path}: is the data set {recorded!r:.80}, by its meta.json"))
+        return lines
     return lines + [escaped(line) for line in _root_notes(root)] if beside else lines
-
-
-def _name_notes(folder: VerifiedFolder) -> Iterator[str]:
-    """Yield a line if the user gave the path of a folder, and the folder does not have the name of its data set. This is allowed."""
-    recorded = (folder.meta or {}).get("dataset_name")
-    if recorded not in (None, folder.path.absolute().name):
-        yield f"{folder.path}: is the data set {recorded!r:.80}, by its meta.json"
 
 
 def _root_notes(root: Path) -> Iterator[str]:
@@ -260,7 +250,10 @@ class Verification:
         self.folders = [VerifiedFolder(path) for path in find_folders(root, names=names)]
         self.findings = _verify(self.folders, quick=quick, threads=threads, progress=progress)
         if not (self.root / META_NAME).exists():  # otherwise it is one data set
-            self.findings += [*_location_findings(self.root, self.folders), *(stray_findings(root) if self._beside else ())]
+            self.findings += _location_findings(self.root, self.folders)
+            for path, problem in _dataset_folders(self.root) if self._beside else ():
+                if problem is not None:  # the entry lies where only data sets may lie
+                    self.findings.append(Finding(kind="files", folder=str(path.parent), path=path.name, problem=problem))
 
     def notes(self) -> list[str]:
         """Return the lines of the function `notes` about these folders."""

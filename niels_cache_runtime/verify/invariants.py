@@ -86,25 +86,19 @@ def pretrain_checks(meta: Meta, folder: Path, sizes: Mapping[str, int]) -> Itera
         NielsCacheError: If meta.json lacks a key that the checks need.
     """
     dtype = token_dtype_of(meta)
-    vocab_size, eot = _vocab_size_and_eot(meta, dtype)
+    # Of imported tokens, both may be unknown (null in meta.json). Then the size is the largest that the dtype allows, and no document must
+    # end with EOT.
+    imported = meta.get("source", {}).get("kind") == "megatron" if isinstance(meta.get("source"), dict) else False
+    roles = meta.get("special_token_ids")
+    no_size = imported and meta.get("vocab_size", "") is None and meta.get("tokenizer_sha256", "") is None
+    no_eot = imported and isinstance(roles, dict) and roles.get("eot", "") is None and meta.get("append_eot") is False
+    vocab_size = max_vocab_size(dtype) if no_size else number(meta, "vocab_size")
+    eot = None if no_eot else special_id(meta, "eot")
     yield SplitCheck(lambda: _pretrain_meta_problems(meta, vocab_size, dtype))
     known = {role: special_id(meta, role) for role in (*ROLES, "bos") if meta["special_token_ids"].get(role) is not None}
     ids = SpecialIds(vocab_size, eot, [known[role] for role in ROLES if role in known], bos=known.get("bos"))
     for split in SPLITS:
         yield _check_pretrain_split(meta, folder, split, sizes, ids=ids, dtype=dtype)
-
-
-def _vocab_size_and_eot(meta: Meta, dtype: np.dtype) -> tuple[int, int | None]:
-    """Return the vocabulary size and the EOT id (end-of-text token). Both may be unknown (null in meta.json) for imported tokens.
-
-    If the size is unknown, the largest that the dtype allows is returned. If the EOT id is unknown, None is returned, and no document must
-    end with EOT.
-    """
-    imported = meta.get("source", {}).get("kind") == "megatron" if isinstance(meta.get("source"), dict) else False
-    ids = meta.get("special_token_ids")
-    no_size = imported and meta.get("vocab_size", "") is None and meta.get("tokenizer_sha256", "") is None
-    no_eot = imported and isinstance(ids, dict) and ids.get("eot", "") is None and meta.get("append_eot") is False
-    return max_vocab_size(dtype) if no_size else number(meta, "vocab_size"), None if no_eot else special_id(meta, "eot")
 
 
 class SpecialIds:
@@ -158,7 +152,15 @@ def _check_pretrain_split(
             yield f"{split}/", "no such folder; an empty split needs an empty folder"
         if listed != set(numbered):
             yield META_NAME, f"the files that it lists below {split}/ are not {shard_name(0)} and so on"
-        yield from _shard_size_problems(own, number(meta, "shard_bytes"), dtype, parts)
+        shard_bytes = number(meta, "shard_bytes")
+        of_part, last_shards = ("", {len(own)}) if parts is None else (" of a part", {part.shards for part in parts})
+        for count, (path, size) in enumerate(own.items(), 1):
+            if problem := size_problem(size, dtype):
+                yield path, problem
+            elif count not in last_shards and size != shard_bytes:
+                yield path, f"has {size} bytes; all shards except the last{of_part} must have shard_bytes={shard_bytes}"
+            elif size > shard_bytes:
+                yield path, f"has {size} bytes, more than shard_bytes={shard_bytes}"
         yield from _part_problems(parts or [], split, own, ends, dtype)
         if ends_problem is not None:
             yield ends_problem
@@ -232,7 +234,11 @@ class _Shard:
             closed = int(np.count_nonzero(tokens[last_tokens] == self._ids.eot))
             self.unclosed += len(last_tokens) - closed
         if self._starts is not None and len(tokens):
-            opened = self._count_opened(tokens)
+            _, starts = self._starts.within(self._position, len(tokens))
+            first_tokens = tokens[starts if self._position else np.append(0, starts)]  # no document ends at 0, as `OffsetFile` checks
+            opened = int(np.count_nonzero(first_tokens == self._ids.bos))
+            cut = int(np.count_nonzero(first_tokens == self._ids.eot))  # a document that a budget cut to its EOT has no BOS
+            self.unopened += len(first_tokens) - opened - cut
         self._position += len(tokens)
         if np.count_nonzero(unusual) == closed + opened:  # nearly always, because only EOT and BOS of documents are unusual
             self.eot_tokens += closed
@@ -243,15 +249,6 @@ class _Shard:
         self.eot_tokens += int(np.count_nonzero(ids == self._ids.eot))
         if self._starts is not None:
             self.inner_bos_tokens += int(np.count_nonzero(ids == self._ids.bos)) - opened
-
-    def _count_opened(self, tokens: Tokens) -> int:
-        """Return the number of documents that begin here with BOS. A document that a budget cut to its EOT has no BOS."""
-        assert self._starts is not None
-        _, starts = self._starts.within(self._position, len(tokens))
-        first_tokens = tokens[starts if self._position else np.append(0, starts)]  # no document ends at 0, as `OffsetFile` checks
-        opened = int(np.count_nonzero(first_tokens == self._ids.bos))
-        self.unopened += len(first_tokens) - opened - int(np.count_nonzero(first_tokens == self._ids.eot))
-        return opened
 
 
 def tokens_of(block: memoryview, dtype: np.dtype) -> Tokens:
@@ -317,17 +314,6 @@ def problem_of_error(error: NielsCacheError, folder: Path) -> Problem:
         return META_NAME, message
     path, _, problem = message[len(f"{folder}{os.sep}") :].partition(": ")
     return path, problem
-
-
-def _shard_size_problems(sizes: Mapping[str, int], shard_bytes: int, dtype: np.dtype, parts: Sequence[PartEnd] | None) -> Problems:
-    of_part, last_shards = ("", {len(sizes)}) if parts is None else (" of a part", {part.shards for part in parts})
-    for count, (path, size) in enumerate(sizes.items(), 1):
-        if problem := size_problem(size, dtype):
-            yield path, problem
-        elif count not in last_shards and size != shard_bytes:
-            yield path, f"has {size} bytes; all shards except the last{of_part} must have shard_bytes={shard_bytes}"
-        elif size > shard_bytes:
-            yield path, f"has {size} bytes, more than shard_bytes={shard_bytes}"
 
 
 def total_problems(meta: Meta, key: str, found: int) -> Problems:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from niels_cache_assets.artifacts.corpus_facts import corpus_report
+from niels_cache_assets.artifacts.corpus_report import corpus_report
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.dedup.bands import choose_bands

@@ -280,7 +280,7 @@ def test_a_corpus_that_is_replaced_while_duplicates_are_looked_for_is_an_error(t
     others = articles(5, seed=2)
     registry = corpus_registry(tmp_path, {"notes": articles(60), "books": articles(5, seed=1)})
     first = prepare_all(registry, tmp_path)
-    opening = duplicates.CorpusInputs
+    opening = order.CorpusInputs
 
     def and_replace(*arguments: Any) -> Any:
         inputs = opening(*arguments)
@@ -288,11 +288,11 @@ def test_a_corpus_that_is_replaced_while_duplicates_are_looked_for_is_an_error(t
         prepare_corpus(registry, "notes", root=tmp_path, processes=1)
         return inputs
 
-    monkeypatch.setattr(duplicates, "CorpusInputs", and_replace)
+    monkeypatch.setattr(order, "CorpusInputs", and_replace)
     with pytest.raises(NielsCacheError, match=r"corpus/notes: .* replaced .*run this again"):
         find_duplicates(registry, root=tmp_path, force=True)
     assert read_meta(str(duplicates_dir(tmp_path) / "meta.json")) == first.meta
-    monkeypatch.setattr(duplicates, "CorpusInputs", opening)
+    monkeypatch.setattr(order, "CorpusInputs", opening)
     again = find_duplicates(registry, root=tmp_path)
     assert (again.state, again.meta["datasets"]["notes"]["documents"]) == ("built", len(others))
 

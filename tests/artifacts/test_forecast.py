@@ -400,7 +400,7 @@ def test_one_missing_part_is_built_alone(parts: PartsProject) -> None:
     steps = forecast(found)
     assert [step.key for step in steps if step.action == "build"] == [key]
     estimate = estimated(steps, key)
-    planned = found.sealed(NAME).part(1).share.planned
+    planned = found.sealed(NAME).part(1).planned
     assert estimate.bytes_to_read == sum(file.bytes for file in planned.files)
 
 

@@ -16,7 +16,8 @@ from niels_cache_assets.artifacts.duplicates import SearchStep
 from niels_cache_assets.artifacts.forecast.steps import forecast
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
-from niels_cache_assets.cli import exit_codes, main
+from niels_cache_assets.cli import command as exit_codes
+from niels_cache_assets.cli import main
 from niels_cache_assets.cluster.child import PartCommand
 from niels_cache_assets.corpus.layout import HASHES, duplicates_dir, ranges_dir
 from niels_cache_assets.dedup import ranges

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from niels_cache_assets.artifacts.graph import graph
-from niels_cache_assets.cli import exit_codes, main
+from niels_cache_assets.cli import command as exit_codes
+from niels_cache_assets.cli import main
 from niels_cache_assets.project.registry import load_registry
 from niels_cache_runtime.format.meta import read_meta
 from tests.helpers.messages import missing

@@ -17,7 +17,8 @@ from rich.console import Console
 
 from niels_cache_assets.base import defaults
 from niels_cache_assets.build_cache import Progress
-from niels_cache_assets.cli import exit_codes, main, parser
+from niels_cache_assets.cli import command as exit_codes
+from niels_cache_assets.cli import main, parser
 from niels_cache_assets.cli.overrides import FLAGS, parse_value
 from niels_cache_assets.cli.parser import parse_arguments
 from niels_cache_assets.cli.progress import LineListener

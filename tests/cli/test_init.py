@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from niels_cache_assets.cli import exit_codes, main
+from niels_cache_assets.cli import command as exit_codes
+from niels_cache_assets.cli import main
 from niels_cache_assets.project.registry import load_registry
 from niels_cache_assets.sources.reading.files import find_files
 from tests.helpers.messages import missing

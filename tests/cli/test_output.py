@@ -15,7 +15,8 @@ from rich.console import Console
 
 from niels_cache_assets.artifacts.corpus import CorpusProgress
 from niels_cache_assets.build_cache import Progress
-from niels_cache_assets.cli import exit_codes, main, progress
+from niels_cache_assets.cli import command as exit_codes
+from niels_cache_assets.cli import main, progress
 from niels_cache_assets.cli.console import diagnostics, new_table, set_verbosity
 from niels_cache_assets.cli.parser import build_parsers, import_command
 from niels_cache_assets.cli.progress import BarListener, build_listener, transfer_progress

@@ -16,6 +16,7 @@ from niels_cache_runtime.verify import verify_cache
 from tests.helpers.built_project import Built
 from tests.helpers.dagster_tools import Project
 from tests.helpers.hand_made import rewrite_meta
+from tests.helpers.names import NAMES
 from tests.helpers.prepared_project import add_corpora
 
 
@@ -85,4 +86,4 @@ def test_hashes_that_were_made_anew_are_found_by_what_dagster_recorded(
 
 @pytest.mark.parametrize("folder", ["pretrain/.parts/pages/part-00000", "corpus/.parts/pages/val", "", "/elsewhere"])
 def test_parts_and_folders_that_are_not_of_the_cache_need_no_record_of_dagster(folder: str) -> None:
-    assert asset_of(Path("cache"), Path("cache", folder)) == (None, None)
+    assert asset_of(NAMES, Path("cache"), Path("cache", folder)) == (None, None)

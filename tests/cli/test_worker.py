@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from niels_cache_assets.artifacts.materialize import materialize
-from niels_cache_assets.cli import exit_codes, main
+from niels_cache_assets.cli import command as exit_codes
+from niels_cache_assets.cli import main
 from niels_cache_assets.cli.commands.part import NUMBER_VARIABLES
 from niels_cache_assets.disk.attempts import recorded_attempts
 from niels_cache_assets.disk.journal import BYTES_VARIABLE

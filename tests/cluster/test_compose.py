@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from niels_cache_assets.defs.home.instance import ensure_instance
-from niels_cache_assets.defs.keys import PARTS
 from tests.helpers.cluster_walk import ROOT, Output, Walk, running, stop, wait_until
+from tests.helpers.names import NAMES
 from tests.helpers.parts_project import NAME, parts_of
 from tests.helpers.servers import free_port, wait_for_port
 from tests.helpers.ui.running import ask
@@ -86,7 +86,7 @@ def test_the_services_of_compose_build_a_data_set(tmp_path: Path, tiny_model: Pa
         started = ask(f"http://127.0.0.1:{services.web}", START_SENSOR, {"sensor": SENSOR})
         assert started["startSensor"]["__typename"] == "Sensor"
         with ensure_instance(walk.home) as instance:
-            wait_until(lambda: len(instance.get_materialized_partitions(PARTS)) == len(parts_of(walk.graph)) == COUNT, pause=0.5)
+            wait_until(lambda: len(instance.get_materialized_partitions(NAMES.parts)) == len(parts_of(walk.graph)) == COUNT, pause=0.5)
     finally:
         stop(*servers)
     walk.check()

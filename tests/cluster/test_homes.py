@@ -14,9 +14,9 @@ import pytest
 from dagster._core.storage.event_log.schema import ConcurrencyLimitsTable
 
 from niels_cache_assets.defs.home.instance import ensure_instance
-from niels_cache_assets.defs.keys import PARTS_POOL
 from niels_cache_assets.defs.part_slots import limit_parts
 from tests.helpers.cluster_walk import Walk, build_all, running, wait_until
+from tests.helpers.names import NAMES
 from tests.helpers.parts_project import NAME, build
 from tests.helpers.servers import made_postgres
 
@@ -64,11 +64,13 @@ def test_two_homes_make_the_pool_at_the_same_time(tmp_path: Path, tiny_model: Pa
     walk = Walk(tmp_path, tiny_model, database, parts=4, cluster="at_once = 3")
     with ensure_instance(walk.home) as first, ensure_instance(walk.add_home("other")) as second, ThreadPoolExecutor() as pool:
         with first.event_log_storage.index_transaction() as transaction:
-            transaction.execute(ConcurrencyLimitsTable.insert().values(concurrency_key=PARTS_POOL, limit=1, using_default_limit=False))
+            transaction.execute(
+                ConcurrencyLimitsTable.insert().values(concurrency_key=NAMES.parts_pool, limit=1, using_default_limit=False)
+            )
             waiting = pool.submit(limit_parts, second, walk.graph.registry)
             wait_until(lambda: is_waiting(database), 60.0)
         waiting.result(60.0)
-        assert {instance.event_log_storage.get_concurrency_info(PARTS_POOL).limit for instance in (first, second)} == {3}
+        assert {instance.event_log_storage.get_concurrency_info(NAMES.parts_pool).limit for instance in (first, second)} == {3}
 
 
 @contextmanager

@@ -19,7 +19,8 @@ from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts.prune import prune_parts
 from niels_cache_assets.artifacts.prepared_corpora import prepared_documents
-from niels_cache_assets.cli import exit_codes, main
+from niels_cache_assets.cli import command as exit_codes
+from niels_cache_assets.cli import main
 from niels_cache_assets.corpus import store
 from niels_cache_assets.corpus.layout import DIGESTS_NAME, SIGNATURES_NAME, corpus_parts_dir, ranges_dir
 from niels_cache_assets.disk.attempts import attempt_record, recorded_attempts

@@ -1,7 +1,9 @@
 """Materializing assets: the records, their metadata, cache hits, and the files after a failure."""
 
 import base64
+import calendar
 import re
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from niels_cache_assets.build_cache import Progress
 from niels_cache_assets.defs.assets.upstream import REVISION, observe_revision
 from niels_cache_assets.defs.checks.sync import IN_SYNC
 from niels_cache_assets.defs.metadata.builds import describe_dropped, state_of
-from niels_cache_assets.defs.metadata.entries import code_block
+from niels_cache_assets.defs.metadata.entries import MAX_TABLE_ROWS, code_block, table
 from niels_cache_assets.defs.progress import BuildReporter, ProgressSink
 from niels_cache_assets.facts.progress import BuildProgress
 from niels_cache_assets.project.registry import cache_root
@@ -23,7 +25,7 @@ from niels_cache_assets.sources.errors import SourceUnavailableError
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_runtime import Batch
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import FAMILIES, META_NAME, dataset_dir
+from niels_cache_runtime.format.layout import FAMILIES, META_NAME, SPLITS, dataset_dir
 from niels_cache_runtime.format.meta import read_meta, sha256_file
 from tests.build_cache.test_determinism import digests
 from tests.helpers.built_project import Built
@@ -43,6 +45,7 @@ from tests.helpers.messages import missing
 from tests.helpers.tiny import sentences
 
 NOTES = "pretrain/notes"
+OTHER_UNITS = ("bytes", "seconds", "tokens_per_second", "chars_per_token")
 
 
 @pytest.fixture
@@ -69,7 +72,8 @@ def test_metadata_shows_counts_files_and_how_the_text_reads(built_project: Built
     project, run = built_project.project, built_project.runs["notes"]
     meta = read_meta(str(project.root / NOTES / META_NAME))
     train = metadata(materializations(run)["pretrain/train_shards"])
-    assert train["tokens"] == train["dagster/row_count"] == meta["train_tokens"]
+    assert (train["train_tokens"], train["train_documents"]) == (meta["train_tokens"], 54)
+    assert train["bytes"] == sum(entry["bytes"] for path, entry in meta["files"].items() if path.startswith("train"))
     assert train["contents"].endswith(f": {meta['train_tokens']:,} tokens, 54 documents, 3 files")
     assert train["dagster/uri"] == (project.root / NOTES / "train").as_uri()
     (spec,) = (spec for spec in project.defs.resolve_all_asset_specs() if spec.key.path == ["pretrain", "train_shards"])
@@ -104,7 +108,7 @@ def test_a_second_run_builds_nothing_and_force_builds_the_same_bytes_again(built
 
 def test_run_configuration_replaces_the_registry_for_one_run(project: Project) -> None:
     run = project.build("notes", train_tokens=100, val_tokens=20, shard_bytes=64)
-    assert metadata(materializations(run)["pretrain/train_shards"])["tokens"] == 100
+    assert metadata(materializations(run)["pretrain/train_shards"])["train_tokens"] == 100
     assert len(list((project.root / NOTES / "train").glob("*.bin"))) == 4
     assert json_of(metadata(materializations(run)["pretrain/meta_json"])["made_from"])["settings"]["train_tokens"] == 100
 
@@ -252,6 +256,7 @@ def shown(built_project: Built, tmp_path_factory: pytest.TempPathFactory) -> dic
     project = built_project.project.copied(tmp_path_factory.mktemp("shown"))
     project.edit("plots = false", "plots = true")
     project.write_notes(["", *sentences(10)])
+    project.remove("books")
     runs = [
         materializations(project.build_tokenizer(force=True), "tokenizer"),
         materializations(project.build("notes")),
@@ -277,6 +282,8 @@ def test_the_ui_is_given_plots_samples_and_what_opens_the_cache(shown: dict[str,
     whole = shown["sft/meta_json"]
     images = whole["plots"].split("\n\n")
     assert len(images) == 5
+    assert "20 examples by length in tokens" in whole["histograms"]
+    assert len(whole["histograms"]) < 1000, "the UI shows it without a click"
     assert all(base64.b64decode(image.split("base64,")[1].rstrip(")")).startswith(b"\x89PNG") for image in images)
     assert whole["dropped"] == "none of 20 examples"
     scope: dict[str, object] = {}
@@ -291,11 +298,28 @@ def test_a_number_is_one_that_means_something_over_partitions(shown: dict[str, d
     assert len(shown) == 7
     for key, entries in shown.items():
         numbers = {name for name, value in entries.items() if isinstance(value, int | float)}
-        assert numbers <= {"tokens", "chars_per_token", "dagster/row_count"}, key
+        units = {"tokens", "documents", "examples"}
+        assert numbers <= {*units, *(f"{split}_{unit}" for split in SPLITS for unit in units), *OTHER_UNITS}, key
     notes = shown["pretrain/meta_json"]
     assert notes["dropped"] == "9.1% of 11 documents: empty 1"
     assert json_of(notes["made_from"])["dropped"] == {"empty": 1}
     assert re.match(r"[\d.]+ kB: [\d,]+ tokens of train, [\d,]+ tokens of val$", notes["contents"])
+
+
+def test_the_page_of_an_asset_lists_every_data_set_of_its_family(shown: dict[str, dict[str, Any]], built_project: Built) -> None:
+    whole = shown["pretrain/meta_json"]
+    first, *others = rows(whole["data_sets"])
+    assert first["tokens"] == f"{whole['tokens']:,}"
+    assert [first[key] for key in ("data_set", "documents", "dropped", "sha256")] == ["notes", "10", "9.1%", whole["sha256"][:8]]
+    assert time.time() - calendar.timegm(time.strptime(first["built_utc"], "%Y-%m-%d %H:%M")) < 3600
+    assert [(row["data_set"], row["tokens"], row["built_utc"]) for row in others] == [("books", "", "no")]
+    assert shown["pretrain/train_shards"]["data_sets"] == whole["data_sets"]
+
+
+def test_a_table_that_is_cut_says_so() -> None:
+    shown = rows(table([{"name": f"set {number}"} for number in range(MAX_TABLE_ROWS + 5)]))
+    assert len(shown) == MAX_TABLE_ROWS + 1
+    assert shown[-1] == {"name": "and 5 more"}
 
 
 def test_shares_are_of_all_that_came(tmp_path: Path) -> None:

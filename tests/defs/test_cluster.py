@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 import threading
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +23,9 @@ from niels_cache_assets.defs.part_slots import limit_parts
 from niels_cache_assets.defs.private import PoolClaims
 from niels_cache_assets.defs.progress import ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot, _RecordedExecutor
+from niels_cache_assets.project.registry import load_registry
 from tests.helpers.dagster_tools import metadata
+from tests.helpers.names import NAMES
 from tests.helpers.parts_project import NAME, PartsProject, build, parts_of
 
 _CHILD = """
@@ -66,6 +69,7 @@ class Home:
 
     def tick(self) -> dict[str, dg.AssetMaterialization]:
         """Return the events of a tick, by partition."""
+        before = events_after(self.instance)
         context = dg.build_sensor_context(
             instance=self.instance,
             cursor=self.cursor,
@@ -74,14 +78,18 @@ class Home:
         )
         done = finished_parts_sensor(self.graph.registry).evaluate_tick(context)
         self.cursor = done.cursor
-        events = [event for event in done.asset_events if isinstance(event, dg.AssetMaterialization)]
-        for event in events:
-            self.instance.report_runless_asset_event(event)
-        return {str(event.partition): event for event in events}
+        return {str(event.partition): event for event in events_after(self.instance, before)}
+
+
+def events_after(instance: dg.DagsterInstance, before: Sequence[dg.AssetMaterialization] = ()) -> list[dg.AssetMaterialization]:
+    """Return the events of the plan and of the parts in order, without the first ones."""
+    records = [record for key in (NAMES.plan, NAMES.parts) for record in instance.fetch_materializations(key, limit=100).records]
+    events = [record.asset_materialization for record in sorted(records, key=lambda record: record.storage_id)]
+    return [event for event in events if event is not None][len(before) :]
 
 
 def recorded(run: dg.ExecuteInProcessResult) -> dg.AssetMaterialization:
-    [event] = run.asset_materializations_for_node(keys.PARTS.to_python_identifier())
+    [event] = run.asset_materializations_for_node(NAMES.parts.to_python_identifier())
     return event
 
 
@@ -134,10 +142,10 @@ def test_the_sensor_records_each_finished_part_once(project: PartsProject) -> No
     assert home.tick() == {}, "a run may follow, and record them"
     events = home.tick()
     assert list(events) == [NAME, *parts]
-    assert home.instance.get_materialized_partitions(keys.PARTS) == set(parts)
+    assert home.instance.get_materialized_partitions(NAMES.parts) == set(parts)
     assert home.tick() == {}
     home.cursor = None
-    assert home.tick() == {}, "the records of Dagster decide"
+    assert [home.tick(), home.tick()] == [{}, {}], "the records of Dagster decide"
     assert metadata(events[parts[0]])["meta_sha256"]
 
 
@@ -160,9 +168,10 @@ def test_the_sensor_leaves_a_part_to_the_run_that_follows_its_child(project: Par
     build(home.graph)
     partition = parts_of(home.graph)[0].removeprefix("part/")
     assert home.tick() == {}
+    assert home.defs.resolve_job_def("plan_parts").execute_in_process(instance=home.instance, partition_key=NAME).success
     assert home.run(0).success
     assert partition not in home.tick()
-    assert len(home.instance.fetch_materializations(keys.PARTS, limit=9).records) == 2, "one by the run, one by the sensor"
+    assert len(home.instance.fetch_materializations(NAMES.parts, limit=9).records) == 2, "one by the run, one by the sensor"
 
 
 def test_a_step_asks_whether_its_run_was_terminated(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,13 +215,24 @@ def test_the_pool_has_as_many_places_as_the_table_says(
         pool = home.instance.event_log_storage
         for set_limit in (home.tick, partial(limit_parts, home.instance, home.graph.registry)):
             set_limit()
-            assert pool.get_concurrency_info(keys.PARTS_POOL).limit == places
-            pool.set_concurrency_slots(keys.PARTS_POOL, 9)
+            assert pool.get_concurrency_info(NAMES.parts_pool).limit == places
+            pool.set_concurrency_slots(NAMES.parts_pool, 9)
+
+
+def test_the_limit_of_a_pool_that_the_table_names_stays(project: PartsProject, tmp_path: Path) -> None:
+    project.graph(2, build="[cluster]\nat_once = 3")
+    config = project.folder / "cache.toml"
+    config.write_text(config.read_text().replace("[dagster]", '[dagster]\npools = { parts = "shared" }'))
+    (tmp_path / "home").mkdir()
+    with dg.DagsterInstance.local_temp(str(tmp_path / "home")) as instance:
+        instance.event_log_storage.set_concurrency_slots("shared", 7)
+        limit_parts(instance, load_registry(config=str(config)))
+        assert instance.event_log_storage.get_concurrency_info("shared").limit == 7
 
 
 def test_a_run_sets_the_limit_of_a_pool_that_nobody_has_set_and_keeps_another_one(project: PartsProject, tmp_path: Path) -> None:
     here: Any = SimpleNamespace(execute=lambda context, plan: iter(["executed"]))
-    plan: Any = SimpleNamespace(get_steps_to_execute_in_topo_order=lambda: [SimpleNamespace(pool=keys.PARTS_POOL)])
+    plan: Any = SimpleNamespace(get_steps_to_execute_in_topo_order=lambda: [SimpleNamespace(pool=NAMES.parts_pool)])
     executor = _RecordedExecutor(project.graph(2, build="[cluster]\nat_once = 3").registry, here=here, apart=here)
     (tmp_path / "home").mkdir()
     with dg.DagsterInstance.local_temp(str(tmp_path / "home")) as instance:
@@ -220,8 +240,8 @@ def test_a_run_sets_the_limit_of_a_pool_that_nobody_has_set_and_keeps_another_on
         pool = instance.event_log_storage
         for places in (3, 7):
             assert list(executor.execute(context, plan)) == ["executed"]
-            assert pool.get_concurrency_info(keys.PARTS_POOL).limit == places
-            pool.set_concurrency_slots(keys.PARTS_POOL, 7)
+            assert pool.get_concurrency_info(NAMES.parts_pool).limit == places
+            pool.set_concurrency_slots(NAMES.parts_pool, 7)
 
 
 def test_the_runs_of_parts_wait_with_patience(project: PartsProject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,8 +251,8 @@ def test_the_runs_of_parts_wait_with_patience(project: PartsProject, tmp_path: P
     (tmp_path / "home").mkdir()
     with dg.DagsterInstance.local_temp(str(tmp_path / "home")) as home.instance:
         pool, pauses, pause_of = home.instance.event_log_storage, [], PoolClaims.interval_to_next_pending_claim_check
-        pool.set_concurrency_slots(keys.PARTS_POOL, 1)
-        assert pool.claim_concurrency_slot(keys.PARTS_POOL, "other", "step").is_claimed
+        pool.set_concurrency_slots(NAMES.parts_pool, 1)
+        assert pool.claim_concurrency_slot(NAMES.parts_pool, "other", "step").is_claimed
 
         def give_back(claims: PoolClaims) -> float:
             pauses.append(pause_of(claims))

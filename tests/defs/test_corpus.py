@@ -8,19 +8,18 @@ import pytest
 
 from niels_cache_assets.defs.checks.cache import SPLITS_DISJOINT
 from niels_cache_assets.defs.checks.corpus import LANGUAGE_PLAUSIBLE, NOT_EMPTY, REASONS_PLAUSIBLE
-from niels_cache_assets.defs.keys import DOCUMENTS, DUPLICATES, KEPT, META_KEYS, REPORT
 from niels_cache_assets.reports.cache import cache_report, find_items
-from niels_cache_assets.reports.drawings import draw_report
 from niels_cache_assets.reports.history import History
-from niels_cache_assets.reports.page import render_page
+from niels_cache_assets.reports.page import draw_report, render_page
 from tests.helpers.built_project import Built
 from tests.helpers.dagster_tools import Project, checks, json_of, materializations, metadata, rows, state_in
 from tests.helpers.launches import launch, launch_in_memory
 from tests.helpers.messages import missing
+from tests.helpers.names import NAMES
 from tests.helpers.prepared_project import LETTERS, changed, configure, prepare_project, write_letters
 from tests.helpers.tiny import sentences
 
-META = META_KEYS["pretrain"]
+META = NAMES.meta["pretrain"]
 MIXTURE = '[pretrain.mix]\nsource = "interleave"\nmembers = { notes = 0.5, letters = 0.5 }\n'
 ERROR, WARN = dg.AssetCheckSeverity.ERROR, dg.AssetCheckSeverity.WARN
 
@@ -41,7 +40,7 @@ def test_the_assets_of_a_corpus_are_these(project: Project) -> None:
     graph = project.defs.resolve_asset_graph()
     prepared, every = ["books", "letters"], ["notes", "books", "letters", "mix"]
     found = {}
-    for key in (DOCUMENTS, DUPLICATES, KEPT, REPORT, META):
+    for key in (NAMES.documents, NAMES.duplicates, NAMES.kept, NAMES.report, META):
         node = graph.get(key)
         partitions = node.partitions_def.get_partition_keys() if node.partitions_def else None
         parents = sorted(parent.to_user_string() for parent in node.parent_keys)
@@ -55,7 +54,7 @@ def test_the_assets_of_a_corpus_are_these(project: Project) -> None:
         "corpus/report": ("reports", prepared, ["corpus/documents", "corpus/duplicates"], []),
         "pretrain/meta_json": ("pretrain", every, above, verified),
     }
-    assert graph.get_check_spec(dg.AssetCheckKey(KEPT, NOT_EMPTY)).blocking
+    assert graph.get_check_spec(dg.AssetCheckKey(NAMES.kept, NOT_EMPTY)).blocking
 
 
 def test_a_data_set_depends_on_its_own_corpus_and_a_mixture_on_those_of_its_members(project: Project) -> None:
@@ -86,7 +85,7 @@ def test_runs_record_figures_examples_and_pictures(built_corpora: Built, built: 
     assert state_in(metadata(again)) == "cache_hit"
     duplicates = metadata(materializations(runs["duplicates"], "corpus__duplicates")["corpus/duplicates"])
     settings = json_of(duplicates["settings"])
-    assert (duplicates["exact"], duplicates["near"], settings["bands"], settings["rows"]) == (2, 1, 8, 16)
+    assert (duplicates["exact_duplicates"], duplicates["near_duplicates"], settings["bands"], settings["rows"]) == (2, 1, 8, 16)
     assert "2 exact, 1 near" in duplicates["contents"]
     assert [row["data_set"] for row in rows(duplicates["data_sets"])] == ["books", "letters"]
     reported = runs["report/letters"]
@@ -114,7 +113,7 @@ def test_no_build_imports_matplotlib_but_the_page_does(project: Project, monkeyp
     with pytest.raises(ImportError, match="matplotlib"):
         render_page(report, drawings, now=0.0)
     project.edit("[tokenizer]", "[dagster]\nplots = true\n[tokenizer]")
-    assert launch(project, only=["notes"])[0]["tokenizer"].state == "failed", "a PNG is asked for"
+    assert launch(project, only=["tokenizer"], force=True)[0]["tokenizer"].state == "failed", "a PNG is asked for"
 
 
 def test_a_threshold_makes_stale_what_it_changes_and_nothing_else(built: Project) -> None:
@@ -122,8 +121,8 @@ def test_a_threshold_makes_stale_what_it_changes_and_nothing_else(built: Project
     assert {built.status(*each) for each in partitions} == {"FRESH"}
 
     built.edit("threshold = 0.85", "threshold = 0.99")  # the near duplicate stays now
-    assert built.status(DUPLICATES) == "STALE"
-    assert {built.status(DOCUMENTS, name) for name in ("books", "letters")} == {"FRESH"}
+    assert built.status(NAMES.duplicates) == "STALE"
+    assert {built.status(NAMES.documents, name) for name in ("books", "letters")} == {"FRESH"}
     assert built.run("find_duplicates").success
     for name in ("books", "letters"):
         assert built.run("report_corpus", name).success
@@ -180,7 +179,7 @@ def test_splits_that_share_documents_are_found_once_by_the_build(
         assert check.severity == WARN
         assert rows(check.metadata["pairs"].value)[0]["train"].startswith("more")
     with monkeypatch.context() as patch:
-        for module in ("artifacts.dataset", "inspection.splits"):
+        for module in ("facts.disjoint", "inspection.splits"):
             patch.delattr(f"niels_cache_assets.{module}.compare_splits")
         hit = checks(project.build("books"))[SPLITS_DISJOINT]
         assert (hit.passed, hit.description) == (check.passed, check.description)

@@ -117,10 +117,17 @@ def test_without_a_setting_the_home_lies_in_the_working_directory(home: Path, mo
     assert dagster_home() == Path.cwd() / ".dagster"
 
 
-def test_a_home_that_cannot_be_made_is_said_in_one_line(tmp_path: Path) -> None:
+def test_a_home_that_cannot_be_made_is_said_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(NielsCacheError, match="point DAGSTER_HOME"):
         ensure_instance(tmp_path / "file" / "home")
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "file" / "home"))
+    with pytest.raises(SystemExit) as ended:
+        instance_module.main()  # python -m niels_cache_assets.defs.home.instance
+    assert ended.value.code == 2
+    assert missing(capsys.readouterr().err, "file/home", "point DAGSTER_HOME") == []
 
 
 DEFAULT = (Path(instance_module.__file__).parent / "dagster.yaml").read_bytes()

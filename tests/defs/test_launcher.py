@@ -1,6 +1,9 @@
 """Builds from a program. Each data set is one run in the instance that the UI shows, and a failed run does not stop other runs."""
 
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,7 +13,6 @@ import pytest
 from dagster._core.execution.retries import auto_reexecution_should_retry_run  # what the daemon asks
 
 from niels_cache_assets.defs.home.instance import ensure_instance
-from niels_cache_assets.defs.keys import CACHE_REPORT, INDEX, LOCATION, MIXTURE
 from niels_cache_assets.defs.launcher import launch_builds
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.text import Text
@@ -22,7 +24,9 @@ from tests.helpers.built_project import Built
 from tests.helpers.dagster_tools import Project
 from tests.helpers.launches import Recorder, launch, launch_in_memory, states
 from tests.helpers.messages import missing
+from tests.helpers.names import NAMES
 from tests.helpers.prepared_project import prepare_project
+from tests.helpers.ui.running import wait_until
 
 
 @pytest.fixture
@@ -71,10 +75,11 @@ def test_every_data_set_is_built_in_order_and_recorded_as_a_run_of_its_job(
         ("build_sft", "chats", "SUCCESS"),
         ("write_reports", None, "SUCCESS"),
     ]
-    of_the_location = dg.RunsFilter(tags={".dagster/repository": f"__repository__@{LOCATION}"})
+    started_by = {"niels_cache/started_by": "build-all", "user": "build-all"}
+    of_the_location = dg.RunsFilter(tags={".dagster/repository": f"__repository__@{NAMES.location}", **started_by})
     assert len(home_instance.get_runs(filters=of_the_location)) == 4, "the page of a job asks for these"
     origins = {run.job_name: run.remote_job_origin for run in home_instance.get_runs()}
-    assert all(origin is not None and (origin.location_name, origin.job_name) == (LOCATION, job) for job, origin in origins.items())
+    assert all(origin is not None and (origin.location_name, origin.job_name) == (NAMES.location, job) for job, origin in origins.items())
     assert home_instance.get_materialized_partitions(dg.AssetKey(["pretrain", "meta_json"])) == {"notes"}
     assert home_instance.event_log_storage.get_latest_asset_check_execution_by_key(
         [dg.AssetCheckKey(dg.AssetKey(["pretrain", "meta_json"]), "files_match_meta")]
@@ -98,7 +103,7 @@ def test_a_blend_is_built_when_its_members_are_and_is_skipped_without_them(built
     results, recorder = launch(built, only=["notes", "mix"])
     assert states(results) == {"tokenizer": "cache_hit", "notes": "built", "index/mix": "built"}
     assert recorder.told[-2:] == ["started index/mix (index)", "finished index/mix: built"]
-    assert built.instance.get_materialized_partitions(INDEX) == {"mix"}
+    assert built.instance.get_materialized_partitions(NAMES.index) == {"mix"}
     assert states(launch(built, only=["mix"])[0]) == {"tokenizer": "cache_hit", "index/mix": "cache_hit"}
     built.write_notes([])
     results, _ = launch(built, only=["notes", "mix"])
@@ -108,7 +113,7 @@ def test_a_blend_is_built_when_its_members_are_and_is_skipped_without_them(built
 
 def test_a_second_launch_finds_everything_and_force_builds_it_again_with_the_reports(built: Project) -> None:
     def written() -> list[int]:
-        return [len(built.instance.fetch_materializations(key, limit=10).records) for key in (MIXTURE, CACHE_REPORT)]
+        return [len(built.instance.fetch_materializations(key, limit=10).records) for key in (NAMES.mixture, NAMES.cache_report)]
 
     hits = {"tokenizer": "cache_hit", "notes": "cache_hit"}
     assert states(launch(built, only=["notes"])[0]) == hits
@@ -196,15 +201,6 @@ def test_a_corpus_that_fails_stops_what_is_read_from_it_and_nothing_else(
     assert results["tokenizer"].meta["trained_on"]["read_as"] == {"notes": "raw", "letters": "prepared", "chats": "raw"}
 
 
-def test_a_check_that_fails_fails_its_data_set_until_force_builds_it_again(built: Project) -> None:
-    shard = built.root / "pretrain/notes/train/shard_00000.bin"
-    shard.write_bytes(b"\xff\xff" + shard.read_bytes()[2:])
-    results, _ = launch(built, only=["notes"])
-    assert results["notes"].state == "failed"
-    assert missing(results["notes"].message, "check files_match_meta", "train/shard_00000.bin: ", "sha256", "(--force)") == []
-    assert states(launch(built, only=["notes"], force=True)[0])["notes"] == "built"
-
-
 def test_an_unknown_name_is_refused_before_anything_runs(project: Project) -> None:
     with pytest.raises(NielsCacheError, match=r"'note'.*'notes'"):
         launch(project, only=["note"])
@@ -229,3 +225,26 @@ def test_what_another_process_builds_fails_with_who_it_is_or_is_waited_for(built
 
     [*_, result] = launch_builds(built.registry, root=built.root, only=["notes"], wait=True, listener=Freeing())
     assert (waited, result.state) == (["notes"], "built")
+
+
+_HANGING = """
+import sys, time
+from pathlib import Path
+from niels_cache_assets.artifacts import materialize
+from niels_cache_assets.cli import main
+materialize._build = lambda *required, **settings: (Path(sys.argv[1]).touch(), time.sleep(600))
+main(["build-all", *sys.argv[2:]])
+"""
+
+
+def test_after_a_kill_the_next_launch_and_a_run_of_the_ui_start(project: Project, home_instance: dg.DagsterInstance) -> None:
+    began = project.folder / "began"
+    options = ["--config", str(project.folder / "niels_cache.toml"), "--cache-dir", str(project.root), "--only", "notes", "--quiet"]
+    with subprocess.Popen([sys.executable, "-c", _HANGING, str(began), *options]) as killed:
+        wait_until(began.exists, seconds=60, what="no build begins")
+        killed.send_signal(signal.SIGKILL)
+    assert states(launch(project, only=["notes"])[0]) == {"tokenizer": "built", "notes": "built"}
+    project.instance = home_instance
+    assert project.build("notes").success
+    found = [run.status for run in home_instance.get_runs()]
+    assert sorted(status.value for status in found) == ["FAILURE", *["SUCCESS"] * 4], "the killed one has ended"

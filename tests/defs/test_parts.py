@@ -27,6 +27,7 @@ from niels_cache_runtime.format.commit import remove
 from niels_cache_runtime.verify import verify_cache
 from tests.helpers.launches import Recorder, launch_in_memory, states
 from tests.helpers.messages import missing
+from tests.helpers.names import NAMES
 from tests.helpers.parts_project import NAME, PartsProject, build, stream_of
 
 PARTS = [f"part/{NAME}/part-{number:05d}" for number in range(3)]
@@ -56,7 +57,7 @@ def test_a_launch_builds_plan_val_parts_and_seal_in_order(project: PartsProject,
     assert list(results) == ["tokenizer", f"plan/{NAME}", f"val_part/{NAME}", *PARTS, NAME]
     assert set(states(results).values()) == {"built"}, [result.message for result in results.values()]
     assert verify_cache(found.root) == []
-    assert instance.get_materialized_partitions(keys.PARTS) == {key.removeprefix("part/") for key in PARTS}
+    assert instance.get_materialized_partitions(NAMES.parts) == {key.removeprefix("part/") for key in PARTS}
     assert set(states(launch(found)).values()) == {"cache_hit"}
 
 
@@ -77,10 +78,10 @@ def test_a_failed_part_leaves_the_others_and_skips_the_seal(project: PartsProjec
 
 
 def test_assets_of_parts_exist_only_with_parts(project: PartsProject) -> None:
-    assert not assets(project.graph(1)) & {keys.PLAN, keys.VAL_PART, keys.PARTS}
-    assert assets(project.graph(2)) >= {keys.PLAN, keys.PARTS}
-    assert keys.VAL_PART not in assets(project.graph(2))
-    assert keys.VAL_PART in assets(project.graph(2, "val_tokens = 60"))
+    assert not assets(project.graph(1)) & {NAMES.plan, NAMES.val_part, NAMES.parts}
+    assert assets(project.graph(2)) >= {NAMES.plan, NAMES.parts}
+    assert NAMES.val_part not in assets(project.graph(2))
+    assert NAMES.val_part in assets(project.graph(2, "val_tokens = 60"))
 
 
 MOST_BYTES = 200_000  # of Dagster's database for one part: a data set may have thousands
@@ -114,7 +115,7 @@ def test_old_partitions_of_a_grown_data_set_stay_fresh(project: PartsProject, in
     for _ in range(2):
         assert partition_states(grown, instance) == dict.fromkeys(old, "FRESH") | dict.fromkeys(new, "MISSING")
         plan(grown, instance)
-        assert instance.get_materialized_partitions(keys.PARTS) == set(old)
+        assert instance.get_materialized_partitions(NAMES.parts) == set(old)
     results = states(launch(grown))
     assert [name for name, state in results.items() if state == "built"] == [*(f"part/{name}" for name in new), NAME]
     assert partition_states(grown, instance) == dict.fromkeys([*old, *new], "FRESH")
@@ -138,7 +139,7 @@ def test_another_table_of_added_files_makes_the_parts_stale(project: PartsProjec
     assert set(partition_states(grown(("more", 2)), instance).values()) == {"FRESH"}
     changed = grown(("more", 1))
     instance.report_runless_asset_event(observe_revision(changed.registry, NAME, root=changed.root))
-    assert status_in(changed, instance)(keys.PLAN, NAME) == "STALE"
+    assert status_in(changed, instance)(NAMES.plan, NAME) == "STALE"
     plan(changed, instance)
     assert partition_states(changed, instance)[second] == "STALE"
     results = states(launch(changed))
@@ -158,18 +159,18 @@ def test_a_list_of_documents_to_leave_out_makes_the_parts_stale_and_builds_one(p
     assert set(partition_states(found, instance).values()) == {"FRESH"}
     ids.write_text(f"{int(part.files[0].name[1:4])}-0\n")
     instance.report_runless_asset_event(observe_revision(found.registry, NAME, root=found.root))
-    assert status_in(found, instance)(keys.PLAN, NAME) == "STALE"
+    assert status_in(found, instance)(NAMES.plan, NAME) == "STALE"
     plan(found, instance)
     assert set(partition_states(found, instance).values()) == {"STALE"}
     results = states(launch(found))
     assert {name for name, state in results.items() if state == "built"} == {f"part/{NAME}/{part.name}", NAME}
-    assert {*partition_states(found, instance).values(), status_in(found, instance)(keys.PLAN, NAME)} == {"FRESH"}
+    assert {*partition_states(found, instance).values(), status_in(found, instance)(NAMES.plan, NAME)} == {"FRESH"}
 
 
 def partition_states(found: Graph, instance: dg.DagsterInstance) -> dict[str, str]:
     """Whether each partition of the parts is fresh, stale or missing, as the UI tells it."""
     status = status_in(found, instance)
-    return {part: status(keys.PARTS, part) for part in keys.parts_of_datasets(found.registry)[NAME]}
+    return {part: status(NAMES.parts, part) for part in keys.parts_of_datasets(found.registry)[NAME]}
 
 
 def status_in(found: Graph, instance: dg.DagsterInstance) -> Callable[[dg.AssetKey, str], str]:
@@ -187,8 +188,8 @@ STEPS = [f"plan/{NAME}", *CORPUS_PARTS, f"corpus/{NAME}", "hashes", "range/range
 
 
 def test_without_parts_and_ranges_there_are_none_of_these_assets(project: PartsProject) -> None:
-    assert not assets(project.graph(1, TABLE)) & {keys.PLAN, keys.CORPUS_PARTS, keys.HASHES, keys.RANGES}
-    assert keys.CORPUS_PARTS not in assets(project.graph(3))
+    assert not assets(project.graph(1, TABLE)) & {NAMES.plan, NAMES.corpus_parts, NAMES.hashes, NAMES.ranges}
+    assert NAMES.corpus_parts not in assets(project.graph(3))
 
 
 def test_a_launch_builds_parts_and_ranges_once_and_force_builds_each_again(
@@ -203,10 +204,10 @@ def test_a_launch_builds_parts_and_ranges_once_and_force_builds_each_again(
     assert stream_of(project.cache()) == stream_of(project.cache("plain"))
     assert not ranges_dir(found.root).exists()
     assert verify_cache(found.root) == []
-    assert instance.get_materialized_partitions(keys.CORPUS_PARTS) == set(PARTITIONS)
-    assert instance.get_materialized_partitions(keys.RANGES) == set(RANGE_PARTITIONS)
+    assert instance.get_materialized_partitions(NAMES.corpus_parts) == set(PARTITIONS)
+    assert instance.get_materialized_partitions(NAMES.ranges) == set(RANGE_PARTITIONS)
     status = status_in(found, instance)
-    assert {status(keys.DOCUMENTS, NAME), status(keys.CORPUS_PARTS, f"{NAME}/part-00001")} == {"FRESH"}
+    assert {status(NAMES.documents, NAME), status(NAMES.corpus_parts, f"{NAME}/part-00001")} == {"FRESH"}
     remove(corpus_parts_dir(found.root, NAME))  # takes room, and is not needed any more
     again = states(launch(found))
     assert not set(again) & {*CORPUS_PARTS, "hashes", "range/range-00000"}
@@ -265,9 +266,6 @@ def test_the_sensor_records_parts_of_a_corpus_that_other_programs_have_built(pro
     for recorded in (0, 3, 0):
         context = dg.build_sensor_context(instance=instance, cursor=cursor, definitions=definitions, resources=resources)
         tick = sensor.evaluate_tick(context)
-        events = [event for event in tick.asset_events if isinstance(event, dg.AssetMaterialization)]
-        assert len(events) == recorded
-        for event in events:
-            instance.report_runless_asset_event(event)
+        assert f"recorded {recorded}" in (tick.skip_message or "") or not recorded
         cursor = tick.cursor
-    assert instance.get_materialized_partitions(keys.CORPUS_PARTS) == {f"{NAME}/part-00000", f"{NAME}/part-00002"}
+    assert instance.get_materialized_partitions(NAMES.corpus_parts) == {f"{NAME}/part-00000", f"{NAME}/part-00002"}

@@ -12,7 +12,6 @@ from niels_cache_assets.cli import main
 from niels_cache_assets.defs.assets.reports import NOT_TOO_OFTEN
 from niels_cache_assets.defs.home.history import history_of
 from niels_cache_assets.defs.home.instance import HOME_VARIABLE, ensure_instance
-from niels_cache_assets.defs.keys import CACHE_REPORT, INDEX, META_KEYS, MIXTURE, PUBLISHED_KEYS, UPSTREAM_KEYS
 from niels_cache_assets.project.registry import load_registry
 from niels_cache_assets.publish.check import check
 from niels_cache_assets.reports.cache import CacheReport, cache_report, find_items
@@ -24,6 +23,7 @@ from niels_cache_runtime.remote.store import open_store
 from tests.helpers.built_project import Built
 from tests.helpers.dagster_tools import Project, checks, data_versions, failure, materializations, metadata, rows, state_in
 from tests.helpers.messages import missing
+from tests.helpers.names import NAMES
 from tests.helpers.tiny import sentences
 
 REPORTS = """
@@ -57,9 +57,9 @@ def report_of(project: Project, root: Path | None = None) -> CacheReport:
 
 def test_the_mixture_shows_a_table_and_warns_by_a_check_of_its_own(project: Project) -> None:
     project.configure(extra=REPORTS)
-    run = make(project, MIXTURE)
+    run = make(project, NAMES.mixture)
     assert run.success
-    found = told(run, MIXTURE)
+    found = told(run, NAMES.mixture)
     cells = [line.strip("| ").split(" | ") for line in found["report"].splitlines() if line.startswith("| ")][2:]
     assert {each[0]: each[3] for each in cells} == {"notes": "75.00%", "books": "25.00%"}
     epochs = [float(each[-1]) for each in cells]
@@ -70,15 +70,15 @@ def test_the_mixture_shows_a_table_and_warns_by_a_check_of_its_own(project: Proj
     result = checks(run)[NOT_TOO_OFTEN]
     assert (result.passed, result.severity) == (False, dg.AssetCheckSeverity.WARN)
     assert missing(result.description, "mix: notes", "max_epochs") == []
-    assert data_versions(make(project, MIXTURE), "reports__mixture") == data_versions(run, "reports__mixture")
+    assert data_versions(make(project, NAMES.mixture), "reports__mixture") == data_versions(run, "reports__mixture")
 
 
 def test_the_cache_report_is_markdown_in_dagster_and_a_page_in_the_root(project: Project) -> None:
     project.configure(extra=REPORTS)
     before = {path: path.stat().st_mtime_ns for path in project.root.rglob("*") if path.is_file() and "reports" not in path.parts}
-    run = make(project, CACHE_REPORT)
+    run = make(project, NAMES.cache_report)
     assert run.success
-    found = told(run, CACHE_REPORT)
+    found = told(run, NAMES.cache_report)
     page = project.root / "reports/cache.html"
     assert found["page"] == str(page)
     assert found["contents"].startswith("4 of 4 folders complete, ")
@@ -86,23 +86,23 @@ def test_the_cache_report_is_markdown_in_dagster_and_a_page_in_the_root(project:
     assert "| notes | pretrain | complete |" in found["report"]
     assert "<title>" in page.read_text(encoding="utf-8")
     assert {path: path.stat().st_mtime_ns for path in before} == before
-    assert data_versions(make(project, CACHE_REPORT), "reports__cache") == data_versions(run, "reports__cache")
+    assert data_versions(make(project, NAMES.cache_report), "reports__cache") == data_versions(run, "reports__cache")
     project.configure(extra=REPORTS.replace("4000", "4001"))
-    assert data_versions(make(project, CACHE_REPORT), "reports__cache") != data_versions(run, "reports__cache")
+    assert data_versions(make(project, NAMES.cache_report), "reports__cache") != data_versions(run, "reports__cache")
 
 
 def test_plots_are_drawn_where_they_are_wanted(project: Project) -> None:
     project.configure(extra=REPORTS)
     project.edit("plots = false", "plots = true")
-    report = told(make(project, MIXTURE), MIXTURE)["report"]
+    report = told(make(project, NAMES.mixture), NAMES.mixture)["report"]
     assert report.count("](data:image/png;base64,") == report.count("![mix: ") == 2
 
 
 def test_reports_depend_on_what_they_tell_of_and_settings_make_them_stale(project: Project) -> None:
     project.configure(extra=REPORTS)
     graph = project.defs.resolve_asset_graph()
-    assert graph.get(MIXTURE).parent_keys == {META_KEYS["pretrain"]}
-    assert {key.to_user_string() for key in graph.get(CACHE_REPORT).parent_keys} == {
+    assert graph.get(NAMES.mixture).parent_keys == {NAMES.meta["pretrain"]}
+    assert {key.to_user_string() for key in graph.get(NAMES.cache_report).parent_keys} == {
         "tokenizer",
         "pretrain/meta_json",
         "sft/meta_json",
@@ -111,7 +111,7 @@ def test_reports_depend_on_what_they_tell_of_and_settings_make_them_stale(projec
     for extra in (REPORTS + "\n[reports]\nmax_epochs = 9\n", REPORTS.replace("4000", "4001")):
         project.configure(extra=extra)
         changed = project.defs.resolve_asset_graph()
-        for key in (MIXTURE, CACHE_REPORT):
+        for key in (NAMES.mixture, NAMES.cache_report):
             assert changed.get(key).code_version != graph.get(key).code_version
 
 
@@ -121,7 +121,7 @@ def test_checks_and_revisions_are_those_of_what_lies_here_now(project: Project, 
     revision = read_meta(str(notes / "meta.json"))["dataset_revision"]
     for seen in (revision, "later"):
         project.instance.report_runless_asset_event(
-            dg.AssetObservation(UPSTREAM_KEYS["pretrain"], partition="notes", metadata={"revision": seen})
+            dg.AssetObservation(NAMES.upstream["pretrain"], partition="notes", metadata={"revision": seen})
         )
     report = report_of(project)
     recorded = report.history.of_folder(notes)
@@ -184,18 +184,20 @@ OP = "index__gpt"
 def test_a_blend_is_a_partition_below_the_train_shards_of_its_members(project: Project) -> None:
     project.configure(extra=BLENDS)
     graph = project.defs.resolve_asset_graph()
-    node = graph.get(INDEX)
+    node = graph.get(NAMES.index)
     assert node.group_name == "index"
     assert node.partitions_def is not None
     assert node.partitions_def.get_partition_keys() == ["mix", "alone"]
     above = {
-        name: {(key.asset_key.to_user_string(), key.partition_key) for key in graph.get_parents_partitions(INDEX, name).parent_partitions}
+        name: {
+            (key.asset_key.to_user_string(), key.partition_key) for key in graph.get_parents_partitions(NAMES.index, name).parent_partitions
+        }
         for name in ("mix", "alone")
     }
     books = ("pretrain/train_shards", "books")
     assert above == {"mix": {("pretrain/train_shards", "notes"), books}, "alone": {books}}
     project.configure()
-    assert INDEX not in project.defs.resolve_asset_graph().get_all_asset_keys(), "without a blend there is no index"
+    assert NAMES.index not in project.defs.resolve_asset_graph().get_all_asset_keys(), "without a blend there is no index"
 
 
 def test_a_run_builds_what_training_finds_and_only_other_tokens_or_settings_make_it_stale(project: Project) -> None:
@@ -224,20 +226,20 @@ def test_a_run_builds_what_training_finds_and_only_other_tokens_or_settings_make
     assert len(blend) == recorded["samples"] == 40
     assert sorted(path for path in (project.root / "index").iterdir() if path.is_dir()) == sorted(folders)
 
-    assert (project.status(INDEX, "mix"), project.status(INDEX, "alone")) == ("FRESH", "FRESH")
+    assert (project.status(NAMES.index, "mix"), project.status(NAMES.index, "alone")) == ("FRESH", "FRESH")
     project.write_notes(sentences(61))
     assert project.build("notes").success
-    assert (project.status(INDEX, "mix"), project.status(INDEX, "alone")) == ("STALE", "FRESH")
+    assert (project.status(NAMES.index, "mix"), project.status(NAMES.index, "alone")) == ("STALE", "FRESH")
     rebuilt = project.run("build_index", "mix")
     other = metadata(materializations(rebuilt, OP)["index/gpt"])
     assert state_in(other) == "built"
     assert other["hash"] != recorded["hash"]
-    assert project.status(INDEX, "mix") == "FRESH"
+    assert project.status(NAMES.index, "mix") == "FRESH"
     project.configure(extra=BLENDS.replace("num_samples = 40", "num_samples = 41"))
-    assert project.status(INDEX, "mix") == "STALE"
+    assert project.status(NAMES.index, "mix") == "STALE"
 
 
-PRETRAIN, SFT = PUBLISHED_KEYS["pretrain"], PUBLISHED_KEYS["sft"]
+PRETRAIN, SFT = NAMES.published["pretrain"], NAMES.published["sft"]
 
 
 def publishing(project: Project) -> str:

@@ -14,7 +14,6 @@ import pytest
 from niels_cache_assets.defs import cursors, sensors
 from niels_cache_assets.defs.assets.upstream import REVISION
 from niels_cache_assets.defs.checks.sync import IN_SYNC
-from niels_cache_assets.defs.keys import META_KEYS, UPSTREAM_KEYS
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.defs.sensors import UPSTREAM_TAG, notes_folder_sensor, upstream_revision_sensor
 from niels_cache_assets.sources.roam import Roam
@@ -23,6 +22,7 @@ from tests.helpers.dagster_tools import Project, metadata
 from tests.helpers.hub_repositories import json_lines
 from tests.helpers.loopback_hub import LoopbackHub
 from tests.helpers.messages import missing
+from tests.helpers.names import NAMES
 from tests.helpers.prepared_project import prepare_project
 
 TOKEN = "hf_averysecrettokenofatest"
@@ -145,9 +145,9 @@ def publish(hub: LoopbackHub, repository: str, text: str = "another line") -> st
 def record_build(project: Project, name: str) -> None:
     """Record a build from the last observed version of upstream."""
     family = project.registry.family_of(name)
-    newest = project.instance.fetch_observations(UPSTREAM_KEYS[family], limit=1).records[0].storage_id
-    tags = {f"dagster/input_event_pointer/{UPSTREAM_KEYS[family].to_user_string()}": str(newest)}
-    project.instance.report_runless_asset_event(dg.AssetMaterialization(META_KEYS[family], partition=name, tags=tags))
+    newest = project.instance.fetch_observations(NAMES.upstream[family], limit=1).records[0].storage_id
+    tags = {f"dagster/input_event_pointer/{NAMES.upstream[family].to_user_string()}": str(newest)}
+    project.instance.report_runless_asset_event(dg.AssetMaterialization(NAMES.meta[family], partition=name, tags=tags))
 
 
 def test_everything_that_watches_is_off_until_someone_turns_it_on(project: Project) -> None:
@@ -175,7 +175,7 @@ def test_a_data_set_that_moved_on_the_hub_is_observed_once(project: Project, hub
     commit = publish(hub, DOLLY)
     assert missing(watch.tick(), "3 data sets of 3: ", f"dolly is at {commit} ") == []
     assert (watch.observed, watch.requests) == (["dolly"], [])
-    last = project.instance.fetch_observations(UPSTREAM_KEYS["sft"], limit=1).records[0].asset_observation
+    last = project.instance.fetch_observations(NAMES.upstream["sft"], limit=1).records[0].asset_observation
     assert last is not None
     assert metadata(last)[REVISION] == commit  # type: ignore[arg-type]
     assert "nothing" in watch.tick()
@@ -203,7 +203,7 @@ def test_a_hub_that_is_down_is_told_plainly_without_the_token_and_what_answers_i
     assert watch.observed == ["dolly"]
     sent = {token for path, token in hub.tokens if "/datasets/" in path}  # the library also asks for lists of its own, without a token
     assert sent == {f"Bearer {TOKEN}"}
-    records = [record for key in UPSTREAM_KEYS.values() for record in project.instance.fetch_observations(key, limit=9).records]
+    records = [record for key in NAMES.upstream.values() for record in project.instance.fetch_observations(key, limit=9).records]
     assert {record.partition_key for record in records} >= {"dolly"}
     assert len(caplog.records) > 3
     everything = [*told, watch.cursor, records, caplog.text, [record.__dict__ for record in caplog.records], *capfd.readouterr()]

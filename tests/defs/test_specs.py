@@ -15,13 +15,15 @@ import pytest
 
 from niels_cache_assets.artifacts.graph import Graph, graph
 from niels_cache_assets.corpus.layout import HASHES
-from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assembly import build_defs
+from niels_cache_assets.defs.keys import names_of
+from niels_cache_assets.defs.references import table_lines
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.project.registry import cache_root, load_registry
 from niels_cache_runtime.errors import NielsCacheError
 from tests.helpers.dagster_tools import Project
 from tests.helpers.messages import missing
+from tests.helpers.names import NAMES
 
 # key: (group, kinds, code version, partitions, dependencies, checks)
 ASSETS = {
@@ -107,6 +109,41 @@ def test_the_launchpad_offers_budgets_and_force_and_no_resources_of_ours(defs: d
     assert shown == {"force": False, "wait": False, "train_tokens": -1, "val_tokens": -1}
 
 
+def test_a_prefix_begins_every_name(tmp_path: Path, tiny_model: Path) -> None:
+    plain, prefixed = (named(Project(tmp_path / str(number), tiny_model), lines) for number, lines in enumerate(("", PREFIX)))
+    assert {kind: len(names) for kind, names in plain.items()} == {kind: len(names) for kind, names in prefixed.items()}
+    assert prefixed["pools"] == {"nlp/parts", "stream"}
+    for kind in ("assets", "ops", "jobs", "sensors", "schedules", "resources", "groups"):
+        before = "team/n-lp/" if kind == "assets" else "team__n_lp__"
+        assert plain[kind], kind
+        assert prefixed[kind] == {before + name for name in plain[kind]}, kind
+    project = Project(tmp_path / "linked", tiny_model)
+    project.edit("[dagster]\n", f"[dagster]\n{PREFIX}")
+    texts = "".join(spec.description or "" for spec in project.defs.resolve_all_asset_specs())
+    assert texts.count("(/assets/team/n-lp/pretrain/meta_json?view=checks)") == 3
+    assert "(/assets/pretrain" not in texts
+
+
+PREFIX = 'key_prefix = "team/n-lp"\npools = { parts = "nlp/parts", source_stream = "stream" }\n'
+
+
+def named(project: Project, lines: str) -> dict[str, set[str]]:
+    """Return all names of the definitions of a project with these lines in [dagster]."""
+    project.edit("[dagster]\n", f"[dagster]\n{lines}")
+    repository, names = project.defs.get_repository_def(), names_of(project.registry)
+    specs = list(project.defs.resolve_all_asset_specs())
+    return {
+        "assets": {spec.key.to_user_string() for spec in specs},
+        "ops": {node.name for job in repository.get_all_jobs() for node in job.all_node_defs},
+        "jobs": {job.name for job in repository.get_all_jobs() if not job.name.startswith("__")},
+        "sensors": {sensor.name for sensor in repository.sensor_defs},
+        "schedules": {schedule.name for schedule in repository.schedule_defs},
+        "resources": {*repository.get_top_level_resources()},
+        "groups": {spec.group_name or "" for spec in specs},
+        "pools": {names.parts_pool, names.stream_pool},
+    }
+
+
 def test_owners_and_tags_are_configured(tmp_path: Path, tiny_model: Path) -> None:
     project = Project(tmp_path, tiny_model)
     project.edit("[dagster]\n", '[dagster]\nowners = ["team:data", "ada@example.org"]\ntags = { project = "tiny" }\n')
@@ -152,9 +189,32 @@ def test_a_configuration_that_cannot_be_read_stops_loading_with_one_line(tmp_pat
     assert caught.value.__suppress_context__
 
 
+def test_an_asset_links_to_the_tables_that_configure_it(tmp_path: Path, tiny_model: Path) -> None:
+    project = Project(tmp_path, tiny_model)
+    lines = (project.folder / "niels_cache.toml").read_text(encoding="utf-8").splitlines()
+    names = names_of(project.registry)
+    for key, headers in {
+        names.meta["pretrain"]: ["[pretrain.notes]", "[pretrain.books]"],
+        names.upstream["sft"]: ["[sft.chats]"],
+        names.tokenizer: ["[tokenizer]"],
+        names.cache_report: [lines[0]],
+    }.items():
+        (spec,) = (spec for spec in project.defs.resolve_all_asset_specs() if spec.key == key)
+        links = spec.metadata["dagster/code_references"].code_references
+        found = [lines[link.line_number - 1] for link in links if link.file_path == str(project.folder / "niels_cache.toml")]
+        assert found == headers, key
+
+
+def test_tables_are_found_by_their_headers() -> None:
+    toml = (
+        '[build]\n# [pretrain.a]\n[pretrain.a]\n  [ pretrain . "b" ]  # as it is\nfiles = ["x"]\n[pretrain.b.where]\n[[pretrain.c.added]]\n'
+    )
+    assert {name: line for name, (line, _) in table_lines(toml).items()} == {"build": 1, "a": 3, "b": 4}
+
+
 def test_upstream_links_to_the_profile_if_there_is_no_configuration() -> None:
     specs = {spec.key: spec for spec in build_defs(registry=load_registry(profile="default")).resolve_all_asset_specs()}
-    assert Path(specs[keys.UPSTREAM_KEYS["sft"]].metadata["dagster/code_references"].code_references[0].file_path).is_file()
+    assert Path(specs[NAMES.upstream["sft"]].metadata["dagster/code_references"].code_references[0].file_path).is_file()
 
 
 def test_the_cache_root_is_what_the_registry_says_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_model: Path) -> None:
@@ -203,19 +263,19 @@ source = "chat_jsonl"
 files = ["chat.jsonl"]
 """
 ASSET_OF = {
-    "tokenizer": keys.TOKENIZER,
-    "corpus_part": keys.CORPUS_PARTS,
-    "corpus": keys.DOCUMENTS,
-    "corpus/duplicates": keys.DUPLICATES,
-    HASHES: keys.HASHES,
-    "range": keys.RANGES,
-    "report": keys.REPORT,
-    "plan": keys.PLAN,
-    "val_part": keys.VAL_PART,
-    "part": keys.PARTS,
-    "pretrain": keys.SPLIT_KEYS["pretrain"]["train"],
-    "sft": keys.SPLIT_KEYS["sft"]["train"],
-    "index": keys.INDEX,
+    "tokenizer": NAMES.tokenizer,
+    "corpus_part": NAMES.corpus_parts,
+    "corpus": NAMES.documents,
+    "corpus/duplicates": NAMES.duplicates,
+    HASHES: NAMES.hashes,
+    "range": NAMES.ranges,
+    "report": NAMES.report,
+    "plan": NAMES.plan,
+    "val_part": NAMES.val_part,
+    "part": NAMES.parts,
+    "pretrain": NAMES.splits["pretrain"]["train"],
+    "sft": NAMES.splits["sft"]["train"],
+    "index": NAMES.index,
 }
 Place = tuple[dg.AssetKey, str | None]  # an asset, and its partition
 

@@ -10,10 +10,10 @@ from dagster._core.loader import LoadingContextForTest
 
 from niels_cache_assets.defs.assets.upstream import built_versions, observe_revision, version_of
 from niels_cache_assets.defs.checks.sync import IN_SYNC
-from niels_cache_assets.defs.keys import UPSTREAM_KEYS
 from niels_cache_assets.sources.jsonl import Jsonl
 from tests.helpers.built_project import Built
 from tests.helpers.dagster_tools import TRAIN_HERE, Project, checks, failure, materializations, metadata, state_in
+from tests.helpers.names import NAMES
 from tests.helpers.tiny import sentences
 
 TRAIN = dg.AssetKey(["pretrain", "train_shards"])
@@ -59,7 +59,7 @@ def test_what_a_build_has_read_is_there_and_a_look_at_upstream_leaves_it_there(t
     assert project.build_tokenizer().success
 
     def there() -> set[str]:
-        return project.instance.get_materialized_partitions(UPSTREAM_KEYS["pretrain"])
+        return project.instance.get_materialized_partitions(NAMES.upstream["pretrain"])
 
     project.observe("notes")
     assert (there(), project.status(TRAIN, "notes")) == (set(), "MISSING")
@@ -71,7 +71,7 @@ def test_what_a_build_has_read_is_there_and_a_look_at_upstream_leaves_it_there(t
     for _ in ("built", "hit"):
         project.build("notes")
         assert (there(), project.status(TRAIN, "notes")) == ({"notes"}, "FRESH")
-    read = project.instance.fetch_materializations(UPSTREAM_KEYS["pretrain"], limit=10).records
+    read = project.instance.fetch_materializations(NAMES.upstream["pretrain"], limit=10).records
     assert len(read) == 2, "one for each version that was read"
     project.build("books")
     project.observe("books")

@@ -13,7 +13,6 @@ import pytest
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.defs import stream_slots as turns
 from niels_cache_assets.defs.home.instance import ensure_instance
-from niels_cache_assets.defs.keys import STREAM_POOL
 from niels_cache_assets.defs.launcher import launch_builds
 from niels_cache_assets.defs.stream_slots import stream_limit
 from niels_cache_runtime.format.commit import hold_lock
@@ -21,6 +20,7 @@ from tests.defs.test_launcher import Recorder, states
 from tests.helpers.builds import build_dataset, build_tokenizer
 from tests.helpers.dagster_tools import Project
 from tests.helpers.messages import missing
+from tests.helpers.names import NAMES
 from tests.helpers.parts_project import build
 
 HOLDER = "letters (run 0a1b2c3d)"
@@ -93,8 +93,8 @@ def test_build_all_settles_hits_and_what_is_switched_off_while_another_build_has
     project.configure(extra=PREPARED_AND_OFF)
     found = graph(project.registry, project.root)
     assert {outcome.state for outcome in build(found).values()} == {"built"}
-    instance.event_log_storage.set_concurrency_slots(STREAM_POOL, 1)
-    instance.event_log_storage.claim_concurrency_slot(STREAM_POOL, "the run of another program", "step")
+    instance.event_log_storage.set_concurrency_slots(NAMES.stream_pool, 1)
+    instance.event_log_storage.claim_concurrency_slot(NAMES.stream_pool, "the run of another program", "step")
     with taken(home, 0):
         results = launch_builds(project.registry, root=project.root, listener=NeverWaiting())
     keys = ("tokenizer", "corpus/books", "corpus/duplicates", "report/books", "notes", "books", "chats")
@@ -129,23 +129,23 @@ def test_who_has_waited_looks_again_before_it_builds(project: Project, home: Pat
 
 
 def test_the_limit_is_that_of_the_pool_else_the_default_of_dagster_yaml(project: Project, instance: dg.DagsterInstance, home: Path) -> None:
-    assert stream_limit(instance) == 1
-    instance.event_log_storage.set_concurrency_slots(STREAM_POOL, 3)
-    assert stream_limit(instance) == 3
+    assert stream_limit(instance, NAMES.stream_pool) == 1
+    instance.event_log_storage.set_concurrency_slots(NAMES.stream_pool, 3)
+    assert stream_limit(instance, NAMES.stream_pool) == 3
     with taken(home, 0, 1):
         results = launch_builds(project.registry, root=project.root, only=["notes"], listener=NeverWaiting())
         assert {result.state for result in results} == {"built"}
-    instance.event_log_storage.set_concurrency_slots(STREAM_POOL, 0)
+    instance.event_log_storage.set_concurrency_slots(NAMES.stream_pool, 0)
 
     class Opening(Freeing):
         def first(self) -> None:
-            instance.event_log_storage.set_concurrency_slots(STREAM_POOL, 1)
+            instance.event_log_storage.set_concurrency_slots(NAMES.stream_pool, 1)
 
     listener = Opening(ExitStack())
     launch_builds(project.registry, root=project.root, only=["notes"], force=True, listener=listener)
     [(name, reason)] = listener.waited
     assert name == "notes"
-    assert missing(reason, f"pool {STREAM_POOL}", "limit is 0") == []
+    assert missing(reason, f"pool {NAMES.stream_pool}", "limit is 0") == []
 
 
 @pytest.mark.usefixtures("instance")

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from niels_cache_assets.artifacts.corpus_facts import corpus_report
+from niels_cache_assets.artifacts.corpus_report import corpus_report
 from niels_cache_assets.artifacts.prepared_corpora import open_prepared
 from niels_cache_assets.cli import main
 from niels_cache_assets.corpus import store

@@ -14,7 +14,6 @@ import dagster as dg
 import pytest
 
 from niels_cache_assets.defs.home.instance import ensure_instance
-from niels_cache_assets.defs.keys import STREAM_POOL
 from niels_cache_assets.defs.launcher import launch_builds
 from niels_cache_assets.disk.build_lock import build_status
 from niels_cache_runtime.format.commit import UNKNOWN, LockOwner
@@ -24,6 +23,7 @@ from tests.defs.test_stream_slots import NeverWaiting
 from tests.helpers import programs
 from tests.helpers.builds import build_dataset, build_tokenizer
 from tests.helpers.dagster_tools import Project
+from tests.helpers.names import NAMES
 from tests.helpers.tiny import sentences
 from tests.helpers.ui.running import wait_until
 
@@ -121,7 +121,7 @@ def test_a_materialize_or_its_step_that_is_killed_leaves_nobody_and_the_next_one
     assert [result.state for result in results] == ["cache_hit", "cache_hit"]
     with ensure_instance() as instance:
         assert [run.run_id for run in instance.get_runs() if run.status in IN_PROGRESS] == []
-        assert instance.event_log_storage.get_concurrency_info(STREAM_POOL).active_slot_count == 0
+        assert instance.event_log_storage.get_concurrency_info(NAMES.stream_pool).active_slot_count == 0
         key = dg.AssetKey(["pretrain", "meta_json"])
         assert instance.get_materialized_partitions(key) == {"notes"}
         checks = [dg.AssetCheckKey(key, name) for name in ("files_match_meta", "caches_in_sync")]

@@ -19,12 +19,12 @@ from typing import IO
 
 from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.defs.home.instance import ensure_instance
-from niels_cache_assets.defs.keys import PARTS, PARTS_POOL
 from niels_cache_assets.disk.journal import partial_directory, read_journal
 from niels_cache_assets.parts.lease import latest
 from niels_cache_runtime.format.meta import read_meta
 from niels_cache_runtime.verify import verify_cache
 from tests.helpers.children import here
+from tests.helpers.names import NAMES
 from tests.helpers.parts_project import NAME, PartsProject, build, parts_of
 from tests.helpers.servers import processes_of, python
 
@@ -159,7 +159,7 @@ class Walk(PartsWalk):
     def held_slots(self) -> int:
         """Return how many slots of the pool of parts are taken or waited for."""
         with ensure_instance(self.home) as instance:
-            pool = instance.event_log_storage.get_concurrency_info(PARTS_POOL)
+            pool = instance.event_log_storage.get_concurrency_info(NAMES.parts_pool)
             return pool.active_slot_count + pool.pending_step_count
 
     def check(self) -> None:
@@ -168,7 +168,7 @@ class Walk(PartsWalk):
         keys = [key.removeprefix("part/") for key in parts_of(self.graph)]
         assert len(keys) == self._parts
         with ensure_instance(self.home) as instance:
-            assert instance.get_materialized_partitions(PARTS) == set(keys)
+            assert instance.get_materialized_partitions(NAMES.parts) == set(keys)
         assert self.held_slots() == 0
 
 

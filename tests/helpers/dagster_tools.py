@@ -21,10 +21,10 @@ from dagster._core.loader import LoadingContextForTest
 
 from niels_cache_assets.defs.assembly import build_defs
 from niels_cache_assets.defs.assets.upstream import observe_revision
-from niels_cache_assets.defs.keys import STREAM_OPS
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_runtime.format.layout import Family, dataset_dir
+from tests.helpers.names import NAMES
 from tests.helpers.tiny import sentences
 
 # Dagster makes a database for each run, and reads ninety scripts of its earlier databases twice for it. Here, they are read once.
@@ -130,7 +130,7 @@ class Project:
         return self._execute("build_tokenizer", "tokenizer", None, config)
 
     def build(self, name: str, *, family: Family = "pretrain", **config: Any) -> dg.ExecuteInProcessResult:
-        return self._execute(f"build_{family}", STREAM_OPS[family], name, config)
+        return self._execute(f"build_{family}", NAMES.stream_ops[family], name, config)
 
     def run(self, job: str, partition: str | None = None, **settings: Any) -> dg.ExecuteInProcessResult:
         return self.defs.resolve_job_def(job).execute_in_process(

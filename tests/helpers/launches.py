@@ -55,5 +55,5 @@ def launch_in_memory(project: HasInstance, monkeypatch: pytest.MonkeyPatch) -> d
     home = project.folder / "home"
     home.mkdir()
     monkeypatch.setenv("DAGSTER_HOME", str(home))
-    monkeypatch.setattr("niels_cache_assets.defs.launcher.ensure_instance", lambda home, overrides: nullcontext(project.instance))
+    monkeypatch.setattr("niels_cache_assets.defs.runs.ensure_instance", lambda home, overrides: nullcontext(project.instance))
     return project.instance

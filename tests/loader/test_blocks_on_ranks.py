@@ -4,6 +4,7 @@ import json
 import pickle
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from itertools import chain, islice, pairwise
 from pathlib import Path
@@ -107,7 +108,7 @@ def test_machines_and_ranks_together_read_each_window_once_per_epoch(
 def opened_again(loader: TokenLoader) -> TokenLoader:
     """A copy at the start of the run."""
     again = pickle.loads(pickle.dumps(loader))
-    again._start, again._taken = again._start.start(**again._sizes), 0
+    again._start, again._taken = replace(again._start, samples=0, step=0, pass_start=0, batches=(again._sizes,)), 0
     return again
 
 

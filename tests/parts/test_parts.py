@@ -17,7 +17,8 @@ import zstandard
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts.prune import prune_parts
-from niels_cache_assets.cli import exit_codes, main
+from niels_cache_assets.cli import command as exit_codes
+from niels_cache_assets.cli import main
 from niels_cache_assets.disk.journal import BYTES_VARIABLE
 from niels_cache_assets.facts.lineage import Lineage, read_lineage
 from niels_cache_assets.inspection.differences.documents import compare_documents

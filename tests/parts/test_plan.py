@@ -105,8 +105,8 @@ def test_the_room_for_a_part_is_unknown_if_the_size_of_a_file_is(project: PartsP
     need = part.need()
     assert need is not None
     assert need.bytes > 0
-    files = tuple(file._replace(bytes=0) for file in part.share.planned.files)
-    vars(part.share).update(planned=replace(part.share.planned, files=files))
+    files = tuple(file._replace(bytes=0) for file in part.planned.files)
+    vars(part).update(planned=replace(part.planned, files=files))
     assert part.need() is None
 
 

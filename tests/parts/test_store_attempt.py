@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from niels_cache_assets.artifacts.parts.prune import find_garbage, remove_garbage
 from niels_cache_assets.build_cache.pretrain import PretrainBuild
 from niels_cache_assets.build_cache.resume import Resume
 from niels_cache_assets.parts.lease import LeaseLostError, LeaseTimes
 from niels_cache_assets.parts.store_attempt import StoreAttempt, read_objects, stored_attempt
 from niels_cache_assets.parts.store_lease import StoreLease, hold_store_lease
-from niels_cache_assets.parts.store_prune import find_garbage, remove_garbage
 from niels_cache_assets.streaming import encode
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME

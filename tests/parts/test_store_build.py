@@ -21,31 +21,30 @@ from niels_cache_assets.artifacts import stored as stored_module
 from niels_cache_assets.artifacts.base import ReportedProgress
 from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.artifacts.materialize import materialize
-from niels_cache_assets.artifacts.parts.prune import prune_parts
+from niels_cache_assets.artifacts.parts.prune import find_garbage, prune_parts
 from niels_cache_assets.artifacts.parts.seal import JoinedCache
 from niels_cache_assets.artifacts.parts.watch import summarize_steps
 from niels_cache_assets.artifacts.stored import StorePlace
 from niels_cache_assets.cli import main
 from niels_cache_assets.defs.assembly import build_defs
 from niels_cache_assets.defs.finished_parts import finished_parts_sensor
-from niels_cache_assets.defs.keys import META_KEYS
 from niels_cache_assets.defs.launcher import launch_builds
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.parts.lease import LeaseLostError, LeaseTimes
 from niels_cache_assets.parts.store import lease_of, read_small, record_of
 from niels_cache_assets.parts.store_lease import StoreLease, hold_store_lease
-from niels_cache_assets.parts.store_prune import find_garbage
 from niels_cache_assets.publish.check import check
 from niels_cache_assets.publish.pull import pull
 from niels_cache_assets.reports.cache import cache_report, find_items
-from niels_cache_assets.reports.drawings import draw_report
 from niels_cache_assets.reports.history import History
+from niels_cache_assets.reports.page import draw_report
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.remote.record import read_published
 from niels_cache_runtime.remote.store import ListedObject, Store, open_store
 from tests.helpers import programs
 from tests.helpers.launches import Recorder, launch_in_memory
 from tests.helpers.loopback_s3 import BUCKET, LoopbackS3
+from tests.helpers.names import NAMES
 from tests.helpers.parts_project import NAME, PartsProject, build, parts_of
 
 STORE = f"s3://{BUCKET}/run"
@@ -201,12 +200,12 @@ def test_build_all_shows_what_is_in_the_store_on_every_machine(
         report = cache_report(found.registry, [item], root=found.root, history=History(source="none"))
         assert [type(drawn) for drawn in draw_report(found.registry, report).values()] == [list]
         assert [plan.sources[0].samples > 0 for plan in report.mixtures] == [True]
-    [record] = instance.fetch_materializations(META_KEYS["pretrain"], limit=1).records
+    [record] = instance.fetch_materializations(NAMES.meta["pretrain"], limit=1).records
     assert record.asset_materialization is not None
     shown = record.asset_materialization.metadata
     assert shown["published_at"].value == ADDRESS
     assert shown["sha256"].value == hashlib.sha256(read_published(open_store(ADDRESS)).meta_content).hexdigest()
-    key = dg.AssetCheckKey(META_KEYS["pretrain"], "caches_in_sync")
+    key = dg.AssetCheckKey(NAMES.meta["pretrain"], "caches_in_sync")
     assert instance.event_log_storage.get_asset_check_execution_history(key, limit=1)[0].evaluation.passed
 
 

@@ -13,7 +13,8 @@ import pytest
 from niels_cache_assets.artifacts.forecast.steps import forecast
 from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.artifacts.materialize import materialize
-from niels_cache_assets.cli import exit_codes, main
+from niels_cache_assets.cli import command as exit_codes
+from niels_cache_assets.cli import main
 from niels_cache_assets.corpus.layout import corpus_dir
 from niels_cache_assets.disk.journal import Journal
 from niels_cache_assets.streaming import encode

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from niels_cache_assets.cli import main
-from niels_cache_assets.cli.exit_codes import WRONG_USE
+from niels_cache_assets.cli.command import WRONG_USE
 from niels_cache_assets.disk.staging import atomic_directory, finished_meta
 from niels_cache_assets.exchange.replacing import ExportTarget
 from niels_cache_runtime import DatasetLoader, NielsCacheError, PretrainTokenStreamDataset, SFTExampleDataset, TokenLoader

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from niels_cache_assets.artifacts.input_problems import InputsError, hub_problems, input_problems, require_inputs
-from niels_cache_assets.cli import exit_codes, main
+from niels_cache_assets.cli import command as exit_codes
+from niels_cache_assets.cli import main
 from niels_cache_assets.cli.new_config import catalog_table
 from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_assets.project.shipped import ABOUT, catalog, profile_tables

@@ -30,8 +30,7 @@ from niels_cache_runtime.remote import download as pieces_module
 from niels_cache_runtime.remote import store as store_module
 from niels_cache_runtime.remote.download import stream_with_retries
 from niels_cache_runtime.remote.local_copy import LocalCopy
-from niels_cache_runtime.remote.objects import RemoteFile
-from niels_cache_runtime.remote.record import Record
+from niels_cache_runtime.remote.record import Record, RemoteFile
 from niels_cache_runtime.remote.store import MissingError, RemoteError
 from niels_cache_runtime.verify import verify_cache
 from tests.helpers import programs

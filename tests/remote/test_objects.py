@@ -21,8 +21,7 @@ from niels_cache_runtime import Blocks, Copy, TokenLoader
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.format.meta import canonical_json, sha256_text
-from niels_cache_runtime.remote.objects import OBJECTS_NAME, encode_objects
-from niels_cache_runtime.remote.record import TOKENIZER, Record
+from niels_cache_runtime.remote.record import OBJECTS_NAME, TOKENIZER, Record, encode_objects
 from niels_cache_runtime.remote.store import open_store
 from tests.helpers.loopback_s3 import BUCKET, LoopbackS3
 from tests.helpers.remote_caches import ADDRESS, Caches, letters

@@ -23,11 +23,11 @@ from niels_cache_assets.plots.drawing import Picture, as_svg
 from niels_cache_assets.plots.pictures import MAX_MIXED, mixture_pictures
 from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_assets.project.tables import BlendSettings, ReportsSettings
+from niels_cache_assets.reports import page_path
 from niels_cache_assets.reports.cache import CacheItem, CacheReport, cache_report, find_items
-from niels_cache_assets.reports.drawings import Drawings, draw_report
 from niels_cache_assets.reports.history import CheckRecord, FolderHistory, History
 from niels_cache_assets.reports.markdown import cache_markdown, mixture_markdown
-from niels_cache_assets.reports.page import page_path, render_page, write_page
+from niels_cache_assets.reports.page import Drawings, draw_report, render_page, write_page
 from niels_cache_runtime import TokenLoader, read_meta, write_meta
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import content_sha256
@@ -416,7 +416,7 @@ def test_the_command_writes_the_page_and_changes_no_cache(
 ) -> None:
     opened: list[str] = []
     monkeypatch.setattr(webbrowser, "open", lambda address: bool(opened.append(address)) or True)
-    monkeypatch.setattr("niels_cache_assets.reports.drawings.draw_report", lambda *given, **more: {})
+    monkeypatch.setattr("niels_cache_assets.reports.page.draw_report", lambda *given, **more: {})
     before = contents(project.root)
     assert main([*command, "--open"]) == 0
     path = project.root / "reports/cache.html"
@@ -436,7 +436,7 @@ def test_the_command_prints_data_and_writes_elsewhere_only_where_asked(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     drawn: list[object] = []
-    monkeypatch.setattr("niels_cache_assets.reports.drawings.draw_report", lambda *given, **more: drawn.append(given) or {})
+    monkeypatch.setattr("niels_cache_assets.reports.page.draw_report", lambda *given, **more: drawn.append(given) or {})
     monkeypatch.setattr(webbrowser, "open", lambda address: False)
     assert main([*command, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["history"].startswith("none: ")

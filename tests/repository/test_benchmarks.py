@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from niels_cache_assets.tokenizer.engines import gpt2_tokenizer_json
+from niels_cache_assets.tokenizer.bpe_json import ranks_as_json
 from niels_cache_assets.tokenizer.tiktoken_ranks import read_ranks
 from tests.helpers import megatron_core, programs
 from tests.tokenizer.test_engines import write_ranks
@@ -20,6 +20,14 @@ BENCHMARKS = ROOT / "benchmarks"
 RUNS = {
     "block_order.py --quick --picture PICTURE": ("whole split", "blocks of 16 shards, shuffled corpus", "8 lanes"),
     "chats.py --quick": ("rendering, ChatML", "rendering, without marks", "build, sentinels", "build, ChatML", "build, without marks"),
+    "command.py --quick --only builder script": (
+        "first build",
+        "nothing to do",
+        "status",
+        "All wrote",
+        "of the builder alone",
+        "3 data sets",
+    ),
     "dedup.py --quick --only signatures whole corpus": ("canonical words, datasketch", "corpus of 500 documents", 'verify = "jaccard"'),
     "engines.py --models MODEL --megabytes 1 --rounds 1 --bytes 390 --build": ("tokenizer.json", "fastokens", "build of 1 MB"),
     "engines.py --models MODEL --equality 600": ("real: 300 texts, 0 differ", "made: 300 texts, 0 differ"),
@@ -64,8 +72,8 @@ def rows_of(printed: str) -> list[list[str]]:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
-    ranks, _ = read_ranks(write_ranks(folder / "tiny.tiktoken"))
-    described = json.loads(gpt2_tokenizer_json(ranks))
+    ranks = read_ranks(write_ranks(folder / "tiny.tiktoken")).ranks
+    described = json.loads(ranks_as_json(ranks, None))
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     described["added_tokens"] = [{"id": len(ranks), "content": "<|endoftext|>", "special": True, **flags}]
     path = folder / "tokenizer.json"

@@ -153,3 +153,10 @@ def test_every_command_it_runs_is_there() -> None:
         elif program.name == "python":
             assert command[1] == "-m"
             assert importlib.util.find_spec(command[2]) is not None
+
+
+def test_the_scheduled_workflow_tries_both_ends_of_dagsters_range() -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/dagster.yml").read_text(encoding="utf-8"))
+    oldest, newest, _ = workflow["jobs"]["test"]["strategy"]["matrix"]["version"]
+    assert f'"dagster{oldest.replace("==", ">=")},{newest}"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert not workflow[True].keys() & {"push", "pull_request"}, "YAML reads the key `on` as True"

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from niels_cache_assets.artifacts.corpus_facts import corpus_report
+from niels_cache_assets.artifacts.corpus_report import corpus_report
 from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl

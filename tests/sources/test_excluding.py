@@ -9,8 +9,8 @@ import pyarrow.parquet
 import pytest
 
 from niels_cache_assets.artifacts.base import Outcome
-from niels_cache_assets.artifacts.corpus_facts import corpus_report
-from niels_cache_assets.artifacts.dataset import DatasetSpec, Share
+from niels_cache_assets.artifacts.corpus_report import corpus_report
+from niels_cache_assets.artifacts.dataset import DatasetSpec, PretrainCache
 from niels_cache_assets.artifacts.forecast.sample import _batches
 from niels_cache_assets.artifacts.prepared_corpora import open_prepared
 from niels_cache_assets.base.documents import DocumentBatch
@@ -152,7 +152,8 @@ def test_a_cache_and_a_mixture_read_the_rest(tmp_path: Path, rule: str, name: st
     spec = DatasetSpec(registry=registry, root=tmp_path, name=name, source=registry.pretrain[name], build=registry.build)
     siblings = registry.pretrain
     context = StreamContext(seed=1, revision=spec.source.revision(siblings), siblings=siblings)
-    read = [document.source_id for batch in Share(spec=spec).stream(context)["items"].open() for document in DocumentBatch.of(batch)]
+    batches = PretrainCache(spec=spec).stream(context)["items"].open()
+    read = [document.source_id for batch in batches for document in DocumentBatch.of(batch)]
     assert len(read) > 40
     assert set(read).isdisjoint(GONE)
     assert context.report.dropped["excluded"] == 3

@@ -10,11 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from niels_cache_assets.cli import main
-from niels_cache_assets.cli.exit_codes import DONE
+from niels_cache_assets.cli.command import DONE
 from niels_cache_assets.project.registry import load_registry
 from niels_cache_assets.sources.huggingface import Huggingface
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.parquet import Parquet
+from niels_cache_assets.sources.reading.encodings import TextOptions
 from niels_cache_assets.sources.reading.files import SourceFile
 from niels_cache_assets.sources.reading.references import questions
 from niels_cache_assets.sources.reading.rows import parquet_rows
@@ -222,7 +223,7 @@ def test_rows_of_chats_have_text_in_place_of_bytes_but_pictures_stay(tmp_path: P
     picture = b"\x89PNG\r\n\0\xff"
     turns = [[{"role": b"user", "content": "é".encode()}], [{"role": b"user", "content": "è".encode("latin-1") + b" and more"}]]
     pq.write_table(pa.table({"messages": turns, "image": [{"bytes": picture}] * 2, "id": [b"a", b"b"]}), tmp_path / "a.parquet")
-    (first, second) = (row for _, row in parquet_rows(SourceFile(str(tmp_path / "a.parquet"), "a.parquet"), encoding="latin-1"))
+    (first, second) = (row for _, row in parquet_rows(SourceFile(str(tmp_path / "a.parquet"), "a.parquet"), options=TextOptions("latin-1")))
     assert first == {"messages": [{"role": "user", "content": "é"}], "image": {"bytes": picture}, "id": "a"}
     assert second["messages"][0]["content"] == "è and more"
 

@@ -22,6 +22,7 @@ from niels_cache_assets.tokenizer.proof import EngineProof, compare, mixtures
 from niels_cache_assets.tokenizer.unigram_words import UnigramWords
 from niels_cache_runtime.errors import NielsCacheError
 from tests.build_cache.test_determinism import digests
+from tests.helpers.messages import missing
 from tests.helpers.tiny import sentences
 
 EOT = SPECIAL_TOKENS["eot"]
@@ -40,7 +41,7 @@ OTHERS += ["a" * 40, "a" * 41]
 @pytest.fixture(scope="module")
 def engine(tiny_model: Path) -> UnigramWords:
     loaded = UnigramWords.load(SentencePieceTokenizer(str(tiny_model)))
-    assert loaded is not None
+    assert isinstance(loaded, UnigramWords)
     return loaded
 
 
@@ -78,7 +79,7 @@ def test_a_document_whose_sum_of_scores_is_large_has_the_ids_of_sentencepiece(tm
     (tmp_path / "a.model").write_bytes(hand_made({"\u2581": -1, "x": -50, "a": -1, "b": -0.999, "ab": -2}))
     tokenizer = SentencePieceTokenizer(str(tmp_path / "a.model"), special_tokens={})
     engine = UnigramWords.load(tokenizer)
-    assert engine is not None
+    assert isinstance(engine, UnigramWords)
     texts = ["x " * count + "ab" for count in (100, 1_000, 1_900, *range(1_950, 1_970), 2_100, 5_000)]
     texts += ["x" * count + " ab" for count in (1_900, 1_999, 2_000, 2_001, 2_100, 3_900)]  # the sum grows inside a word
     assert len({tuple(tokenizer.encode(text)[-2:]) for text in texts}) == 2  # SentencePiece rounds in two ways
@@ -138,24 +139,28 @@ def test_only_models_whose_words_are_independent_have_the_engine(
     (tmp_path / "a.model").write_bytes(trained(**settings))
     tokenizer = SentencePieceTokenizer(str(tmp_path / "a.model"))
     engine = UnigramWords.load(tokenizer)
-    assert (engine is not None) is is_supported
-    if engine is not None:
+    assert isinstance(engine, UnigramWords) is is_supported
+    if isinstance(engine, UnigramWords):
         assert proof_of(engine, tokenizer, [*TIES, *OTHERS, *sentences(100)]).first is None
         monkeypatch.setattr(unigram_words, "find_spec", lambda name: None)
-        assert UnigramWords.load(tokenizer) is None, "without numba there is none"
+        assert missing(UnigramWords.load(tokenizer), "numba") == []
 
 
-@pytest.fixture
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(name="soon")
+def hurry_fixture(monkeypatch: pytest.MonkeyPatch) -> None:
+    hurry(monkeypatch)
+
+
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a build load the engine after some hundred characters, without the proof, and compare every second batch of four documents."""
-    monkeypatch.setattr(checked, "ENGINE_LOAD_CHARACTERS", 800)
+    monkeypatch.setattr(checked, "UNIGRAM_LOAD_CHARACTERS", 800)
     monkeypatch.setattr(checked, "FIRST_BATCHES", 1)
     monkeypatch.setattr(checked, "BATCHES_PER_CHECK", 2)
     monkeypatch.setattr(checked, "TEXTS_PER_CHECK", 1)
     monkeypatch.setattr(encode, "_CHUNK_ITEMS", 4)
     monkeypatch.setattr(encode, "_CHUNKS_PER_TASK", 1)
     monkeypatch.setattr(engines, "_LOADED", {})
-    monkeypatch.setattr(engines, "_RESULTS", {})
+    monkeypatch.setattr(engines, "_REJECTED", {})
     monkeypatch.setattr(engines, "prove", lambda tokenizer, engine: EngineProof(texts=1))
 
 

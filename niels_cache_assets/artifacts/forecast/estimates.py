@@ -21,7 +21,7 @@ from niels_cache_assets.artifacts.dataset import DatasetSpec, PretrainCache
 from niels_cache_assets.artifacts.forecast.sample import Volume, measure
 from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.artifacts.input_problems import NO_RETRY_SECONDS
-from niels_cache_assets.artifacts.parts.part import GrownShare, ValPart
+from niels_cache_assets.artifacts.parts.part import GrownPart, PartCache, ValPart
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.seal import DatasetCache, JoinedCache
 from niels_cache_assets.artifacts.tokenizer import Tokenizer
@@ -215,8 +215,8 @@ class Estimator:
         if is_prepared(source) and not has_corpus:
             volume = volume.noted("cleaning and duplicates are not taken off yet")
         plan = self.plan(name) if artifact.is_part or isinstance(artifact, JoinedCache) else None
-        if isinstance(artifact, PretrainCache) and artifact.number is not None:
-            if plan is None or (isinstance(artifact.share, GrownShare) and artifact.share.exists):
+        if isinstance(artifact, PartCache):
+            if plan is None or (isinstance(artifact, GrownPart) and artifact.exists):
                 return None  # the cache that joins the parts has the estimate, or the files are linked
             planned = plan.parts[artifact.number]
             if has_corpus:

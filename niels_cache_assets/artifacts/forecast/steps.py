@@ -19,7 +19,7 @@ from niels_cache_assets.artifacts.forecast.estimates import Estimate, Estimator
 from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.artifacts.index import BlendIndex
 from niels_cache_assets.artifacts.input_problems import input_problems, require_inputs
-from niels_cache_assets.artifacts.parts.part import ValPart
+from niels_cache_assets.artifacts.parts.part import PartCache, ValPart
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.seal import DatasetCache, JoinedCache
 from niels_cache_assets.artifacts.prepared_corpora import with_corpus_readers
@@ -127,7 +127,9 @@ class _StepPlanner:
             cache_state = self._with_revision(cache_state, artifact)
             action, why = self._decide(artifact, cache_state)
             if action == "build":
-                self._require_input(artifact)
+                read = [] if _own_source(artifact) is None else [key.split("/")[1]]
+                if problem := next(input_problems(self._registry, read, offline=True), None):
+                    raise NielsCacheError(problem.message)
                 estimate = self._estimator.estimate(artifact)
         except NielsCacheError as error:
             action, why = "fail", str(error)
@@ -210,12 +212,6 @@ class _StepPlanner:
             if self._actions.get(each) in ("fail", "skip") or (buildable is not None and each.partition("/")[2] not in buildable)
         ]
 
-    def _require_input(self, artifact: Artifact) -> None:
-        """Raise NielsCacheError if a build would reject the data that this step reads itself."""
-        names = [] if _own_source(artifact) is None else [artifact.key.split("/")[1]]
-        if problem := next(input_problems(self._registry, names, offline=True), None):
-            raise NielsCacheError(problem.message)
-
     def _with_revision(self, cache_state: CacheState, artifact: Artifact) -> CacheState:
         """Return the state after checking the files on this machine.
 
@@ -237,7 +233,7 @@ def _rebuild_inputs(artifact: Artifact) -> list[str]:
     if isinstance(artifact, Tokenizer):
         return []
     left_out = ["part", "val_part", "corpus_part"]
-    if isinstance(artifact, PretrainCache | ValPart) and artifact.is_part and artifact.spec.given_plan is not None:
+    if isinstance(artifact, PartCache | ValPart) and artifact.spec.given_plan is not None:
         left_out.append("plan")  # the state of the part compares it with the new plan
     return [each for each in artifact.inputs() if each.partition("/")[0] not in left_out]
 

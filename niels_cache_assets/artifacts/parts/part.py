@@ -1,12 +1,12 @@
 """The parts of a data set, `pretrain/.parts/NAME/part-00017`, and its val part, `pretrain/.parts/NAME/val`.
 
-A part is a `PretrainCache` with the share of a part:
+There are three kinds of parts:
 
-* `PlannedShare`: the files that the plan gives to the part, and its share of the budgets.
-* `CorpusShare`: with `prepare`, the documents of the corpus that the part with this number has prepared, without duplicates.
-* `GrownShare`: the first part of a data set that grew from one part, which is the cache that one process built. Its split is that of a data
-  set without parts. If this cache is still in `pretrain/NAME`, its files are linked, and nothing is read from the source. Otherwise it is
-  built again, which gives the same bytes.
+* `PartOfPlan` reads the files that the plan gives to the part, and has a share of the budgets.
+* `PartOfCorpus` reads, with `prepare`, the documents of the corpus that the part with this number has prepared, without duplicates.
+* `GrownPart` is the first part of a data set that grew from one part, which is the cache that one process built. Its split is that of a
+  data set without parts. If this cache is still in `pretrain/NAME`, its files are linked, and nothing is read from the source. Otherwise it
+  is built again, which gives the same bytes.
 
 If val must be known before the parts, it is made first (`ValPart`). With token budgets, val is the head of each part, before any shuffle.
 Each part gives its share of `val_tokens`. meta.json records how many documents were taken from the head of each part, and the parts leave
@@ -18,14 +18,15 @@ later do not change it.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.artifacts.base import BuildJob, WriteResult
 from niels_cache_assets.artifacts.cache_identity import dtype_identity
@@ -33,34 +34,22 @@ from niels_cache_assets.artifacts.dataset import (
     DatasetArtifact,
     DatasetSpec,
     PretrainCache,
-    Share,
     content_matches,
-    finished_member,
     pretrain_build,
     split_rule,
-    write_stream,
 )
 from niels_cache_assets.base.documents import Document, DropReport
-from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.build_cache import CODE_VERSIONS
-from niels_cache_assets.build_cache.base import Progress
-from niels_cache_assets.build_cache.pretrain import PretrainBuild
 from niels_cache_assets.build_cache.pretrain_writer import PretrainWriter, WriterState
 from niels_cache_assets.disk.identity import without_keys
 from niels_cache_assets.disk.space import SpaceNeed, pretrain_need
+from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.disk.table_file import ParquetWriter, sealing
 from niels_cache_assets.facts.contents import budget_rule
-from niels_cache_assets.parts.exclusion import (
-    find_excluded_documents,
-    identity_with_ids,
-    identity_with_present_ids,
-    ids_in_build,
-    removed_ids,
-)
 from niels_cache_assets.parts.layout import VAL_NAME, part_name
 from niels_cache_assets.parts.plan import PlannedPart, is_compressed
 from niels_cache_assets.parts.seal import link_all
-from niels_cache_assets.sources.excluding import EXCLUDED, exclude_identity, excluded_ids, identity_of_ids
+from niels_cache_assets.sources.excluding import EXCLUDED, exclude_identity, identity_of_ids
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.reading.part_stream import PartStream, part_stream, require_unchanged
 from niels_cache_assets.sources.types import PretrainSource, SourceWithParts, StreamContext
@@ -75,7 +64,10 @@ from niels_cache_runtime.cache.opening import short_sha256
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import remove
 from niels_cache_runtime.format.layout import VAL_TEXTS
-from niels_cache_runtime.format.meta import Meta, content_sha256
+from niels_cache_runtime.format.meta import Meta, content_sha256, location_problem
+
+if TYPE_CHECKING:
+    from niels_cache_assets.build_cache.pretrain import PretrainBuild
 
 
 def planned_identity(
@@ -110,48 +102,50 @@ def stream_of(spec: DatasetSpec[SourceWithParts], planned: PlannedPart, **argume
     return part_stream(spec.source, planned.files, revision=planned.revision, text_field=planned.text_field, val=val, **arguments)
 
 
-def present_identity(
-    spec: DatasetSpec[PretrainSource], meta: Meta, identity: Mapping[str, Any], directory: Path, *, also: Collection[str] = ()
-) -> dict[str, Any]:
-    """Return an identity in which only those ids of `exclude` count that the finished cache in `directory` holds or has removed.
+class PartFolder(DatasetArtifact[SourceWithParts]):
+    """The val part or a part of a data set. It has a lease, because machines share the parts."""
 
-    Args:
-        spec: The data set.
-        meta: The meta.json of the cache.
-        identity: The identity in which all ids count.
-        directory: The folder of the cache.
-        also: Further ids that decide the cache, although they are not in its lineage, and its build did not remove them.
-    """
-    list_of_ids = None if spec.source.prepare else spec.source.exclude  # a corpus has left out what it names
-    return identity_with_present_ids(identity, list_of_ids, meta, directory, parts_folder=spec.parts_folder, also=also)
+    is_shared = True
+    is_part = True
+
+    @property
+    @abstractmethod
+    def member(self) -> str:
+        """The name of the folder."""
+
+    @property
+    def directory(self) -> Path:
+        return self.spec.parts_folder / self.member
+
+    def inputs(self) -> list[str]:
+        return ["tokenizer", self.spec.parts_plan.key]
+
+    def finished(self) -> Meta | None:
+        """Return the meta.json of the finished part, or None.
+
+        Raises:
+            NielsCacheError: If the folder holds another part.
+        """
+        meta = finished_meta(self.directory)
+        if meta is not None and (problem := location_problem(meta, family="pretrain", name=f"{self.spec.name}/{self.member}")):
+            raise NielsCacheError(f"{self.directory}: {problem}")
+        return meta if meta is not None and content_matches(self.spec, self.directory, meta) else None
 
 
-def with_removed_ids_only(
-    spec: DatasetSpec[PretrainSource], meta: Meta, identity: Mapping[str, Any], *, also: Collection[str] = ()
-) -> Meta:
-    """Return the meta.json of a new cache, with the fingerprint recomputed for only the excluded ids that this build removed."""
-    if spec.source.exclude is None or spec.source.prepare:
-        return meta
-    return {**meta, "fingerprint": fingerprint_of(identity_with_ids(identity, {*removed_ids(meta), *also}))}
-
-
-def planned_by(member: PretrainCache | ValPart) -> str:
+def planned_by(member: PartCache | ValPart) -> str:
     """Return the fingerprint of the group of parts that decides a part, or of the first group for val. Growth never changes it."""
-    if isinstance(member, ValPart):
-        return member.spec.plan.first.fingerprint
-    assert isinstance(member.share, _ShareOfPlan | CorpusShare)
-    return member.share.planned.plan
+    return member.spec.plan.first.fingerprint if isinstance(member, ValPart) else member.planned.plan
 
 
-def difference(member: PretrainCache | ValPart, meta: Meta) -> str:
+def difference(member: PartCache | ValPart, meta: Meta) -> str:
     """Return why the part with this meta.json does not belong to the plan."""
     spec, part, revision = member.spec, meta.get("part", {}), meta.get("dataset_revision")
     if part.get("plan") != planned_by(member):
         if revision != member.revision():
             return f"was built from revision {revision}, but the plan is of revision {member.revision()}"
         return f"was built by another plan ({short_sha256(part.get('plan'))}), with other settings"
-    if meta.get("tokenizer_sha256") != spec.tokenizer.model_sha256:
-        used, current = (short_sha256(sha256) for sha256 in (meta.get("tokenizer_sha256"), spec.tokenizer.model_sha256))
+    if meta.get("tokenizer_sha256") != spec.recorded_tokenizer[0]:
+        used, current = (short_sha256(sha256) for sha256 in (meta.get("tokenizer_sha256"), spec.recorded_tokenizer[0]))
         return f"was built with tokenizer {used}, but the cache now holds {current}"
     if spec.source.exclude is not None or meta.get("facts", {}).get(EXCLUDED):
         return "was built with other ids in the list `exclude`, with other settings or by another code version"
@@ -225,34 +219,21 @@ def _counts(state: _State, *, with_excluded: bool) -> dict[str, Any]:
     return {"dropped": {**state.drops["dropped"], EXCLUDED: total.total()}, "facts": {**state.drops["facts"], EXCLUDED: dict(total)}}
 
 
-@dataclass(frozen=True, kw_only=True)
-class ValPart(DatasetArtifact[SourceWithParts]):
+class ValPart(PartFolder):
     """The val of a data set in parts that is made before the parts."""
 
     member = VAL_NAME
     resumable = True
-    is_shared = True
-    is_part = True
 
     @property
     def key(self) -> str:
         return f"val_part/{self.spec.name}"
 
-    @property
-    def directory(self) -> Path:
-        return self.spec.parts_folder / VAL_NAME
-
-    def inputs(self) -> list[str]:
-        return ["tokenizer", self.spec.parts_plan.key]
-
-    def finished(self) -> Meta | None:
-        return finished_member(self.spec, self.directory, VAL_NAME)
-
     def identity_with(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
         return planned_identity(self.spec, VAL_NAME, planned_by(self), tokenizer_sha256, vocab_size)
 
     def matches(self, meta: Meta, identity: Mapping[str, Any]) -> bool:
-        return super().matches(meta, present_identity(self.spec, meta, identity, self.directory))
+        return super().matches(meta, self.spec.exclude_list.present_identity(meta, identity, self.directory))
 
     def decisive_ids(self, planned: PlannedPart | None = None) -> frozenset[str]:
         """Return the ids of `exclude` that the finished val part holds or has removed. Empty if it is not built.
@@ -260,21 +241,22 @@ class ValPart(DatasetArtifact[SourceWithParts]):
         Args:
             planned: Return only the ids in the head of this part. None: all ids.
         """
-        meta = None if self.spec.source.exclude is None else self.finished()
-        if meta is None or self.spec.source.exclude is None:
+        listed = self.spec.exclude_list
+        meta = None if listed.path is None else self.finished()
+        if meta is None:
             return frozenset()
-        excluded, parts_folder = excluded_ids(self.spec.source.exclude), self.spec.parts_folder
+        excluded = listed.ids
         try:
             if planned is None:
-                return ids_in_build(meta, self.directory, excluded, parts_folder=parts_folder)
-            present = find_excluded_documents(meta, self.directory, excluded, parts_folder=parts_folder)
+                return listed.ids_in_build(meta, self.directory)
+            present = listed.find_documents(meta, self.directory)
         except NielsCacheError:  # it is damaged, so all of them may count
             return excluded
         files, removed = {file.name for file in planned.files}, meta["part"].get(EXCLUDED, {}).get(planned.name, [])
         return excluded & {*removed, *(each.source_id for each in present if each.file in files)}
 
     def revision(self) -> str | None:
-        assert self.spec.tokenizer  # fail early: nothing can be built without it
+        assert self.spec.recorded_tokenizer  # fail early: nothing can be built without it
         return self.spec.plan.first.revision
 
     @property
@@ -307,13 +289,16 @@ class ValPart(DatasetArtifact[SourceWithParts]):
         val_tokens = self.spec.source.val_tokens
         return pretrain_need(train_tokens=0, val_tokens=val_tokens, token_bytes=self.spec.token_bytes, text_bytes=None, exact=False)
 
+    @property
     def split_rule(self) -> str:
-        """Return the rule that chooses the documents, as one line for meta.json."""
+        """The rule that chooses the documents, as one line for meta.json."""
         if self.is_seeded:
             return split_rule(self.spec)
         return budget_rule(train_tokens=None, val_tokens=self.spec.source.val_tokens or 0)
 
     def write(self, work: BuildJob) -> WriteResult:
+        from niels_cache_assets.build_cache.base import Progress
+
         journal = work.open_journal(f"{self.spec.name}/{self.member}", state=_State)
         state: _State = journal.state or _State(taken=[], cut=[], drops=DropReport().state(), writer=None)
         parts, build = self.spec.plan.first.parts, self._build_of(work)
@@ -349,7 +334,7 @@ class ValPart(DatasetArtifact[SourceWithParts]):
             excluded = {EXCLUDED: {name: sorted(ids) for name, ids in state.excluded.items()}} if state.excluded else {}
             short = 0 if self.is_seeded else (self.spec.source.val_tokens or 0) - writer.tokens("val")
             meta: dict[str, Any] = {
-                **build.meta(self.split_rule()),
+                **build.meta(self.split_rule),
                 "append_eot": True,
                 "shard_bytes": self.spec.build.shard_bytes,
                 **writer.totals(),
@@ -360,7 +345,7 @@ class ValPart(DatasetArtifact[SourceWithParts]):
                 "content_sha256": content_sha256(writer.files),
                 "part": {"plan": planned_by(self), "taken": state.taken, "short": short, **excluded},
             }
-        return WriteResult(meta=with_removed_ids_only(self.spec, meta, work.identity), resumed=resumed)
+        return WriteResult(meta=self.spec.exclude_list.with_removed_ids_only(meta, work.identity), resumed=resumed)
 
     def _build_of(self, work: BuildJob) -> PretrainBuild:
         """Return a build with the settings of this cache. Only its settings and its meta.json are used."""
@@ -372,7 +357,7 @@ class ValPart(DatasetArtifact[SourceWithParts]):
             max_val_tokens=self.spec.source.val_tokens or 0,
             seed=self.spec.build.seed,
             shuffle_buffer=None,
-            provenance=self.spec.provenance(work.revision, work.fingerprint, self.split_rule(), member=VAL_NAME),
+            provenance=self.spec.provenance(work.revision, work.fingerprint, self.split_rule, member=VAL_NAME),
         )
 
     def _context(self, work: BuildJob) -> StreamContext:
@@ -431,44 +416,57 @@ class ValPart(DatasetArtifact[SourceWithParts]):
         return state.after(planned, taken, cut, drops, facts)
 
 
-def part_of(spec: DatasetSpec[SourceWithParts], number: int) -> PretrainCache:
+def part_of(spec: DatasetSpec[SourceWithParts], number: int) -> PartCache:
     """Return the artifact of a part."""
-    kind: type[Share] = CorpusShare
-    if not spec.source.prepare:
-        kind = GrownShare if number == 0 and spec.source.parts == 1 else PlannedShare
-    return PretrainCache(spec=spec, number=number, kind_of_share=kind)
-
-
-def _as_part(
-    share: _ShareOfPlan | CorpusShare, written: WriteResult, identity: Mapping[str, Any], *, also: Collection[str] = ()
-) -> WriteResult:
-    """Return the result of a build with the entry `part` of meta.json, and the fingerprint of the excluded ids that were removed."""
-    planned, meta = share.planned, with_removed_ids_only(share.spec, written.meta, identity, also=also)
-    budgets = {"train": planned.train_tokens, "val": 0 if planned.files else planned.val_tokens}  # the val part counts what val lacks
-    short = sum(max(0, (budget or 0) - meta[f"{split}_tokens"]) for split, budget in budgets.items())
-    return replace(written, meta={**meta, "part": {"number": planned.number, "plan": planned.plan, "short": short}})
+    if spec.source.prepare:
+        return PartOfCorpus(spec=spec, number=number)
+    return (GrownPart if number == 0 and spec.source.parts == 1 else PartOfPlan)(spec=spec, number=number)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _ShareOfPlan(Share):
+class PartCache(PartFolder, PretrainCache):
+    """The cache of a part. It has a lease, because machines share the parts."""
+
     spec: DatasetSpec[SourceWithParts]
     number: int
 
+    @property
+    def member(self) -> str:
+        return part_name(self.number)
+
+    @property
+    def key(self) -> str:
+        return f"part/{self.spec.name}/{self.member}"
+
+    @property
+    def root(self) -> Path:
+        """The folder of the caches."""
+        return self.spec.root
+
+    @property
+    def part_arguments(self) -> list[str]:
+        """The arguments of `niels-cache part` that build the part."""
+        return [self.spec.name, str(self.number)]
+
     @cached_property
     def planned(self) -> PlannedPart:
+        """The part in the plan."""
         return self.spec.plan.parts[self.number]
 
-    def inputs(self) -> list[str]:
-        return ["tokenizer", self.spec.parts_plan.key]
-
     def revision(self) -> str | None:
-        assert self.spec.tokenizer  # fail early: nothing can be built without it
+        assert self.spec.recorded_tokenizer  # fail early: nothing can be built without it
         return self.planned.revision
 
+    def _as_part(self, written: WriteResult, identity: Mapping[str, Any], *, also: Collection[str] = ()) -> WriteResult:
+        """Return the result of a build with the entry `part` of meta.json, and the fingerprint of the excluded ids that were removed."""
+        planned, meta = self.planned, self.spec.exclude_list.with_removed_ids_only(written.meta, identity, also=also)
+        budgets = {"train": planned.train_tokens, "val": 0 if planned.files else planned.val_tokens}  # the val part counts what val lacks
+        short = sum(max(0, (budget or 0) - meta[f"{split}_tokens"]) for split, budget in budgets.items())
+        return replace(written, meta={**meta, "part": {"number": planned.number, "plan": planned.plan, "short": short}})
 
-@dataclass(frozen=True, kw_only=True)
-class PlannedShare(_ShareOfPlan):
-    """The files and budgets that a plan gives to a part."""
+
+class PartOfPlan(PartCache):
+    """A part with the files and budgets that a plan gives to it."""
 
     @cached_property
     def val(self) -> ValPart | None:
@@ -478,8 +476,8 @@ class PlannedShare(_ShareOfPlan):
     def inputs(self) -> list[str]:
         return [*super().inputs(), *([self.val.key] if self.val else [])]
 
-    def identity(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
-        identity = planned_identity(self.spec, self.planned.name, self.planned.plan, tokenizer_sha256, vocab_size)
+    def identity_with(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
+        identity = planned_identity(self.spec, self.member, self.planned.plan, tokenizer_sha256, vocab_size)
         if self.spec.source.decontaminate != "off" and self.number >= self.spec.source.parts:
             identity["val"] = self.spec.plan.first.fingerprint  # the plan of added files does not say which val they are compared with
         if self.spec.source.decontaminate != "off" and (left_out := self._val_ids):
@@ -495,9 +493,8 @@ class PlannedShare(_ShareOfPlan):
         """Return the ids in the head of this part that val has taken, or would have taken without `exclude`."""
         return self.val.decisive_ids(self.planned) if self.val and not self.val.is_seeded else frozenset()
 
-    def identities(self, meta: Meta, identity: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-        directory = self.spec.parts_folder / self.planned.name
-        return [present_identity(self.spec, meta, identity, directory, also=self._external_ids())]
+    def matches(self, meta: Meta, identity: Mapping[str, Any]) -> bool:
+        return super().matches(meta, self.spec.exclude_list.present_identity(meta, identity, self.directory, also=self._external_ids()))
 
     def need(self) -> SpaceNeed | None:
         files = self.planned.files
@@ -507,6 +504,7 @@ class PlannedShare(_ShareOfPlan):
         budget = self.planned.train_tokens
         return pretrain_need(train_tokens=budget, val_tokens=0, token_bytes=self.spec.token_bytes, text_bytes=text_bytes, exact=False)
 
+    @property
     def split_rule(self) -> str:
         budget = self.planned.train_tokens
         group = [each.fingerprint for each in self.spec.plan.groups].index(self.planned.plan)
@@ -565,16 +563,13 @@ class PlannedShare(_ShareOfPlan):
             "needs_train": False,
         }
 
-    def write(self, cache: PretrainCache, work: BuildJob) -> WriteResult:
+    def write(self, work: BuildJob) -> WriteResult:
         require_unchanged(self.part_stream.files)
-        return _as_part(self, write_stream(cache, work), work.identity, also=self._external_ids())
+        return self._as_part(self.write_stream(work), work.identity, also=self._external_ids())
 
 
-@dataclass(frozen=True, kw_only=True)
-class CorpusShare(Share):
-    """The documents of one part of a corpus, without duplicates."""
-
-    number: int
+class PartOfCorpus(PartCache):
+    """A part with the documents of one part of a corpus, without duplicates."""
 
     @cached_property
     def planned(self) -> PlannedPart:
@@ -587,7 +582,7 @@ class CorpusShare(Share):
         budgets |= {key: shares[self.number] for key, shares in spec.corpus_budgets.items()}
         if budgets["train_tokens"] == 0 and self._ordinals:
             raise NielsCacheError(
-                f"{spec.name}: {part_name(self.number)} has so few documents that it gets no share of the {spec.source.train_tokens:,} "
+                f"{spec.name}: {self.member} has so few documents that it gets no share of the {spec.source.train_tokens:,} "
                 "train_tokens; lower parts"
             )
         revision = spec.corpus.meta["dataset_revision"]
@@ -597,9 +592,15 @@ class CorpusShare(Share):
     def _ordinals(self) -> range:
         return self.spec.corpus.parts[self.number]
 
-    def identity(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
-        of_cache = super().identity(tokenizer_sha256, vocab_size, revision)
-        return {**of_cache, "plan": self.planned.plan, "member": self.planned.name}
+    def inputs(self) -> list[str]:
+        return self.spec.inputs()
+
+    def revision(self) -> str | None:
+        return self.spec.revision()
+
+    def identity_with(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
+        of_cache = super().identity_with(tokenizer_sha256, vocab_size, revision)
+        return {**of_cache, "plan": self.planned.plan, "member": self.member}
 
     def need(self) -> SpaceNeed | None:
         meta = self.spec.corpus.meta
@@ -616,36 +617,35 @@ class CorpusShare(Share):
             "needs_train": False,
         }
 
-    def write(self, cache: PretrainCache, work: BuildJob) -> WriteResult:
-        return _as_part(self, write_stream(cache, work), work.identity)  # what is read from a corpus is compared with its meta.json
+    def write(self, work: BuildJob) -> WriteResult:
+        return self._as_part(self.write_stream(work), work.identity)  # what is read from a corpus is compared with its meta.json
 
 
 _UNPINNED = (None, "main")  # `part --add` replaces these by the commit; a cache of another branch is built again, with the same bytes
 
 
-@dataclass(frozen=True, kw_only=True)
-class GrownShare(_ShareOfPlan):
-    """All first files of a data set as one part."""
+class GrownPart(PartCache):
+    """A part with all first files of a data set."""
 
-    def identities(self, meta: Meta, identity: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-        """Return the identities of this part. It may have been built before its commit was pinned.
+    def matches(self, meta: Meta, identity: Mapping[str, Any]) -> bool:
+        """Return whether the build is current. It may have been made before its commit was pinned.
 
         All ids of `exclude` count for a cache that one process built, also those that it does not hold.
         """
         spec = self.spec
-        directory = spec.parts_folder / self.planned.name if "part" in meta else spec.directory
-        forms = [present_identity(spec, meta, identity, directory), dict(identity)]
+        directory = self.directory if "part" in meta else spec.directory
+        forms = [spec.exclude_list.present_identity(meta, identity, directory), dict(identity)]
         for form in [*forms]:
             source = dict(form["source"])
             if source.get("pinned_revision") is not None and source["pinned_revision"] == form["revision"]:
                 forms += [{**form, "source": {**source, "pinned_revision": pinned}} for pinned in _UNPINNED]
-        return forms
+        return any(super(GrownPart, self).matches(meta, form) for form in forms)
 
     @cached_property
     def built(self) -> Meta | None:
         """The meta.json of the cache that one process built, if it is still in the folder of the data set and has these settings."""
         meta, spec = self.spec.parts_plan.single_process_build(), self.spec
-        if meta is None or not part_of(spec, self.number).is_current(meta) or not content_matches(spec, spec.directory, meta):
+        if meta is None or not self.is_current(meta) or not content_matches(spec, spec.directory, meta):
             return None
         return meta
 
@@ -666,19 +666,19 @@ class GrownShare(_ShareOfPlan):
         is_fixed = isinstance(self.spec.source, HubData)
         return super().stream(context if is_fixed else replace(context, files=[file for _, file in self._part_stream.files]))
 
-    def write(self, cache: PretrainCache, work: BuildJob) -> WriteResult:
+    def write(self, work: BuildJob) -> WriteResult:
         spec, built = self.spec, self.built
         if built is None or work.force:
             require_unchanged(self._part_stream.files)
-            written = write_stream(cache, work)
+            written = self.write_stream(work)
         else:
             for path in work.directory.iterdir():  # of an unfinished build that was kept
                 remove(path)
             stored = work.stored
             link = None if stored is None else stored.link_published(spec.directory)
-            link_all(built, spec.directory, work.directory, target=cache.directory, log=work.log, link=link)
+            link_all(built, spec.directory, work.directory, target=self.directory, log=work.log, link=link)
             if spec.parts_plan.single_process_build() != built:
                 raise NielsCacheError(f"{spec.directory}: was built again while its files were being linked; run it again")
-            meta = {**without_keys(built, "meta_sha256", "overlap"), "dataset_name": f"{spec.name}/{cache.member}"}
+            meta = {**without_keys(built, "meta_sha256", "overlap"), "dataset_name": f"{spec.name}/{self.member}"}
             written = WriteResult(meta=meta)
-        return _as_part(self, written, work.identity)
+        return self._as_part(written, work.identity)

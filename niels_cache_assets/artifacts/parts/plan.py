@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from niels_cache_assets.artifacts.base import Artifact, BuildJob, BuildLock, Log, ReportedProgress, WriteResult
+from niels_cache_assets.artifacts.base import BuildJob, BuildLock, Log, ReportedProgress, RootArtifact, WriteResult
 from niels_cache_assets.artifacts.stored import in_store
 from niels_cache_assets.base.fingerprint import fingerprint_of, identity_settings
 from niels_cache_assets.base.wording import format_count, format_list
@@ -39,11 +39,9 @@ from niels_cache_runtime.format.reading import available_threads
 
 
 @dataclass(frozen=True, kw_only=True)
-class PartsPlan(Artifact):
+class PartsPlan(RootArtifact):
     """The plan of a data set with `parts` above 1."""
 
-    registry: Registry
-    root: Path
     name: str
     source: SourceWithParts
     build: BuildSettings
@@ -409,22 +407,24 @@ class MemberPlanOnDisk:
             with TemporaryDirectory() as made:  # bits that are mapped outlive it
                 plan = self._on_disk
                 if plan is None or plan.revision != revision:
-                    plan = self._plan_in(Path(made), revision)
+                    work = BuildJob(
+                        directory=Path(made), revision=revision, identity={}, force=False, progress=None, log=lambda message: None
+                    )
+                    plan = Plan.of(self._artifact.write(work).meta)
                 self._groups[revision] = tuple(
                     GroupFiles(
                         listed=group.listed,
                         revision=group.revision,
                         text_field=group.text_field,
                         parts=tuple((part.files, part.val_tokens or 0) for part in group.parts),
-                        val=FractionSplitter.load(self._folder_of(group, Path(made)), group.val),
+                        # A plan that is made here keeps groups of the one on disk, and their bits.
+                        val=FractionSplitter.load(
+                            Path(made) if group.val and Path(made, group.val[0]).exists() else self._artifact.directory, group.val
+                        ),
                     )
                     for group in plan.groups
                 )
         return self._groups[revision]
-
-    def _folder_of(self, group: PlannedGroup, made: Path) -> Path:
-        """Return the folder with the bits of a group. A plan that is made in `made` keeps groups of the one on disk, and their bits."""
-        return made if group.val is not None and (made / group.val[0]).exists() else self._artifact.directory
 
     @cached_property
     def _on_disk(self) -> Plan | None:
@@ -432,10 +432,6 @@ class MemberPlanOnDisk:
             return self._artifact.read(files_only=True)
         except NielsCacheError:  # missing, or of other settings
             return None
-
-    def _plan_in(self, folder: Path, revision: str | None) -> Plan:
-        work = BuildJob(directory=folder, revision=revision, identity={}, force=False, progress=None, log=lambda message: None)
-        return Plan.of(self._artifact.write(work).meta)
 
 
 _OPTION = "part --add"
@@ -485,11 +481,11 @@ def check_addition(
     entry, keys = dict(new_table), dict[str, Any]()
     if isinstance(source, HubData) and not source.local_key:
         entry["revision"] = source.model_copy(update={"pinned_revision": None}).revision({})
-        built = PartsPlan(registry=registry, root=root, name=name, source=source, build=registry.build).single_process_build()
+        built = PartsPlan(registry, root, name=name, source=source, build=registry.build).single_process_build()
         if source.parts == 1 and built is not None:
             keys |= _pinned(registry, name, source, built["dataset_revision"])
     grown = _grown(registry, name, {**keys, "added": [*existing_tables, entry]})
-    plan = PartsPlan(registry=registry, root=root, name=name, source=grown, build=registry.build)
+    plan = PartsPlan(registry, root, name=name, source=grown, build=registry.build)
     revision = grown.revision({}) if isinstance(grown, HubData) else None
     group = plan.group(len(grown.added), revision, hashed=False)
     if source.parts == 1:

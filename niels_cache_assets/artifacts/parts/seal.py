@@ -5,7 +5,6 @@ The parts are those of the plan. With `prepare`, they are those of the corpus.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,11 @@ from niels_cache_assets.artifacts.dataset import (
     with_overlap,
 )
 from niels_cache_assets.artifacts.parts.part import (
+    PartCache,
     ValPart,
     difference,
     part_of,
     planned_identity,
-    present_identity,
-    with_removed_ids_only,
 )
 from niels_cache_assets.base.documents import merge_facts
 from niels_cache_assets.base.fingerprint import fingerprint_of
@@ -40,7 +38,6 @@ from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split, doc_ends
 from niels_cache_runtime.format.meta import Meta, read_meta
 
 
-@dataclass(frozen=True, kw_only=True)
 class JoinedCache(DatasetArtifact[SourceWithParts]):
     """The cache of a pretrain data set in parts."""
 
@@ -58,7 +55,7 @@ class JoinedCache(DatasetArtifact[SourceWithParts]):
         """The fingerprint of the plan, or of the corpus and its parts."""
         return self.spec.corpus_plan if self.is_of_corpus else self.spec.plan.fingerprint
 
-    def part(self, number: int) -> PretrainCache:
+    def part(self, number: int) -> PartCache:
         """Return the artifact of a part."""
         return part_of(self.spec, number)
 
@@ -66,7 +63,7 @@ class JoinedCache(DatasetArtifact[SourceWithParts]):
         """Return the artifact of the val part."""
         return ValPart(spec=self.spec)
 
-    def members(self) -> list[PretrainCache | ValPart]:
+    def members(self) -> list[PartCache | ValPart]:
         """Return the val part, if there is one, and the parts. All use the tokenizer, and the plan or the corpus, of this artifact.
 
         Raises:
@@ -75,7 +72,7 @@ class JoinedCache(DatasetArtifact[SourceWithParts]):
         self.revision()
         return self._members()
 
-    def _members(self) -> list[PretrainCache | ValPart]:
+    def _members(self) -> list[PartCache | ValPart]:
         val = [self.val_part()] if self.spec.source.has_val_part else []
         return [*val, *map(self.part, range(self.spec.source.total_parts))]
 
@@ -91,7 +88,7 @@ class JoinedCache(DatasetArtifact[SourceWithParts]):
         return meta if meta is None or content_matches(self.spec, self.directory, meta) else None  # links to a damaged part are damaged too
 
     def revision(self) -> str | None:
-        assert self.spec.tokenizer  # fail early: nothing can be built without it
+        assert self.spec.recorded_tokenizer  # fail early: nothing can be built without it
         return self.spec.revision() if self.is_of_corpus else self.spec.plan.revision
 
     def identity_with(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
@@ -103,7 +100,7 @@ class JoinedCache(DatasetArtifact[SourceWithParts]):
         return {**own, "seal": CODE_VERSION, **near_check}
 
     def matches(self, meta: Meta, identity: Mapping[str, Any]) -> bool:
-        return super().matches(meta, present_identity(self.spec, meta, identity, self.directory))
+        return super().matches(meta, self.spec.exclude_list.present_identity(meta, identity, self.directory))
 
     @property
     def split_rule(self) -> str:
@@ -141,7 +138,7 @@ class JoinedCache(DatasetArtifact[SourceWithParts]):
             "fingerprint": work.fingerprint,
             **seal(members, work.directory, target=self.directory, log=work.log, link=link),
         }
-        meta = with_removed_ids_only(self.spec, meta, work.identity)
+        meta = self.spec.exclude_list.with_removed_ids_only(meta, work.identity)
         self._require_same_builds(members)
         if not meta["train_tokens"]:
             raise NielsCacheError(f"{self.directory}: no part has a document for train; nothing was written")
@@ -149,14 +146,16 @@ class JoinedCache(DatasetArtifact[SourceWithParts]):
             corpus = self.spec.corpus.meta
             dropped: Counter[str] = Counter(meta["dropped"]) + Counter(corpus["dropped"])
             meta = {**meta, "dropped": dict(dropped), "facts": merge_facts([corpus["facts"], meta["facts"]])}
-        return WriteResult(meta=with_overlap(self.spec, meta, work), warning=_shortfall(members))
+        short = {member.name: member.meta["part"]["short"] for member in members if member.meta["part"]["short"]}
+        missing = f"{sum(short.values()):,} tokens are missing, because the files of {', '.join(short)} ended early" if short else None
+        return WriteResult(meta=with_overlap(self.spec, meta, work), warning=missing)
 
     def folders_in_store(self) -> dict[Path, str]:
         """Return the folder of each part in a store, by its folder on this machine."""
         found = ((each.directory, fingerprint_of(each.identity(each.revision()))) for each in self.members())
         return {directory: folder_of(directory.name, fingerprint) for directory, fingerprint in found}
 
-    def _read_checked_meta(self, member: PretrainCache | ValPart, folder: Path) -> Meta:
+    def _read_checked_meta(self, member: PartCache | ValPart, folder: Path) -> Meta:
         """Return the meta.json of a part, after a comparison with the plan, the tokenizer and the files.
 
         Args:
@@ -191,13 +190,6 @@ class JoinedCache(DatasetArtifact[SourceWithParts]):
                 raise NielsCacheError(f"{member.directory}: {problem}") from error
             if current["meta_sha256"] != member.meta["meta_sha256"]:
                 raise NielsCacheError(f"{member.directory}: {problem}")
-
-
-def _shortfall(members: Sequence[SealInput]) -> str | None:
-    short = {member.name: member.meta["part"]["short"] for member in members if member.meta["part"]["short"]}
-    if not short:
-        return None
-    return f"{sum(short.values()):,} tokens are missing, because the files of {', '.join(short)} ended early"
 
 
 DatasetCache = PretrainCache | JoinedCache | SftCache  # what a data set builds in its folder

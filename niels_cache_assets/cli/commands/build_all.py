@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.base.processes import stop_on_signals
 from niels_cache_assets.base.wording import SHORT_SHA256, UNKNOWN, file_size, format_count, format_duration, format_list
-from niels_cache_assets.cli.command import CACHES, TOKENIZER, WHERE, Command, option, switch
+from niels_cache_assets.cli.command import CACHES, DONE, FAILED, TOKENIZER, WHERE, Command, option, switch
 from niels_cache_assets.cli.console import PROGRAM, diagnostics, display, is_quiet, new_table, print_facts, print_json, styled
-from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_assets.cli.overrides import FLAGS, collect_overrides
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.safe_open import require_utf8
@@ -47,6 +46,7 @@ COMMAND = Command(
         option("--only", "NAME", "build only these data sets (and the tokenizer, if it is missing)", nargs="+"),
         switch("--force", "rebuild finished data sets"),
         switch("--dry-run", "print what would be built, why, and the estimated cost; write nothing"),
+        switch("--record", "record in the Dagster home what is found, even if it was recorded there, such as after an asset was wiped"),
         switch("--wait", "wait instead of failing if a process with a different Dagster home is building a data set"),
         option(
             "--set",
@@ -102,9 +102,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         return _dry_run(registry, root, arguments)
     with stop_on_signals(), build_listener(diagnostics()) as listener:
-        from niels_cache_assets.defs.launcher import launch_builds  # takes seconds: dagster
+        from niels_cache_assets.defs.launcher import launch_builds
 
-        results = launch_builds(registry, root=root, only=arguments.only, force=arguments.force, wait=arguments.wait, listener=listener)
+        options = {option: getattr(arguments, option) for option in ("only", "force", "wait", "record")}
+        results = launch_builds(registry, root=root, listener=listener, **options)
     code = FAILED if any(result.state == "failed" for result in results) else DONE
     rows = [_row(result) for result in results]
     if print_facts(arguments, {"root": root, "results": rows}):
@@ -123,7 +124,11 @@ def _dry_run(registry: Registry, root: Path, arguments: argparse.Namespace) -> i
 
     with stop_on_signals():
         steps = forecast(graph(registry, root), only=arguments.only, force=arguments.force)
-    sums = _sums(steps, peak_memory(steps, at_once=parts_at_once(registry, force=arguments.force)))
+    estimates = [step.estimate for step in steps if step.estimate is not None]
+    values = {field: [getattr(estimate, field) for estimate in estimates] for field in _ESTIMATES}
+    sums = {field: (sum(filter(None, each)), each.count(None)) for field, each in values.items()}  # what is known, and how many are not
+    peak = peak_memory(steps, at_once=parts_at_once(registry, force=arguments.force))
+    sums["memory_bytes"] = peak, sums["memory_bytes"][1]
     if arguments.json:
         rows = [{"name": step.name, **asdict(step)} for step in steps]
         told = {field: {"known": known, "unknown": unknown} for field, (known, unknown) in sums.items()}
@@ -136,7 +141,7 @@ def _dry_run(registry: Registry, root: Path, arguments: argparse.Namespace) -> i
 def _print_dry_run(steps: Sequence[Step], sums: Mapping[str, tuple[Any, int]], free: int) -> None:
     """Print the table with the sums, then where the estimates come from, then what would fail."""
     headings = [heading for heading, _ in _ESTIMATES.values()]
-    table = new_table("step", "action", "why", *headings, right=frozenset(headings), shrinking=["why"])
+    table = new_table("step", "action", "why", *headings, right=headings, shrinking=["why"])
     notes: dict[str, list[str]] = {}
     for step in steps:
         values = [(getattr(step.estimate, field, None), format_value) for field, (_, format_value) in _ESTIMATES.items()]
@@ -147,7 +152,11 @@ def _print_dry_run(steps: Sequence[Step], sums: Mapping[str, tuple[Any, int]], f
             notes.setdefault(step.estimate.basis, []).append(step.name)
     if notes:
         table.add_section()
-        table.add_row("in all", "", "", *(_sum(*sums[field], format_value) for field, (_, format_value) in _ESTIMATES.items()))
+        totals = []
+        for field, (_, format_value) in _ESTIMATES.items():
+            known, unknown = sums[field]
+            totals.append(UNKNOWN if unknown and not known else ("at least " if unknown else "") + format_value(known))
+        table.add_row("in all", "", "", *totals)
     display(table)
     display()
     for basis, names in notes.items():
@@ -157,20 +166,6 @@ def _print_dry_run(steps: Sequence[Step], sums: Mapping[str, tuple[Any, int]], f
             display(styled((f"{step.name} would fail", _STEP_STYLES["fail"]), f": {step.why}"))
     built = f"{sum(step.action == 'build' for step in steps)} of {format_count(len(steps), 'step')} would be built"
     display(f"{built}; {file_size(free)} are free; nothing was built or written")
-
-
-def _sum(known: Any, unknown: int, format_value: Callable[[Any], str]) -> str:
-    if unknown and not known:
-        return UNKNOWN
-    return f"at least {format_value(known)}" if unknown else format_value(known)
-
-
-def _sums(steps: Sequence[Step], peak_memory: int) -> dict[str, tuple[Any, int]]:
-    """Return for each number the sum of the known estimates, or the peak memory, and how many estimates are unknown."""
-    found = [step.estimate for step in steps if step.estimate is not None]
-    values = {field: [getattr(estimate, field) for estimate in found] for field in _ESTIMATES}
-    sums = {field: (sum(filter(None, each)), each.count(None)) for field, each in values.items()}
-    return {**sums, "memory_bytes": (peak_memory, sums["memory_bytes"][1])}
 
 
 def _check_names(registry: Registry, only: list[str] | None) -> None:
@@ -236,7 +231,7 @@ def _print_results(results: Sequence[LaunchResult], rows: Sequence[Mapping[str, 
         "size",
         "content sha256",
         "seconds",
-        right=frozenset({"train", "val", "size", "seconds"}),
+        right=["train", "val", "size", "seconds"],
         shrinking=["content sha256"],
     )
     for result, row in zip(results, rows, strict=True):
@@ -256,14 +251,9 @@ def _print_results(results: Sequence[LaunchResult], rows: Sequence[Mapping[str, 
         by_message.setdefault((result.state, result.message), []).append(result.name)
     for (outcome, message), names in by_message.items():
         display(styled((f"{format_list(names)} {outcome.replace('_', ' ')}", _STYLES[outcome]), f": {message}"))
-    _print_left_out(results)
-
-
-def _print_left_out(results: Sequence[LaunchResult]) -> None:
-    """Print what each build left out: a warning for each reason that the settings do not request, and one line for all others."""
     if any(result.left_out or result.drop_warnings for result in results):
         display()
-    for result in results:
+    for result in results:  # a warning for each reason that the settings do not request, and one line for all others
         for line in result.drop_warnings:
             display(styled((f"{result.name} WARNING", "yellow"), f": {line}"))
         if result.left_out:
@@ -308,7 +298,8 @@ def _print_next_steps(results: Sequence[LaunchResult], arguments: argparse.Names
     example = min(built, key=lambda result: FAMILIES.index(result.family), default=None)  # the first of pretrain, or else of sft
     if example is None or not example.meta or not example.directory or is_quiet():
         return
-    options = _options(arguments)
+    given = {"--profile": arguments.profile, "--config": arguments.config, "--cache-dir": arguments.cache_dir}
+    options = "".join(f" {option} {shlex.quote(value)}" for option, value in given.items() if value)  # of the same caches
     display("\nNext steps", style="bold")
     for command, purpose in (
         (f"{_program()} ui{options}", "shows lineage, counts and history in the Dagster UI"),
@@ -329,9 +320,3 @@ def _program() -> str:
     if shutil.which(PROGRAM):
         return PROGRAM
     return sys.argv[0] if Path(sys.argv[0]).name == PROGRAM else "python -m niels_cache_assets.cli"
-
-
-def _options(arguments: argparse.Namespace) -> str:
-    """Return the options that another command needs to select the same caches."""
-    given = {"--profile": arguments.profile, "--config": arguments.config, "--cache-dir": arguments.cache_dir}
-    return "".join(f" {option} {shlex.quote(value)}" for option, value in given.items() if value)

@@ -100,7 +100,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _show_dropped(arguments: argparse.Namespace, registry: Registry, root: Path) -> None:
-    from niels_cache_assets.artifacts.corpus_facts import source_documents
+    from niels_cache_assets.artifacts.corpus_report import source_documents
     from niels_cache_assets.corpus.prepared import open_documents
     from niels_cache_assets.inspection.corpora import find_corpus
 
@@ -170,7 +170,8 @@ def _clean(
         context = StreamContext(seed=seed)
         documents = chain.from_iterable(source.unconverted(context))
         chunks = chunks_of(documents if limit is None else islice(documents, limit - given))
-        processes = available_threads() if limit is None and _input_bytes(source) >= _MIN_BYTES_FOR_PROCESSES else 1
+        size = sum(os.path.getsize(path) for path in getattr(source, "files", []) if os.path.isfile(path))
+        processes = available_threads() if limit is None and size >= _MIN_BYTES_FOR_PROCESSES else 1
         work = ChunkWork(source=source, seed=seed, cleaning=settings, num_perm=None, ngram=None)
         with closing(map_in_processes(work, chunks, processes=processes, doing="cleaning", size_of=attrgetter("characters"))) as results:
             for chunk in results:
@@ -179,12 +180,8 @@ def _clean(
         outcome.dropped_by_source.join(context.report)
 
 
-def _input_bytes(source: PretrainSource) -> int:
-    return sum(os.path.getsize(path) for path in getattr(source, "files", []) if os.path.isfile(path))
-
-
 def _print_counts(outcome: CorpusCounts) -> None:
-    from niels_cache_assets.artifacts.corpus_facts import estimated_tokens
+    from niels_cache_assets.artifacts.corpus_report import estimated_tokens
 
     before, after = outcome.before, outcome.after
     by_source = outcome.dropped_by_source.dropped

@@ -8,17 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.base.wording import UNKNOWN, format_count
-from niels_cache_assets.cli.command import Command, integer_at_least, option
+from niels_cache_assets.cli.command import DONE, FAILED, Command, integer_at_least, option
 from niels_cache_assets.cli.console import DIFFERENCE_STYLE, display, mark, new_table, print_facts, styled
-from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
-    from niels_cache_assets.inspection.differences.documents import DifferingDocument, DocumentDifferences
+    from niels_cache_assets.inspection.differences.documents import DocumentDifferences
     from niels_cache_assets.inspection.differences.folders import DatasetDifferences, MetaDifference
     from niels_cache_assets.inspection.differences.tokens import TokenDifference, TokenPosition
     from niels_cache_assets.tokenizer.kinds import TextTokenizer
-    from niels_cache_runtime.format.layout import Split
 
 SHOWN = 5
 
@@ -104,8 +102,15 @@ def _print(found: DatasetDifferences) -> None:
         display("  documents are not compared: one of the builds does not record their lineage")
     tokenizers = {side: _tokenizer_of(path) for side, path in (("a", found.a), ("b", found.b))}
     for split, difference in found.tokens.items():
-        if difference is not None:
-            _print_tokens(split, difference, tokenizers, noun)
+        if difference is None:
+            continue
+        display(f"\n  first token of {split} that differs: number {difference.position:,} (from 0)")
+        for side, position in (("a", difference.a), ("b", difference.b)):
+            if position is None:
+                display(f"    {side.upper()}: ends before it")
+                continue
+            display(f"    {side.upper()}: {_describe_position(position, noun)}")
+            display(styled("       ", *_around(position, tokenizers[side])))
 
 
 def _print_values(title: str, values: Sequence[MetaDifference]) -> None:
@@ -141,24 +146,10 @@ def _print_documents(found: DocumentDifferences, noun: str) -> None:
         if count:
             display(f"  {format_count(count, noun)} {_KINDS[kind]}:")
         for listed in first:
-            display(f"    {_describe_document(listed, noun)}")
+            row, place = listed.lineage, f"{listed.split} {noun} {listed.lineage.ordinal:,}"
+            display(f"    {row.file} row {row.row:,}, id {row.source_id}: {place}, {format_count(row.tokens, 'token')}")
         if count > len(first):
             display(f"    ... and {count - len(first):,} more")
-
-
-def _describe_document(listed: DifferingDocument, noun: str) -> str:
-    row = listed.lineage
-    return f"{row.file} row {row.row:,}, id {row.source_id}: {listed.split} {noun} {row.ordinal:,}, {format_count(row.tokens, 'token')}"
-
-
-def _print_tokens(split: Split, difference: TokenDifference, tokenizers: dict[str, TextTokenizer | None], noun: str) -> None:
-    display(f"\n  first token of {split} that differs: number {difference.position:,} (from 0)")
-    for side, position in (("a", difference.a), ("b", difference.b)):
-        if position is None:
-            display(f"    {side.upper()}: ends before it")
-            continue
-        display(f"    {side.upper()}: {_describe_position(position, noun)}")
-        display(styled("       ", *_around(position, tokenizers[side])))
 
 
 def _describe_position(position: TokenPosition, noun: str) -> str:

@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from niels_cache_assets.base.wording import UNKNOWN, file_size, format_count, format_list
-from niels_cache_assets.cli.command import HOME_VARIABLE, Command, switch
+from niels_cache_assets.cli.command import DONE, FAILED, HOME_VARIABLE, Command, switch
 from niels_cache_assets.cli.console import PROGRAM, display, new_table, print_facts, styled
-from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import try_lock
 

@@ -124,8 +124,23 @@ def run(arguments: argparse.Namespace) -> None:
             plan.require_free()
         with failing(), stop_on_signals(), transfer_progress(f"exporting {cache.name}") as progress:
             write_export(plan, force=arguments.force, progress=progress)
-    if not print_facts(arguments, _as_json(plan, arguments)):
-        _print_plan(plan, arguments)
+    if print_facts(arguments, _as_json(plan, arguments)):
+        return
+    table = new_table("file", "documents", "tokens", "size", right=["documents", "tokens", "size"])
+    for file in plan.files:
+        cells = ["-" if number is None else f"{number:,}" for number in (file.documents, file.tokens)]
+        table.add_row(str(plan.folder / file.name), *cells, f"{file.bytes:,} B")
+    display(table)
+    verb = "would be written" if arguments.dry_run else "written"
+    display(f"\n{format_count(len(plan.files), 'file')}, {file_size(plan.bytes)}, {verb} for {arguments.format}")
+    for note in plan.notes:
+        display(note)
+    if arguments.dry_run and (existing := plan.existing()):
+        display(f"{format_count(len(existing), 'file')} of an older export exist: --force would replace them")
+        for name in plan.deleted():
+            display(f"--force would delete {plan.folder / name}")
+    if plan.lines:
+        display("\n".join(("", *plan.lines)))
 
 
 def _export_text(arguments: argparse.Namespace) -> None:
@@ -161,8 +176,8 @@ def _export_text(arguments: argparse.Namespace) -> None:
 
 def _settings(arguments: argparse.Namespace) -> ExportSettings:
     from niels_cache_assets.exchange.formats import FORMATS, ExportSettings, parse_splits
-    from niels_cache_assets.exchange.megatron import Link
     from niels_cache_runtime.format.layout import SPLITS
+    from niels_cache_runtime.megatron.indexed_writer import Link
 
     format = require_choice("", "export has no format", arguments.format, (*FORMATS, TEXT))
     refuse_options(arguments, ["file_type"], f"only text takes it; leave it out for {format}")
@@ -206,21 +221,3 @@ def _as_json(plan: ExportPlan, arguments: argparse.Namespace) -> dict[str, Any]:
         "lines": plan.lines,
         "would_be_deleted": deleted,
     }
-
-
-def _print_plan(plan: ExportPlan, arguments: argparse.Namespace) -> None:
-    table = new_table("file", "documents", "tokens", "size", right=["documents", "tokens", "size"])
-    for file in plan.files:
-        cells = ["-" if number is None else f"{number:,}" for number in (file.documents, file.tokens)]
-        table.add_row(str(plan.folder / file.name), *cells, f"{file.bytes:,} B")
-    display(table)
-    verb = "would be written" if arguments.dry_run else "written"
-    display(f"\n{format_count(len(plan.files), 'file')}, {file_size(plan.bytes)}, {verb} for {arguments.format}")
-    for note in plan.notes:
-        display(note)
-    if arguments.dry_run and (existing := plan.existing()):
-        display(f"{format_count(len(existing), 'file')} of an older export exist: --force would replace them")
-        for name in plan.deleted():
-            display(f"--force would delete {plan.folder / name}")
-    if plan.lines:
-        display("\n".join(("", *plan.lines)))

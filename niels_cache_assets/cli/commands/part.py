@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from niels_cache_assets.base.wording import file_size, format_count, format_list
 from niels_cache_assets.cli.command import PRETRAIN, WHERE, BuildFailedError, Command, integer_at_least, option, switch
-from niels_cache_assets.cli.console import PROGRAM, diagnostics, output, print_facts
+from niels_cache_assets.cli.console import PROGRAM, diagnostics, display, print_facts
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
@@ -255,16 +255,15 @@ def _add(arguments: argparse.Namespace, registry: Registry, root: Path) -> None:
         arguments, {"name": name, "written": written, "files": [] if addition is None else [file.name for file in addition.files]}
     ):
         return
-    console = output()
     if addition is None:
-        console.print(f"{name}: {format_list(arguments.add)} is in {config} already; nothing was written")
+        display(f"{name}: {format_list(arguments.add)} is in {config} already; nothing was written")
         return
     size = file_size(sum(file.bytes for file in addition.files))
     summary = f"{format_count(len(addition.files), 'file')} of {size} in {format_count(settings['parts'], 'new part')}"
-    console.print(f"{name}: {summary}; wrote [[pretrain.{name}.added]] to {written}")
+    display(f"{name}: {summary}; wrote [[pretrain.{name}.added]] to {written}")
     for key, value in addition.keys.items():
-        console.print(f"{name}: also wrote {key} = {value}, the commit of the built data set")
-    console.print(f"build the new parts: {PROGRAM} build-all --only {name}")
+        display(f"{name}: also wrote {key} = {value}, the commit of the built data set")
+    display(f"build the new parts: {PROGRAM} build-all --only {name}")
 
 
 def _prune(arguments: argparse.Namespace, registry: Registry, root: Path) -> None:
@@ -275,8 +274,7 @@ def _prune(arguments: argparse.Namespace, registry: Registry, root: Path) -> Non
     removed = prune_parts(graph(registry, root), name)
     if print_facts(arguments, {"name": name, "removed": [part._asdict() for part in removed]}):
         return
-    console = output()
     for part in removed:
-        console.print(f"removed {part.directory} ({file_size(part.bytes)})")
+        display(f"removed {part.directory} ({file_size(part.bytes)})")
     why = "" if removed else ", because there is none of an earlier plan or of an interrupted attempt"
-    console.print(f"{name}: removed {format_count(len(removed), 'folder')}{why}")
+    display(f"{name}: removed {format_count(len(removed), 'folder')}{why}")

@@ -10,9 +10,8 @@ from pathlib import Path
 
 from niels_cache_assets.base.processes import stop_on_signals
 from niels_cache_assets.base.wording import SHORT_SHA256, UNKNOWN, file_size, format_count
-from niels_cache_assets.cli.command import WHERE, Command, option, refuse_options, require_choice, switch
+from niels_cache_assets.cli.command import DONE, FAILED, WHERE, Command, option, refuse_options, require_choice, switch
 from niels_cache_assets.cli.console import PROGRAM, display, new_table, print_facts
-from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_runtime.errors import NielsCacheError
 
 _UNITS = {"": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}

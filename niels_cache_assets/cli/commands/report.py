@@ -66,9 +66,9 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _report_on_caches(registry: Registry, root: Path) -> Report:
     from niels_cache_assets.defs.home.history import history_at_home
+    from niels_cache_assets.reports import page_path
     from niels_cache_assets.reports.cache import cache_report, find_items
-    from niels_cache_assets.reports.drawings import draw_report
-    from niels_cache_assets.reports.page import page_path, render_page
+    from niels_cache_assets.reports.page import draw_report, render_page
 
     items = find_items(registry, root=root)
     report = cache_report(registry, items, root=root, history=history_at_home(registry, items, root=root))

@@ -168,7 +168,7 @@ def _document_json(document: Document) -> dict[str, Any]:
 
 
 def _print_corpus_sample(arguments: argparse.Namespace, registry: Registry, root: Path, *, seed: int) -> None:
-    from niels_cache_assets.artifacts.corpus_facts import CHARACTERS_PER_TOKEN
+    from niels_cache_assets.artifacts.corpus_report import CHARACTERS_PER_TOKEN
     from niels_cache_assets.inspection.corpora import duplicate_counts, find_corpus, sample_corpus
 
     name = arguments.name

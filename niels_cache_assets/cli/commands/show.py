@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -77,8 +77,19 @@ def run(arguments: argparse.Namespace) -> None:
     display(title, style="bold")
     if cache is not None:
         _print_cache(cache.meta)
-    if corpus is not None:
-        _print_corpus(name, **corpus)
+    if corpus is None:
+        return
+    from niels_cache_assets.artifacts.corpus_report import funnel
+
+    display(f"\n{name}  (corpus, {corpus['directory']})", style="bold")
+    numbers = ("documents", "size", "tokens, about")
+    table = new_table("stage", *numbers, right=numbers)
+    for stage in funnel(corpus["meta"], corpus["duplicates"]):
+        table.add_row(stage["stage"], f"{stage['documents']:,}", file_size(stage["bytes"]), f"{stage['estimated_tokens']:,}")
+    _section(table)
+    _print_dropped(corpus["meta"])
+    _print_facts(corpus["meta"], without=_NOT_CORPUS_FACTS)
+    _print_files(corpus["meta"])
 
 
 def _named(registry: Registry, root: Path, name: str) -> tuple[ShownCache | None, dict[str, Any] | None]:
@@ -151,25 +162,6 @@ def _print_cache(meta: Meta) -> None:
     _print_dropped(meta)
     _print_facts(meta, without=frozenset({*_NOT_FACTS, *_per_split(meta)}))
     _print_files(meta)
-
-
-def _print_corpus(name: str, *, directory: Path, meta: Meta, duplicates: Meta | None) -> None:
-    """Print the counts after each stage, then the facts in the meta.json of the corpus."""
-    from niels_cache_assets.artifacts.corpus_facts import funnel
-
-    display(f"\n{name}  (corpus, {directory})", style="bold")
-    _section(_funnel_table(funnel(meta, duplicates)))
-    _print_dropped(meta)
-    _print_facts(meta, without=_NOT_CORPUS_FACTS)
-    _print_files(meta)
-
-
-def _funnel_table(stages: Sequence[Mapping[str, Any]]) -> Table:
-    numbers = ("documents", "size", "tokens, about")
-    table = new_table("stage", *numbers, right=numbers)
-    for stage in stages:
-        table.add_row(stage["stage"], f"{stage['documents']:,}", file_size(stage["bytes"]), f"{stage['estimated_tokens']:,}")
-    return table
 
 
 def _print_splits(meta: Meta) -> None:

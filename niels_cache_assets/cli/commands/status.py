@@ -14,9 +14,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.base.wording import format_count
-from niels_cache_assets.cli.command import ALL_HELP, CACHES, WHERE, Command, option, switch
-from niels_cache_assets.cli.console import PROGRAM, new_table, output, print_facts
-from niels_cache_assets.cli.exit_codes import DONE, FAILED
+from niels_cache_assets.cli.command import ALL_HELP, CACHES, DONE, FAILED, WHERE, Command, option, switch
+from niels_cache_assets.cli.console import PROGRAM, display, new_table, output, print_facts
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
@@ -134,6 +133,8 @@ class StatusRow:
 
     def as_json(self, registry: Registry) -> dict[str, Any]:
         from niels_cache_assets.facts.contents import all_counts, budget_shortfall, content_hash
+        from niels_cache_assets.tokenizer.engines import read_record
+        from niels_cache_assets.tokenizer.kinds import PROOFS_NAME
 
         state, work = self.state, self.work
         configured = {**registry.pretrain, **registry.sft}.get(state.name)
@@ -151,6 +152,7 @@ class StatusRow:
             "counts": all_counts(self.meta),
             "shortfall": budget_shortfall(self.meta),
             "sha256": content_hash(self.meta),
+            "encoder": read_record(state.directory.parent / PROOFS_NAME)["encoders"].get(str(content_hash(self.meta))),
             "building": {**asdict(work.writer), **how_far} if work.writer else None,
             "resumable": how_far if is_unfinished and self._stale_reason is None else None,
             "stale_build": {**how_far, "why": self._stale_reason} if is_unfinished and self._stale_reason is not None else None,
@@ -243,15 +245,14 @@ def _print(rows: list[StatusRow], where: str) -> None:
 
     table = new_table(
         *("data set", "kind", "status", "train", "val", "why, and what to do"),
-        right=frozenset({"train", "val"}),
+        right=["train", "val"],
         shrinking=["why, and what to do"],
     )
     for row in rows:
         kind = "" if row.state.kind == "tokenizer" else row.state.kind
         status = Text(row.words, style="cyan" if row.work.writer else _STYLES.get(row.state.condition, "yellow"))
         table.add_row(row.state.name, kind, status, *content_cells(all_counts(row.meta), budget_shares(row.meta)), row.reason)
-    console = output()
-    console.print(table)
+    display(table)
     behind = [row for row in rows if not row.is_fine]
     expected = sum(row.state.condition != "off" for row in rows)
     count = f"{len(behind)} of {expected} {'is' if len(behind) == 1 else 'are'}"
@@ -261,4 +262,4 @@ def _print(rows: list[StatusRow], where: str) -> None:
         summary = f"{count} being built"
     else:
         summary = f"{count} not complete; to build them, run {PROGRAM} build-all"
-    console.print(f"\n{summary}; {where}")
+    display(f"\n{summary}; {where}")

@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.base.wording import SHORT_SHA256
-from niels_cache_assets.cli.command import WHERE, Command, integer_at_least, option, require_choice
+from niels_cache_assets.cli.command import DONE, FAILED, WHERE, Command, integer_at_least, option, require_choice
 from niels_cache_assets.cli.console import display, new_table, print_facts, print_json
-from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
@@ -69,10 +68,10 @@ compare: show characters per token on the same text, by source. Higher is better
 fewer tokens. Spaces and newlines count as characters; special tokens do not. The text is decoded from
 the built data sets; --files adds more text.
 
-prove: for a tokenizer.json or tiktoken ranks, compare the ids of every installed fast engine with those
-of the reference library, on difficult texts and on the text of --only and --files. If ids differ, the
-command shows the first such text and exits with 1. A build runs the same comparison before it uses a
-fast engine ([tokenizer] engine = "auto").""",
+prove: compare the ids of every fast engine that supports the model with those of the reference library,
+on difficult texts and on the text of --only and --files. If ids differ, the command shows the first
+such text and exits with 1. A build runs the same comparison before it uses a fast engine ([tokenizer]
+engine = "auto").""",
     examples="""\
   niels-cache tokenizer compare cache new.model
   niels-cache tokenizer compare 16k.model 32k.model --only wikitext dolly15k
@@ -222,11 +221,13 @@ class EngineResult:
         engine: Name of the engine.
         version: Its version, or None if it is not installed.
         sources: One proof for each source of texts, or None if the engine is not installed or cannot load the model.
+        problem: Why `sources` is None.
     """
 
     engine: str
     version: str | None
     sources: dict[str, EngineProof] | None
+    problem: str | None = None
 
     @property
     def differs(self) -> bool:
@@ -256,13 +257,13 @@ def _prove(models: Sequence[tuple[Path, TextTokenizer]], sources: TextSources, *
     return FAILED if any(each.differs for _, _, proven in results for each in proven) else DONE
 
 
-def _prove_engine(name: str, engine: Engine | None, tokenizer: TextTokenizer, sources: TextSources) -> EngineResult:
+def _prove_engine(name: str, engine: Engine | str, tokenizer: TextTokenizer, sources: TextSources) -> EngineResult:
     from niels_cache_assets.streaming.encode import has_lone_surrogate, normalize_newlines
     from niels_cache_assets.tokenizer.engines import installed_version, prove
     from niels_cache_assets.tokenizer.proof import compare
 
-    if engine is None:
-        return EngineResult(engine=name, version=installed_version(name), sources=None)
+    if isinstance(engine, str):
+        return EngineResult(engine=name, version=installed_version(name), sources=None, problem=engine)
     proofs = {DIFFICULT: prove(tokenizer, engine)}
     for source, texts in sources():
         valid = (normalize_newlines(text) for text in texts if not has_lone_surrogate(text))  # as in a build
@@ -278,8 +279,7 @@ def _print_proofs(path: Path, tokenizer: TextTokenizer, proven: Sequence[EngineR
     display(f"{path}: {tokenizer.vocab_size:,} ids; {who}")
     for each in proven if reference else ():
         if each.sources is None:
-            why = f"{each.engine} {each.version} cannot load this model" if each.version else f"{each.engine} is not installed"
-            display(f"  {why}; builds use {reference}")
+            display(f"  {each.problem}; builds use {reference}")
             continue
         for source, proof in each.sources.items():
             result = "all have equal ids" if not proof.differing else f"{proof.differing:,} have other ids"

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from niels_cache_assets.inspection.origins import BatchRow, Segment, TracedCache
     from niels_cache_runtime.loader.loader import TokenLoader
-    from niels_cache_runtime.loader.trace import BatchTrace
     from niels_cache_runtime.remote.local_copy import LocalCopy
 
 TOKEN_STYLE = "reverse"
@@ -102,7 +101,11 @@ def run(arguments: argparse.Namespace) -> None:
         found = [_row_json(row, caches[row.dataset], column=arguments.column) for row in rows]
         print_json({"step": trace.step, "rank": arguments.rank, "rows": found, "notes": notes})
         return
-    _print_title(trace, rank=arguments.rank, taken=None if "worker" in state else loader.step)
+    ahead = ""
+    if "worker" not in state and trace.step >= loader.step:
+        ahead = f"; this state was saved earlier, after {format_count(loader.step, 'step')}"
+    count, columns = trace.tokens.shape
+    display(f"step {trace.step:,}, rank {arguments.rank}: {format_count(count, 'row')}, columns 0 to {columns - 1:,}{ahead}", style="bold")
     for row in rows:
         display()
         if arguments.column is None:
@@ -170,21 +173,6 @@ def _is_split(folder: Path) -> bool:
     return folder.is_dir() or (folder.parent / tokens_name(cast(Split, folder.name))).exists()
 
 
-def _print_title(trace: BatchTrace, *, rank: int, taken: int | None) -> None:
-    """Print the title.
-
-    Args:
-        trace: Trace of the batch.
-        rank: The rank.
-        taken: Number of steps that the loader had taken, or None if the state has no such number.
-    """
-    rows, columns = trace.tokens.shape
-    ahead = ""
-    if taken is not None and trace.step >= taken:
-        ahead = f"; this state was saved earlier, after {format_count(taken, 'step')}"
-    display(f"step {trace.step:,}, rank {rank}: {format_count(rows, 'row')}, columns 0 to {columns - 1:,}{ahead}", style="bold")
-
-
 def print_row(row: BatchRow, cache: TracedCache, *, whole: bool) -> None:
     """Print the documents of a row, then the beginning of each text, or all text if `whole`."""
     segments = [segment for segment in row.segments if not segment.is_padding]
@@ -195,7 +183,9 @@ def print_row(row: BatchRow, cache: TracedCache, *, whole: bool) -> None:
             display(f"\ncolumns {_columns(segment)}:", style="bold")
             display(cache.text(row, segment.first, segment.last))
         else:
-            display(f"{_columns(segment)}: {_excerpt(row, segment, cache)}", soft_wrap=False, no_wrap=True, overflow="ellipsis")
+            text = _line(cache.text(row, segment.first, min(segment.last, segment.first + EXCERPT_CHARACTERS)))
+            text = text if len(text) <= EXCERPT_CHARACTERS else f"{text[: EXCERPT_CHARACTERS - 1]}…"
+            display(f"{_columns(segment)}: {text}", soft_wrap=False, no_wrap=True, overflow="ellipsis")
 
 
 def _row_json(row: BatchRow, cache: TracedCache, *, column: int | None = None) -> dict[str, Any]:
@@ -271,11 +261,6 @@ def _print_token(row: BatchRow, column: int, cache: TracedCache) -> None:
 
 def _columns(segment: Segment) -> str:
     return f"{segment.first}-{segment.last - 1}"
-
-
-def _excerpt(row: BatchRow, segment: Segment, cache: TracedCache) -> str:
-    text = _line(cache.text(row, segment.first, min(segment.last, segment.first + EXCERPT_CHARACTERS)))
-    return text if len(text) <= EXCERPT_CHARACTERS else f"{text[: EXCERPT_CHARACTERS - 1]}…"
 
 
 def _line(text: str) -> str:

@@ -3,9 +3,8 @@
 import argparse
 
 from niels_cache_assets.base.wording import file_size, format_count
-from niels_cache_assets.cli.command import CACHES, WHERE, Command, option, raise_invalid, refuse_options, switch
+from niels_cache_assets.cli.command import CACHES, DONE, FAILED, WHERE, Command, option, raise_invalid, refuse_options, switch
 from niels_cache_assets.cli.console import display, new_table, print_facts, styled
-from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_runtime.errors import NielsCacheError
 
 _STYLES = {"sound": "green", "findings": "red", "unverifiable": "yellow", "off": "dim"}
@@ -76,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.against_dagster:
         from niels_cache_assets.defs.home.history import recorded_findings
 
-        findings += recorded_findings(root, folders)
+        findings += recorded_findings(registry, root, folders)
     lines = verified.notes()
     names_found = [folder.relative_to(root).as_posix() for folder in folders]
     rows = results(verified)
@@ -96,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
         display(str(finding))
     for note in lines:
         display(f"note: {note}", style="dim")
-    table = new_table(*COLUMNS, right=frozenset(NUMBERS), shrinking=["data set"])
+    table = new_table(*COLUMNS, right=NUMBERS, shrinking=["data set"])
     for row in rows:
         *cells, result = row.cells()
         table.add_row(*cells, styled((result, _STYLES[row.outcome])))

@@ -9,11 +9,12 @@ import dagster as dg
 from niels_cache_assets.artifacts.base import Artifact, Outcome, listed_name
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
-from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.config import BuildConfig
-from niels_cache_assets.defs.metadata.builds import Metadata
-from niels_cache_assets.defs.progress import BuildReporter, ProgressSink, SinkParam, readable_failures, result_line
-from niels_cache_assets.defs.resources import RootParam
+from niels_cache_assets.defs.home.found import remove_marker
+from niels_cache_assets.defs.keys import DefinitionNames, names_of
+from niels_cache_assets.defs.progress import BuildReporter, ProgressSink, readable_failures, result_line, sink_of
+from niels_cache_assets.defs.recording import records_of
+from niels_cache_assets.defs.resources import root_of
 from niels_cache_assets.defs.stream_slots import StreamSlot
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.types import Source
@@ -23,9 +24,7 @@ from niels_cache_runtime.errors import NielsCacheError
 def artifact_asset(
     registry: Registry,
     kind: str,
-    metadata_of: Callable[[Outcome], Metadata],
     *,
-    version: str = "content_sha256",
     prepare: Callable[[Any, BuildConfig, ProgressSink], Artifact] = lambda artifact, config, sink: artifact,
     **settings: Any,
 ) -> dg.AssetsDefinition:
@@ -34,22 +33,19 @@ def artifact_asset(
     Args:
         registry: The configuration.
         kind: The kind or the key.
-        metadata_of: Returns the metadata of an outcome.
-        version: Key in the record of the artifact whose value is the data version.
         prepare: Changes the artifact before it is built.
         **settings: Arguments of `dg.asset`.
     """
-    observed = keys.ASSETS[kind] if "partitions_def" in settings else None
+    names = names_of(registry)
+    observed = names.assets[kind] if "partitions_def" in settings else None
 
-    @dg.asset(key=keys.ASSETS[kind], **settings)
-    def build(
-        context: dg.AssetExecutionContext, config: BuildConfig, cache_root: RootParam, progress_sink: SinkParam
-    ) -> dg.MaterializeResult:
+    @dg.asset(key=names.assets[kind], required_resource_keys=names.resources, **settings)
+    def build(context: dg.AssetExecutionContext, config: BuildConfig) -> dg.MaterializeResult:
         with readable_failures():
-            artifact = graph(registry, cache_root.path)[f"{kind}/{context.partition_key}" if observed else kind]
-            artifact = prepare(artifact, config, progress_sink)
-            outcome = build_artifact(context, artifact, config, progress_sink, observed=observed)
-            return recorded_result(context, outcome, metadata_of(outcome), outcome.meta.get(version, ""))
+            artifact = graph(registry, root_of(context, names))[f"{kind}/{context.partition_key}" if observed else kind]
+            artifact = prepare(artifact, config, sink_of(context, names))
+            outcome = build_artifact(context, artifact, config, names, observed=observed)
+            return recorded_results(context, registry, outcome)[0]
 
     return build
 
@@ -58,7 +54,7 @@ def build_artifact(
     context: dg.AssetExecutionContext,
     artifact: Artifact,
     config: BuildConfig,
-    sink: ProgressSink,
+    names: DefinitionNames,
     *,
     observed: dg.AssetKey | None = None,
     source: Source | None = None,
@@ -70,14 +66,15 @@ def build_artifact(
         context: Context of the step.
         artifact: The artifact.
         config: Run configuration.
-        sink: Receives the progress in this process.
+        names: The names of the definitions.
         observed: Asset whose partition gets the progress; by default none.
         source: What a build reads while it holds the slot of a stream; by default it needs no slot.
         passes_on: Errors that are not failures of the run; by default none.
     """
     name = listed_name(artifact.key)
-    reporter = BuildReporter(context, sink, name=name, observed=observed)
-    with readable_failures(passes_on), StreamSlot(context, name, log=reporter.log) as slot:
+    remove_marker(artifact)
+    reporter = BuildReporter(context, sink_of(context, names), name=name, observed=observed)
+    with readable_failures(passes_on), StreamSlot(context, name, pool=names.stream_pool, log=reporter.log) as slot:
 
         def wait_for_turn() -> bool:
             if source is None:
@@ -99,20 +96,23 @@ def build_artifact(
     return outcome
 
 
-def recorded_result(
-    context: dg.AssetExecutionContext, outcome: Outcome, metadata: Metadata, version: str | None = None
-) -> dg.MaterializeResult:
-    """Log the result of a step in one line, such as `notes: hit (0.1 s); 1.2 MB ...`, and return it.
+def recorded_results(
+    context: dg.AssetExecutionContext, registry: Registry, outcome: Outcome, *, source: Source | None = None
+) -> list[dg.MaterializeResult]:
+    """Log the result of a step in one line, such as `notes: hit (0.1 s); 1.2 MB ...`, and return the results of its assets.
 
     Args:
         context: Context of the step.
+        registry: The configuration.
         outcome: Outcome of the build.
-        metadata: Metadata of the asset.
-        version: Data version; by default the hash of the content.
+        source: See `records_of`.
+
+    Raises:
+        NielsCacheError: If a file cannot be read.
     """
-    context.log.info(f"{listed_name(outcome.key)}: {result_line(metadata)}")
-    data_version = dg.DataVersion(outcome.meta["content_sha256"] if version is None else version)
-    return dg.MaterializeResult(metadata=metadata, data_version=data_version)
+    records = records_of(registry, context.instance, outcome, draw=registry.dagster.plots, source=source)
+    context.log.info(f"{listed_name(outcome.key)}: {result_line(records[-1].metadata)}")
+    return [record.result() for record in records]
 
 
 def _describe_settings(settings: Mapping[str, Any]) -> str:

@@ -9,27 +9,21 @@ from dataclasses import replace
 
 import dagster as dg
 
-from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.corpus_report import CorpusReport
-from niels_cache_assets.artifacts.duplicates import CODE_VERSION as RANGES_VERSION
-from niels_cache_assets.artifacts.duplicates import Duplicates
+from niels_cache_assets.artifacts.duplicates import Duplicates, SearchStep
 from niels_cache_assets.artifacts.graph import graph
-from niels_cache_assets.artifacts.prepared_corpora import open_prepared
 from niels_cache_assets.base.fingerprint import fingerprint_of
-from niels_cache_assets.base.wording import file_size, format_count
 from niels_cache_assets.corpus.identity import dedup_identity, dedup_order
 from niels_cache_assets.defs import keys
-from niels_cache_assets.defs.assets.building import artifact_asset, build_artifact, recorded_result
+from niels_cache_assets.defs.assets.building import artifact_asset, build_artifact, recorded_results
 from niels_cache_assets.defs.assets.parts import partition_asset
-from niels_cache_assets.defs.assets.upstream import observe_read_revision
+from niels_cache_assets.defs.assets.upstream import record_read
 from niels_cache_assets.defs.config import BuildConfig
-from niels_cache_assets.defs.metadata.builds import Metadata, recorded_at, state_of
-from niels_cache_assets.defs.metadata.corpora import documents_metadata, duplicates_metadata, kept_metadata, report_metadata
-from niels_cache_assets.defs.metadata.entries import materialized, without_empty
-from niels_cache_assets.defs.progress import SinkParam, readable_failures
-from niels_cache_assets.defs.resources import RootParam
-from niels_cache_assets.facts.contents import total_bytes
+from niels_cache_assets.defs.keys import names_of
+from niels_cache_assets.defs.progress import readable_failures, sink_of
+from niels_cache_assets.defs.recording import kept_record
+from niels_cache_assets.defs.resources import root_of
 from niels_cache_assets.project.registry import Registry
 
 _GROUP = "corpus"
@@ -119,45 +113,44 @@ def corpus_assets(registry: Registry) -> list[dg.AssetsDefinition]:
 
 
 def _documents(registry: Registry) -> dg.AssetsDefinition:
-    deps = [keys.mapped(keys.UPSTREAM_KEYS["pretrain"], registry.prepared())]
+    names = names_of(registry)
+    deps = [keys.mapped(names.upstream["pretrain"], registry.prepared())]
     if in_parts := keys.parts_of_corpora(registry):
-        deps.append(keys.mapped(keys.CORPUS_PARTS, {part: name for name, parts in in_parts.items() for part in parts}))
+        deps.append(keys.mapped(names.corpus_parts, {part: name for name, parts in in_parts.items() for part in parts}))
 
     @dg.asset(
-        key=keys.DOCUMENTS,
+        key=names.documents,
         deps=deps,
         partitions_def=keys.corpus_partitions(registry),
         group_name=_GROUP,
         kinds={"parquet"},
         code_version=Corpus.version,
         description=_DOCUMENTS,
+        required_resource_keys=names.resources,
     )
-    def documents(
-        context: dg.AssetExecutionContext, config: BuildConfig, cache_root: RootParam, progress_sink: SinkParam
-    ) -> dg.MaterializeResult:
-        name = context.partition_key
-        artifact = graph(registry, cache_root.path).corpus(name)
+    def documents(context: dg.AssetExecutionContext, config: BuildConfig) -> dg.MaterializeResult:
+        name, root = context.partition_key, root_of(context, names)
+        artifact = graph(registry, root).corpus(name)
         if artifact.is_joined:
-            artifact = replace(artifact, force_parts=not progress_sink.built.issuperset(step.key for step in artifact.steps()))
+            artifact = replace(artifact, force_parts=not sink_of(context, names).built.issuperset(step.key for step in artifact.steps()))
         source = registry.pretrain[name]
-        outcome = build_artifact(context, artifact, config, progress_sink, observed=keys.DOCUMENTS, source=source)
-        if not outcome.kept:
-            observe_read_revision(context, registry, name, outcome.meta["dataset_revision"], root=cache_root.path)
-        return recorded_result(context, outcome, documents_metadata(outcome))
+        outcome = build_artifact(context, artifact, config, names, observed=names.documents, source=source)
+        record_read(context, registry, outcome, root=root)
+        return recorded_results(context, registry, outcome)[0]
 
     return documents
 
 
 def _duplicates(registry: Registry) -> dg.AssetsDefinition:
+    names = names_of(registry)
     settings = fingerprint_of({**dedup_identity(registry.dedup), "order": dedup_order(registry)})
-    ranges = [dg.AssetDep(keys.RANGES)] if registry.search_ranges else []
+    ranges = [dg.AssetDep(names.ranges)] if registry.search_ranges else []
     steps = graph(registry, "").before("corpus/duplicates")
     return artifact_asset(
         registry,
         "corpus/duplicates",
-        duplicates_metadata,
         prepare=lambda artifact, config, sink: replace(artifact, forces_ranges=not sink.built.issuperset(steps)),
-        deps=[dg.AssetDep(keys.DOCUMENTS, partition_mapping=keys.search_mapping(registry)), *ranges],
+        deps=[dg.AssetDep(names.documents, partition_mapping=keys.search_mapping(registry)), *ranges],
         group_name=_GROUP,
         kinds={"parquet"},
         code_version=f"{Duplicates.version}-{settings[:8]}",  # so that changed settings of [dedup] show as unsynced
@@ -166,33 +159,33 @@ def _duplicates(registry: Registry) -> dg.AssetsDefinition:
 
 
 def _kept(registry: Registry) -> dg.AssetsDefinition:
+    names = names_of(registry)
+
     @dg.asset(
-        key=keys.KEPT,
-        deps=[keys.DOCUMENTS, keys.DUPLICATES],
+        key=names.kept,
+        deps=[names.documents, names.duplicates],
         partitions_def=keys.corpus_partitions(registry),
         group_name=_GROUP,
         kinds={"parquet"},
         code_version=Corpus.version,
         description=_KEPT,
+        required_resource_keys=names.resources,
     )
-    def kept(context: dg.AssetExecutionContext, cache_root: RootParam) -> dg.MaterializeResult:
+    def kept(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
         with readable_failures():
-            prepared = open_prepared(registry, context.partition_key, root=cache_root.path)
-            metadata = kept_metadata(prepared)
-        return materialized(metadata, fingerprint_of(prepared.identity()))
+            return kept_record(registry, context.partition_key, root=root_of(context, names)).result()
 
     return kept
 
 
 def _report(registry: Registry) -> dg.AssetsDefinition:
+    names = names_of(registry)
     return artifact_asset(
         registry,
         "report",
-        lambda outcome: report_metadata(outcome, draw=registry.dagster.plots),
-        version="meta_sha256",
-        deps=[keys.DOCUMENTS, keys.DUPLICATES],
+        deps=[names.documents, names.duplicates],
         partitions_def=keys.corpus_partitions(registry),
-        group_name=keys.REPORTS_GROUP,
+        group_name="reports",
         kinds={"report"},
         code_version=CorpusReport.version,
         description=_REPORT,
@@ -200,12 +193,11 @@ def _report(registry: Registry) -> dg.AssetsDefinition:
 
 
 def _parts(registry: Registry) -> dg.AssetsDefinition:
-    of_plan = keys.parts_of_corpora(registry)
+    names, of_plan = names_of(registry), keys.parts_of_corpora(registry)
     return partition_asset(
         registry,
         "corpus_part",
-        corpus_part_metadata,
-        deps=[keys.mapped(keys.PLAN, of_plan)],
+        deps=[keys.mapped(names.plan, of_plan)],
         partitions_def=dg.StaticPartitionsDefinition([part for parts in of_plan.values() for part in parts]),
         group_name=_GROUP,
         kinds={"parquet"},
@@ -215,53 +207,27 @@ def _parts(registry: Registry) -> dg.AssetsDefinition:
 
 
 def _hashes(registry: Registry) -> dg.AssetsDefinition:
+    names = names_of(registry)
     return artifact_asset(
         registry,
         "hashes",
-        search_metadata,
-        deps=[dg.AssetDep(keys.DOCUMENTS, partition_mapping=keys.search_mapping(registry))],
+        deps=[dg.AssetDep(names.documents, partition_mapping=keys.search_mapping(registry))],
         group_name=_GROUP,
         kinds={"numpy"},
-        code_version=RANGES_VERSION,
+        code_version=SearchStep.version,
         description=_HASHES,
     )
 
 
 def _ranges(registry: Registry) -> dg.AssetsDefinition:
+    names = names_of(registry)
     return partition_asset(
         registry,
         "range",
-        search_metadata,
-        deps=[keys.HASHES],
+        deps=[names.hashes],
         partitions_def=dg.StaticPartitionsDefinition(keys.ranges(registry)),
         group_name=_GROUP,
         kinds={"numpy"},
-        code_version=RANGES_VERSION,
+        code_version=SearchStep.version,
         description=_RANGES,
     )
-
-
-def corpus_part_metadata(outcome: Outcome) -> Metadata:
-    """Return the metadata of a part of a corpus: a few lines, because there may be thousands of parts."""
-    meta = outcome.meta
-    documents = meta["documents"]
-    contents = f"{file_size(meta['bytes']['after'])}: {format_count(documents['kept'], 'document')} of {documents['read']:,}"
-    return without_empty(
-        {
-            **state_of(outcome),
-            "contents": contents,
-            "documents": documents["kept"],
-            "dropped": ", ".join(f"{reason} {count:,}" for reason, count in sorted(meta["dropped"].items())) or None,
-            **recorded_at(outcome),
-        }
-    )
-
-
-def search_metadata(outcome: Outcome) -> Metadata:
-    """Return the metadata of the hashes or of a range."""
-    searched = format_count(outcome.meta["documents"]["searched"], "document")
-    return {
-        **state_of(outcome),
-        "contents": f"{file_size(total_bytes(outcome.meta['files']))}: {searched} in {outcome.meta['ranges']} ranges",
-        **recorded_at(outcome),
-    }

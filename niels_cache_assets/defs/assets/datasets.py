@@ -14,25 +14,24 @@ from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.base.choices import raise_unknown_choice
 from niels_cache_assets.build_cache import CODE_VERSIONS
 from niels_cache_assets.defs import keys
-from niels_cache_assets.defs.assets.building import build_artifact, recorded_result
-from niels_cache_assets.defs.assets.upstream import last_observation, observe_read_revision, observed_revision
+from niels_cache_assets.defs.assets.building import build_artifact, recorded_results
+from niels_cache_assets.defs.assets.upstream import record_read
 from niels_cache_assets.defs.config import FamilyConfig, PretrainConfig
-from niels_cache_assets.defs.metadata.builds import family_metadata, split_schema, split_version
-from niels_cache_assets.defs.progress import ProgressSink, SinkParam, readable_failures
-from niels_cache_assets.defs.resources import CacheRoot, RootParam
-from niels_cache_assets.facts.published import address_in_store
+from niels_cache_assets.defs.keys import names_of
+from niels_cache_assets.defs.metadata.builds import split_schema
+from niels_cache_assets.defs.progress import readable_failures
+from niels_cache_assets.defs.resources import root_of
 from niels_cache_assets.facts.training_code import loader_code
 from niels_cache_assets.project.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Family, Split
-from niels_cache_runtime.format.meta import build_id
 
 _SPLITS: dict[Family, str] = {
     "pretrain": """The {split} split of a data set: headerless tokens in shards, every document followed by one EOT.
 
 `pretrain/<data set>/{split}/shard_*.bin` (uint16 or uint32, as meta.json says), with `{split}_doc_ends.npy` (where each document ends) and
 `{split}_documents.parquet` (where each came from) beside the folder. The data version is the sha256 over its token and doc_ends files.
-[Its checks](/assets/pretrain/meta_json?view=checks), plots, samples and the code to open the data set are with `meta_json`.
+[Its checks](/assets/{meta}?view=checks), plots, samples and the code to open the data set are with `meta_json`.
 
 ```python
 {code}
@@ -42,7 +41,7 @@ _SPLITS: dict[Family, str] = {
 `sft/<data set>/{split}_tokens.bin` (headerless uint16 or uint32; every message is its role's sentinel, its text, EOT) and
 `sft/<data set>/{split}_idx.npy` (int64 offsets), with `{split}_examples.parquet` (where each came from). The data version is the sha256
 over tokens and offsets.
-[Its checks](/assets/sft/meta_json?view=checks), plots, samples and the code to open the data set are with `meta_json`.
+[Its checks](/assets/{meta}?view=checks), plots, samples and the code to open the data set are with `meta_json`.
 
 ```python
 {code}
@@ -52,7 +51,7 @@ over tokens and offsets.
 _META = """The commit record of a data set: counts, settings, revision of upstream, sha256 of every file.
 
 `{family}/<data set>/meta.json`, written last: a folder without it is not finished. The same input, settings and tokenizer give the same
-bytes. [Its checks](/assets/{family}/meta_json?view=checks) read the whole cache again; `caches_in_sync` lists all data sets.
+bytes. [Its checks](/assets/{meta}?view=checks) read the whole cache again; `caches_in_sync` lists all data sets.
 
 ```python
 {code}
@@ -63,10 +62,8 @@ def pretrain_assets(registry: Registry) -> dg.AssetsDefinition:
     """Return the three assets of pretrain data sets."""
 
     @_multi_asset(registry, "pretrain", above=_above_pretrain(registry))
-    def stream_pretrain_dataset(
-        context: dg.AssetExecutionContext, config: PretrainConfig, cache_root: RootParam, progress_sink: SinkParam
-    ) -> Iterator[dg.MaterializeResult]:
-        yield from _stream(context, registry, "pretrain", config, cache_root, progress_sink)
+    def stream_pretrain_dataset(context: dg.AssetExecutionContext, config: PretrainConfig) -> Iterator[dg.MaterializeResult]:
+        yield from _stream(context, registry, "pretrain", config)
 
     return stream_pretrain_dataset
 
@@ -74,11 +71,9 @@ def pretrain_assets(registry: Registry) -> dg.AssetsDefinition:
 def sft_assets(registry: Registry) -> dg.AssetsDefinition:
     """Return the three assets of SFT data sets."""
 
-    @_multi_asset(registry, "sft", above=[dg.AssetDep(keys.UPSTREAM_KEYS["sft"])])
-    def stream_sft_dataset(
-        context: dg.AssetExecutionContext, config: FamilyConfig, cache_root: RootParam, progress_sink: SinkParam
-    ) -> Iterator[dg.MaterializeResult]:
-        yield from _stream(context, registry, "sft", config, cache_root, progress_sink)
+    @_multi_asset(registry, "sft", above=[dg.AssetDep(names_of(registry).upstream["sft"])])
+    def stream_sft_dataset(context: dg.AssetExecutionContext, config: FamilyConfig) -> Iterator[dg.MaterializeResult]:
+        yield from _stream(context, registry, "sft", config)
 
     return stream_sft_dataset
 
@@ -89,14 +84,15 @@ def _above_pretrain(registry: Registry) -> list[dg.AssetDep]:
     The version of upstream also covers the settings of a data set, for example its token budgets. So a data set with a corpus needs this
     dependency, too. A data set depends on its own list of duplicates (`kept`), and not on all of corpus/duplicates (see assets/corpus.py).
     """
-    upstream = [dg.AssetDep(keys.UPSTREAM_KEYS["pretrain"])]
+    names = names_of(registry)
+    upstream = [dg.AssetDep(names.upstream["pretrain"])]
     if in_parts := keys.parts_of_datasets(registry):
-        upstream.append(keys.mapped(keys.PARTS, {part: name for name, parts in in_parts.items() for part in parts}))
+        upstream.append(keys.mapped(names.parts, {part: name for name, parts in in_parts.items() for part in parts}))
     if not registry.prepared():
         return upstream
     readers, buildable = graph(registry, "").readers("corpus", "pretrain"), set(registry.partition_keys("pretrain"))
     mapping = {name: [each for each in readers.get(name, ()) if each in buildable] for name in registry.prepared()}
-    return [*upstream, *(keys.mapped(asset, mapping) for asset in (keys.DOCUMENTS, keys.KEPT))]
+    return [*upstream, *(keys.mapped(asset, mapping) for asset in (names.documents, names.kept))]
 
 
 def _multi_asset(registry: Registry, family: Family, *, above: Sequence[dg.AssetDep]) -> Callable[..., dg.AssetsDefinition]:
@@ -107,66 +103,50 @@ def _multi_asset(registry: Registry, family: Family, *, above: Sequence[dg.Asset
         family: The family.
         above: Dependencies of the assets, without the tokenizer.
     """
-    above = [dg.AssetDep(keys.TOKENIZER), *above]
+    names = names_of(registry)
+    above = [dg.AssetDep(names.tokenizer), *above]
     shared: dict[str, Any] = {"group_name": family, "code_version": CODE_VERSIONS[family]}
     columns = {"dagster/column_schema": split_schema(family)}
     files = "shards" if family == "pretrain" else "pairs"
 
     def described(text: str, split: Split) -> str:
         code = loader_code(f'"cache/{family}/<data set>/{split}"', family, T=1024, B=8)
-        return text.format(family=family, split=split, code=code)
+        return text.format(family=family, split=split, meta="/".join(names.meta[family].path), code=code)
 
     return dg.multi_asset(
-        name=keys.STREAM_OPS[family],
+        name=names.stream_ops[family],
         specs=[
             *(
                 dg.AssetSpec(key, deps=above, description=described(_SPLITS[family], split), kinds={"numpy"}, metadata=columns, **shared)
-                for split, key in keys.SPLIT_KEYS[family].items()
+                for split, key in names.splits[family].items()
             ),
             dg.AssetSpec(
-                keys.META_KEYS[family],
-                deps=[*above, *keys.SPLIT_KEYS[family].values()],
+                names.meta[family],
+                deps=[*above, *names.splits[family].values()],
                 description=described(_META, "train"),
                 kinds={"json"},
                 **shared,
             ),
         ],
         partitions_def=keys.partitions(registry, family),
+        required_resource_keys=names.resources,
         description=f"Stream one data set through the tokenizer into train and val {files}, in one pass.",
     )
 
 
-def _stream(
-    context: dg.AssetExecutionContext,
-    registry: Registry,
-    family: Family,
-    config: FamilyConfig,
-    cache_root: CacheRoot,
-    progress_sink: ProgressSink,
-) -> Iterator[dg.MaterializeResult]:
+def _stream(context: dg.AssetExecutionContext, registry: Registry, family: Family, config: FamilyConfig) -> Iterator[dg.MaterializeResult]:
     """Build the data set of this run's partition, and yield its three results."""
-    name = context.partition_key
+    names, name = names_of(registry), context.partition_key
+    root = root_of(context, names)
     with readable_failures():
         if name not in registry.partition_keys(family):  # Dagster accepts any partition key
             if name in registry.switched_off():
                 raise NielsCacheError(f"{registry.origin}: [{family}.{name}] is switched off; set enabled = true in it to build it")
             raise_unknown_choice(registry.origin, f"no {family} data set", name, registry.partition_keys(family))
-        artifact = graph(registry, cache_root.path).dataset(name, config.run_settings())
+        artifact = graph(registry, root).dataset(name, config.run_settings())
     source = artifact.spec.source
-    outcome = build_artifact(context, artifact, config, progress_sink, observed=keys.SPLIT_KEYS[family]["train"], source=source)
-    if not outcome.kept:
-        last = last_observation(context.instance, registry, name)
-        if name not in registry.prepared():
-            observe_read_revision(context, registry, name, outcome.meta["dataset_revision"], root=cache_root.path)
-        elif last is not None:  # the build did not contact upstream, so only the settings of the data set may be new
-            observe_read_revision(context, registry, name, observed_revision(last), root=cache_root.path)
-    deduplicated = "dedup" in getattr(source, "prepare", ())
-    address, settings = address_in_store(registry, family, name), source.shown_settings()
+    outcome = build_artifact(context, artifact, config, names, observed=names.splits[family]["train"], source=source)
+    record_read(context, registry, outcome, root=root)
     with readable_failures():
-        shown = family_metadata(outcome, settings, deduplicated=deduplicated, draw=registry.dagster.plots, address=address)
-    results: list[dg.MaterializeResult] = [
-        dg.MaterializeResult(key, metadata=shown[split], data_version=split_version(outcome.meta, split))
-        for split, key in keys.SPLIT_KEYS[family].items()
-    ]
-    whole = recorded_result(context, outcome, shown[None], build_id(outcome.meta) or "")
-    yield from [*results, whole._replace(asset_key=keys.META_KEYS[family])]
+        results = recorded_results(context, registry, outcome, source=source)
+    yield from results

@@ -11,14 +11,10 @@ import dagster as dg
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.index import BlendIndex
 from niels_cache_assets.base.fingerprint import fingerprint_of, identity_settings
-from niels_cache_assets.base.wording import SHORT_SHA256, file_size, format_count
-from niels_cache_assets.defs.assets.building import build_artifact, recorded_result
+from niels_cache_assets.defs.assets.building import build_artifact, recorded_results
 from niels_cache_assets.defs.config import BuildConfig
-from niels_cache_assets.defs.keys import INDEX, SPLIT_KEYS, mapped
-from niels_cache_assets.defs.metadata.builds import state_of
-from niels_cache_assets.defs.metadata.entries import json_entry, table
-from niels_cache_assets.defs.progress import SinkParam
-from niels_cache_assets.defs.resources import RootParam
+from niels_cache_assets.defs.keys import mapped, names_of
+from niels_cache_assets.defs.resources import root_of
 from niels_cache_assets.project.registry import Registry
 
 _DESCRIPTION = """The order of samples of a blend, numbered as in Megatron-LM. It is built ahead, so that training only maps it.
@@ -37,42 +33,27 @@ blend = open_blend(
 
 def index_assets(registry: Registry) -> list[dg.AssetsDefinition]:
     """Return the asset, or nothing if no blend can be built."""
-    names = registry.blend_keys()
-    if not names:
+    names, built = names_of(registry), registry.blend_keys()
+    if not built:
         return []
-    settings = fingerprint_of({name: identity_settings(registry.blend[name], "blend") for name in names})
+    settings = fingerprint_of({name: identity_settings(registry.blend[name], "blend") for name in built})
     readers = graph(registry, "").readers("pretrain", "index")
-    blends_of = {member: [name for name in blends if name in names] for member, blends in readers.items()}
+    blends_of = {member: [name for name in blends if name in built] for member, blends in readers.items()}
 
     @dg.asset(
-        key=INDEX,
-        deps=[mapped(SPLIT_KEYS["pretrain"]["train"], blends_of)],
-        partitions_def=dg.StaticPartitionsDefinition(names),
+        key=names.index,
+        deps=[mapped(names.splits["pretrain"]["train"], blends_of)],
+        partitions_def=dg.StaticPartitionsDefinition(built),
         group_name="index",
         kinds={"numpy"},
         code_version=f"{BlendIndex.version}-{settings[:8]}",  # so that changed settings of [blend.*] show as unsynced
         description=_DESCRIPTION,
+        required_resource_keys=names.resources,
     )
-    def gpt(context: dg.AssetExecutionContext, cache_root: RootParam, progress_sink: SinkParam) -> dg.MaterializeResult:
+    def gpt(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
         name = context.partition_key
-        artifact = graph(registry, cache_root.path).index(name)
-        outcome = build_artifact(context, artifact, BuildConfig(wait=False, force=False), progress_sink, observed=INDEX)
-        indices = outcome.meta["indices"]
-        rows = [
-            {"index": index.label, "samples": index.samples, "size": file_size(index.bytes), "hash": index.hash[:SHORT_SHA256]}
-            for index in indices
-        ]
-        samples = indices[-1].samples
-        metadata = {
-            **state_of(outcome),
-            "contents": f"{file_size(sum(index.bytes for index in indices))}: {format_count(samples, 'sample')}",
-            "samples": samples,
-            "dagster/row_count": samples,
-            "indices": table(rows),
-            "settings": json_entry(registry.blend[name].model_dump(mode="json")),
-            "hash": outcome.meta["hash"],
-            "dagster/uri": indices[-1].directory.parent.as_uri(),
-        }
-        return recorded_result(context, outcome, metadata, outcome.meta["hash"])
+        artifact = graph(registry, root_of(context, names)).index(name)
+        outcome = build_artifact(context, artifact, BuildConfig(wait=False, force=False), names, observed=names.index)
+        return recorded_results(context, registry, outcome)[0]
 
     return [gpt]

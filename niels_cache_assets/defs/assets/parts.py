@@ -10,7 +10,7 @@ the step had done the work.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,29 +19,22 @@ import dagster as dg
 
 from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.artifacts.graph import graph
-from niels_cache_assets.base.fingerprint import fingerprint_of
-from niels_cache_assets.base.wording import file_size, format_count
+from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.build_cache import CODE_VERSIONS
 from niels_cache_assets.cluster.child import BuildInChild
 from niels_cache_assets.defs import keys
-from niels_cache_assets.defs.assets.building import artifact_asset, build_artifact, recorded_result
-from niels_cache_assets.defs.assets.upstream import last_materialization, materialized_version, observe_read_revision
+from niels_cache_assets.defs.assets.building import artifact_asset, build_artifact, recorded_results
+from niels_cache_assets.defs.assets.upstream import record_read
 from niels_cache_assets.defs.config import BuildConfig
-from niels_cache_assets.defs.metadata.builds import Metadata, engines_entry, recorded_at, state_of
-from niels_cache_assets.defs.metadata.entries import without_empty
+from niels_cache_assets.defs.keys import DefinitionNames, names_of
 from niels_cache_assets.defs.part_processes import build_part_in_child
 from niels_cache_assets.defs.part_slots import limit_parts
-from niels_cache_assets.defs.progress import BuildReporter, ProgressSink, SinkParam, readable_failures
-from niels_cache_assets.defs.resources import RootParam
-from niels_cache_assets.facts.contents import total_bytes
+from niels_cache_assets.defs.progress import BuildReporter, readable_failures, sink_of
+from niels_cache_assets.defs.resources import root_of
 from niels_cache_assets.parts.lease import LeaseLostError
-from niels_cache_assets.parts.plan import CODE_VERSION, Plan
 from niels_cache_assets.project.registry import Registry
-from niels_cache_assets.sources.excluding import exclude_identity
-from niels_cache_assets.sources.types import PretrainSource
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import BusyError
-from niels_cache_runtime.format.layout import SPLITS
 
 _GROUP = "pretrain"
 _EXCLUDE = "exclude"  # key in the metadata of a plan: sha256 over the ids to leave out
@@ -87,39 +80,36 @@ def parts_assets(registry: Registry) -> list[dg.AssetsDefinition]:
 
 
 def _plan(registry: Registry) -> dg.AssetsDefinition:
-    names = keys.datasets_with_plan(registry)
+    names, planned = names_of(registry), keys.datasets_with_plan(registry)
 
     @dg.asset(
-        key=keys.PLAN,
-        deps=[keys.mapped(keys.UPSTREAM_KEYS["pretrain"], names)],
-        partitions_def=dg.StaticPartitionsDefinition(names),
+        key=names.plan,
+        deps=[keys.mapped(names.upstream["pretrain"], planned)],
+        partitions_def=dg.StaticPartitionsDefinition(planned),
         group_name=_GROUP,
         kinds={"json"},
-        code_version=CODE_VERSION,
+        code_version=PartsPlan.version,
         description=_PLAN,
+        required_resource_keys=names.resources,
     )
-    def plan_parts(
-        context: dg.AssetExecutionContext, config: BuildConfig, cache_root: RootParam, progress_sink: SinkParam
-    ) -> dg.MaterializeResult:
-        name = context.partition_key
+    def plan_parts(context: dg.AssetExecutionContext, config: BuildConfig) -> dg.MaterializeResult:
+        root = root_of(context, names)
         limit_parts(context.instance, registry)  # its parts follow, and [cluster] may have changed
-        artifact = graph(registry, cache_root.path)[f"plan/{name}"]
-        outcome = build_artifact(context, artifact, config, progress_sink, observed=keys.PLAN)
-        observe_read_revision(context, registry, name, outcome.meta["dataset_revision"], root=cache_root.path)
-        return recorded_result(context, outcome, *plan_record(context.instance, outcome, registry.pretrain[name]))
+        artifact = graph(registry, root)[f"plan/{context.partition_key}"]
+        outcome = build_artifact(context, artifact, config, names, observed=names.plan)
+        record_read(context, registry, outcome, root=root)
+        return recorded_results(context, registry, outcome)[0]
 
     return plan_parts
 
 
 def _val(registry: Registry) -> dg.AssetsDefinition:
-    names = keys.datasets_with_val_part(registry)
-
+    names, with_val = names_of(registry), keys.datasets_with_val_part(registry)
     return artifact_asset(
         registry,
         "val_part",
-        part_metadata,
-        deps=[dg.AssetDep(keys.TOKENIZER), keys.mapped(keys.PLAN, names)],
-        partitions_def=dg.StaticPartitionsDefinition(names),
+        deps=[dg.AssetDep(names.tokenizer), keys.mapped(names.plan, with_val)],
+        partitions_def=dg.StaticPartitionsDefinition(with_val),
         group_name=_GROUP,
         kinds={"numpy"},
         code_version=CODE_VERSIONS["pretrain"],
@@ -128,22 +118,21 @@ def _val(registry: Registry) -> dg.AssetsDefinition:
 
 
 def _parts(registry: Registry) -> dg.AssetsDefinition:
-    every, prepared = keys.parts_of_datasets(registry), registry.prepared()
+    names, every, prepared = names_of(registry), keys.parts_of_datasets(registry), registry.prepared()
     of_plan, of_corpus = (
         {name: parts for name, parts in every.items() if (name in prepared) is is_prepared} for is_prepared in (False, True)
     )
-    deps = [dg.AssetDep(keys.TOKENIZER)]
+    deps = [dg.AssetDep(names.tokenizer)]
     if of_plan:
-        deps.append(keys.mapped(keys.PLAN, of_plan))
+        deps.append(keys.mapped(names.plan, of_plan))
     if of_corpus:
-        deps += [keys.mapped(asset, of_corpus) for asset in (keys.DOCUMENTS, keys.KEPT)]
-    if names := keys.datasets_with_val_part(registry):
-        deps.append(keys.mapped(keys.VAL_PART, {name: of_plan[name] for name in names}))
+        deps += [keys.mapped(asset, of_corpus) for asset in (names.documents, names.kept)]
+    if with_val := keys.datasets_with_val_part(registry):
+        deps.append(keys.mapped(names.val_part, {name: of_plan[name] for name in with_val}))
 
     return partition_asset(
         registry,
         "part",
-        part_metadata,
         deps=deps,
         partitions_def=dg.StaticPartitionsDefinition([part for parts in every.values() for part in parts]),
         group_name=_GROUP,
@@ -153,42 +142,42 @@ def _parts(registry: Registry) -> dg.AssetsDefinition:
     )
 
 
-def partition_asset(registry: Registry, kind: str, metadata_of: Callable[[Outcome], Metadata], **settings: Any) -> dg.AssetsDefinition:
+def partition_asset(registry: Registry, kind: str, **settings: Any) -> dg.AssetsDefinition:
     """Return an asset whose partitions are built by processes of any machine: parts, parts of a corpus, or ranges of hashes.
 
     Args:
         registry: The configuration.
         kind: The kind of the artifacts.
-        metadata_of: Returns the metadata of an outcome.
         **settings: Arguments of `dg.asset`.
     """
+    names = names_of(registry)
+    observed = names.assets[kind]
 
-    @dg.asset(key=keys.ASSETS[kind], pool=keys.PARTS_POOL, output_required=False, **settings)
-    def build(
-        context: dg.AssetExecutionContext, config: BuildConfig, cache_root: RootParam, progress_sink: SinkParam
-    ) -> Iterator[dg.MaterializeResult]:
+    @dg.asset(key=observed, pool=names.parts_pool, output_required=False, required_resource_keys=names.resources, **settings)
+    def build(context: dg.AssetExecutionContext, config: BuildConfig) -> Iterator[dg.MaterializeResult]:
+        sink = sink_of(context, names)
         with readable_failures():
-            artifact: Any = graph(registry, cache_root.path)[f"{kind}/{context.partition_key}"]
+            artifact: Any = graph(registry, root_of(context, names))[f"{kind}/{context.partition_key}"]
         try:
-            if progress_sink.builds_parts_here or config.force:
-                passes_on = (BusyError, LeaseLostError) if progress_sink.passes_over else ()
-                observed = keys.ASSETS[kind]
-                outcome = build_artifact(context, artifact, config, progress_sink, observed=observed, passes_on=passes_on)
+            if sink.builds_parts_here or config.force:
+                passes_on = (BusyError, LeaseLostError) if sink.passes_over else ()
+                outcome = build_artifact(context, artifact, config, names, observed=observed, passes_on=passes_on)
             else:
-                outcome = _build_in_child(context, artifact, progress_sink, keys.ASSETS[kind])
+                outcome = _build_in_child(context, artifact, names, observed)
         except (BusyError, LeaseLostError) as other:
             context.log.info(f"passed over: {other}")
         else:
-            yield recorded_result(context, outcome, metadata_of(outcome))
+            yield from recorded_results(context, registry, outcome)
 
     return build
 
 
-def _build_in_child(context: dg.AssetExecutionContext, part: BuildInChild, progress_sink: ProgressSink, key: dg.AssetKey) -> Outcome:
-    reporter = BuildReporter(context, progress_sink, name=part.key, observed=key)
+def _build_in_child(context: dg.AssetExecutionContext, part: BuildInChild, names: DefinitionNames, key: dg.AssetKey) -> Outcome:
+    sink = sink_of(context, names)
+    reporter = BuildReporter(context, sink, name=part.key, observed=key)
     ending = RunEndCheck(context.instance, context.run.run_id)
     with readable_failures():
-        outcome = progress_sink.outcome_of(part.key)
+        outcome = sink.outcome_of(part.key)
         if outcome is None:
             home = Path(context.instance.root_directory)
             try:
@@ -225,70 +214,3 @@ class RunEndCheck:
                 run = self._instance.get_run_by_id(self._run_id)
                 self.is_true = run is not None and (run.status == dg.DagsterRunStatus.CANCELING or run.is_finished)
         return self.is_true
-
-
-def plan_record(instance: dg.DagsterInstance, outcome: Outcome, source: PretrainSource) -> tuple[Metadata, str]:
-    """Return the metadata and the data version of the plan of a data set.
-
-    The version is unchanged as long as the data set only grows, and changes with any planned part, and with the ids that `exclude` names.
-
-    Growth leaves the existing parts as they are, so it must not make their partitions stale. Dagster has one version for all parts of a
-    data set. So if the files of one table `added` or the ids of `exclude` change, all of its parts are stale, and those that are current
-    are cache hits.
-
-    Args:
-        instance: The instance with the recorded plans.
-        outcome: Outcome of the plan.
-        source: The table of the data set.
-    """
-    plan, excluded = Plan.of(outcome.meta), exclude_identity(source.exclude).get(_EXCLUDE)
-    groups = [group.fingerprint for group in plan.groups]  # the first parts, and those of each table `added`
-    of_all = fingerprint_of({"groups": groups, **({_EXCLUDE: excluded} if excluded else {})})
-    version, before, excluded_before = _recorded(last_materialization(instance, keys.PLAN, outcome.name))
-    if version is None:
-        version = of_all if excluded else groups[0]
-    elif excluded != excluded_before or groups[: len(before)] != before:
-        version = groups[0] if before == [version] and len(groups) == 1 and not excluded else of_all
-    listed = [file for group in plan.groups for file in group.listed]
-    files = f"{format_count(len(listed), 'file')} of {file_size(sum(file.bytes for file in listed))}"
-    metadata = {
-        **state_of(outcome),
-        "contents": f"{files} in {format_count(len(plan.parts), 'part')}",
-        _GROUPS: dg.MetadataValue.json(groups) if groups != [version] else None,
-        _EXCLUDE: excluded,
-    }
-    return without_empty(metadata), version
-
-
-def is_recorded(last: dg.AssetMaterialization | None, event: dg.AssetMaterialization) -> bool:
-    """Return whether the last materialization of a partition records the same plan or part as an event."""
-    return last is not None and _recorded(last) == _recorded(event)
-
-
-def _recorded(event: dg.AssetMaterialization | None) -> tuple[str | None, list[str], str | None]:
-    """Return the data version of a recorded plan, the fingerprints of its groups, and the sha256 over the ids that `exclude` named.
-
-    For a part, only the data version is recorded.
-    """
-    if event is None:
-        return None, [], None
-    version, groups, excluded = materialized_version(event), event.metadata.get(_GROUPS), event.metadata.get(_EXCLUDE)
-    listed = groups.value if isinstance(groups, dg.JsonMetadataValue) and isinstance(groups.value, list) else [version]
-    return version, [str(each) for each in listed], None if excluded is None else str(excluded.value)
-
-
-def part_metadata(outcome: Outcome) -> Metadata:
-    """Return the metadata of a part: a few lines, because there may be thousands of parts."""
-    meta = outcome.meta
-    tokens = sum(meta[f"{split}_tokens"] for split in SPLITS)
-    return without_empty(
-        {
-            **state_of(outcome),
-            "contents": f"{file_size(total_bytes(meta['files']))}: {format_count(tokens, 'token')}",
-            "tokens": tokens,
-            **engines_entry(outcome),
-            "short": meta["part"]["short"] or None,
-            "dropped": ", ".join(f"{reason} {count:,}" for reason, count in sorted(meta["dropped"].items())),
-            **recorded_at(outcome),
-        }
-    )

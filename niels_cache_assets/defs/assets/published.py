@@ -7,10 +7,9 @@ when the cache is rebuilt with other tokens. If the address already has the buil
 import dagster as dg
 
 from niels_cache_assets.base.wording import file_size, format_count
-from niels_cache_assets.defs.keys import META_KEYS, PUBLISHED_KEYS, mapped
-from niels_cache_assets.defs.metadata.entries import materialized
+from niels_cache_assets.defs.keys import mapped, names_of
 from niels_cache_assets.defs.progress import readable_failures
-from niels_cache_assets.defs.resources import RootParam
+from niels_cache_assets.defs.resources import root_of
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.project.running import PublishSettings
 from niels_cache_assets.publish.push import open_local_build, push
@@ -31,22 +30,23 @@ def published_assets(registry: Registry) -> list[dg.AssetsDefinition]:
 
 
 def _published(registry: Registry, settings: PublishSettings, family: Family) -> dg.AssetsDefinition:
-    names = registry.published(family)
+    names, chosen = names_of(registry), registry.published(family)
 
     @dg.asset(
-        key=PUBLISHED_KEYS[family],
-        deps=[mapped(META_KEYS[family], names)],
-        partitions_def=dg.StaticPartitionsDefinition(names),
+        key=names.published[family],
+        deps=[mapped(names.meta[family], chosen)],
+        partitions_def=dg.StaticPartitionsDefinition(chosen),
         group_name="published",
         kinds={"file"},
         code_version=CODE_VERSION,
         description=_DESCRIPTION,
+        required_resource_keys=names.resources,
     )
-    def published(context: dg.AssetExecutionContext, cache_root: RootParam) -> dg.MaterializeResult:
+    def published(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
         name = context.partition_key
         address = settings.address_of(family, name)
         with readable_failures():  # another build of this data set at the address is exchanged
-            pushed = push(open_local_build(dataset_dir(cache_root.path, family, name)), address, replace_other=True)
+            pushed = push(open_local_build(dataset_dir(root_of(context, names), family, name)), address, replace_other=True)
         content = pushed.record.content_sha256
         metadata = {
             "address": address,
@@ -54,6 +54,6 @@ def _published(registry: Registry, settings: PublishSettings, family: Family) ->
             "contents": f"{format_count(pushed.files, 'file')}; {format_count(pushed.sent, 'file')} sent, {file_size(pushed.sent_bytes)}",
             "content_sha256": content,
         }
-        return materialized(metadata, content)
+        return dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(content))
 
     return published

@@ -5,26 +5,28 @@ data sets, a report becomes stale only when its settings change.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import dagster as dg
 
 from niels_cache_assets.base.fingerprint import fingerprint_of, identity_settings
 from niels_cache_assets.base.wording import file_size, format_count
 from niels_cache_assets.defs.home.history import history_of
-from niels_cache_assets.defs.keys import CACHE_REPORT, DOCUMENTS, INDEX, META_KEYS, MIXTURE, REPORTS_GROUP, TOKENIZER
+from niels_cache_assets.defs.keys import names_of
 from niels_cache_assets.defs.metadata.builds import Metadata
-from niels_cache_assets.defs.metadata.entries import images, materialized
+from niels_cache_assets.defs.metadata.entries import images
 from niels_cache_assets.defs.progress import readable_failures
-from niels_cache_assets.defs.resources import RootParam
+from niels_cache_assets.defs.recording import AssetRecord
+from niels_cache_assets.defs.resources import root_of
 from niels_cache_assets.facts.mixture import CODE_VERSION as MIXTURE_CODE_VERSION
 from niels_cache_assets.facts.mixture import MixturePlan, all_mixtures
 from niels_cache_assets.plots.pictures import mixture_pictures
 from niels_cache_assets.project.registry import Registry
+from niels_cache_assets.reports import page_path
 from niels_cache_assets.reports.cache import CODE_VERSION, cache_report, find_items
-from niels_cache_assets.reports.drawings import draw_report
 from niels_cache_assets.reports.markdown import cache_markdown, mixture_markdown
-from niels_cache_assets.reports.page import page_path, render_page, write_page
+from niels_cache_assets.reports.page import draw_report, render_page, write_page
 
 NOT_TOO_OFTEN = "no_data_set_is_read_too_often"
 
@@ -67,20 +69,25 @@ def _code_version(registry: Registry, by_hand: str) -> str:
 
 
 def _mixture(registry: Registry) -> dg.AssetsDefinition:
+    names = names_of(registry)
+
     @dg.asset(
-        key=MIXTURE,
-        deps=[META_KEYS["pretrain"]],
-        group_name=REPORTS_GROUP,
+        key=names.mixture,
+        deps=[names.meta["pretrain"]],
+        group_name="reports",
+        required_resource_keys=names.resources,
         kinds={"report"},
         code_version=_code_version(registry, MIXTURE_CODE_VERSION),
         check_specs=[
-            dg.AssetCheckSpec(NOT_TOO_OFTEN, asset=MIXTURE, description="No run reads a data set more often than max_epochs of [reports].")
+            dg.AssetCheckSpec(
+                NOT_TOO_OFTEN, asset=names.mixture, description="No run reads a data set more often than max_epochs of [reports]."
+            )
         ],
         description=_MIXTURE,
     )
-    def mixture(context: dg.AssetExecutionContext, cache_root: RootParam) -> dg.MaterializeResult:
+    def mixture(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
         with readable_failures():
-            mixtures = all_mixtures(registry, root=cache_root.path)
+            mixtures = all_mixtures(registry, root=root_of(context, names))
         warnings = [f"{each.name}: {warning}" for each in mixtures for warning in each.warnings]
         for warning in warnings:
             context.log.warning(warning)
@@ -91,12 +98,14 @@ def _mixture(registry: Registry) -> dg.AssetsDefinition:
             description="; ".join(warnings) or None,
             metadata={"warnings": len(warnings)},
         )
-        version = fingerprint_of({"mixtures": [each.as_json() for each in mixtures]})
-        return dg.MaterializeResult(
-            metadata=_mixture_metadata(mixtures, draw=registry.dagster.plots), check_results=[result], data_version=dg.DataVersion(version)
-        )
+        return _mixture_record(registry, mixtures).result()._replace(check_results=[result])
 
     return mixture
+
+
+def _mixture_record(registry: Registry, mixtures: Sequence[MixturePlan]) -> AssetRecord:
+    version = fingerprint_of({"mixtures": [each.as_json() for each in mixtures]})
+    return AssetRecord(names_of(registry).mixture, _mixture_metadata(mixtures, draw=registry.dagster.plots), version)
 
 
 def _mixture_metadata(mixtures: Sequence[MixturePlan], *, draw: bool) -> Metadata:
@@ -112,36 +121,54 @@ def _mixture_metadata(mixtures: Sequence[MixturePlan], *, draw: bool) -> Metadat
 
 
 def _cache(registry: Registry) -> dg.AssetsDefinition:
-    above = [TOKENIZER, *([DOCUMENTS] if registry.prepared() else []), *META_KEYS.values(), *([INDEX] if registry.blend_keys() else [])]
+    names = names_of(registry)
+    above = [names.tokenizer, *names.meta.values()]
+    above += [names.documents] if registry.prepared() else []
+    above += [names.index] if registry.blend_keys() else []
 
     @dg.asset(
-        key=CACHE_REPORT,
+        key=names.cache_report,
         deps=above,
-        group_name=REPORTS_GROUP,
+        group_name="reports",
+        required_resource_keys=names.resources,
         kinds={"report"},
         code_version=_code_version(registry, CODE_VERSION),
         description=_CACHE,
     )
-    def cache(context: dg.AssetExecutionContext, cache_root: RootParam) -> dg.MaterializeResult:
-        root, now = cache_root.path, time.time()
+    def cache(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
         with readable_failures():
-            items = find_items(registry, root=root)
-            report = cache_report(registry, items, root=root, history=history_of(context.instance, registry, items, root=root))
-            path = page_path(root)
-            write_page(path, render_page(report, draw_report(registry, report), now=now))
-        metadata: Metadata = {
-            "report": dg.MetadataValue.md(cache_markdown(report)),
-            "page": dg.MetadataValue.path(str(path)),
-            "contents": f"{report.complete} of {format_count(len(report.expected), 'folder')} complete, {file_size(report.bytes)}; "
-            f"{format_count(len(report.notices), 'notice')}",
-            "checks": report.outcome_counts,
-            "bytes": report.bytes,
-            "train_tokens": report.total("train_tokens", "pretrain"),
-            "train_examples": report.total("train_examples", "sft"),
-            "dagster/uri": path.as_uri(),
-        }
-        contents = [(item.name, item.state.state, item.meta.get("meta_sha256")) for item in report.items]
-        version = fingerprint_of({"contents": contents, "mixtures": [each.as_json() for each in report.mixtures]})
-        return materialized(metadata, version)
+            return _write_report(registry, context.instance, root_of(context, names)).result()
 
     return cache
+
+
+def _write_report(registry: Registry, instance: dg.DagsterInstance, root: Path) -> AssetRecord:
+    """Write the page of everything that is built, and return its record."""
+    items = find_items(registry, root=root)
+    report = cache_report(registry, items, root=root, history=history_of(instance, registry, items, root=root))
+    path = page_path(root)
+    write_page(path, render_page(report, draw_report(registry, report), now=time.time()))
+    metadata: Metadata = {
+        "report": dg.MetadataValue.md(cache_markdown(report)),
+        "page": dg.MetadataValue.path(str(path)),
+        "contents": f"{report.complete} of {format_count(len(report.expected), 'folder')} complete, {file_size(report.bytes)}; "
+        f"{format_count(len(report.notices), 'notice')}",
+        "checks": report.outcome_counts,
+        "bytes": report.bytes,
+        "train_tokens": report.total("train_tokens", "pretrain"),
+        "train_examples": report.total("train_examples", "sft"),
+        "dagster/uri": path.as_uri(),
+    }
+    contents = [(item.name, item.state.state, item.meta.get("meta_sha256")) for item in report.items]
+    version = fingerprint_of({"contents": contents, "mixtures": [each.as_json() for each in report.mixtures]})
+    return AssetRecord(names_of(registry).cache_report, metadata, version)
+
+
+def report_records(registry: Registry, instance: dg.DagsterInstance, *, root: Path) -> Iterator[AssetRecord]:
+    """Write the reports, and yield the record of each.
+
+    Raises:
+        NielsCacheError: If a cache cannot be read, or the page cannot be written.
+    """
+    yield _mixture_record(registry, all_mixtures(registry, root=root))
+    yield _write_report(registry, instance, root)

@@ -8,7 +8,6 @@ from niels_cache_assets.artifacts.tokenizer import CODE_VERSION, Tokenizer
 from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.defs.assets.building import artifact_asset
 from niels_cache_assets.defs.config import BuildConfig
-from niels_cache_assets.defs.metadata.builds import tokenizer_metadata
 from niels_cache_assets.defs.progress import ProgressSink
 from niels_cache_assets.project.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
@@ -33,8 +32,6 @@ def tokenizer_asset(registry: Registry) -> dg.AssetsDefinition:
     return artifact_asset(
         registry,
         "tokenizer",
-        lambda outcome: tokenizer_metadata(outcome, draw=registry.dagster.plots),
-        version="sha256",
         prepare=_require_inputs,
         group_name="tokenizer",
         kinds={"file"},

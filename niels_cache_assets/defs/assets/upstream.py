@@ -10,22 +10,22 @@ from pathlib import Path
 
 import dagster as dg
 
+from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.artifacts.cache_identity import cache_identity, is_prepared
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.prepared_corpora import with_corpus_readers
 from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.chats.templates import find_template
 from niels_cache_assets.corpus.identity import identity_of_corpus
-from niels_cache_assets.defs.keys import DOCUMENTS, META_KEYS, UPSTREAM_KEYS, partitions
+from niels_cache_assets.defs.keys import names_of, partitions
 from niels_cache_assets.defs.metadata.entries import without_empty
 from niels_cache_assets.defs.progress import readable_failures
+from niels_cache_assets.defs.provenance import DATA_VERSION_TAG, POINTER_TAG
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.reading.references import revision_with_references
 from niels_cache_assets.sources.types import SftSource, SourceWithParts
 from niels_cache_runtime.format.layout import FAMILIES
 
-DATA_VERSION_TAG = "dagster/data_version"
-_POINTER_TAG = "dagster/input_event_pointer/"  # plus the key of an input asset; the value is its newest event, in any partition
 REVISION = "revision"  # key in the metadata of an observation; in the meta.json of a cache, the same value is dataset_revision
 _DIGITS = 12
 _OBSERVATIONS = 1000  # search only this many of the newest observations of a data set
@@ -44,9 +44,10 @@ load_registry().source("<data set>").describe()
 
 def upstream_specs(registry: Registry) -> list[dg.AssetSpec]:
     """Return the specs of the external assets."""
+    names = names_of(registry)
     return [
         dg.AssetSpec(
-            UPSTREAM_KEYS[family],
+            names.upstream[family],
             partitions_def=partitions(registry, family),
             group_name="upstream",
             kinds={"huggingface", "file"},
@@ -73,21 +74,40 @@ def observe_revision(registry: Registry, name: str, *, root: Path) -> dg.AssetOb
 
 
 @readable_failures()
-def observe_read_revision(context: dg.AssetExecutionContext, registry: Registry, name: str, revision: str | None, *, root: Path) -> None:
-    """Record in a step that its partition was read at `revision` of upstream, unless this is already known.
+def record_read(context: dg.AssetExecutionContext, registry: Registry, outcome: Outcome, *, root: Path) -> None:
+    """Record in a step the upstream that its artifact was built from, unless this is known.
 
     Dagster then compares the results of the step with this record. Dagster records the inputs of a step when the step starts. This function
-    makes Dagster read the inputs again, because otherwise the results would show as unsynced at once. The revision is also recorded as a
-    materialization, because the UI counts only materialized partitions. The provenance of a step points at the newest materialization in
-    any partition. So a new materialization is needed if the last read or a later observation has a different version.
+    makes Dagster read the inputs again, because otherwise the results would show as unsynced at once.
     """
-    seen, last = _observation(registry, name, revision, root=root), last_observation(context.instance, registry, name)
-    if last is None or version_of(last) != version_of(seen):
-        context.log_event(seen)
-    elif _was_read_last(context.instance, seen):
-        return
-    context.log_event(dg.AssetMaterialization(seen.asset_key, partition=name, metadata=seen.metadata, tags=seen.tags))
-    context.get_step_execution_context().wipe_input_asset_version_info(seen.asset_key)
+    for event in events_of_read(context.instance, registry, outcome, root=root):
+        context.log_event(event)
+        context.get_step_execution_context().wipe_input_asset_version_info(event.asset_key)
+
+
+def events_of_read(
+    instance: dg.DagsterInstance, registry: Registry, outcome: Outcome, *, root: Path
+) -> list[dg.AssetObservation | dg.AssetMaterialization]:
+    """Return the events that record the upstream that an artifact was built from. If this is known, there are none.
+
+    The revision is also recorded as a materialization, because the UI counts only materialized partitions. The provenance of a result
+    points at the newest materialization in any partition. So a new materialization is needed if the last read or a later observation has a
+    different version.
+    """
+    name, revision = outcome.name, outcome.meta.get("dataset_revision")
+    if outcome.kept or outcome.kind not in (*FAMILIES, "corpus", "plan") or outcome.key == "corpus/duplicates":
+        return []
+    last = last_observation(instance, registry, name)
+    if outcome.kind in FAMILIES and name in registry.prepared():
+        if last is None:
+            return []
+        revision = observed_revision(last)  # the build did not contact upstream, so only the settings of the data set may be new
+    seen = _observation(registry, name, revision, root=root)
+    is_known = last is not None and version_of(last) == version_of(seen)
+    if is_known and _was_read_last(instance, seen):
+        return []
+    read = dg.AssetMaterialization(seen.asset_key, partition=name, metadata=seen.metadata, tags=seen.tags)
+    return [read] if is_known else [seen, read]
 
 
 def _was_read_last(instance: dg.DagsterInstance, seen: dg.AssetObservation) -> bool:
@@ -118,7 +138,7 @@ def _observation(registry: Registry, name: str, revision: str | None, *, root: P
         settings["template"] = fingerprint_of(template.identity)
     version = revision or ("no revision" if source.enabled else "switched off")
     return dg.AssetObservation(
-        asset_key=UPSTREAM_KEYS[source.family],
+        asset_key=names_of(registry).upstream[source.family],
         partition=name,
         tags={DATA_VERSION_TAG: f"{version}+{fingerprint_of(settings)[:_DIGITS]}"},
         metadata=without_empty({REVISION: revision or None, "settings": dg.MetadataValue.json(source.shown_settings())}),
@@ -140,14 +160,15 @@ def materialized_version(event: dg.AssetMaterialization) -> str | None:
     return (event.tags or {}).get(DATA_VERSION_TAG)
 
 
-def last_materialization(instance: dg.DagsterInstance, key: dg.AssetKey, partition: str) -> dg.AssetMaterialization | None:
-    """Return the newest materialization of a partition, or None."""
+def last_materialization(instance: dg.DagsterInstance, key: dg.AssetKey, partition: str | None) -> dg.AssetMaterialization | None:
+    """Return the newest materialization of an asset or a partition, or None."""
     record = _last_record(instance, key, partition)
     return None if record is None else record.asset_materialization
 
 
-def _last_record(instance: dg.DagsterInstance, key: dg.AssetKey, partition: str) -> dg.EventLogRecord | None:
-    records = instance.fetch_materializations(dg.AssetRecordsFilter(asset_key=key, asset_partitions=[partition]), limit=1).records
+def _last_record(instance: dg.DagsterInstance, key: dg.AssetKey, partition: str | None) -> dg.EventLogRecord | None:
+    filters = dg.AssetRecordsFilter(asset_key=key, asset_partitions=[partition] if partition else None)
+    records = instance.fetch_materializations(filters, limit=1).records
     return records[0] if records else None
 
 
@@ -162,7 +183,7 @@ def last_observation(
         name: Name of the data set.
         before: Number of an event, before which the observation must be; by default the newest is returned.
     """
-    key = UPSTREAM_KEYS[registry.family_of(name)]
+    key = names_of(registry).upstream[registry.family_of(name)]
     filters = dg.AssetRecordsFilter(asset_key=key, asset_partitions=[name], before_storage_id=before)
     records = instance.fetch_observations(filters, limit=1).records
     return records[0].asset_observation if records else None
@@ -175,13 +196,13 @@ def built_versions(instance: dg.DagsterInstance, registry: Registry, name: str) 
     the version comes from the event of upstream that a materialization points at. A materialization also records a version itself, but that
     version may belong to another partition.
     """
-    family = registry.family_of(name)
+    names, family = names_of(registry), registry.family_of(name)
     found: set[str | None] = set()
-    for key in [META_KEYS[family], *([DOCUMENTS] if name in registry.prepared() else [])]:
+    for key in [names.meta[family], *([names.documents] if name in registry.prepared() else [])]:
         event = last_materialization(instance, key, name)
-        if event is None and key == META_KEYS[family]:
+        if event is None and key == names.meta[family]:
             return set()
-        pointer = ((event.tags or {}) if event else {}).get(_POINTER_TAG + UPSTREAM_KEYS[family].to_user_string(), "")
+        pointer = ((event.tags or {}) if event else {}).get(POINTER_TAG + names.upstream[family].to_user_string(), "")
         read = last_observation(instance, registry, name, before=int(pointer) + 1) if pointer.isdecimal() else None
         found.add(version_of(read) if read else None)
     return found

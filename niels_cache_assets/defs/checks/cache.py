@@ -16,10 +16,10 @@ from typing import Any
 
 import dagster as dg
 
-from niels_cache_assets.defs.keys import META_KEYS, partitions
+from niels_cache_assets.defs.keys import names_of, partitions
 from niels_cache_assets.defs.metadata.entries import table, without_empty
 from niels_cache_assets.defs.progress import readable_failures
-from niels_cache_assets.defs.resources import RootParam
+from niels_cache_assets.defs.resources import root_of
 from niels_cache_assets.facts.contents import budget_shortfall
 from niels_cache_assets.facts.published import address_in_store
 from niels_cache_assets.inspection.splits import BUDGETS_MET, SPLITS_DISJOINT, check_splits
@@ -48,17 +48,23 @@ _OF_PRETRAIN = {  # these checks never block, because the cache is what was conf
 
 def cache_checks(registry: Registry, family: Family) -> dg.AssetChecksDefinition:
     """Return the checks of a family's caches."""
-    asset, each = META_KEYS[family], partitions(registry, family)
+    names, each = names_of(registry), partitions(registry, family)
     specs = [
-        dg.AssetCheckSpec(name, asset=asset, blocking=name in _DESCRIPTIONS, description=text, partitions_def=each)
+        dg.AssetCheckSpec(name, asset=names.meta[family], blocking=name in _DESCRIPTIONS, description=text, partitions_def=each)
         for name, text in {**_DESCRIPTIONS, **(_OF_PRETRAIN if family == "pretrain" else {})}.items()
     ]
 
-    @dg.multi_asset_check(name=f"verify_{family}_dataset", specs=specs, can_subset=True)  # each check can run alone (API)
-    def verify(context: dg.AssetCheckExecutionContext, cache_root: RootParam) -> Iterator[dg.AssetCheckResult]:
+    @dg.multi_asset_check(
+        name=names.name(f"verify_{family}_dataset"),
+        specs=specs,
+        can_subset=True,  # each check can run alone (API)
+        required_resource_keys=names.resources,
+    )
+    def verify(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
+        root = root_of(context, names)
         selected = {key.name for key in context.selected_asset_check_keys}
         with readable_failures():
-            folder = dataset_dir(cache_root.path, family, context.partition_key)
+            folder = dataset_dir(root, family, context.partition_key)
             address = address_in_store(registry, family, context.partition_key)
             context.log.info(f"{context.partition_key}: comparing the files of {address or folder} with meta.json")
             findings, meta = find_problems(folder, address)
@@ -66,11 +72,11 @@ def cache_checks(registry: Registry, family: Family) -> dg.AssetChecksDefinition
         for kind, name in CHECK_NAMES.items():
             if name not in selected:
                 continue
-            yield _result(asset, name, [finding for finding in findings if finding.kind == kind], skipped=skipped)
+            yield _result(name, [finding for finding in findings if finding.kind == kind], skipped=skipped)
         if SPLITS_DISJOINT in selected:
             with readable_failures():
                 context.log.info(f"{context.partition_key}: comparing the texts of train with the val of other data sets")
-                yield _disjoint_result(registry, context.partition_key, cache_root.path, meta, is_sound=not findings, skipped=skipped)
+                yield _disjoint_result(registry, context.partition_key, root, meta, is_sound=not findings, skipped=skipped)
         if BUDGETS_MET in selected:
             with readable_failures():
                 short = _UNSOUND if findings else budget_shortfall(meta)
@@ -140,7 +146,7 @@ def _describe_origin(*, source_id: str, file: str, row: int, **_: int) -> str:
 def _pretrain_result(
     name: str, *, passed: bool, severity: dg.AssetCheckSeverity = dg.AssetCheckSeverity.WARN, **rest: Any
 ) -> dg.AssetCheckResult:
-    return dg.AssetCheckResult(check_name=name, asset_key=META_KEYS["pretrain"], passed=passed, severity=severity, **rest)
+    return dg.AssetCheckResult(check_name=name, passed=passed, severity=severity, **rest)
 
 
 def _skip_reason(meta: Meta) -> str | None:
@@ -150,13 +156,12 @@ def _skip_reason(meta: Meta) -> str | None:
     return None if meta["built"] else "switched off"
 
 
-def _result(asset: dg.AssetKey, name: str, findings: Sequence[Finding], *, skipped: str | None) -> dg.AssetCheckResult:
+def _result(name: str, findings: Sequence[Finding], *, skipped: str | None) -> dg.AssetCheckResult:
     rows = [{"file": finding.path, "problem": finding.problem} for finding in findings]
     more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
     note = None if skipped is None else f"{skipped}: there is nothing to verify"
     return dg.AssetCheckResult(
         check_name=name,
-        asset_key=asset,
         passed=not findings,
         description=f"{findings[0].path}: {findings[0].problem}{more}" if findings else note,
         metadata=without_empty({"findings": len(findings), "problems": table(rows)}),

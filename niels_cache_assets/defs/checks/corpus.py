@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 import dagster as dg
 
-from niels_cache_assets.artifacts.corpus_facts import language_share, reasons
+from niels_cache_assets.artifacts.corpus_report import language_share, reasons
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.prepared_corpora import open_prepared
-from niels_cache_assets.defs.keys import DOCUMENTS, KEPT, corpus_partitions
+from niels_cache_assets.defs.keys import corpus_partitions, names_of
 from niels_cache_assets.defs.metadata.corpora import reasons_table
 from niels_cache_assets.defs.metadata.entries import without_empty
 from niels_cache_assets.defs.progress import readable_failures
-from niels_cache_assets.defs.resources import RootParam
+from niels_cache_assets.defs.resources import root_of
 from niels_cache_assets.project.registry import Registry
 
 REASONS_PLAUSIBLE = "no_reason_takes_too_much"
@@ -32,18 +32,18 @@ def corpus_checks(registry: Registry) -> list[dg.AssetChecksDefinition]:
 
 
 def _plausible(registry: Registry) -> dg.AssetChecksDefinition:
-    each = corpus_partitions(registry)
+    names, each = names_of(registry), corpus_partitions(registry)
     descriptions = {
         REASONS_PLAUSIBLE: "No reason drops a larger share of the documents than max_reason_share of [cleaning].",
         LANGUAGE_PLAUSIBLE: "Of the documents with a detected language, at least min_language_share of [cleaning] are in `languages`.",
     }
-    specs = [dg.AssetCheckSpec(name, asset=DOCUMENTS, description=text, partitions_def=each) for name, text in descriptions.items()]
+    specs = [dg.AssetCheckSpec(name, asset=names.documents, description=text, partitions_def=each) for name, text in descriptions.items()]
 
-    @dg.multi_asset_check(name="check_corpus", specs=specs, can_subset=True)
-    def check_corpus(context: dg.AssetCheckExecutionContext, cache_root: RootParam) -> Iterator[dg.AssetCheckResult]:
+    @dg.multi_asset_check(name=names.name("check_corpus"), specs=specs, can_subset=True, required_resource_keys=names.resources)
+    def check_corpus(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
         name = context.partition_key
         with readable_failures():
-            meta = graph(registry, cache_root.path).corpus(name).current()
+            meta = graph(registry, root_of(context, names)).corpus(name).current()
         settings = registry.cleaning_of(name)
         rows = reasons(meta, meta["dropped"])
         high = [row for row in rows if row["share"] > settings.max_reason_share]
@@ -52,7 +52,6 @@ def _plausible(registry: Registry) -> dg.AssetChecksDefinition:
         results = {
             REASONS_PLAUSIBLE: dg.AssetCheckResult(
                 check_name=REASONS_PLAUSIBLE,
-                asset_key=DOCUMENTS,
                 passed=not high,
                 severity=_WARN,
                 description="; ".join(f"{row['reason']} drops {row['share']:.1%} of the documents" for row in high) or None,
@@ -60,7 +59,6 @@ def _plausible(registry: Registry) -> dg.AssetChecksDefinition:
             ),
             LANGUAGE_PLAUSIBLE: dg.AssetCheckResult(
                 check_name=LANGUAGE_PLAUSIBLE,
-                asset_key=DOCUMENTS,
                 passed=not low,
                 severity=_WARN,
                 description=f"only {share:.1%} of the documents are in {', '.join(settings.languages)}" if low else None,
@@ -80,16 +78,19 @@ def _plausible(registry: Registry) -> dg.AssetChecksDefinition:
 
 
 def _not_empty(registry: Registry) -> dg.AssetChecksDefinition:
+    names = names_of(registry)
+
     @dg.asset_check(
-        asset=KEPT,
+        asset=names.kept,
         name=NOT_EMPTY,
         blocking=True,
         description="Documents are left after cleaning and removal of duplicates.",
         partitions_def=corpus_partitions(registry),
+        required_resource_keys=names.resources,
     )
-    def corpus_is_not_empty(context: dg.AssetCheckExecutionContext, cache_root: RootParam) -> dg.AssetCheckResult:
+    def corpus_is_not_empty(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         with readable_failures():
-            prepared = open_prepared(registry, context.partition_key, root=cache_root.path)
+            prepared = open_prepared(registry, context.partition_key, root=root_of(context, names))
         dropped = ", ".join(f"{reason} {count}" for reason, count in sorted(prepared.dropped.items()))
         return dg.AssetCheckResult(
             passed=prepared.kept > 0,

@@ -16,9 +16,9 @@ from niels_cache_assets.artifacts.state import CacheState
 from niels_cache_assets.base.wording import UNKNOWN, file_size, format_count, format_list
 from niels_cache_assets.defs.assets.upstream import REVISION, last_observation
 from niels_cache_assets.defs.checks.cache import find_problems
-from niels_cache_assets.defs.keys import META_KEYS, PARTITION_TAG
-from niels_cache_assets.defs.metadata.entries import without_empty
-from niels_cache_assets.defs.resources import RootParam
+from niels_cache_assets.defs.keys import PARTITION_TAG, names_of
+from niels_cache_assets.defs.metadata.entries import table, without_empty
+from niels_cache_assets.defs.resources import root_of
 from niels_cache_assets.facts.contents import budget_shares, content_cells, counts_of, total_bytes
 from niels_cache_assets.facts.published import address_in_store
 from niels_cache_assets.project.registry import Registry
@@ -30,18 +30,21 @@ IN_SYNC = "caches_in_sync"
 
 def in_sync_check(registry: Registry, family: Family) -> dg.AssetChecksDefinition:
     """Return the check of a family."""
+    keys = names_of(registry)
 
     @dg.asset_check(
-        asset=META_KEYS[family],
+        asset=keys.meta[family],
         name=IN_SYNC,
         description="Every data set of the family is built with the current settings and tokenizer, from the last observed revision "
         "of upstream (upstream is not asked now). The table lists unsynced data sets and the reasons. "
         "If you execute the check by its button, it also reads and verifies every file of every data set.",
+        required_resource_keys=keys.resources,
     )
-    def caches_in_sync(context: dg.AssetCheckExecutionContext, cache_root: RootParam) -> dg.AssetCheckResult:
+    def caches_in_sync(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
+        root = root_of(context, keys)
         names = [name for name, source in registry.datasets(family).items() if source.enabled]
-        found = [graph(registry, cache_root.path).dataset_state(name) for name in names]
-        outdated = _outdated(context.instance, registry, found, root=cache_root.path)
+        found = [graph(registry, root).dataset_state(name) for name in names]
+        outdated = _outdated(context.instance, registry, found, root=root)
         states = [
             replace(state, state="other revision", advice=outdated[state.name]) if state.name in outdated else state for state in found
         ]
@@ -63,8 +66,7 @@ def in_sync_check(registry: Registry, family: Family) -> dg.AssetChecksDefinitio
         needing = {*damaged, *unsynced}
         # Data sets that need attention come first, because there may be hundreds of data sets.
         in_order = sorted(states, key=lambda state: state.name not in needing)
-        rows = [dg.TableRecord(_row(registry, state, findings.get(state.name), verified=alone)) for state in in_order]
-        columns = [dg.TableColumn(name) for name in ("data_set", "state", "advice", "train", "val", "size", *(["files"] if alone else []))]
+        rows = [_row(state, findings.get(state.name), verified=alone) for state in in_order]
         kinds = (("damaged", damaged), ("not as configured", changed), ("not built yet", missing))
         problems = [f"{what}: {format_list(names)}" for what, names in kinds if names]
         verified = (
@@ -78,7 +80,7 @@ def in_sync_check(registry: Registry, family: Family) -> dg.AssetChecksDefinitio
             description="; ".join(problems) or None,
             metadata=without_empty(
                 {
-                    "states": dg.MetadataValue.table(rows, schema=dg.TableSchema(columns)),
+                    "states": table(rows),
                     "contents": f"{len(states) - len(unsynced)} of {format_count(len(states), 'data set')} in sync",
                     "verified": verified,
                     "not_in_sync": len(unsynced),
@@ -90,11 +92,10 @@ def in_sync_check(registry: Registry, family: Family) -> dg.AssetChecksDefinitio
     return caches_in_sync
 
 
-def _row(registry: Registry, state: CacheState, findings: Sequence[Finding] | None, *, verified: bool) -> dict[str, str]:
+def _row(state: CacheState, findings: Sequence[Finding] | None, *, verified: bool) -> dict[str, str]:
     """Return a row of the table.
 
     Args:
-        registry: The configuration.
         state: State of the cache.
         findings: Findings about its files, or None if the files were not read.
         verified: Whether the check verifies files.

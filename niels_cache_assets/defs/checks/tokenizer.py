@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import dagster as dg
 
-from niels_cache_assets.defs.keys import TOKENIZER
+from niels_cache_assets.defs.keys import names_of
 from niels_cache_assets.defs.metadata.entries import table, without_empty
 from niels_cache_assets.defs.progress import readable_failures
-from niels_cache_assets.defs.resources import RootParam
+from niels_cache_assets.defs.resources import root_of
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.tokenizer.kinds import TextTokenizer, load_tokenizer
 from niels_cache_assets.tokenizer.training import ROUND_TRIP_TEXTS, round_trip_losses
@@ -18,26 +18,31 @@ ROUND_TRIP = "text_survives_a_round_trip"
 
 def tokenizer_checks(registry: Registry) -> dg.AssetChecksDefinition:
     """Return the checks."""
+    names = names_of(registry)
 
     @dg.multi_asset_check(
-        name="check_tokenizer",
+        name=names.name("check_tokenizer"),
         specs=[
             dg.AssetCheckSpec(
-                SPECIAL_TOKENS, asset=TOKENIZER, blocking=True, description="Each special token is exactly one id, and these ids differ."
+                SPECIAL_TOKENS,
+                asset=names.tokenizer,
+                blocking=True,
+                description="Each special token is exactly one id, and these ids differ.",
             ),
             dg.AssetCheckSpec(
                 ROUND_TRIP,
-                asset=TOKENIZER,
+                asset=names.tokenizer,
                 blocking=True,
                 description="decode(encode(text)) == text for newlines, tabs, code, runs of blanks, CJK and emoji. "
                 "An error for a tokenizer that was trained here. For an imported one, a warning that shows the losses.",
             ),
         ],
         can_subset=True,  # each check has its own button
+        required_resource_keys=names.resources,
     )
-    def check_tokenizer(context: dg.AssetCheckExecutionContext, cache_root: RootParam) -> Iterator[dg.AssetCheckResult]:
+    def check_tokenizer(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
         with readable_failures():
-            tokenizer = load_tokenizer(registry.tokenizer, cache_root.path)
+            tokenizer = load_tokenizer(registry.tokenizer, root_of(context, names))
             results = {
                 SPECIAL_TOKENS: _special_tokens(tokenizer),
                 ROUND_TRIP: _round_trip(tokenizer, imported=registry.tokenizer.model is not None),
@@ -57,7 +62,6 @@ def _special_tokens(tokenizer: TextTokenizer) -> dg.AssetCheckResult:
     rows = [{"role": role, "id": ids[role], "piece": tokenizer.special_tokens[role]} for role in ids]
     return dg.AssetCheckResult(
         check_name=SPECIAL_TOKENS,
-        asset_key=TOKENIZER,
         passed=not problems,
         description="; ".join(problems) or None,
         metadata={"special_tokens": table(rows), "vocab_size": tokenizer.vocab_size},
@@ -82,7 +86,6 @@ def _round_trip(tokenizer: TextTokenizer, *, imported: bool) -> dg.AssetCheckRes
     rows = [{"text": repr(loss.text), "decoded": repr(loss.decoded)} for loss in losses]
     return dg.AssetCheckResult(
         check_name=ROUND_TRIP,
-        asset_key=TOKENIZER,
         passed=not losses,
         severity=dg.AssetCheckSeverity.WARN if imported else dg.AssetCheckSeverity.ERROR,
         description=f"{len(losses)} of {len(ROUND_TRIP_TEXTS)} texts change in a round trip" if losses else None,

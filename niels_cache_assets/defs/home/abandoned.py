@@ -17,25 +17,25 @@ from pathlib import Path
 import dagster as dg
 
 from niels_cache_assets.base.processes import claim_record, end_with_parent, is_locked, lock_record, read_record
-from niels_cache_assets.defs.keys import PARTS_POOL, STREAM_POOL
+from niels_cache_assets.defs.home.found import RUN_RECORDS
+from niels_cache_assets.defs.keys import DefinitionNames
 from niels_cache_runtime.errors import NielsCacheError
 
-_RECORDS = ".runs"
 _ABANDONED_MESSAGE = "The process of this run has ended (it was killed, or the machine stopped)."
 _WATCH_SECONDS = 5.0
 _JOIN_SECONDS = 1.0
 
 
 @contextmanager
-def ending_abandoned_runs(instance: dg.DagsterInstance) -> Iterator[None]:
+def ending_abandoned_runs(instance: dg.DagsterInstance, names: DefinitionNames) -> Iterator[None]:
     """End abandoned runs before the `with` block, and regularly while the block runs."""
-    end_abandoned_runs(instance)
+    end_abandoned_runs(instance, names)
     ended = threading.Event()
 
     def watch() -> None:
         while not ended.wait(_WATCH_SECONDS):
             with suppress(Exception):  # errors of the database, such as a lock; the next attempt may succeed
-                end_abandoned_runs(instance)
+                end_abandoned_runs(instance, names)
 
     watcher = threading.Thread(target=watch, name="abandoned runs", daemon=True)
     if not instance.is_ephemeral:  # only this process can see an instance in memory
@@ -50,12 +50,16 @@ def ending_abandoned_runs(instance: dg.DagsterInstance) -> Iterator[None]:
 
 @contextmanager
 def recorded_run(instance: dg.DagsterInstance, run_id: str) -> Iterator[None]:
-    """Record this process as the coordinator of a run that begins and ends in the `with` block."""
+    """Record this process as the coordinator of a run that begins and ends in the `with` block.
+
+    If an exception ends the block, the record stays for the next search, because the run may not have ended.
+    """
     descriptor = _lock_record(_record(_home(instance), run_id))
     try:
         yield
+        _clear(_home(instance), run_id)
     finally:
-        os.close(descriptor)  # the next search for abandoned runs removes the file
+        os.close(descriptor)
 
 
 def record_run(instance: dg.DagsterInstance, run_id: str) -> None:
@@ -78,10 +82,10 @@ def begin_step(instance: dg.DagsterInstance, run_id: str) -> None:
         end_with_parent()
 
 
-def end_abandoned_runs(instance: dg.DagsterInstance) -> None:
+def end_abandoned_runs(instance: dg.DagsterInstance, names: DefinitionNames) -> None:
     """End the runs of this home whose process has ended, and free the pool slots of all ended runs."""
     home, is_own = _home(instance), _has_own_database(instance)
-    for path in (home / _RECORDS).glob("*"):
+    for path in (home / RUN_RECORDS).glob("*"):
         run_id, _, step = path.name.partition(".")
         if run_id and not step:
             with claim_record(path, copies=is_own) as is_gone:  # in a copied home, the database is a copy too
@@ -90,7 +94,7 @@ def end_abandoned_runs(instance: dg.DagsterInstance) -> None:
                     _end(instance, run_id)
                     _clear(home, run_id)
     if instance.event_log_storage.supports_global_concurrency_limits:
-        for pool in map(instance.event_log_storage.get_concurrency_info, (STREAM_POOL, PARTS_POOL)):
+        for pool in map(instance.event_log_storage.get_concurrency_info, (names.stream_pool, names.parts_pool)):
             for run_id in pool.active_run_ids | pool.pending_run_ids:
                 holder = instance.get_run_by_id(run_id)
                 if holder is None or holder.is_finished:
@@ -103,7 +107,7 @@ def _home(instance: dg.DagsterInstance) -> Path:
 
 
 def _record(home: Path, run_id: str, *, step: int | None = None) -> Path:
-    return home / _RECORDS / (run_id if step is None else f"{run_id}.{step}")
+    return home / RUN_RECORDS / (run_id if step is None else f"{run_id}.{step}")
 
 
 def _lock_record(path: Path) -> int:
@@ -118,7 +122,7 @@ def _lock_record(path: Path) -> int:
 
 def _end_steps(home: Path, run_id: str) -> None:
     """End the step workers of a run whose coordinator has ended. Step workers also end themselves, unless they hang."""
-    for path in (home / _RECORDS).glob(f"{run_id}.*"):
+    for path in (home / RUN_RECORDS).glob(f"{run_id}.*"):
         worker = read_record(path)
         if worker is not None and is_locked(path):
             worker.end()
@@ -137,7 +141,7 @@ def _end(instance: dg.DagsterInstance, run_id: str) -> None:
 
 def _clear(home: Path, run_id: str) -> None:
     """Remove the records of an ended run, that of the coordinator last, because the step workers are found through it."""
-    steps = list((home / _RECORDS).glob(f"{run_id}.*"))
+    steps = list((home / RUN_RECORDS).glob(f"{run_id}.*"))
     for path in steps:
         if not is_locked(path):
             path.unlink(missing_ok=True)

@@ -20,7 +20,7 @@ from niels_cache_assets.defs.assets.upstream import last_observation, observed_r
 from niels_cache_assets.defs.checks import build_checks
 from niels_cache_assets.defs.home.home_errors import home_errors
 from niels_cache_assets.defs.home.instance import CONFIG_NAME, HOME_VARIABLE, dagster_home, ensure_instance
-from niels_cache_assets.defs.keys import DOCUMENTS, DUPLICATES, KEPT, META_KEYS, TOKENIZER
+from niels_cache_assets.defs.keys import DefinitionNames, names_of
 from niels_cache_assets.defs.private import COMPLETED, PartitionKeyFilter
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.reports.cache import CacheItem
@@ -32,13 +32,6 @@ from niels_cache_runtime.verify import Finding
 
 _RECORDS = 1000  # read at most this many of the newest records of an asset and partition, because a home may serve many cache roots
 _DIGITS = 12
-_ASSETS = {  # by the name of the folder
-    "tokenizer": TOKENIZER,
-    "corpus": DOCUMENTS,
-    "duplicates": DUPLICATES,
-    "pretrain": META_KEYS["pretrain"],
-    "sft": META_KEYS["sft"],
-}
 _RESULTS = 20  # read this many of the newest results of a check
 
 
@@ -82,16 +75,17 @@ def history_of(instance: dg.DagsterInstance, registry: Registry, items: Sequence
 class _HistoryReader:
     def __init__(self, instance: dg.DagsterInstance, registry: Registry, root: Path) -> None:
         self._instance, self._registry, self._root = instance, registry, root
+        self._names = names_of(registry)
         specs = [spec for definition in build_checks(registry) for spec in definition.check_specs]
         self._keys = [spec.key for spec in specs]
         self._partitioned = {spec.key for spec in specs if spec.partitions_def is not None}
 
     def recorded(self, item: CacheItem) -> FolderHistory:
         folder, meta_sha256 = item.state.directory, item.meta.get("meta_sha256")
-        key, partition = asset_of(self._root, folder)
+        key, partition = asset_of(self._names, self._root, folder)
         if key is None or meta_sha256 is None:
             return FolderHistory()
-        assets = [key, KEPT] if item.state.kind == "corpus" else [key]
+        assets = [key, self._names.kept] if item.state.kind == "corpus" else [key]
         own = [check for check in self._keys if check.asset_key in assets and (check in self._partitioned) == (partition is not None)]
         checks = [self._newest(check, partition, folder, meta_sha256) for check in own]
         seen = None if item.revision is None or partition is None else last_observation(self._instance, self._registry, partition)
@@ -100,10 +94,10 @@ class _HistoryReader:
     def family_checks(self) -> Iterator[CheckRecord]:
         """Yield the results of checks of a whole family, such as caches_in_sync."""
         for key in self._keys:
-            if key not in self._partitioned and key.asset_key in META_KEYS.values():
+            if key not in self._partitioned and key.asset_key in self._names.meta.values():
                 found = self._newest(key, None, self._root, None)
                 if found is not None:
-                    yield replace(found, name=f"{key.name} ({key.asset_key.path[0]})")
+                    yield replace(found, name=f"{key.name} ({self._names.kind_of(key.asset_key)})")
 
     def _newest(self, key: dg.AssetCheckKey, partition: str | None, folder: Path, meta_sha256: str | None) -> CheckRecord | None:
         """Return the newest result of a check of the current content of this folder."""
@@ -113,8 +107,10 @@ class _HistoryReader:
         )
         for result in results:
             evaluation = result.evaluation
-            target = None if evaluation is None else evaluation.target_materialization_data
-            if evaluation is None or target is None or result.event is None:
+            if not isinstance(evaluation, dg.AssetCheckEvaluation) or result.event is None:  # the run ended before the check
+                continue
+            target = evaluation.target_materialization_data
+            if target is None:
                 continue
             checked = dg.AssetRecordsFilter(asset_key=key.asset_key, storage_ids=[target.storage_id])
             builds = [_recorded(record, folder) for record in self._instance.fetch_materializations(checked, limit=1).records]
@@ -133,7 +129,7 @@ def _recorded(record: dg.EventLogRecord, folder: Path) -> tuple[bool, str | None
     return uri == here or uri.startswith(f"{here}/"), metadata.get("meta_sha256")
 
 
-def recorded_findings(root: Path, folders: Sequence[Path]) -> list[Finding]:
+def recorded_findings(registry: Registry, root: Path, folders: Sequence[Path]) -> list[Finding]:
     """Return findings for folders below `root` that differ from Dagster's record or have no record.
 
     Indices are left out, because an index can be rebuilt.
@@ -142,12 +138,13 @@ def recorded_findings(root: Path, folders: Sequence[Path]) -> list[Finding]:
         NielsCacheError: If there is no Dagster home.
         NotWrittenError: If the home's disk or database fails.
     """
+    names = names_of(registry)
     with _home_of_builds() as instance:
-        return [finding for folder in folders for finding in _findings(instance, root, folder)]
+        return [finding for folder in folders for finding in _findings(instance, names, root, folder)]
 
 
-def _findings(instance: dg.DagsterInstance, root: Path, folder: Path) -> Iterator[Finding]:
-    key, partition = asset_of(root, folder)
+def _findings(instance: dg.DagsterInstance, names: DefinitionNames, root: Path, folder: Path) -> Iterator[Finding]:
+    key, partition = asset_of(names, root, folder)
     if key is None:
         return
     try:
@@ -169,12 +166,13 @@ def _findings(instance: dg.DagsterInstance, root: Path, folder: Path) -> Iterato
     yield Finding(kind="recorded", folder=str(folder), path=META_NAME, problem=problem)
 
 
-def asset_of(root: Path, folder: Path) -> tuple[dg.AssetKey | None, str | None]:
+def asset_of(names: DefinitionNames, root: Path, folder: Path) -> tuple[dg.AssetKey | None, str | None]:
     """Return the asset and the partition of a folder, None for what it does not have."""
+    assets = {"tokenizer": names.tokenizer, "corpus": names.documents, "duplicates": names.duplicates, **names.meta}
     parts = folder.relative_to(root).parts if folder.is_relative_to(root) else ()
     match parts:
         case [kind]:
-            return _ASSETS.get(kind), None
+            return assets.get(kind), None
         case [kind, name]:
-            return _ASSETS.get(kind), name
+            return assets.get(kind), name
     return None, None  # the root, a part, which is deeper, or a folder elsewhere

@@ -8,6 +8,7 @@ unless dagster.yaml turns it on.
 
 import fcntl
 import os
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -16,21 +17,16 @@ from typing import Any
 
 import dagster as dg
 
+from niels_cache_assets.defs.home.found import HOME_VARIABLE, dagster_home
 from niels_cache_assets.defs.private import InstanceRef
 from niels_cache_assets.disk.journal import write_atomically
 from niels_cache_runtime.errors import NielsCacheError
 
-HOME_VARIABLE = "DAGSTER_HOME"
 CONFIG_NAME = "dagster.yaml"
 LOCK_NAME = ".first_start.lock"
 _TRIES, _WAIT_SECONDS = 6, 0.5
 _NEW_TABLE_ERRORS = ("already exists", "UndefinedTable", "retries for DB creation")  # in errors of Postgres, and in one of Dagster
 _NO_TELEMETRY = "DAGSTER_DISABLE_TELEMETRY"  # keeps Dagster's own processes, which read dagster.yaml themselves, from sending data
-
-
-def dagster_home(home: Path | None = None) -> Path:
-    """Return the absolute path of the Dagster home: `home`, otherwise DAGSTER_HOME, otherwise .dagster in the working directory."""
-    return (home or Path(os.environ.get(HOME_VARIABLE) or ".dagster")).expanduser().absolute()
 
 
 def ensure_instance(home: Path | None = None, *, overrides: Mapping[str, Any] | None = None) -> dg.DagsterInstance:
@@ -109,9 +105,13 @@ def _read_config(home: Path, overrides: Mapping[str, Any]) -> InstanceRef:
 
 
 def main(arguments: Sequence[str] = ()) -> None:
-    """Create the Dagster home for Dagster's own programs, and print its path. It takes no arguments."""
-    with ensure_instance():
-        print(f"Dagster home: {os.environ[HOME_VARIABLE]}")
+    """Create the Dagster home for Dagster's own programs, and print its path, or end with status 2. It takes no arguments."""
+    try:
+        with ensure_instance():
+            print(f"Dagster home: {os.environ[HOME_VARIABLE]}")
+    except NielsCacheError as error:
+        print(f"niels-cache: error: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Metadata of a build for the UI: plots, samples, numbers in words, and the data version of each asset.
 
-A value is stored as a number only if a plot of the value over partitions or time is useful, because the UI plots numbers. Every other
-number is stored as text with its unit.
+A value is stored as a number only if a plot of the value over partitions or time is useful, because the UI plots numbers. The name of a
+number is its unit, such as `train_tokens`. Every other number is stored as text with its unit.
 
 The values come from meta.json, the seconds of this run, and for plots one pass over the built files. Only meta.json is hashed here. The
 name `sha256` is used only for the hash of a file that `sha256sum` also prints, such as meta.json, the tokenizer's model, or a file in a
@@ -20,16 +20,21 @@ from niels_cache_assets.defs.metadata.entries import (
     code_block,
     code_entry,
     command_entry,
+    histograms,
     images,
     in_own_window,
     json_entry,
     table,
     without_empty,
 )
+from niels_cache_assets.defs.metadata.families import ITEMS, family_table, items_of, tokens_of
 from niels_cache_assets.facts.contents import budget_shortfall, total_bytes
+from niels_cache_assets.facts.published import address_in_store
 from niels_cache_assets.facts.training_code import training_code
 from niels_cache_assets.plots.measures import measure_cache
 from niels_cache_assets.plots.pictures import cache_pictures, ratios_picture
+from niels_cache_assets.project.registry import Registry
+from niels_cache_assets.sources.types import Source
 from niels_cache_assets.tokenizer.measures import cache_characters_per_token, characters_per_token_by_source
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES, SPLITS, TOKEN_DTYPES, Family, Split
@@ -42,9 +47,6 @@ Metadata = dict[str, Any]
 FileEntries = Mapping[str, Mapping[str, Any]]
 
 
-_ITEMS: dict[Family, str] = {"pretrain": "document", "sft": "example"}
-
-
 def split_version(meta: Meta, split: Split) -> dg.DataVersion:
     """Return the content hash of the token and offset files of one split."""
     return dg.DataVersion(content_sha256(split_files(meta, split)))
@@ -55,37 +57,37 @@ def split_files(meta: Meta, split: Split) -> dict[str, Any]:
     return {path: entry for path, entry in meta.get("files", {}).items() if path.startswith((f"{split}/", f"{split}_"))}
 
 
-def family_metadata(
-    outcome: Outcome, settings: Mapping[str, Any], *, deduplicated: bool, draw: bool, address: str | None = None
-) -> dict[Split | None, Metadata]:
+def family_metadata(registry: Registry, outcome: Outcome, source: Source, *, draw: bool) -> dict[Split | None, Metadata]:
     """Return the metadata of each split, and of the whole data set under the key None, the most useful entries first.
 
     Plots, samples, code and state are only with the whole data set.
 
     Args:
+        registry: The configuration.
         outcome: Outcome of the build.
-        settings: Settings of the registry with the overrides of this run.
-        deduplicated: Whether duplicates were removed.
+        source: The table of the data set, with the overrides of this run.
         draw: Whether to draw plots.
-        address: Where the data set is published, if it is built in a store.
     """
-    meta, root = outcome.meta, outcome.directory.parent.parent
-    shares = [f"{meta[f'{split}_tokens']:,} tokens of {split}" for split in SPLITS]
+    meta, root, address = outcome.meta, outcome.directory.parent.parent, address_in_store(registry, outcome.family, outcome.name)
+    data_sets, shares = family_table(registry, outcome), [f"{meta[f'{split}_tokens']:,} tokens of {split}" for split in SPLITS]
     whole = {
         "sha256": sha256_text(canonical_json(meta)),
-        "plots": _plots(outcome, address) if draw else None,
+        "data_sets": data_sets,
+        **(_plots(outcome, address) if draw else {}),
         "samples": command_entry("sample", outcome.name, "--notable", root=root) if address is None else None,
         "open_it": code_entry(training_code(outcome.directory.absolute(), outcome.family, meta)) if address is None else None,
         "published_at": address,
         **state_of(outcome),
         "contents": "; ".join([f"{file_size(total_bytes(meta['files']))}: {', '.join(shares)}", *filter(None, [budget_shortfall(meta)])]),
-        "dropped": describe_dropped(outcome, deduplicated=deduplicated),
-        "tokens": _tokens(meta),
+        "dropped": describe_dropped(outcome, deduplicated="dedup" in getattr(source, "prepare", ())),
+        "tokens": tokens_of(meta),
+        ITEMS[outcome.family]: sum(items_of(meta, outcome.family).values()),
+        "bytes": total_bytes(meta["files"]),
         "chars_per_token": cache_characters_per_token(meta) if outcome.family == "pretrain" else None,
         **engines_entry(outcome),
-        **_record(outcome, settings),
+        **_record(outcome, source.shown_settings()),
     }
-    return {None: without_empty(whole), **{split: _split(outcome, split) for split in SPLITS}}
+    return {None: without_empty(whole), **{split: _split(outcome, split, data_sets) for split in SPLITS}}
 
 
 def engines_entry(outcome: Outcome) -> Metadata:
@@ -93,15 +95,17 @@ def engines_entry(outcome: Outcome) -> Metadata:
     return {"encoded_by": "; ".join(use.describe() for use in outcome.engines)} if outcome.engines else {}
 
 
-def _split(outcome: Outcome, split: Split) -> Metadata:
-    meta, files = outcome.meta, split_files(outcome.meta, split)
-    tokens, items = meta[f"{split}_tokens"], _items(meta, outcome.family)[split]
-    counts = [format_count(tokens, "token"), format_count(items, _ITEMS[outcome.family]), format_count(len(files), "file")]
+def _split(outcome: Outcome, split: Split, data_sets: dg.TableMetadataValue) -> Metadata:
+    meta, files, noun = outcome.meta, split_files(outcome.meta, split), ITEMS[outcome.family]
+    tokens, items, size = meta[f"{split}_tokens"], items_of(meta, outcome.family)[split], total_bytes(files)
+    counts = [format_count(tokens, "token"), format_count(items, noun[:-1]), format_count(len(files), "file")]
     folder = outcome.directory / split if outcome.family == "pretrain" else outcome.directory
     return {
-        "contents": f"{file_size(total_bytes(files))}: {', '.join(counts)}",
-        "tokens": tokens,
-        "dagster/row_count": tokens if outcome.family == "pretrain" else items,
+        "data_sets": data_sets,
+        "contents": f"{file_size(size)}: {', '.join(counts)}",
+        f"{split}_tokens": tokens,
+        f"{split}_{noun}": items,
+        "bytes": size,
         "files": files_list(files),
         "content_sha256": split_version(meta, split).value,
         "dagster/uri": folder.absolute().as_uri(),
@@ -128,9 +132,9 @@ def _record(outcome: Outcome, settings: Mapping[str, Any]) -> Metadata:
 
 def describe_dropped(outcome: Outcome, *, deduplicated: bool) -> str:
     """Return the counts of dropped items, such as `15.8% of 1,900 documents: empty 200, exact_duplicate 100 (5.3% as duplicates)`."""
-    meta, dropped, noun = outcome.meta, outcome.meta["dropped"], _ITEMS[outcome.family]
+    meta, dropped, noun = outcome.meta, outcome.meta["dropped"], ITEMS[outcome.family][:-1]
     dropped_count = sum(dropped.values())
-    total = sum(_items(meta, outcome.family).values()) + dropped_count
+    total = sum(items_of(meta, outcome.family).values()) + dropped_count
     if not dropped_count:
         return f"none of {format_count(total, noun)}"
     reasons = ", ".join(f"{reason} {count:,}" for reason, count in by_count(dropped))
@@ -169,6 +173,24 @@ def tokenizer_metadata(outcome: Outcome, *, draw: bool) -> Metadata:
     )
 
 
+def part_metadata(outcome: Outcome) -> Metadata:
+    """Return the metadata of a part: a few lines, because there may be thousands of parts."""
+    meta = outcome.meta
+    tokens = sum(meta[f"{split}_tokens"] for split in SPLITS)
+    return without_empty(
+        {
+            **state_of(outcome),
+            "contents": f"{file_size(total_bytes(meta['files']))}: {format_count(tokens, 'token')}",
+            "tokens": tokens,
+            "bytes": total_bytes(meta["files"]),
+            **engines_entry(outcome),
+            "short": meta["part"]["short"] or None,
+            "dropped": ", ".join(f"{reason} {count:,}" for reason, count in sorted(meta["dropped"].items())),
+            **recorded_at(outcome),
+        }
+    )
+
+
 def recorded_at(outcome: Outcome) -> Metadata:
     """Return the hash of a build's meta.json, and its folder."""
     return {"meta_sha256": outcome.meta["meta_sha256"], "dagster/uri": outcome.directory.absolute().as_uri()}
@@ -187,27 +209,20 @@ def state_of(outcome: Outcome) -> Metadata:
     """Return the entries that every asset has: the result of the run, its duration, a warning, and what was left out."""
     took = f"{outcome.seconds:.1f} s" if outcome.seconds < 60 else format_duration(outcome.seconds)
     state = {"built": f"built in {took}", "cache_hit": f"hit ({took})"}.get(outcome.state, outcome.state)
-    if outcome.state == "built" and outcome.kind in FAMILIES:
-        tokens = _tokens(outcome.meta) - outcome.resumed  # only tokens of this run, because `seconds` covers only this run
-        state += f", {abbreviate(tokens / max(outcome.seconds, 1e-6))} tokens per second"
+    speed, is_measured = None, outcome.state == "built" and outcome.seconds > 0
+    if is_measured and outcome.kind in FAMILIES:
+        speed = (tokens_of(outcome.meta) - outcome.resumed) / outcome.seconds  # tokens of this run only, which `seconds` covers
+        state += f", {abbreviate(speed)} tokens per second"
     return without_empty(
         {
             STATE: state,
+            "seconds": round(outcome.seconds, 1) if is_measured else None,
+            "tokens_per_second": speed and round(speed),
             "warning": outcome.warning or None,
             LEFT_OUT: outcome.drops.requested or None,
             DROPS: "\n".join(outcome.drops.warnings) or None,
         }
     )
-
-
-def _items(meta: Meta, family: Family) -> dict[Split, int]:
-    if family == "pretrain":
-        return {split: meta["documents"][split] for split in SPLITS}
-    return {split: meta[f"{split}_examples"] for split in SPLITS}
-
-
-def _tokens(meta: Meta) -> int:
-    return sum(meta[f"{split}_tokens"] for split in SPLITS)
 
 
 def split_schema(family: Family) -> dg.TableSchema:
@@ -223,13 +238,14 @@ def split_schema(family: Family) -> dg.TableSchema:
     return dg.TableSchema(columns)
 
 
-def _plots(outcome: Outcome, address: str | None) -> dg.MarkdownMetadataValue | str:
-    """Return the plots of a cache, from one pass over it.
+def _plots(outcome: Outcome, address: str | None) -> Metadata:
+    """Return the plots of a cache, from one pass over it: histograms as text, and all of them as images.
 
     If the cache is damaged, return a line that says so. The checks then report the damage.
     """
     try:
         measures = measure_cache(outcome.directory, outcome.family, outcome.meta, address=address)
     except (NielsCacheError, OSError) as error:
-        return f"cannot be drawn: {error}"
-    return dg.MetadataValue.md(images(cache_pictures(measures, outcome.family, dropped=outcome.meta["dropped"]), outcome.name))
+        return {"plots": f"cannot be drawn: {error}"}
+    pictures = cache_pictures(measures, outcome.family, dropped=outcome.meta["dropped"])
+    return {"histograms": histograms(pictures), "plots": dg.MetadataValue.md(images(pictures, outcome.name))}

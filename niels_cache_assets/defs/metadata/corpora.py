@@ -9,12 +9,13 @@ from typing import Any
 import dagster as dg
 
 from niels_cache_assets.artifacts.base import Outcome
-from niels_cache_assets.artifacts.corpus_facts import duplicates_matrix, estimated_tokens, kept_per_split, reasons
+from niels_cache_assets.artifacts.corpus_report import duplicates_matrix, estimated_tokens, kept_per_split, reasons
 from niels_cache_assets.base.wording import SHORT_SHA256, abbreviate, file_size, format_count, format_share
 from niels_cache_assets.corpus.layout import REPORT_NAME
 from niels_cache_assets.corpus.prepared import PreparedCorpus
 from niels_cache_assets.defs.metadata.builds import STATE, Metadata, files_list, recorded_at, state_of
 from niels_cache_assets.defs.metadata.entries import command_entry, images, json_entry, table, without_empty
+from niels_cache_assets.facts.contents import total_bytes
 from niels_cache_assets.plots.pictures import corpus_pictures
 from niels_cache_assets.sources.excluding import EXCLUDED
 
@@ -44,6 +45,7 @@ def documents_metadata(outcome: Outcome) -> Metadata:
             **state,
             "contents": f"{', '.join(counts)}, about {abbreviate(tokens)} tokens",
             "documents": documents["kept"],
+            "bytes": size,
             "reasons": reasons_table(reasons(meta, meta["dropped"])),
             "made_from": json_entry({key: meta[key] for key in keys}),
             "files": files_list(meta["files"]),
@@ -51,6 +53,32 @@ def documents_metadata(outcome: Outcome) -> Metadata:
             **recorded_at(outcome),
         }
     )
+
+
+def corpus_part_metadata(outcome: Outcome) -> Metadata:
+    """Return the metadata of a part of a corpus."""
+    meta = outcome.meta
+    documents = meta["documents"]
+    contents = f"{file_size(meta['bytes']['after'])}: {format_count(documents['kept'], 'document')} of {documents['read']:,}"
+    return without_empty(
+        {
+            **state_of(outcome),
+            "contents": contents,
+            "documents": documents["kept"],
+            "dropped": ", ".join(f"{reason} {count:,}" for reason, count in sorted(meta["dropped"].items())) or None,
+            **recorded_at(outcome),
+        }
+    )
+
+
+def search_metadata(outcome: Outcome) -> Metadata:
+    """Return the metadata of the hashes or of a range."""
+    searched = format_count(outcome.meta["documents"]["searched"], "document")
+    return {
+        **state_of(outcome),
+        "contents": f"{file_size(total_bytes(outcome.meta['files']))}: {searched} in {outcome.meta['ranges']} ranges",
+        **recorded_at(outcome),
+    }
 
 
 def duplicates_metadata(outcome: Outcome) -> Metadata:
@@ -74,8 +102,8 @@ def duplicates_metadata(outcome: Outcome) -> Metadata:
             **state_of(outcome),
             "contents": f"{format_share(dropped, total['documents'])} of {format_count(total['documents'], 'document')} are duplicates: "
             f"{total['exact']:,} exact, {total['near']:,} near",
-            "exact": total["exact"],
-            "near": total["near"],
+            "exact_duplicates": total["exact"],
+            "near_duplicates": total["near"],
             "data_sets": table(rows),
             "because_of": matrix_table(duplicates_matrix(found)),
             "settings": json_entry({**meta["settings"], "bands": meta["bands"], "rows": meta["rows"]}),
@@ -94,7 +122,6 @@ def kept_metadata(prepared: PreparedCorpus) -> Metadata:
         "contents": f"{format_count(prepared.kept, 'document')} ({shares}); {format_count(int(prepared.is_dropped.sum()), 'duplicate')} "
         f"and {sum(prepared.dropped.values()):,} dropped in all",
         "documents": prepared.kept,
-        "dagster/row_count": prepared.kept,
         "content_sha256": prepared.meta["content_sha256"],
         "drop_sha256": prepared.drop_sha256,
         "dagster/uri": prepared.directory.absolute().as_uri(),

@@ -6,6 +6,7 @@ command that reads the text from the cache.
 
 import base64
 import json
+import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -19,16 +20,14 @@ from niels_cache_assets.plots.drawing import Picture, as_png
 MAX_TABLE_ROWS = 100
 COLUMNS = 110  # width of the UI's window for Markdown
 NARROW = 62  # characters that fit beside the name of an entry on a screen of 1280 pixels; a sha256 has 64
+_LEVELS = " ▁▂▃▄▅▆▇█"
+_FULL = len(_LEVELS) - 1
+_ROWS = 3  # of text in the height of a histogram
 _INLINE = 1000  # from this number of characters on, the UI shows Markdown in its own window
 
 
-def materialized(metadata: Mapping[str, Any], version: str) -> dg.MaterializeResult:
-    """Return the result of a step with this data version."""
-    return dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(version))
-
-
 def table(rows: Sequence[Mapping[str, Any]], **columns: str) -> dg.TableMetadataValue:
-    """Return the first rows as a table. The files and the command line have all rows.
+    """Return the first rows as a table, whose last row says how many more there are. The files and the command line have all rows.
 
     Args:
         rows: The rows.
@@ -36,7 +35,11 @@ def table(rows: Sequence[Mapping[str, Any]], **columns: str) -> dg.TableMetadata
     """
     columns = columns or {name: {int: "int", float: "float"}.get(type(value), "string") for name, value in (rows or [{}])[0].items()}
     schema = dg.TableSchema([dg.TableColumn(name, kind) for name, kind in columns.items()])
-    return dg.MetadataValue.table([dg.TableRecord(dict(row)) for row in rows[:MAX_TABLE_ROWS]], schema=schema)
+    shown = [*rows[:MAX_TABLE_ROWS]]
+    if more := len(rows) - len(shown):
+        shown.append({next(iter(columns)): f"and {more:,} more"})
+    records = [dg.TableRecord({name: row.get(name, "") for name in columns}) for row in shown]
+    return dg.MetadataValue.table(records, schema=schema)
 
 
 def without_empty(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,7 +82,26 @@ def command_entry(*arguments: str, root: Path) -> dg.MarkdownMetadataValue:
         *arguments: Arguments of the command.
         root: The cache directory.
     """
-    return dg.MetadataValue.md(code_block(shlex.join(["niels-cache", *arguments, "--cache-dir", str(root.absolute())]), "bash"))
+    lines = [shlex.join(["niels-cache", *arguments]), shlex.join(["--cache-dir", str(root.absolute())])]
+    is_narrow = sum(map(len, lines)) < NARROW
+    return dg.MetadataValue.md(code_block((" " if is_narrow else " \\\n  ").join(lines), "bash"))
+
+
+def histograms(pictures: Sequence[Picture]) -> dg.MarkdownMetadataValue:
+    """Return the pictures with columns as text, as many as the UI shows at once. It shows images only after a click."""
+    shown = ""
+    for each in pictures:
+        if each.kind == "columns" and each.values:
+            heights = [math.log1p(value) if each.is_logarithmic else value for value in each.values]
+            scale, width = _ROWS * _FULL / (max(heights) or 1), max(1, NARROW // 2 // len(heights))
+            rows = [
+                "".join(_LEVELS[max(0, min(_FULL, math.ceil(scale * one) - _FULL * row))] * width for one in heights)
+                for row in reversed(range(_ROWS))
+            ]
+            block = "\n".join([each.title, *rows, f"{each.names[0]} ... {each.names[-1]}; at most {max(each.values):,}"])
+            longer = f"{shown}\n\n{block}".lstrip("\n")
+            shown = longer if len(code_block(longer)) < _INLINE else shown
+    return dg.MetadataValue.md(code_block(shown))
 
 
 def images(pictures: Sequence[Picture], of: str) -> str:

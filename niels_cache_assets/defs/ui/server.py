@@ -18,6 +18,7 @@ import uvicorn
 from niels_cache_assets.defs.home.abandoned import ending_abandoned_runs
 from niels_cache_assets.defs.home.home_errors import home_errors
 from niels_cache_assets.defs.home.instance import dagster_home, ensure_instance
+from niels_cache_assets.defs.keys import DefinitionNames
 from niels_cache_assets.defs.private import web_context
 from niels_cache_assets.defs.ui.guard import WebGuard, refuse_unknown_routes
 from niels_cache_assets.defs.ui.services import Services
@@ -30,11 +31,12 @@ _DATABASE = {"statement_timeout": 15_000, "pool_recycle": 3_600, "max_overflow":
 _CHECK_SECONDS = 1.0
 
 
-def serve(listener: socket.socket, *, read_only: bool, ready: Callable[[], None]) -> None:
+def serve(listener: socket.socket, names: DefinitionNames, *, read_only: bool, ready: Callable[[], None]) -> None:
     """Serve the UI on a bound socket until an exception ends the server, for example the exception of a signal.
 
     Args:
         listener: The bound socket.
+        names: The names of the definitions.
         read_only: Whether the UI can change nothing, and no daemon is started. Otherwise, there can be only one UI for each Dagster home.
         ready: Called when the UI answers.
 
@@ -47,14 +49,14 @@ def serve(listener: socket.socket, *, read_only: bool, ready: Callable[[], None]
     with (
         home_errors(dagster_home()),
         ensure_instance() as instance,
-        TemporaryDirectory(prefix="niels-cache-ui-") as folder,  # below /tmp, because the path of a socket has at most 107 bytes
+        TemporaryDirectory(prefix="niels-cache-ui-") as folder,  # not in the home, because the path of a socket is limited
         _exclusive_home(Path(instance.root_directory), shared=read_only),
-        Services(instance, Path(folder)) as services,
+        Services(instance, Path(folder), names.location) as services,
         _guarded(instance, services, name=host, port=port, read_only=read_only) as guard,
         ExitStack() as stack,
     ):
         if not read_only:
-            stack.enter_context(ending_abandoned_runs(instance))  # because queued runs wait for the slots of abandoned runs
+            stack.enter_context(ending_abandoned_runs(instance, names))  # because queued runs wait for the slots of abandoned runs
             services.start_daemon()
         asyncio.run(_serve(guard, listener, services, ready))
 

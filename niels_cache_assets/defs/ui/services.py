@@ -17,12 +17,13 @@ from pathlib import Path
 import dagster as dg
 
 from niels_cache_assets.base.processes import attended_command
-from niels_cache_assets.defs.keys import IN_PROGRESS, LOCATION
+from niels_cache_assets.defs.keys import IN_PROGRESS
 from niels_cache_assets.defs.private import CODE_SERVER_TAG, DAEMON, wait_for_code_server
 from niels_cache_runtime.errors import NielsCacheError
 
 MODULE = "niels_cache_assets.definitions"
 STARTUP_SECONDS = 180
+MAX_SOCKET_BYTES = 103  # of the path of a socket, on every system
 RUN_GRACE_SECONDS = 1.5  # time for a run to record its position; the next build repeats the work after that position
 SERVICE_GRACE_SECONDS = 0.3
 
@@ -32,17 +33,25 @@ class Services:
 
     During the `with` block, the code server listens on a socket in `folder`. `start_daemon` adds the daemon. At the end of the block, runs
     of the code server are canceled. Queued runs stay queued until the next start.
+
+    Raises:
+        NielsCacheError: If the path of the folder is too long for a socket, or if the code server does not start.
     """
 
-    def __init__(self, instance: dg.DagsterInstance, folder: Path) -> None:
-        self._instance, self._folder = instance, folder
+    def __init__(self, instance: dg.DagsterInstance, folder: Path, location: str) -> None:
+        self._instance, self._folder, self._location = instance, folder, location
         self._socket, self.workspace = str(folder / "code_server"), folder / "workspace.yaml"
+        if len(os.fsencode(self._socket)) > MAX_SOCKET_BYTES:
+            raise NielsCacheError(
+                f"{self._socket}: longer than the {MAX_SOCKET_BYTES} bytes of a socket; point TMPDIR at a folder with a shorter path"
+            )
         self._pipe = os.pipe()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> "Services":
-        command = ["code-server", "start", "-m", MODULE, "--location-name", LOCATION, "--socket", self._socket, "--log-level", "warning"]
-        server = {"host": "localhost", "socket": self._socket, "location_name": LOCATION}
+        named = ["--location-name", self._location, "--socket", self._socket]
+        command = ["code-server", "start", "-m", MODULE, *named, "--log-level", "warning"]
+        server = {"host": "localhost", "socket": self._socket, "location_name": self._location}
         self.workspace.write_text(json.dumps({"load_from": [{"grpc_server": server}]}), encoding="utf-8")  # JSON is YAML
         try:
             wait_for_code_server(self._start("the code server", "dagster", command), self._socket, seconds=STARTUP_SECONDS)

@@ -199,7 +199,7 @@ class HubData(DecodesText):
     def _file_rows(self, file: SourceFile, position: FilePosition, columns: Sequence[str] | None = None) -> Iterator[tuple[int, Values]]:
         kind = format_of([file.name])
         chosen = {"columns": columns} if kind == "parquet" else {}
-        return _READERS[kind](file, position, encoding=self.encoding, limit=self.max_document_bytes, **chosen)
+        return _READERS[kind](file, position, self.text_options, **chosen)
 
     def rows(
         self, files: FilePass, context: StreamContext, needed: Sequence[str], optional: Sequence[str] = ()

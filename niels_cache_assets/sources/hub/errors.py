@@ -132,16 +132,13 @@ def _unreachable(dataset: str, detail: str) -> SourceUnavailableError:
 
     A wrong name of a data set causes the same failure, so the message says whether the data set was read before.
     """
-    known = "but this machine has read the data set before" if _was_read_before(dataset) else "and it is unknown whether the name exists"
+    from huggingface_hub.constants import HF_HUB_CACHE
+    from huggingface_hub.file_download import repo_folder_name
+
+    known = "and it is unknown whether the name exists"
+    if (Path(HF_HUB_CACHE) / repo_folder_name(repo_id=dataset, repo_type="dataset")).is_dir():
+        known = "but this machine has read the data set before"
     return SourceUnavailableError(
         f"{dataset}: the hub cannot be reached now ({without_secrets(detail)}), {known}; "
         f"check the network, and the name at {_page(dataset)}, and build again, or read a copy: {_COPY}"
     )
-
-
-def _was_read_before(dataset: str) -> bool:
-    """Return whether the cache of the hub's library contains a part of this data set."""
-    from huggingface_hub.constants import HF_HUB_CACHE
-    from huggingface_hub.file_download import repo_folder_name
-
-    return (Path(HF_HUB_CACHE) / repo_folder_name(repo_id=dataset, repo_type="dataset")).is_dir()

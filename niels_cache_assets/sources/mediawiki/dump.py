@@ -19,8 +19,8 @@ from xml.parsers import expat
 
 from niels_cache_assets.base.first_bytes import HEAD_BYTES, describe_content
 from niels_cache_assets.sources.mediawiki.site import NO_SITE, Site, language_of
-from niels_cache_assets.sources.reading.compressed import DamagedFileError, OnDamage, is_damaged
-from niels_cache_assets.sources.reading.encodings import MARKS, UTF8, damage_of, encoding_of, refuse_length
+from niels_cache_assets.sources.reading.compressed import DamagedFileError, is_damaged
+from niels_cache_assets.sources.reading.encodings import MARKS, UTF8, TextOptions, damage_of, encoding_of, refuse_length
 from niels_cache_assets.sources.reading.files import SourceFile, file_errors, first_bytes, open_bytes
 from niels_cache_assets.sources.reading.positions import FilePosition
 from niels_cache_runtime.errors import NielsCacheError
@@ -126,7 +126,9 @@ class _Handler:
         parent = self._path[-1] if self._path else ""
         self._path.append(name)
         if name == "page":
-            self.site = self.site or self._described_site()
+            if self.site is None:
+                language = language_of(self._language, self._site_values["dbname"], self._site_values["base"])
+                self.site = Site(language, tuple(self._namespaces)) if language or self._namespaces else NO_SITE
             self._values, self._redirect = {}, False
             self._start = self.parser.CurrentByteIndex
         elif parent == "page" and name == "redirect":
@@ -192,10 +194,6 @@ class _Handler:
         elif re.fullmatch(r"-?\d{1,9}", self._number) and len(self._namespaces) < _MAX_NAMESPACES:
             self._namespaces.append((int(self._number), text))
 
-    def _described_site(self) -> Site:
-        language = language_of(self._language, self._site_values["dbname"], self._site_values["base"])
-        return Site(language, tuple(self._namespaces)) if language or self._namespaces else NO_SITE
-
     def _replaced_in_page(self) -> list[_Replaced]:
         """Return the replaced characters of the page that ends here, and forget those before this page."""
         found = []
@@ -210,14 +208,7 @@ def _refuse_doctype(*_: object) -> None:
     raise ValueError("it declares a document type, which no dump does")
 
 
-def read_pages(
-    file: SourceFile,
-    position: FilePosition,
-    *,
-    encoding: str,
-    limit: int,
-    on_damage: OnDamage | None,
-) -> Iterator[Page]:
+def read_pages(file: SourceFile, position: FilePosition, options: TextOptions) -> Iterator[Page]:
     """Yield the pages from `position` on, in the order of the dump.
 
     Bytes that are invalid in `encoding`, and characters that XML cannot represent (NULs), become U+FFFD, and the page has their number.
@@ -225,17 +216,23 @@ def read_pages(
     Args:
         file: The dump.
         position: Where to begin.
-        encoding: The encoding, unless there is a byte order mark.
-        limit: The maximum number of characters of a page.
-        on_damage: Called for a damaged dump, instead of raising. The pages end before the damage.
+        options: How to read it. `limit` is the maximum number of characters of a page.
 
     Raises:
         NielsCacheError: If the dump is damaged, incomplete or not XML, if a page is too long, or if tags or comments are too long or nested
             too deeply for a dump. The message has the file and the offset.
     """
+    encoding, limit, on_damage = options
     with file_errors(file), open_bytes(file, on_damage) as stream:
         encoding, kind = encoding_of(stream, encoding), describe_content(first_bytes(stream), "XML")
-        header = _seek(stream, position)
+        head = b""  # before the first page; expat needs it first
+        if position.offset and stream.seekable():
+            head, page, _ = stream.read(_BLOCK).partition(b"<page")
+            if not page:
+                head, position.offset = b"", 0
+            stream.seek(0)
+        position.seek(stream)
+        header = _NOT_XML.sub("\ufffd", head.decode("utf-8-sig", errors="replace"))  # only positions in UTF-8 files have an offset
         handler = _Handler(file.name, limit, position.offset_row)
         parser = handler.parser
         received, offset = len(header.encode()), position.offset  # bytes that expat received, and the offset in the file where they end
@@ -278,22 +275,6 @@ def read_site(file: SourceFile, *, encoding: str = UTF8) -> Site:
             if handler.site is not None or end > _MAX_MARKUP_BYTES:
                 break
         return handler.site or NO_SITE
-
-
-def _seek(stream: IO[bytes], position: FilePosition) -> str:
-    """Move the stream to the page of the position.
-
-    Returns:
-        The text before the first page of the dump, which expat needs first.
-    """
-    header = b""
-    if position.offset and stream.seekable():
-        header, page, _ = stream.read(_BLOCK).partition(b"<page")
-        if not page:
-            header, position.offset = b"", 0
-        stream.seek(0)
-    position.seek(stream)
-    return _NOT_XML.sub("\ufffd", header.decode("utf-8-sig", errors="replace"))  # only positions in UTF-8 files have an offset
 
 
 def _pages_from(handler: _Handler, position: FilePosition, *, after: int, offset: int | None) -> Iterator[Page]:

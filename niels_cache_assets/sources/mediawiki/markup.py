@@ -161,7 +161,9 @@ class _Page:
 
     def end_section(self) -> None:
         shown = [line for line in self.section if line]
-        if shown and not (self._headings and _is_list(shown)):
+        are_items = all(line.lstrip(" ").startswith("- ") for line in shown)
+        is_list = are_items and sum(map(len, shown)) < _SENTENCE * len(shown)  # of short items, such as names or works
+        if shown and not (self._headings and is_list):
             for _, title in self._headings:
                 self.lines += ["", title, ""]
             self._headings = []
@@ -169,11 +171,6 @@ class _Page:
         elif shown:
             self.listed += shown[: _LISTED_LINES - len(self.listed)] if len(self.listed) < _LISTED_LINES else []
         self.section = []
-
-
-def _is_list(lines: list[str]) -> bool:
-    """Return whether the lines are only short list items, such as names or works."""
-    return all(line.lstrip(" ").startswith("- ") for line in lines) and sum(map(len, lines)) < _SENTENCE * len(lines)
 
 
 def _is_end_matter(title: str, headings: frozenset[str]) -> bool:

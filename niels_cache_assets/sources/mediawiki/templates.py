@@ -59,8 +59,12 @@ def _text(call: str, before: str) -> str | None:
     if colon:  # a parser function; only functions that change the look of their argument show text
         return next(_split(call.lstrip()[len(function) + 1 :])).strip() if function in _FUNCTIONS else None
     arguments = _arguments(rest)
-    if title in _QUOTATIONS:
-        return _quotation(arguments, _QUOTATIONS[title])
+    if title in _QUOTATIONS:  # the quotation is a paragraph, and its author and work are a second one
+        author, work = _QUOTATIONS[title]
+        text = _first_given(arguments, "1", "text", "quote", "content")
+        values = [_first_given(arguments, *keys) for keys in ((author, "author", "by", "sign", "cite"), (work, "title", "source"))]
+        attribution = ", ".join(filter(None, values))
+        return f"\n\n{text}\n\n" + (f"— {attribution}\n\n" if attribution else "") if text else "\n\n"
     make = _TEXTS.get(title) or (_argument("1") if title.startswith(("lang-", "script/")) else None)
     if make is None:
         return None
@@ -136,19 +140,6 @@ def _around(start: str, end: str) -> Template:
 def _form(form: str) -> Template:
     """Return a function that puts the first two arguments at `{0}` and `{1}`. Without the first argument, there is no text."""
     return lambda arguments: form.format(arguments["1"], _first_given(arguments, "2")) if arguments.get("1") else ""
-
-
-def _quotation(arguments: Arguments, places: tuple[str, str]) -> str:
-    """Return the quotation as a paragraph, and its author and work as a second paragraph.
-
-    Args:
-        arguments: The arguments of the call.
-        places: The positions of the author and the work among the arguments.
-    """
-    text = _first_given(arguments, "1", "text", "quote", "content")
-    values = [_first_given(arguments, *keys) for keys in ((places[0], "author", "by", "sign", "cite"), (places[1], "title", "source"))]
-    attribution = ", ".join(value for value in values if value)
-    return f"\n\n{text}\n\n" + (f"— {attribution}\n\n" if attribution else "") if text else "\n\n"
 
 
 def _convert(arguments: Arguments) -> str:

@@ -98,14 +98,6 @@ class _RetryPolicy:
         return threading.current_thread() is threading.main_thread() or self._thread is not threading.main_thread()
 
 
-def _jitter() -> float:
-    """Return a number from 0.5 to 1.5 that differs between processes, so that they do not all retry at once. Only waits depend on it.
-
-    The number comes from the clock, because importing torch for a random generator may take longer than the wait.
-    """
-    return 0.5 + zlib.crc32(f"{os.getpid()} {time.monotonic_ns()}".encode()) / 2**32
-
-
 def _ignore(message: str) -> None: ...
 
 
@@ -198,7 +190,9 @@ class RequestRetries:
             tries = f"{self._failures} tries in {now - self._since:.0f} s" if self._failures > 1 else "one try"
             later = f", and asks to wait {retry_after:.0f} s" if retry_after else ""
             raise SourceUnavailableError(f"{self._url}: {problem}, {tries}{later}")
-        wait = max(retry_after or 0.0, min(FIRST_WAIT * 2 ** min(self._failures - 1, 20), LONGEST_WAIT) * _jitter())
+        # From 0.5 to 1.5, so that processes do not all retry at once. Importing torch for a random number may take longer than the wait.
+        jitter = 0.5 + zlib.crc32(f"{os.getpid()} {time.monotonic_ns()}".encode()) / 2**32
+        wait = max(retry_after or 0.0, min(FIRST_WAIT * 2 ** min(self._failures - 1, 20), LONGEST_WAIT) * jitter)
         wait = min(wait, left)
         if self._failures > 1 or wait > 2:
             _policy.log(f"{self._url}: {problem}; asking again in {wait:.1f} s, giving up in {left:.0f} s")

@@ -206,11 +206,6 @@ def decompression_errors() -> tuple[type[Exception], ...]:
     return (EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
 
 
-def _is_window_error(error: Exception) -> bool:
-    """Return whether a decompressor rejected a window, which is not damage. Both libraries report this only in the message."""
-    return isinstance(error, decompression_errors()) and bool(re.search("requires too much memory|Memory usage limit", str(error)))
-
-
 class _Decompressed(io.RawIOBase):
     """All streams of a file, one after the other."""
 
@@ -249,13 +244,15 @@ class _Decompressed(io.RawIOBase):
                     self._offset += len(data)
                     return len(data)
         except Exception as error:
-            if _is_window_error(error):
+            # a rejected window is not damage; both libraries report it only in the message
+            is_damage = isinstance(error, decompression_errors())
+            if is_damage and re.search("requires too much memory|Memory usage limit", str(error)):
                 raise NielsCacheError(
                     f"{self._name}: cannot be decompressed: its header asks for a window of more than {MAX_WINDOW >> 30} GiB; decompress "
                     "it with the tool that made it, or compress it again with a smaller window"
                 ) from error
             plain = type(error) is OSError and error.errno is None  # raised by bz2; errors of disk and network have a number or a subclass
-            if not plain and not isinstance(error, decompression_errors()):
+            if not (plain or is_damage):
                 raise
             damage = DamagedFileError(
                 f"{self._name}: damaged after byte {self._offset} of its uncompressed content ({error}); replace the file"

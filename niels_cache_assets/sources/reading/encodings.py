@@ -59,6 +59,23 @@ _SHOWN_FILES = 3
 _JSON_MARKS = [*map(chr, (*range(0xFDD0, 0xFDF0), *range(0xE000, 0xF8FF)))]  # noncharacters, then private ones
 
 
+class TextOptions(NamedTuple):
+    """How a reader reads the text of a file.
+
+    Attributes:
+        encoding: The encoding, unless there is a byte order mark. In Parquet, it applies only to strings that are not UTF-8.
+        limit: The maximum size of a line, row or whole file in bytes, after decompression.
+        on_damage: Called for damaged compressed data, instead of raising; see `open_bytes`.
+    """
+
+    encoding: str = UTF8
+    limit: int = MAX_DOCUMENT_BYTES
+    on_damage: OnDamage | None = None
+
+
+PLAIN = TextOptions()
+
+
 class DecodesText(Source):
     """Keys of the kinds that read files: the encoding, and the maximum size of one document, line or whole file.
 
@@ -90,6 +107,10 @@ class DecodesText(Source):
     @property
     def max_document_bytes(self) -> int:
         return self.max_document_mib << 20
+
+    @property
+    def text_options(self) -> TextOptions:
+        return TextOptions(self.encoding, self.max_document_bytes)
 
     @field_validator("encoding")
     @classmethod
@@ -206,30 +227,26 @@ def read_whole(stream: IO[bytes], where: str, limit: int) -> bytes:
     return b"".join(blocks)
 
 
-def read_text(
-    file: SourceFile, on_damage: OnDamage | None = None, *, encoding: str = UTF8, limit: int = MAX_DOCUMENT_BYTES
-) -> tuple[str, str | None]:
+def read_text(file: SourceFile, options: TextOptions = PLAIN) -> tuple[str, str | None]:
     """Return (text, marked text or None) of the whole file, as `decode` does.
 
     The byte order mark is removed. Line ends are not changed.
 
     Args:
         file: The file.
-        on_damage: Called for damaged compressed data, instead of raising; see `open_bytes`.
-        encoding: The encoding, unless there is a byte order mark.
-        limit: The maximum size in bytes, after decompression.
+        options: How to read it.
 
     Raises:
         NielsCacheError: If the file has more than `limit` bytes.
     """
-    with file_errors(file), open_bytes(file, on_damage) as stream:
-        data = read_whole(stream, file.name, limit)
-    text, marked = decode(data, encoding_at(data[:4], encoding))
+    with file_errors(file), open_bytes(file, options.on_damage) as stream:
+        data = read_whole(stream, file.name, options.limit)
+    text, marked = decode(data, encoding_at(data[:4], options.encoding))
     return text.removeprefix(_BOM), None if marked is None else marked.removeprefix(_BOM)
 
 
 def read_lines(
-    stream: IO[bytes], position: FilePosition, where: str, limit: int, encoding: str, *, is_start: bool = True
+    stream: IO[bytes], position: FilePosition, where: str, options: TextOptions, *, is_start: bool = True
 ) -> Iterator[tuple[int, str, str | None]]:
     """Yield (index from 0, line with its end, marked line or None), beginning at `position`.
 
@@ -239,16 +256,22 @@ def read_lines(
         stream: A newly opened stream.
         position: Where to begin.
         where: The name of the file, for the error.
-        limit: The maximum size of a line in bytes.
-        encoding: The encoding, unless there is a byte order mark.
+        options: How to read lines.
         is_start: Whether the stream begins at the start of the file. If False, it begins inside the file, after any byte order mark.
 
     Raises:
         NielsCacheError: If a line has more than `limit` bytes.
     """
+    encoding, limit, _ = options
     encoding = encoding_of(stream, encoding) if is_start else encoding
     if encoding != UTF8:
-        yield from _lines_after_decoding(stream, position, where, limit, encoding)
+        position.offset = position.offset_row = 0  # the byte offset of a line is unknown
+        for index, decoded in enumerate(decoded_lines(stream, where, limit, encoding), position.seek(stream)):
+            if index >= position.row:
+                position.row = index + 1
+                if not index:
+                    decoded = decoded.removeprefix(_BOM)
+                yield (index, unmarked(decoded), decoded) if MARK.search(decoded) else (index, decoded, None)
         return
     index = position.seek(stream)
     offset = position.offset
@@ -267,20 +290,6 @@ def read_lines(
             except UnicodeDecodeError:
                 text, marked = decode(line, UTF8)
             yield index - 1, text, marked
-
-
-def _lines_after_decoding(
-    stream: IO[bytes], position: FilePosition, where: str, limit: int, encoding: str
-) -> Iterator[tuple[int, str, str | None]]:
-    position.offset = position.offset_row = 0  # the byte offset of a line is unknown
-    index = position.seek(stream)
-    for line in decoded_lines(stream, where, limit, encoding):
-        index += 1
-        if index > position.row:
-            position.row = index
-            if index == 1:
-                line = line.removeprefix(_BOM)
-            yield (index - 1, unmarked(line), line) if MARK.search(line) else (index - 1, line, None)
 
 
 def decoded_lines(stream: IO[bytes], where: str, limit: int, encoding: str) -> Iterator[str]:

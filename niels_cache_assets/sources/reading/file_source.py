@@ -13,8 +13,8 @@ from typing import Self
 
 from pydantic import Field
 
-from niels_cache_assets.sources.reading.compressed import DamagedFileError, OnDamage
-from niels_cache_assets.sources.reading.encodings import DecodesText
+from niels_cache_assets.sources.reading.compressed import DamagedFileError
+from niels_cache_assets.sources.reading.encodings import DecodesText, TextOptions
 from niels_cache_assets.sources.reading.files import SourceFile, file_digest, file_size, files_digest, find_files, find_groups
 from niels_cache_assets.sources.reading.keep import HasColumns
 from niels_cache_assets.sources.reading.positions import FilePass
@@ -24,7 +24,6 @@ from niels_cache_assets.sources.types import (
     ConfigPath,
     ListedFile,
     Siblings,
-    Source,
     SourceWithParts,
     StreamContext,
 )
@@ -32,19 +31,19 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Split
 
 
-class HasKeepDamaged(Source):
+class HasKeepDamaged(DecodesText):
     """The key `keep_damaged`, for kinds that read files line by line or page by page."""
 
     keep_damaged: bool = False
     """True keeps the intact start of a damaged file; by default, the build fails"""
 
-    def on_damage(self, context: StreamContext, files: FilePass) -> OnDamage | None:
-        """Return a function that logs a damaged file and counts it as dropped (`damaged_file`), or None if damage is an error.
+    def damage_options(self, context: StreamContext, files: FilePass) -> TextOptions:
+        """Return how to read files. With `keep_damaged`, a damaged file is logged and counted as dropped (`damaged_file`).
 
         A resumed pass may begin shortly before the damage, and then reaches the damage again. The file is still counted only once.
         """
         if not self.keep_damaged:
-            return None
+            return self.text_options
 
         def count(error: DamagedFileError) -> None:
             if files.state.get("damaged") != files.number:
@@ -52,7 +51,7 @@ class HasKeepDamaged(Source):
                 context.report.drop_row("damaged_file", files.name)
                 context.log(f"{error}; kept the data before")
 
-        return count
+        return self.text_options._replace(on_damage=count)
 
 
 class FileSource(DecodesText):

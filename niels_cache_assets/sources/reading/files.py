@@ -18,7 +18,6 @@ import re
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -29,6 +28,7 @@ from niels_cache_assets.sources.errors import SourceUnavailableError, endless_re
 from niels_cache_assets.sources.finding.globs import GlobResult, SameFiles, advice_for_missing, files_below, find_same_files, glob_files
 from niels_cache_assets.sources.hub.errors import hub_error
 from niels_cache_assets.sources.reading.compressed import OnDamage, compression_of, decompressed, decompression_errors
+from niels_cache_assets.sources.reading.digests import content_digest
 from niels_cache_runtime.errors import NielsCacheError
 
 _HUB_FILE = re.compile(r"hf://datasets/([^/@]+/[^/@]+)(?:@([^/]+))?/")
@@ -441,10 +441,4 @@ def file_digest(file: SourceFile) -> str:
         state = os.stat(file.url)
         if not stat.S_ISREG(state.st_mode):
             raise NielsCacheError(f"{file.name}: not a regular file, so it cannot be read twice; write its content to a file")
-        return _content_digest(file.url, state.st_size, state.st_mtime_ns, state.st_ino)
-
-
-@lru_cache(maxsize=100_000)
-def _content_digest(path: str, size: int, mtime_ns: int, inode: int) -> str:
-    with open(path, "rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+        return content_digest(file.url)

@@ -9,8 +9,6 @@ rows again without parsing them. A row costs two numbers.
 Readers define what a row is; builders choose which positions to keep.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

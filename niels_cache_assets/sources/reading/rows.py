@@ -16,13 +16,14 @@ from itertools import chain, islice, zip_longest
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from niels_cache_assets.base.first_bytes import describe_content
-from niels_cache_assets.sources.reading.compressed import OnDamage, is_damaged
+from niels_cache_assets.sources.reading.compressed import is_damaged
 from niels_cache_assets.sources.reading.encodings import (
     MARK,
     MARKS,
-    MAX_DOCUMENT_BYTES,
+    PLAIN,
     UTF8,
     DamagedRow,
+    TextOptions,
     Values,
     damage_of,
     decoded_lines,
@@ -218,31 +219,22 @@ def kind_of(value: Any) -> str:
     return names.get(type(value), type(value).__name__)
 
 
-def json_rows(
-    file: SourceFile,
-    position: FilePosition | None = None,
-    *,
-    encoding: str = UTF8,
-    limit: int = MAX_DOCUMENT_BYTES,
-    on_damage: OnDamage | None = None,
-) -> Iterator[tuple[int, Values]]:
+def json_rows(file: SourceFile, position: FilePosition | None = None, options: TextOptions = PLAIN) -> Iterator[tuple[int, Values]]:
     """Yield (line index from 0, object) of a JSON Lines file, beginning at `position`.
 
-    Blank lines are skipped; any other line must be an object. If bytes of a line are invalid in `encoding`, its object is a DamagedRow.
+    Blank lines are skipped; any other line must be an object. If bytes of a line are invalid in the encoding, its object is a DamagedRow.
 
     Args:
         file: The file.
         position: Where to begin. None is the start.
-        encoding: The encoding, unless there is a byte order mark.
-        limit: The maximum size of a line in bytes.
-        on_damage: Called for damaged compressed data, instead of raising. The rows end with the last whole line before the damage.
+        options: How to read it. With `on_damage`, the rows end with the last whole line before the damage.
 
     Raises:
         NielsCacheError: If a line is too long or is not a JSON object.
     """
-    with file_errors(file), open_bytes(file, on_damage) as stream:
+    with file_errors(file), open_bytes(file, options.on_damage) as stream:
         head, has_rows = first_bytes(stream), False
-        for index, line, marked in read_lines(stream, position or FilePosition(), file.name, limit, encoding):
+        for index, line, marked in read_lines(stream, position or FilePosition(), file.name, options):
             if not line.strip(_BLANKS):
                 continue
             if not line.endswith("\n") and is_damaged(stream):
@@ -273,22 +265,14 @@ def _refuse_array(file: SourceFile, error: ValueError | None = None) -> NoReturn
 
 
 def line_rows(
-    file: SourceFile,
-    position: FilePosition | None = None,
-    *,
-    encoding: str = UTF8,
-    limit: int = MAX_DOCUMENT_BYTES,
-    on_damage: OnDamage | None = None,
-    keep_ends: bool = True,
+    file: SourceFile, position: FilePosition | None = None, options: TextOptions = PLAIN, *, keep_ends: bool = True
 ) -> Iterator[tuple[int, Values]]:
     """Yield (line index from 0, object with the line as `text`) of a text file, beginning at `position`.
 
     Args:
         file: See `json_rows`, like the other arguments.
         position: See `json_rows`.
-        encoding: See `json_rows`.
-        limit: See `json_rows`.
-        on_damage: See `json_rows`.
+        options: See `json_rows`.
         keep_ends: Whether a line includes its end. Every end is a line feed then.
 
     Raises:
@@ -299,20 +283,13 @@ def line_rows(
         text = line.removesuffix("\n").removesuffix("\r")
         return text + "\n" if keep_ends and line.endswith("\n") else text
 
-    with file_errors(file), open_bytes(file, on_damage) as stream:
-        for index, line, marked in read_lines(stream, position or FilePosition(), file.name, limit, encoding):
+    with file_errors(file), open_bytes(file, options.on_damage) as stream:
+        for index, line, marked in read_lines(stream, position or FilePosition(), file.name, options):
             values = {TEXT: whole(line)}
             yield index, values if marked is None else DamagedRow(values, {TEXT: whole(marked)}, MARK, damage_of(marked).size)
 
 
-def csv_rows(
-    file: SourceFile,
-    position: FilePosition | None = None,
-    *,
-    encoding: str = UTF8,
-    limit: int = MAX_DOCUMENT_BYTES,
-    on_damage: OnDamage | None = None,
-) -> Iterator[tuple[int, Values]]:
+def csv_rows(file: SourceFile, position: FilePosition | None = None, options: TextOptions = PLAIN) -> Iterator[tuple[int, Values]]:
     """Yield (index of the record from 0, object) of a CSV file, or of a TSV file, with a header. All values are strings.
 
     A blank line is no record. A value that a record lacks is null.
@@ -320,18 +297,16 @@ def csv_rows(
     Args:
         file: See `json_rows`, like the other arguments.
         position: See `json_rows`. The records before are parsed again.
-        encoding: See `json_rows`.
-        limit: The maximum size of a record in characters.
-        on_damage: See `json_rows`.
+        options: See `json_rows`. `limit` is the maximum number of characters of a record.
 
     Raises:
         NielsCacheError: If a record is too long or has more values than the header, or if two columns have the same name.
     """
-    position = position or FilePosition()
-    with file_errors(file), open_bytes(file, on_damage) as stream:
+    position, limit = position or FilePosition(), options.limit
+    with file_errors(file), open_bytes(file, options.on_damage) as stream:
         position.offset = 0
         position.seek(stream)
-        lines = decoded_lines(stream, file.name, limit, encoding_of(stream, encoding))
+        lines = decoded_lines(stream, file.name, limit, encoding_of(stream, options.encoding))
         first = next(lines, "").removeprefix("\ufeff")
         delimiter = "\t" if re.search(r"\.tsv(\.\w+)?$", file.name, re.IGNORECASE) else ","
         csv.field_size_limit(limit)
@@ -493,9 +468,8 @@ def _unchanged(value: Any) -> Any:
 def parquet_rows(
     file: SourceFile,
     position: FilePosition | None = None,
+    options: TextOptions = PLAIN,
     *,
-    encoding: str = UTF8,
-    limit: int = MAX_DOCUMENT_BYTES,
     columns: Sequence[str] | None = None,
 ) -> Iterator[tuple[int, Values]]:
     """Yield (row index from 0, object) of a Parquet file, beginning at `position`.
@@ -505,12 +479,11 @@ def parquet_rows(
     Args:
         file: The file.
         position: Where to begin. None is the start.
-        encoding: The encoding of strings that are not UTF-8.
-        limit: The maximum size of a row in Arrow's memory format, in bytes.
+        options: How to read it. `limit` is the maximum size of a row in Arrow's memory format, in bytes.
         columns: The columns to read, if the file has one of them. None reads all.
 
     Raises:
-        NielsCacheError: If a row is larger than `limit`.
+        NielsCacheError: If a row is larger than the limit.
     """
     position = position or FilePosition()
     with open_parquet(file) as parquet:
@@ -518,11 +491,11 @@ def parquet_rows(
         chosen = [name for name in columns or () if name in parquet.columns] or None
         forms = {name: form for name, kind in parquet.columns.items() if (form := json_form(kind)) is not None}
         for first, batch in parquet.batches(chosen, most_rows=PARQUET_ROWS, start=position.row):
-            if batch.nbytes > limit:  # a single row may be longer than the limit
+            if batch.nbytes > options.limit:  # a single row may be longer than the limit
                 for row in range(len(batch)):
-                    if batch.slice(row, 1).nbytes > limit:
-                        refuse_length(f"{file.name}: row {first + row}", limit)
-            for row, values in enumerate(rows_in(batch, encoding), first):
+                    if batch.slice(row, 1).nbytes > options.limit:
+                        refuse_length(f"{file.name}: row {first + row}", options.limit)
+            for row, values in enumerate(rows_in(batch, options.encoding), first):
                 position.row = row + 1
                 for each in (values, values.marked) if isinstance(values, DamagedRow) else (values,):
                     each.update((name, form(each[name])) for name, form in forms.items() if name in each)
@@ -555,9 +528,7 @@ def rows_of_files(
             count_file_without(context.report, file.name, fields)
 
 
-def file_rows(
-    file: SourceFile, position: FilePosition | None = None, *, encoding: str = UTF8, limit: int = MAX_DOCUMENT_BYTES
-) -> Iterator[tuple[int, Values]]:
+def file_rows(file: SourceFile, position: FilePosition | None = None, options: TextOptions = PLAIN) -> Iterator[tuple[int, Values]]:
     """Yield the rows of a file, which is Parquet or JSON Lines according to its suffix."""
     read = parquet_rows if file.name.lower().endswith(".parquet") else json_rows
-    return read(file, position, encoding=encoding, limit=limit)
+    return read(file, position, options)

@@ -9,7 +9,7 @@ is the smallest possible number of rows, this method needs at most 11/9 * m + 4 
 
 Examples of the same length are placed together, and rows with the same content are counted, not listed. So the Python loop runs at most
 once per example. On real data, the loop runs much less often, because there are far more examples than different lengths. Each round of the
-loop finds a row with one lookup in a bitset of the room that rows have left. `truncation` cuts the long examples.
+loop finds a row with one lookup in a bitset of the room that rows have left. `rows` cuts the long examples.
 """
 
 import hashlib
@@ -97,9 +97,12 @@ def shape_rows(lengths: Ints, *, capacity: int) -> RowShapes:
     row_sizes, place_lengths = [], []
     for room in sorted(rows_by_room):
         for content, rows in rows_by_room[room]:
-            row = _unrolled(content)
+            row: list[int] = []  # from the last placed examples to the first
+            while content is not None:
+                content, length, times = content
+                row += [length] * times
             row_sizes.append(np.full(rows, len(row)))
-            place_lengths.append(np.tile(row, rows))
+            place_lengths.append(np.tile(row[::-1], rows))
     sizes = np.concatenate([np.zeros(1, dtype=np.int64), *row_sizes])
     by_place = np.concatenate([np.empty(0, dtype=np.int64), *place_lengths])
     return RowShapes(row_starts=np.cumsum(sizes), places_by_length=_sorted_by_length(by_place))
@@ -117,24 +120,14 @@ def place_examples(shapes: RowShapes, lengths: Ints, *, seed: int | None, epoch:
         epoch: The epoch.
     """
     n = len(lengths)
-    order = np.arange(n) if seed is None else torch.randperm(n, generator=_generator(seed, epoch)).numpy()
+    order = np.arange(n)
+    if seed is not None:
+        # torch's CPU generator uses 32 bits of a seed. The hash depends on all bits of seed and epoch, and neighbours are unrelated.
+        digest = hashlib.sha256(f"packing {seed} {epoch}".encode()).digest()
+        order = torch.randperm(n, generator=torch.Generator().manual_seed(int.from_bytes(digest[:4], "little"))).numpy()
     examples = np.empty(n, dtype=np.int64)
     examples[shapes.places_by_length] = order[_sorted_by_length(lengths[order])]
     return Packing(row_starts=shapes.row_starts, examples=examples)
-
-
-def _generator(seed: int, epoch: int) -> torch.Generator:
-    # torch's CPU generator uses 32 bits of a seed. The hash depends on all bits of seed and epoch, and neighbours are unrelated.
-    digest = hashlib.sha256(f"packing {seed} {epoch}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:4], "little"))
-
-
-def _unrolled(content: _Content | None) -> list[int]:
-    row: list[int] = []
-    while content is not None:
-        content, length, times = content
-        row += [length] * times
-    return row[::-1]
 
 
 def _sorted_by_length(lengths: Array) -> Ints:

@@ -5,10 +5,16 @@
     documents     0                       1                         2          padding is a separate document
     targets                       A EOT                     B C EOT           never the first token of an example, never padding
 
-A row is a list of examples; tokens stay in their file and are gathered when a row is read. Opening a split costs one pass over its tokens,
-to find the targets of each example. Targets that sentinels mark stay in memory, 16 bytes for each span and 8 for each example. Each epoch
-costs a plan of the examples in each row, a quarter of a second for a million examples. Reading a row then costs less than in
-`SFTExampleDataset`. Batches and attention masks belong to the loader.
+An example of more than T+1 tokens is cut:
+
+    usr .. EOT asst A EOT usr .. EOT asst B C EOT        an example of 14 tokens
+    `------- T+1 = 10 -------'                           truncate_right: its first tokens
+                 `------- T+1 = 10 -------'              truncate_left: its last tokens; assistant spans are found before the cut
+
+That reads no token, and takes 32 bytes per example. A row is a list of examples; tokens stay in their file and are gathered when a row
+is read. Opening a split costs one pass over its tokens, to find the targets of each example. Targets that sentinels mark stay in memory,
+16 bytes for each span and 8 for each example. Each epoch costs a plan of the examples in each row, a quarter of a second for a million
+examples. Reading a row then costs less than in `SFTExampleDataset`. Batches and attention masks belong to the loader.
 """
 
 import hashlib
@@ -16,7 +22,7 @@ import os
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -28,10 +34,34 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Ints, Split, Tokens, idx_name, target_ends_name, targets_name, tokens_name
 from niels_cache_runtime.format.meta import content_sha256, is_foreign
 from niels_cache_runtime.loader.packing.plan import PACKING_VERSION, Packing, place_examples, shape_rows
-from niels_cache_runtime.loader.packing.truncation import KeptExamples, LossOn, Overflow, keep_examples
 from niels_cache_runtime.loader.source import DocumentStarts, SampleRows, SourceBlocks, TokenOrigins
 
+LossOn = Literal["assistant", "last_assistant", "all"]
+Overflow = Literal["truncate_right", "truncate_left", "drop"]
 _PROBE_TOKENS = 2048
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptExamples:
+    """The examples that are kept.
+
+    Attributes:
+        ordinals: (n,) int64, the number of each example in the split.
+        example_starts: (n,) int64, where the whole example begins, in tokens of the split.
+        starts: (n,) int64, where the kept part of the example begins, in tokens of the split.
+        lengths: (n,) int64, how many tokens the kept part has.
+        truncated: How many of the kept examples were cut.
+        truncated_tokens: How many tokens were cut off in total.
+        dropped: How many examples are not kept, for each reason.
+    """
+
+    ordinals: Ints
+    example_starts: Ints
+    starts: Ints
+    lengths: Ints
+    truncated: int
+    truncated_tokens: int
+    dropped: dict[str, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,9 +303,33 @@ class PackedExamples:
         return hashlib.sha256(f"{content} {settings}".encode()).hexdigest()
 
     def _keep_sides(self, starts: Ints) -> list[KeptExamples]:
-        """Return the examples that are kept: one side, or in a subclass several sides of the same examples."""
-        kept = keep_examples(starts, token_count=len(self._tokens), T=self.T, overflow=self.overflow, targets=self._targets)
-        return [kept]
+        """Cut examples of more than T+1 tokens, and leave out those without a target in the kept part.
+
+        Args:
+            starts: (examples,) int64, where each example begins.
+
+        Returns:
+            The examples that are kept: one side, or in a subclass several sides of the same examples.
+        """
+        ends = np.append(starts[1:], len(self._tokens))
+        whole = ends - starts
+        cut, lengths = whole > self.T + 1, np.minimum(whole, self.T + 1)
+        kept_starts = ends - lengths if self.overflow == "truncate_left" else starts
+        has_target = lengths > 1 if self._targets is None else self._targets.have_targets(kept_starts, lengths)
+        too_long = cut if self.overflow == "drop" else np.zeros_like(cut)
+        kept = np.flatnonzero(has_target & ~too_long)
+        counts = {"too_long": np.count_nonzero(too_long), "without_target": np.count_nonzero(~has_target & ~too_long)}
+        return [
+            KeptExamples(
+                ordinals=kept,
+                example_starts=starts[kept],
+                starts=kept_starts[kept],
+                lengths=lengths[kept],
+                truncated=int(np.count_nonzero(cut[kept])),
+                truncated_tokens=int((whole - lengths)[kept].sum()),
+                dropped={reason: int(count) for reason, count in counts.items() if count},
+            )
+        ]
 
     def _check_kept(self, count: int) -> None:
         """Raise NielsCacheError if none of `count` examples is kept, and warn if some have no target."""

@@ -18,8 +18,7 @@ import numpy as np
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SIDES, Ints, Side
 from niels_cache_runtime.loader.packing.plan import Packing
-from niels_cache_runtime.loader.packing.rows import PackedExamples
-from niels_cache_runtime.loader.packing.truncation import KeptExamples
+from niels_cache_runtime.loader.packing.rows import KeptExamples, PackedExamples
 from niels_cache_runtime.loader.source import SampleSource
 
 

@@ -32,7 +32,7 @@ from niels_cache_runtime.remote.copied_build import CopiedBuild, slices
 from niels_cache_runtime.remote.download import changed_object_error, read_range
 from niels_cache_runtime.remote.ledger import FileDemand, is_tail, tail_of, tail_path
 from niels_cache_runtime.remote.local_copy import LocalCopy
-from niels_cache_runtime.remote.objects import RemoteFile
+from niels_cache_runtime.remote.record import RemoteFile
 from niels_cache_runtime.remote.store import RemoteError, Store, open_store
 
 

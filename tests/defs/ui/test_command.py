@@ -50,6 +50,11 @@ def test_a_wrong_configuration_is_said_before_anything_starts(
     assert "jsonk" in refusal(capsys, "--config", str(tmp_path / "wrong.toml"), "--port", "0")
 
 
+def test_a_temporary_folder_whose_path_is_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
+    with dg.DagsterInstance.ephemeral() as instance, pytest.raises(NielsCacheError, match=f"{services.MAX_SOCKET_BYTES} bytes.*TMPDIR"):
+        services.Services(instance, tmp_path / ("x" * services.MAX_SOCKET_BYTES), "here")
+
+
 def other_signature(context: Any) -> None:
     """The function that makes the app, after an update."""
 
@@ -84,7 +89,7 @@ def test_a_service_that_cannot_be_started_is_the_error_that_is_told(tmp_path: Pa
     with (
         dg.DagsterInstance.ephemeral() as instance,
         pytest.raises(NielsCacheError, match=r"code server .*: .*Cannot allocate memory"),
-        services.Services(instance, tmp_path),
+        services.Services(instance, tmp_path, "here"),
     ):
         pass
 
@@ -96,7 +101,7 @@ import argparse, asyncio, os, signal, socket, sys, types
 import uvicorn
 from niels_cache_assets.cli.commands import ui
 
-def serve(listener, *, read_only, ready):
+def serve(listener, names, *, read_only, ready):
     async def run():
         loop = asyncio.get_running_loop()
         loop.call_later(0.2, os.kill, os.getpid(), signal.SIGHUP)

@@ -1,0 +1,135 @@
+"""The folder of the Dagster home, and what it has recorded, so that finding a current build needs no Dagster.
+
+    .found/<hash>           a marker: what was recorded last of an artifact at a place, which is a folder or an address in a store
+    .found/digests.json     digests of local files (sources/reading/digests.py)
+    .runs/                  the processes of runs (abandoned.py)
+
+A marker is written after the events are in the database, so after a kill in between, an artifact is recorded again, and never left out. Its
+value covers the artifact, its inputs and its code version. A step of a run removes the marker, and so does another observation of upstream.
+"""
+
+import hashlib
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from niels_cache_assets.artifacts.base import Artifact, Outcome
+from niels_cache_assets.artifacts.graph import Graph
+from niels_cache_assets.base.fingerprint import fingerprint_of
+from niels_cache_assets.base.processes import claim_record
+from niels_cache_assets.disk.journal import write_atomically
+from niels_cache_assets.facts.published import address_in_store
+from niels_cache_assets.parts.layout import CHILD_BUILT_KINDS
+from niels_cache_assets.sources.excluding import exclude_identity
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import META_NAME
+from niels_cache_runtime.format.meta import Meta, load_meta
+
+HOME_VARIABLE = "DAGSTER_HOME"
+RUN_RECORDS = ".runs"
+_FOLDER = ".found"
+_FAILED = "failed"
+
+
+def dagster_home(home: Path | None = None) -> Path:
+    """Return the absolute path of the Dagster home: `home`, otherwise DAGSTER_HOME, otherwise .dagster in the working directory."""
+    return (home or Path(os.environ.get(HOME_VARIABLE) or ".dagster")).expanduser().absolute()
+
+
+def has_abandoned_runs() -> bool:
+    """Return whether the process of a run of this machine has ended, and left its record."""
+    for path in (dagster_home() / RUN_RECORDS).glob("[!.]*"):
+        with claim_record(path, copies=False) as is_gone:
+            if is_gone:
+                return True
+    return False
+
+
+def digests_path() -> Path:
+    """Return the path of the digests of local files."""
+    return dagster_home() / _FOLDER / "digests.json"
+
+
+@dataclass(frozen=True)
+class Marker:
+    """The marker of an artifact.
+
+    Attributes:
+        path: Its file.
+        value: Its content if the artifact is recorded as it is now.
+    """
+
+    path: Path
+    value: str
+
+    @property
+    def is_current(self) -> bool:
+        """Whether this home has recorded the artifact as it is now."""
+        with suppress(OSError):
+            return self.path.read_bytes() == self.value.encode()
+        return False
+
+    def write(self) -> None:
+        """Write the marker. If this fails, the artifact is recorded again, or found in the database."""
+        with suppress(OSError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.path, self.value.encode(), spare=f"new-{os.getpid()}")
+
+
+def marker_of(artifacts: Graph, artifact: Artifact, outcome: Outcome) -> Marker:
+    """Return the marker of an artifact that was built or found.
+
+    Parts are no inputs here, because what joins them changes with them.
+    """
+    inputs = [artifacts[key] for key in artifact.inputs() if key.partition("/")[0] not in CHILD_BUILT_KINDS]
+    source = getattr(getattr(artifact, "spec", artifact), "source", None)
+    value = {
+        "meta": _hash_of(outcome.meta),
+        "inputs": {each.key: _recorded_hash(each) for each in inputs},
+        "code_version": artifact.version,
+        **exclude_identity(getattr(source, "exclude", None)),  # the version of a plan covers it
+    }
+    return Marker(_marker_path(artifact), fingerprint_of(value))
+
+
+def mark_failed(artifact: Artifact) -> None:
+    """Mark an artifact whose run has failed, although its build may be current. The next launch does not find it, but runs it again."""
+    Marker(_marker_path(artifact), _FAILED).write()
+
+
+def has_failed(artifact: Artifact) -> bool:
+    """Return whether the last run of a launch has failed to build an artifact, or one of its checks has failed."""
+    return Marker(_marker_path(artifact), _FAILED).is_current
+
+
+def remove_marker(artifact: Artifact) -> None:
+    """Remove the marker of an artifact, so that the next `build-all` looks into the database."""
+    with suppress(OSError):
+        _marker_path(artifact).unlink()
+
+
+def remove_markers_of(artifacts: Graph, name: str) -> None:
+    """Remove the markers of a data set, of which another upstream was observed."""
+    for key in artifacts.keys:
+        if key.partition("/")[2] == name:
+            remove_marker(artifacts[key])
+
+
+def _marker_path(artifact: Artifact) -> Path:
+    spec: Any = getattr(artifact, "spec", artifact)
+    place = address_in_store(spec.registry, artifact.key) or artifact.directory.absolute()
+    name = f"{spec.registry.dagster.key_prefix}\0{artifact.key}\0{place}"
+    return dagster_home() / _FOLDER / hashlib.sha256(name.encode()).hexdigest()
+
+
+def _recorded_hash(artifact: Artifact) -> str | None:
+    with suppress(NielsCacheError):
+        return _hash_of(load_meta(str(artifact.directory / (artifact.record or META_NAME))))
+    return None
+
+
+def _hash_of(meta: Meta) -> str:
+    """Return the hash of a record. That of an index is in its name."""
+    return str(meta.get("meta_sha256") or meta.get("hash"))
