@@ -20,12 +20,11 @@ def cache_identity(
     registry: Registry,
     source: Source,
     build: BuildSettings,
-    *,
-    tokenizer_sha256: str | None,
-    vocab_size: int | None,
-    revision: str | None,
     siblings: Mapping[str, PretrainSource],
-    prepared: PreparedCorpus | None,
+    *,
+    tokenizer: tuple[str | None, int | None] = (None, None),
+    revision: str | None = None,
+    prepared: PreparedCorpus | None = None,
 ) -> dict[str, Any]:
     """Return everything that decides the bytes of a cache.
 
@@ -33,14 +32,15 @@ def cache_identity(
         registry: The configuration.
         source: The table of the data set.
         build: The table [build].
-        tokenizer_sha256: The sha256 of the tokenizer's model. None if there is no tokenizer.
-        vocab_size: The size of the tokenizer's vocabulary, which decides the dtype of the tokens. If it is None, only the setting counts.
+        siblings: The pretrain tables by name. A table with a corpus is replaced by a reader of this corpus.
+        tokenizer: The sha256 of the tokenizer's model, or None if there is no tokenizer, and the size of its vocabulary, which decides the
+            dtype of the tokens. If the size is None, only the setting counts.
         revision: The revision of the source. With `prepared`, it counts only with `decontaminate_against`, because it covers the texts that
             the key names.
-        siblings: The pretrain tables by name. A table with a corpus is replaced by a reader of this corpus.
         prepared: The corpus that is read instead of the source. The identity then has the content of the corpus and of its drop list (the
             list of duplicates), and not the settings that made them. None if the source is read.
     """
+    tokenizer_sha256, vocab_size = tokenizer
     if prepared is None:
         members, read = getattr(source, "members", {}), source.identity()
     else:

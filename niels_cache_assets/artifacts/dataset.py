@@ -250,18 +250,10 @@ class DatasetSpec(Generic[S]):
         revision: str | None = self.prepared.meta["dataset_revision"]
         return revision
 
-    def identity(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
-        """Return everything that decides the bytes of the cache of the whole data set if this tokenizer is used."""
-        return cache_identity(
-            self.registry,
-            self.source,
-            self.build,
-            tokenizer_sha256=tokenizer_sha256,
-            vocab_size=vocab_size,
-            revision=revision,
-            siblings=self.siblings,
-            prepared=self.prepared,
-        )
+    def identity(self, revision: str | None) -> dict[str, Any]:
+        """Return everything that decides the bytes of the cache of the whole data set."""
+        tables = (self.registry, self.source, self.build, self.siblings)
+        return cache_identity(*tables, tokenizer=self.recorded_tokenizer, revision=revision, prepared=self.prepared)
 
     def drop_summary(self, meta: Meta) -> DropSummary:
         """Return what the cache of the whole data set left out, in words."""
@@ -334,11 +326,7 @@ class DatasetArtifact(Artifact, Generic[S]):
         return self.spec.revision()
 
     def identity(self, revision: str | None) -> dict[str, Any]:
-        return self.identity_with(*self.spec.recorded_tokenizer, revision)
-
-    @abstractmethod
-    def identity_with(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
-        """Return everything that decides the bytes of the cache if this tokenizer is used."""
+        return self.spec.identity(revision)
 
     def drop_summary(self, meta: Meta) -> DropSummary:
         return DropSummary() if self.is_part else self.spec.drop_summary(meta)
@@ -480,9 +468,6 @@ class PretrainCache(StreamedCache[PretrainSource]):
 
     version = CODE_VERSIONS["pretrain"]
 
-    def identity_with(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
-        return self.spec.identity(tokenizer_sha256, vocab_size, revision)
-
     def need(self) -> SpaceNeed | None:
         spec = self.spec
         # how much text a drop list or `decontaminate_against` removes is unknown
@@ -569,8 +554,8 @@ class SftCache(StreamedCache[SftSource]):
         """
         return find_template(self.spec.source.template, self.registry.tokenizer)
 
-    def identity_with(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
-        identity = self.spec.identity(tokenizer_sha256, vocab_size, revision)
+    def identity(self, revision: str | None) -> dict[str, Any]:
+        identity = super().identity(revision)
         return identity if self.template is None else {**identity, "template": self.template.identity}
 
     def need(self) -> SpaceNeed | None:

@@ -19,7 +19,7 @@ from niels_cache_assets.artifacts.corpus_report import CorpusReport
 from niels_cache_assets.artifacts.dataset import PretrainCache, SftCache, SwitchedOff, check_files
 from niels_cache_assets.artifacts.duplicates import Duplicates, SearchStep
 from niels_cache_assets.artifacts.index import BlendIndex, is_prebuilt
-from niels_cache_assets.artifacts.parts.part import PartCache, ValPart, difference
+from niels_cache_assets.artifacts.parts.part import PartFolder
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.seal import DatasetCache, JoinedCache
 from niels_cache_assets.artifacts.parts.watch import STATES, WAITING, watch_parts
@@ -180,7 +180,7 @@ def _(dataset: PretrainCache | JoinedCache | SftCache | SwitchedOff) -> Evaluati
         return "other settings", "build it: it has been switched on since"
     _require_tokenizer(meta, root)
     try:
-        same = dataset.matches(meta, dataset.identity_with(meta["tokenizer_sha256"], meta.get("vocab_size"), meta["dataset_revision"]))
+        same = dataset.matches(meta, dataset.identity(meta["dataset_revision"]))
     except NielsCacheError as error:
         has_plan = isinstance(dataset, JoinedCache) and not dataset.is_of_corpus
         return "other settings" if has_plan else "no corpus", str(error)
@@ -203,14 +203,14 @@ def _(step: SearchStep) -> Evaluation:
 
 
 @_evaluate.register
-def _(part: PartCache | ValPart) -> Evaluation:
+def _(part: PartFolder) -> Evaluation:
     if not (part.directory / META_NAME).exists():
         return "missing", "build it"
     meta = _read_with(part.directory, _BUILT_KEYS, named=False)
     _require_tokenizer(meta, part.spec.root)
     try:
         part.finished()  # raises if the folder holds another part
-        return ("in sync", "") if part.is_current(meta) else ("other settings", difference(part, meta))
+        return ("in sync", "") if part.is_current(meta) else ("other settings", part.difference(meta))
     except NielsCacheError as error:
         return "other settings", str(error)
 

@@ -18,13 +18,7 @@ from niels_cache_assets.artifacts.dataset import (
     split_rule,
     with_overlap,
 )
-from niels_cache_assets.artifacts.parts.part import (
-    PartCache,
-    ValPart,
-    difference,
-    part_of,
-    planned_identity,
-)
+from niels_cache_assets.artifacts.parts.part import PartCache, PartFolder, ValPart, part_of, planned_identity
 from niels_cache_assets.base.documents import merge_facts
 from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.build_cache import CODE_VERSIONS
@@ -63,7 +57,7 @@ class JoinedCache(DatasetArtifact[SourceWithParts]):
         """Return the artifact of the val part."""
         return ValPart(spec=self.spec)
 
-    def members(self) -> list[PartCache | ValPart]:
+    def members(self) -> list[PartFolder]:
         """Return the val part, if there is one, and the parts. All use the tokenizer, and the plan or the corpus, of this artifact.
 
         Raises:
@@ -72,7 +66,7 @@ class JoinedCache(DatasetArtifact[SourceWithParts]):
         self.revision()
         return self._members()
 
-    def _members(self) -> list[PartCache | ValPart]:
+    def _members(self) -> list[PartFolder]:
         val = [self.val_part()] if self.spec.source.has_val_part else []
         return [*val, *map(self.part, range(self.spec.source.total_parts))]
 
@@ -91,11 +85,11 @@ class JoinedCache(DatasetArtifact[SourceWithParts]):
         assert self.spec.recorded_tokenizer  # fail early: nothing can be built without it
         return self.spec.revision() if self.is_of_corpus else self.spec.plan.revision
 
-    def identity_with(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
+    def identity(self, revision: str | None) -> dict[str, Any]:
         if self.is_of_corpus:
-            own = {**self.spec.identity(tokenizer_sha256, vocab_size, revision), "plan": self.planned_by, "member": self.member}
+            own = {**super().identity(revision), "plan": self.planned_by, "member": self.member}
         else:
-            own = planned_identity(self.spec, self.member, self.planned_by, tokenizer_sha256, vocab_size)
+            own = planned_identity(self.spec, self.member, self.planned_by)
         near_check = {"near_check": "all"} if self.spec.build.near_check == "all" else {}
         return {**own, "seal": CODE_VERSION, **near_check}
 
@@ -155,7 +149,7 @@ class JoinedCache(DatasetArtifact[SourceWithParts]):
         found = ((each.directory, fingerprint_of(each.identity(each.revision()))) for each in self.members())
         return {directory: folder_of(directory.name, fingerprint) for directory, fingerprint in found}
 
-    def _read_checked_meta(self, member: PartCache | ValPart, folder: Path) -> Meta:
+    def _read_checked_meta(self, member: PartFolder, folder: Path) -> Meta:
         """Return the meta.json of a part, after a comparison with the plan, the tokenizer and the files.
 
         Args:
@@ -170,7 +164,7 @@ class JoinedCache(DatasetArtifact[SourceWithParts]):
             raise NielsCacheError(f"{folder}: this part does not exist yet; build it first: {command}")
         meta = read_meta(str(folder / META_NAME))
         if not member.is_current(meta):
-            raise NielsCacheError(f"{folder}: {difference(member, meta)}; build it again: {command}")
+            raise NielsCacheError(f"{folder}: {member.difference(meta)}; build it again: {command}")
         if folder == member.directory:
             check_files(folder, meta, verify=self.spec.build.verify_parts)
         return meta
