@@ -3,16 +3,16 @@
 A finished cache with the same fingerprint over its identity needs no build.
 """
 
-from collections.abc import Mapping
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
+from niels_cache_assets.base.fingerprint import Identity
 from niels_cache_assets.build_cache import CODE_VERSIONS
 from niels_cache_assets.build_cache.base import choose_token_dtype, token_dtype_identity
 from niels_cache_assets.corpus.identity import held_out_identity
 from niels_cache_assets.corpus.prepared import PreparedCorpus
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.project.tables import BuildSettings
-from niels_cache_assets.sources.types import PretrainSource, Source
+from niels_cache_assets.sources.types import PretrainSource, Siblings, Source
 from niels_cache_assets.streaming.decontaminate import decontamination_identity, references_identity
 
 
@@ -20,12 +20,12 @@ def cache_identity(
     registry: Registry,
     source: Source,
     build: BuildSettings,
-    siblings: Mapping[str, PretrainSource],
+    siblings: Siblings,
     *,
     tokenizer: tuple[str | None, int | None] = (None, None),
     revision: str | None = None,
     prepared: PreparedCorpus | None = None,
-) -> dict[str, Any]:
+) -> Identity:
     """Return everything that decides the bytes of a cache.
 
     Args:
@@ -61,7 +61,7 @@ def cache_identity(
     }
 
 
-def _decontamination(registry: Registry, source: Source) -> dict[str, Any]:
+def _decontamination(registry: Registry, source: Source) -> Identity:
     if not isinstance(source, PretrainSource):
         return {}
     own = decontamination_identity(source.decontaminate, source.decontaminate_threshold, val_is_given=val_may_come_late(source))

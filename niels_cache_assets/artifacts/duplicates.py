@@ -31,7 +31,7 @@ from niels_cache_assets.artifacts.base import BuildJob, BuildLock, Log, Reported
 from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts.free_parts import build_free_parts_first
-from niels_cache_assets.base.fingerprint import fingerprint_of
+from niels_cache_assets.base.fingerprint import Identity, fingerprint_of
 from niels_cache_assets.base.wording import format_count
 from niels_cache_assets.corpus.identity import (
     DROP_LISTS_VERSION,
@@ -78,7 +78,7 @@ class RequiredDropLists:
 
     corpora: dict[str, Meta]
     missing: dict[str, str]
-    identity: dict[str, Any]
+    identity: Identity
 
     @classmethod
     def of(cls, registry: Registry, root: Path) -> RequiredDropLists:
@@ -204,7 +204,7 @@ class SearchStep(RootArtifact):
             raise NielsCacheError(next(iter(self.required.missing.values()), 'no data set has prepare = [..., "dedup"]'))
         return None
 
-    def identity(self, revision: str | None) -> dict[str, Any]:
+    def identity(self, revision: str | None) -> Identity:
         found = self.required.identity
         return {**{key: found[key] for key in _BUCKET_KEYS}, "ranges": self.ranges, "member": self.member, "code_version": self.version}
 
@@ -354,7 +354,7 @@ class Duplicates(RootArtifact):
     def finished(self) -> Meta | None:
         return finished_meta(self.directory) if self.registry.prepared("dedup") else None
 
-    def identity(self, revision: str | None = None) -> dict[str, Any]:
+    def identity(self, revision: str | None = None) -> Identity:
         return {**self.required.identity, "code_version": DROP_LISTS_VERSION}
 
     def warning(self) -> str | None:

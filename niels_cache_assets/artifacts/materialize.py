@@ -22,7 +22,7 @@ from typing import Any
 from niels_cache_assets.artifacts.base import Artifact, BuildJob, BuildLock, Log, Outcome
 from niels_cache_assets.artifacts.notify import notifying
 from niels_cache_assets.artifacts.stored import in_store
-from niels_cache_assets.base.fingerprint import fingerprint_of
+from niels_cache_assets.base.fingerprint import Identity, fingerprint_of
 from niels_cache_assets.disk.build_lock import path_stamp
 from niels_cache_assets.disk.space import explain_disk_full, require_free_space
 from niels_cache_assets.parts.lease import LeaseLostError
@@ -139,7 +139,7 @@ class _RequiredBuild:
     artifact: Artifact
     target_stamp: tuple[int, int] | None
     revision: str | None
-    identity: dict[str, Any]
+    identity: Identity
 
 
 def _check_current(artifact: Artifact, *, force: bool, asks_without_build: bool = True) -> Outcome | _RequiredBuild:
@@ -162,7 +162,7 @@ def _check_current(artifact: Artifact, *, force: bool, asks_without_build: bool 
     existing = None if force else place.finished()
     reason = None if force else artifact.reason_to_keep_stale()
     if reason is not None:
-        return outcome(read_meta(str(artifact.directory / META_NAME)), reason, kept=True)
+        return outcome(read_meta(artifact.directory / META_NAME), reason, kept=True)
     if existing is not None and artifact.is_frozen(existing):
         return outcome(existing, artifact.warning())
     if existing is None and not asks_without_build:
@@ -201,8 +201,8 @@ def _build(required: _RequiredBuild, lock: BuildLock, *, force: bool, on_progres
         drops = artifact.drop_summary(written.meta)
         meta = written.meta
         if artifact.record is not None:
-            write_meta(str(staging / artifact.record), meta)
-            meta = read_meta(str(staging / artifact.record))
+            write_meta(staging / artifact.record, meta)
+            meta = read_meta(staging / artifact.record)
     return Outcome(
         key=artifact.key,
         state=artifact.states[0 if written.changed else 1],

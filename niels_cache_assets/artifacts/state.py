@@ -332,7 +332,7 @@ def _state(
         return found
     with suppress(NielsCacheError, OSError):  # the file was replaced in the meantime, or has an invalid value
         path = directory / META_NAME
-        meta = check_form(load_meta(str(path)), path) if read is None else read() or {}
+        meta = check_form(load_meta(path), path) if read is None else read() or {}
         if not is_foreign(meta):
             listed_files({"files": {}, **meta}, directory)
         found = replace(found, meta=meta)
@@ -353,7 +353,7 @@ def _evaluate_current(record: Path, require_current: Callable[[], object]) -> Ev
 
 def _evaluate_match(artifact: Artifact, record: str, advice: str, *, on_error: State = "other settings") -> Evaluation:
     """Return the state of a complete build: `on_error` if there is no identity to compare it with, and the advice if it has another."""
-    meta = read_meta(str(artifact.directory / record))
+    meta = read_meta(artifact.directory / record)
     try:
         same = artifact.matches(meta, artifact.identity(None))
     except NielsCacheError as error:
@@ -408,7 +408,7 @@ def _read_with(directory: Path, keys: Iterable[str], *, named: bool) -> Meta:
 
 def _read_build(directory: Path, keys: Iterable[str], *, named: bool) -> Meta:
     path = directory / META_NAME
-    meta = check_form(load_meta(str(path)), path)
+    meta = check_form(load_meta(path), path)
     problem = location_problem(meta, family=directory.parent.name, name=directory.name) if named else None
     if problem is not None:
         raise _UnfitError("other data set", f"{path}: {problem}")

@@ -174,7 +174,7 @@ def require_unchanged(directory: Path, meta: Meta) -> None:
         stamp = None  # it is missing, so `read_meta` says why
     else:
         stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
-    sha256 = read_meta(str(path))["meta_sha256"] if stamp is None else _recorded_sha256(str(path), stamp)
+    sha256 = read_meta(path)["meta_sha256"] if stamp is None else _recorded_sha256(str(path), stamp)
     if sha256 != meta["meta_sha256"]:
         raise NielsCacheError(f"{directory}: was replaced while it was read; run this again")
 

@@ -155,7 +155,7 @@ def lineage_files(path: Path, meta: Meta | None = None) -> list[LineageFile]:
     if path.exists() or not folder.is_dir():
         return [LineageFile(path, None)]
     split = folder.name.partition("_")[0]
-    parts = (read_meta(str(meta_path)) if meta is None else meta).get("parts")
+    parts = (read_meta(meta_path) if meta is None else meta).get("parts")
     if not isinstance(parts, list):
         raise NielsCacheError(f"{meta_path}: does not list the parts of {folder.name}; rebuild this data set")
     counted = [(part["name"], part["documents"][split]) for part in parts]

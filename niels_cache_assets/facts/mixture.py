@@ -152,7 +152,7 @@ def _open(registry: Registry, names: Iterable[str], *, root: Path, sequence_leng
         folder = dataset_dir(root, "pretrain", name)
         try:
             is_here = registry.build.store is None and os.path.exists(folder / META_NAME)
-            meta = read_meta(str(folder / META_NAME)) if is_here else finished_cache(registry, root, "pretrain", name)
+            meta = read_meta(folder / META_NAME) if is_here else finished_cache(registry, root, "pretrain", name)
             if meta is None:
                 left_out[name] = "is not built yet"
                 continue

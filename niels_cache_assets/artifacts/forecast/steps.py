@@ -223,7 +223,7 @@ class _StepPlanner:
             return cache_state
         revision = revision_on_this_machine(source, with_corpus_readers(self._registry, self._graph.root))
         record = artifact.record or META_NAME
-        if revision is None or revision[0] == load_meta(str(artifact.directory / record)).get("dataset_revision"):
+        if revision is None or revision[0] == load_meta(artifact.directory / record).get("dataset_revision"):
             return cache_state
         return replace(cache_state, state="other revision", advice="its files have changed since")
 

@@ -39,7 +39,7 @@ from niels_cache_assets.artifacts.dataset import (
     split_rule,
 )
 from niels_cache_assets.base.documents import Document, Documents, DropReport
-from niels_cache_assets.base.fingerprint import fingerprint_of
+from niels_cache_assets.base.fingerprint import Identity, fingerprint_of
 from niels_cache_assets.build_cache import CODE_VERSIONS
 from niels_cache_assets.build_cache.pretrain_writer import PretrainWriter, WriterState
 from niels_cache_assets.disk.identity import without_keys
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from niels_cache_assets.build_cache.pretrain import PretrainBuild
 
 
-def planned_identity(spec: DatasetSpec[PretrainSource], member: str, planned_by: str) -> dict[str, Any]:
+def planned_identity(spec: DatasetSpec[PretrainSource], member: str, planned_by: str) -> Identity:
     """Return everything that decides a cache with a plan: the plan, which covers the settings and the revision, and the tokenizer."""
     source, (tokenizer_sha256, vocab_size) = spec.source, spec.recorded_tokenizer
     return {
@@ -139,7 +139,7 @@ class PartFolder(DatasetArtifact[SourceWithParts]):
         """Return ids that decide the part without being in its files. They count if they are in the list `exclude`."""
         return frozenset()
 
-    def matches(self, meta: Meta, identity: Mapping[str, Any]) -> bool:
+    def matches(self, meta: Meta, identity: Identity) -> bool:
         return super().matches(meta, self.spec.exclude_list.present_identity(meta, identity, self.directory, also=self.external_ids()))
 
     def difference(self, meta: Meta) -> str:
@@ -238,7 +238,7 @@ class ValPart(PartFolder):
     def planned_by(self) -> str:
         return self.spec.plan.first.fingerprint
 
-    def identity(self, revision: str | None) -> dict[str, Any]:
+    def identity(self, revision: str | None) -> Identity:
         return planned_identity(self.spec, self.member, self.planned_by)
 
     def decisive_ids(self, planned: PlannedPart | None = None) -> frozenset[str]:
@@ -498,7 +498,7 @@ class PartOfPlan(PartCache):
     def inputs(self) -> list[str]:
         return [*super().inputs(), *([self.val.key] if self.val else [])]
 
-    def identity(self, revision: str | None) -> dict[str, Any]:
+    def identity(self, revision: str | None) -> Identity:
         identity = planned_identity(self.spec, self.member, self.planned_by)
         if self.spec.source.decontaminate != "off" and self.number >= self.spec.source.parts:
             identity["val"] = self.spec.plan.first.fingerprint  # the plan of added files does not say which val they are compared with
@@ -609,7 +609,7 @@ class PartOfCorpus(PartCache):
     def revision(self) -> str | None:
         return self.spec.revision()
 
-    def identity(self, revision: str | None) -> dict[str, Any]:
+    def identity(self, revision: str | None) -> Identity:
         return {**super().identity(revision), "plan": self.planned_by, "member": self.member}
 
     def need(self) -> SpaceNeed | None:
@@ -631,14 +631,14 @@ _UNPINNED = (None, "main")  # `part --add` replaces these by the commit; a cache
 class GrownPart(PartCache):
     """A part with all first files of a data set."""
 
-    def matches(self, meta: Meta, identity: Mapping[str, Any]) -> bool:
+    def matches(self, meta: Meta, identity: Identity) -> bool:
         """Return whether the build is current. It may have been made before its commit was pinned.
 
         All ids of `exclude` count for a cache that one process built, also those that it does not hold.
         """
         spec = self.spec
         directory = self.directory if "part" in meta else spec.directory
-        forms = [spec.exclude_list.present_identity(meta, identity, directory), dict(identity)]
+        forms = [spec.exclude_list.present_identity(meta, identity, directory), identity]
         for form in [*forms]:
             source = dict(form["source"])
             if source.get("pinned_revision") is not None and source["pinned_revision"] == form["revision"]:

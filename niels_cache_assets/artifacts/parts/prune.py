@@ -118,7 +118,7 @@ def _remove_parts(graph: Graph, folder: Path, kept: Collection[str]) -> list[Pru
 
 def _plan_of(part: Path) -> object:
     try:
-        return read_meta(str(part / META_NAME)).get("part", {}).get("plan")
+        return read_meta(part / META_NAME).get("part", {}).get("plan")
     except NielsCacheError:
         return None
 

@@ -4,9 +4,8 @@ The parts are those of the plan. With `prepare`, they are those of the corpus.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from niels_cache_assets.artifacts.base import Artifact, BuildJob, WriteResult
 from niels_cache_assets.artifacts.dataset import (
@@ -20,7 +19,7 @@ from niels_cache_assets.artifacts.dataset import (
 )
 from niels_cache_assets.artifacts.parts.part import PartCache, PartFolder, ValPart, part_of, planned_identity
 from niels_cache_assets.base.documents import merge_facts
-from niels_cache_assets.base.fingerprint import fingerprint_of
+from niels_cache_assets.base.fingerprint import Identity, fingerprint_of
 from niels_cache_assets.build_cache import CODE_VERSIONS
 from niels_cache_assets.corpus.identity import require_unchanged
 from niels_cache_assets.disk.journal import SCRATCH_NAME
@@ -85,7 +84,7 @@ class JoinedCache(DatasetArtifact[SourceWithParts]):
         assert self.spec.recorded_tokenizer  # fail early: nothing can be built without it
         return self.spec.revision() if self.is_of_corpus else self.spec.plan.revision
 
-    def identity(self, revision: str | None) -> dict[str, Any]:
+    def identity(self, revision: str | None) -> Identity:
         if self.is_of_corpus:
             own = {**super().identity(revision), "plan": self.planned_by, "member": self.member}
         else:
@@ -93,7 +92,7 @@ class JoinedCache(DatasetArtifact[SourceWithParts]):
         near_check = {"near_check": "all"} if self.spec.build.near_check == "all" else {}
         return {**own, "seal": CODE_VERSION, **near_check}
 
-    def matches(self, meta: Meta, identity: Mapping[str, Any]) -> bool:
+    def matches(self, meta: Meta, identity: Identity) -> bool:
         return super().matches(meta, self.spec.exclude_list.present_identity(meta, identity, self.directory))
 
     @property
@@ -162,7 +161,7 @@ class JoinedCache(DatasetArtifact[SourceWithParts]):
         command = self.spec.parts_plan.build_command
         if not (folder / META_NAME).exists():
             raise NielsCacheError(f"{folder}: this part does not exist yet; build it first: {command}")
-        meta = read_meta(str(folder / META_NAME))
+        meta = read_meta(folder / META_NAME)
         if not member.is_current(meta):
             raise NielsCacheError(f"{folder}: {member.difference(meta)}; build it again: {command}")
         if folder == member.directory:
@@ -179,7 +178,7 @@ class JoinedCache(DatasetArtifact[SourceWithParts]):
             raise NielsCacheError(f"{plan.target}: {problem}")
         for member in members:
             try:
-                current = read_meta(str(member.directory / META_NAME))
+                current = read_meta(member.directory / META_NAME)
             except NielsCacheError as error:
                 raise NielsCacheError(f"{member.directory}: {problem}") from error
             if current["meta_sha256"] != member.meta["meta_sha256"]:

@@ -134,7 +134,7 @@ def _watch_in_folder(artifact: Artifact, lease_seconds: float, *, is_comparable:
     meta: Meta | None = None
     if is_comparable:
         with suppress(NielsCacheError):  # there is no record
-            meta = read_meta(str(artifact.directory / (artifact.record or META_NAME)))
+            meta = read_meta(artifact.directory / (artifact.record or META_NAME))
     if attempt is not None and attempt.ended is None:
         renewed = path_stamp(attempt_record(target, seen.attempt))
         seconds, has_ended = time.time() - renewed[1] / 1e9 if renewed else 0.0, has_died(target, seen)

@@ -126,7 +126,7 @@ def _marker_path(artifact: Artifact) -> Path:
 
 def _recorded_hash(artifact: Artifact) -> str | None:
     with suppress(NielsCacheError):
-        return _hash_of(load_meta(str(artifact.directory / (artifact.record or META_NAME))))
+        return _hash_of(load_meta(artifact.directory / (artifact.record or META_NAME)))
     return None
 
 
