@@ -82,10 +82,6 @@ class DatasetSpec(Generic[S]):
     build: BuildSettings
     given_plan: Plan | None = field(default=None, compare=False)
 
-    def uncached(self) -> Self:
-        """Return the same spec, which opens everything again."""
-        return replace(self)
-
     @property
     def family(self) -> Family:
         """The family, `pretrain` or `sft`."""
@@ -311,7 +307,7 @@ class DatasetArtifact(Artifact, Generic[S]):
         return replace(self, spec=spec)
 
     def uncached(self) -> Self:
-        return self.with_spec(self.spec.uncached())
+        return self.with_spec(replace(self.spec))
 
     def inputs(self) -> list[str]:
         return self.spec.inputs()

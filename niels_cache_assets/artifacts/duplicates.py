@@ -103,6 +103,11 @@ class RequiredDropLists:
         missing = self.missing
         return f"the search for duplicates left out {', '.join(missing)}: {next(iter(missing.values()))}" if missing else None
 
+    def require_corpora(self) -> None:
+        """Raise NielsCacheError if there is no corpus to search."""
+        if not self.corpora:
+            raise NielsCacheError(next(iter(self.missing.values()), 'no data set has prepare = [..., "dedup"]'))
+
     def need(self, *, certain: bool) -> SpaceNeed:
         """Return the disk space that the hashes of all bands need."""
         from niels_cache_assets.dedup.ranges import hashes_bytes
@@ -200,8 +205,7 @@ class SearchStep(RootArtifact):
         return ranges_dir(self.root) / self.member
 
     def unavailable(self) -> str | None:
-        if not self.required.corpora:
-            raise NielsCacheError(next(iter(self.required.missing.values()), 'no data set has prepare = [..., "dedup"]'))
+        self.required.require_corpora()
         return None
 
     def identity(self, revision: str | None) -> Identity:
@@ -347,8 +351,7 @@ class Duplicates(RootArtifact):
     def unavailable(self) -> str | None:
         if not self.registry.prepared("dedup"):
             return "no data set uses it"
-        if not self.required.corpora:
-            raise NielsCacheError(next(iter(self.required.missing.values())))
+        self.required.require_corpora()
         return None
 
     def finished(self) -> Meta | None:
@@ -499,7 +502,7 @@ def _write_drop_list(root: Path, name: str, inputs: CorpusInputs, drops: Dropped
             table.write_group(columns[column] for column in DUPLICATES)
 
 
-def _counts(inputs: CorpusInputs, each: CorpusInput, drops: DroppedDocuments) -> dict[str, Any]:
+def _counts(inputs: CorpusInputs, each: CorpusInput, drops: DroppedDocuments) -> Meta:
     """Return the counts of one data set for meta.json."""
     sizes = document_sizes(each.directory, each.meta)
     totals = {

@@ -17,10 +17,9 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from typing import Any
 
 from niels_cache_assets.artifacts.base import Artifact, BuildJob, BuildLock, Log, Outcome
-from niels_cache_assets.artifacts.notify import notifying
+from niels_cache_assets.artifacts.notify import OnProgress, notifying
 from niels_cache_assets.artifacts.stored import in_store
 from niels_cache_assets.base.fingerprint import Identity, fingerprint_of
 from niels_cache_assets.disk.build_lock import path_stamp
@@ -39,7 +38,7 @@ def materialize(
     *,
     force: bool = False,
     wait: bool = False,
-    on_progress: Callable[[Any], None] | None = None,
+    on_progress: OnProgress | None = None,
     log: Log = lambda message: None,
     wait_for_turn: Callable[[], bool] = lambda: False,
     notify: bool = True,
@@ -181,7 +180,7 @@ def _check_current(artifact: Artifact, *, force: bool, asks_without_build: bool 
     return _RequiredBuild(artifact=artifact, target_stamp=stamp, revision=revision, identity=identity)
 
 
-def _build(required: _RequiredBuild, lock: BuildLock, *, force: bool, on_progress: Callable[[Any], None] | None, log: Log) -> Outcome:
+def _build(required: _RequiredBuild, lock: BuildLock, *, force: bool, on_progress: OnProgress | None, log: Log) -> Outcome:
     """Build an artifact. The caller holds its lock."""
     artifact, place = required.artifact, in_store(required.artifact)
     lock = replace(lock, fingerprint=fingerprint_of(required.identity), force=force)

@@ -148,7 +148,7 @@ class Tokenizer(RootArtifact):
             work.log(message)
 
         if settings.model is not None:
-            origin: dict[str, Any] = {"imported": Path(settings.model).name}
+            origin: Meta = {"imported": Path(settings.model).name}
             _require_readable(settings, settings.model)
             tokenizer = open_configured_model(settings)
             tokenizer.save(work.directory)

@@ -52,7 +52,7 @@ def fingerprint_of(settings: Identity) -> str:
     return sha256_text(canonical_json(settings))
 
 
-def identity_settings(table: BaseModel, name: str, *, without: Collection[str] = ()) -> dict[str, Any]:
+def identity_settings(table: BaseModel, name: str, *, without: Collection[str] = ()) -> Identity:
     """Return the settings of a table that count for a fingerprint: their keys, and their values as JSON values.
 
     A key that is not in _FIRST_KEYS counts only if it differs from its default. If _FIRST_KEYS does not list the table (as for a source of

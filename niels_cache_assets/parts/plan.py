@@ -16,6 +16,7 @@ from itertools import accumulate
 from types import MappingProxyType
 from typing import Any
 
+from niels_cache_assets.base.fingerprint import Identity
 from niels_cache_assets.disk.space import BYTES_PER_TOKEN
 from niels_cache_assets.parts.layout import part_name
 from niels_cache_assets.sources.types import ListedFile
@@ -81,7 +82,7 @@ class PlannedGroup:
     """
 
     fingerprint: str
-    identity: Mapping[str, Any]
+    identity: Identity
     revision: str | None
     text_field: str | None
     listed: tuple[ListedFile, ...]
@@ -197,7 +198,7 @@ def plan_parts(
     train_tokens: int | None,
     val_tokens: int | None,
     fingerprint: str = "",
-    identity: Mapping[str, Any] = MappingProxyType({}),
+    identity: Identity = MappingProxyType({}),
     **group_fields: Any,
 ) -> PlannedGroup:
     """Return a group of parts. Each part has a contiguous run of the files of each split, balanced by bytes.

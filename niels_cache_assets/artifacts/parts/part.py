@@ -38,7 +38,7 @@ from niels_cache_assets.artifacts.dataset import (
     pretrain_build,
     split_rule,
 )
-from niels_cache_assets.base.documents import Document, Documents, DropReport
+from niels_cache_assets.base.documents import Document, DropReport
 from niels_cache_assets.base.fingerprint import Identity, fingerprint_of
 from niels_cache_assets.build_cache import CODE_VERSIONS
 from niels_cache_assets.build_cache.pretrain_writer import PretrainWriter, WriterState
@@ -216,7 +216,7 @@ class _State:
         return _State(taken=[*self.taken, taken], cut=cut, drops=drops.state(), writer=None, excluded=excluded)
 
 
-def _counts(state: _State, *, with_excluded: bool) -> dict[str, Any]:
+def _counts(state: _State, *, with_excluded: bool) -> Meta:
     """Return `dropped` and `facts` of meta.json, with the removed documents of all parts if `with_excluded`."""
     total = sum((Counter(ids) for ids in state.excluded.values()), Counter[str]())
     if not (total and with_excluded):
@@ -339,7 +339,7 @@ class ValPart(PartFolder):
             writer.seal()
             excluded = {EXCLUDED: {name: sorted(ids) for name, ids in state.excluded.items()}} if state.excluded else {}
             short = 0 if self.is_seeded else (self.spec.source.val_tokens or 0) - writer.tokens("val")
-            meta: dict[str, Any] = {
+            meta: Meta = {
                 **build.meta(self.split_rule),
                 "append_eot": True,
                 "shard_bytes": self.spec.build.shard_bytes,
@@ -422,13 +422,6 @@ class ValPart(PartFolder):
         return state.after(planned, taken, cut, drops, facts)
 
 
-def part_of(spec: DatasetSpec[SourceWithParts], number: int) -> PartCache:
-    """Return the artifact of a part."""
-    if spec.source.prepare:
-        return PartOfCorpus(spec=spec, number=number)
-    return (GrownPart if number == 0 and spec.source.parts == 1 else PartOfPlan)(spec=spec, number=number)
-
-
 @dataclass(frozen=True, kw_only=True)
 class PartCache(PartFolder, PretrainCache):
     """The cache of a part. It has a lease, because machines share the parts."""
@@ -467,7 +460,7 @@ class PartCache(PartFolder, PretrainCache):
         assert self.spec.recorded_tokenizer  # fail early: nothing can be built without it
         return self.planned.revision
 
-    def stream_of_part(self, items: Feed[Documents], **own: Any) -> dict[str, Any]:
+    def stream_of_part(self, items: Feed[Any], **own: Any) -> dict[str, Any]:
         """Return the documents of the part with its budget and its shuffle, as fields of PretrainBuild. `own` are further fields."""
         return {
             "items": items,
@@ -643,7 +636,7 @@ class GrownPart(PartCache):
             source = dict(form["source"])
             if source.get("pinned_revision") is not None and source["pinned_revision"] == form["revision"]:
                 forms += [{**form, "source": {**source, "pinned_revision": pinned}} for pinned in _UNPINNED]
-        return meta.get("fingerprint") in map(fingerprint_of, forms)
+        return any(meta.get("fingerprint") == fingerprint_of(form) for form in forms)
 
     @cached_property
     def built(self) -> Meta | None:

@@ -17,7 +17,15 @@ from niels_cache_assets.artifacts.dataset import (
     split_rule,
     with_overlap,
 )
-from niels_cache_assets.artifacts.parts.part import PartCache, PartFolder, ValPart, part_of, planned_identity
+from niels_cache_assets.artifacts.parts.part import (
+    GrownPart,
+    PartCache,
+    PartFolder,
+    PartOfCorpus,
+    PartOfPlan,
+    ValPart,
+    planned_identity,
+)
 from niels_cache_assets.base.documents import merge_facts
 from niels_cache_assets.base.fingerprint import Identity, fingerprint_of
 from niels_cache_assets.build_cache import CODE_VERSIONS
@@ -50,7 +58,9 @@ class JoinedCache(DatasetArtifact[SourceWithParts]):
 
     def part(self, number: int) -> PartCache:
         """Return the artifact of a part."""
-        return part_of(self.spec, number)
+        is_grown = number == 0 and self.spec.source.parts == 1
+        kind = PartOfCorpus if self.is_of_corpus else GrownPart if is_grown else PartOfPlan
+        return kind(spec=self.spec, number=number)
 
     def val_part(self) -> ValPart:
         """Return the artifact of the val part."""

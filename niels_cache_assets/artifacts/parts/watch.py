@@ -7,7 +7,7 @@ lease and its record. In a store, a look takes two listings, and later looks rea
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
@@ -74,7 +74,10 @@ class WatchedStep(NamedTuple):
         )
 
 
-def watch_parts(joined: JoinedCache | Corpus, known: MutableMapping[str, tuple[Any, Any]]) -> list[WatchedStep]:
+StoreReads = dict[str, tuple[str, Any]]  # by address of an object in a store: the ETag that it had, and what was read from it
+
+
+def watch_parts(joined: JoinedCache | Corpus, known: StoreReads) -> list[WatchedStep]:
     """Return what happens to the val part, if there is one, and the parts of a cache or corpus. Their plan is read once.
 
     Args:
@@ -90,9 +93,7 @@ def watch_parts(joined: JoinedCache | Corpus, known: MutableMapping[str, tuple[A
     return watch_steps([part for part in parts if part.is_part], known, lease_seconds=seconds, is_comparable=is_comparable)
 
 
-def watch_steps(
-    artifacts: Iterable[Artifact], known: MutableMapping[str, tuple[Any, Any]], *, lease_seconds: float, is_comparable: bool = True
-) -> list[WatchedStep]:
+def watch_steps(artifacts: Iterable[Artifact], known: StoreReads, *, lease_seconds: float, is_comparable: bool = True) -> list[WatchedStep]:
     """Return what happens to artifacts that have leases.
 
     Args:
@@ -171,10 +172,10 @@ class _StoreLook:
 
     Args:
         store: The store.
-        known: By address of an object: the ETag that it had, and what was read from it.
+        known: What earlier looks have read, which this look updates.
     """
 
-    def __init__(self, store: Store, known: MutableMapping[str, tuple[Any, Any]]) -> None:
+    def __init__(self, store: Store, known: StoreReads) -> None:
         self._store, self._known = store, known
         self._listed = {each.key: each for folder in (LEASES, RECORDS) for each in store.list(folder)}
         self._now = store.now(f"{CLOCKS}/watch")
@@ -203,7 +204,7 @@ class _StoreLook:
         listed, name = self._listed.get(key), self._store.name_of(key)
         if listed is None:
             return None
-        if self._known.get(name, (None,))[0] != listed.e_tag:
+        if name not in self._known or self._known[name][0] != listed.e_tag:
             self._known[name] = listed.e_tag, load()
         return self._known[name][1]
 
