@@ -21,7 +21,7 @@ one for each core, and as many workers as cores:
 
 Those whose environment is missing are left out with a line; --install makes it (gigabytes). Everybody writes the same number of tokens, and
 an EOT after each document. Programs take turns, after builds of a few documents that fill the caches of Python and numba. Memory is the
-sum of PSS of all processes (process_tree.py).
+sum of PSS of all processes (process_tree.py), from a round of its own, because sampling takes a tenth of a core.
 
 Texts: a document begins with its number, and joins pieces of about 125 characters from random places of the texts of build.py, 332 bytes in
 the mean, and 60 at least. So no document equals another or is near to one. The page cache is warm. --output writes command.json, command.md
@@ -40,7 +40,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -327,16 +327,29 @@ def run_builder(model: str, eot: str, folder: str, *files: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """The runs of one command in one case. tokens: that it wrote, or None for a command that writes none."""
+    """The runs of one command in one case.
+
+    Attributes:
+        program: Name of the program.
+        step: What niels-cache did, or an empty string.
+        tokens: Tokens that it wrote, or None for a command that writes none.
+        timed: Runs whose seconds count.
+        sampled: Runs whose memory was sampled. Their seconds count if no other run is timed.
+    """
 
     program: str
     step: str
-    runs: list[Run]
-    tokens: int | None = None
+    tokens: int | None
+    timed: list[Run] = field(default_factory=list)
+    sampled: list[Run] = field(default_factory=list)
 
     @property
     def name(self) -> str:
         return f"{self.program}, {self.step}" if self.step else self.program
+
+    @property
+    def runs(self) -> list[Run]:
+        return self.timed or self.sampled
 
     @property
     def seconds(self) -> float:
@@ -348,11 +361,11 @@ class Row:
 
     @property
     def peak(self) -> float:
-        return max(run.peak for run in self.runs)
+        return max((run.peak for run in self.sampled), default=0.0)
 
     @property
     def peak_without_files(self) -> float:
-        return max(run.peak_without_files for run in self.runs)
+        return max((run.peak_without_files for run in self.sampled), default=0.0)
 
 
 def new_folder(path: Path) -> Path:
@@ -370,20 +383,22 @@ def project_file(inputs: Inputs) -> str:
     return "\n".join(tables)
 
 
-def run_ours(executable: Path, inputs: Inputs, folder: Path) -> Iterator[tuple[str, Run]]:
+def run_ours(executable: Path, inputs: Inputs, folder: Path, *, is_sampled: bool) -> Iterator[tuple[str, Run]]:
     """Build in a new project, build again, and ask for the status."""
     new_folder(folder)
     (folder / "niels_cache.toml").write_text(project_file(inputs), encoding="utf-8")
     own = {name: str(folder / name.lower()) for name in ("DAGSTER_HOME", "HOME", "XDG_CACHE_HOME")}
     for path in own.values():
         Path(path).mkdir()
+    own["MPLCONFIGDIR"] = str(folder.parent / "matplotlib")  # a user makes matplotlib's list of fonts once
     for step, command in ((FIRST, "build-all"), (HIT, "build-all"), (STATUS, "status")):
-        yield step, run([executable, command], folder=folder, environment=own)
+        yield step, run([executable, command], folder=folder, environment=own, is_sampled=is_sampled)
 
 
-def run_other(program: Program, inputs: Inputs, folder: Path) -> Run:
+def run_other(program: Program, inputs: Inputs, folder: Path, *, is_sampled: bool) -> Run:
     new_folder(folder)
-    found = run(program.command(inputs, folder), folder=folder, environment=program.environment(inputs, folder))
+    environment = program.environment(inputs, folder)
+    found = run(program.command(inputs, folder), folder=folder, environment=environment, is_sampled=is_sampled)
     return replace(found, seconds=float(found.output.splitlines()[-1])) if program.prints_seconds else found
 
 
@@ -396,29 +411,33 @@ def measure(
     others: Mapping[str, Program],
     rounds: int,
 ) -> list[Row]:
-    """Let all programs take turns. A case of several data sets is for niels-cache only, because the others know no data sets."""
+    """Let all programs take turns, `rounds` times, and once more to sample their memory.
+
+    A case of several data sets is for niels-cache only, because the others know no data sets.
+    """
     rows: dict[tuple[str, str], Row] = {}
     width = 2 if open_model(inputs.model, kind=kind_of(inputs.model), special_tokens={}).vocab_size <= 65_536 else 4
 
-    def add(program: str, step: str, run: Run, tokens: int | None) -> None:
-        row = rows.setdefault((program, step), Row(program=program, step=step, runs=[], tokens=tokens))
-        row.runs.append(run)
-        print(f"  {row.name}: {run.seconds:.1f} s, {run.cpu:.1f} s of processors, {run.peak:.0f} MB", flush=True)
+    def add(program: str, step: str, found: Run, tokens: int | None) -> None:
+        row = rows.setdefault((program, step), Row(program=program, step=step, tokens=tokens))
+        (row.sampled if found.samples else row.timed).append(found)
+        memory = f", {found.peak:.0f} MB" if found.samples else ""
+        print(f"  {row.name}: {found.seconds:.1f} s, {found.cpu:.1f} s of processors{memory}", flush=True)
 
-    for _ in range(rounds):
+    for is_sampled in [False] * rounds + [True]:
         for name, executable in commands.items():
             folder = work / name
-            for step, measured in run_ours(executable, inputs, folder):
-                add(name, step, measured, tokens_of_caches(folder, width) if step == FIRST else None)
+            for step, found in run_ours(executable, inputs, folder, is_sampled=is_sampled):
+                add(name, step, found, tokens_of_caches(folder, width) if step == FIRST else None)
         for name, program in others.items() if case.sets == 1 else ():
             if is_supported(name, case):
                 folder = work / name
                 try:
-                    measured = run_other(program, inputs, folder)
+                    found = run_other(program, inputs, folder, is_sampled=is_sampled)
                 except CommandFailedError as error:  # the others are measured nevertheless
                     print(f"  {name}: {error}", flush=True)
                     continue
-                add(name, "", measured, program.tokens(folder, width))
+                add(name, "", found, program.tokens(folder, width))
     return list(rows.values())
 
 
@@ -466,13 +485,17 @@ def describe_tokens(rows: Sequence[Row]) -> str:
 
 
 def as_json(case: Case, inputs: Inputs, rows: Sequence[Row]) -> dict[str, Any]:
-    """Return what was measured, with the memory over time of the first run of each row."""
+    """Return what was measured, with the memory over time."""
     measured = []
     for row in rows:
         numbers = ("seconds", "rest", "cpu", "others", "sampling", "peak", "peak_without_files")
-        runs = [{number: round(getattr(run, number), 3) for number in numbers} for run in row.runs]
-        memory = [[round(value, 2) for value in asdict(sample).values()] for sample in row.runs[0].samples]
-        measured.append({"program": row.program, "step": row.step, "tokens": row.tokens, "runs": runs, "memory": memory})
+        timed, sampled = (
+            [{number: round(getattr(run, number), 3) for number in numbers} for run in runs] for runs in (row.timed, row.sampled)
+        )
+        memory = [[round(value, 2) for value in asdict(sample).values()] for run in row.sampled for sample in run.samples]
+        measured.append(
+            {"program": row.program, "step": row.step, "tokens": row.tokens, "timed": timed, "sampled": sampled, "memory": memory}
+        )
     return {**asdict(case), "documents": inputs.documents, "bytes": inputs.bytes, "rows": measured}
 
 
@@ -483,8 +506,8 @@ def draw(title: str, rows: Sequence[Row], path: Path) -> None:
     figure = Figure(figsize=(9, 4), layout="constrained")
     axes = figure.add_subplot(xlabel="seconds", ylabel="MB (PSS of all processes)", title=title)
     for row in rows:
-        if row.step in ("", FIRST) and row.program != BUILDER:
-            samples = row.runs[0].samples
+        if row.step in ("", FIRST) and row.program != BUILDER and row.sampled:
+            samples = row.sampled[0].samples
             axes.plot([sample.seconds for sample in samples], [sample.memory for sample in samples], label=row.name, linewidth=1)
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
@@ -502,7 +525,7 @@ def main() -> None:
     own = f"niels-cache={Path(sys.executable).with_name('niels-cache')}"
     parser.add_argument("--command", type=named_command, action="append", metavar="NAME=PATH", help="an installed niels-cache; repeatable")
     parser.add_argument("--cases", type=Case.parse, nargs="+", metavar="[SETSx]MB:TOKENIZER", help=f"default: {' '.join(CASES)}")
-    parser.add_argument("--rounds", type=int, default=1, help="default: 1")
+    parser.add_argument("--rounds", type=int, default=1, help="before the one that samples memory; 0: time that one (default: 1)")
     parser.add_argument("--only", nargs="*", help="only these of the other programs", metavar="NAME")
     parser.add_argument("--megatron", type=Path, metavar="CHECKOUT", help="Megatron-LM at core_v0.16.1")
     parser.add_argument("--install", action="store_true", help="make the environments of other projects (gigabytes)")
@@ -524,7 +547,7 @@ def main() -> None:
         if not settings.quick:
             few = replace(cases[0], sets=1, megabytes=_FEW)
             print("first runs, which do not count", flush=True)
-            measure(few, write_inputs(few, work / "few"), work / "runs", commands=commands, others=others, rounds=1)
+            measure(few, write_inputs(few, work / "few"), work / "runs", commands=commands, others=others, rounds=0)
         for case in cases:
             inputs = write_inputs(case, work / "texts")
             print(title_of(case, inputs), flush=True)

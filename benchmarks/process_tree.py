@@ -4,12 +4,13 @@ Memory is the sum of the proportional set sizes (PSS) of all processes, from /pr
 among the processes that share it, so the sum counts each page once. Pages of files (`Pss_File`: libraries, mapped caches) are also reported
 separately, because the system can drop them. A process that the command leaves behind counts until it ends.
 
-Cost: a sample takes about 5 ms for each GB, in a thread; `Run.sampling` says how much it took. Linux only.
+Cost: a sample takes about 5 ms of a core, more for gigabytes, so measure seconds without samples. Linux only.
 """
 
 import ctypes
 import os
 import platform
+import re
 import subprocess
 import threading
 import time
@@ -21,6 +22,7 @@ from pathlib import Path
 SAMPLES_PER_SECOND = 20
 _REST_SECONDS = 120  # for processes that a command leaves behind
 _PR_SET_CHILD_SUBREAPER = 36
+_SIZE = re.compile(r"^(Pss|Pss_File): +(\d+) kB$", re.MULTILINE)
 _KCMP, _KCMP_VM = {"x86_64": 312, "aarch64": 272}.get(platform.machine()), 1  # a system call, which has no function in the C library
 
 
@@ -53,7 +55,7 @@ class Run:
         cpu: Processor seconds of all processes.
         others: Processor seconds of other programs of the machine meanwhile.
         sampling: Processor seconds that sampling took, which are not in `cpu`.
-        samples: Memory over time.
+        samples: Memory over time, empty unless it was requested.
         output: What it printed.
     """
 
@@ -76,13 +78,14 @@ class Run:
         return max((sample.memory - sample.files for sample in self.samples), default=0.0)
 
 
-def run(command: Sequence[str | Path], *, folder: Path, environment: Mapping[str, str]) -> Run:
+def run(command: Sequence[str | Path], *, folder: Path, environment: Mapping[str, str], is_sampled: bool) -> Run:
     """Run a command to its end.
 
     Args:
         command: The command line.
         folder: Its working directory.
         environment: Variables that are added to those of this process.
+        is_sampled: Whether memory is sampled.
 
     Raises:
         CommandFailedError: If it fails, or if a process that it leaves behind does not end.
@@ -93,7 +96,8 @@ def run(command: Sequence[str | Path], *, folder: Path, environment: Mapping[str
         began, busy = time.perf_counter(), _busy_seconds()
         variables = {**os.environ, **environment}
         process = subprocess.Popen(command, cwd=folder, env=variables, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT)
-        sampler.start(began)
+        if is_sampled:
+            sampler.start(began)
         _, status, usage = os.wait4(process.pid, 0)
         seconds = time.perf_counter() - began
         process.returncode = os.waitstatus_to_exitcode(status)
@@ -169,8 +173,8 @@ class _Sampler:
 def _descendants(process: int) -> Iterator[int]:
     """Yield the processes below a process, without those that still share its memory, because they run no program of their own yet."""
     with suppress(OSError):  # it has ended
-        for task in Path(f"/proc/{process}/task").iterdir():
-            for child in map(int, (task / "children").read_text().split()):
+        for task in os.listdir(f"/proc/{process}/task"):
+            for child in map(int, _read(f"/proc/{process}/task/{task}/children").split()):
                 if not _share_memory(process, child):
                     yield child
                     yield from _descendants(child)
@@ -184,7 +188,12 @@ def _share_memory(process: int, child: int) -> bool:
 def _sizes(process: int) -> tuple[int, int]:
     """Return PSS and the PSS of pages of files, in bytes. Both are 0 for a process that has ended."""
     with suppress(OSError):
-        lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
-        sizes = {line.split(":")[0]: int(line.split()[1]) << 10 for line in lines[1:]}
-        return sizes["Pss"], sizes["Pss_File"]
+        sizes = dict(_SIZE.findall(_read(f"/proc/{process}/smaps_rollup")))
+        if sizes:  # an ended process that nobody has waited for has none
+            return int(sizes["Pss"]) << 10, int(sizes["Pss_File"]) << 10
     return 0, 0
+
+
+def _read(path: str) -> str:
+    with open(path) as file:
+        return file.read()

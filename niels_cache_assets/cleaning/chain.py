@@ -13,7 +13,7 @@ from niels_cache_assets.cleaning.filters import BULLETS, FILTERS, DocumentFacts,
 from niels_cache_assets.cleaning.masks import mask, mask_examples
 from niels_cache_assets.cleaning.measures import UNKNOWN_LANGUAGE, measure
 from niels_cache_assets.cleaning.normalizers import MARKUP_NORMALIZERS, normalize, replace_unreadable
-from niels_cache_assets.cleaning.passes import WORTH_IT, is_available
+from niels_cache_assets.cleaning.passes import WORTH_IT
 from niels_cache_assets.cleaning.quick_checks import passing_filters
 from niels_cache_assets.cleaning.report import CleaningReport
 from niels_cache_assets.cleaning.settings import CleaningSettings
@@ -45,7 +45,7 @@ class Cleaner:
             report: Counts the result, if given.
         """
         self._characters += len(document.text)
-        compiled = self._characters > WORTH_IT and is_available() if self._compiled is None else self._compiled
+        compiled = self._characters > WORTH_IT if self._compiled is None else self._compiled
         title = None if document.title is None else replace_unreadable(document.title)
         source_id, file = replace_unreadable(document.source_id), replace_unreadable(document.file)
         text = normalize(document.text, self._skip, compiled=compiled)

@@ -21,7 +21,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import lru_cache
 from html.entities import html5
 
+import numpy as np
+
 from niels_cache_assets.cleaning.brackets import Mark, find_marks, match_pairs, remove_spans, substitute, templates
+from niels_cache_assets.cleaning.passes import bytes_of
 from niels_cache_assets.cleaning.settings import NORMALIZERS as NAMES
 from niels_cache_runtime.format.layout import Uints
 
@@ -253,19 +256,22 @@ _ANY = (1 << 64) - 1
 
 
 def _bits_in(text: str) -> int:
-    """Return the bits of _BITS and _RUNS for everything that the text contains."""
-    from niels_cache_assets.cleaning.passes import bits_in
+    """Return the bits of _BITS, _UNREADABLE_BIT and _RUNS for everything that the text contains."""
+    from niels_cache_assets.cleaning import kernels
 
-    return bits_in(text, _table())
+    return int(kernels.scan(bytes_of(text), _table()))
 
 
 @lru_cache(maxsize=1)
 def _table() -> Uints:
-    from niels_cache_assets.cleaning.passes import table_of
+    """Return the bits of each code point, in the form that `kernels.scan` takes."""
+    from niels_cache_assets.cleaning import kernels
 
-    unreadable = "".join(filter(_UNREADABLE.match, map(chr, range(0x10000))))
-    characters = {bit.bit_length() - 1: character for character, bit in _BITS.items()}
-    return table_of({**characters, _UNREADABLE_BIT: unreadable}, others=_UNREADABLE_BIT)
+    table = np.zeros(kernels.SIZE, dtype=np.uint64)
+    table[[*map(ord, _BITS)]] = [*_BITS.values()]
+    unreadable = [code_point for code_point in range(kernels.LIMIT) if _UNREADABLE.match(chr(code_point))]
+    table[[*unreadable, kernels.LIMIT]] |= np.uint64(1 << _UNREADABLE_BIT)  # the other code points are looked at one by one
+    return table
 
 
 def _repeat_until_stable(text: str, name: str, mark: str, step: Normalizer) -> str:

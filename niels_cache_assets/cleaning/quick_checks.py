@@ -15,7 +15,7 @@ from niels_cache_assets.cleaning.passes import bytes_of
 from niels_cache_assets.cleaning.settings import CleaningSettings
 from niels_cache_runtime.format.layout import Bytes
 
-_HEADS = (500, 4_000)  # characters in which two stop words usually occur, and those in which they nearly always do
+_HEAD = 500  # characters in which two stop words nearly always occur
 # Code points that `passing_filters` judges besides those below U+0E00. All others may be in a script without blanks, or change with case.
 _JUDGED = ((0x1E00, 0x2C00), (0xAC00, 0xD7A4), (0xFE0E, 0xFE10), (0xFEFF, 0xFF00), (0xFFFD, 0xFFFE))
 _CHANGES_WITH_ITS_PLACE = "\u03a3"  # the Greek capital sigma has two lower-case forms
@@ -50,9 +50,7 @@ def counts(text: str, bullets: tuple[str, ...]) -> Counts | None:
 def passing_filters(text: str, settings: CleaningSettings, bullets: tuple[str, ...]) -> set[str]:
     """Return the names of filters that are certain not to reject this text. Any other filter must judge the text itself."""
     proven = set()
-    if len(settings.languages) == 1 and any(
-        _stop_words_in(text, settings.languages[0], characters) >= settings.min_stopwords for characters in _HEADS
-    ):
+    if len(settings.languages) == 1 and _stop_words_in(text, settings.languages[0]) >= settings.min_stopwords:
         proven.add("no_stopwords")
     found = counts(text, bullets)
     if found is None or not found.words:
@@ -71,11 +69,11 @@ def passing_filters(text: str, settings: CleaningSettings, bullets: tuple[str, .
     return proven.union(filter(passes.get, passes))
 
 
-def _stop_words_in(text: str, code: str, characters: int) -> int:
-    """Return how many distinct stop words of a language the first characters of the text have, 0 if the language has none."""
+def _stop_words_in(text: str, code: str) -> int:
+    """Return how many distinct stop words of a language the beginning of the text has, 0 if the language has none."""
     if code not in STOP_WORDS:
         return 0
-    head = text if len(text) <= characters else text[:characters].rpartition(" ")[0]  # whole words
+    head = text if len(text) <= _HEAD else text[:_HEAD].rpartition(" ")[0]  # whole words
     return stop_words_in(head, head.lower().split(), code)
 
 

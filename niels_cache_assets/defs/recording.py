@@ -215,5 +215,5 @@ def _index_metadata(registry: Registry, outcome: Outcome) -> Metadata:
         "indices": table(rows),
         "settings": json_entry(registry.blend[outcome.name].model_dump(mode="json")),
         "hash": outcome.meta["hash"],
-        "dagster/uri": indices[-1].directory.parent.as_uri(),
+        "dagster/uri": indices[-1].directory.parent.absolute().as_uri(),
     }

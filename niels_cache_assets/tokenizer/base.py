@@ -114,10 +114,6 @@ class TextTokenizer(ABC):
         These files decode every id without the configuration.
         """
 
-    def normalized(self, texts: Iterable[str]) -> list[str]:
-        """Return the texts as an engine gets them."""
-        return [*texts]
-
     @property
     def prepends_bos(self) -> bool:
         """Whether each document of a pretrain cache begins with the model's BOS, which is so only if the special tokens name it."""

@@ -37,8 +37,9 @@ from niels_cache_assets.tokenizer.engines import (
     reference_of,
     reject_engine,
 )
-from niels_cache_assets.tokenizer.kinds import BuildTokenizer, SentencePieceTokenizer
+from niels_cache_assets.tokenizer.kinds import BuildTokenizer
 from niels_cache_assets.tokenizer.proof import compare_encoded
+from niels_cache_assets.tokenizer.sentencepiece_model import DescribedModel, SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 
 FIRST_BATCHES = 8  # batches that are compared in full, of 256 documents each
@@ -168,7 +169,7 @@ class BuildEncoder:
         if not self._is_engine_pending:
             self._use_reference('[tokenizer] engine = "reference"')
         elif isinstance(self._tokenizer, SentencePieceTokenizer) and not is_engine_loaded(self._tokenizer):
-            self._load_after = UNIGRAM_LOAD_CHARACTERS if self._tokenizer.described.is_unigram else BPE_LOAD_CHARACTERS
+            self._load_after = UNIGRAM_LOAD_CHARACTERS if DescribedModel.of(self._tokenizer).is_unigram else BPE_LOAD_CHARACTERS
             self._use_reference(f"an engine encodes only what follows the first {self._load_after:,} characters")
 
     def _load_engine(self) -> None:
@@ -188,7 +189,8 @@ class BuildEncoder:
         """Say which library encodes from now on, and why no faster one, in the log and in the record for `status`."""
         encoder = f"{use.name} {use.version}"
         self._log(f"encoding with {encoder}{': ' if use.reason else ''}{use.reason}")
-        record_encoder(self._tokenizer, encoder, use.reason)
+        if not (self._is_engine_pending and self._load_after):  # else nothing is chosen yet
+            record_encoder(self._tokenizer, encoder, use.reason)
 
     def _count(self, use: EngineUse | None, texts: int, *, checked: int) -> None:
         if use is not None:
@@ -297,8 +299,9 @@ class BuildEncoder:
         return sorted((use for use in uses if use.texts), key=lambda use: use.is_reference)
 
     def notes(self) -> dict[str, Any]:
-        """Return the uses as notes for the journal."""
-        return EngineUse.notes(self.uses)
+        """Return the uses as notes for the journal, without the reference of a SentencePiece model before an engine is loaded."""
+        is_undecided = self._is_engine_pending and self._load_after and all(use.is_reference for use in self.uses)
+        return {} if is_undecided else EngineUse.notes(self.uses)
 
 
 def _python_strings(texts: Sequence[str] | Strings) -> Sequence[str]:

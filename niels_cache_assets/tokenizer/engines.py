@@ -31,7 +31,7 @@ from niels_cache_assets.tokenizer.base import FlatIds, TextTokenizer, first_line
 from niels_cache_assets.tokenizer.bpe_json import ranks_as_json, sentencepiece_as_json
 from niels_cache_assets.tokenizer.kinds import LIBRARIES
 from niels_cache_assets.tokenizer.proof import EngineProof, compare, difficult_texts
-from niels_cache_assets.tokenizer.sentencepiece_model import SentencePieceTokenizer
+from niels_cache_assets.tokenizer.sentencepiece_model import DescribedModel, SentencePieceTokenizer
 from niels_cache_assets.tokenizer.tiktoken_ranks import TiktokenTokenizer, read_ranks
 from niels_cache_assets.tokenizer.tokenizer_json import HuggingFaceTokenizer
 from niels_cache_assets.tokenizer.unigram_words import UnigramWords
@@ -95,17 +95,17 @@ class Fastokens:
         try:
             import fastokens
 
+            library = fastokens.Tokenizer
             with panics_as_errors():
                 if isinstance(tokenizer, TiktokenTokenizer):
-                    loaded = cls._load_ranks(fastokens.Tokenizer, tokenizer)
-                elif isinstance(tokenizer, SentencePieceTokenizer):
-                    loaded = fastokens.Tokenizer.from_json_str(sentencepiece_as_json(tokenizer.described))
-                else:
-                    assert isinstance(tokenizer, HuggingFaceTokenizer)
-                    loaded = fastokens.Tokenizer.from_json_str(tokenizer.library_tokenizer.to_str())
+                    return cls(cls._load_ranks(library, tokenizer), version, tokenizer.normalized)
+                if isinstance(tokenizer, SentencePieceTokenizer):
+                    model = DescribedModel.of(tokenizer)
+                    return cls(library.from_json_str(sentencepiece_as_json(model)), version, model.spell)
+                assert isinstance(tokenizer, HuggingFaceTokenizer)
+                return cls(library.from_json_str(tokenizer.library_tokenizer.to_str()), version, list)
         except Exception as error:  # a damaged installation, or a component that fastokens does not know
             return f"{cls.name} {version} cannot load the model: {first_line(error):.200}"
-        return cls(loaded, version, tokenizer.normalized)
 
     @staticmethod
     def _load_ranks(library: Any, tokenizer: TiktokenTokenizer) -> Any:
@@ -135,7 +135,7 @@ ENGINES: Loaders = {Fastokens.name: Fastokens.load}
 
 def engines_for(tokenizer: Any) -> Loaders:
     """Return the engines that may encode for this model, the preferred one first."""
-    if isinstance(tokenizer, SentencePieceTokenizer) and tokenizer.described.is_unigram:
+    if isinstance(tokenizer, SentencePieceTokenizer) and DescribedModel.of(tokenizer).is_unigram:
         return {UnigramWords.name: UnigramWords.load}
     return ENGINES if reference_of(tokenizer) else {}
 

@@ -76,10 +76,19 @@ class DescribedModel(NamedTuple):
     def is_unigram(self) -> bool:
         return self.type == _UNIGRAM
 
+    def spell(self, texts: Iterable[str]) -> list[str]:
+        """Return texts as the pieces spell them, with blanks for U+2581, and with the blank before each text."""
+        before = " " if self.adds_blank else ""
+        return [text and before + text.replace(BLANK, " ") for text in texts]
+
+    @classmethod
+    def of(cls, tokenizer: SentencePieceTokenizer) -> DescribedModel:
+        """Return the description of a model."""
+        return cls._parse(tokenizer.library_processor.serialized_model_proto())
+
     @classmethod
     @lru_cache(maxsize=1)
-    def parse(cls, content: bytes) -> DescribedModel:
-        """Return the description of a serialized model."""
+    def _parse(cls, content: bytes) -> DescribedModel:
         pieces: list[tuple[str, float, int]] = []
         settings: dict[int, dict[int, Any]] = {2: {}, 3: {}}  # of the trainer and of the normalizer
         for number, value in _fields(content):
@@ -134,7 +143,7 @@ class SentencePieceTokenizer(TextTokenizer):
     """
 
     kind = "sentencepiece"
-    _loaded = ("library_processor", "described")
+    _loaded = ("library_processor",)
 
     def __init__(self, model_path: str | Path, *, special_tokens: Mapping[str, str] = SPECIAL_TOKENS) -> None:
         super().__init__(model_path, special_tokens=special_tokens)
@@ -148,16 +157,6 @@ class SentencePieceTokenizer(TextTokenizer):
         processor, sha256 = load_model(self.model_path)
         self._require_same(sha256)
         return processor
-
-    @cached_property
-    def described(self) -> DescribedModel:
-        """The model's description of itself."""
-        return DescribedModel.parse(self.library_processor.serialized_model_proto())
-
-    def normalized(self, texts: Iterable[str]) -> list[str]:
-        """Return the texts as the model's pieces spell them, with blanks for U+2581."""
-        before = " " if self.described.adds_blank else ""
-        return [text and before + text.replace(BLANK, " ") for text in texts]
 
     def encode_unchecked(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the ids of each text as 1-D int32 arrays, special ids included."""
@@ -206,7 +205,7 @@ class SentencePieceTokenizer(TextTokenizer):
                 return b""
             return bytes.fromhex(piece[3:5]) if kind == BYTE else piece.replace(BLANK, " ").encode()
 
-        return [bytes_of(piece, kind) for piece, _, kind in self.described.pieces]
+        return [bytes_of(piece, kind) for piece, _, kind in DescribedModel.of(self).pieces]
 
     def token_id(self, token: str) -> int | None:
         """Return the id of a piece, or None."""
@@ -215,7 +214,7 @@ class SentencePieceTokenizer(TextTokenizer):
 
     def special_names(self) -> list[str]:
         """Return the control pieces, and then the user-defined ones."""
-        return [piece for wanted in (CONTROL, USER_DEFINED) for piece, _, kind in self.described.pieces if kind == wanted]
+        return [piece for wanted in (CONTROL, USER_DEFINED) for piece, _, kind in DescribedModel.of(self).pieces if kind == wanted]
 
     def save(self, folder: Path) -> None:
         copyfile(self.model_path, folder / TOKENIZER_MODEL_NAME)

@@ -20,7 +20,7 @@ import numpy as np
 
 from niels_cache_assets.base.strings import Strings, buffers_of
 from niels_cache_assets.tokenizer.base import FlatIds, TextTokenizer, concatenate_ids, first_line
-from niels_cache_assets.tokenizer.sentencepiece_model import BLANK, BYTE, NORMAL, USER_DEFINED, SentencePieceTokenizer
+from niels_cache_assets.tokenizer.sentencepiece_model import BLANK, BYTE, NORMAL, USER_DEFINED, DescribedModel, SentencePieceTokenizer
 
 _TABLE_ROWS = 1 << 17  # the table is emptied when half of them are used
 _POOL = 6 * _TABLE_ROWS  # numbers for the ids, scores and bytes of all words in a table
@@ -91,7 +91,7 @@ class UnigramWords:
     def load(cls, tokenizer: TextTokenizer) -> UnigramWords | str:
         """Load the model of a tokenizer, or return why that is impossible."""
         assert isinstance(tokenizer, SentencePieceTokenizer)
-        model = tokenizer.described
+        model = DescribedModel.of(tokenizer)
         if not (model.is_unigram and model.keeps_text and model.adds_blank):
             return f"{cls.name} does not support a model that changes text or lacks pieces for bytes"
         if find_spec("numba") is None:

@@ -434,13 +434,14 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
             done: The number of batches that the worker has made.
         """
         plan = plan_batches(self._run_order, self._steps, position, worker=worker, workers=workers, done=done)
-        if not any(isinstance(source, PretrainWindows) and source.is_copied for source in self._sources.values()):
+        copied = [name for name, source in self._sources.items() if isinstance(source, PretrainWindows) and source.is_copied]
+        if not copied:
             return map(self._maker.make, plan)
-        from niels_cache_runtime.loader.remote.feed import BlockFeed, copied_sources
+        from niels_cache_runtime.loader.remote.feed import BlockFeed
 
         rows = position.sizes.rows
         first, end = position.samples + (worker + done * workers) * rows, self._steps.end(position)
-        visits = self._visits_of(copied_sources(self._sources))
+        visits = self._visits_of(copied)
         feed = BlockFeed(self._sources, visits, self._maker.make, self._settings, end=end, first=first, step=workers * rows)
         return feed.batches(plan)
 

@@ -26,7 +26,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -311,7 +311,7 @@ class Ledger:
         """
         before, _deferred.later = _deferred.later, []
         try:
-            with self._locked():
+            with self.locked():
                 state, content = self._load()
                 try:
                     yield state
@@ -322,12 +322,9 @@ class Ledger:
             for call in later:
                 call_unlocked(call)
 
-    def describing(self) -> AbstractContextManager[None]:
-        """Hold the lock under which one process at a time downloads what describes a build. The ledger stays free meanwhile."""
-        return self._locked("describing")
-
     @contextmanager
-    def _locked(self, name: str = "lock") -> Iterator[None]:
+    def locked(self, name: str = "lock") -> Iterator[None]:
+        """Hold the lock of the ledger, or another one, which leaves the ledger free."""
         with self.writing():
             descriptor = self.files.open(name, os.O_RDWR, make=True)
         try:

@@ -423,7 +423,7 @@ class LocalCopy:
 
         content = found()
         if content is None:
-            with self._ledger.describing():
+            with self._ledger.locked("describing"):
                 content = found()
                 if content is None:
                     content = read_beside(store, record, name)

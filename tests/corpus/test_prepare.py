@@ -13,13 +13,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.artifacts.corpus import CorpusProgress
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.base.parallel import map_in_processes
 from niels_cache_assets.cleaning.chain import Cleaner
-from niels_cache_assets.corpus import store
+from niels_cache_assets.corpus import chunks, store
 from niels_cache_assets.corpus.layout import DOCUMENTS, REJECTED, corpus_dir
 from niels_cache_assets.dedup.signatures import Signer
 from niels_cache_assets.project.registry import Registry
@@ -289,3 +291,8 @@ def test_an_interrupted_or_killed_run_leaves_no_worker_and_no_corpus(tmp_path: P
     assert run.wait(timeout=60) != 0
     wait_for_the_end_of(worker)
     assert not corpus_dir(tmp_path, "notes").exists()
+
+
+@given(st.lists(st.text("ab \n\t\x1c\x85\xa0\u2028\u3000\u4e2d\U0001f600\ud800", max_size=8), max_size=3))
+def test_words_are_counted_as_split_finds_them(texts: list[str]) -> None:
+    assert chunks._count_words(texts) == sum(len(text.split()) for text in texts)

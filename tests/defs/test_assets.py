@@ -325,9 +325,7 @@ def test_a_table_that_is_cut_says_so() -> None:
 def test_shares_are_of_all_that_came(tmp_path: Path) -> None:
     meta = {"documents": {"train": 6, "val": 2}, "dropped": {"exact_duplicate": 5, "near_duplicate": 3, "empty": 4}}
     outcome = Outcome(key="pretrain/notes", state="built", meta=meta, directory=tmp_path, seconds=1.0)
-    reasons = "60.0% of 20 documents: exact_duplicate 5, empty 4, near_duplicate 3"
-    assert describe_dropped(outcome, deduplicated=True) == f"{reasons} (40.0% as duplicates)"
-    assert describe_dropped(outcome, deduplicated=False) == reasons
+    assert describe_dropped(outcome) == "60.0% of 20 documents: exact_duplicate 5, empty 4, near_duplicate 3 (40.0% as duplicates)"
 
 
 def test_every_sha256_that_is_shown_is_that_of_a_file(built_project: Built) -> None:

@@ -87,6 +87,13 @@ def test_where_a_cache_lies_may_be_a_link(tmp_path: Path) -> None:
     assert finished_meta(tmp_path / "notes") is not None
 
 
+def test_a_shard_that_is_a_link_inside_its_data_set_is_read(tmp_path: Path) -> None:
+    folder = write_pretrain(tmp_path / "notes")
+    (folder / "train" / "shard_00000.bin").rename(folder / "moved.bin")
+    (folder / "train" / "shard_00000.bin").symlink_to("../moved.bin")
+    assert PretrainTokenStreamDataset(str(folder / "train"), T=3, device="cpu").total_windows
+
+
 def test_a_link_that_stays_inside_is_no_problem_and_one_that_leads_nowhere_is(tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "file").touch()

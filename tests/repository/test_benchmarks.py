@@ -20,7 +20,7 @@ BENCHMARKS = ROOT / "benchmarks"
 RUNS = {
     "block_order.py --quick --picture PICTURE": ("whole split", "blocks of 16 shards, shuffled corpus", "8 lanes"),
     "chats.py --quick": ("rendering, ChatML", "rendering, without marks", "build, sentinels", "build, ChatML", "build, without marks"),
-    "command.py --quick --only builder script": (
+    "command.py --quick --rounds 0 --only builder script": (
         "first build",
         "nothing to do",
         "status",

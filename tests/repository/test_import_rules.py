@@ -77,6 +77,12 @@ def test_reading_and_verifying_a_cache_does_not_load_torch() -> None:
     assert done.stdout.strip() == "False", done.stderr
 
 
+def test_a_loader_of_folders_does_not_load_what_only_addresses_need() -> None:
+    script = "import sys; from niels_cache_runtime import TokenLoader; print('niels_cache_runtime.remote.local_copy' in sys.modules)"
+    done = programs.run("-c", script, cwd=ROOT)
+    assert done.stdout.strip() == "False", done.stderr
+
+
 def test_numba_is_loaded_when_a_large_index_is_built_and_not_before() -> None:
     script = """
 import sys

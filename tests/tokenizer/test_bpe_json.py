@@ -17,6 +17,7 @@ from niels_cache_assets.tokenizer.bpe_json import ranks_as_json, sentencepiece_a
 from niels_cache_assets.tokenizer.engines import Fastokens, prove
 from niels_cache_assets.tokenizer.kinds import HuggingFaceTokenizer, SentencePieceTokenizer, TiktokenTokenizer, open_model
 from niels_cache_assets.tokenizer.proof import compare, mixtures
+from niels_cache_assets.tokenizer.sentencepiece_model import DescribedModel
 from niels_cache_assets.tokenizer.tiktoken_ranks import read_ranks
 from niels_cache_runtime.errors import NielsCacheError
 from tests.helpers.messages import missing
@@ -56,7 +57,7 @@ def test_other_models_of_sentencepiece_are_refused_with_the_reason(tmp_path: Pat
     (tmp_path / "a.model").write_bytes(trained(vocab_size=330, **settings))
     tokenizer = SentencePieceTokenizer(str(tmp_path / "a.model"))
     with pytest.raises(ValueError, match="changes text"):
-        sentencepiece_as_json(tokenizer.described)
+        sentencepiece_as_json(DescribedModel.of(tokenizer))
 
 
 def test_a_build_with_a_bpe_of_sentencepiece_has_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,7 +79,7 @@ def family_metadata(registry: Registry, outcome: Outcome, source: Source, *, dra
         "published_at": address,
         **state_of(outcome),
         "contents": "; ".join([f"{file_size(total_bytes(meta['files']))}: {', '.join(shares)}", *filter(None, [budget_shortfall(meta)])]),
-        "dropped": describe_dropped(outcome, deduplicated="dedup" in getattr(source, "prepare", ())),
+        "dropped": describe_dropped(outcome),
         "tokens": tokens_of(meta),
         ITEMS[outcome.family]: sum(items_of(meta, outcome.family).values()),
         "bytes": total_bytes(meta["files"]),
@@ -130,7 +130,7 @@ def _record(outcome: Outcome, settings: Mapping[str, Any]) -> Metadata:
     return {"made_from": json_entry(made_from), **recorded_at(outcome)}
 
 
-def describe_dropped(outcome: Outcome, *, deduplicated: bool) -> str:
+def describe_dropped(outcome: Outcome) -> str:
     """Return the counts of dropped items, such as `15.8% of 1,900 documents: empty 200, exact_duplicate 100 (5.3% as duplicates)`."""
     meta, dropped, noun = outcome.meta, outcome.meta["dropped"], ITEMS[outcome.family][:-1]
     dropped_count = sum(dropped.values())
@@ -139,7 +139,7 @@ def describe_dropped(outcome: Outcome, *, deduplicated: bool) -> str:
         return f"none of {format_count(total, noun)}"
     reasons = ", ".join(f"{reason} {count:,}" for reason, count in by_count(dropped))
     duplicates = sum(count for reason, count in dropped.items() if reason.endswith("_duplicate"))
-    noted = f" ({format_share(duplicates, total)} as duplicates)" if deduplicated else ""
+    noted = f" ({format_share(duplicates, total)} as duplicates)" if duplicates else ""
     return f"{format_share(dropped_count, total)} of {format_count(total, noun)}: {reasons}{noted}"
 
 
@@ -176,13 +176,13 @@ def tokenizer_metadata(outcome: Outcome, *, draw: bool) -> Metadata:
 def part_metadata(outcome: Outcome) -> Metadata:
     """Return the metadata of a part: a few lines, because there may be thousands of parts."""
     meta = outcome.meta
-    tokens = sum(meta[f"{split}_tokens"] for split in SPLITS)
+    tokens, size = tokens_of(meta), total_bytes(meta["files"])
     return without_empty(
         {
             **state_of(outcome),
-            "contents": f"{file_size(total_bytes(meta['files']))}: {format_count(tokens, 'token')}",
+            "contents": f"{file_size(size)}: {format_count(tokens, 'token')}",
             "tokens": tokens,
-            "bytes": total_bytes(meta["files"]),
+            "bytes": size,
             **engines_entry(outcome),
             "short": meta["part"]["short"] or None,
             "dropped": ", ".join(f"{reason} {count:,}" for reason, count in sorted(meta["dropped"].items())),
