@@ -316,7 +316,8 @@ def run_builder(model: str, eot: str, folder: str, *files: str) -> None:
 
     tokenizer = open_model(model, kind=kind_of(model), special_tokens={"eot": eot})
     source = PRETRAIN_SOURCES["parquet"].model_validate({"source": "parquet", "files": list(files), "shuffle_buffer": SHUFFLE_BUFFER})
-    proven_engine(tokenizer, print)
+    if isinstance(engine := proven_engine(tokenizer), str):
+        print(f"no fast engine: {engine}")
     began = time.perf_counter()
     build(source, tokenizer, Path(folder))
     print(f"\n{time.perf_counter() - began}")

@@ -16,7 +16,7 @@ from niels_cache_assets.corpus.layout import range_name
 from niels_cache_assets.parts.layout import part_name
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.project.tables import DagsterSettings
-from niels_cache_runtime.format.layout import FAMILIES, SPLITS, Family, Split
+from niels_cache_runtime.format.layout import FAMILIES, SPLITS, Family
 
 STREAM_POOL = "source_stream"
 PARTITION_TAG = "dagster/partition"
@@ -35,6 +35,7 @@ class DefinitionNames:
         stream_pool: A pool whose limit is the number of streams at the same time. No op is in the pool (stream_slots.py).
         cache_root: Key of the resource with the folder of all caches.
         progress_sink: Key of the resource with the progress sink.
+        resources: Both keys.
         assets: By key or by kind of artifact, the asset that records it.
     """
 
@@ -44,12 +45,11 @@ class DefinitionNames:
         self.parts_pool = settings.pools.get("parts", self.name("parts"))
         self.stream_pool = settings.pools.get("source_stream", self.name(STREAM_POOL))
         self.cache_root, self.progress_sink = self.name("cache_root"), self.name("progress_sink")
+        self.resources = {self.cache_root, self.progress_sink}
         self.stream_ops: dict[str, str] = {family: self.name(f"stream_{family}_dataset") for family in FAMILIES}
         self.tokenizer = self.key("tokenizer")
-        self.splits: dict[Family, dict[Split, AssetKey]] = {
-            "pretrain": {split: self.key("pretrain", f"{split}_shards") for split in SPLITS},
-            "sft": {split: self.key("sft", f"{split}_pair") for split in SPLITS},
-        }
+        files: dict[Family, str] = {"pretrain": "shards", "sft": "pair"}
+        self.splits = {family: {split: self.key(family, f"{split}_{kind}") for split in SPLITS} for family, kind in files.items()}
         self.meta: dict[str, AssetKey] = {family: self.key(family, "meta_json") for family in FAMILIES}
         self.upstream = {family: self.key("upstream", family) for family in FAMILIES}
         self.published = {family: self.key("published", family) for family in FAMILIES}
@@ -72,11 +72,6 @@ class DefinitionNames:
             **self.meta,
             "index": self.index,
         }
-
-    @property
-    def resources(self) -> set[str]:
-        """Keys of the resources of every op."""
-        return {self.cache_root, self.progress_sink}
 
     def key(self, *path: str) -> AssetKey:
         """Return the key of an asset."""

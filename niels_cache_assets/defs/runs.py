@@ -31,7 +31,7 @@ from niels_cache_assets.defs.recording import FoundArtifact
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.facts.progress import BuildProgress
 from niels_cache_assets.project.registry import Registry
-from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_assets.sources.errors import describe_error
 
 BUILD_ALL = "build-all"
 STARTED_TAG = "niels_cache/started_by"  # tag of a run that this module has started
@@ -104,8 +104,8 @@ class Runs(ProgressSink):
                     self._instance.report_runless_asset_event(record.event(self._instance, self._asset_graph, None, by=BUILD_ALL))
             elif not (run := self._finished_run(self._names.name("write_reports"), None, {})).success:
                 problem = _failure_reason(run)
-        except NielsCacheError as error:
-            problem = str(error)
+        except Exception as error:  # as in a run, any error of the reports
+            problem = describe_error(error)
         if problem:
             self._listener.logged("reports", f"WARNING: not written: {problem}")
 

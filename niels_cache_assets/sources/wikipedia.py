@@ -107,7 +107,8 @@ class Wikipedia(HasKeepDamaged, HubData, PretrainSource):
     def _dumps(self, files: FilePass, context: StreamContext) -> Iterator[Document]:
         drop, facts, decoding = context.report.drop_row, context.report.facts, DecodingCounts(self, context)
         for split in files.splits():
-            for name, file in ((file.name, file) for file in files.files()):
+            for file in files.files():
+                name = file.name
                 if not _DUMP.search(name):
                     raise NielsCacheError(
                         f'{name}: not an XML dump, whose name ends in .xml; read rows with articles with source = "jsonl" or "parquet"'

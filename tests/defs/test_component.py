@@ -25,8 +25,8 @@ cache_dir = "../../../../cache/nlp"
 vocab_size = 330
 
 [pretrain.words]
-source = "text"
-files = ["words.txt"]
+source = "jsonl"
+files = ["words.jsonl"]
 val_frac = 0.1
 """
 INLINE = """
@@ -39,7 +39,7 @@ attributes:
     build: {cache_dir: ../../../../cache/chat}
     tokenizer: {vocab_size: 330}
     pretrain:
-      words: {source: text, files: [words.txt], val_frac: 0.1, sample_by: line, parts: 2}
+      words: {source: jsonl, files: [words.jsonl], val_frac: 0.1, parts: 2}
 """
 OWN = """
 import dagster as dg
@@ -62,7 +62,7 @@ def own() -> dg.Definitions:
 
 def write_words(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "words.txt").write_text("\n".join(sentences(300)), encoding="utf-8")
+    (folder / "words.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in sentences(400)), encoding="utf-8")
 
 
 @pytest.mark.walk
@@ -152,7 +152,7 @@ def test_components_collide_neither_with_each_other_nor_with_definitions_of_the_
     assert found.has_job("build_pretrain")
     assert found.has_job("nlp__build_pretrain")
     assert {spec.group_name for spec in both.resolve_all_asset_specs() if spec.key.path[0] == "chat"} == {"chat"}
-    with pytest.raises(dg.DagsterInvalidDefinitionError, match="cache_root"):
+    with pytest.raises(dg.DagsterInvariantViolationError, match="cache_root"):
         dg.Definitions.merge(own, component(tmp_path / "plain")).get_repository_def()
 
 
