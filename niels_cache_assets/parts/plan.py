@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from types import MappingProxyType
 from typing import Any
 
 from niels_cache_assets.base.fingerprint import Identity
@@ -198,7 +197,7 @@ def plan_parts(
     train_tokens: int | None,
     val_tokens: int | None,
     fingerprint: str = "",
-    identity: Identity = MappingProxyType({}),
+    identity: Identity | None = None,
     **group_fields: Any,
 ) -> PlannedGroup:
     """Return a group of parts. Each part has a contiguous run of the files of each split, balanced by bytes.
@@ -243,7 +242,7 @@ def plan_parts(
         PlannedPart(number=number, files=tuple(part), plan=fingerprint, train_tokens=own or None, val_tokens=val[number], **shared)
         for number, (part, own) in enumerate(zip(divided, train, strict=True))
     )
-    return PlannedGroup(fingerprint=fingerprint, identity=identity, listed=tuple(files), parts=planned, **shared)
+    return PlannedGroup(fingerprint=fingerprint, identity=identity or {}, listed=tuple(files), parts=planned, **shared)
 
 
 def is_compressed(name: str) -> bool:

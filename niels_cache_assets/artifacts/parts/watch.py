@@ -74,7 +74,7 @@ class WatchedStep(NamedTuple):
         )
 
 
-StoreReads = dict[str, tuple[str, Any]]  # by address of an object in a store: the ETag that it had, and what was read from it
+StoreReads = dict[str, tuple[str | None, Any]]  # by address of an object in a store: the ETag that it had, and what was read from it
 
 
 def watch_parts(joined: JoinedCache | Corpus, known: StoreReads) -> list[WatchedStep]:
