@@ -15,7 +15,6 @@ from niels_cache_assets.base.choices import raise_unknown_choice
 from niels_cache_assets.build_cache import CODE_VERSIONS
 from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assets.building import build_artifact, recorded_results
-from niels_cache_assets.defs.assets.upstream import record_read
 from niels_cache_assets.defs.config import FamilyConfig, PretrainConfig
 from niels_cache_assets.defs.keys import names_of
 from niels_cache_assets.defs.metadata.builds import split_schema
@@ -137,16 +136,12 @@ def _multi_asset(registry: Registry, family: Family, *, above: Sequence[dg.Asset
 def _stream(context: dg.AssetExecutionContext, registry: Registry, family: Family, config: FamilyConfig) -> Iterator[dg.MaterializeResult]:
     """Build the data set of this run's partition, and yield its three results."""
     names, name = names_of(registry), context.partition_key
-    root = root_of(context, names)
     with readable_failures():
         if name not in registry.partition_keys(family):  # Dagster accepts any partition key
             if name in registry.switched_off():
                 raise NielsCacheError(f"{registry.origin}: [{family}.{name}] is switched off; set enabled = true in it to build it")
             raise_unknown_choice(registry.origin, f"no {family} data set", name, registry.partition_keys(family))
-        artifact = graph(registry, root).dataset(name, config.run_settings())
+        artifact = graph(registry, root_of(context, names)).dataset(name, config.run_settings())
     source = artifact.spec.source
     outcome = build_artifact(context, artifact, config, names, observed=names.splits[family]["train"], source=source)
-    record_read(context, registry, outcome, root=root)
-    with readable_failures():
-        results = recorded_results(context, registry, outcome, source=source)
-    yield from results
+    yield from recorded_results(context, registry, outcome, source=source)

@@ -19,7 +19,6 @@ from niels_cache_assets.chats.templates import find_template
 from niels_cache_assets.corpus.identity import identity_of_corpus
 from niels_cache_assets.defs.keys import names_of, partitions
 from niels_cache_assets.defs.metadata.entries import without_empty
-from niels_cache_assets.defs.progress import readable_failures
 from niels_cache_assets.defs.provenance import DATA_VERSION_TAG, POINTER_TAG
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.reading.references import revision_with_references
@@ -73,7 +72,6 @@ def observe_revision(registry: Registry, name: str, *, root: Path) -> dg.AssetOb
     return _observation(registry, name, revision, root=root)
 
 
-@readable_failures()
 def record_read(context: dg.AssetExecutionContext, registry: Registry, outcome: Outcome, *, root: Path) -> None:
     """Record in a step the upstream that its artifact was built from, unless this is known.
 
