@@ -26,6 +26,7 @@ from niels_cache_assets.defs.finished_parts import finished_parts_sensor
 from niels_cache_assets.defs.home.found import remove_markers_of
 from niels_cache_assets.defs.keys import corpus_partitions, datasets_with_plan, names_of, partitions
 from niels_cache_assets.defs.private import AssetGraphSubset
+from niels_cache_assets.defs.provenance import observations
 from niels_cache_assets.defs.resources import root_of
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.errors import describe_error, log_traceback
@@ -162,8 +163,8 @@ class _SensorTick:
 
         The id changes only when upstream changes. A crash does not change it.
         """
-        filters = dg.AssetRecordsFilter(asset_key=self._names.upstream[self._registry.family_of(name)], asset_partitions=[name])
-        records = self._context.instance.fetch_observations(filters, limit=OBSERVATIONS).records
+        key = self._names.upstream[self._registry.family_of(name)]
+        records = observations(self._context.instance, key, name, limit=OBSERVATIONS)
         others = (each.storage_id for each in records if each.asset_observation and version_of(each.asset_observation) != version)
         return str(next(others, 0))
 
