@@ -54,7 +54,8 @@ class MappedTokens:
     Args:
         paths: The token files, in stream order.
         dtype: The dtype of the tokens, uint16 or uint32. `layout.token_dtype_of` takes it from meta.json.
-        sizes: The bytes of each file, if they are known. Then links are refused. None means to look first, a system call per file.
+        sizes: The bytes of each file, if they are known. Then links are refused. A file of 0 bytes is not looked at. None means to look
+            first, a system call per file.
 
     Attributes:
         shard_starts: (shards,) int64, the position of each shard, in tokens.

@@ -81,8 +81,9 @@ def _open_split(folder: Path, with_doc_ends: bool, verify: Verify) -> OpenedSpli
     ends_path = folder.parent / doc_ends_name(prefix)
     has_ends = with_doc_ends and ends_path.exists()
     dtype, listed = token_dtype_of(meta), listed_of_split(meta, folder, doc_ends=with_doc_ends) if meta and not is_foreign(meta) else {}
-    try:  # the files nearly always have the listed sizes
-        tokens, unlinked = MappedTokens(shards, dtype=dtype, sizes=[listed[path]["bytes"] for path in paths]), prefix
+    try:  # the files nearly always have the listed sizes; an empty file is not mapped, so only a look shows what it is
+        sizes = [listed[path]["bytes"] for path in paths]
+        tokens, unlinked = MappedTokens(shards, dtype=dtype, sizes=sizes if all(sizes) else None), prefix if all(sizes) else None
     except (KeyError, OverflowError, NielsCacheError):  # looking at each file finds out what is wrong
         tokens, unlinked = MappedTokens(shards, dtype=dtype), None
     if meta is not None and is_foreign(meta):

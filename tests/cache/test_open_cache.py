@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from niels_cache_runtime import Batch, NielsCacheError, TokenLoader, open_cache
+from niels_cache_runtime.cache.opening import open_split
 from niels_cache_runtime.catalog import Cache
-from tests.helpers.hand_made import ASST, EOT, SYS, USR, rewrite_meta, write_cache, write_pretrain, write_stream
+from tests.helpers.hand_made import ASST, EOT, SYS, USR, rewrite_meta, write_cache, write_meta_of, write_pretrain, write_stream
 from tests.helpers.messages import missing
 from tests.helpers.unreadable import forbid
 
@@ -64,6 +65,21 @@ def test_shards_of_whole_pages_are_one_piece_that_is_not_copied(tmp_path: Path) 
     if sys.platform == "linux":
         assert np.shares_memory(split[1], split.stream.pieces[0])
         assert not split[1].flags.writeable
+
+
+@pytest.mark.parametrize("what", ["longer", "a folder"])
+def test_a_shard_that_meta_json_lists_as_empty_is_looked_at(tmp_path: Path, what: str) -> None:
+    folder = write_pretrain(tmp_path / "pretrain" / "notes")
+    (empty := folder / "val/shard_00000.bin").write_bytes(b"")
+    write_meta_of(folder, kind="pretrain", val_tokens=0)
+    assert not open_split(folder / "val").tokens.shard_lengths.any()
+    if what == "longer":
+        empty.write_bytes(bytes(6))
+    else:
+        empty.unlink()
+        empty.mkdir()
+    with pytest.raises(NielsCacheError, match="shard_00000"):
+        open_split(folder / "val")
 
 
 def test_a_name_that_is_not_there_comes_with_the_one_that_was_meant(cache: Cache) -> None:
