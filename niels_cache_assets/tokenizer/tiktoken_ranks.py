@@ -123,17 +123,30 @@ def _convert_tekken(content: bytes, path: str) -> tuple[bytes, Encoding]:
     """
     try:
         described = json.loads(content)
-        config = described["config"]
-        specials: int = config["default_num_special_tokens"]
-        ranks = [(each["token_bytes"], each["rank"] + specials) for each in described["vocab"][: config["default_vocab_size"] - specials]]
+        pattern, size, specials = (described["config"][key] for key in ("pattern", "default_vocab_size", "default_num_special_tokens"))
+        ranks = [(each["token_bytes"], each["rank"]) for each in described["vocab"][: size - specials]]
         named = described.get("special_tokens")
-        pairs = zip(_TEKKEN_SPECIALS.split(), range(specials), strict=False)
-        known = {
-            str(token): int(number) for token, number in (pairs if named is None else ((each["token_str"], each["rank"]) for each in named))
-        }
-        return "".join(f"{piece} {rank}\n" for piece, rank in ranks).encode("ascii"), Encoding(str(config["pattern"]), known)
+        known = dict(
+            zip(_TEKKEN_SPECIALS.split(), range(specials), strict=False)
+            if named is None
+            else ((each["token_str"], each["rank"]) for each in named)
+        )
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise NielsCacheError(f"{path}: not a tekken.json of Mistral; copy the file again") from error
+    problem = None
+    if not all(type(number) is int for number in (size, specials, *known.values(), *(rank for _, rank in ranks))):
+        problem = "a size or a rank is not an integer"
+    elif not all(isinstance(text, str) for text in (pattern, *known, *(piece for piece, _ in ranks))):
+        problem = "the pattern or a token is not a string"
+    elif not 0 <= specials <= size:
+        problem = f"{specials:,} special tokens do not fit into a vocabulary of {size:,}"
+    elif wrong := [token for token, rank in known.items() if not 0 <= rank < specials]:
+        problem = f"the rank of the special token {wrong[0]!r} is not in 0 ... {specials - 1:,}"
+    elif any(rank < 0 for _, rank in ranks):
+        problem = "the rank of a piece is below 0"
+    if problem:
+        raise NielsCacheError(f"{path}: a damaged tekken.json of Mistral: {problem}; copy the file again")
+    return "".join(f"{piece} {rank + specials}\n" for piece, rank in ranks).encode(errors="replace"), Encoding(pattern, known)
 
 
 @remember_last

@@ -128,6 +128,24 @@ def test_a_wrong_tekken_json_is_refused_in_one_line(tmp_path: Path) -> None:
             open_model(path, special_tokens={"eot": "</s>"})
 
 
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"default_vocab_size": 300.0}, "tekken.json of Mistral"),
+        ({"default_num_special_tokens": True}, "not an integer"),
+        ({"pattern": None}, "not a string"),
+        ({"default_vocab_size": 9}, "10 special tokens do not fit"),
+        ({"default_num_special_tokens": 2}, "'</s>' is not in 0 ... 1"),
+    ],
+)
+def test_wrong_numbers_of_a_tekken_json_are_named(tmp_path: Path, changes: dict[str, Any], problem: str) -> None:
+    path = tekken(tmp_path / "tekken.json", write_ranks(tmp_path / "a.tiktoken"), special_tokens=[{"rank": 2, "token_str": "</s>"}])
+    described = json.loads(path.read_bytes())
+    path.write_text(json.dumps(described | {"config": described["config"] | changes}), encoding="utf-8")
+    with pytest.raises(NielsCacheError, match=problem):
+        open_model(path, special_tokens={"eot": "</s>"})
+
+
 def test_a_model_is_loaded_once_whatever_its_path(tmp_path: Path) -> None:
     first, second = (write_json(tmp_path / name) for name in ("a.json", "b.json"))
     one, two = (HuggingFaceTokenizer(path, special_tokens=EOT) for path in (first, second))
