@@ -316,7 +316,7 @@ def run_builder(model: str, eot: str, folder: str, *files: str) -> None:
 
     tokenizer = open_model(model, kind=kind_of(model), special_tokens={"eot": eot})
     source = PRETRAIN_SOURCES["parquet"].model_validate({"source": "parquet", "files": list(files), "shuffle_buffer": SHUFFLE_BUFFER})
-    if isinstance(engine := proven_engine(tokenizer), str):
+    if isinstance(engine := proven_engine(tokenizer, print), str):
         print(f"no fast engine: {engine}")
     began = time.perf_counter()
     build(source, tokenizer, Path(folder))

@@ -205,7 +205,7 @@ def child(folder: Path, model: str, mode: str) -> None:
         if mode == "unchecked":
             changes.enter_context(mock.patch.object(checked, "_texts_to_compare", return_value=slice(0, 0)))
         proof = Stopwatch()
-        engines.proven_engine(tokenizer)
+        engines.proven_engine(tokenizer, print)
         proof.stop()
         whole = Stopwatch()
         build(source, tokenizer, folder)

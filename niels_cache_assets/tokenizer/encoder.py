@@ -173,7 +173,7 @@ class BuildEncoder:
             self._use_reference(f"an engine encodes only what follows the first {self._load_after:,} characters")
 
     def _load_engine(self) -> None:
-        engine = proven_engine(self._tokenizer)
+        engine = proven_engine(self._tokenizer, self._log)
         if isinstance(engine, str):
             self._use_reference(engine)
         else:
@@ -190,7 +190,7 @@ class BuildEncoder:
         encoder = f"{use.name} {use.version}"
         self._log(f"encoding with {encoder}{': ' if use.reason else ''}{use.reason}")
         if not (self._is_engine_pending and self._load_after):  # else nothing is chosen yet
-            record_encoder(self._tokenizer, encoder, use.reason)
+            record_encoder(self._tokenizer, encoder, use.reason, self._log)
 
     def _count(self, use: EngineUse | None, texts: int, *, checked: int) -> None:
         if use is not None:
@@ -269,7 +269,7 @@ class BuildEncoder:
             mismatch = EngineMismatchError(
                 f"{self._engine.name} {self._engine.version}", describe_reference(self._tokenizer), difference.text
             )
-            reject_engine(self._tokenizer, self._engine)
+            reject_engine(self._tokenizer, self._engine, self._log)
             raise mismatch
         return len(texts)
 

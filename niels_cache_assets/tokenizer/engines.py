@@ -14,9 +14,8 @@ import ctypes
 import json
 import os
 import secrets
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -36,10 +35,10 @@ from niels_cache_assets.tokenizer.tiktoken_ranks import TiktokenTokenizer, read_
 from niels_cache_assets.tokenizer.tokenizer_json import HuggingFaceTokenizer
 from niels_cache_assets.tokenizer.unigram_words import UnigramWords
 from niels_cache_runtime.errors import panics_as_errors
-from niels_cache_runtime.format.commit import LockRefusedError, hold_lock
+from niels_cache_runtime.format.commit import BusyError, LockRefusedError, hold_lock
 
 _PROOF_VERSION = 1  # raise this by hand if the difficult texts change, or if an engine loads a model in another way
-_POLL_SECONDS = 0.05
+_WAIT_SECONDS = 60.0  # for the proof of another process, which takes some seconds unless the process is stopped
 _THREADS_VARIABLE = "FASTOKENS_BPE_THREADS"
 _GPT2_PATTERNS = frozenset(  # three spellings of the same words, of different versions of tiktoken
     {
@@ -127,6 +126,9 @@ class Fastokens:
         return np.frombuffer(ids, np.uint32), np.diff(np.frombuffer(offsets, np.uint64)).astype(np.int64)
 
 
+Log = Callable[[str], object]
+"""A function that reports a line to the user."""
+
 Loaders = Mapping[str, Callable[["TextTokenizer"], Engine | str]]
 """Functions by the names of engines. Each loads the model of a tokenizer, or returns why that is impossible."""
 
@@ -166,7 +168,7 @@ def prove(tokenizer: TextTokenizer, engine: Engine) -> EngineProof:
     return compare(difficult_texts(**_model_tokens(tokenizer)), reference=tokenizer.encode_flat, engine=engine.encode_flat)
 
 
-def proven_engine(tokenizer: TextTokenizer) -> Engine | str:
+def proven_engine(tokenizer: TextTokenizer, log: Log) -> Engine | str:
     """Return the first engine that can load a model and gives the ids of the reference, or why there is none.
 
     A process that builds with several models in turn loads their engines again, because an engine takes a hundred megabytes.
@@ -175,16 +177,16 @@ def proven_engine(tokenizer: TextTokenizer) -> Engine | str:
         key = _key(tokenizer)
         if key not in _LOADED:
             _LOADED.clear()
-            _LOADED[key] = _first_proven(tokenizer)
+            _LOADED[key] = _first_proven(tokenizer, log)
             if isinstance(tokenizer, HuggingFaceTokenizer):
                 tokenizer.renew_remembered_words()
             _free_memory()
         return _LOADED[key]
 
 
-def reject_engine(tokenizer: TextTokenizer, engine: Engine) -> None:
+def reject_engine(tokenizer: TextTokenizer, engine: Engine, log: Log) -> None:
     """Record that an engine gave other ids. From now on, no build with this model uses this version of it."""
-    with _LOCK:
+    with _LOCK, _record_lock(tokenizer, log):
         name = f"{engine.name} {engine.version}"
         _LOADED[_key(tokenizer)] = _record(tokenizer, name, f"{name} is not used: it gave other ids for a text of a build")
 
@@ -193,26 +195,21 @@ def _key(tokenizer: TextTokenizer) -> tuple[Any, ...]:
     return (tokenizer.kind, tokenizer.model_sha256, *engines_for(tokenizer).values())
 
 
-def _first_proven(tokenizer: TextTokenizer) -> Engine | str:
+def _first_proven(tokenizer: TextTokenizer, log: Log) -> Engine | str:
     reasons = []
     for load in engines_for(tokenizer).values():
         engine = load(tokenizer)
-        reason = engine if isinstance(engine, str) else _prove_once(tokenizer, engine)
+        reason = engine if isinstance(engine, str) else _prove_once(tokenizer, engine, log)
         if not reason:
             return engine
         reasons.append(reason)
     return "; ".join(reasons)
 
 
-def _prove_once(tokenizer: TextTokenizer, engine: Engine) -> str:
+def _prove_once(tokenizer: TextTokenizer, engine: Engine, log: Log) -> str:
     """Return why an engine is not used, or "" if its ids are right. Only the first process of a cache root proves it; others wait."""
     name = f"{engine.name} {engine.version}"
-    with ExitStack() as stack:
-        if tokenizer.proofs is not None:
-            with suppress(LockRefusedError):  # a read-only folder: each process proves the engine again
-                stack.enter_context(
-                    hold_lock(tokenizer.proofs.with_name("tokenizer.engines"), wait=lambda owner: time.sleep(_POLL_SECONDS))
-                )
+    with _record_lock(tokenizer, log):
         rejection = _result(tokenizer, name)
         return _record(tokenizer, name, _rejection_reason(tokenizer, name, prove(tokenizer, engine))) if rejection is None else rejection
 
@@ -248,9 +245,10 @@ def _record(tokenizer: TextTokenizer, engine: str, rejection: str) -> str:
     return rejection
 
 
-def record_encoder(tokenizer: TextTokenizer, encoder: str, reason: str) -> None:
+def record_encoder(tokenizer: TextTokenizer, encoder: str, reason: str, log: Log) -> None:
     """Record beside the tokenizer which library encodes, and why no faster one does, for `status`."""
-    _add_to_record(tokenizer, "encoders", str(tokenizer.model_sha256), {"name": encoder, "why_not_faster": reason or None})
+    with _record_lock(tokenizer, log):
+        _add_to_record(tokenizer, "encoders", str(tokenizer.model_sha256), {"name": encoder, "why_not_faster": reason or None})
 
 
 def read_record(path: Path | None) -> dict[str, dict[str, Any]]:
@@ -267,7 +265,24 @@ def read_record(path: Path | None) -> dict[str, dict[str, Any]]:
         return {"proofs": {}, "encoders": {}}
 
 
+@contextmanager
+def _record_lock(tokenizer: TextTokenizer, log: Log) -> Iterator[None]:
+    """Hold the lock of the record. Go on without it in a read-only folder, or if another process holds it for a minute."""
+    with ExitStack() as stack:
+        try:
+            if tokenizer.proofs is not None:
+                stack.enter_context(hold_lock(lock := tokenizer.proofs.with_name("tokenizer.engines")))
+        except BusyError as error:
+            log(f"waiting for up to {_WAIT_SECONDS:g} s until another process has proven the engine: {error.writer}")
+            with suppress(LockRefusedError, BusyError):
+                stack.enter_context(hold_lock(lock, retry_seconds=_WAIT_SECONDS))
+        except LockRefusedError:
+            pass
+        yield
+
+
 def _add_to_record(tokenizer: TextTokenizer, table: str, key: str, value: Any) -> None:
+    """Add to the record. The caller holds its lock."""
     record = read_record(tokenizer.proofs)
     if tokenizer.proofs is not None and record[table].get(key) != value:
         record[table][key] = value

@@ -16,11 +16,12 @@ from niels_cache_assets.tokenizer import engines
 from niels_cache_assets.tokenizer.bpe_json import ranks_as_json, sentencepiece_as_json
 from niels_cache_assets.tokenizer.engines import Fastokens, prove
 from niels_cache_assets.tokenizer.kinds import HuggingFaceTokenizer, SentencePieceTokenizer, TiktokenTokenizer, open_model
-from niels_cache_assets.tokenizer.proof import compare, mixtures
+from niels_cache_assets.tokenizer.proof import EngineProof, compare, mixtures
 from niels_cache_assets.tokenizer.sentencepiece_model import DescribedModel
 from niels_cache_assets.tokenizer.settings import infer_model_kind
 from niels_cache_assets.tokenizer.tiktoken_ranks import read_ranks
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.commit import hold_lock
 from tests.helpers.messages import missing
 from tests.helpers.tiny import sentences
 from tests.helpers.tokenizer_files import write_json
@@ -169,6 +170,24 @@ def test_the_record_says_which_library_encoded_and_why_no_faster_one(tmp_path: P
     assert missing(found["why_not_faster"], "pip install 'niels-cache[fast]'") == []
     (use,) = encoder.uses
     assert found["why_not_faster"] in use.describe()
+
+
+def test_a_stopped_process_that_holds_the_record_delays_others_for_a_while_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "_LOADED", {})
+    monkeypatch.setattr(engines, "_REJECTED", {})
+    monkeypatch.setattr(engines, "_WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(engines, "prove", lambda tokenizer, engine: EngineProof(texts=1))
+    tokenizer = TiktokenTokenizer(write_ranks(tmp_path / "a.tiktoken"), pattern=WORDS, special_tokens=EOT)
+    tokenizer.proofs, engine = tmp_path / ".tokenizer.engines.json", loaded(tokenizer)
+    lines: list[str] = []
+    with hold_lock(tmp_path / "tokenizer.engines"):
+        assert not isinstance(engines.proven_engine(tokenizer, lines.append), str)
+        engines.record_encoder(tokenizer, "a 1", "", lines.append)
+        engines.reject_engine(tokenizer, engine, lines.append)
+    assert [missing(line, "waiting", str(os.getpid())) for line in lines] == [[]] * 3
+    record = engines.read_record(tokenizer.proofs)
+    assert ["other ids" in rejection for rejection in record["proofs"].values()] == [True]
+    assert [each["name"] for each in record["encoders"].values()] == ["a 1"]
 
 
 @pytest.mark.walk

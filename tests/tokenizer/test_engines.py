@@ -199,7 +199,7 @@ def test_a_difficult_text_that_the_reference_cannot_encode_means_the_reference(
     assert (proof.texts, proof.differing, proof.unencodable) == (3, 0, 1)
     install(equal, proven=True)
     monkeypatch.setattr(engines, "difficult_texts", lambda **given: iter(["one", f"{ODD} {ODD}", "two"]))
-    assert missing(proven_engine(choking), "hasty 1.2", "cannot encode 1 of 3") == []
+    assert missing(proven_engine(choking, print), "hasty 1.2", "cannot encode 1 of 3") == []
 
 
 def test_an_engine_that_fails_its_proof_or_is_not_installed_is_not_used(
@@ -207,7 +207,7 @@ def test_an_engine_that_fails_its_proof_or_is_not_installed_is_not_used(
 ) -> None:
     install(lambda text: text == "\u180e", proven=True)
     for _ in range(2):
-        assert missing(proven_engine(tokenizer), "hasty 1.2", "prove") == []
+        assert missing(proven_engine(tokenizer, print), "hasty 1.2", "prove") == []
     monkeypatch.setattr(engines, "installed_version", lambda package: None)
     assert missing(Fastokens.load(tokenizer), "not installed", "pip install 'niels-cache[fast]'") == []
 
