@@ -155,6 +155,9 @@ def test_a_model_is_loaded_once_whatever_its_path(tmp_path: Path) -> None:
     ranks = [write_ranks(tmp_path / name) for name in ("a.tiktoken", "b.tiktoken")]
     three, four = map(read_ranks, ranks)
     assert three is four
+    (path := tmp_path / "tekken.json").write_bytes(ranks[0].read_bytes())
+    with pytest.raises(NielsCacheError, match="tekken.json of Mistral"):
+        read_ranks(path)
 
 
 def test_the_record_says_which_library_encoded_and_why_no_faster_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
