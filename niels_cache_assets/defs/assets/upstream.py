@@ -172,6 +172,17 @@ def last_observation(
     return next((record.asset_observation for record in observations(instance, key, name, before_storage_id=before)), None)
 
 
+def last_left_observation(instance: dg.DagsterInstance, registry: Registry, name: str, version: str) -> str:
+    """Return the id of the newest observation of another version, which upstream has left, or "0".
+
+    The id changes only when upstream changes. A crash does not change it.
+    """
+    key = names_of(registry).upstream[registry.family_of(name)]
+    records = observations(instance, key, name, limit=_OBSERVATIONS)
+    others = (each.storage_id for each in records if each.asset_observation and version_of(each.asset_observation) != version)
+    return str(next(others, 0))
+
+
 def built_versions(instance: dg.DagsterInstance, registry: Registry, name: str) -> set[str | None]:
     """Return the versions of upstream that the cache and the corpus of a data set were last built from, which is normally one.
 
