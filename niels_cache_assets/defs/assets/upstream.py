@@ -115,7 +115,7 @@ def _was_read_last(instance: dg.DagsterInstance, seen: dg.AssetObservation) -> b
         return False
     since = observations(instance, seen.asset_key, seen.partition, limit=_OBSERVATIONS, after_storage_id=last[0].storage_id)
     events = [last[0].asset_materialization, *(each.asset_observation for each in since)]
-    return all(event is not None and recorded_version(event) == version_of(seen) for event in events)
+    return all(event is not None and version_of(event) == version_of(seen) for event in events)
 
 
 def _observation(registry: Registry, name: str, revision: str | None, *, root: Path) -> dg.AssetObservation:
@@ -142,19 +142,14 @@ def _observation(registry: Registry, name: str, revision: str | None, *, root: P
     )
 
 
-def version_of(observation: dg.AssetObservation) -> str:
-    """Return the data version in an observation."""
-    return observation.tags[DATA_VERSION_TAG]
+def version_of(event: dg.AssetObservation | dg.AssetMaterialization) -> str:
+    """Return the data version in an event, or an empty text if it has none."""
+    return (event.tags or {}).get(DATA_VERSION_TAG, "")
 
 
 def observed_revision(observation: dg.AssetObservation | None) -> str | None:
     """Return the revision of upstream in an observation, or None if there is none."""
     return None if observation is None or REVISION not in observation.metadata else str(observation.metadata[REVISION].value)
-
-
-def recorded_version(event: dg.AssetMaterialization | dg.AssetObservation) -> str | None:
-    """Return the data version in any event, or None if it has none."""
-    return (event.tags or {}).get(DATA_VERSION_TAG)
 
 
 def last_observation(
