@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
 from niels_cache_assets.base.defaults import RECORD_SECONDS
-from niels_cache_assets.base.fingerprint import fingerprint_of
+from niels_cache_assets.base.fingerprint import Identity, fingerprint_of
 from niels_cache_assets.build_cache.resume import JournalFingerprint, Resume, fingerprint_of_journal, open_journal
 from niels_cache_assets.disk.attempts import staged_attempts
 from niels_cache_assets.disk.build_lock import is_cache_name, lock_target, require_target
@@ -180,7 +179,7 @@ class BuildJob:
 
     directory: Path
     revision: str | None
-    identity: Mapping[str, Any]
+    identity: Identity
     force: bool
     progress: Callable[[Any], None] | None
     log: Log
@@ -191,7 +190,7 @@ class BuildJob:
     @property
     def fingerprint(self) -> str:
         """The hash of everything that decides the bytes."""
-        return fingerprint_of(dict(self.identity))
+        return fingerprint_of(self.identity)
 
     @property
     def stored(self) -> StoreAttempt | None:
@@ -222,15 +221,14 @@ class BuildJob:
         if self.progress is not None:
             self.progress(progress)
 
-    def open_journal(self, name: str, *, state: type[Any], identity: Mapping[str, Any] = MappingProxyType({})) -> Journal:
+    def open_journal(self, name: str, *, state: type[Any]) -> Journal:
         """Open the journal of a build.
 
         Args:
             name: The name of the build, for the log.
             state: The data class of the journal's state. The state is None if there is nothing to resume.
-            identity: Values that decide the files of an unfinished build, but not its result.
         """
-        return open_journal(self.directory, self.resume, name=name, identity=dict(identity), state=state, reference=self.reference)
+        return open_journal(self.directory, self.resume, name=name, identity={}, state=state, reference=self.reference)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -291,8 +289,13 @@ class Artifact(ABC):
         """The path that every build of the artifact replaces."""
         return self.directory
 
+    @property
+    def record_path(self) -> Path:
+        """The file of the record."""
+        return self.directory / (self.record or META_NAME)
+
     @abstractmethod
-    def identity(self, revision: str | None) -> dict[str, Any]:
+    def identity(self, revision: str | None) -> Identity:
         """Return everything that decides the bytes of the artifact, for this `revision` of upstream.
 
         Raises:
@@ -371,9 +374,9 @@ class Artifact(ABC):
         """
         return None
 
-    def matches(self, meta: Meta, identity: Mapping[str, Any]) -> bool:
+    def matches(self, meta: Meta, identity: Identity) -> bool:
         """Return whether the build with this record equals a build that would be made from `identity`."""
-        return bool(meta.get("fingerprint") == fingerprint_of(dict(identity)))
+        return bool(meta.get("fingerprint") == fingerprint_of(identity))
 
     def is_current(self, meta: Meta) -> bool:
         """Return whether the build with this record is the one that a build would make now."""

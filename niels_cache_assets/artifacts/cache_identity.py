@@ -3,16 +3,16 @@
 A finished cache with the same fingerprint over its identity needs no build.
 """
 
-from collections.abc import Mapping
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
+from niels_cache_assets.base.fingerprint import Identity
 from niels_cache_assets.build_cache import CODE_VERSIONS
 from niels_cache_assets.build_cache.base import choose_token_dtype, token_dtype_identity
 from niels_cache_assets.corpus.identity import held_out_identity
 from niels_cache_assets.corpus.prepared import PreparedCorpus
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.project.tables import BuildSettings
-from niels_cache_assets.sources.types import PretrainSource, Source
+from niels_cache_assets.sources.types import PretrainSource, Siblings, Source
 from niels_cache_assets.streaming.decontaminate import decontamination_identity, references_identity
 
 
@@ -20,27 +20,27 @@ def cache_identity(
     registry: Registry,
     source: Source,
     build: BuildSettings,
+    siblings: Siblings,
     *,
-    tokenizer_sha256: str | None,
-    vocab_size: int | None,
-    revision: str | None,
-    siblings: Mapping[str, PretrainSource],
-    prepared: PreparedCorpus | None,
-) -> dict[str, Any]:
+    tokenizer: tuple[str | None, int | None] = (None, None),
+    revision: str | None = None,
+    prepared: PreparedCorpus | None = None,
+) -> Identity:
     """Return everything that decides the bytes of a cache.
 
     Args:
         registry: The configuration.
         source: The table of the data set.
         build: The table [build].
-        tokenizer_sha256: The sha256 of the tokenizer's model. None if there is no tokenizer.
-        vocab_size: The size of the tokenizer's vocabulary, which decides the dtype of the tokens. If it is None, only the setting counts.
+        siblings: The pretrain tables by name. A table with a corpus is replaced by a reader of this corpus.
+        tokenizer: The sha256 of the tokenizer's model, or None if there is no tokenizer, and the size of its vocabulary, which decides the
+            dtype of the tokens. If the size is None, only the setting counts.
         revision: The revision of the source. With `prepared`, it counts only with `decontaminate_against`, because it covers the texts that
             the key names.
-        siblings: The pretrain tables by name. A table with a corpus is replaced by a reader of this corpus.
         prepared: The corpus that is read instead of the source. The identity then has the content of the corpus and of its drop list (the
             list of duplicates), and not the settings that made them. None if the source is read.
     """
+    tokenizer_sha256, vocab_size = tokenizer
     if prepared is None:
         members, read = getattr(source, "members", {}), source.identity()
     else:
@@ -61,7 +61,7 @@ def cache_identity(
     }
 
 
-def _decontamination(registry: Registry, source: Source) -> dict[str, Any]:
+def _decontamination(registry: Registry, source: Source) -> Identity:
     if not isinstance(source, PretrainSource):
         return {}
     own = decontamination_identity(source.decontaminate, source.decontaminate_threshold, val_is_given=val_may_come_late(source))

@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from niels_cache_assets.artifacts.base import Artifact, BuildJob, RootArtifact, WriteResult, add_unmatched_ids, corpus_keys
+from niels_cache_assets.artifacts.base import Artifact, BuildJob, Identity, RootArtifact, WriteResult, add_unmatched_ids, corpus_keys
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts.free_parts import build_free_parts_first
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
@@ -72,7 +72,7 @@ from niels_cache_assets.sources.reading.files import file_bytes
 from niels_cache_assets.sources.reading.keep import kept_columns
 from niels_cache_assets.sources.reading.part_stream import PartStream, part_stream, require_unchanged
 from niels_cache_assets.sources.text_column import pass_facts, reading_warning, with_text_field
-from niels_cache_assets.sources.types import PretrainSource, SourceWithParts, StreamContext
+from niels_cache_assets.sources.types import PretrainSource, Siblings, SourceWithParts, StreamContext
 from niels_cache_assets.tokenizer.engines import reference_of
 from niels_cache_assets.tokenizer.kinds import TextTokenizer
 from niels_cache_runtime.errors import NielsCacheError
@@ -136,7 +136,7 @@ class Corpus(RootArtifact):
 
     name: str
     processes: int | None = None
-    siblings: Callable[[], Mapping[str, PretrainSource]] = dict
+    siblings: Callable[[], Siblings] = dict
     number: int | None = None
     given: PlannedPart | None = field(default=None, compare=False)
     force_parts: bool = field(default=True, compare=False)
@@ -233,7 +233,7 @@ class Corpus(RootArtifact):
         return [replace(self.part(planned.number), given=planned) for planned in (plan or self.parts_plan.read()).parts]
 
     @cached_property
-    def _siblings(self) -> Mapping[str, PretrainSource]:
+    def _siblings(self) -> Siblings:
         return self.siblings()
 
     @cached_property
@@ -279,7 +279,7 @@ class Corpus(RootArtifact):
                 return revision
         return self.source.revision(self._siblings)
 
-    def identity(self, revision: str | None) -> dict[str, Any]:
+    def identity(self, revision: str | None) -> Identity:
         if not self.is_part:
             tokenizer_sha256 = self._tokenizer.model_sha256 if self._tokenizer else None
             return identity_of_corpus(self.registry, self.name, revision=revision, tokenizer_sha256=tokenizer_sha256)
@@ -302,7 +302,7 @@ class Corpus(RootArtifact):
             )
         return meta
 
-    def matches(self, meta: Meta, identity: Mapping[str, Any]) -> bool:
+    def matches(self, meta: Meta, identity: Identity) -> bool:
         """Return whether the corpus is current.
 
         For a corpus in parts, only those ids of `exclude` count that it holds or has removed, or that one of its parts holds or has

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from niels_cache_assets.artifacts.base import BuildJob, RootArtifact, WriteResult, corpus_keys
+from niels_cache_assets.artifacts.base import BuildJob, Identity, RootArtifact, WriteResult, corpus_keys
 from niels_cache_assets.artifacts.prepared_corpora import open_prepared
 from niels_cache_assets.base.documents import NO_SPLIT
 from niels_cache_assets.corpus.layout import REPORT_NAME, reports_dir
@@ -210,18 +210,18 @@ class CorpusReport(RootArtifact):
 
     def finished(self) -> Meta | None:
         try:
-            return read_meta(str(self.directory / REPORT_NAME))
+            return read_meta(self.record_path)
         except NielsCacheError:
             return None
 
-    def identity(self, revision: str | None) -> dict[str, Any]:
+    def identity(self, revision: str | None) -> Identity:
         return corpus_report(self.registry, self.name, root=self.root)
 
-    def matches(self, meta: Meta, identity: Mapping[str, Any]) -> bool:
+    def matches(self, meta: Meta, identity: Identity) -> bool:
         return without_keys(meta, "schema_version", "meta_sha256") == identity
 
     def owns(self, name: str) -> bool:
         return name == REPORT_NAME
 
     def write(self, work: BuildJob) -> WriteResult:
-        return WriteResult(meta=dict(work.identity))
+        return WriteResult(meta=work.identity)

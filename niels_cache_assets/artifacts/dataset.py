@@ -10,7 +10,7 @@ classes are in artifacts/parts/part.py.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.prepared_corpora import open_prepared, with_corpus_readers
 from niels_cache_assets.base.config_path import SENTINELS
 from niels_cache_assets.base.documents import Document, DocumentBatch, Documents
-from niels_cache_assets.base.fingerprint import fingerprint_of
+from niels_cache_assets.base.fingerprint import Identity, fingerprint_of
 from niels_cache_assets.build_cache import CODE_VERSIONS
 from niels_cache_assets.build_cache.base import CacheBuild, OnProgress, Provenance, choose_token_dtype, write_unbuilt
 from niels_cache_assets.build_cache.resume import JournalFingerprint, Resume
@@ -44,7 +44,7 @@ from niels_cache_assets.sources.reading.files import file_bytes
 from niels_cache_assets.sources.reading.keep import kept_columns
 from niels_cache_assets.sources.reading.references import own_revision, revision_with_references
 from niels_cache_assets.sources.text_column import reading_warning, with_text_field
-from niels_cache_assets.sources.types import PretrainSource, SftSource, Source, SourceWithParts, StreamContext
+from niels_cache_assets.sources.types import PretrainSource, SftSource, Siblings, Source, SourceWithParts, StreamContext
 from niels_cache_assets.streaming.decontaminate import ReferenceTexts
 from niels_cache_assets.streaming.feed import Feed, ValShare
 from niels_cache_assets.streaming.splits import UNLIMITED
@@ -81,10 +81,6 @@ class DatasetSpec(Generic[S]):
     source: S
     build: BuildSettings
     given_plan: Plan | None = field(default=None, compare=False)
-
-    def uncached(self) -> Self:
-        """Return the same spec, which opens everything again."""
-        return replace(self)
 
     @property
     def family(self) -> Family:
@@ -137,7 +133,7 @@ class DatasetSpec(Generic[S]):
         return TOKEN_DTYPES[choose_token_dtype(self.recorded_tokenizer[1], self.build.token_dtype)].itemsize
 
     @cached_property
-    def siblings(self) -> Mapping[str, PretrainSource]:
+    def siblings(self) -> Siblings:
         """The pretrain tables by name, for a mixture. A table with a corpus is replaced by a reader of this corpus."""
         return with_corpus_readers(self.registry, self.root)
 
@@ -232,7 +228,7 @@ class DatasetSpec(Generic[S]):
     def is_of_another_program(self) -> bool:
         """Return whether a program other than niels-cache made the existing cache. The cache may be complete or incomplete."""
         try:
-            return is_foreign(load_meta(str(self.directory / META_NAME)))
+            return is_foreign(load_meta(self.directory / META_NAME))
         except ForeignMetaError:
             return True
         except NielsCacheError:
@@ -250,18 +246,10 @@ class DatasetSpec(Generic[S]):
         revision: str | None = self.prepared.meta["dataset_revision"]
         return revision
 
-    def identity(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
-        """Return everything that decides the bytes of the cache of the whole data set if this tokenizer is used."""
-        return cache_identity(
-            self.registry,
-            self.source,
-            self.build,
-            tokenizer_sha256=tokenizer_sha256,
-            vocab_size=vocab_size,
-            revision=revision,
-            siblings=self.siblings,
-            prepared=self.prepared,
-        )
+    def identity(self, revision: str | None) -> Identity:
+        """Return everything that decides the bytes of the cache of the whole data set."""
+        tables = (self.registry, self.source, self.build, self.siblings)
+        return cache_identity(*tables, tokenizer=self.recorded_tokenizer, revision=revision, prepared=self.prepared)
 
     def drop_summary(self, meta: Meta) -> DropSummary:
         """Return what the cache of the whole data set left out, in words."""
@@ -319,7 +307,7 @@ class DatasetArtifact(Artifact, Generic[S]):
         return replace(self, spec=spec)
 
     def uncached(self) -> Self:
-        return self.with_spec(self.spec.uncached())
+        return self.with_spec(replace(self.spec))
 
     def inputs(self) -> list[str]:
         return self.spec.inputs()
@@ -333,12 +321,8 @@ class DatasetArtifact(Artifact, Generic[S]):
     def revision(self) -> str | None:
         return self.spec.revision()
 
-    def identity(self, revision: str | None) -> dict[str, Any]:
-        return self.identity_with(*self.spec.recorded_tokenizer, revision)
-
-    @abstractmethod
-    def identity_with(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
-        """Return everything that decides the bytes of the cache if this tokenizer is used."""
+    def identity(self, revision: str | None) -> Identity:
+        return self.spec.identity(revision)
 
     def drop_summary(self, meta: Meta) -> DropSummary:
         return DropSummary() if self.is_part else self.spec.drop_summary(meta)
@@ -480,9 +464,6 @@ class PretrainCache(StreamedCache[PretrainSource]):
 
     version = CODE_VERSIONS["pretrain"]
 
-    def identity_with(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
-        return self.spec.identity(tokenizer_sha256, vocab_size, revision)
-
     def need(self) -> SpaceNeed | None:
         spec = self.spec
         # how much text a drop list or `decontaminate_against` removes is unknown
@@ -569,8 +550,8 @@ class SftCache(StreamedCache[SftSource]):
         """
         return find_template(self.spec.source.template, self.registry.tokenizer)
 
-    def identity_with(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
-        identity = self.spec.identity(tokenizer_sha256, vocab_size, revision)
+    def identity(self, revision: str | None) -> Identity:
+        identity = super().identity(revision)
         return identity if self.template is None else {**identity, "template": self.template.identity}
 
     def need(self) -> SpaceNeed | None:
@@ -645,7 +626,7 @@ class SwitchedOff(Artifact):
             return None
         return f"{spec.name} is switched off; its finished cache is kept (force replaces it)"
 
-    def identity(self, revision: str | None) -> dict[str, Any]:
+    def identity(self, revision: str | None) -> Identity:
         return {"enabled": False, "source": self.spec.source.source}
 
     def write(self, work: BuildJob) -> WriteResult:

@@ -31,7 +31,7 @@ from niels_cache_assets.artifacts.base import BuildJob, BuildLock, Log, Reported
 from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts.free_parts import build_free_parts_first
-from niels_cache_assets.base.fingerprint import fingerprint_of
+from niels_cache_assets.base.fingerprint import Identity, fingerprint_of
 from niels_cache_assets.base.wording import format_count
 from niels_cache_assets.corpus.identity import (
     DROP_LISTS_VERSION,
@@ -78,7 +78,7 @@ class RequiredDropLists:
 
     corpora: dict[str, Meta]
     missing: dict[str, str]
-    identity: dict[str, Any]
+    identity: Identity
 
     @classmethod
     def of(cls, registry: Registry, root: Path) -> RequiredDropLists:
@@ -102,6 +102,11 @@ class RequiredDropLists:
         """A warning about data sets that are left out, or None."""
         missing = self.missing
         return f"the search for duplicates left out {', '.join(missing)}: {next(iter(missing.values()))}" if missing else None
+
+    def require_corpora(self) -> None:
+        """Raise NielsCacheError if there is no corpus to search."""
+        if not self.corpora:
+            raise NielsCacheError(next(iter(self.missing.values()), 'no data set has prepare = [..., "dedup"]'))
 
     def need(self, *, certain: bool) -> SpaceNeed:
         """Return the disk space that the hashes of all bands need."""
@@ -200,11 +205,10 @@ class SearchStep(RootArtifact):
         return ranges_dir(self.root) / self.member
 
     def unavailable(self) -> str | None:
-        if not self.required.corpora:
-            raise NielsCacheError(next(iter(self.required.missing.values()), 'no data set has prepare = [..., "dedup"]'))
+        self.required.require_corpora()
         return None
 
-    def identity(self, revision: str | None) -> dict[str, Any]:
+    def identity(self, revision: str | None) -> Identity:
         found = self.required.identity
         return {**{key: found[key] for key in _BUCKET_KEYS}, "ranges": self.ranges, "member": self.member, "code_version": self.version}
 
@@ -347,14 +351,13 @@ class Duplicates(RootArtifact):
     def unavailable(self) -> str | None:
         if not self.registry.prepared("dedup"):
             return "no data set uses it"
-        if not self.required.corpora:
-            raise NielsCacheError(next(iter(self.required.missing.values())))
+        self.required.require_corpora()
         return None
 
     def finished(self) -> Meta | None:
         return finished_meta(self.directory) if self.registry.prepared("dedup") else None
 
-    def identity(self, revision: str | None = None) -> dict[str, Any]:
+    def identity(self, revision: str | None = None) -> Identity:
         return {**self.required.identity, "code_version": DROP_LISTS_VERSION}
 
     def warning(self) -> str | None:
@@ -499,7 +502,7 @@ def _write_drop_list(root: Path, name: str, inputs: CorpusInputs, drops: Dropped
             table.write_group(columns[column] for column in DUPLICATES)
 
 
-def _counts(inputs: CorpusInputs, each: CorpusInput, drops: DroppedDocuments) -> dict[str, Any]:
+def _counts(inputs: CorpusInputs, each: CorpusInput, drops: DroppedDocuments) -> Meta:
     """Return the counts of one data set for meta.json."""
     sizes = document_sizes(each.directory, each.meta)
     totals = {

@@ -26,7 +26,7 @@ from niels_cache_assets.artifacts.index import BlendIndex
 from niels_cache_assets.artifacts.parts.part import PartCache
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.seal import DatasetCache, JoinedCache
-from niels_cache_assets.artifacts.parts.watch import STATES, WatchedStep, watch_parts, watch_steps
+from niels_cache_assets.artifacts.parts.watch import STATES, StoreReads, WatchedStep, watch_parts, watch_steps
 from niels_cache_assets.artifacts.prepared_corpora import with_corpus_readers
 from niels_cache_assets.artifacts.state import CacheState, state_of, unlisted_corpus_state, unlisted_state
 from niels_cache_assets.artifacts.stored import StorePlace, in_store
@@ -185,7 +185,7 @@ class Graph:
         return sorted(steps, key=lambda step: STATES.index(step.state))
 
     @cached_property
-    def _known_in_store(self) -> dict[str, tuple[Any, Any]]:
+    def _known_in_store(self) -> StoreReads:
         return {}
 
     def part(self, name: str) -> PartCache:

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 from niels_cache_assets.artifacts.base import Artifact, BuildJob, BuildLock, Log, Outcome, WriteResult
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.base.choices import raise_unknown_choice
-from niels_cache_assets.base.fingerprint import fingerprint_of
+from niels_cache_assets.base.fingerprint import Identity, fingerprint_of
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.project.tables import ALL_TRAIN, MEGATRON_SEED
 from niels_cache_runtime.errors import NielsCacheError
@@ -126,7 +126,7 @@ def blend_plan(registry: Registry, name: str, *, root: Path) -> BlendPlan:
     folders = [dataset_dir(root, "pretrain", member) for member in settings.weights]
     for folder in folders:
         if (folder / META_NAME).exists():
-            check_location(read_meta(str(folder / META_NAME)), folder)
+            check_location(read_meta(folder / META_NAME), folder)
     return BlendPlan(
         labels=tuple(settings.weights),
         paths=tuple(folder / "train" for folder in folders),
@@ -257,7 +257,7 @@ class BlendIndex(Artifact):
     def finished(self) -> Meta | None:
         return None
 
-    def identity(self, revision: str | None) -> dict[str, Any]:
+    def identity(self, revision: str | None) -> Identity:
         return {}
 
     @contextmanager
@@ -290,7 +290,7 @@ class BlendIndex(Artifact):
 
 
 def _index(label: str, directory: Path) -> Index:
-    files = [directory / name for name in read_meta(str(directory / META_NAME))["files"]]
+    files = [directory / name for name in read_meta(directory / META_NAME)["files"]]
     last = next(path for path in files if path.name in ("shuffle_index.npy", "dataset_index.npy"))  # of a data set or of a blend
     samples = read_npy_header(last).shape[0]
     return Index(label=label, directory=directory, samples=samples, bytes=sum(path.stat().st_size for path in files))

@@ -17,12 +17,11 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from typing import Any
 
 from niels_cache_assets.artifacts.base import Artifact, BuildJob, BuildLock, Log, Outcome
-from niels_cache_assets.artifacts.notify import notifying
+from niels_cache_assets.artifacts.notify import OnProgress, notifying
 from niels_cache_assets.artifacts.stored import in_store
-from niels_cache_assets.base.fingerprint import fingerprint_of
+from niels_cache_assets.base.fingerprint import Identity, fingerprint_of
 from niels_cache_assets.disk.build_lock import path_stamp
 from niels_cache_assets.disk.space import explain_disk_full, require_free_space
 from niels_cache_assets.parts.lease import LeaseLostError
@@ -30,7 +29,6 @@ from niels_cache_assets.project.running import NotifySettings
 from niels_cache_assets.sources.errors import SourceUnavailableError
 from niels_cache_assets.sources.net.retries import retry_at_most, retry_for
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.format.meta import Meta, read_meta, write_meta
 
 
@@ -39,7 +37,7 @@ def materialize(
     *,
     force: bool = False,
     wait: bool = False,
-    on_progress: Callable[[Any], None] | None = None,
+    on_progress: OnProgress | None = None,
     log: Log = lambda message: None,
     wait_for_turn: Callable[[], bool] = lambda: False,
     notify: bool = True,
@@ -139,7 +137,7 @@ class _RequiredBuild:
     artifact: Artifact
     target_stamp: tuple[int, int] | None
     revision: str | None
-    identity: dict[str, Any]
+    identity: Identity
 
 
 def _check_current(artifact: Artifact, *, force: bool, asks_without_build: bool = True) -> Outcome | _RequiredBuild:
@@ -162,7 +160,7 @@ def _check_current(artifact: Artifact, *, force: bool, asks_without_build: bool 
     existing = None if force else place.finished()
     reason = None if force else artifact.reason_to_keep_stale()
     if reason is not None:
-        return outcome(read_meta(str(artifact.directory / META_NAME)), reason, kept=True)
+        return outcome(read_meta(artifact.record_path), reason, kept=True)
     if existing is not None and artifact.is_frozen(existing):
         return outcome(existing, artifact.warning())
     if existing is None and not asks_without_build:
@@ -181,7 +179,7 @@ def _check_current(artifact: Artifact, *, force: bool, asks_without_build: bool 
     return _RequiredBuild(artifact=artifact, target_stamp=stamp, revision=revision, identity=identity)
 
 
-def _build(required: _RequiredBuild, lock: BuildLock, *, force: bool, on_progress: Callable[[Any], None] | None, log: Log) -> Outcome:
+def _build(required: _RequiredBuild, lock: BuildLock, *, force: bool, on_progress: OnProgress | None, log: Log) -> Outcome:
     """Build an artifact. The caller holds its lock."""
     artifact, place = required.artifact, in_store(required.artifact)
     lock = replace(lock, fingerprint=fingerprint_of(required.identity), force=force)
@@ -201,8 +199,8 @@ def _build(required: _RequiredBuild, lock: BuildLock, *, force: bool, on_progres
         drops = artifact.drop_summary(written.meta)
         meta = written.meta
         if artifact.record is not None:
-            write_meta(str(staging / artifact.record), meta)
-            meta = read_meta(str(staging / artifact.record))
+            write_meta(staging / artifact.record, meta)
+            meta = read_meta(staging / artifact.record)
     return Outcome(
         key=artifact.key,
         state=artifact.states[0 if written.changed else 1],

@@ -19,12 +19,12 @@ from niels_cache_assets.artifacts.corpus_report import CorpusReport
 from niels_cache_assets.artifacts.dataset import PretrainCache, SftCache, SwitchedOff, check_files
 from niels_cache_assets.artifacts.duplicates import Duplicates, SearchStep
 from niels_cache_assets.artifacts.index import BlendIndex, is_prebuilt
-from niels_cache_assets.artifacts.parts.part import PartCache, ValPart, difference
+from niels_cache_assets.artifacts.parts.part import PartFolder
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.seal import DatasetCache, JoinedCache
 from niels_cache_assets.artifacts.parts.watch import STATES, WAITING, watch_parts
 from niels_cache_assets.artifacts.tokenizer import Tokenizer
-from niels_cache_assets.corpus.layout import REPORT_NAME, corpus_dir
+from niels_cache_assets.corpus.layout import corpus_dir
 from niels_cache_assets.facts.contents import budget_shortfall
 from niels_cache_assets.facts.drops import DropSummary, summarize_drops
 from niels_cache_assets.parts.layout import CHILD_BUILT_KINDS
@@ -93,7 +93,7 @@ class CacheState:
 
     Attributes:
         name: The name of a data set. For an input of data sets, `tokenizer`, `corpus/NAME` or `corpus/duplicates`.
-        kind: The kind of artifact.
+        kind: The kind of artifact, which is the first part of its key.
         directory: The directory.
         state: The state.
         advice: What to do. Empty if nothing needs to be done.
@@ -180,7 +180,7 @@ def _(dataset: PretrainCache | JoinedCache | SftCache | SwitchedOff) -> Evaluati
         return "other settings", "build it: it has been switched on since"
     _require_tokenizer(meta, root)
     try:
-        same = dataset.matches(meta, dataset.identity_with(meta["tokenizer_sha256"], meta.get("vocab_size"), meta["dataset_revision"]))
+        same = dataset.matches(meta, dataset.identity(meta["dataset_revision"]))
     except NielsCacheError as error:
         has_plan = isinstance(dataset, JoinedCache) and not dataset.is_of_corpus
         return "other settings" if has_plan else "no corpus", str(error)
@@ -194,23 +194,23 @@ def _(dataset: PretrainCache | JoinedCache | SftCache | SwitchedOff) -> Evaluati
 
 @_evaluate.register
 def _(plan: PartsPlan) -> Evaluation:
-    return _evaluate_current(plan.target, plan.read)
+    return _evaluate_current(plan, plan.read)
 
 
 @_evaluate.register
 def _(step: SearchStep) -> Evaluation:
-    return _evaluate_current(step.directory / META_NAME, step.current)
+    return _evaluate_current(step, step.current)
 
 
 @_evaluate.register
-def _(part: PartCache | ValPart) -> Evaluation:
-    if not (part.directory / META_NAME).exists():
+def _(part: PartFolder) -> Evaluation:
+    if not part.record_path.exists():
         return "missing", "build it"
     meta = _read_with(part.directory, _BUILT_KEYS, named=False)
     _require_tokenizer(meta, part.spec.root)
     try:
         part.finished()  # raises if the folder holds another part
-        return ("in sync", "") if part.is_current(meta) else ("other settings", difference(part, meta))
+        return ("in sync", "") if part.is_current(meta) else ("other settings", part.difference(meta))
     except NielsCacheError as error:
         return "other settings", str(error)
 
@@ -219,12 +219,12 @@ def _(part: PartCache | ValPart) -> Evaluation:
 def _(tokenizer: Tokenizer) -> Evaluation:
     _evaluate_presence(tokenizer.directory, (*_TOKENIZER_KEYS, "fingerprint"))
     advice = "build it again: [tokenizer] or the seed has changed since; a different model makes every cache stale"
-    return _evaluate_match(tokenizer, META_NAME, advice)  # an error: the model to import is missing
+    return _evaluate_match(tokenizer, advice)  # an error: the model to import is missing
 
 
 @_evaluate.register
 def _(corpus: Corpus) -> Evaluation:
-    state, advice = _evaluate_current(corpus.directory / META_NAME, corpus.current)
+    state, advice = _evaluate_current(corpus, corpus.current)
     if state != "missing" and not corpus.is_part:
         _read_with(corpus.directory, _CORPUS_KEYS, named=True)
     return state, f"{advice}; {_parts_summary(corpus)}" if advice and corpus.is_joined else advice
@@ -235,14 +235,14 @@ def _(duplicates: Duplicates) -> Evaluation:
     evaluation = _evaluate_presence(duplicates.directory, ("fingerprint",))
     if not duplicates.registry.prepared("dedup"):
         return evaluation
-    return _evaluate_match(duplicates, META_NAME, "search for duplicates again: the settings or a corpus have changed since")
+    return _evaluate_match(duplicates, "search for duplicates again: the settings or a corpus have changed since")
 
 
 @_evaluate.register
 def _(report: CorpusReport) -> Evaluation:
-    if not (report.directory / REPORT_NAME).exists():
+    if not report.record_path.exists():
         return "missing", "build it"
-    return _evaluate_match(report, REPORT_NAME, "build it: its corpus or drop list has changed since", on_error="no corpus")
+    return _evaluate_match(report, "build it: its corpus or drop list has changed since", on_error="no corpus")
 
 
 @_evaluate.register
@@ -332,7 +332,7 @@ def _state(
         return found
     with suppress(NielsCacheError, OSError):  # the file was replaced in the meantime, or has an invalid value
         path = directory / META_NAME
-        meta = check_form(load_meta(str(path)), path) if read is None else read() or {}
+        meta = check_form(load_meta(path), path) if read is None else read() or {}
         if not is_foreign(meta):
             listed_files({"files": {}, **meta}, directory)
         found = replace(found, meta=meta)
@@ -341,8 +341,8 @@ def _state(
     return found
 
 
-def _evaluate_current(record: Path, require_current: Callable[[], object]) -> Evaluation:
-    if not record.exists():
+def _evaluate_current(artifact: Artifact, require_current: Callable[[], object]) -> Evaluation:
+    if not artifact.record_path.exists():
         return "missing", "build it"
     try:
         require_current()
@@ -351,9 +351,9 @@ def _evaluate_current(record: Path, require_current: Callable[[], object]) -> Ev
     return "in sync", ""
 
 
-def _evaluate_match(artifact: Artifact, record: str, advice: str, *, on_error: State = "other settings") -> Evaluation:
+def _evaluate_match(artifact: Artifact, advice: str, *, on_error: State = "other settings") -> Evaluation:
     """Return the state of a complete build: `on_error` if there is no identity to compare it with, and the advice if it has another."""
-    meta = read_meta(str(artifact.directory / record))
+    meta = read_meta(artifact.record_path)
     try:
         same = artifact.matches(meta, artifact.identity(None))
     except NielsCacheError as error:
@@ -408,7 +408,7 @@ def _read_with(directory: Path, keys: Iterable[str], *, named: bool) -> Meta:
 
 def _read_build(directory: Path, keys: Iterable[str], *, named: bool) -> Meta:
     path = directory / META_NAME
-    meta = check_form(load_meta(str(path)), path)
+    meta = check_form(load_meta(path), path)
     problem = location_problem(meta, family=directory.parent.name, name=directory.name) if named else None
     if problem is not None:
         raise _UnfitError("other data set", f"{path}: {problem}")

@@ -58,7 +58,7 @@ def read_finished(artifact: Artifact) -> Meta:
     """
     place = in_store(artifact)
     if not isinstance(place, StorePlace):
-        return read_meta(str(artifact.directory / (artifact.record or META_NAME)))
+        return read_meta(artifact.record_path)
     if (meta := place.finished(copies=False)) is None:
         raise NielsCacheError(f"{place.store.address}: {artifact.key} is not finished; build it first")
     return meta
@@ -203,7 +203,7 @@ class StorePlace:
         """
         if meta.get("tokenizer_sha256") is not None:
             folder = tokenizer_dir(self.spec.root)
-            names = [*sorted(listed_files(load_meta(str(folder / META_NAME)), folder)), META_NAME]
+            names = [*sorted(listed_files(load_meta(folder / META_NAME), folder)), META_NAME]
             beside += [attempt.send(folder / name, f"{TOKENIZER}{name}") for name in names]
         found, state = then
         record = Record(

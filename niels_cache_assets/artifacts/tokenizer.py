@@ -8,7 +8,7 @@ from typing import Any
 
 from niels_cache_assets.artifacts.base import BuildJob, RootArtifact, WriteResult, corpus_keys
 from niels_cache_assets.base.defaults import TOKENIZER_TRAIN_THREADS
-from niels_cache_assets.base.fingerprint import identity_settings
+from niels_cache_assets.base.fingerprint import Identity, identity_settings
 from niels_cache_assets.corpus.identity import needs_tokenizer
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.disk.writers import Files, add_file
@@ -19,7 +19,6 @@ from niels_cache_assets.tokenizer.tokenizer_json import json_file, side_files
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import (
     FAMILIES,
-    META_NAME,
     TOKENIZER_MODEL_NAMES,
     built_names,
     dataset_dir,
@@ -68,8 +67,8 @@ class Tokenizer(RootArtifact):
 
     def finished(self) -> Meta | None:
         try:
-            meta = read_meta(str(self.directory / META_NAME))
-            sha256 = {name: sha256_file(str(self.directory / name)) for name in (tokenizer_model_name(meta), *meta.get("files", {}))}
+            meta = read_meta(self.record_path)
+            sha256 = {name: sha256_file(self.directory / name) for name in (tokenizer_model_name(meta), *meta.get("files", {}))}
             intact = meta.get("sha256") == sha256[tokenizer_model_name(meta)] and all(
                 sha256[name] == entry["sha256"] for name, entry in meta.get("files", {}).items()
             )
@@ -77,7 +76,7 @@ class Tokenizer(RootArtifact):
             return None
         return meta if intact else None
 
-    def identity(self, revision: str | None = None) -> dict[str, Any]:
+    def identity(self, revision: str | None = None) -> Identity:
         settings = self.registry.tokenizer
         if settings.model is not None:
             identity = _identity_of_model(settings, settings.model)
@@ -148,7 +147,7 @@ class Tokenizer(RootArtifact):
             work.log(message)
 
         if settings.model is not None:
-            origin: dict[str, Any] = {"imported": Path(settings.model).name}
+            origin: Meta = {"imported": Path(settings.model).name}
             _require_readable(settings, settings.model)
             tokenizer = open_configured_model(settings)
             tokenizer.save(work.directory)
@@ -189,15 +188,15 @@ class Tokenizer(RootArtifact):
         return WriteResult(meta=meta, warning="; ".join(warnings) or None)
 
 
-def _identity_of_model(settings: TokenizerSettings, model: str) -> dict[str, Any]:
+def _identity_of_model(settings: TokenizerSettings, model: str) -> Identity:
     """Return everything that decides an imported tokenizer. The model is not loaded."""
     file = _require_readable(settings, model)
-    identity: dict[str, Any] = {"model_sha256": sha256_file(str(file)), "special_tokens": settings.special_tokens}
+    identity: Identity = {"model_sha256": sha256_file(file), "special_tokens": settings.special_tokens}
     if settings.model_kind == "sentencepiece":
         return identity
     identity["model_kind"] = settings.model_kind
     if settings.model_kind == "tokenizer.json":
-        return {**identity, "side_files": {path.name: sha256_file(str(path)) for path in side_files(model)}}
+        return {**identity, "side_files": {path.name: sha256_file(path) for path in side_files(model)}}
     if settings.normalize is not None:
         identity["normalize"] = settings.normalize
     if settings.pattern is not None:

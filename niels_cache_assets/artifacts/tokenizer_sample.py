@@ -28,6 +28,7 @@ from niels_cache_assets.streaming.shuffle import shuffled
 from niels_cache_assets.tokenizer.measures import keep_beginning
 from niels_cache_assets.tokenizer.training import MAX_LINE_BYTES
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.meta import Meta
 
 Log = Callable[[str], None]
 ReadAs = Literal["prepared", "members", "raw"]
@@ -35,7 +36,7 @@ ReadAs = Literal["prepared", "members", "raw"]
 _LONGEST_PIECE = 16  # number of characters; this is the limit of SentencePiece
 
 
-def spool_sample(registry: Registry, root: Path, sample: Path, beginnings: dict[str, list[str]], log: Log) -> dict[str, Any]:
+def spool_sample(registry: Registry, root: Path, sample: Path, beginnings: dict[str, list[str]], log: Log) -> Meta:
     """Write the sample to the file `sample`, and return `trained_on` for meta.json.
 
     Args:

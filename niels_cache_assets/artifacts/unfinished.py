@@ -7,7 +7,6 @@ build.
 """
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from niels_cache_assets.disk.identity import differences
 from niels_cache_assets.disk.journal import JournalRecord, partial_directory, read_journal
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.hub.data import HubData
-from niels_cache_assets.sources.types import PretrainSource, Source
+from niels_cache_assets.sources.types import Siblings, Source
 from niels_cache_assets.tokenizer.kinds import load_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -82,7 +81,7 @@ def _compare_with_journal(registry: Registry, cache_state: CacheState, recorded:
     return UnfinishedBuild(stale="; ".join(differences(recorded.made_of or {}, journal.identity or {})) or _OTHER_BUILD)
 
 
-def revision_on_this_machine(source: Source, siblings: Mapping[str, PretrainSource]) -> tuple[str | None] | None:
+def revision_on_this_machine(source: Source, siblings: Siblings) -> tuple[str | None] | None:
     """Return the current revision in a tuple, or None if finding the revision takes the network or much time."""
     if getattr(source, "members", None) or getattr(source, "decontaminate_against", ()):
         return None

@@ -13,6 +13,8 @@ from pydantic import BaseModel
 
 from niels_cache_runtime.format.meta import canonical_json, sha256_text
 
+Identity = dict[str, Any]  # everything that determines the bytes
+
 # For each table (for sources: each kind), the keys that count even at their defaults, because fingerprints had them from the start.
 # Never add a key to a table that has been released. A new kind lists all of its keys.
 _FIRST_KEYS = {
@@ -45,12 +47,12 @@ _FIRST_KEYS = {
 }
 
 
-def fingerprint_of(settings: dict[str, Any]) -> str:
+def fingerprint_of(settings: Identity) -> str:
     """Return the sha256 over the canonical JSON of everything that determines the bytes, as 64 hex digits."""
     return sha256_text(canonical_json(settings))
 
 
-def identity_settings(table: BaseModel, name: str, *, without: Collection[str] = ()) -> dict[str, Any]:
+def identity_settings(table: BaseModel, name: str, *, without: Collection[str] = ()) -> Identity:
     """Return the settings of a table that count for a fingerprint: their keys, and their values as JSON values.
 
     A key that is not in _FIRST_KEYS counts only if it differs from its default. If _FIRST_KEYS does not list the table (as for a source of

@@ -223,7 +223,7 @@ class CacheBuild(ABC):
                 meta = self.write(partial, resume)
             except EngineMismatchError as error:
                 raise NielsCacheError(f'{self.out_dir}: {error}; set `engine = "reference"` on the tokenizer, and build again') from error
-            write_meta(str(partial / META_NAME), meta)
+            write_meta(partial / META_NAME, meta)
 
 
 def choose_token_dtype(vocab_size: int, requested: str | None) -> str:
@@ -268,7 +268,7 @@ def write_unbuilt_cache(out_dir: str, *, family: Literal["pretrain", "sft"], pro
         NielsCacheError: If the folder cannot be written.
     """
     with atomic_directory(out_dir) as partial:
-        write_meta(str(partial / META_NAME), write_unbuilt(partial, family=family, provenance=provenance))
+        write_meta(partial / META_NAME, write_unbuilt(partial, family=family, provenance=provenance))
 
 
 def write_unbuilt(partial: Path, *, family: Family, provenance: Provenance) -> Meta:

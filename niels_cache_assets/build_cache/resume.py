@@ -10,7 +10,7 @@ Between two chunks, a builder records its position and the state of its files. a
 
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -63,7 +63,7 @@ class Resume:
     fingerprint: str
     log: Callable[[str], None] = lambda message: None
     afresh: bool = False
-    identity: Mapping[str, Any] | None = None
+    identity: Identity | None = None
     attempt: int | None = None
     record_seconds: float = RECORD_SECONDS
     check: Callable[[], None] = lambda: None
@@ -94,7 +94,7 @@ class BuildPosition:
 
 
 def open_journal(
-    partial: Path, resume: Resume, *, name: str, identity: dict[str, Any], state: type[Any], reference: str | None = None
+    partial: Path, resume: Resume, *, name: str, identity: Identity, state: type[Any], reference: str | None = None
 ) -> Journal:
     """Open the journal of a build in `partial`.
 
@@ -125,7 +125,7 @@ def open_journal(
     return journal
 
 
-def fingerprint_of_journal(resume: Resume, identity: dict[str, Any], *, reference: str | None = None) -> JournalFingerprint:
+def fingerprint_of_journal(resume: Resume, identity: Identity, *, reference: str | None = None) -> JournalFingerprint:
     """Return the fingerprint of a journal, which also covers the versions of libraries that decide the bytes.
 
     Args:

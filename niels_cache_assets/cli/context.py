@@ -36,7 +36,7 @@ class CacheLocation(NamedTuple):
         return os.path.exists(self.directory / META_NAME)  # False for a folder that may not be read
 
     def meta(self) -> Meta:
-        return load_meta(str(self.directory / META_NAME))
+        return load_meta(self.directory / META_NAME)
 
 
 def open_registry(arguments: argparse.Namespace) -> tuple[Registry, Path]:

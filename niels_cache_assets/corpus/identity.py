@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from niels_cache_assets.base.choices import raise_unknown_choice
-from niels_cache_assets.base.fingerprint import identity_settings
+from niels_cache_assets.base.fingerprint import Identity, identity_settings
 from niels_cache_assets.corpus.layout import CODE_VERSION, DIGESTS_NAME, SIGNATURES_NAME
 from niels_cache_assets.dedup.hashing import SIGNATURE_VERSION
 from niels_cache_assets.dedup.settings import DedupSettings
@@ -37,14 +37,14 @@ def cleaning_identity(registry: Registry, name: str) -> dict[str, object] | None
     return {key: sorted(set(value)) if key in _IN_ANY_ORDER else value for key, value in settings.items()}
 
 
-def signature_identity(registry: Registry, name: str) -> dict[str, Any] | None:
+def signature_identity(registry: Registry, name: str) -> Identity | None:
     """Return the settings that decide signatures, or None without "dedup"."""
     if "dedup" not in registry.pretrain[name].prepare:
         return None
     return {"num_perm": registry.dedup.num_perm, "ngram": registry.dedup.ngram, "version": SIGNATURE_VERSION}
 
 
-def split_identity(source: PretrainSource, seed: int) -> dict[str, Any] | None:
+def split_identity(source: PretrainSource, seed: int) -> Identity | None:
     """Return the settings that decide which documents without a split of their own go to val.
 
     Return None if token budgets decide the split, or if upstream alone decides the split.
@@ -52,7 +52,7 @@ def split_identity(source: PretrainSource, seed: int) -> dict[str, Any] | None:
     return None if source.seeded_val_frac is None else {"val_frac": source.seeded_val_frac, "seed": seed}
 
 
-def held_out_identity(registry: Registry, source: Source, *, seed: int) -> dict[str, Any]:
+def held_out_identity(registry: Registry, source: Source, *, seed: int) -> Identity:
     """Return the settings that decide which documents a mixture leaves out because they are in the val of a member.
 
     Fingerprints contain these settings. The documents and val_frac of the members are part of the mixture's revision, so they are not
@@ -112,7 +112,7 @@ def open_corpus_tokenizer(registry: Registry, name: str, *, root: Path) -> TextT
         ) from error
 
 
-def identity_of_corpus(registry: Registry, name: str, *, revision: str | None, tokenizer_sha256: str | None) -> dict[str, Any]:
+def identity_of_corpus(registry: Registry, name: str, *, revision: str | None, tokenizer_sha256: str | None) -> Identity:
     """Return everything that decides the bytes of a corpus. The revision of an interleave (a mixture of data sets) covers its members.
 
     Args:
@@ -174,7 +174,7 @@ def require_unchanged(directory: Path, meta: Meta) -> None:
         stamp = None  # it is missing, so `read_meta` says why
     else:
         stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
-    sha256 = read_meta(str(path))["meta_sha256"] if stamp is None else _recorded_sha256(str(path), stamp)
+    sha256 = read_meta(path)["meta_sha256"] if stamp is None else _recorded_sha256(str(path), stamp)
     if sha256 != meta["meta_sha256"]:
         raise NielsCacheError(f"{directory}: was replaced while it was read; run this again")
 
@@ -190,7 +190,7 @@ def _recorded_sha256(path: str, stamp: tuple[int, int, int]) -> str:
     return str(read_meta(path)["meta_sha256"])
 
 
-def drop_lists_identity(registry: Registry, corpora: Mapping[str, Meta], missing: Collection[str]) -> dict[str, Any]:
+def drop_lists_identity(registry: Registry, corpora: Mapping[str, Meta], missing: Collection[str]) -> Identity:
     """Return everything that decides the drop lists (lists of duplicates) of these corpora, for meta.json.
 
     Args:
@@ -215,7 +215,7 @@ def dedup_order(registry: Registry) -> list[str]:
     return [*first, *(name for name in names if name not in first)]
 
 
-def dedup_identity(dedup: DedupSettings) -> dict[str, Any]:
+def dedup_identity(dedup: DedupSettings) -> Identity:
     """Return the `settings` of [dedup], and the numbers of `bands` and `rows`.
 
     If [dedup] does not set both numbers, they are computed, for high recall if found pairs are verified. `dedup_order` gives the order of

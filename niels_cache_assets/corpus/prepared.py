@@ -23,7 +23,7 @@ import numpy as np
 from pydantic import PrivateAttr
 
 from niels_cache_assets.base.documents import NO_SPLIT, Document, DocumentBatch, Documents, object_array
-from niels_cache_assets.base.fingerprint import fingerprint_of
+from niels_cache_assets.base.fingerprint import Identity, fingerprint_of
 from niels_cache_assets.corpus.identity import require_unchanged, split_identity
 from niels_cache_assets.corpus.layout import documents_file, duplicates_file
 from niels_cache_assets.disk.table_file import rows_of
@@ -117,7 +117,7 @@ class PreparedCorpus:
             raise NielsCacheError(f"{path}: was replaced while it was read; run this again")
         return ordinals, pyarrow.compute.equal(table["kind"], "exact").to_numpy()
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Identity:
         """Return everything that decides the documents and their splits.
 
         The result is part of the fingerprint of each cache that is built from these documents.
@@ -242,7 +242,7 @@ class PreparedMember(PretrainSource):
     def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
         return f"sha256:{fingerprint_of(self.identity())}"
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Identity:
         return {"prepared": self.prepared.identity()}
 
     def documents(self, context: StreamContext) -> Iterator[Documents]:

@@ -7,9 +7,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from niels_cache_assets.base.fingerprint import Identity
 from niels_cache_runtime.format.meta import canonical_json
-
-Identity = dict[str, Any]
 
 _VERSIONS = "versions"
 _MISSING = object()

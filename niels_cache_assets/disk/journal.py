@@ -137,7 +137,7 @@ class Journal:
         log: Callable[[str], None],
         afresh: bool = False,
         parse: Callable[[dict[str, Any]], Any] = dict,
-        identity: Mapping[str, Any] | None = None,
+        identity: Identity | None = None,
         attempt: int | None = None,
     ) -> Journal:
         """Open the journal of the unfinished build in `directory`. If the build cannot be resumed, log the reason and clear the directory.

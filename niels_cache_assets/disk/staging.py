@@ -37,7 +37,7 @@ def finished_meta(directory: Path) -> Meta | None:
     Otherwise return None, which means that the directory must be built again.
     """
     try:
-        meta = check_form(read_meta(str(directory / META_NAME)), directory / META_NAME)
+        meta = check_form(read_meta(directory / META_NAME), directory / META_NAME)
         files = listed_files({"files": {}, **meta}, directory)
     except NielsCacheError:
         return None

@@ -210,7 +210,7 @@ class NpyWriter(GrowingFile):
 
 def add_file(path: Path, relative: str, files: Files) -> None:
     """Add the size and the sha256 of a finished file to `files`. This reads the whole file."""
-    files[relative] = {"bytes": path.stat().st_size, "sha256": sha256_file(str(path))}
+    files[relative] = {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
 
 
 def sync_and_close(file: BinaryIO) -> None:

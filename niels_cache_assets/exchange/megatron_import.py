@@ -129,7 +129,7 @@ def import_megatron(
                 done += size
                 progress("importing", done, total)
         meta = _meta(Path(out_dir).name, opened, vocabulary, counts, files, dtype_name=dtype_name, shard_bytes=shard_bytes)
-        write_meta(str(stage / META_NAME), meta)
+        write_meta(stage / META_NAME, meta)
         findings = verify_dataset(stage, progress=partial(progress, "verifying"))
         if findings:
             raise NielsCacheError(f"{out_dir}: not imported, verification found {findings[0].path}: {findings[0].problem}")

@@ -103,7 +103,7 @@ class ExportSplit:
 
     def require_same_build(self) -> None:
         """Raise NielsCacheError if the data set was rebuilt since it was opened, because some files may be from a different build."""
-        if self.opened.meta is not None and read_meta(str(self.folder.parent / META_NAME)) != self.opened.meta:
+        if self.opened.meta is not None and read_meta(self.folder.parent / META_NAME) != self.opened.meta:
             raise NielsCacheError(f"{self.folder.parent}: was rebuilt while it was being exported; export it again")
 
 

@@ -17,6 +17,8 @@ from niels_cache_assets.base.wording import format_share
 from niels_cache_assets.facts.published import finished_cache
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.project.tables import ALL_TRAIN
+from niels_cache_runtime.cache.checks import check_has_window
+from niels_cache_runtime.cache.opening import open_split
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, dataset_dir
 from niels_cache_runtime.format.meta import check_location, read_meta
@@ -145,14 +147,12 @@ class _Split(NamedTuple):
 
 def _open(registry: Registry, names: Iterable[str], *, root: Path, sequence_length: int) -> tuple[dict[str, _Split], dict[str, str]]:
     """Return the train splits by name, and the reasons why the remaining data sets cannot be read, by name."""
-    from niels_cache_runtime.loader.windows import PretrainWindows  # torch
-
     opened, left_out = {}, {}
     for name in names:
         folder = dataset_dir(root, "pretrain", name)
         try:
             is_here = registry.build.store is None and os.path.exists(folder / META_NAME)
-            meta = read_meta(str(folder / META_NAME)) if is_here else finished_cache(registry, root, "pretrain", name)
+            meta = read_meta(folder / META_NAME) if is_here else finished_cache(registry, root, "pretrain", name)
             if meta is None:
                 left_out[name] = "is not built yet"
                 continue
@@ -162,9 +162,11 @@ def _open(registry: Registry, names: Iterable[str], *, root: Path, sequence_leng
                 continue
             if "train_tokens" not in meta:
                 raise NielsCacheError(f"{folder / META_NAME}: has no train_tokens; build it again with --force")
-            tokens = meta["train_tokens"]
-            samples = PretrainWindows(str(folder / "train"), T=sequence_length).samples if is_here else (tokens - 1) // sequence_length
-            opened[name] = _Split(samples, tokens)
+            tokens, split = meta["train_tokens"], str(folder / "train")
+            if is_here:
+                tokens = int(open_split(split, doc_ends=True).tokens.shard_lengths.sum())
+            check_has_window(split, tokens, T=sequence_length)
+            opened[name] = _Split((tokens - 1) // sequence_length, tokens)
         except NielsCacheError as error:
             left_out[name] = str(error)
     return opened, left_out

@@ -34,7 +34,7 @@ def duplicate_counts(root: Path, name: str, meta: Meta) -> Meta | None:
     path = duplicates_dir(root) / META_NAME
     if not path.exists():
         return None
-    duplicates = read_meta(str(path))
+    duplicates = read_meta(path)
     if duplicates["inputs"].get(name) != meta["content_sha256"]:
         return None
     return duplicates["datasets"][name]
@@ -49,7 +49,7 @@ def find_corpus(registry: Registry, root: Path, name: str) -> tuple[Path, Meta]:
     """
     directory = corpus_dir(root, name)
     if (directory / META_NAME).exists():
-        return directory, check_location(read_meta(str(directory / META_NAME)), directory)
+        return directory, check_location(read_meta(directory / META_NAME), directory)
     if name not in registry.pretrain:
         if name in registry.sft:
             raise NielsCacheError(f"{name}: is an SFT data set; only pretrain data sets have a corpus")
@@ -73,7 +73,7 @@ def find_drop_lists(registry: Registry, root: Path) -> Meta:
     """
     path = duplicates_dir(root) / META_NAME
     if path.exists():
-        return read_meta(str(path))
+        return read_meta(path)
     if not registry.prepared("dedup"):
         raise NielsCacheError(f'{registry.origin}: no data set is deduplicated; give one prepare = ["clean", "dedup"] and build it')
     raise NielsCacheError(f"{path.parent}: there are no drop lists of duplicates yet; build them: niels-cache build-all")

@@ -118,7 +118,7 @@ class TracedCache:
 
     def _open_tokenizer(self) -> TextTokenizer | None:
         meta, root = self._split.parent / META_NAME, self._split.parent.parent.parent
-        used = read_meta(str(meta)).get("tokenizer_sha256") if meta.exists() else None
+        used = read_meta(meta).get("tokenizer_sha256") if meta.exists() else None
         if used is None:
             self.notes.append(f"{self.name}: showing token ids, because no meta.json names the tokenizer")
         elif used != current_tokenizer_sha256(self._split.parent) or not built_model(tokenizer_dir(root)).exists():

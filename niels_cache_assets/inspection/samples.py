@@ -138,7 +138,7 @@ def windows(directory: Path, split: Split, *, count: int, length: int, generator
     """Yield windows that the training sampler draws. The windows are shorter than `length` if no shard is long enough."""
     from niels_cache_runtime.samplers.pretrain_dataset import PretrainTokenStreamDataset  # torch
 
-    folder, dtype = directory / split, token_dtype_of(load_meta(str(directory / META_NAME)))
+    folder, dtype = directory / split, token_dtype_of(load_meta(directory / META_NAME))
     longest = max((shard.stat().st_size // dtype.itemsize for shard in list_shards(folder)), default=0)
     dataset = PretrainTokenStreamDataset(str(folder), T=max(1, min(length, longest - 1)), device="cpu")
     x, _ = dataset.get_batch(B=count, generator=generator)
@@ -213,7 +213,7 @@ def _open(
     Raises:
         NielsCacheError: If the split is empty, or as ExampleTargets does.
     """
-    meta = load_meta(str(directory / META_NAME))
+    meta = load_meta(directory / META_NAME)
     tokens = SplitTokens(directory, family, split, dtype=token_dtype_of(meta), entries=entries_per_example(meta))
     noun = "document" if family == "pretrain" else "pair" if has_pairs(meta) else "example"
     if not len(tokens.ends):

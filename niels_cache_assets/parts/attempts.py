@@ -9,7 +9,7 @@ commit.
 import errno
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -18,14 +18,12 @@ from niels_cache_assets.disk.attempts import NO_LINKS, abandoned_attempts, attem
 from niels_cache_assets.disk.journal import JournalRecord, files_problem, read_journal, real_path, write_journal
 from niels_cache_assets.disk.space import bytes_below, disk_error_message, name_path
 from niels_cache_assets.disk.staging import staged, sweep_leftovers, unused_journal_path
-from niels_cache_assets.parts.lease import HeldLease, Lease, LeaseTimes, hold_lease
+from niels_cache_assets.parts.lease import HeldLease, Lease, LeaseTimes, Log, hold_lease
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import BusyError, lock_path, old_path, remove, sync
 
 _BLOCK_BYTES = 1 << 22
 _COMPANION = re.compile(r"\.(.+?)\.(?:lock|lease|old|journal|(?:partial|gone)(?:\.\d+)?)")  # see format/commit.py and disk/attempts.py
-
-Log = Callable[[str], None]
 
 
 @contextmanager

@@ -18,7 +18,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from niels_cache_assets.base.fingerprint import fingerprint_of
+from niels_cache_assets.base.fingerprint import Identity, fingerprint_of
+from niels_cache_assets.base.strings import arrow_array
 from niels_cache_assets.disk.identity import without_keys
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.disk.table_file import LineageFile
@@ -62,7 +63,7 @@ class ExcludeList(NamedTuple):
         """The ids of the list."""
         return frozenset() if self.path is None else excluded_ids(self.path)
 
-    def present_identity(self, meta: Meta, identity: Mapping[str, Any], directory: Path, *, also: Collection[str] = ()) -> dict[str, Any]:
+    def present_identity(self, meta: Meta, identity: Identity, directory: Path, *, also: Collection[str] = ()) -> Identity:
         """Return an identity with only those ids of the list that the finished build in `directory` contains or has removed.
 
         If the lineage cannot be read, all ids count, so that the part is built again.
@@ -74,15 +75,15 @@ class ExcludeList(NamedTuple):
             also: Further ids that count if they are in the list.
         """
         if self.path is None:
-            return dict(identity)
+            return identity
         excluded = self.ids
         try:
             present = self.ids_in_build(meta, directory)
         except NielsCacheError:
-            return dict(identity)
+            return identity
         return _identity_with_ids(identity, present | (excluded & {*also}))
 
-    def with_removed_ids_only(self, meta: Meta, identity: Mapping[str, Any], *, also: Collection[str] = ()) -> Meta:
+    def with_removed_ids_only(self, meta: Meta, identity: Identity, *, also: Collection[str] = ()) -> Meta:
         """Return the meta.json of a new build, with the fingerprint recomputed for only the ids that this build removed, and `also`."""
         if self.path is None:
             return meta
@@ -131,7 +132,7 @@ class ExcludeList(NamedTuple):
         return frozenset(ExcludedDocument(*each) for entries in found.values() for each in entries)
 
 
-def _identity_with_ids(identity: Mapping[str, Any], ids: Collection[str]) -> dict[str, Any]:
+def _identity_with_ids(identity: Identity, ids: Collection[str]) -> Identity:
     """Return an identity in which exactly these ids are excluded."""
     if "exclude" in identity:
         return {**without_keys(identity, "exclude"), **identity_of_ids(ids)}
@@ -155,7 +156,7 @@ def _read(path: Path, excluded: Collection[str]) -> Iterator[tuple[str, str]]:
     import pyarrow
     import pyarrow.compute
 
-    ids, columns = pyarrow.array(list(excluded), "string"), ["source_id", "file"]
+    ids, columns = arrow_array(list(excluded), pyarrow.string()), ["source_id", "file"]
     with LineageFile(path, None).open(columns) as parquet:
         for batch in parquet.iter_batches(batch_size=_ROWS, columns=columns):
             matching = batch.filter(pyarrow.compute.is_in(batch["source_id"], value_set=ids))

@@ -174,6 +174,11 @@ class StopRequests:
             return own
         return None if stop_stamp(target) in (None, self.stale) else stop_path(target)
 
+    def check(self, target: Path) -> None:
+        """Raise StopRequested if a request applies to this process."""
+        if (request := self.requested(target)) is not None:
+            raise stop_error(target, request)
+
 
 def holds_lock(target: Path, attempt: int) -> bool | None:
     """Return whether a process holds the lock of the file of an attempt, or None if this cannot be determined."""
@@ -518,8 +523,7 @@ class _Claim:
         lease_path(self._target).mkdir(exist_ok=True)
         began, waited = time.monotonic(), False
         while True:
-            if (request := self._stops.requested(self._target)) is not None:
-                raise stop_error(self._target, request)
+            self._stops.check(self._target)
             locker: LockOwner | None = None
             is_free, reason = self._check_holder()
             if is_free:
@@ -591,24 +595,21 @@ class _Claim:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         except FileExistsError:
             return None
-        try:
+        with ExitStack() as undo:
+            undo.callback(os.close, descriptor)
+            undo.callback(path.unlink, missing_ok=True)
             # The lock is taken before the content is written: a holder that claims to have the lock has it, or has died.
             holder = replace(holder, is_locked=take_lock(descriptor))
             lease = Lease(target, holder, descriptor, waited=waited)
             lease._write()
             sync(path.parent)
             attempts = recorded_attempts(target)
-            if attempts[-1:] == [holder.attempt]:
-                for lower in attempts[:-1]:
-                    with suppress(OSError):
-                        attempt_record(target, lower).unlink()
-                if reason is not None:
-                    self._log(reason)
-                return lease
-        except BaseException:
-            path.unlink(missing_ok=True)
-            os.close(descriptor)
-            raise
-        path.unlink(missing_ok=True)  # this process has missed a newer attempt, so the number was used before
-        os.close(descriptor)
-        return None
+            if attempts[-1:] != [holder.attempt]:
+                return None  # this process has missed a newer attempt, so the number was used before
+            for lower in attempts[:-1]:
+                with suppress(OSError):
+                    attempt_record(target, lower).unlink()
+            if reason is not None:
+                self._log(reason)
+            undo.pop_all()
+            return lease

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from types import MappingProxyType
 from typing import Any
 
+from niels_cache_assets.base.fingerprint import Identity
 from niels_cache_assets.disk.space import BYTES_PER_TOKEN
 from niels_cache_assets.parts.layout import part_name
 from niels_cache_assets.sources.types import ListedFile
@@ -81,7 +81,7 @@ class PlannedGroup:
     """
 
     fingerprint: str
-    identity: Mapping[str, Any]
+    identity: Identity
     revision: str | None
     text_field: str | None
     listed: tuple[ListedFile, ...]
@@ -197,7 +197,7 @@ def plan_parts(
     train_tokens: int | None,
     val_tokens: int | None,
     fingerprint: str = "",
-    identity: Mapping[str, Any] = MappingProxyType({}),
+    identity: Identity | None = None,
     **group_fields: Any,
 ) -> PlannedGroup:
     """Return a group of parts. Each part has a contiguous run of the files of each split, balanced by bytes.
@@ -242,7 +242,7 @@ def plan_parts(
         PlannedPart(number=number, files=tuple(part), plan=fingerprint, train_tokens=own or None, val_tokens=val[number], **shared)
         for number, (part, own) in enumerate(zip(divided, train, strict=True))
     )
-    return PlannedGroup(fingerprint=fingerprint, identity=identity, listed=tuple(files), parts=planned, **shared)
+    return PlannedGroup(fingerprint=fingerprint, identity=identity or {}, listed=tuple(files), parts=planned, **shared)
 
 
 def is_compressed(name: str) -> bool:

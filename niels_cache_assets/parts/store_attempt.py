@@ -28,7 +28,7 @@ from niels_cache_assets.base.wording import format_list
 from niels_cache_assets.disk.journal import JournalRecord, clear_directory, decode_record, encode_record, write_journal
 from niels_cache_assets.disk.space import SpaceNeed, free_blocks, require_free_space
 from niels_cache_assets.parts.attempts import attempt_scratch
-from niels_cache_assets.parts.lease import LeaseLostError
+from niels_cache_assets.parts.lease import LeaseLostError, Log
 from niels_cache_assets.parts.seal import Link
 from niels_cache_assets.parts.store import read_small, record_of
 from niels_cache_assets.parts.store_lease import StoreLease
@@ -42,7 +42,6 @@ from niels_cache_runtime.remote.store import ConflictError, MissingError, SmallO
 
 _JOURNAL = "journal"  # the kind of a record while the part is unfinished
 READS_AT_ONCE = 16  # of small files
-Log = Callable[[str], None]
 
 
 def read_objects(store: Store, folder: str) -> dict[str, RemoteFile] | None:
@@ -215,7 +214,7 @@ class StoreAttempt:
             RemoteError: If the store refuses or does not answer.
         """
         self._wait()
-        meta = read_meta(str(self._directory / META_NAME))
+        meta = read_meta(self._directory / META_NAME)
         files = meta.get("files", {})
         self._send_files(files)
         self._objects[META_NAME] = self.send(self._directory / META_NAME, META_NAME)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from niels_cache_assets.parts.lease import HeldLease, LeaseHolder, LeaseTimes, Log, StopRequests, stop_error, stop_stamp
+from niels_cache_assets.parts.lease import HeldLease, LeaseHolder, LeaseTimes, Log, StopRequests, stop_stamp
 from niels_cache_assets.parts.store import CLOCKS, LEASES, read_small
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import BusyError, LockOwner
@@ -111,8 +111,7 @@ def _take(store: Store, key: str, target: Path, *, times: LeaseTimes, wait: bool
     first: str | None = None
     where, clock = store.name_of(key), f"{CLOCKS}{key.removeprefix(LEASES)}"
     while True:
-        if (request := stops.requested(target)) is not None:
-            raise stop_error(target, request)
+        stops.check(target)
         found = read_small(store, key, most_bytes=QUICK_BYTES)
         holder, state = (None, None) if found is None else (_decoded(found, where), found.state)
         is_over = holder is None or holder.ended is not None

@@ -134,7 +134,7 @@ def fetch_published(
         own.write(f"{folder.name}/{META_NAME}", content)
         _refuse_foreign_files(folder, {*meta["files"], *SPLITS, META_NAME, JOURNAL_NAME})
     return PullResult(
-        directory=target, state="replaced" if is_there else "pulled", meta=load_meta(str(target / META_NAME)), fetched_bytes=fetch.bytes
+        directory=target, state="replaced" if is_there else "pulled", meta=load_meta(target / META_NAME), fetched_bytes=fetch.bytes
     )
 
 
@@ -148,7 +148,7 @@ def _fetch_tokenizer(published: PublishedBuild, out: Path, fetch: _Fetch) -> Non
     def is_there() -> bool:
         if not (folder / META_NAME).exists():
             return False
-        found = load_meta(str(folder / META_NAME)).get("sha256")
+        found = load_meta(folder / META_NAME).get("sha256")
         if found != expected:
             raise NielsCacheError(
                 f"{folder}: holds tokenizer {short_sha256(found)}, but this cache has {short_sha256(expected)}; choose another --out"
@@ -163,7 +163,7 @@ def _fetch_tokenizer(published: PublishedBuild, out: Path, fetch: _Fetch) -> Non
             return
         with staged(folder) as partial:
             fetch.all(OwnedFolder(partial.parent), {file: f"{partial.name}/{file.path.removeprefix(TOKENIZER)}" for file in files})
-            if load_meta(str(partial / META_NAME)).get("sha256") != expected:
+            if load_meta(partial / META_NAME).get("sha256") != expected:
                 raise NielsCacheError(f"{folder}: the published tokenizer is not the one of the cache; push the cache again")
 
 

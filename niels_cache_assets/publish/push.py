@@ -206,7 +206,7 @@ def check_files(build: LocalBuild, *, progress: OnBytesDone | None = None) -> No
 
 def _local_build(directory: Path) -> LocalBuild:
     path = directory / META_NAME
-    meta = check_form(load_meta(str(path)), path)
+    meta = check_form(load_meta(path), path)
     if is_foreign(meta):
         raise NielsCacheError(f"{path}: {UNVERIFIABLE}; push needs a cache that niels-cache built or imported")
     check_location(meta, directory)
@@ -236,7 +236,7 @@ def _tokenizer_files(directory: Path, meta: Meta) -> list[Path]:
     if problem:
         raise NielsCacheError(f"{folder}: push sends the tokenizer with the cache, but {problem}")
     path = folder / META_NAME
-    files = listed_files(load_meta(str(path)), folder)
+    files = listed_files(load_meta(path), folder)
     check_sizes(folder, files, _sizes(folder, files), verify="sha256")
     return [*(folder / name for name in sorted(files)), path]
 
@@ -246,7 +246,7 @@ def _sizes(folder: Path, names: Iterable[str]) -> dict[str, int]:
 
 
 def _entry(path: Path) -> dict[str, int | str]:
-    return {"bytes": path.stat().st_size, "sha256": sha256_file(str(path))}
+    return {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
 
 
 def require_replaceable(build: LocalBuild, found: Record | None, address: str, *, replace_other: bool) -> None:

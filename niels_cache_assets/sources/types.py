@@ -28,7 +28,7 @@ from niels_cache_assets.base.documents import (
     SourcePosition,
     SourceReport,
 )
-from niels_cache_assets.base.fingerprint import identity_settings
+from niels_cache_assets.base.fingerprint import Identity, identity_settings
 from niels_cache_assets.base.schema import Table
 from niels_cache_assets.sources.excluding import exclude_identity, without_excluded
 from niels_cache_assets.sources.reading.files import SourceFile
@@ -318,7 +318,7 @@ class Source(Table):
         """The value of `dataset_config` in meta.json: the configuration of the hub data set, or None if no hub data set is read."""
         return getattr(self, "config", None)
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Identity:
         """Return the settings that determine the bytes, for the fingerprint.
 
         The locations of files are left out. `given` lists the location keys that are set.
@@ -475,7 +475,7 @@ class PretrainSource(Source):
         The same context gives the same order.
         """
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Identity:
         return super().identity() | exclude_identity(self.exclude)
 
     def kept_documents(self, context: StreamContext) -> Iterator[Documents]:

@@ -17,12 +17,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
 from niels_cache_assets.base.config_path import is_name
 from niels_cache_assets.base.documents import describe_origin
+from niels_cache_assets.base.fingerprint import Identity
 from niels_cache_assets.streaming.intake import describe_item, in_lists
 from niels_cache_assets.streaming.types import EncodedDocuments
 from niels_cache_runtime.errors import NielsCacheError
@@ -67,7 +68,7 @@ class ReferenceTexts:
         run: The number of consecutive words of a text from which a document matches it (dedup/text_set.py).
     """
 
-    identity: dict[str, Any]
+    identity: Identity
     texts: Callable[[], Iterator[tuple[ReferenceOrigin, str]]]
     threshold: float
     share: float
@@ -93,7 +94,7 @@ class Screen:
         return [None if match is None else self.reasons[match.kind] for match in self.texts.find(texts)]
 
 
-def decontamination_identity(kind: Decontaminate, threshold: float, *, val_is_given: bool) -> dict[str, Any]:
+def decontamination_identity(kind: Decontaminate, threshold: float, *, val_is_given: bool) -> Identity:
     """Return the settings that decide which documents are dropped, for fingerprints and meta.json. Empty if decontamination is off.
 
     Args:
@@ -103,7 +104,7 @@ def decontamination_identity(kind: Decontaminate, threshold: float, *, val_is_gi
     """
     if kind == "off":
         return {}
-    identity: dict[str, Any] = {"kind": kind, "code_version": CODE_VERSION}
+    identity: Identity = {"kind": kind, "code_version": CODE_VERSION}
     if kind == "near":
         identity["threshold"] = threshold
     if val_is_given:
@@ -111,7 +112,7 @@ def decontamination_identity(kind: Decontaminate, threshold: float, *, val_is_gi
     return {"decontaminate": identity}
 
 
-def references_identity(source: "PretrainSource", *, seed: int) -> dict[str, Any]:
+def references_identity(source: "PretrainSource", *, seed: int) -> Identity:
     """Return everything that decides which documents `decontaminate_against` drops, except the texts, which the revision covers.
 
     The result is empty without this key.

@@ -117,7 +117,7 @@ def open_model_at(settings: TokenizerSettings, path: str | Path, *, with_special
 def built_model(folder: str | Path) -> Path:
     """Return the path of the model in the tokenizer folder of a cache: without a meta.json, that of SentencePiece."""
     meta = Path(folder) / META_NAME
-    return Path(folder) / tokenizer_model_name(read_meta(str(meta)) if meta.exists() else {})
+    return Path(folder) / tokenizer_model_name(read_meta(meta) if meta.exists() else {})
 
 
 def open_built_model(folder: str | Path, meta: Meta | None = None) -> TextTokenizer:
@@ -133,7 +133,7 @@ def open_built_model(folder: str | Path, meta: Meta | None = None) -> TextTokeni
     Raises:
         NielsCacheError: If meta.json or the model cannot be read, or is damaged.
     """
-    meta = read_meta(str(Path(folder) / META_NAME)) if meta is None else meta
+    meta = read_meta(Path(folder) / META_NAME) if meta is None else meta
     path = Path(folder) / tokenizer_model_name(meta)
     return open_model(path, kind=meta.get("model_kind", "sentencepiece"), special_tokens=meta["special_tokens"])
 
@@ -169,7 +169,7 @@ def recorded_tokenizer(settings: TokenizerSettings, root: Path) -> tuple[str | N
     if not (folder / META_NAME).exists() or not built_model(folder).exists():
         tokenizer = load_tokenizer(settings, root)  # a model without a record, or an error
         return tokenizer.model_sha256, tokenizer.vocab_size
-    meta = read_meta(str(folder / META_NAME))
+    meta = read_meta(folder / META_NAME)
     return meta["sha256"], meta["vocab_size"]
 
 
@@ -275,7 +275,7 @@ def view_tokenizer(tokenizer: Any) -> BuildTokenizer:
         vocab_size=size,
         special_ids=special_ids,
         reserved_ids=tuple(sorted(reserved)),
-        model_sha256=loaded_sha256 or (sha256_file(str(model_path)) if model_path else None),
+        model_sha256=loaded_sha256 or (sha256_file(model_path) if model_path else None),
     )
     view.require(["eot"])
     return view

@@ -92,7 +92,7 @@ def characters_per_token_by_source(root: Path, meta: Meta) -> dict[str, float]:
     for name in built_names(root / "pretrain"):
         try:
             folder = dataset_dir(root, "pretrain", name)
-            built = check_location(read_meta(str(folder / META_NAME)), folder)
+            built = check_location(read_meta(folder / META_NAME), folder)
         except NielsCacheError:  # the checks report this error
             continue
         ratio = cache_characters_per_token(built) if built.get("tokenizer_sha256") == meta["sha256"] and not is_foreign(built) else None

@@ -51,6 +51,19 @@ def check_token_id(name: str, value: Any, *, dtype: np.dtype) -> int:
     return check_whole(name, value, most=max_vocab_size(dtype) - 1)
 
 
+def check_has_window(folder: str, tokens: int, *, T: int) -> None:
+    """Check that a split has a window of T + 1 tokens.
+
+    Raises:
+        NielsCacheError: If it has fewer tokens.
+    """
+    if not tokens:
+        raise NielsCacheError(f"{folder}: this split is empty (0 tokens); there is nothing to read")
+    if tokens < T + 1:
+        hint = f"; use T <= {tokens - 1}" if tokens > 1 else ""
+        raise NielsCacheError(f"{folder}: T={T} needs {T + 1} tokens, but this split has {tokens}{hint}")
+
+
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
     """Raise NielsCacheError unless `value` is one of `choices`. The message suggests the nearest choice."""
     if value not in choices:

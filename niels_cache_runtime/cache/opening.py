@@ -189,7 +189,7 @@ def open_meta(folder: str | Path, *, verify: Verify = "size") -> Meta | None:
         return None
     except OSError as error:
         raise NielsCacheError(f"{path}: cannot be opened: {error.strerror or error}") from error
-    meta = check_form(read_meta(str(path)), path)
+    meta = check_form(read_meta(path), path)
     try:
         token_dtype_of(meta)
     except NielsCacheError as error:
@@ -213,7 +213,7 @@ def current_tokenizer_sha256(folder: str | Path) -> str | None:
     path = tokenizer_dir(folder.parent.parent) / META_NAME
     if folder.parent.name not in FAMILIES or not path.exists():
         return None
-    return read_meta(str(path)).get("sha256")
+    return read_meta(path).get("sha256")
 
 
 def tokenizer_problem(meta: Meta, current: str | None) -> str | None:

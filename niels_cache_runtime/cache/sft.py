@@ -217,7 +217,7 @@ def _recorded_id(role: str, meta: Meta | None, folder: Path) -> tuple[Path, Any]
     for root in (folder, *folder.parents[:2]):
         path = tokenizer_dir(root) / META_NAME
         if path.is_file():
-            recorded = read_meta(str(path)).get("special_token_ids")
+            recorded = read_meta(path).get("special_token_ids")
             return path, recorded.get(role) if isinstance(recorded, dict) else None
     return folder / META_NAME, None
 

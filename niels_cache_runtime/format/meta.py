@@ -109,7 +109,7 @@ def sha256_text(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def sha256_file(path: str) -> str:
+def sha256_file(path: str | Path) -> str:
     """Return the hex sha256 of a file's bytes. The file is read in blocks, and the GIL is released while hashing.
 
     Args:
@@ -142,7 +142,7 @@ def is_hashed_content(path: str) -> bool:
     return path.endswith((".bin", ".npy"))
 
 
-def write_meta(path: str, meta: Meta) -> None:
+def write_meta(path: str | Path, meta: Meta) -> None:
     """Write a meta.json as canonical JSON with its own hash, and wait until it is on the disk (fsync).
 
     The file is replaced in one step: a reader sees either the old file or the new one. `schema_version` and the `forms` of a cache are
@@ -165,7 +165,7 @@ def write_meta(path: str, meta: Meta) -> None:
     os.replace(temporary, path)
 
 
-def encode_meta(path: str, meta: Meta) -> bytes:
+def encode_meta(path: str | Path, meta: Meta) -> bytes:
     """Return the bytes of a meta.json: canonical JSON with its own hash.
 
     The key `meta_sha256` holds the hash over the same bytes with this key's value empty. `schema_version` and the `forms` of a cache are
@@ -189,7 +189,7 @@ def encode_meta(path: str, meta: Meta) -> bytes:
     return content
 
 
-def read_meta(path: str) -> Meta:
+def read_meta(path: str | Path) -> Meta:
     """Read a meta.json and check its own hash.
 
     A meta.json that another program wrote has no such hash. It is accepted if it has the keys that a reader of tokens needs, and each
@@ -218,7 +218,7 @@ def _how_to_build(folder: Path) -> str:
     return f"build it first: niels-cache build-all --only {folder.name}" if is_named else "build this data set first"
 
 
-def load_meta(path: str) -> Meta:
+def load_meta(path: str | Path) -> Meta:
     """Read a meta.json in the same way as `read_meta`, but without a warning. Callers report unverifiable caches themselves."""
     try:
         content = read_regular(path, most_bytes=MAX_META_BYTES)
@@ -226,7 +226,7 @@ def load_meta(path: str) -> Meta:
         raise NielsCacheError(f"{path}: no such file; {_how_to_build(Path(path).absolute().parent)}") from error
     except OSError as error:
         raise NielsCacheError(f"{path}: cannot be read: {error.strerror or error}") from error
-    return parse_meta(content, path)
+    return parse_meta(content, str(path))
 
 
 def parse_meta(content: bytes, path: str) -> Meta:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from niels_cache_runtime.cache.checks import check_positive
+from niels_cache_runtime.cache.checks import check_has_window, check_positive
 from niels_cache_runtime.cache.gather import WindowReader
 from niels_cache_runtime.cache.opening import OpenedSplit, Verify, check_same_build, listed_of_split, open_split, require_doc_ends
 from niels_cache_runtime.errors import NielsCacheError
@@ -74,11 +74,7 @@ class PretrainWindows:
         self._stream_ends = np.cumsum(split.tokens.shard_lengths)
         self._stream_starts = self._stream_ends - split.tokens.shard_lengths
         total = int(self._stream_ends[-1]) if self.files else 0
-        if not total:
-            raise NielsCacheError(f"{folder}: this split is empty (0 tokens); there is nothing to read")
-        if total < T + 1:
-            hint = f"; use T <= {total - 1}" if total > 1 else ""
-            raise NielsCacheError(f"{folder}: T={T} needs {T + 1} tokens, but this split has {total}{hint}")
+        check_has_window(folder, total, T=T)
         self.samples = self.samples_of(total)
         self.tokens = self.samples * T
         self.examples: int | None = None

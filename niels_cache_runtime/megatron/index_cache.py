@@ -108,7 +108,7 @@ class IndexCache:
                 partial.mkdir()
                 try:
                     build(_files_in(partial))
-                    write_meta(str(partial / META_NAME), _describe_files(partial, f"index/{kind}", parameters))
+                    write_meta(partial / META_NAME, _describe_files(partial, f"index/{kind}", parameters))
                     if _open_finished(partial) is None:
                         raise NielsCacheError(f"{partial}: the new index cannot be read; is the disk damaged?")
                     _exchange(partial, directory)
@@ -185,7 +185,7 @@ def open_arrays(directory: str | Path) -> Arrays:
 def _open_finished(directory: Path) -> Arrays | None:
     """Return the arrays of an index if its name matches its parameters and all files have the listed sizes, otherwise None."""
     try:
-        meta = check_form(read_meta(str(directory / META_NAME)), directory / META_NAME)
+        meta = check_form(read_meta(directory / META_NAME), directory / META_NAME)
         files = listed_files(meta, directory)
         expected_name = index_hash(str(meta.get("kind")).removeprefix("index/"), meta.get("parameters", {}))
         if directory.name not in (expected_name, f".{expected_name}.partial") or not all(_ARRAY_NAME.fullmatch(name) for name in files):
@@ -234,5 +234,5 @@ def _describe_files(folder: Path, kind: str, parameters: Mapping[str, Any]) -> M
     files = {}
     for path in sorted(folder.glob("*.npy")):
         sync(path)
-        files[path.name] = {"bytes": path.stat().st_size, "sha256": sha256_file(str(path))}
+        files[path.name] = {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
     return {"kind": kind, "index_version": INDEX_VERSION, "parameters": dict(parameters), "files": files}

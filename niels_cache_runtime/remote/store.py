@@ -441,7 +441,7 @@ class FolderStore(Store):
 
     def head(self, key: str) -> ObjectInfo:
         found = super().head(key)
-        return ObjectInfo(found.size, sha256_file(str(self._folder / key)))
+        return ObjectInfo(found.size, sha256_file(self._folder / key))
 
     def _write_once(self, key: str, content: bytes, state: str | None) -> str | None:
         if state is None:

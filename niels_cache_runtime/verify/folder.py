@@ -95,7 +95,7 @@ class VerifiedFolder:
         if META_NAME in irregular:
             return
         try:
-            meta = load_meta(str(path / META_NAME))
+            meta = load_meta(path / META_NAME)
             if is_foreign(meta):
                 self.meta, self.is_unverifiable = meta, True
                 return

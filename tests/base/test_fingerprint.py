@@ -52,16 +52,7 @@ def fingerprints(registry: Registry) -> dict[str, str]:
     for name, source in {**registry.pretrain, **registry.sft}.items():
         if name in {**PRETRAIN, **SFT}:
             found[name] = fingerprint_of(
-                cache_identity(
-                    registry,
-                    source,
-                    registry.build,
-                    tokenizer_sha256="0" * 64,
-                    vocab_size=16_000,
-                    revision="1",
-                    siblings=registry.pretrain,
-                    prepared=None,
-                )
+                cache_identity(registry, source, registry.build, registry.pretrain, tokenizer=("0" * 64, 16_000), revision="1")
             )
     return {
         **found,

@@ -125,6 +125,7 @@ class _Piece(NamedTuple):
         share: Their share of the source, or 0 if it is unknown.
         byte_seconds: The time of reading a byte of text, without the first batch.
         position: Where the next batch begins.
+        weight: For how many pieces it stands.
     """
 
     texts: list[str]
@@ -132,6 +133,7 @@ class _Piece(NamedTuple):
     share: float
     byte_seconds: float
     position: SourcePosition | None
+    weight: int
 
 
 def _sample(source: Source, files: Sequence[SourceFile], encoder: BuildTokenizer | None) -> tuple[Volume, bool]:
@@ -141,7 +143,7 @@ def _sample(source: Source, files: Sequence[SourceFile], encoder: BuildTokenizer
     """
     deadline = process_time() + SAMPLE_SECONDS
 
-    def read(limit: int, start: SourcePosition | None = None, before: float = 0.0) -> _Piece:
+    def read(limit: int, start: SourcePosition | None = None, before: float = 0.0, weight: int = 1) -> _Piece:
         texts, items, size, share, report = list[str](), 0, 0, 1.0, SourceReport()
         times = [(process_time(), 0)]
         try:
@@ -159,21 +161,18 @@ def _sample(source: Source, files: Sequence[SourceFile], encoder: BuildTokenizer
                 raise
             raise NielsCacheError(re.sub(r"\bline \d+", "a line", str(error))) from error  # a piece does not begin at the first line
         began, first = times[len(times) > 2]
-        return _Piece(texts, items, max(share - before, 0.0), (times[-1][0] - began) / max(size - first, 1), report.position)
+        return _Piece(texts, items, max(share - before, 0.0), (times[-1][0] - began) / max(size - first, 1), report.position, weight)
 
     beginning = read(SAMPLE_BYTES)
     starts = _spread(files, beginning.position) if beginning.share < 1 else []
-    pieces = [(read(SAMPLE_BYTES // len(starts), at, before), weight) for at, before, weight in starts if process_time() < deadline]
-    pieces, is_chat = pieces or [(beginning, 1)], isinstance(source, SftSource)
+    pieces = [read(SAMPLE_BYTES // len(starts), *start) for start in starts if process_time() < deadline] or [beginning]
+    is_chat = isinstance(source, SftSource)
     specials = 2 if is_chat or (encoder is not None and encoder.bos is not None) else 1  # of each text: a role or BOS, and EOT
-    weights, share, is_known = (
-        sum(weight for _, weight in pieces),
-        sum(piece.share for piece, _ in pieces),
-        all(piece.share for piece, _ in pieces),
-    )
+    weights, share = sum(piece.weight for piece in pieces), sum(piece.share for piece in pieces)
+    is_known = all(piece.share for piece in pieces)
     size = text_bytes = items = tokens = encode_seconds = 0.0
-    for piece, weight in pieces:
-        copies, of_piece = weight / weights / piece.share if is_known else 1.0, _bytes(piece.texts)
+    for piece in pieces:
+        copies, of_piece = piece.weight / weights / piece.share if is_known else 1.0, _bytes(piece.texts)
         size += of_piece
         text_bytes += copies * of_piece
         items += copies * piece.items
@@ -182,7 +181,7 @@ def _sample(source: Source, files: Sequence[SourceFile], encoder: BuildTokenizer
             began, more = process_time(), copies * of_piece / _bytes(heads)
             tokens += more * len(encode_texts(heads, encoder, None).ids) + copies * specials * len(piece.texts)
             encode_seconds += more * (process_time() - began)
-    count = format_count(sum(piece.items for piece, _ in pieces), "conversation" if is_chat else "document")
+    count = format_count(sum(piece.items for piece in pieces), "conversation" if is_chat else "document")
     of_all = f", {'all' if share >= 1 else format_share(share)} of the source" if share else ""
     volume = Volume(
         text_bytes=round(text_bytes),

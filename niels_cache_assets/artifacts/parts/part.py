@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -39,6 +39,7 @@ from niels_cache_assets.artifacts.dataset import (
     split_rule,
 )
 from niels_cache_assets.base.documents import Document, DropReport
+from niels_cache_assets.base.fingerprint import Identity, fingerprint_of
 from niels_cache_assets.build_cache import CODE_VERSIONS
 from niels_cache_assets.build_cache.pretrain_writer import PretrainWriter, WriterState
 from niels_cache_assets.disk.identity import without_keys
@@ -70,11 +71,9 @@ if TYPE_CHECKING:
     from niels_cache_assets.build_cache.pretrain import PretrainBuild
 
 
-def planned_identity(
-    spec: DatasetSpec[PretrainSource], member: str, planned_by: str, tokenizer_sha256: str | None, vocab_size: int | None
-) -> dict[str, Any]:
+def planned_identity(spec: DatasetSpec[PretrainSource], member: str, planned_by: str) -> Identity:
     """Return everything that decides a cache with a plan: the plan, which covers the settings and the revision, and the tokenizer."""
-    source = spec.source
+    source, (tokenizer_sha256, vocab_size) = spec.source, spec.recorded_tokenizer
     return {
         "plan": planned_by,
         "member": member,
@@ -114,6 +113,11 @@ class PartFolder(DatasetArtifact[SourceWithParts]):
         """The name of the folder."""
 
     @property
+    @abstractmethod
+    def planned_by(self) -> str:
+        """The fingerprint of the group of parts that decides a part, or of the first group for val. Growth never changes it."""
+
+    @property
     def directory(self) -> Path:
         return self.spec.parts_folder / self.member
 
@@ -131,25 +135,26 @@ class PartFolder(DatasetArtifact[SourceWithParts]):
             raise NielsCacheError(f"{self.directory}: {problem}")
         return meta if meta is not None and content_matches(self.spec, self.directory, meta) else None
 
+    def external_ids(self) -> frozenset[str]:
+        """Return ids that decide the part without being in its files. They count if they are in the list `exclude`."""
+        return frozenset()
 
-def planned_by(member: PartCache | ValPart) -> str:
-    """Return the fingerprint of the group of parts that decides a part, or of the first group for val. Growth never changes it."""
-    return member.spec.plan.first.fingerprint if isinstance(member, ValPart) else member.planned.plan
+    def matches(self, meta: Meta, identity: Identity) -> bool:
+        return super().matches(meta, self.spec.exclude_list.present_identity(meta, identity, self.directory, also=self.external_ids()))
 
-
-def difference(member: PartCache | ValPart, meta: Meta) -> str:
-    """Return why the part with this meta.json does not belong to the plan."""
-    spec, part, revision = member.spec, meta.get("part", {}), meta.get("dataset_revision")
-    if part.get("plan") != planned_by(member):
-        if revision != member.revision():
-            return f"was built from revision {revision}, but the plan is of revision {member.revision()}"
-        return f"was built by another plan ({short_sha256(part.get('plan'))}), with other settings"
-    if meta.get("tokenizer_sha256") != spec.recorded_tokenizer[0]:
-        used, current = (short_sha256(sha256) for sha256 in (meta.get("tokenizer_sha256"), spec.recorded_tokenizer[0]))
-        return f"was built with tokenizer {used}, but the cache now holds {current}"
-    if spec.source.exclude is not None or meta.get("facts", {}).get(EXCLUDED):
-        return "was built with other ids in the list `exclude`, with other settings or by another code version"
-    return "was built with other settings or by another code version"
+    def difference(self, meta: Meta) -> str:
+        """Return why the part with this meta.json does not belong to the plan."""
+        built_by, revision = meta.get("part", {}).get("plan"), meta.get("dataset_revision")
+        if built_by != self.planned_by:
+            if revision != self.revision():
+                return f"was built from revision {revision}, but the plan is of revision {self.revision()}"
+            return f"was built by another plan ({short_sha256(built_by)}), with other settings"
+        used, (current, _) = meta.get("tokenizer_sha256"), self.spec.recorded_tokenizer
+        if used != current:
+            return f"was built with tokenizer {short_sha256(used)}, but the cache now holds {short_sha256(current)}"
+        if self.spec.source.exclude is not None or meta.get("facts", {}).get(EXCLUDED):
+            return "was built with other ids in the list `exclude`, with other settings or by another code version"
+        return "was built with other settings or by another code version"
 
 
 _TEXTS_AT_A_TIME = 256
@@ -211,7 +216,7 @@ class _State:
         return _State(taken=[*self.taken, taken], cut=cut, drops=drops.state(), writer=None, excluded=excluded)
 
 
-def _counts(state: _State, *, with_excluded: bool) -> dict[str, Any]:
+def _counts(state: _State, *, with_excluded: bool) -> Meta:
     """Return `dropped` and `facts` of meta.json, with the removed documents of all parts if `with_excluded`."""
     total = sum((Counter(ids) for ids in state.excluded.values()), Counter[str]())
     if not (total and with_excluded):
@@ -229,11 +234,12 @@ class ValPart(PartFolder):
     def key(self) -> str:
         return f"val_part/{self.spec.name}"
 
-    def identity_with(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
-        return planned_identity(self.spec, VAL_NAME, planned_by(self), tokenizer_sha256, vocab_size)
+    @property
+    def planned_by(self) -> str:
+        return self.spec.plan.first.fingerprint
 
-    def matches(self, meta: Meta, identity: Mapping[str, Any]) -> bool:
-        return super().matches(meta, self.spec.exclude_list.present_identity(meta, identity, self.directory))
+    def identity(self, revision: str | None) -> Identity:
+        return planned_identity(self.spec, self.member, self.planned_by)
 
     def decisive_ids(self, planned: PlannedPart | None = None) -> frozenset[str]:
         """Return the ids of `exclude` that the finished val part holds or has removed. Empty if it is not built.
@@ -333,7 +339,7 @@ class ValPart(PartFolder):
             writer.seal()
             excluded = {EXCLUDED: {name: sorted(ids) for name, ids in state.excluded.items()}} if state.excluded else {}
             short = 0 if self.is_seeded else (self.spec.source.val_tokens or 0) - writer.tokens("val")
-            meta: dict[str, Any] = {
+            meta: Meta = {
                 **build.meta(self.split_rule),
                 "append_eot": True,
                 "shard_bytes": self.spec.build.shard_bytes,
@@ -343,7 +349,7 @@ class ValPart(PartFolder):
                 **_counts(state, with_excluded=self.is_seeded),  # otherwise the parts count those in their heads
                 "files": writer.files,
                 "content_sha256": content_sha256(writer.files),
-                "part": {"plan": planned_by(self), "taken": state.taken, "short": short, **excluded},
+                "part": {"plan": self.planned_by, "taken": state.taken, "short": short, **excluded},
             }
         return WriteResult(meta=self.spec.exclude_list.with_removed_ids_only(meta, work.identity), resumed=resumed)
 
@@ -416,13 +422,6 @@ class ValPart(PartFolder):
         return state.after(planned, taken, cut, drops, facts)
 
 
-def part_of(spec: DatasetSpec[SourceWithParts], number: int) -> PartCache:
-    """Return the artifact of a part."""
-    if spec.source.prepare:
-        return PartOfCorpus(spec=spec, number=number)
-    return (GrownPart if number == 0 and spec.source.parts == 1 else PartOfPlan)(spec=spec, number=number)
-
-
 @dataclass(frozen=True, kw_only=True)
 class PartCache(PartFolder, PretrainCache):
     """The cache of a part. It has a lease, because machines share the parts."""
@@ -453,16 +452,32 @@ class PartCache(PartFolder, PretrainCache):
         """The part in the plan."""
         return self.spec.plan.parts[self.number]
 
+    @property
+    def planned_by(self) -> str:
+        return self.planned.plan
+
     def revision(self) -> str | None:
         assert self.spec.recorded_tokenizer  # fail early: nothing can be built without it
         return self.planned.revision
 
-    def _as_part(self, written: WriteResult, identity: Mapping[str, Any], *, also: Collection[str] = ()) -> WriteResult:
+    def stream_of_part(self, items: Feed[Any], **own: Any) -> dict[str, Any]:
+        """Return the documents of the part with its budget and its shuffle, as fields of PretrainBuild. `own` are further fields."""
+        return {
+            "items": items,
+            "max_train_tokens": self.planned.train_tokens or UNLIMITED,
+            "seed": self.planned.seed(self.spec.build.seed),
+            "shuffle_buffer": self.spec.source.shuffle_buffer or None,
+            "needs_train": False,
+            **own,
+        }
+
+    def _as_part(self, written: WriteResult, work: BuildJob) -> WriteResult:
         """Return the result of a build with the entry `part` of meta.json, and the fingerprint of the excluded ids that were removed."""
-        planned, meta = self.planned, self.spec.exclude_list.with_removed_ids_only(written.meta, identity, also=also)
+        meta = self.spec.exclude_list.with_removed_ids_only(written.meta, work.identity, also=self.external_ids())
+        planned = self.planned
         budgets = {"train": planned.train_tokens, "val": 0 if planned.files else planned.val_tokens}  # the val part counts what val lacks
         short = sum(max(0, (budget or 0) - meta[f"{split}_tokens"]) for split, budget in budgets.items())
-        return replace(written, meta={**meta, "part": {"number": planned.number, "plan": planned.plan, "short": short}})
+        return replace(written, meta={**meta, "part": {"number": self.number, "plan": self.planned_by, "short": short}})
 
 
 class PartOfPlan(PartCache):
@@ -476,8 +491,8 @@ class PartOfPlan(PartCache):
     def inputs(self) -> list[str]:
         return [*super().inputs(), *([self.val.key] if self.val else [])]
 
-    def identity_with(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
-        identity = planned_identity(self.spec, self.member, self.planned.plan, tokenizer_sha256, vocab_size)
+    def identity(self, revision: str | None) -> Identity:
+        identity = planned_identity(self.spec, self.member, self.planned_by)
         if self.spec.source.decontaminate != "off" and self.number >= self.spec.source.parts:
             identity["val"] = self.spec.plan.first.fingerprint  # the plan of added files does not say which val they are compared with
         if self.spec.source.decontaminate != "off" and (left_out := self._val_ids):
@@ -489,12 +504,9 @@ class PartOfPlan(PartCache):
         """The ids of `exclude` that the val part holds or has removed. Empty if there is no val part yet."""
         return self.val.decisive_ids() if self.val else frozenset()
 
-    def _external_ids(self) -> frozenset[str]:
+    def external_ids(self) -> frozenset[str]:
         """Return the ids in the head of this part that val has taken, or would have taken without `exclude`."""
         return self.val.decisive_ids(self.planned) if self.val and not self.val.is_seeded else frozenset()
-
-    def matches(self, meta: Meta, identity: Mapping[str, Any]) -> bool:
-        return super().matches(meta, self.spec.exclude_list.present_identity(meta, identity, self.directory, also=self._external_ids()))
 
     def need(self) -> SpaceNeed | None:
         files = self.planned.files
@@ -507,7 +519,7 @@ class PartOfPlan(PartCache):
     @property
     def split_rule(self) -> str:
         budget = self.planned.train_tokens
-        group = [each.fingerprint for each in self.spec.plan.groups].index(self.planned.plan)
+        group = [each.fingerprint for each in self.spec.plan.groups].index(self.planned_by)
         return split_rule(self.spec, group=group) if budget is None else budget_rule(train_tokens=budget, val_tokens=0)
 
     @cached_property
@@ -552,20 +564,12 @@ class PartOfPlan(PartCache):
                 require_unchanged(stream.files_through(last) if taken and count == taken else stream.files)
 
     def stream(self, context: StreamContext) -> dict[str, Any]:
-        budget = self.planned.train_tokens
-        return {
-            "items": Feed(self.part_stream.documents, context),
-            "max_train_tokens": UNLIMITED if budget is None else budget,
-            "max_val_tokens": 0,
-            "seed": self.planned.seed(self.spec.build.seed),
-            "shuffle_buffer": self.spec.source.shuffle_buffer or None,
-            "val_texts": self._val_documents(context) if self.spec.source.decontaminate != "off" else None,
-            "needs_train": False,
-        }
+        val_texts = self._val_documents(context) if self.spec.source.decontaminate != "off" else None
+        return self.stream_of_part(Feed(self.part_stream.documents, context), max_val_tokens=0, val_texts=val_texts)
 
     def write(self, work: BuildJob) -> WriteResult:
         require_unchanged(self.part_stream.files)
-        return self._as_part(self.write_stream(work), work.identity, also=self._external_ids())
+        return self._as_part(self.write_stream(work), work)
 
 
 class PartOfCorpus(PartCache):
@@ -598,9 +602,8 @@ class PartOfCorpus(PartCache):
     def revision(self) -> str | None:
         return self.spec.revision()
 
-    def identity_with(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
-        of_cache = super().identity_with(tokenizer_sha256, vocab_size, revision)
-        return {**of_cache, "plan": self.planned.plan, "member": self.member}
+    def identity(self, revision: str | None) -> Identity:
+        return {**super().identity(revision), "plan": self.planned_by, "member": self.member}
 
     def need(self) -> SpaceNeed | None:
         meta = self.spec.corpus.meta
@@ -608,17 +611,11 @@ class PartOfCorpus(PartCache):
         return pretrain_need(train_tokens=None, val_tokens=None, token_bytes=self.spec.token_bytes, text_bytes=text_bytes, exact=False)
 
     def stream(self, context: StreamContext) -> dict[str, Any]:
-        return {
-            "items": Feed(lambda context: self.spec.corpus.stream(context, self._ordinals), context),
-            "max_train_tokens": self.planned.train_tokens or UNLIMITED,
-            "max_val_tokens": self.planned.val_tokens or 0,
-            "seed": self.planned.seed(self.spec.build.seed),
-            "shuffle_buffer": self.spec.source.shuffle_buffer or None,
-            "needs_train": False,
-        }
+        feed = Feed(lambda context: self.spec.corpus.stream(context, self._ordinals), context)
+        return self.stream_of_part(feed, max_val_tokens=self.planned.val_tokens or 0)
 
     def write(self, work: BuildJob) -> WriteResult:
-        return self._as_part(self.write_stream(work), work.identity)  # what is read from a corpus is compared with its meta.json
+        return self._as_part(self.write_stream(work), work)  # what is read from a corpus is compared with its meta.json
 
 
 _UNPINNED = (None, "main")  # `part --add` replaces these by the commit; a cache of another branch is built again, with the same bytes
@@ -627,19 +624,19 @@ _UNPINNED = (None, "main")  # `part --add` replaces these by the commit; a cache
 class GrownPart(PartCache):
     """A part with all first files of a data set."""
 
-    def matches(self, meta: Meta, identity: Mapping[str, Any]) -> bool:
+    def matches(self, meta: Meta, identity: Identity) -> bool:
         """Return whether the build is current. It may have been made before its commit was pinned.
 
         All ids of `exclude` count for a cache that one process built, also those that it does not hold.
         """
         spec = self.spec
         directory = self.directory if "part" in meta else spec.directory
-        forms = [spec.exclude_list.present_identity(meta, identity, directory), dict(identity)]
+        forms = [spec.exclude_list.present_identity(meta, identity, directory), identity]
         for form in [*forms]:
             source = dict(form["source"])
             if source.get("pinned_revision") is not None and source["pinned_revision"] == form["revision"]:
                 forms += [{**form, "source": {**source, "pinned_revision": pinned}} for pinned in _UNPINNED]
-        return any(super(GrownPart, self).matches(meta, form) for form in forms)
+        return any(meta.get("fingerprint") == fingerprint_of(form) for form in forms)
 
     @cached_property
     def built(self) -> Meta | None:
@@ -681,4 +678,4 @@ class GrownPart(PartCache):
                 raise NielsCacheError(f"{spec.directory}: was built again while its files were being linked; run it again")
             meta = {**without_keys(built, "meta_sha256", "overlap"), "dataset_name": f"{spec.name}/{self.member}"}
             written = WriteResult(meta=meta)
-        return self._as_part(written, work.identity)
+        return self._as_part(written, work)

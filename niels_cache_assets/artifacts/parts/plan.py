@@ -15,7 +15,7 @@ from typing import Any
 
 from niels_cache_assets.artifacts.base import BuildJob, BuildLock, Log, ReportedProgress, RootArtifact, WriteResult
 from niels_cache_assets.artifacts.stored import in_store
-from niels_cache_assets.base.fingerprint import fingerprint_of, identity_settings
+from niels_cache_assets.base.fingerprint import Identity, fingerprint_of, identity_settings
 from niels_cache_assets.base.wording import format_count, format_list
 from niels_cache_assets.disk.identity import as_recorded, differences, without_keys
 from niels_cache_assets.facts.lineage import files_of_lineage
@@ -63,11 +63,11 @@ class PartsPlan(RootArtifact):
     @property
     def target(self) -> Path:
         """The file of the plan. The folder around it stays."""
-        return self.directory / PLAN_NAME
+        return self.record_path
 
     def finished(self) -> Meta | None:
         try:
-            meta = read_meta(str(self.target))
+            meta = read_meta(self.target)
             Plan.of(meta)
         except NielsCacheError:
             return None
@@ -106,11 +106,11 @@ class PartsPlan(RootArtifact):
     def revision(self) -> str | None:
         return self.source.revision(self.registry.pretrain)
 
-    def identity(self, revision: str | None) -> dict[str, Any]:
+    def identity(self, revision: str | None) -> Identity:
         added = [identity_settings(each, "added", without=self._uncounted) for each in self.source.added]
         return {**self.identity_of_group(0, revision), **({"added": added} if added else {})}
 
-    def identity_of_group(self, number: int, revision: str | None) -> dict[str, Any]:
+    def identity_of_group(self, number: int, revision: str | None) -> Identity:
         """Return everything that decides a group of parts.
 
         The first parts have the identity of a data set that never grew.
@@ -120,7 +120,7 @@ class PartsPlan(RootArtifact):
             revision: The revision of the files of the group.
         """
         source = without_keys(self.source.identity(), "exclude")  # it counts for each part on its own
-        identity: dict[str, Any] = {
+        identity: Identity = {
             "source": source,
             "seed": self.build.seed,
             "shard_bytes": self.build.shard_bytes,
@@ -136,7 +136,7 @@ class PartsPlan(RootArtifact):
             identity["first_part"] = self.source.parts + sum(each.parts for each in self.source.added[: number - 1])
         return identity
 
-    def matches(self, meta: Meta, identity: Mapping[str, Any]) -> bool:
+    def matches(self, meta: Meta, identity: Identity) -> bool:
         return super().matches(meta, identity) and not self._encoding_changes(meta)
 
     def read(self, *, files_only: bool = False) -> Plan:
@@ -148,7 +148,7 @@ class PartsPlan(RootArtifact):
         Raises:
             NielsCacheError: If the plan is missing or damaged, or has other settings or another tokenizer.
         """
-        meta = read_meta(str(self.target))
+        meta = read_meta(self.target)
         recorded, current = meta.get("made_of", {}), as_recorded(self.identity(meta.get("dataset_revision")))
         changes = [] if recorded == current else differences(recorded, current) or ["other settings"]
         if changes := [*changes, *([] if files_only else self._encoding_changes(meta))]:
@@ -161,7 +161,7 @@ class PartsPlan(RootArtifact):
         """Return what decides the tokens of the parts beside the plan. Values that are unknown before there is a tokenizer are left out."""
         settings = {"token_dtype": self.build.token_dtype, "decontaminate": self.source.decontaminate}
         with suppress(NielsCacheError):
-            meta = read_meta(str(tokenizer_dir(self.root) / META_NAME))
+            meta = read_meta(tokenizer_dir(self.root) / META_NAME)
             tokenizer = {key: meta.get(key) for key in ("vocab_size", "special_token_ids")}
             return as_recorded({**settings, "tokenizer_sha256": meta.get("sha256"), **tokenizer})
         return settings
@@ -377,7 +377,7 @@ class PartsPlan(RootArtifact):
         return f"{self.name} may have more than 20,000 shards; set shard_bytes = {proposed} in [build], so that it opens quickly"
 
 
-def _settings_of_group(identity: Mapping[str, Any]) -> dict[str, Any]:
+def _settings_of_group(identity: Identity) -> Identity:
     """Return the settings of a group without the revision and the pinned commit. The files themselves are compared instead."""
     values = as_recorded(identity)
     values.pop("revision", None)

@@ -23,7 +23,6 @@ from pathlib import Path
 from niels_cache_assets.artifacts.base import lease_times
 from niels_cache_assets.artifacts.duplicates import remove_ranges
 from niels_cache_assets.artifacts.graph import Graph
-from niels_cache_assets.artifacts.parts.part import planned_by
 from niels_cache_assets.artifacts.parts.seal import JoinedCache
 from niels_cache_assets.artifacts.stored import StorePlace
 from niels_cache_assets.corpus.layout import corpus_parts_dir
@@ -61,7 +60,7 @@ def prune_parts(graph: Graph, name: str) -> list[PrunedPart]:
     dataset, folder, corpus_folder = graph.dataset(name), parts_dir(graph.root, name), corpus_parts_dir(graph.root, name)
     kept, kept_of_corpus = set[str](), set[str]()
     if isinstance(dataset, JoinedCache):
-        members = [each for each in dataset.members() if not each.directory.exists() or _plan_of(each.directory) == planned_by(each)]
+        members = [each for each in dataset.members() if not each.directory.exists() or _plan_of(each.directory) == each.planned_by]
         kept = {PLAN_STAGED, *(each.directory.name for each in members)}
     source = dataset.spec.source
     if isinstance(source, PretrainSource) and source.corpus_parts > 1:
@@ -119,7 +118,7 @@ def _remove_parts(graph: Graph, folder: Path, kept: Collection[str]) -> list[Pru
 
 def _plan_of(part: Path) -> object:
     try:
-        return read_meta(str(part / META_NAME)).get("part", {}).get("plan")
+        return read_meta(part / META_NAME).get("part", {}).get("plan")
     except NielsCacheError:
         return None
 

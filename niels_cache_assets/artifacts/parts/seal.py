@@ -4,9 +4,8 @@ The parts are those of the plan. With `prepare`, they are those of the corpus.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from niels_cache_assets.artifacts.base import Artifact, BuildJob, WriteResult
 from niels_cache_assets.artifacts.dataset import (
@@ -19,14 +18,16 @@ from niels_cache_assets.artifacts.dataset import (
     with_overlap,
 )
 from niels_cache_assets.artifacts.parts.part import (
+    GrownPart,
     PartCache,
+    PartFolder,
+    PartOfCorpus,
+    PartOfPlan,
     ValPart,
-    difference,
-    part_of,
     planned_identity,
 )
 from niels_cache_assets.base.documents import merge_facts
-from niels_cache_assets.base.fingerprint import fingerprint_of
+from niels_cache_assets.base.fingerprint import Identity, fingerprint_of
 from niels_cache_assets.build_cache import CODE_VERSIONS
 from niels_cache_assets.corpus.identity import require_unchanged
 from niels_cache_assets.disk.journal import SCRATCH_NAME
@@ -57,13 +58,15 @@ class JoinedCache(DatasetArtifact[SourceWithParts]):
 
     def part(self, number: int) -> PartCache:
         """Return the artifact of a part."""
-        return part_of(self.spec, number)
+        is_grown = number == 0 and self.spec.source.parts == 1
+        kind = PartOfCorpus if self.is_of_corpus else GrownPart if is_grown else PartOfPlan
+        return kind(spec=self.spec, number=number)
 
     def val_part(self) -> ValPart:
         """Return the artifact of the val part."""
         return ValPart(spec=self.spec)
 
-    def members(self) -> list[PartCache | ValPart]:
+    def members(self) -> list[PartFolder]:
         """Return the val part, if there is one, and the parts. All use the tokenizer, and the plan or the corpus, of this artifact.
 
         Raises:
@@ -72,7 +75,7 @@ class JoinedCache(DatasetArtifact[SourceWithParts]):
         self.revision()
         return self._members()
 
-    def _members(self) -> list[PartCache | ValPart]:
+    def _members(self) -> list[PartFolder]:
         val = [self.val_part()] if self.spec.source.has_val_part else []
         return [*val, *map(self.part, range(self.spec.source.total_parts))]
 
@@ -91,15 +94,15 @@ class JoinedCache(DatasetArtifact[SourceWithParts]):
         assert self.spec.recorded_tokenizer  # fail early: nothing can be built without it
         return self.spec.revision() if self.is_of_corpus else self.spec.plan.revision
 
-    def identity_with(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
+    def identity(self, revision: str | None) -> Identity:
         if self.is_of_corpus:
-            own = {**self.spec.identity(tokenizer_sha256, vocab_size, revision), "plan": self.planned_by, "member": self.member}
+            own = {**super().identity(revision), "plan": self.planned_by, "member": self.member}
         else:
-            own = planned_identity(self.spec, self.member, self.planned_by, tokenizer_sha256, vocab_size)
+            own = planned_identity(self.spec, self.member, self.planned_by)
         near_check = {"near_check": "all"} if self.spec.build.near_check == "all" else {}
         return {**own, "seal": CODE_VERSION, **near_check}
 
-    def matches(self, meta: Meta, identity: Mapping[str, Any]) -> bool:
+    def matches(self, meta: Meta, identity: Identity) -> bool:
         return super().matches(meta, self.spec.exclude_list.present_identity(meta, identity, self.directory))
 
     @property
@@ -155,7 +158,7 @@ class JoinedCache(DatasetArtifact[SourceWithParts]):
         found = ((each.directory, fingerprint_of(each.identity(each.revision()))) for each in self.members())
         return {directory: folder_of(directory.name, fingerprint) for directory, fingerprint in found}
 
-    def _read_checked_meta(self, member: PartCache | ValPart, folder: Path) -> Meta:
+    def _read_checked_meta(self, member: PartFolder, folder: Path) -> Meta:
         """Return the meta.json of a part, after a comparison with the plan, the tokenizer and the files.
 
         Args:
@@ -168,9 +171,9 @@ class JoinedCache(DatasetArtifact[SourceWithParts]):
         command = self.spec.parts_plan.build_command
         if not (folder / META_NAME).exists():
             raise NielsCacheError(f"{folder}: this part does not exist yet; build it first: {command}")
-        meta = read_meta(str(folder / META_NAME))
+        meta = read_meta(folder / META_NAME)
         if not member.is_current(meta):
-            raise NielsCacheError(f"{folder}: {difference(member, meta)}; build it again: {command}")
+            raise NielsCacheError(f"{folder}: {member.difference(meta)}; build it again: {command}")
         if folder == member.directory:
             check_files(folder, meta, verify=self.spec.build.verify_parts)
         return meta
@@ -185,7 +188,7 @@ class JoinedCache(DatasetArtifact[SourceWithParts]):
             raise NielsCacheError(f"{plan.target}: {problem}")
         for member in members:
             try:
-                current = read_meta(str(member.directory / META_NAME))
+                current = read_meta(member.directory / META_NAME)
             except NielsCacheError as error:
                 raise NielsCacheError(f"{member.directory}: {problem}") from error
             if current["meta_sha256"] != member.meta["meta_sha256"]:

@@ -7,7 +7,7 @@ lease and its record. In a store, a look takes two listings, and later looks rea
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
@@ -26,7 +26,6 @@ from niels_cache_assets.parts.lease import DONE, STOPPED, UNKNOWN_SPEED, LeaseHo
 from niels_cache_assets.parts.store import CLOCKS, LEASES, MAX_RECORD_BYTES, RECORDS, lease_of, record_of
 from niels_cache_assets.parts.store_attempt import READS_AT_ONCE, read_objects
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.remote.store import RemoteError, Store
 
@@ -74,7 +73,10 @@ class WatchedStep(NamedTuple):
         )
 
 
-def watch_parts(joined: JoinedCache | Corpus, known: MutableMapping[str, tuple[Any, Any]]) -> list[WatchedStep]:
+StoreReads = dict[str, tuple[str | None, Any]]  # by address of an object in a store: the ETag that it had, and what was read from it
+
+
+def watch_parts(joined: JoinedCache | Corpus, known: StoreReads) -> list[WatchedStep]:
     """Return what happens to the val part, if there is one, and the parts of a cache or corpus. Their plan is read once.
 
     Args:
@@ -90,9 +92,7 @@ def watch_parts(joined: JoinedCache | Corpus, known: MutableMapping[str, tuple[A
     return watch_steps([part for part in parts if part.is_part], known, lease_seconds=seconds, is_comparable=is_comparable)
 
 
-def watch_steps(
-    artifacts: Iterable[Artifact], known: MutableMapping[str, tuple[Any, Any]], *, lease_seconds: float, is_comparable: bool = True
-) -> list[WatchedStep]:
+def watch_steps(artifacts: Iterable[Artifact], known: StoreReads, *, lease_seconds: float, is_comparable: bool = True) -> list[WatchedStep]:
     """Return what happens to artifacts that have leases.
 
     Args:
@@ -134,7 +134,7 @@ def _watch_in_folder(artifact: Artifact, lease_seconds: float, *, is_comparable:
     meta: Meta | None = None
     if is_comparable:
         with suppress(NielsCacheError):  # there is no record
-            meta = read_meta(str(artifact.directory / (artifact.record or META_NAME)))
+            meta = read_meta(artifact.record_path)
     if attempt is not None and attempt.ended is None:
         renewed = path_stamp(attempt_record(target, seen.attempt))
         seconds, has_ended = time.time() - renewed[1] / 1e9 if renewed else 0.0, has_died(target, seen)
@@ -171,10 +171,10 @@ class _StoreLook:
 
     Args:
         store: The store.
-        known: By address of an object: the ETag that it had, and what was read from it.
+        known: What earlier looks have read, which this look updates.
     """
 
-    def __init__(self, store: Store, known: MutableMapping[str, tuple[Any, Any]]) -> None:
+    def __init__(self, store: Store, known: StoreReads) -> None:
         self._store, self._known = store, known
         self._listed = {each.key: each for folder in (LEASES, RECORDS) for each in store.list(folder)}
         self._now = store.now(f"{CLOCKS}/watch")
@@ -203,7 +203,7 @@ class _StoreLook:
         listed, name = self._listed.get(key), self._store.name_of(key)
         if listed is None:
             return None
-        if self._known.get(name, (None,))[0] != listed.e_tag:
+        if name not in self._known or self._known[name][0] != listed.e_tag:
             self._known[name] = listed.e_tag, load()
         return self._known[name][1]
 

@@ -181,7 +181,7 @@ def _tokenizer_of(folder: Path) -> TextTokenizer | None:
     root = folder.absolute().parent.parent
     try:
         tokenizer = open_tokenizer(root)
-        used = read_meta(str(folder / META_NAME)).get("tokenizer_sha256")
+        used = read_meta(folder / META_NAME).get("tokenizer_sha256")
     except NielsCacheError:
         return None
     return tokenizer if tokenizer.model_sha256 == used else None

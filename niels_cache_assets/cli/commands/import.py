@@ -122,10 +122,10 @@ def _vocabulary(arguments: argparse.Namespace, registry: Registry, root: Path) -
     if sha256 is not None and not re.fullmatch("[0-9a-f]{64}", sha256):
         raise NielsCacheError(f"{WHERE}: --tokenizer-sha256 {sha256}: must be 64 digits 0-9a-f, as sha256sum prints them")
     meta_path = tokenizer_dir(root) / META_NAME
-    known = read_meta(str(meta_path)) if meta_path.exists() else None
+    known = read_meta(meta_path) if meta_path.exists() else None
     if arguments.tokenizer is not None:
         file = _model_file(arguments.tokenizer)
-        found: str | None = sha256_file(str(file))
+        found: str | None = sha256_file(file)
         if known is not None and found in (entry["sha256"] for entry in known.get("files", {}).values()):
             found = known["sha256"]  # the ranks of tiktoken alone do not show which tokenizer they belong to
         elif known is None:

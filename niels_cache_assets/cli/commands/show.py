@@ -115,7 +115,7 @@ def _folder(directory: Path) -> ShownCache:
     path = directory / META_NAME
     if not path.exists():
         raise _no_dataset(directory)
-    meta = load_meta(str(path))
+    meta = load_meta(path)
     kind = foreign_family(meta) if is_foreign(meta) else meta.get("kind")
     return ShownCache(meta.get("dataset_name") or directory.absolute().name, str(kind), directory, meta)
 

@@ -121,11 +121,7 @@ def _was_read_last(instance: dg.DagsterInstance, seen: dg.AssetObservation) -> b
 def _observation(registry: Registry, name: str, revision: str | None, *, root: Path) -> dg.AssetObservation:
     source, siblings = registry.source(name), with_corpus_readers(registry, root)
     settings: dict[str, str | None] = {
-        "cache": fingerprint_of(
-            cache_identity(
-                registry, source, registry.build, tokenizer_sha256=None, vocab_size=None, revision=None, siblings=siblings, prepared=None
-            )
-        ),
+        "cache": fingerprint_of(cache_identity(registry, source, registry.build, siblings)),
         "corpus": fingerprint_of(identity_of_corpus(registry, name, revision=None, tokenizer_sha256=None)) if is_prepared(source) else None,
     }
     if isinstance(source, SourceWithParts) and source.added:

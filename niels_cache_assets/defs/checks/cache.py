@@ -97,7 +97,7 @@ def find_problems(folder: Path, address: str | None) -> tuple[list[Finding], Met
     """
     if address is None:
         findings = verify_dataset(folder, name=folder.name)
-        return findings, {} if findings else load_meta(str(folder / META_NAME))
+        return findings, {} if findings else load_meta(folder / META_NAME)
     checked = check(address)
     meta = checked.published.meta
     found = [Finding(kind="files", folder=address, path=each.object, problem=each.problem) for each in checked.findings]

@@ -24,7 +24,6 @@ from niels_cache_assets.facts.published import address_in_store
 from niels_cache_assets.parts.layout import CHILD_BUILT_KINDS
 from niels_cache_assets.sources.excluding import exclude_identity
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.format.meta import Meta, load_meta
 
 HOME_VARIABLE = "DAGSTER_HOME"
@@ -126,7 +125,7 @@ def _marker_path(artifact: Artifact) -> Path:
 
 def _recorded_hash(artifact: Artifact) -> str | None:
     with suppress(NielsCacheError):
-        return _hash_of(load_meta(str(artifact.directory / (artifact.record or META_NAME))))
+        return _hash_of(load_meta(artifact.record_path))
     return None
 
 

@@ -138,7 +138,7 @@ def _findings(instance: dg.DagsterInstance, names: DefinitionNames, root: Path, 
     if key is None:
         return
     try:
-        meta_sha256 = load_meta(str(folder / META_NAME)).get("meta_sha256")
+        meta_sha256 = load_meta(folder / META_NAME).get("meta_sha256")
     except NielsCacheError:  # verify reports this
         return
     if meta_sha256 is None:  # made by a different program; verify notes this

@@ -38,7 +38,7 @@ def family_table(registry: Registry, outcome: Outcome) -> dg.TableMetadataValue:
 def _read(registry: Registry, family: Family, folder: Path) -> Meta | None:
     with suppress(NielsCacheError):
         if registry.build.store is None:
-            return read_meta(str(folder / META_NAME))
+            return read_meta(folder / META_NAME)
         return finished_cache(registry, folder.parent.parent, family, folder.name)
     return None
 

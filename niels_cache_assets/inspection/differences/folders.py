@@ -154,7 +154,7 @@ def _kind(path: Path) -> str | None:
             return None
         advice = f"give the data set: {found.dataset}" if found.dataset else found.root_advice
         raise NielsCacheError(f"{path}: {found.clause}; {advice or 'give two data sets, such as cache/pretrain/NAME, or two cache roots'}")
-    meta = read_meta(str(path / META_NAME))
+    meta = read_meta(path / META_NAME)
     if meta.get("kind") not in (*FAMILIES, TOKENIZER):
         raise NielsCacheError(f"{path}: has kind {meta.get('kind')!r:.80}; give two data sets of pretrain/ or sft/, or two cache roots")
     return str(meta["kind"])
@@ -186,7 +186,7 @@ def compare_pair(name: str, a: Path, b: Path, *, shown: int, progress: OnProgres
 
 
 def _compare(name: str, a: Path, b: Path, *, shown: int, progress: OnProgress) -> DatasetDifferences:
-    metas = [check_form(read_meta(str(path / META_NAME)), path / META_NAME) for path in (a, b)]
+    metas = [check_form(read_meta(path / META_NAME), path / META_NAME) for path in (a, b)]
     differing = _compare_metas(*metas)
     if name == TOKENIZER or not all(meta.get("built", True) for meta in metas):
         return DatasetDifferences(name=name, a=a, b=b, metas=differing, counts={}, tokens={})
