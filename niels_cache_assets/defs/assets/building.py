@@ -29,6 +29,7 @@ def artifact_asset(
     partitions: Sequence[str] | None = None,
     prepare: Callable[[Any, BuildConfig, dg.AssetExecutionContext], Artifact] = lambda artifact, config, context: artifact,
     streams: bool = False,
+    is_configurable: bool = True,
     **settings: Any,
 ) -> dg.AssetsDefinition:
     """Return the asset that records the artifacts of a kind, one in each partition, or the only artifact with this key.
@@ -39,12 +40,12 @@ def artifact_asset(
         partitions: Its partitions; by default it has none.
         prepare: Changes the artifact before it is built.
         streams: Whether a build reads the source of its partition, and so needs the slot of a stream; by default no.
+        is_configurable: Whether the launchpad shows the settings of a run; by default yes.
         **settings: Arguments of `dg.asset`.
     """
     names = names_of(registry)
     key, each = names.assets[kind], None if partitions is None else dg.StaticPartitionsDefinition(partitions)
 
-    @dg.asset(key=key, partitions_def=each, required_resource_keys=names.resources, **settings)
     def build(context: dg.AssetExecutionContext, config: BuildConfig) -> dg.MaterializeResult:
         with readable_failures():
             artifact = graph(registry, root_of(context, names))[f"{kind}/{context.partition_key}" if each else kind]
@@ -53,7 +54,11 @@ def artifact_asset(
             outcome = build_artifact(context, artifact, config, names, observed=key if each else None, source=source)
         return recorded_results(context, registry, outcome)[0]
 
-    return build
+    def build_as_configured(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
+        return build(context, BuildConfig(wait=False, force=False))
+
+    asset = dg.asset(key=key, partitions_def=each, required_resource_keys=names.resources, **settings)
+    return asset(build if is_configurable else build_as_configured)
 
 
 def build_artifact(
