@@ -5,7 +5,8 @@
     .runs/                  the processes of runs (abandoned.py)
 
 A marker is written after the events are in the database, so after a kill in between, an artifact is recorded again, and never left out. Its
-value covers the artifact, its inputs and its code version. A step of a run removes the marker, and so does another observation of upstream.
+value covers the artifact, its inputs and its code version. Another observation of upstream removes the marker. A step of a run first writes
+the id of the run in its place, and a failed launch no id: only a launch replaces those, when the checks of the artifact have passed.
 """
 
 import hashlib
@@ -30,7 +31,7 @@ from niels_cache_runtime.format.meta import Meta, load_meta
 HOME_VARIABLE = "DAGSTER_HOME"
 RUN_RECORDS = ".runs"
 _FOLDER = ".found"
-_FAILED = "failed"
+_UNCHECKED = "unchecked "  # and the id of the run
 
 
 def dagster_home(home: Path | None = None) -> Path:
@@ -94,27 +95,25 @@ def marker_of(artifacts: Graph, artifact: Artifact, outcome: Outcome) -> Marker:
     return Marker(_marker_path(artifact), fingerprint_of(value))
 
 
-def mark_failed(artifact: Artifact) -> None:
-    """Mark an artifact whose run has failed, although its build may be current. The next launch does not find it, but runs it again."""
-    Marker(_marker_path(artifact), _FAILED).write()
+def mark_unchecked(artifact: Artifact, run_id: str = "") -> None:
+    """Mark an artifact that a run is about to build, or without a run, one that a launch must run again though it may be current."""
+    Marker(_marker_path(artifact), _UNCHECKED + run_id).write()
 
 
-def has_failed(artifact: Artifact) -> bool:
-    """Return whether the last run of a launch has failed to build an artifact, or one of its checks has failed."""
-    return Marker(_marker_path(artifact), _FAILED).is_current
-
-
-def remove_marker(artifact: Artifact) -> None:
-    """Remove the marker of an artifact, so that the next `build-all` looks into the database."""
+def unchecked_run(artifact: Artifact) -> str | None:
+    """Return the run that `mark_unchecked` was given last, or None if the build of the artifact can be believed."""
     with suppress(OSError):
-        _marker_path(artifact).unlink()
+        content = _marker_path(artifact).read_text(encoding="utf-8")
+        return content.removeprefix(_UNCHECKED) if content.startswith(_UNCHECKED) else None
+    return None
 
 
 def remove_markers_of(artifacts: Graph, name: str) -> None:
-    """Remove the markers of a data set, of which another upstream was observed."""
-    for key in artifacts.keys:
-        if key.partition("/")[2] == name:
-            remove_marker(artifacts[key])
+    """Remove the markers of a data set, of which another upstream was observed, so that the next `build-all` looks into the database."""
+    for artifact in (artifacts[key] for key in artifacts.keys if key.partition("/")[2] == name):
+        if unchecked_run(artifact) is None:
+            with suppress(OSError):
+                _marker_path(artifact).unlink()
 
 
 def _marker_path(artifact: Artifact) -> Path:
