@@ -143,7 +143,7 @@ def open_runs(registry: Registry, root: Path, listener: LaunchListener) -> Itera
     with (
         home_errors(home),
         ensure_instance(home, overrides=_INSTANCE_OVERRIDES) as instance,
-        ending_abandoned_runs(instance, names_of(registry)),
+        ending_abandoned_runs(instance),
         end_runs_that_cannot_record(instance, home),
     ):
         limit_parts(instance, registry)
