@@ -98,7 +98,9 @@ def launch_builds(
                 if force or not all_artifacts.is_done(step.key):
                     launcher.launch(step, force=retrained if step.key == "tokenizer" else force)
         is_new = any(result.state == "built" for result in launcher.results)
-        if is_new or not page_path(root).exists() or has_abandoned_runs():  # opening the runs ends those; one may be that of the reports
+        if (
+            is_new or record or not page_path(root).exists() or has_abandoned_runs()
+        ):  # opening the runs ends those; one may be that of the reports
             launcher.runs.write_reports(in_run=is_new)
         return launcher.results
 
@@ -232,12 +234,15 @@ class _Launcher:
             mark_unchecked(artifact)
             return replace(result, state="failed", message=checks)
         marker = marker_of(self._graph, artifact, outcome)
-        if is_found and (self._record or not marker.is_current):
+        is_recorded = is_found and not self._record and marker.is_current
+        if is_found and not is_recorded:
+            runs = self.runs  # a home that cannot be used ends the launch
             try:
-                self.runs.record(replace(outcome, directory=outcome.directory.absolute()))
+                runs.record(replace(outcome, directory=outcome.directory.absolute()))
             except NielsCacheError as error:
                 return replace(result, state="failed", message=str(error))
-        marker.write()
+        if not is_recorded and not outcome.kept:  # what upstream has now is not recorded while it cannot be reached
+            marker.write()
         return replace(
             result,
             state=outcome.state,

@@ -13,6 +13,7 @@ import hashlib
 import os
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -67,16 +68,24 @@ class Marker:
 
     @property
     def is_current(self) -> bool:
-        """Whether this home has recorded the artifact as it is now."""
+        """Whether this home has recorded the artifact as it is now, in the database that it has now."""
         with suppress(OSError):
-            return self.path.read_bytes() == self.value.encode()
+            return self.path.read_bytes() == self._content()
         return False
+
+    def _content(self) -> bytes:
+        """Return the value, and what changes with the database: its configuration, and the files of the home's own database."""
+        home, found = dagster_home(), [self.value]
+        with suppress(OSError):
+            found.append(hashlib.sha256((home / "dagster.yaml").read_bytes()).hexdigest())
+            found.extend(str((home / "history" / name).stat().st_ino) for name in ("runs.db", "runs/index.db"))
+        return "\n".join(found).encode()
 
     def write(self) -> None:
         """Write the marker. If this fails, the artifact is recorded again, or found in the database."""
         with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.path, self.value.encode(), spare=f"new-{os.getpid()}")
+            write_atomically(self.path, self._content(), spare=f"new-{os.getpid()}")
 
 
 def marker_of(artifacts: Graph, artifact: Artifact, outcome: Outcome) -> Marker:
@@ -103,8 +112,8 @@ def mark_unchecked(artifact: Artifact, run_id: str = "") -> None:
 def unchecked_run(artifact: Artifact) -> str | None:
     """Return the run that `mark_unchecked` was given last, or None if the build of the artifact can be believed."""
     with suppress(OSError):
-        content = _marker_path(artifact).read_text(encoding="utf-8")
-        return content.removeprefix(_UNCHECKED) if content.startswith(_UNCHECKED) else None
+        value = _marker_path(artifact).read_text(encoding="utf-8").partition("\n")[0]
+        return value.removeprefix(_UNCHECKED) if value.startswith(_UNCHECKED) else None
     return None
 
 
@@ -124,11 +133,19 @@ def _marker_path(artifact: Artifact) -> Path:
 
 
 def _recorded_hash(artifact: Artifact) -> str | None:
-    with suppress(NielsCacheError):
-        return _hash_of(load_meta(artifact.directory / (artifact.record or META_NAME)))
+    path = artifact.directory / (artifact.record or META_NAME)
+    with suppress(OSError, NielsCacheError):
+        state = path.stat()
+        return _hash_in(path, state.st_ino, state.st_size, state.st_mtime_ns)
     return None
+
+
+@lru_cache(maxsize=1000)
+def _hash_in(path: Path, *stamp: int) -> str:
+    """Return the hash of a record. All parts of a data set have the same plan, which has an entry for each of them."""
+    return _hash_of(load_meta(path))
 
 
 def _hash_of(meta: Meta) -> str:
     """Return the hash of a record. That of an index is in its name."""
-    return str(meta.get("meta_sha256") or meta.get("hash"))
+    return str(meta.get("meta_sha256") or meta.get("hash") or fingerprint_of(meta))
