@@ -11,7 +11,7 @@ from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.defs.assets.upstream import record_read
 from niels_cache_assets.defs.config import BuildConfig
-from niels_cache_assets.defs.home.found import remove_marker
+from niels_cache_assets.defs.home.found import mark_unchecked
 from niels_cache_assets.defs.keys import DefinitionNames, names_of
 from niels_cache_assets.defs.progress import BuildReporter, readable_failures, result_line, sink_of
 from niels_cache_assets.defs.recording import records_of
@@ -83,7 +83,7 @@ def build_artifact(
         passes_on: Errors that are not failures of the run; by default none.
     """
     name = listed_name(artifact.key)
-    remove_marker(artifact)
+    mark_unchecked(artifact, context.run.run_id)
     reporter = BuildReporter(context, sink_of(context, names), name=name, observed=observed)
     with readable_failures(passes_on), StreamSlot(context, name, pool=names.stream_pool, log=reporter.log) as slot:
 
