@@ -71,9 +71,8 @@ class Runs(ProgressSink):
         logged = self._instance.all_logs(run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION)
         evaluations = [entry.get_dagster_event().asset_check_evaluation_data for entry in logged]
         passed = {each.asset_check_key for each in evaluations if each.passed and each.partition == partition}
-        return {
-            key for key in self._asset_graph.asset_check_keys if key.asset_key == asset and self._asset_graph.get(key).blocking
-        } <= passed
+        checks = self._asset_graph.get_check_keys_for_assets({asset})
+        return all(key in passed for key in checks if self._asset_graph.get(key).blocking)
 
     def build(self, artifact: Artifact, *, force: bool, wait: bool, passes_over: bool) -> tuple[Outcome | None, str]:
         """Execute the run of an artifact.
