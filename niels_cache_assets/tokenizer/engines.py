@@ -31,7 +31,7 @@ from niels_cache_assets.tokenizer.base import FlatIds, TextTokenizer, first_line
 from niels_cache_assets.tokenizer.bpe_json import ranks_as_json, sentencepiece_as_json
 from niels_cache_assets.tokenizer.kinds import LIBRARIES
 from niels_cache_assets.tokenizer.proof import EngineProof, compare, difficult_texts
-from niels_cache_assets.tokenizer.sentencepiece_model import DescribedModel, SentencePieceTokenizer
+from niels_cache_assets.tokenizer.sentencepiece_model import USER_DEFINED, DescribedModel, SentencePieceTokenizer
 from niels_cache_assets.tokenizer.tiktoken_ranks import TiktokenTokenizer, read_ranks
 from niels_cache_assets.tokenizer.tokenizer_json import HuggingFaceTokenizer
 from niels_cache_assets.tokenizer.unigram_words import UnigramWords
@@ -292,7 +292,8 @@ def _model_tokens(tokenizer: TextTokenizer) -> dict[str, list[str]]:
     for piece in tokenizer.piece_bytes():
         with suppress(UnicodeDecodeError):  # a part of a character
             pieces.append(piece.decode())
-    return {"added": [*tokenizer.special_tokens.values(), *tokenizer.special_names()], "pieces": pieces}
+    user_defined = DescribedModel.of(tokenizer).pieces_of(USER_DEFINED) if isinstance(tokenizer, SentencePieceTokenizer) else []
+    return {"added": [*tokenizer.special_tokens.values(), *tokenizer.special_names(), *user_defined], "pieces": pieces}
 
 
 @cache

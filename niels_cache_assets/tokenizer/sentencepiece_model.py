@@ -76,6 +76,10 @@ class DescribedModel(NamedTuple):
     def is_unigram(self) -> bool:
         return self.type == _UNIGRAM
 
+    def pieces_of(self, kind: int) -> list[str]:
+        """Return the strings of the pieces of a type."""
+        return [piece for piece, _, found in self.pieces if found == kind]
+
     def spell(self, texts: Iterable[str]) -> list[str]:
         """Return texts as the pieces spell them, with blanks for U+2581, and with the blank before each text."""
         before = " " if self.adds_blank else ""
@@ -213,8 +217,8 @@ class SentencePieceTokenizer(TextTokenizer):
         return None if found == self.library_processor.unk_id() else found
 
     def special_names(self) -> list[str]:
-        """Return the control pieces, and then the user-defined ones."""
-        return [piece for wanted in (CONTROL, USER_DEFINED) for piece, _, kind in DescribedModel.of(self).pieces if kind == wanted]
+        """Return the control pieces. A user-defined piece, such as a line break, may be text of any message."""
+        return DescribedModel.of(self).pieces_of(CONTROL)
 
     def save(self, folder: Path) -> None:
         copyfile(self.model_path, folder / TOKENIZER_MODEL_NAME)

@@ -1,6 +1,7 @@
 """The schema of [tokenizer]. This module opens no file; it only asks whether a model is a folder."""
 
 import os
+import re
 from typing import Literal, Self
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
@@ -94,6 +95,5 @@ def infer_model_kind(path: str | os.PathLike[str]) -> defaults.ModelKind:
 
 
 def is_tekken(path: str | os.PathLike[str]) -> bool:
-    """Return whether a path is a tekken.json of Mistral, judged by its name, such as tekken_240911.json."""
-    name = os.path.basename(path)
-    return "tekken" in name and name.endswith(".json")
+    """Return whether a path is a tekken.json of Mistral, judged by its name: tekken.json, or with a date, such as tekken_240911.json."""
+    return re.fullmatch(r"tekken(_.*)?\.json", os.path.basename(path)) is not None

@@ -4,7 +4,7 @@
     LOCAL_DIR/readers/ID      one reading process, with the files that it needs next and the files that it has mapped
     LOCAL_DIR/fetchers/ID     one downloading process
     LOCAL_DIR/lock            held while one of these files is read or changed: milliseconds, never during a download
-    LOCAL_DIR/describing      held while a process downloads the meta.json of a build, which the others of the machine then find
+    LOCAL_DIR/describing-ID   held while a process downloads the meta.json of a build, which the others of the machine then find
     LOCAL_DIR/wake            its modification time changes when a reader needs something new
 
 Each reader and each fetcher holds a lock on its file. The kernel releases this lock when the process ends, however it ends, so no entry can
@@ -20,6 +20,7 @@ boot.
 import errno
 import fcntl
 import json
+import math
 import os
 import secrets
 import sys
@@ -37,6 +38,7 @@ from niels_cache_runtime.format.commit import try_lock
 from niels_cache_runtime.format.layout import META_NAME, shard_name
 from niels_cache_runtime.format.safe_open import OwnedFolder
 
+_POLL_SECONDS = 0.05  # between two attempts to take a lock
 BUILDS, TAILS = "builds", "tails"
 
 
@@ -323,13 +325,17 @@ class Ledger:
                 call_unlocked(call)
 
     @contextmanager
-    def locked(self, name: str = "lock") -> Iterator[None]:
-        """Hold the lock of the ledger, or another one, which leaves the ledger free."""
+    def locked(self, name: str = "lock", *, seconds: float = math.inf) -> Iterator[None]:
+        """Hold the lock of the ledger, or another one, which leaves the ledger free. After so many seconds, go on without the lock."""
+        deadline = time.monotonic() + seconds
         with self.writing():
             descriptor = self.files.open(name, os.O_RDWR, make=True)
         try:
-            if not try_lock(descriptor, self._manifest, fcntl.LOCK_EX):
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            while not try_lock(descriptor, self._manifest, fcntl.LOCK_EX) and time.monotonic() < deadline:
+                if seconds == math.inf:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX)
+                    break
+                time.sleep(_POLL_SECONDS)
             yield
         finally:
             with suppress(OSError):

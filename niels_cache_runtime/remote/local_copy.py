@@ -44,6 +44,7 @@ from niels_cache_runtime.remote.record import TOKENIZER, Record, described_by, p
 from niels_cache_runtime.remote.store import MissingError, RemoteError, Store, open_store
 
 _PAUSES = (0.001, 0.005)  # seconds between two checks of the manifest's time: the first and the longest
+_DESCRIBED_SECONDS = 10.0  # to wait for another process that downloads what describes a build
 _LOOK_SECONDS = 0.5  # the longest time between two looks at the ledger
 GIVE_UP_SECONDS = 1800.0  # without any change of the copy
 
@@ -413,7 +414,10 @@ class LocalCopy:
         return build
 
     def _described(self, store: Store, record: Record, name: str) -> bytes:
-        """Return the bytes of a file of `described_by`. One process of the machine downloads it, and the others find it in the copy."""
+        """Return the bytes of a file of `described_by`. One process of the machine downloads it, and the others find it in the copy.
+
+        They wait for the first one for some seconds only, because it may be stopped, or its store may not answer.
+        """
         path, sha256 = f"builds/{record.content_sha256}/{record.family}/{record.name}/{name}", record.beside[name]["sha256"]
 
         def found() -> bytes | None:
@@ -423,13 +427,14 @@ class LocalCopy:
 
         content = found()
         if content is None:
-            with self._ledger.locked("describing"):
+            with self._ledger.locked(lock := f"describing-{record.content_sha256}", seconds=_DESCRIBED_SECONDS):
                 content = found()
                 if content is None:
                     content = read_beside(store, record, name)
                     if hashlib.sha256(content).hexdigest() == sha256:
                         with self._registered() as state:
                             self._write_meta(state, path, content)
+            self.files.remove(lock)  # a process that waits for it has it open
         return content
 
     def _write_meta(self, state: LedgerState, path: str, content: bytes) -> None:

@@ -13,6 +13,8 @@ from niels_cache_assets.chats.encoding import ChatEncoder, EncodedChat, Unusable
 from niels_cache_assets.chats.rendering import Chat, RenderedChat, RendererPool
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl
 from niels_cache_assets.sources.types import StreamContext
+from niels_cache_assets.tokenizer.base import TextTokenizer
+from niels_cache_assets.tokenizer.sentencepiece_model import SentencePieceTokenizer
 from niels_cache_assets.tokenizer.tokenizer_json import HuggingFaceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import read_meta
@@ -36,7 +38,7 @@ def assistant(content: str, **others: Any) -> dict[str, Any]:
 TURNS = [user("first question"), assistant("first answer"), user("second question"), assistant("second answer")]
 
 
-def encode(text: str, tokenizer: HuggingFaceTokenizer, *chats: Chat) -> list[EncodedChat]:
+def encode(text: str, tokenizer: TextTokenizer, *chats: Chat) -> list[EncodedChat]:
     with ChatEncoder(template_of(text), tokenizer) as encoder:
         found = encoder.encode(chats)
     assert not [each for each in found if isinstance(each, UnusableChat)]
@@ -269,3 +271,24 @@ def test_too_many_characters_in_the_examples_of_a_conversation_are_counted(
     long = Conversation([user("q" * 60), assistant("a"), user("r"), assistant("b")])  # type: ignore[list-item]
     meta = built(tmp_path / "x", model, [*conversations(9), long], turns="each", val_frac=0, on_invalid="drop")
     assert meta["dropped"] == {"too_many_turns": 1}
+
+
+def test_user_defined_pieces_of_sentencepiece_are_ordinary_text(tmp_path: Path) -> None:
+    import sentencepiece
+
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["first answer of the model"] * 20),
+        model_prefix=str(tmp_path / "tokenizer"),
+        model_type="bpe",
+        vocab_size=290,
+        byte_fallback=True,
+        user_defined_symbols=["\n", "<start_of_turn>", "<end_of_turn>"],
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    tokenizer = SentencePieceTokenizer(tmp_path / "tokenizer.model", special_tokens={"eot": "</s>"})
+    assert tokenizer.special_names() == ["<s>", "</s>"]
+    template = (LOOP + IF_ASKED).replace("<|im_start|>", "<start_of_turn>").replace("<|im_end|>", "<end_of_turn>")
+    (found,) = encode(template, tokenizer, Chat([user("one\ntwo"), assistant("first\nanswer")], "example 1"))
+    assert [tokenizer.decode(found.ids[start:end]) for start, end in found.spans.tolist()] == ["first\nanswer<end_of_turn>\n"]
+    assert found.spans.tolist() == [[25, 33]]

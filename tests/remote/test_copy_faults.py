@@ -5,13 +5,14 @@ from __future__ import annotations
 import gc
 import shutil
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from niels_cache_runtime import NielsCacheError
-from niels_cache_runtime.format.meta import sha256_file
+from niels_cache_runtime.format.meta import read_meta, sha256_file
 from niels_cache_runtime.remote import ledger, local_copy
 from niels_cache_runtime.remote.ledger import Ledger, LedgerState
 from niels_cache_runtime.remote.local_copy import LocalCopy
@@ -64,6 +65,24 @@ def test_a_meta_json_that_a_killed_process_left_is_used(published: Published, mo
     with pytest.raises(NielsCacheError, match="has not downloaded"):
         LocalCopy(published.copy, limit=room(3)).open(ADDRESS)
     assert left.read_bytes() == b"{}"
+
+
+def test_an_open_waits_only_for_a_while_for_another_process_that_describes_the_build(
+    published: Published, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = read_meta(published.folder / "meta.json")["content_sha256"]
+    (ledger := Ledger(published.copy)).make()
+    monkeypatch.setattr(local_copy, "_DESCRIBED_SECONDS", 0.2)
+    with ledger.locked(f"describing-{content}"):
+        began = time.monotonic()
+        LocalCopy(published.copy, limit=room(3)).open(ADDRESS)
+        assert time.monotonic() - began >= 0.2
+    assert not [*published.copy.glob("describing*")]
+    monkeypatch.setattr(local_copy, "_DESCRIBED_SECONDS", 60)
+    shutil.rmtree(published.copy)
+    ledger.make()
+    with ledger.locked("describing-another"):
+        assert LocalCopy(published.copy, limit=room(3)).open(ADDRESS)[0].id.startswith(content)
 
 
 def test_a_download_for_a_folder_that_was_removed_is_dropped(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from niels_cache_assets.tokenizer.engines import Fastokens, prove
 from niels_cache_assets.tokenizer.kinds import HuggingFaceTokenizer, SentencePieceTokenizer, TiktokenTokenizer, open_model
 from niels_cache_assets.tokenizer.proof import compare, mixtures
 from niels_cache_assets.tokenizer.sentencepiece_model import DescribedModel
+from niels_cache_assets.tokenizer.settings import infer_model_kind
 from niels_cache_assets.tokenizer.tiktoken_ranks import read_ranks
 from niels_cache_runtime.errors import NielsCacheError
 from tests.helpers.messages import missing
@@ -105,6 +106,7 @@ def test_a_tekken_json_is_a_rank_file_whose_ids_follow_the_special_tokens(tmp_pa
     listed = {"special_tokens": [{"rank": number, "token_str": token} for token, number in SPECIALS.items()]} if is_listed else {}
     tokenizer = open_model(tekken(tmp_path / "tekken_1.json", ranks, **listed), special_tokens={"eot": "</s>", "usr": "[INST]"})
     assert (tokenizer.kind, tokenizer.special_token_ids()) == ("tiktoken", {"eot": 2, "usr": 3})
+    assert infer_model_kind(tmp_path / "mistral-tekken-hf.json") == "tokenizer.json"
     assert tokenizer.vocab_size == plain.special_token_ids()["eot"] + 10
     assert [tokenizer.encode(text) for text in TEXTS] == [[token + 10 for token in plain.encode(text)] for text in TEXTS]
     assert compare(TEXTS, reference=tokenizer.encode_flat, engine=loaded(tokenizer).encode_flat).first is None
