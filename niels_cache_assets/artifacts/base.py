@@ -289,6 +289,11 @@ class Artifact(ABC):
         """The path that every build of the artifact replaces."""
         return self.directory
 
+    @property
+    def record_path(self) -> Path:
+        """The file of the record."""
+        return self.directory / (self.record or META_NAME)
+
     @abstractmethod
     def identity(self, revision: str | None) -> Identity:
         """Return everything that decides the bytes of the artifact, for this `revision` of upstream.

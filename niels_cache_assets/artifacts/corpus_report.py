@@ -210,7 +210,7 @@ class CorpusReport(RootArtifact):
 
     def finished(self) -> Meta | None:
         try:
-            return read_meta(self.directory / REPORT_NAME)
+            return read_meta(self.record_path)
         except NielsCacheError:
             return None
 

@@ -29,7 +29,6 @@ from niels_cache_assets.project.running import NotifySettings
 from niels_cache_assets.sources.errors import SourceUnavailableError
 from niels_cache_assets.sources.net.retries import retry_at_most, retry_for
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.format.meta import Meta, read_meta, write_meta
 
 
@@ -161,7 +160,7 @@ def _check_current(artifact: Artifact, *, force: bool, asks_without_build: bool 
     existing = None if force else place.finished()
     reason = None if force else artifact.reason_to_keep_stale()
     if reason is not None:
-        return outcome(read_meta(artifact.directory / META_NAME), reason, kept=True)
+        return outcome(read_meta(artifact.record_path), reason, kept=True)
     if existing is not None and artifact.is_frozen(existing):
         return outcome(existing, artifact.warning())
     if existing is None and not asks_without_build:

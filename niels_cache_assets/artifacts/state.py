@@ -24,7 +24,7 @@ from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.seal import DatasetCache, JoinedCache
 from niels_cache_assets.artifacts.parts.watch import STATES, WAITING, watch_parts
 from niels_cache_assets.artifacts.tokenizer import Tokenizer
-from niels_cache_assets.corpus.layout import REPORT_NAME, corpus_dir
+from niels_cache_assets.corpus.layout import corpus_dir
 from niels_cache_assets.facts.contents import budget_shortfall
 from niels_cache_assets.facts.drops import DropSummary, summarize_drops
 from niels_cache_assets.parts.layout import CHILD_BUILT_KINDS
@@ -93,7 +93,7 @@ class CacheState:
 
     Attributes:
         name: The name of a data set. For an input of data sets, `tokenizer`, `corpus/NAME` or `corpus/duplicates`.
-        kind: The kind of artifact.
+        kind: The kind of artifact, which is the first part of its key.
         directory: The directory.
         state: The state.
         advice: What to do. Empty if nothing needs to be done.
@@ -194,17 +194,17 @@ def _(dataset: PretrainCache | JoinedCache | SftCache | SwitchedOff) -> Evaluati
 
 @_evaluate.register
 def _(plan: PartsPlan) -> Evaluation:
-    return _evaluate_current(plan.target, plan.read)
+    return _evaluate_current(plan, plan.read)
 
 
 @_evaluate.register
 def _(step: SearchStep) -> Evaluation:
-    return _evaluate_current(step.directory / META_NAME, step.current)
+    return _evaluate_current(step, step.current)
 
 
 @_evaluate.register
 def _(part: PartFolder) -> Evaluation:
-    if not (part.directory / META_NAME).exists():
+    if not part.record_path.exists():
         return "missing", "build it"
     meta = _read_with(part.directory, _BUILT_KEYS, named=False)
     _require_tokenizer(meta, part.spec.root)
@@ -219,12 +219,12 @@ def _(part: PartFolder) -> Evaluation:
 def _(tokenizer: Tokenizer) -> Evaluation:
     _evaluate_presence(tokenizer.directory, (*_TOKENIZER_KEYS, "fingerprint"))
     advice = "build it again: [tokenizer] or the seed has changed since; a different model makes every cache stale"
-    return _evaluate_match(tokenizer, META_NAME, advice)  # an error: the model to import is missing
+    return _evaluate_match(tokenizer, advice)  # an error: the model to import is missing
 
 
 @_evaluate.register
 def _(corpus: Corpus) -> Evaluation:
-    state, advice = _evaluate_current(corpus.directory / META_NAME, corpus.current)
+    state, advice = _evaluate_current(corpus, corpus.current)
     if state != "missing" and not corpus.is_part:
         _read_with(corpus.directory, _CORPUS_KEYS, named=True)
     return state, f"{advice}; {_parts_summary(corpus)}" if advice and corpus.is_joined else advice
@@ -235,14 +235,14 @@ def _(duplicates: Duplicates) -> Evaluation:
     evaluation = _evaluate_presence(duplicates.directory, ("fingerprint",))
     if not duplicates.registry.prepared("dedup"):
         return evaluation
-    return _evaluate_match(duplicates, META_NAME, "search for duplicates again: the settings or a corpus have changed since")
+    return _evaluate_match(duplicates, "search for duplicates again: the settings or a corpus have changed since")
 
 
 @_evaluate.register
 def _(report: CorpusReport) -> Evaluation:
-    if not (report.directory / REPORT_NAME).exists():
+    if not report.record_path.exists():
         return "missing", "build it"
-    return _evaluate_match(report, REPORT_NAME, "build it: its corpus or drop list has changed since", on_error="no corpus")
+    return _evaluate_match(report, "build it: its corpus or drop list has changed since", on_error="no corpus")
 
 
 @_evaluate.register
@@ -341,8 +341,8 @@ def _state(
     return found
 
 
-def _evaluate_current(record: Path, require_current: Callable[[], object]) -> Evaluation:
-    if not record.exists():
+def _evaluate_current(artifact: Artifact, require_current: Callable[[], object]) -> Evaluation:
+    if not artifact.record_path.exists():
         return "missing", "build it"
     try:
         require_current()
@@ -351,9 +351,9 @@ def _evaluate_current(record: Path, require_current: Callable[[], object]) -> Ev
     return "in sync", ""
 
 
-def _evaluate_match(artifact: Artifact, record: str, advice: str, *, on_error: State = "other settings") -> Evaluation:
+def _evaluate_match(artifact: Artifact, advice: str, *, on_error: State = "other settings") -> Evaluation:
     """Return the state of a complete build: `on_error` if there is no identity to compare it with, and the advice if it has another."""
-    meta = read_meta(artifact.directory / record)
+    meta = read_meta(artifact.record_path)
     try:
         same = artifact.matches(meta, artifact.identity(None))
     except NielsCacheError as error:

@@ -58,7 +58,7 @@ def read_finished(artifact: Artifact) -> Meta:
     """
     place = in_store(artifact)
     if not isinstance(place, StorePlace):
-        return read_meta(artifact.directory / (artifact.record or META_NAME))
+        return read_meta(artifact.record_path)
     if (meta := place.finished(copies=False)) is None:
         raise NielsCacheError(f"{place.store.address}: {artifact.key} is not finished; build it first")
     return meta

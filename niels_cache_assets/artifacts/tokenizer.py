@@ -19,7 +19,6 @@ from niels_cache_assets.tokenizer.tokenizer_json import json_file, side_files
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import (
     FAMILIES,
-    META_NAME,
     TOKENIZER_MODEL_NAMES,
     built_names,
     dataset_dir,
@@ -68,7 +67,7 @@ class Tokenizer(RootArtifact):
 
     def finished(self) -> Meta | None:
         try:
-            meta = read_meta(self.directory / META_NAME)
+            meta = read_meta(self.record_path)
             sha256 = {name: sha256_file(self.directory / name) for name in (tokenizer_model_name(meta), *meta.get("files", {}))}
             intact = meta.get("sha256") == sha256[tokenizer_model_name(meta)] and all(
                 sha256[name] == entry["sha256"] for name, entry in meta.get("files", {}).items()

@@ -13,7 +13,7 @@ from typing import Any
 import dagster as dg
 
 from niels_cache_assets.defs.assets.corpus import corpus_assets
-from niels_cache_assets.defs.assets.datasets import pretrain_assets, sft_assets
+from niels_cache_assets.defs.assets.datasets import dataset_assets
 from niels_cache_assets.defs.assets.index import index_assets
 from niels_cache_assets.defs.assets.parts import parts_assets
 from niels_cache_assets.defs.assets.published import published_assets
@@ -67,8 +67,7 @@ def own_defs(registry: Registry, resources: Mapping[str, Any], executor: dg.Exec
         tokenizer_asset(registry),
         *corpus_assets(registry),
         *parts_assets(registry),
-        pretrain_assets(registry),
-        sft_assets(registry),
+        *(dataset_assets(registry, family) for family in FAMILIES),
         *index_assets(registry),
         *published_assets(registry),
         *reports_assets(registry),

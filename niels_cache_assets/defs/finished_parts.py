@@ -30,7 +30,7 @@ from niels_cache_assets.defs.cursors import in_turn
 from niels_cache_assets.defs.keys import names_of
 from niels_cache_assets.defs.metadata.entries import table, without_empty
 from niels_cache_assets.defs.part_slots import limit_parts
-from niels_cache_assets.defs.recording import FoundArtifact
+from niels_cache_assets.defs.recording import record_found
 from niels_cache_assets.defs.resources import root_of
 from niels_cache_assets.parts.lease import DONE
 from niels_cache_assets.project.registry import Registry
@@ -89,10 +89,13 @@ def finished_parts_sensor(registry: Registry) -> dg.SensorDefinition:
                 except NielsCacheError:  # it was replaced in the meantime
                     continue
                 outcome = Outcome(key=step.key, state="built", meta=meta, directory=step.artifact.directory)
-                found = FoundArtifact(context.instance, definitions.asset_graph, registry, outcome, root=artifacts.root, state=_STATE)
-                is_noted = seen.get(step.key) == f"new {step.stamp}"
-                seen[step.key] = step.stamp if is_noted else f"new {step.stamp}"
-                recorded += is_noted and found.record(PARTS_SENSOR)
+                if seen.get(step.key) != f"new {step.stamp}":
+                    seen[step.key] = f"new {step.stamp}"
+                    continue
+                seen[step.key] = step.stamp
+                recorded += record_found(
+                    registry, context.instance, definitions.asset_graph, outcome, root=artifacts.root, by=PARTS_SENSOR, state=_STATE
+                )
         done = f"Looked at {format_count(looked, 'data set')}; {f'recorded {recorded}' if recorded else 'nothing is new'}"
         cursor |= {"seen": seen, "states": states}
         return dg.SensorResult(asset_events=events, cursor=json.dumps(cursor), skip_reason=None if events else dg.SkipReason(done))

@@ -116,15 +116,16 @@ def corpus_partitions(registry: Registry) -> StaticPartitionsDefinition:
 
 def parts_of_datasets(registry: Registry) -> dict[str, list[str]]:
     """Return for each data set in parts the names of its parts, such as NAME/part-00017: the partitions of `pretrain/parts`."""
-    return {name: [f"{name}/{part_name(number)}" for number in range(registry.pretrain[name].total_parts)] for name in registry.in_parts()}
+    return {name: _parts(name, registry.pretrain[name].total_parts) for name in registry.in_parts()}
 
 
 def parts_of_corpora(registry: Registry) -> dict[str, list[str]]:
     """Return for each corpus in parts the names of its parts, such as NAME/part-00017: the partitions of `corpus/parts`."""
-    return {
-        name: [f"{name}/{part_name(number)}" for number in range(registry.pretrain[name].corpus_parts)]
-        for name in registry.corpora_in_parts()
-    }
+    return {name: _parts(name, registry.pretrain[name].corpus_parts) for name in registry.corpora_in_parts()}
+
+
+def _parts(dataset: str, count: int) -> list[str]:
+    return [f"{dataset}/{part_name(number)}" for number in range(count)]
 
 
 def ranges(registry: Registry) -> list[str]:
@@ -147,11 +148,6 @@ def search_mapping(registry: Registry) -> SpecificPartitionsPartitionMapping:
     """Return the mapping from the search for duplicates to the corpora that it reads."""
     order = dedup_order(registry)
     return SpecificPartitionsPartitionMapping([name for name in registry.prepared() if name in order])
-
-
-def has_shared_steps(registry: Registry) -> bool:
-    """Return whether several processes can share a step: the parts of a data set or of a corpus, or the ranges of the search."""
-    return bool(datasets_with_plan(registry) or registry.search_ranges)
 
 
 def datasets_with_plan(registry: Registry) -> list[str]:

@@ -25,6 +25,7 @@ from niels_cache_assets.base.wording import format_list
 from niels_cache_assets.corpus.layout import HASHES
 from niels_cache_assets.defs.home.found import dagster_home, digests_path, has_abandoned_runs, mark_unchecked, marker_of, unchecked_run
 from niels_cache_assets.defs.launch_events import LaunchListener, LaunchResult
+from niels_cache_assets.defs.part_slots import has_shared_steps
 from niels_cache_assets.parts.layout import CHILD_BUILT_KINDS, PART_KINDS
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.reports import page_path
@@ -123,7 +124,7 @@ class _Launcher:
         cluster, self._at_once = registry.cluster, registry.cluster.parts_at_once(available_threads())
         is_plain = self._at_once == 1 and not cluster.command and not cluster.program
         self._builds_parts_here = is_plain or bool(registry.overrides)
-        if self._builds_parts_here and not is_plain and (registry.in_parts() or registry.corpora_in_parts() or registry.search_ranges):
+        if self._builds_parts_here and not is_plain and has_shared_steps(registry):
             listener.logged("parts", "WARNING: built here, one at a time, because options of this command change settings of the file")
 
     @cached_property
@@ -162,12 +163,8 @@ class _Launcher:
             home=dagster_home(),
             listener=self._listener,
             started=self._started,
-            on_end=self._end_part,
+            on_end=lambda part, end: self.launch(part, force=False, end=end),  # records what its child has done ahead of its run
         )
-
-    def _end_part(self, part: Artifact, end: Outcome | NielsCacheError) -> None:
-        """Record a part that was found, or built, or has failed ahead of its run."""
-        self.launch(part, force=False, end=end)
 
     def launch(self, artifact: Artifact, *, force: bool, skip_if_busy: bool = False, end: Outcome | NielsCacheError | None = None) -> bool:
         """Find or build one artifact, or skip it if an input is missing. `end` is its end if it was found or built ahead.

@@ -74,7 +74,7 @@ def build_in_children(
     home: Path,
     listener: LaunchListener,
     started: dict[str, float],
-    on_end: Callable[[BuildInChild, Outcome | NielsCacheError], None],
+    on_end: Callable[[BuildInChild, Outcome | NielsCacheError], object],
 ) -> None:
     """Build parts in children, `at_once` at a time, in the order of FreePartsFirst. If an exception ends this, all children are stopped.
 

@@ -21,6 +21,11 @@ _FOLDER = ".hosts"
 _POLL_SECONDS = 1.0
 
 
+def has_shared_steps(registry: Registry) -> bool:
+    """Return whether several processes can share a step: the parts of a data set or of a corpus, or the ranges of the search."""
+    return bool(registry.in_parts() or registry.corpora_in_parts() or registry.search_ranges)
+
+
 def limit_parts(instance: "dg.DagsterInstance", registry: Registry, *, if_new: bool = False) -> None:
     """Set the limit of the pool `parts` to the number that [cluster] gives. Do nothing if nothing is in parts.
 
@@ -33,7 +38,7 @@ def limit_parts(instance: "dg.DagsterInstance", registry: Registry, *, if_new: b
     """
     from sqlalchemy.exc import IntegrityError
 
-    from niels_cache_assets.defs.keys import has_shared_steps, names_of
+    from niels_cache_assets.defs.keys import names_of
 
     storage, pool = instance.event_log_storage, names_of(registry).parts_pool
     if has_shared_steps(registry) and storage.supports_global_concurrency_limits:

@@ -77,7 +77,7 @@ def result_line(metadata: Mapping[str, Any]) -> str:
     """Return the result of a build in one line, from the metadata of its materialization. The line of a cache hit begins with `hit`."""
     entries = [str(metadata["state"])]
     entries += [str(metadata[key]) for key in ("contents", "note") if key in metadata]
-    entries += [f"dropped {metadata['dropped']}"] if "dropped" in metadata else []
+    entries += [f"dropped {metadata['dropped']}"] if metadata.get("dropped") else []
     return "; ".join(entries)
 
 

@@ -1,4 +1,4 @@
-"""Results that no run of Dagster has made, recorded as if a run had made them.
+"""Queries for recorded events, and results that no run of Dagster has made, recorded as if a run had made them.
 
 Dagster compares the newest event of an asset with the newest events of its inputs. It finds the code version and the inputs of a result in
 tags of the event, which a run adds. With the same tags, a result without a run is as fresh or as stale as that of a run.
@@ -6,6 +6,7 @@ Each input costs a query or two.
 """
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import dagster as dg
@@ -16,6 +17,29 @@ POINTER_TAG = "dagster/input_event_pointer/"  # plus the key of an input asset; 
 FOUND_TAG = "niels_cache/found_by"  # what has recorded an event without a run
 _COMPARED = ("meta_sha256", "dagster/uri", "groups", "exclude")  # metadata that tells results of one version apart
 _MOST_PARTITIONS = 100  # with as many partitions of an input, Dagster takes the version of the newest one
+
+
+def materializations(
+    instance: dg.DagsterInstance, key: dg.AssetKey, partition: str | None = None, *, limit: int = 1, **bounds: Any
+) -> Sequence[dg.EventLogRecord]:
+    """Return the newest materializations of an asset or a partition, the newest first; `bounds` are those of `dg.AssetRecordsFilter`."""
+    return instance.fetch_materializations(_filter(key, partition, bounds), limit=limit).records
+
+
+def observations(
+    instance: dg.DagsterInstance, key: dg.AssetKey, partition: str | None = None, *, limit: int = 1, **bounds: Any
+) -> Sequence[dg.EventLogRecord]:
+    """Return the newest observations, as `materializations` does."""
+    return instance.fetch_observations(_filter(key, partition, bounds), limit=limit).records
+
+
+def _filter(key: dg.AssetKey, partition: str | None, bounds: dict[str, Any]) -> dg.AssetRecordsFilter:
+    return dg.AssetRecordsFilter(key, asset_partitions=None if partition is None else [partition], **bounds)
+
+
+def last_materialization(instance: dg.DagsterInstance, key: dg.AssetKey, partition: str | None) -> dg.AssetMaterialization | None:
+    """Return the newest materialization of an asset or a partition, or None."""
+    return next((record.asset_materialization for record in materializations(instance, key, partition)), None)
 
 
 def result_tags(instance: dg.DagsterInstance, graph: Any, key: dg.AssetKey, partition: str | None, version: str) -> dict[str, str]:
@@ -36,8 +60,7 @@ def result_tags(instance: dg.DagsterInstance, graph: Any, key: dg.AssetKey, part
     }
     for parent in asset.parent_keys:
         is_internal = parent in asset.execution_set_asset_keys  # recorded before this asset, for the same partition
-        filters = dg.AssetRecordsFilter(parent, asset_partitions=[partition] if is_internal and partition else None)
-        newest = [*instance.fetch_materializations(filters, limit=1).records] or [*instance.fetch_observations(parent, limit=1).records]
+        newest = materializations(instance, parent, partition if is_internal else None) or observations(instance, parent)
         input_version, pointer = None, "NULL"
         if newest:
             input_version, pointer = (newest[0].event_log_entry.tags or {}).get(DATA_VERSION_TAG), str(newest[0].storage_id)

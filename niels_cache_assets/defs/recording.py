@@ -10,7 +10,7 @@ from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.artifacts.prepared_corpora import open_prepared
 from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.base.wording import SHORT_SHA256, file_size, format_count
-from niels_cache_assets.defs.assets.upstream import events_of_read, last_materialization, materialized_version
+from niels_cache_assets.defs.assets.upstream import events_of_read, version_of
 from niels_cache_assets.defs.keys import names_of
 from niels_cache_assets.defs.metadata.builds import (
     STATE,
@@ -30,7 +30,7 @@ from niels_cache_assets.defs.metadata.corpora import (
     search_metadata,
 )
 from niels_cache_assets.defs.metadata.entries import json_entry, table, without_empty
-from niels_cache_assets.defs.provenance import FOUND_TAG, is_recorded, result_tags
+from niels_cache_assets.defs.provenance import FOUND_TAG, is_recorded, last_materialization, result_tags
 from niels_cache_assets.parts.plan import Plan
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.excluding import exclude_identity
@@ -52,7 +52,7 @@ _METADATA_OF = {
 
 
 class AssetRecord(NamedTuple):
-    """What is recorded of one asset: its metadata and its data version."""
+    """What is recorded of one asset: its metadata, of which empty entries are left out, and its data version."""
 
     asset: dg.AssetKey
     metadata: Metadata
@@ -60,7 +60,7 @@ class AssetRecord(NamedTuple):
 
     def result(self) -> dg.MaterializeResult:
         """Return the result of a step."""
-        return dg.MaterializeResult(self.asset, metadata=self.metadata, data_version=dg.DataVersion(self.version))
+        return dg.MaterializeResult(self.asset, metadata=without_empty(self.metadata), data_version=dg.DataVersion(self.version))
 
     def event(
         self, instance: dg.DagsterInstance, asset_graph: Any, partition: str | None, *, by: str | None = None
@@ -68,7 +68,7 @@ class AssetRecord(NamedTuple):
         """Return the event that a run would record now, with a tag that says what records it instead, if that is given."""
         tags = result_tags(instance, asset_graph, self.asset, partition, self.version)
         tags |= {FOUND_TAG: by} if by else {}
-        return dg.AssetMaterialization(self.asset, partition=partition, metadata=self.metadata, tags=tags)
+        return dg.AssetMaterialization(self.asset, partition=partition, metadata=without_empty(self.metadata), tags=tags)
 
 
 def records_of(
@@ -91,7 +91,7 @@ def records_of(
     if outcome.kind in FAMILIES:
         source = source or registry.source(outcome.name)
         shown = family_metadata(registry, outcome, source, draw=draw)
-        splits = [AssetRecord(key, shown[split], split_version(meta, split).value) for split, key in names.splits[outcome.family].items()]
+        splits = [AssetRecord(key, shown[split], split_version(meta, split)) for split, key in names.splits[outcome.family].items()]
         return [*splits, AssetRecord(asset, shown[None], build_id(meta) or "")]
     if outcome.key == "tokenizer":
         return [AssetRecord(asset, tokenizer_metadata(outcome, draw=draw), meta["sha256"])]
@@ -115,49 +115,48 @@ def kept_record(registry: Registry, name: str, *, root: Path) -> AssetRecord:
     return AssetRecord(names_of(registry).kept, kept_metadata(prepared), fingerprint_of(prepared.identity()))
 
 
-class FoundArtifact:
-    """An artifact that exists, and was built without a run of Dagster, or in another home.
+def record_found(
+    registry: Registry,
+    instance: dg.DagsterInstance,
+    asset_graph: Any,
+    outcome: Outcome,
+    *,
+    root: Path,
+    by: str,
+    state: str | None = None,
+) -> bool:
+    """Record an artifact that was built without a run of Dagster, or in another home, and the upstream that it was built from.
+
+    What the newest events record already is not recorded again.
 
     Args:
+        registry: The configuration.
         instance: The instance to record it in.
         asset_graph: The asset graph of the definitions.
-        registry: The configuration.
-        root: The cache root.
         outcome: The outcome of the artifact.
+        root: The cache root.
+        by: What records it, for a tag of the events.
         state: What the metadata says instead of the state of the outcome.
+
+    Returns:
+        Whether the artifact was recorded.
     """
+    partition = names_of(registry).recorded_as(outcome.key)[1]
 
-    def __init__(
-        self, instance: dg.DagsterInstance, asset_graph: Any, registry: Registry, outcome: Outcome, *, root: Path, state: str | None = None
-    ) -> None:
-        self._instance, self._graph, self._registry, self._root, self._outcome = instance, asset_graph, registry, root, outcome
-        self._partition, self._state = names_of(registry).recorded_as(outcome.key)[1], state
+    def records(*, draw: bool) -> Iterator[AssetRecord]:
+        if outcome.kind == "report":
+            yield kept_record(registry, outcome.name, root=root)
+        for record in records_of(registry, instance, outcome, draw=draw):
+            yield record._replace(metadata={**record.metadata, STATE: state}) if state else record
 
-    def _records(self, *, draw: bool) -> Iterator[AssetRecord]:
-        if self._outcome.kind == "report":
-            yield kept_record(self._registry, self._outcome.name, root=self._root)
-        for record in records_of(self._registry, self._instance, self._outcome, draw=draw):
-            yield record._replace(metadata={**record.metadata, STATE: self._state}) if self._state else record
-
-    def record(self, by: str) -> bool:
-        """Record the upstream that was read, and the artifact, unless the newest events do. Return whether the artifact was recorded.
-
-        Args:
-            by: What records it, for a tag of the events.
-        """
-        for read in events_of_read(self._instance, self._registry, self._outcome, root=self._root):
-            self._instance.report_runless_asset_event(read)
-        if all(
-            is_recorded(last_materialization(self._instance, each.asset, self._partition), self._event(each))
-            for each in self._records(draw=False)
-        ):
-            return False
-        for record in self._records(draw=self._registry.dagster.plots):
-            self._instance.report_runless_asset_event(self._event(record, by=by))
-        return True
-
-    def _event(self, record: AssetRecord, *, by: str | None = None) -> dg.AssetMaterialization:
-        return record.event(self._instance, self._graph, self._partition, by=by)
+    for read in events_of_read(instance, registry, outcome, root=root):
+        instance.report_runless_asset_event(read)
+    found = ((last_materialization(instance, each.asset, partition), each) for each in records(draw=False))
+    if all(is_recorded(last, each.event(instance, asset_graph, partition)) for last, each in found):
+        return False
+    for record in records(draw=registry.dagster.plots):
+        instance.report_runless_asset_event(record.event(instance, asset_graph, partition, by=by))
+    return True
 
 
 def _plan_record(registry: Registry, instance: dg.DagsterInstance, outcome: Outcome) -> tuple[Metadata, str]:
@@ -173,7 +172,7 @@ def _plan_record(registry: Registry, instance: dg.DagsterInstance, outcome: Outc
     groups = [group.fingerprint for group in plan.groups]  # the first parts, and those of each table `added`
     of_all = fingerprint_of({"groups": groups, **({_EXCLUDE: excluded} if excluded else {})})
     version, before, excluded_before = _recorded(last_materialization(instance, names_of(registry).plan, outcome.name))
-    if version is None:
+    if not version:
         version = of_all if excluded else groups[0]
     elif excluded != excluded_before or groups[: len(before)] != before:
         version = groups[0] if before == [version] and len(groups) == 1 and not excluded else of_all
@@ -185,17 +184,17 @@ def _plan_record(registry: Registry, instance: dg.DagsterInstance, outcome: Outc
         _GROUPS: dg.MetadataValue.json(groups) if groups != [version] else None,
         _EXCLUDE: excluded,
     }
-    return without_empty(metadata), version
+    return metadata, version
 
 
-def _recorded(event: dg.AssetMaterialization | None) -> tuple[str | None, list[str], str | None]:
+def _recorded(event: dg.AssetMaterialization | None) -> tuple[str, list[str], str | None]:
     """Return the data version of a recorded plan, the fingerprints of its groups, and the sha256 over the ids that `exclude` named.
 
     For a part, only the data version is recorded.
     """
     if event is None:
-        return None, [], None
-    version, groups, excluded = materialized_version(event), event.metadata.get(_GROUPS), event.metadata.get(_EXCLUDE)
+        return "", [], None
+    version, groups, excluded = version_of(event), event.metadata.get(_GROUPS), event.metadata.get(_EXCLUDE)
     listed = groups.value if isinstance(groups, dg.JsonMetadataValue) and isinstance(groups.value, list) else [version]
     return version, [str(each) for each in listed], None if excluded is None else str(excluded.value)
 

@@ -27,7 +27,7 @@ from niels_cache_assets.defs.launch_events import LaunchListener
 from niels_cache_assets.defs.part_slots import limit_parts
 from niels_cache_assets.defs.private import NO_COMPUTE_LOGS, record_location
 from niels_cache_assets.defs.progress import ProgressSink
-from niels_cache_assets.defs.recording import FoundArtifact
+from niels_cache_assets.defs.recording import record_found
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.facts.progress import BuildProgress
 from niels_cache_assets.project.registry import Registry
@@ -63,7 +63,7 @@ class Runs(ProgressSink):
 
     def record(self, outcome: Outcome) -> None:
         """Record an artifact that was found, unless the newest events of its assets do."""
-        FoundArtifact(self._instance, self._asset_graph, self._registry, outcome, root=self._root).record(BUILD_ALL)
+        record_found(self._registry, self._instance, self._asset_graph, outcome, root=self._root, by=BUILD_ALL)
 
     def has_passed(self, artifact: Artifact, run_id: str) -> bool:
         """Return whether the checks of an artifact that block have passed in a run."""

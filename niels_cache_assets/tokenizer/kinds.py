@@ -14,6 +14,7 @@ import numpy as np
 
 from niels_cache_assets.base.defaults import BOS, ROLE_KEYS, SPECIAL_TOKENS, ModelKind
 from niels_cache_assets.base.strings import Strings
+from niels_cache_assets.sources.reading.digests import content_digest
 from niels_cache_assets.tokenizer.base import FlatIds, TextTokenizer, concatenate_ids
 from niels_cache_assets.tokenizer.sentencepiece_model import SentencePieceTokenizer
 from niels_cache_assets.tokenizer.settings import TokenizerSettings, infer_model_kind
@@ -160,16 +161,19 @@ def load_tokenizer(settings: TokenizerSettings, root: Path) -> TextTokenizer:
 
 
 def recorded_tokenizer(settings: TokenizerSettings, root: Path) -> tuple[str | None, int]:
-    """Return the sha256 and the vocabulary size of the tokenizer in the cache root, as its meta.json says. No model is loaded.
+    """Return the sha256 and the vocabulary size of the tokenizer in the cache root, as its meta.json says.
+
+    A model is loaded only if it is not the one that meta.json describes, because somebody has replaced it.
 
     Raises:
         NielsCacheError: If it is not built yet.
     """
     folder = tokenizer_dir(root)
-    if not (folder / META_NAME).exists() or not built_model(folder).exists():
-        tokenizer = load_tokenizer(settings, root)  # a model without a record, or an error
+    meta = read_meta(folder / META_NAME) if (folder / META_NAME).exists() else {}
+    model = folder / tokenizer_model_name(meta)
+    if not model.exists() or content_digest(str(model)) != meta.get("files", {}).get(model.name, {}).get("sha256"):
+        tokenizer = load_tokenizer(settings, root)  # also if there is no tokenizer, for the error
         return tokenizer.model_sha256, tokenizer.vocab_size
-    meta = read_meta(folder / META_NAME)
     return meta["sha256"], meta["vocab_size"]
 
 

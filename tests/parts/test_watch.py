@@ -131,11 +131,11 @@ def test_a_look_reads_a_stale_plan_once(found: Graph, monkeypatch: pytest.Monkey
     _, failed, _, _, waiting = parts_of(found)
     build(found, [failed, waiting])
     stale = replace(found, registry=replace(found.registry, build=found.registry.build.model_copy(update={"seed": 8})))
-    reads = list[str]()
+    reads = list[Path]()
     monkeypatch.setattr(plan, "read_meta", lambda path: reads.append(path) or read_meta(path))
     assert summarize_steps(stale.watch(NAME))["states"]["stale"] == 4, "the plan and three parts"
     assert "3 stale" in "".join(state.advice for state in stale.states())
-    assert sum(path.endswith(PLAN_NAME) for path in reads) == 2
+    assert sum(path.name == PLAN_NAME for path in reads) == 2
 
 
 def test_the_command_ends_when_all_steps_are_done(

@@ -107,6 +107,7 @@ NOT_RUN: dict[str, dict[str, str]] = {
     },
     "docs/ui.md": {
         "niels-cache ui": "a server; tests/defs/ui",
+        "# src/my_project/": "files of a project of dg; tests/defs/test_component.py makes them",
     },
     "docs/why.md": {
         "python benchmarks/peers.py": "other projects' environments; tests/repository/test_benchmarks.py runs it without them",

@@ -30,7 +30,7 @@ from niels_cache_assets.base.wording import format_list
 from niels_cache_assets.disk.build_lock import build_status
 from niels_cache_assets.sources.types import Source
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import FAMILIES, META_NAME
+from niels_cache_runtime.format.layout import FAMILIES
 from niels_cache_runtime.format.meta import load_meta
 
 Action = Literal["build", "cache_hit", "disabled", "skip", "fail"]
@@ -222,8 +222,7 @@ class _StepPlanner:
         if source is None or cache_state.condition != "complete":
             return cache_state
         revision = revision_on_this_machine(source, with_corpus_readers(self._registry, self._graph.root))
-        record = artifact.record or META_NAME
-        if revision is None or revision[0] == load_meta(artifact.directory / record).get("dataset_revision"):
+        if revision is None or revision[0] == load_meta(artifact.record_path).get("dataset_revision"):
             return cache_state
         return replace(cache_state, state="other revision", advice="its files have changed since")
 

@@ -63,7 +63,7 @@ class PartsPlan(RootArtifact):
     @property
     def target(self) -> Path:
         """The file of the plan. The folder around it stays."""
-        return self.directory / PLAN_NAME
+        return self.record_path
 
     def finished(self) -> Meta | None:
         try:

@@ -26,7 +26,6 @@ from niels_cache_assets.parts.lease import DONE, STOPPED, UNKNOWN_SPEED, LeaseHo
 from niels_cache_assets.parts.store import CLOCKS, LEASES, MAX_RECORD_BYTES, RECORDS, lease_of, record_of
 from niels_cache_assets.parts.store_attempt import READS_AT_ONCE, read_objects
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.remote.store import RemoteError, Store
 
@@ -135,7 +134,7 @@ def _watch_in_folder(artifact: Artifact, lease_seconds: float, *, is_comparable:
     meta: Meta | None = None
     if is_comparable:
         with suppress(NielsCacheError):  # there is no record
-            meta = read_meta(artifact.directory / (artifact.record or META_NAME))
+            meta = read_meta(artifact.record_path)
     if attempt is not None and attempt.ended is None:
         renewed = path_stamp(attempt_record(target, seen.attempt))
         seconds, has_ended = time.time() - renewed[1] / 1e9 if renewed else 0.0, has_died(target, seen)

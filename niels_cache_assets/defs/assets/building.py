@@ -1,7 +1,7 @@
 """What the steps of all assets have in common that one artifact makes: building it, reporting it, and recording its result."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import dagster as dg
@@ -9,10 +9,11 @@ import dagster as dg
 from niels_cache_assets.artifacts.base import Artifact, Outcome, listed_name
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
+from niels_cache_assets.defs.assets.upstream import record_read
 from niels_cache_assets.defs.config import BuildConfig
 from niels_cache_assets.defs.home.found import mark_unchecked
 from niels_cache_assets.defs.keys import DefinitionNames, names_of
-from niels_cache_assets.defs.progress import BuildReporter, ProgressSink, readable_failures, result_line, sink_of
+from niels_cache_assets.defs.progress import BuildReporter, readable_failures, result_line, sink_of
 from niels_cache_assets.defs.recording import records_of
 from niels_cache_assets.defs.resources import root_of
 from niels_cache_assets.defs.stream_slots import StreamSlot
@@ -25,7 +26,10 @@ def artifact_asset(
     registry: Registry,
     kind: str,
     *,
-    prepare: Callable[[Any, BuildConfig, ProgressSink], Artifact] = lambda artifact, config, sink: artifact,
+    partitions: Sequence[str] | None = None,
+    prepare: Callable[[Any, BuildConfig, dg.AssetExecutionContext], Artifact] = lambda artifact, config, context: artifact,
+    streams: bool = False,
+    is_configurable: bool = True,
     **settings: Any,
 ) -> dg.AssetsDefinition:
     """Return the asset that records the artifacts of a kind, one in each partition, or the only artifact with this key.
@@ -33,21 +37,28 @@ def artifact_asset(
     Args:
         registry: The configuration.
         kind: The kind or the key.
+        partitions: Its partitions; by default it has none.
         prepare: Changes the artifact before it is built.
+        streams: Whether a build reads the source of its partition, and so needs the slot of a stream; by default no.
+        is_configurable: Whether the launchpad shows the settings of a run; by default yes.
         **settings: Arguments of `dg.asset`.
     """
     names = names_of(registry)
-    observed = names.assets[kind] if "partitions_def" in settings else None
+    key, each = names.assets[kind], None if partitions is None else dg.StaticPartitionsDefinition(partitions)
 
-    @dg.asset(key=names.assets[kind], required_resource_keys=names.resources, **settings)
     def build(context: dg.AssetExecutionContext, config: BuildConfig) -> dg.MaterializeResult:
         with readable_failures():
-            artifact = graph(registry, root_of(context, names))[f"{kind}/{context.partition_key}" if observed else kind]
-            artifact = prepare(artifact, config, sink_of(context, names))
-            outcome = build_artifact(context, artifact, config, names, observed=observed)
-            return recorded_results(context, registry, outcome)[0]
+            artifact = graph(registry, root_of(context, names))[f"{kind}/{context.partition_key}" if each else kind]
+            artifact = prepare(artifact, config, context)
+            source = registry.pretrain[context.partition_key] if streams else None
+            outcome = build_artifact(context, artifact, config, names, observed=key if each else None, source=source)
+        return recorded_results(context, registry, outcome)[0]
 
-    return build
+    def build_as_configured(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
+        return build(context, BuildConfig(wait=False, force=False))
+
+    asset = dg.asset(key=key, partitions_def=each, required_resource_keys=names.resources, **settings)
+    return asset(build if is_configurable else build_as_configured)
 
 
 def build_artifact(
@@ -96,20 +107,21 @@ def build_artifact(
     return outcome
 
 
+@readable_failures()
 def recorded_results(
     context: dg.AssetExecutionContext, registry: Registry, outcome: Outcome, *, source: Source | None = None
 ) -> list[dg.MaterializeResult]:
-    """Log the result of a step in one line, such as `notes: hit (0.1 s); 1.2 MB ...`, and return the results of its assets.
+    """Record the upstream that an artifact was built from, and return the results of its assets.
+
+    The log gets the result of the step in one line, such as `notes: hit (0.1 s); 1.2 MB ...`.
 
     Args:
         context: Context of the step.
         registry: The configuration.
         outcome: Outcome of the build.
         source: See `records_of`.
-
-    Raises:
-        NielsCacheError: If a file cannot be read.
     """
+    record_read(context, registry, outcome, root=root_of(context, names_of(registry)))
     records = records_of(registry, context.instance, outcome, draw=registry.dagster.plots, source=source)
     context.log.info(f"{listed_name(outcome.key)}: {result_line(records[-1].metadata)}")
     return [record.result() for record in records]

@@ -6,6 +6,7 @@ data set, the data version of `kept` covers only the text that training will rea
 """
 
 from dataclasses import replace
+from typing import Any
 
 import dagster as dg
 
@@ -16,9 +17,8 @@ from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.corpus.identity import dedup_identity, dedup_order
 from niels_cache_assets.defs import keys
-from niels_cache_assets.defs.assets.building import artifact_asset, build_artifact, recorded_results
+from niels_cache_assets.defs.assets.building import artifact_asset
 from niels_cache_assets.defs.assets.parts import partition_asset
-from niels_cache_assets.defs.assets.upstream import record_read
 from niels_cache_assets.defs.config import BuildConfig
 from niels_cache_assets.defs.keys import names_of
 from niels_cache_assets.defs.progress import readable_failures, sink_of
@@ -106,60 +106,23 @@ def corpus_assets(registry: Registry) -> list[dg.AssetsDefinition]:
     `corpus/hashes` and `corpus/ranges` exist if [dedup] has several `ranges`: one partition for each range, and `corpus/duplicates` chooses
     by all of them. The steps of parts and ranges are those of `pretrain/parts` (assets/parts.py).
     """
-    parts = [_parts(registry)] if registry.corpora_in_parts() else []
-    ranges = [_hashes(registry), _ranges(registry)] if registry.search_ranges else []
-    own = [_documents(registry), _duplicates(registry), _kept(registry), _report(registry)] if registry.prepared() else []
-    return [*parts, *ranges, *own]
+    return [*_parts(registry), *_ranges(registry), *_corpora(registry)] if registry.prepared() else []
 
 
-def _documents(registry: Registry) -> dg.AssetsDefinition:
-    names = names_of(registry)
-    deps = [keys.mapped(names.upstream["pretrain"], registry.prepared())]
-    if in_parts := keys.parts_of_corpora(registry):
-        deps.append(keys.mapped(names.corpus_parts, {part: name for name, parts in in_parts.items() for part in parts}))
-
-    @dg.asset(
-        key=names.documents,
-        deps=deps,
-        partitions_def=keys.corpus_partitions(registry),
-        group_name=_GROUP,
-        kinds={"parquet"},
-        code_version=Corpus.version,
-        description=_DOCUMENTS,
-        required_resource_keys=names.resources,
-    )
-    def documents(context: dg.AssetExecutionContext, config: BuildConfig) -> dg.MaterializeResult:
-        name, root = context.partition_key, root_of(context, names)
-        artifact = graph(registry, root).corpus(name)
-        if artifact.is_joined:
-            artifact = replace(artifact, force_parts=not sink_of(context, names).built.issuperset(step.key for step in artifact.steps()))
-        source = registry.pretrain[name]
-        outcome = build_artifact(context, artifact, config, names, observed=names.documents, source=source)
-        record_read(context, registry, outcome, root=root)
-        return recorded_results(context, registry, outcome)[0]
-
-    return documents
-
-
-def _duplicates(registry: Registry) -> dg.AssetsDefinition:
-    names = names_of(registry)
+def _corpora(registry: Registry) -> list[dg.AssetsDefinition]:
+    names, prepared, in_parts = names_of(registry), registry.prepared(), keys.parts_of_corpora(registry)
+    above = [keys.mapped(names.upstream["pretrain"], prepared)]
+    if in_parts:
+        above.append(keys.mapped(names.corpus_parts, {part: name for name, parts in in_parts.items() for part in parts}))
     settings = fingerprint_of({**dedup_identity(registry.dedup), "order": dedup_order(registry)})
-    ranges = [dg.AssetDep(names.ranges)] if registry.search_ranges else []
     steps = graph(registry, "").before("corpus/duplicates")
-    return artifact_asset(
-        registry,
-        "corpus/duplicates",
-        prepare=lambda artifact, config, sink: replace(artifact, forces_ranges=not sink.built.issuperset(steps)),
-        deps=[dg.AssetDep(names.documents, partition_mapping=keys.search_mapping(registry)), *ranges],
-        group_name=_GROUP,
-        kinds={"parquet"},
-        code_version=f"{Duplicates.version}-{settings[:8]}",  # so that changed settings of [dedup] show as unsynced
-        description=_DUPLICATES,
-    )
 
+    def choose_parts(corpus: Corpus, config: BuildConfig, context: dg.AssetExecutionContext) -> Corpus:
+        built = sink_of(context, names).built
+        return replace(corpus, force_parts=not built.issuperset(step.key for step in corpus.steps())) if corpus.is_joined else corpus
 
-def _kept(registry: Registry) -> dg.AssetsDefinition:
-    names = names_of(registry)
+    def choose_ranges(found: Duplicates, config: BuildConfig, context: dg.AssetExecutionContext) -> Duplicates:
+        return replace(found, forces_ranges=not sink_of(context, names).built.issuperset(steps))
 
     @dg.asset(
         key=names.kept,
@@ -175,59 +138,72 @@ def _kept(registry: Registry) -> dg.AssetsDefinition:
         with readable_failures():
             return kept_record(registry, context.partition_key, root=root_of(context, names)).result()
 
-    return kept
+    return [
+        artifact_asset(
+            registry,
+            "corpus",
+            partitions=prepared,
+            prepare=choose_parts,
+            streams=True,
+            deps=above,
+            group_name=_GROUP,
+            kinds={"parquet"},
+            code_version=Corpus.version,
+            description=_DOCUMENTS,
+        ),
+        artifact_asset(
+            registry,
+            "corpus/duplicates",
+            prepare=choose_ranges,
+            deps=[_searched(registry), *([names.ranges] if registry.search_ranges else [])],
+            group_name=_GROUP,
+            kinds={"parquet"},
+            code_version=f"{Duplicates.version}-{settings[:8]}",  # so that changed settings of [dedup] show as unsynced
+            description=_DUPLICATES,
+        ),
+        kept,
+        artifact_asset(
+            registry,
+            "report",
+            partitions=prepared,
+            deps=[names.documents, names.duplicates],
+            group_name="reports",
+            kinds={"report"},
+            code_version=CorpusReport.version,
+            description=_REPORT,
+        ),
+    ]
 
 
-def _report(registry: Registry) -> dg.AssetsDefinition:
-    names = names_of(registry)
-    return artifact_asset(
-        registry,
-        "report",
-        deps=[names.documents, names.duplicates],
-        partitions_def=keys.corpus_partitions(registry),
-        group_name="reports",
-        kinds={"report"},
-        code_version=CorpusReport.version,
-        description=_REPORT,
-    )
+def _searched(registry: Registry) -> dg.AssetDep:
+    return dg.AssetDep(names_of(registry).documents, partition_mapping=keys.search_mapping(registry))
 
 
-def _parts(registry: Registry) -> dg.AssetsDefinition:
-    names, of_plan = names_of(registry), keys.parts_of_corpora(registry)
-    return partition_asset(
-        registry,
-        "corpus_part",
-        deps=[keys.mapped(names.plan, of_plan)],
-        partitions_def=dg.StaticPartitionsDefinition([part for parts in of_plan.values() for part in parts]),
-        group_name=_GROUP,
-        kinds={"parquet"},
-        code_version=Corpus.version,
-        description=_PARTS,
-    )
+def _parts(registry: Registry) -> list[dg.AssetsDefinition]:
+    in_parts = keys.parts_of_corpora(registry)
+    if not in_parts:
+        return []
+    return [
+        partition_asset(
+            registry,
+            "corpus_part",
+            partitions=[part for parts in in_parts.values() for part in parts],
+            deps=[keys.mapped(names_of(registry).plan, in_parts)],
+            group_name=_GROUP,
+            kinds={"parquet"},
+            code_version=Corpus.version,
+            description=_PARTS,
+        )
+    ]
 
 
-def _hashes(registry: Registry) -> dg.AssetsDefinition:
-    names = names_of(registry)
-    return artifact_asset(
-        registry,
-        "hashes",
-        deps=[dg.AssetDep(names.documents, partition_mapping=keys.search_mapping(registry))],
-        group_name=_GROUP,
-        kinds={"numpy"},
-        code_version=SearchStep.version,
-        description=_HASHES,
-    )
-
-
-def _ranges(registry: Registry) -> dg.AssetsDefinition:
-    names = names_of(registry)
-    return partition_asset(
-        registry,
-        "range",
-        deps=[names.hashes],
-        partitions_def=dg.StaticPartitionsDefinition(keys.ranges(registry)),
-        group_name=_GROUP,
-        kinds={"numpy"},
-        code_version=SearchStep.version,
-        description=_RANGES,
-    )
+def _ranges(registry: Registry) -> list[dg.AssetsDefinition]:
+    if not registry.search_ranges:
+        return []
+    shared: dict[str, Any] = {"group_name": _GROUP, "kinds": {"numpy"}, "code_version": SearchStep.version}
+    return [
+        artifact_asset(registry, "hashes", deps=[_searched(registry)], description=_HASHES, **shared),
+        partition_asset(
+            registry, "range", partitions=keys.ranges(registry), deps=[names_of(registry).hashes], description=_RANGES, **shared
+        ),
+    ]

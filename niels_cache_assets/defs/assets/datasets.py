@@ -5,7 +5,7 @@ all three assets. The op yields its first result only after everything is built 
 Dagster keeps results that were yielded before an error, and records an asset as built if its result is missing.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import dagster as dg
@@ -15,7 +15,6 @@ from niels_cache_assets.base.choices import raise_unknown_choice
 from niels_cache_assets.build_cache import CODE_VERSIONS
 from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assets.building import build_artifact, recorded_results
-from niels_cache_assets.defs.assets.upstream import record_read
 from niels_cache_assets.defs.config import FamilyConfig, PretrainConfig
 from niels_cache_assets.defs.keys import names_of
 from niels_cache_assets.defs.metadata.builds import split_schema
@@ -58,53 +57,11 @@ bytes. [Its checks](/assets/{meta}?view=checks) read the whole cache again; `cac
 ```"""
 
 
-def pretrain_assets(registry: Registry) -> dg.AssetsDefinition:
-    """Return the three assets of pretrain data sets."""
-
-    @_multi_asset(registry, "pretrain", above=_above_pretrain(registry))
-    def stream_pretrain_dataset(context: dg.AssetExecutionContext, config: PretrainConfig) -> Iterator[dg.MaterializeResult]:
-        yield from _stream(context, registry, "pretrain", config)
-
-    return stream_pretrain_dataset
-
-
-def sft_assets(registry: Registry) -> dg.AssetsDefinition:
-    """Return the three assets of SFT data sets."""
-
-    @_multi_asset(registry, "sft", above=[dg.AssetDep(names_of(registry).upstream["sft"])])
-    def stream_sft_dataset(context: dg.AssetExecutionContext, config: FamilyConfig) -> Iterator[dg.MaterializeResult]:
-        yield from _stream(context, registry, "sft", config)
-
-    return stream_sft_dataset
-
-
-def _above_pretrain(registry: Registry) -> list[dg.AssetDep]:
-    """Return the dependencies of the pretrain assets: upstream, the parts of a data set, and the corpus of a data set that has one.
-
-    The version of upstream also covers the settings of a data set, for example its token budgets. So a data set with a corpus needs this
-    dependency, too. A data set depends on its own list of duplicates (`kept`), and not on all of corpus/duplicates (see assets/corpus.py).
-    """
+def dataset_assets(registry: Registry, family: Family) -> dg.AssetsDefinition:
+    """Return the three assets of the data sets of a family, in topological order."""
     names = names_of(registry)
-    upstream = [dg.AssetDep(names.upstream["pretrain"])]
-    if in_parts := keys.parts_of_datasets(registry):
-        upstream.append(keys.mapped(names.parts, {part: name for name, parts in in_parts.items() for part in parts}))
-    if not registry.prepared():
-        return upstream
-    readers, buildable = graph(registry, "").readers("corpus", "pretrain"), set(registry.partition_keys("pretrain"))
-    mapping = {name: [each for each in readers.get(name, ()) if each in buildable] for name in registry.prepared()}
-    return [*upstream, *(keys.mapped(asset, mapping) for asset in (names.documents, names.kept))]
-
-
-def _multi_asset(registry: Registry, family: Family, *, above: Sequence[dg.AssetDep]) -> Callable[..., dg.AssetsDefinition]:
-    """Return the decorator for the op of a family, with the specs of its three assets in topological order.
-
-    Args:
-        registry: The configuration.
-        family: The family.
-        above: Dependencies of the assets, without the tokenizer.
-    """
-    names = names_of(registry)
-    above = [dg.AssetDep(names.tokenizer), *above]
+    run_config = PretrainConfig if family == "pretrain" else FamilyConfig
+    above = [dg.AssetDep(names.tokenizer), *(_above_pretrain(registry) if family == "pretrain" else [dg.AssetDep(names.upstream["sft"])])]
     shared: dict[str, Any] = {"group_name": family, "code_version": CODE_VERSIONS[family]}
     columns = {"dagster/column_schema": split_schema(family)}
     files = "shards" if family == "pretrain" else "pairs"
@@ -113,7 +70,7 @@ def _multi_asset(registry: Registry, family: Family, *, above: Sequence[dg.Asset
         code = loader_code(f'"cache/{family}/<data set>/{split}"', family, T=1024, B=8)
         return text.format(family=family, split=split, meta="/".join(names.meta[family].path), code=code)
 
-    return dg.multi_asset(
+    @dg.multi_asset(
         name=names.stream_ops[family],
         specs=[
             *(
@@ -132,21 +89,34 @@ def _multi_asset(registry: Registry, family: Family, *, above: Sequence[dg.Asset
         required_resource_keys=names.resources,
         description=f"Stream one data set through the tokenizer into train and val {files}, in one pass.",
     )
+    def stream(context: dg.AssetExecutionContext, config: run_config) -> Iterator[dg.MaterializeResult]:  # type: ignore[valid-type]
+        name = context.partition_key
+        with readable_failures():
+            if name not in registry.partition_keys(family):  # Dagster accepts any partition key
+                if name in registry.switched_off():
+                    raise NielsCacheError(f"{registry.origin}: [{family}.{name}] is switched off; set enabled = true in it to build it")
+                raise_unknown_choice(registry.origin, f"no {family} data set", name, registry.partition_keys(family))
+            settings: FamilyConfig = config
+            artifact = graph(registry, root_of(context, names)).dataset(name, settings.run_settings())
+        source, observed = artifact.spec.source, names.splits[family]["train"]
+        outcome = build_artifact(context, artifact, settings, names, observed=observed, source=source)
+        yield from recorded_results(context, registry, outcome, source=source)
+
+    return stream
 
 
-def _stream(context: dg.AssetExecutionContext, registry: Registry, family: Family, config: FamilyConfig) -> Iterator[dg.MaterializeResult]:
-    """Build the data set of this run's partition, and yield its three results."""
-    names, name = names_of(registry), context.partition_key
-    root = root_of(context, names)
-    with readable_failures():
-        if name not in registry.partition_keys(family):  # Dagster accepts any partition key
-            if name in registry.switched_off():
-                raise NielsCacheError(f"{registry.origin}: [{family}.{name}] is switched off; set enabled = true in it to build it")
-            raise_unknown_choice(registry.origin, f"no {family} data set", name, registry.partition_keys(family))
-        artifact = graph(registry, root).dataset(name, config.run_settings())
-    source = artifact.spec.source
-    outcome = build_artifact(context, artifact, config, names, observed=names.splits[family]["train"], source=source)
-    record_read(context, registry, outcome, root=root)
-    with readable_failures():
-        results = recorded_results(context, registry, outcome, source=source)
-    yield from results
+def _above_pretrain(registry: Registry) -> list[dg.AssetDep]:
+    """Return the dependencies of the pretrain assets: upstream, the parts of a data set, and the corpus of a data set that has one.
+
+    The version of upstream also covers the settings of a data set, for example its token budgets. So a data set with a corpus needs this
+    dependency, too. A data set depends on its own list of duplicates (`kept`), and not on all of corpus/duplicates (see assets/corpus.py).
+    """
+    names = names_of(registry)
+    upstream = [dg.AssetDep(names.upstream["pretrain"])]
+    if in_parts := keys.parts_of_datasets(registry):
+        upstream.append(keys.mapped(names.parts, {part: name for name, parts in in_parts.items() for part in parts}))
+    if not registry.prepared():
+        return upstream
+    readers, buildable = graph(registry, "").readers("corpus", "pretrain"), set(registry.partition_keys("pretrain"))
+    mapping = {name: [each for each in readers.get(name, ()) if each in buildable] for name in registry.prepared()}
+    return [*upstream, *(keys.mapped(asset, mapping) for asset in (names.documents, names.kept))]

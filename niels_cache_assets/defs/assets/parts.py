@@ -10,8 +10,9 @@ the step had done the work.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ from niels_cache_assets.build_cache import CODE_VERSIONS
 from niels_cache_assets.cluster.child import BuildInChild
 from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assets.building import artifact_asset, build_artifact, recorded_results
-from niels_cache_assets.defs.assets.upstream import record_read
 from niels_cache_assets.defs.config import BuildConfig
 from niels_cache_assets.defs.keys import DefinitionNames, names_of
 from niels_cache_assets.defs.part_processes import build_part_in_child
@@ -37,9 +37,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import BusyError
 
 _GROUP = "pretrain"
-_EXCLUDE = "exclude"  # key in the metadata of a plan: sha256 over the ids to leave out
 ASK_SECONDS = 5.0  # minimum time between two queries for the end of a run
-_GROUPS = "groups"  # key in the metadata of a plan, if its data version alone does not show them
 
 _PLAN = """The plan of a data set in parts: its files at one revision, the files of each part, and the share of each part in the budgets.
 
@@ -73,87 +71,63 @@ json.load(open("cache/pretrain/.parts/<data set>/part-00000/meta.json"))["train_
 
 def parts_assets(registry: Registry) -> list[dg.AssetsDefinition]:
     """Return the three assets, without `val_part` if no data set needs it. Corpora in parts have only a plan here."""
-    plans = [_plan(registry)] if keys.datasets_with_plan(registry) else []
-    if not registry.in_parts():
-        return plans
-    return [*plans, *([_val(registry)] if keys.datasets_with_val_part(registry) else []), _parts(registry)]
+    names, planned, with_val = names_of(registry), keys.datasets_with_plan(registry), keys.datasets_with_val_part(registry)
+    in_parts, prepared = keys.parts_of_datasets(registry), registry.prepared()
+    of_tokens: dict[str, Any] = {"group_name": _GROUP, "kinds": {"numpy"}, "code_version": CODE_VERSIONS["pretrain"]}
+    found = []
+    if planned:
+        plan = artifact_asset(
+            registry,
+            "plan",
+            partitions=planned,
+            prepare=partial(_limit_parts, registry),
+            deps=[keys.mapped(names.upstream["pretrain"], planned)],
+            group_name=_GROUP,
+            kinds={"json"},
+            code_version=PartsPlan.version,
+            description=_PLAN,
+        )
+        found.append(plan)
+    if with_val:
+        above = [dg.AssetDep(names.tokenizer), keys.mapped(names.plan, with_val)]
+        found.append(artifact_asset(registry, "val_part", partitions=with_val, deps=above, description=_VAL, **of_tokens))
+    if in_parts:
+        of_plan, of_corpus = (
+            {name: parts for name, parts in in_parts.items() if (name in prepared) is is_prepared} for is_prepared in (False, True)
+        )
+        inputs = [(names.plan, of_plan), (names.documents, of_corpus), (names.kept, of_corpus)]
+        inputs.append((names.val_part, {name: of_plan[name] for name in with_val}))
+        above = [dg.AssetDep(names.tokenizer), *(keys.mapped(asset, readers) for asset, readers in inputs if readers)]
+        every = [part for parts in in_parts.values() for part in parts]
+        found.append(partition_asset(registry, "part", partitions=every, deps=above, description=_PARTS, **of_tokens))
+    return found
 
 
-def _plan(registry: Registry) -> dg.AssetsDefinition:
-    names, planned = names_of(registry), keys.datasets_with_plan(registry)
-
-    @dg.asset(
-        key=names.plan,
-        deps=[keys.mapped(names.upstream["pretrain"], planned)],
-        partitions_def=dg.StaticPartitionsDefinition(planned),
-        group_name=_GROUP,
-        kinds={"json"},
-        code_version=PartsPlan.version,
-        description=_PLAN,
-        required_resource_keys=names.resources,
-    )
-    def plan_parts(context: dg.AssetExecutionContext, config: BuildConfig) -> dg.MaterializeResult:
-        root = root_of(context, names)
-        limit_parts(context.instance, registry)  # its parts follow, and [cluster] may have changed
-        artifact = graph(registry, root)[f"plan/{context.partition_key}"]
-        outcome = build_artifact(context, artifact, config, names, observed=names.plan)
-        record_read(context, registry, outcome, root=root)
-        return recorded_results(context, registry, outcome)[0]
-
-    return plan_parts
+def _limit_parts(registry: Registry, plan: PartsPlan, config: BuildConfig, context: dg.AssetExecutionContext) -> PartsPlan:
+    limit_parts(context.instance, registry)  # its parts follow, and [cluster] may have changed
+    return plan
 
 
-def _val(registry: Registry) -> dg.AssetsDefinition:
-    names, with_val = names_of(registry), keys.datasets_with_val_part(registry)
-    return artifact_asset(
-        registry,
-        "val_part",
-        deps=[dg.AssetDep(names.tokenizer), keys.mapped(names.plan, with_val)],
-        partitions_def=dg.StaticPartitionsDefinition(with_val),
-        group_name=_GROUP,
-        kinds={"numpy"},
-        code_version=CODE_VERSIONS["pretrain"],
-        description=_VAL,
-    )
-
-
-def _parts(registry: Registry) -> dg.AssetsDefinition:
-    names, every, prepared = names_of(registry), keys.parts_of_datasets(registry), registry.prepared()
-    of_plan, of_corpus = (
-        {name: parts for name, parts in every.items() if (name in prepared) is is_prepared} for is_prepared in (False, True)
-    )
-    deps = [dg.AssetDep(names.tokenizer)]
-    if of_plan:
-        deps.append(keys.mapped(names.plan, of_plan))
-    if of_corpus:
-        deps += [keys.mapped(asset, of_corpus) for asset in (names.documents, names.kept)]
-    if with_val := keys.datasets_with_val_part(registry):
-        deps.append(keys.mapped(names.val_part, {name: of_plan[name] for name in with_val}))
-
-    return partition_asset(
-        registry,
-        "part",
-        deps=deps,
-        partitions_def=dg.StaticPartitionsDefinition([part for parts in every.values() for part in parts]),
-        group_name=_GROUP,
-        kinds={"numpy"},
-        code_version=CODE_VERSIONS["pretrain"],
-        description=_PARTS,
-    )
-
-
-def partition_asset(registry: Registry, kind: str, **settings: Any) -> dg.AssetsDefinition:
+def partition_asset(registry: Registry, kind: str, *, partitions: Sequence[str], **settings: Any) -> dg.AssetsDefinition:
     """Return an asset whose partitions are built by processes of any machine: parts, parts of a corpus, or ranges of hashes.
 
     Args:
         registry: The configuration.
         kind: The kind of the artifacts.
+        partitions: The partitions.
         **settings: Arguments of `dg.asset`.
     """
     names = names_of(registry)
-    observed = names.assets[kind]
+    observed, each = names.assets[kind], dg.StaticPartitionsDefinition(partitions)
 
-    @dg.asset(key=observed, pool=names.parts_pool, output_required=False, required_resource_keys=names.resources, **settings)
+    @dg.asset(
+        key=observed,
+        partitions_def=each,
+        pool=names.parts_pool,
+        output_required=False,
+        required_resource_keys=names.resources,
+        **settings,
+    )
     def build(context: dg.AssetExecutionContext, config: BuildConfig) -> Iterator[dg.MaterializeResult]:
         sink = sink_of(context, names)
         with readable_failures():

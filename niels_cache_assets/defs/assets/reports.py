@@ -104,20 +104,16 @@ def _mixture(registry: Registry) -> dg.AssetsDefinition:
 
 
 def _mixture_record(registry: Registry, mixtures: Sequence[MixturePlan]) -> AssetRecord:
-    version = fingerprint_of({"mixtures": [each.as_json() for each in mixtures]})
-    return AssetRecord(names_of(registry).mixture, _mixture_metadata(mixtures, draw=registry.dagster.plots), version)
-
-
-def _mixture_metadata(mixtures: Sequence[MixturePlan], *, draw: bool) -> Metadata:
     shown = [mixture_markdown(each) for each in mixtures]
-    if draw:
+    if registry.dagster.plots:
         shown += [images(mixture_pictures(each), each.name) for each in mixtures if each.sources]
-    return {
+    metadata: Metadata = {
         "report": dg.MetadataValue.md("\n\n".join(shown) or "There is no pretrain data set."),
         "contents": ", ".join(f"{each.name}: {format_count(len(each.sources), 'data set')}" for each in mixtures) or "nothing",
         "most_epochs": max((source.epochs for each in mixtures for source in each.sources), default=0.0),
         "warnings": sum(len(each.warnings) for each in mixtures),
     }
+    return AssetRecord(names_of(registry).mixture, metadata, fingerprint_of({"mixtures": [each.as_json() for each in mixtures]}))
 
 
 def _cache(registry: Registry) -> dg.AssetsDefinition:

@@ -8,7 +8,6 @@ from niels_cache_assets.artifacts.tokenizer import CODE_VERSION, Tokenizer
 from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.defs.assets.building import artifact_asset
 from niels_cache_assets.defs.config import BuildConfig
-from niels_cache_assets.defs.progress import ProgressSink
 from niels_cache_assets.project.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -40,7 +39,7 @@ def tokenizer_asset(registry: Registry) -> dg.AssetsDefinition:
     )
 
 
-def _require_inputs(artifact: Tokenizer, config: BuildConfig, sink: ProgressSink) -> Tokenizer:
+def _require_inputs(artifact: Tokenizer, config: BuildConfig, context: dg.AssetExecutionContext) -> Tokenizer:
     if artifact.needs_training(force=config.force):
         require_inputs(artifact.registry, ())
     return artifact

@@ -19,8 +19,7 @@ from niels_cache_assets.chats.templates import find_template
 from niels_cache_assets.corpus.identity import identity_of_corpus
 from niels_cache_assets.defs.keys import names_of, partitions
 from niels_cache_assets.defs.metadata.entries import without_empty
-from niels_cache_assets.defs.progress import readable_failures
-from niels_cache_assets.defs.provenance import DATA_VERSION_TAG, POINTER_TAG
+from niels_cache_assets.defs.provenance import DATA_VERSION_TAG, POINTER_TAG, last_materialization, materializations, observations
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.reading.references import revision_with_references
 from niels_cache_assets.sources.types import SftSource, SourceWithParts
@@ -73,7 +72,6 @@ def observe_revision(registry: Registry, name: str, *, root: Path) -> dg.AssetOb
     return _observation(registry, name, revision, root=root)
 
 
-@readable_failures()
 def record_read(context: dg.AssetExecutionContext, registry: Registry, outcome: Outcome, *, root: Path) -> None:
     """Record in a step the upstream that its artifact was built from, unless this is known.
 
@@ -112,13 +110,12 @@ def events_of_read(
 
 def _was_read_last(instance: dg.DagsterInstance, seen: dg.AssetObservation) -> bool:
     """Return whether the last build of this partition recorded this version of upstream, and no different version was observed later."""
-    record = _last_record(instance, seen.asset_key, str(seen.partition))
-    event = None if record is None else record.asset_materialization
-    if record is None or event is None or materialized_version(event) != version_of(seen):
+    last = materializations(instance, seen.asset_key, seen.partition)
+    if not last:
         return False
-    filters = dg.AssetRecordsFilter(asset_key=seen.asset_key, asset_partitions=[str(seen.partition)], after_storage_id=record.storage_id)
-    since = instance.fetch_observations(filters, limit=_OBSERVATIONS).records
-    return all(each.asset_observation is not None and version_of(each.asset_observation) == version_of(seen) for each in since)
+    since = observations(instance, seen.asset_key, seen.partition, limit=_OBSERVATIONS, after_storage_id=last[0].storage_id)
+    events = [last[0].asset_materialization, *(each.asset_observation for each in since)]
+    return all(event is not None and version_of(event) == version_of(seen) for event in events)
 
 
 def _observation(registry: Registry, name: str, revision: str | None, *, root: Path) -> dg.AssetObservation:
@@ -141,31 +138,14 @@ def _observation(registry: Registry, name: str, revision: str | None, *, root: P
     )
 
 
-def version_of(observation: dg.AssetObservation) -> str:
-    """Return the data version in an observation."""
-    return observation.tags[DATA_VERSION_TAG]
+def version_of(event: dg.AssetObservation | dg.AssetMaterialization) -> str:
+    """Return the data version in an event, or an empty text if it has none."""
+    return (event.tags or {}).get(DATA_VERSION_TAG, "")
 
 
 def observed_revision(observation: dg.AssetObservation | None) -> str | None:
     """Return the revision of upstream in an observation, or None if there is none."""
     return None if observation is None or REVISION not in observation.metadata else str(observation.metadata[REVISION].value)
-
-
-def materialized_version(event: dg.AssetMaterialization) -> str | None:
-    """Return the data version in a materialization, or None if it has none."""
-    return (event.tags or {}).get(DATA_VERSION_TAG)
-
-
-def last_materialization(instance: dg.DagsterInstance, key: dg.AssetKey, partition: str | None) -> dg.AssetMaterialization | None:
-    """Return the newest materialization of an asset or a partition, or None."""
-    record = _last_record(instance, key, partition)
-    return None if record is None else record.asset_materialization
-
-
-def _last_record(instance: dg.DagsterInstance, key: dg.AssetKey, partition: str | None) -> dg.EventLogRecord | None:
-    filters = dg.AssetRecordsFilter(asset_key=key, asset_partitions=[partition] if partition else None)
-    records = instance.fetch_materializations(filters, limit=1).records
-    return records[0] if records else None
 
 
 def last_observation(
@@ -180,9 +160,18 @@ def last_observation(
         before: Number of an event, before which the observation must be; by default the newest is returned.
     """
     key = names_of(registry).upstream[registry.family_of(name)]
-    filters = dg.AssetRecordsFilter(asset_key=key, asset_partitions=[name], before_storage_id=before)
-    records = instance.fetch_observations(filters, limit=1).records
-    return records[0].asset_observation if records else None
+    return next((record.asset_observation for record in observations(instance, key, name, before_storage_id=before)), None)
+
+
+def last_left_observation(instance: dg.DagsterInstance, registry: Registry, name: str, version: str) -> str:
+    """Return the id of the newest observation of another version, which upstream has left, or "0".
+
+    The id changes only when upstream changes. A crash does not change it.
+    """
+    key = names_of(registry).upstream[registry.family_of(name)]
+    records = observations(instance, key, name, limit=_OBSERVATIONS)
+    others = (each.storage_id for each in records if each.asset_observation and version_of(each.asset_observation) != version)
+    return str(next(others, 0))
 
 
 def built_versions(instance: dg.DagsterInstance, registry: Registry, name: str) -> set[str | None]:

@@ -26,7 +26,6 @@ from niels_cache_assets.facts.published import address_in_store
 from niels_cache_assets.parts.layout import CHILD_BUILT_KINDS
 from niels_cache_assets.sources.excluding import exclude_identity
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.format.meta import Meta, load_meta
 
 HOME_VARIABLE = "DAGSTER_HOME"
@@ -133,7 +132,7 @@ def _marker_path(artifact: Artifact) -> Path:
 
 
 def _recorded_hash(artifact: Artifact) -> str | None:
-    path = artifact.directory / (artifact.record or META_NAME)
+    path = artifact.record_path
     with suppress(OSError, NielsCacheError):
         state = path.stat()
         return _hash_in(path, state.st_ino, state.st_size, state.st_mtime_ns)

@@ -22,6 +22,7 @@ from niels_cache_assets.defs.home.home_errors import home_errors
 from niels_cache_assets.defs.home.instance import CONFIG_NAME, HOME_VARIABLE, dagster_home, ensure_instance
 from niels_cache_assets.defs.keys import DefinitionNames, names_of
 from niels_cache_assets.defs.private import COMPLETED, PartitionKeyFilter
+from niels_cache_assets.defs.provenance import materializations
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.reports.cache import CacheItem
 from niels_cache_assets.reports.history import CheckOutcome, CheckRecord, FolderHistory, History
@@ -64,61 +65,50 @@ def _home_of_builds() -> Iterator[dg.DagsterInstance]:
 
 def history_of(instance: dg.DagsterInstance, registry: Registry, items: Sequence[CacheItem], *, root: Path) -> History:
     """Return the history of items from the records of an instance."""
-    reader = _HistoryReader(instance, registry, root)
+    names = names_of(registry)
+    specs = [spec for definition in build_checks(registry) for spec in definition.check_specs]
+
+    def recorded(item: CacheItem) -> FolderHistory:
+        folder, meta_sha256 = item.state.directory, item.meta.get("meta_sha256")
+        key, partition = asset_of(names, root, folder)
+        if key is None or meta_sha256 is None:
+            return FolderHistory()
+        assets = [key, names.kept] if item.state.kind == "corpus" else [key]
+        own = [spec for spec in specs if spec.asset_key in assets and (spec.partitions_def is None) == (partition is None)]
+        checks = [_newest(instance, spec, partition, folder, meta_sha256) for spec in own]
+        seen = None if item.revision is None or partition is None else last_observation(instance, registry, partition)
+        return FolderHistory(newest_revision=observed_revision(seen), checks=tuple(filter(None, checks)))
+
+    # checks of a whole family, such as caches_in_sync
+    of_family = [spec for spec in specs if spec.partitions_def is None and spec.asset_key in names.meta.values()]
+    found = [(spec, _newest(instance, spec, None, root, None)) for spec in of_family]
     return History(
         source=f"recorded by Dagster in {instance.root_directory}",
-        folders={item.state.directory.absolute(): reader.recorded(item) for item in items},
-        checks=tuple(reader.family_checks()),
+        folders={item.state.directory.absolute(): recorded(item) for item in items},
+        checks=tuple(replace(each, name=f"{spec.name} ({names.kind_of(spec.asset_key)})") for spec, each in found if each is not None),
     )
 
 
-class _HistoryReader:
-    def __init__(self, instance: dg.DagsterInstance, registry: Registry, root: Path) -> None:
-        self._instance, self._registry, self._root = instance, registry, root
-        self._names = names_of(registry)
-        specs = [spec for definition in build_checks(registry) for spec in definition.check_specs]
-        self._keys = [spec.key for spec in specs]
-        self._partitioned = {spec.key for spec in specs if spec.partitions_def is not None}
-
-    def recorded(self, item: CacheItem) -> FolderHistory:
-        folder, meta_sha256 = item.state.directory, item.meta.get("meta_sha256")
-        key, partition = asset_of(self._names, self._root, folder)
-        if key is None or meta_sha256 is None:
-            return FolderHistory()
-        assets = [key, self._names.kept] if item.state.kind == "corpus" else [key]
-        own = [check for check in self._keys if check.asset_key in assets and (check in self._partitioned) == (partition is not None)]
-        checks = [self._newest(check, partition, folder, meta_sha256) for check in own]
-        seen = None if item.revision is None or partition is None else last_observation(self._instance, self._registry, partition)
-        return FolderHistory(newest_revision=observed_revision(seen), checks=tuple(check for check in checks if check is not None))
-
-    def family_checks(self) -> Iterator[CheckRecord]:
-        """Yield the results of checks of a whole family, such as caches_in_sync."""
-        for key in self._keys:
-            if key not in self._partitioned and key.asset_key in self._names.meta.values():
-                found = self._newest(key, None, self._root, None)
-                if found is not None:
-                    yield replace(found, name=f"{key.name} ({self._names.kind_of(key.asset_key)})")
-
-    def _newest(self, key: dg.AssetCheckKey, partition: str | None, folder: Path, meta_sha256: str | None) -> CheckRecord | None:
-        """Return the newest result of a check of the current content of this folder."""
-        filters = PartitionKeyFilter(key=partition if key in self._partitioned else None)
-        results = self._instance.event_log_storage.get_asset_check_execution_history(
-            key, limit=_RESULTS, status=COMPLETED, partition_filter=filters
-        )
-        for result in results:
-            evaluation = result.evaluation
-            if not isinstance(evaluation, dg.AssetCheckEvaluation) or result.event is None:  # the run ended before the check
-                continue
-            target = evaluation.target_materialization_data
-            if target is None:
-                continue
-            checked = dg.AssetRecordsFilter(asset_key=key.asset_key, storage_ids=[target.storage_id])
-            builds = [_recorded(record, folder) for record in self._instance.fetch_materializations(checked, limit=1).records]
-            if any(is_here and (None in (sha256, meta_sha256) or sha256 == meta_sha256) for is_here, sha256 in builds):
-                failed: CheckOutcome = "warning" if evaluation.severity == dg.AssetCheckSeverity.WARN else "failed"
-                outcome = "passed" if evaluation.passed else failed
-                return CheckRecord(name=key.name, outcome=outcome, said=evaluation.description or "", when=result.event.timestamp)
-        return None
+def _newest(
+    instance: dg.DagsterInstance, spec: dg.AssetCheckSpec, partition: str | None, folder: Path, meta_sha256: str | None
+) -> CheckRecord | None:
+    """Return the newest result of a check of the current content of this folder."""
+    results = instance.event_log_storage.get_asset_check_execution_history(
+        spec.key, limit=_RESULTS, status=COMPLETED, partition_filter=PartitionKeyFilter(key=partition)
+    )
+    for result in results:
+        evaluation = result.evaluation
+        if not isinstance(evaluation, dg.AssetCheckEvaluation) or result.event is None:  # the run ended before the check
+            continue
+        target = evaluation.target_materialization_data
+        if target is None:
+            continue
+        builds = [_recorded(record, folder) for record in materializations(instance, spec.asset_key, storage_ids=[target.storage_id])]
+        if any(is_here and (None in (sha256, meta_sha256) or sha256 == meta_sha256) for is_here, sha256 in builds):
+            failed: CheckOutcome = "warning" if evaluation.severity == dg.AssetCheckSeverity.WARN else "failed"
+            outcome = "passed" if evaluation.passed else failed
+            return CheckRecord(name=spec.name, outcome=outcome, said=evaluation.description or "", when=result.event.timestamp)
+    return None
 
 
 def _recorded(record: dg.EventLogRecord, folder: Path) -> tuple[bool, str | None]:
@@ -153,8 +143,7 @@ def _findings(instance: dg.DagsterInstance, names: DefinitionNames, root: Path, 
         return
     if meta_sha256 is None:  # made by a different program; verify notes this
         return
-    filters = dg.AssetRecordsFilter(asset_key=key, asset_partitions=None if partition is None else [partition])
-    builds = [_recorded(record, folder) for record in instance.fetch_materializations(filters, limit=_RECORDS).records]
+    builds = [_recorded(record, folder) for record in materializations(instance, key, partition, limit=_RECORDS)]
     hashes = [sha256 for is_here, sha256 in sorted(builds, key=lambda build: not build[0]) if sha256 is not None]
     recorded = next(iter(hashes), None)  # the newest build in this folder, otherwise in any folder, because the cache may have been moved
     if recorded is None:

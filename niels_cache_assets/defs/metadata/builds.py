@@ -25,7 +25,6 @@ from niels_cache_assets.defs.metadata.entries import (
     in_own_window,
     json_entry,
     table,
-    without_empty,
 )
 from niels_cache_assets.defs.metadata.families import ITEMS, family_table, items_of, tokens_of
 from niels_cache_assets.facts.contents import budget_shortfall, total_bytes
@@ -42,14 +41,25 @@ from niels_cache_runtime.format.meta import Meta, canonical_json, content_sha256
 
 LEFT_OUT, DROPS = "left_out", "left_out_unasked"  # what the settings asked to leave out; a line for each other reason
 STATE = "state"  # "built in 1.2 s", "hit (0.1 s)", "disabled"; the first word is the state
+_ORIGIN = (  # entries of meta.json that say what a cache was made from
+    "dataset_revision",
+    "source",
+    "split_rule",
+    "facts",
+    "dropped",
+    "tokenizer_sha256",
+    "vocab_size",
+    "fingerprint",
+    "content_sha256",
+)
 
 Metadata = dict[str, Any]
 FileEntries = Mapping[str, Mapping[str, Any]]
 
 
-def split_version(meta: Meta, split: Split) -> dg.DataVersion:
+def split_version(meta: Meta, split: Split) -> str:
     """Return the content hash of the token and offset files of one split."""
-    return dg.DataVersion(content_sha256(split_files(meta, split)))
+    return content_sha256(split_files(meta, split))
 
 
 def split_files(meta: Meta, split: Split) -> dict[str, Any]:
@@ -85,9 +95,10 @@ def family_metadata(registry: Registry, outcome: Outcome, source: Source, *, dra
         "bytes": total_bytes(meta["files"]),
         "chars_per_token": cache_characters_per_token(meta) if outcome.family == "pretrain" else None,
         **engines_entry(outcome),
-        **_record(outcome, source.shown_settings()),
+        "made_from": json_entry({"settings": dict(source.shown_settings()), **{key: meta[key] for key in _ORIGIN if key in meta}}),
+        **recorded_at(outcome),
     }
-    return {None: without_empty(whole), **{split: _split(outcome, split, data_sets) for split in SPLITS}}
+    return {None: whole, **{split: _split(outcome, split, data_sets) for split in SPLITS}}
 
 
 def engines_entry(outcome: Outcome) -> Metadata:
@@ -107,27 +118,9 @@ def _split(outcome: Outcome, split: Split, data_sets: dg.TableMetadataValue) -> 
         f"{split}_{noun}": items,
         "bytes": size,
         "files": files_list(files),
-        "content_sha256": split_version(meta, split).value,
+        "content_sha256": split_version(meta, split),
         "dagster/uri": folder.absolute().as_uri(),
     }
-
-
-def _record(outcome: Outcome, settings: Mapping[str, Any]) -> Metadata:
-    """Return the origin of the data set as one entry, and the hash and the location of the cache."""
-    meta = outcome.meta
-    keys = (
-        "dataset_revision",
-        "source",
-        "split_rule",
-        "facts",
-        "dropped",
-        "tokenizer_sha256",
-        "vocab_size",
-        "fingerprint",
-        "content_sha256",
-    )
-    made_from = {"settings": dict(settings), **{key: meta[key] for key in keys if key in meta}}
-    return {"made_from": json_entry(made_from), **recorded_at(outcome)}
 
 
 def describe_dropped(outcome: Outcome) -> str:
@@ -155,40 +148,36 @@ def tokenizer_metadata(outcome: Outcome, *, draw: bool) -> Metadata:
         for name, size in trained_on.get("sources", {}).items()
     ]
     left_out = [{"data_set": name, "text": "left out", "read_as": str(why)} for name, why in skipped.items()]
-    return without_empty(
-        {
-            "sha256": meta["sha256"],
-            "plots": dg.MetadataValue.md(images([ratios_picture(ratios)], "tokenizer")) if draw else None,
-            "by_source": table([{"data_set": name, "chars_per_token": ratio} for name, ratio in ratios.items()]),
-            "chars_per_token": round(sum(ratios.values()) / len(ratios), 3) if ratios else None,
-            "longest_words": command_entry("show", "tokenizer", root=root) if trained_on.get("longest_words") else None,
-            **state_of(outcome),
-            "contents": f"{format_count(meta['vocab_size'], 'piece')}, {meta['model_type']}, {file_size(total_bytes(meta['files']))}",
-            "special_tokens": table(ids),
-            "trained_on": table([*sources, *left_out]),
-            "imported": meta.get("imported"),
-            "meta_sha256": meta["meta_sha256"],
-            "dagster/uri": outcome.model.absolute().as_uri(),
-        }
-    )
+    return {
+        "sha256": meta["sha256"],
+        "plots": dg.MetadataValue.md(images([ratios_picture(ratios)], "tokenizer")) if draw else None,
+        "by_source": table([{"data_set": name, "chars_per_token": ratio} for name, ratio in ratios.items()]),
+        "chars_per_token": round(sum(ratios.values()) / len(ratios), 3) if ratios else None,
+        "longest_words": command_entry("show", "tokenizer", root=root) if trained_on.get("longest_words") else None,
+        **state_of(outcome),
+        "contents": f"{format_count(meta['vocab_size'], 'piece')}, {meta['model_type']}, {file_size(total_bytes(meta['files']))}",
+        "special_tokens": table(ids),
+        "trained_on": table([*sources, *left_out]),
+        "imported": meta.get("imported"),
+        "meta_sha256": meta["meta_sha256"],
+        "dagster/uri": outcome.model.absolute().as_uri(),
+    }
 
 
 def part_metadata(outcome: Outcome) -> Metadata:
     """Return the metadata of a part: a few lines, because there may be thousands of parts."""
     meta = outcome.meta
     tokens, size = tokens_of(meta), total_bytes(meta["files"])
-    return without_empty(
-        {
-            **state_of(outcome),
-            "contents": f"{file_size(size)}: {format_count(tokens, 'token')}",
-            "tokens": tokens,
-            "bytes": size,
-            **engines_entry(outcome),
-            "short": meta["part"]["short"] or None,
-            "dropped": ", ".join(f"{reason} {count:,}" for reason, count in sorted(meta["dropped"].items())),
-            **recorded_at(outcome),
-        }
-    )
+    return {
+        **state_of(outcome),
+        "contents": f"{file_size(size)}: {format_count(tokens, 'token')}",
+        "tokens": tokens,
+        "bytes": size,
+        **engines_entry(outcome),
+        "short": meta["part"]["short"] or None,
+        "dropped": ", ".join(f"{reason} {count:,}" for reason, count in sorted(meta["dropped"].items())),
+        **recorded_at(outcome),
+    }
 
 
 def recorded_at(outcome: Outcome) -> Metadata:
@@ -213,16 +202,14 @@ def state_of(outcome: Outcome) -> Metadata:
     if is_measured and outcome.kind in FAMILIES:
         speed = (tokens_of(outcome.meta) - outcome.resumed) / outcome.seconds  # tokens of this run only, which `seconds` covers
         state += f", {abbreviate(speed)} tokens per second"
-    return without_empty(
-        {
-            STATE: state,
-            "seconds": round(outcome.seconds, 1) if is_measured else None,
-            "tokens_per_second": speed and round(speed),
-            "warning": outcome.warning or None,
-            LEFT_OUT: outcome.drops.requested or None,
-            DROPS: "\n".join(outcome.drops.warnings) or None,
-        }
-    )
+    return {
+        STATE: state,
+        "seconds": round(outcome.seconds, 1) if is_measured else None,
+        "tokens_per_second": speed and round(speed),
+        "warning": outcome.warning or None,
+        LEFT_OUT: outcome.drops.requested or None,
+        DROPS: "\n".join(outcome.drops.warnings) or None,
+    }
 
 
 def split_schema(family: Family) -> dg.TableSchema:

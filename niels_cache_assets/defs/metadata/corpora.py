@@ -14,7 +14,7 @@ from niels_cache_assets.base.wording import SHORT_SHA256, abbreviate, file_size,
 from niels_cache_assets.corpus.layout import REPORT_NAME
 from niels_cache_assets.corpus.prepared import PreparedCorpus
 from niels_cache_assets.defs.metadata.builds import STATE, Metadata, files_list, recorded_at, state_of
-from niels_cache_assets.defs.metadata.entries import command_entry, images, json_entry, table, without_empty
+from niels_cache_assets.defs.metadata.entries import command_entry, images, json_entry, table
 from niels_cache_assets.facts.contents import total_bytes
 from niels_cache_assets.plots.pictures import corpus_pictures
 from niels_cache_assets.sources.excluding import EXCLUDED
@@ -38,21 +38,19 @@ def documents_metadata(outcome: Outcome) -> Metadata:
     if outcome.state == "built":
         characters = meta["characters"]["before"] - outcome.resumed  # only characters of this run, because `seconds` covers only this run
         state[STATE] += f", {abbreviate(characters / max(outcome.seconds, 1e-6))} characters per second"
-    return without_empty(
-        {
-            "samples": command_entry("sample", outcome.name, "--stage", "corpus", root=root),
-            "rejected_examples": command_entry("clean", "--dropped", outcome.name, root=root) if sum(meta["dropped"].values()) else None,
-            **state,
-            "contents": f"{', '.join(counts)}, about {abbreviate(tokens)} tokens",
-            "documents": documents["kept"],
-            "bytes": size,
-            "reasons": reasons_table(reasons(meta, meta["dropped"])),
-            "made_from": json_entry({key: meta[key] for key in keys}),
-            "files": files_list(meta["files"]),
-            "content_sha256": meta["content_sha256"],
-            **recorded_at(outcome),
-        }
-    )
+    return {
+        "samples": command_entry("sample", outcome.name, "--stage", "corpus", root=root),
+        "rejected_examples": command_entry("clean", "--dropped", outcome.name, root=root) if sum(meta["dropped"].values()) else None,
+        **state,
+        "contents": f"{', '.join(counts)}, about {abbreviate(tokens)} tokens",
+        "documents": documents["kept"],
+        "bytes": size,
+        "reasons": reasons_table(reasons(meta, meta["dropped"])),
+        "made_from": json_entry({key: meta[key] for key in keys}),
+        "files": files_list(meta["files"]),
+        "content_sha256": meta["content_sha256"],
+        **recorded_at(outcome),
+    }
 
 
 def corpus_part_metadata(outcome: Outcome) -> Metadata:
@@ -60,15 +58,13 @@ def corpus_part_metadata(outcome: Outcome) -> Metadata:
     meta = outcome.meta
     documents = meta["documents"]
     contents = f"{file_size(meta['bytes']['after'])}: {format_count(documents['kept'], 'document')} of {documents['read']:,}"
-    return without_empty(
-        {
-            **state_of(outcome),
-            "contents": contents,
-            "documents": documents["kept"],
-            "dropped": ", ".join(f"{reason} {count:,}" for reason, count in sorted(meta["dropped"].items())) or None,
-            **recorded_at(outcome),
-        }
-    )
+    return {
+        **state_of(outcome),
+        "contents": contents,
+        "documents": documents["kept"],
+        "dropped": ", ".join(f"{reason} {count:,}" for reason, count in sorted(meta["dropped"].items())) or None,
+        **recorded_at(outcome),
+    }
 
 
 def search_metadata(outcome: Outcome) -> Metadata:
@@ -97,21 +93,19 @@ def duplicates_metadata(outcome: Outcome) -> Metadata:
     ]
     total = {key: sum(counts[key] for counts in found.values()) for key in ("documents", "exact", "near")}
     dropped = total["exact"] + total["near"]
-    return without_empty(
-        {
-            **state_of(outcome),
-            "contents": f"{format_share(dropped, total['documents'])} of {format_count(total['documents'], 'document')} are duplicates: "
-            f"{total['exact']:,} exact, {total['near']:,} near",
-            "exact_duplicates": total["exact"],
-            "near_duplicates": total["near"],
-            "data_sets": table(rows),
-            "because_of": matrix_table(duplicates_matrix(found)),
-            "settings": json_entry({**meta["settings"], "bands": meta["bands"], "rows": meta["rows"]}),
-            "files": files_list(meta["files"]),
-            "content_sha256": meta["content_sha256"],
-            **recorded_at(outcome),
-        }
-    )
+    return {
+        **state_of(outcome),
+        "contents": f"{format_share(dropped, total['documents'])} of {format_count(total['documents'], 'document')} are duplicates: "
+        f"{total['exact']:,} exact, {total['near']:,} near",
+        "exact_duplicates": total["exact"],
+        "near_duplicates": total["near"],
+        "data_sets": table(rows),
+        "because_of": matrix_table(duplicates_matrix(found)),
+        "settings": json_entry({**meta["settings"], "bands": meta["bands"], "rows": meta["rows"]}),
+        "files": files_list(meta["files"]),
+        "content_sha256": meta["content_sha256"],
+        **recorded_at(outcome),
+    }
 
 
 def kept_metadata(prepared: PreparedCorpus) -> Metadata:
@@ -132,36 +126,26 @@ def report_metadata(outcome: Outcome, *, draw: bool) -> Metadata:
     """Return the metadata of corpus/report: the tables of report.json, with plots if `draw` is set."""
     report = outcome.meta
     kept, given = report["documents"]["kept"], report["documents"]["given"]
-    funnel = [
-        {
-            "stage": stage["stage"],
-            "documents": stage["documents"],
-            "text": file_size(stage["bytes"]),
-            "estimated_tokens": stage["estimated_tokens"],
-        }
-        for stage in report["funnel"]
-    ]
+    funnel = [{**stage, "text": file_size(stage["bytes"])} for stage in report["funnel"]]
     contents = [f"{format_share(kept, given)} of {format_count(given, 'document')} are kept"]
     if report["language_share"] is not None:
         contents.append(f"{format_share(report['language_share'])} in a wanted language")
     if report["duplicates"]:
         found = report["duplicates"]
         contents.append(f"{format_count(found['exact'], 'exact duplicate')}, {format_count(found['near'], 'near duplicate')}")
-    return without_empty(
-        {
-            "plots": dg.MetadataValue.md(images(corpus_pictures(report), outcome.name)) if draw else None,
-            **state_of(outcome),
-            "contents": "; ".join(contents),
-            "documents": kept,
-            "funnel_table": table(funnel),
-            "reasons_table": reasons_table(report["reasons"]),
-            "duplicates_matrix": matrix_table(report["duplicates"]["matrix"]) if report["duplicates"] else None,
-            "masked_table": table(_rows("kind", "places", report.get("masked", {}).get("places", {}))),
-            "excluded_table": table(_rows("id", "documents", report.get(EXCLUDED, {}))),
-            "report": dg.MetadataValue.path(str(outcome.directory / REPORT_NAME)),
-            "dagster/uri": outcome.directory.absolute().as_uri(),
-        }
-    )
+    return {
+        "plots": dg.MetadataValue.md(images(corpus_pictures(report), outcome.name)) if draw else None,
+        **state_of(outcome),
+        "contents": "; ".join(contents),
+        "documents": kept,
+        "funnel_table": table(funnel, stage="string", documents="int", text="string", estimated_tokens="int"),
+        "reasons_table": reasons_table(report["reasons"]),
+        "duplicates_matrix": matrix_table(report["duplicates"]["matrix"]) if report["duplicates"] else None,
+        "masked_table": table(_rows("kind", "places", report.get("masked", {}).get("places", {}))),
+        "excluded_table": table(_rows("id", "documents", report.get(EXCLUDED, {}))),
+        "report": dg.MetadataValue.path(str(outcome.directory / REPORT_NAME)),
+        "dagster/uri": outcome.directory.absolute().as_uri(),
+    }
 
 
 def _rows(name: str, count: str, counts: Mapping[str, int]) -> list[dict[str, Any]]:
