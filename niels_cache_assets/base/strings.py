@@ -9,14 +9,12 @@ select and reorder rows. A step that needs Python strings calls `tolist`. Arrow 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_assets.base.processes import delay_signals
 from niels_cache_runtime.format.layout import Array, Bytes, Ints
 
 if TYPE_CHECKING:
@@ -88,7 +86,7 @@ class Strings:
         return chosen.copied() if 2 * len(chosen) < min(len(self), len(self.values)) else chosen
 
     def tolist(self) -> list[str]:
-        return self.arrow().to_pylist()
+        return self.arrow().to_numpy(zero_copy_only=False).tolist()
 
     def arrow(self) -> pa.LargeStringArray:
         """Return an Arrow array of exactly these strings."""
@@ -96,7 +94,7 @@ class Strings:
             return self.values
         from pyarrow import compute
 
-        return compute.take(self.values, number_array(self._rows), boundscheck=False)
+        return compute.take(self.values, int64_array(self._rows), boundscheck=False)
 
     def copied(self) -> Strings:
         """Return the same column as a separate array, if it refers to rows of another one."""
@@ -154,40 +152,22 @@ def buffers_of(strings: pa.Array) -> tuple[Bytes, Ints]:
     return np.frombuffer(content, np.uint8)[found[0] : found[-1]] if content else np.empty(0, np.uint8), found - found[0]
 
 
-def number_array(numbers: Array) -> pa.Array:
-    """Return the numbers as an Arrow array, without a copy, and without `pa.array` (see `finish_importing_arrow`)."""
+def int64_array(numbers: Ints) -> pa.Array:
+    """Return the numbers as an Arrow array, without a copy. `pa.array` would import pandas, which takes half a second."""
     import pyarrow as pa
 
-    kind = pa.from_numpy_dtype(numbers.dtype)
-    return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(np.ascontiguousarray(numbers))], 0)
+    return pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(np.ascontiguousarray(numbers))], 0)
 
 
 def arrow_array(values: Sequence[Any] | Array | Strings, kind: pa.DataType) -> pa.Array:
-    """Return a column of values of any kind as an Arrow array of this type. None is a missing value."""
+    """Return a column of values of any kind as an Arrow array of this type."""
     import pyarrow as pa
 
+    if isinstance(values, Strings):
+        return values.arrow().cast(kind)
     if isinstance(values, np.ndarray) and values.dtype == np.int64 and kind == pa.int64():
-        return number_array(values)
-    strings = values if isinstance(values, Strings) else None
-    if strings is None and kind == pa.string() and None not in values:
-        strings = Strings.of(values)
-    if strings is not None:
-        return strings.arrow().cast(kind)
-    finish_importing_arrow()
+        return int64_array(values)
     return pa.array(values, kind)
-
-
-@cache
-def finish_importing_arrow() -> None:
-    """Make Arrow import pandas now, which takes half a second. Otherwise Arrow imports it with its first `pa.array` or `to_numpy`.
-
-    During that import, Ctrl-C would be lost: importlib's weakref callbacks and the initialization of extension modules ignore
-    KeyboardInterrupt.
-    """
-    import pyarrow as pa
-
-    with delay_signals():
-        pa.array([], pa.int64())
 
 
 def hash_strings(column: Strings | Sequence[str]) -> Ints:
@@ -196,7 +176,7 @@ def hash_strings(column: Strings | Sequence[str]) -> Ints:
 
     contents: Iterable[bytes]
     if isinstance(column, Strings):
-        contents = column.arrow().cast("large_binary").to_pylist()  # faster than a slice for each string
+        contents = column.arrow().cast("large_binary").to_numpy(zero_copy_only=False)  # faster than a slice for each string
     else:
         contents = (string.encode("utf-8", "surrogatepass") for string in column)
     return np.fromiter(map(xxh3_64_intdigest, contents), np.uint64, len(column)).view(np.int64)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from niels_cache_assets.base.documents import NO_SPLIT, Conversation
-from niels_cache_assets.base.strings import hash_strings, number_array
+from niels_cache_assets.base.strings import hash_strings
 from niels_cache_assets.disk.journal import SCRATCH_NAME
 from niels_cache_assets.disk.lineage_files import LineageWriter, RowSpool
 from niels_cache_assets.disk.table_file import sealing
@@ -230,10 +230,12 @@ class SftSpool:
         return targets.items
 
     def _write_lineage(self, is_val: np.ndarray, files: Files) -> None:
+        import pyarrow
+
         for split in SPLITS:
             chosen = is_val if split == "val" else ~is_val
             with sealing(LineageWriter(self._root, examples_name(split), LINEAGE, files)) as writer:
                 first = 0
                 for rows in self._rows.read():
-                    writer.write_batch(rows.select([*LINEAGE]).take(number_array(np.flatnonzero(chosen[first : first + len(rows)]))))
+                    writer.write_batch(rows.select([*LINEAGE]).filter(pyarrow.array(chosen[first : first + len(rows)])))
                     first += len(rows)

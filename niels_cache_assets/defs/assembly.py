@@ -89,7 +89,6 @@ def _presented(assets: Sequence[Asset], registry: Registry) -> list[Asset]:
     In code samples of their descriptions, the real path of the cache root replaces `cache`.
     """
     settings, names, root = registry.dagster, names_of(registry), cache_root(registry).absolute().as_posix()
-    tables = table_links(registry)
 
     def present(spec: dg.AssetSpec) -> dg.AssetSpec:
         name = spec.key.path[-1]
@@ -107,4 +106,5 @@ def _presented(assets: Sequence[Asset], registry: Registry) -> list[Asset]:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dg.BetaWarning)  # code references are a beta feature; an asset also works without them
+        tables = table_links(registry)
         return list(dg.map_asset_specs(present, dg.with_source_code_references(assets)))  # type: ignore[arg-type]

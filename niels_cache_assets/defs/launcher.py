@@ -23,7 +23,7 @@ from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.stored import in_store
 from niels_cache_assets.base.wording import format_list
 from niels_cache_assets.corpus.layout import HASHES
-from niels_cache_assets.defs.home.found import dagster_home, digests_path, has_abandoned_runs, has_failed, mark_failed, marker_of
+from niels_cache_assets.defs.home.found import dagster_home, digests_path, has_abandoned_runs, mark_unchecked, marker_of, unchecked_run
 from niels_cache_assets.defs.launch_events import LaunchListener, LaunchResult
 from niels_cache_assets.defs.part_slots import has_shared_steps
 from niels_cache_assets.parts.layout import CHILD_BUILT_KINDS, PART_KINDS
@@ -99,7 +99,9 @@ def launch_builds(
                 if force or not all_artifacts.is_done(step.key):
                     launcher.launch(step, force=retrained if step.key == "tokenizer" else force)
         is_new = any(result.state == "built" for result in launcher.results)
-        if is_new or not page_path(root).exists() or has_abandoned_runs():  # opening the runs ends those; one may be that of the reports
+        if (
+            is_new or record or not page_path(root).exists() or has_abandoned_runs()
+        ):  # opening the runs ends those; one may be that of the reports
             launcher.runs.write_reports(in_run=is_new)
         return launcher.results
 
@@ -226,15 +228,18 @@ class _Launcher:
         if outcome is None:
             if isinstance(artifact, SearchStep) and not force and self._graph.is_done(artifact.key):
                 return replace(result, state="cache_hit")  # another process has finished the search
-            mark_failed(artifact)
+            mark_unchecked(artifact)
             return replace(result, state="failed", message=checks)
         marker = marker_of(self._graph, artifact, outcome)
-        if is_found and (self._record or not marker.is_current):
+        is_recorded = is_found and not self._record and marker.is_current
+        if is_found and not is_recorded:
+            runs = self.runs  # a home that cannot be used ends the launch
             try:
-                self.runs.record(replace(outcome, directory=outcome.directory.absolute()))
+                runs.record(replace(outcome, directory=outcome.directory.absolute()))
             except NielsCacheError as error:
                 return replace(result, state="failed", message=str(error))
-        marker.write()
+        if not is_recorded and not outcome.kept:  # what upstream has now is not recorded while it cannot be reached
+            marker.write()
         return replace(
             result,
             state=outcome.state,
@@ -246,12 +251,14 @@ class _Launcher:
 
     def _find(self, artifact: Artifact) -> Outcome | None:
         """Return the outcome if the artifact is current, or None if a run must build it, or must say why it cannot."""
-        name = listed_name(artifact.key)
-        if has_failed(artifact):
+        name, run_id = listed_name(artifact.key), unchecked_run(artifact)
+        if run_id == "":
             return None
         try:
             found = find_current(artifact, lambda line: None if line.startswith(DEBUG) else self._listener.logged(name, line))
         except Exception:  # any error of a source; the run that follows reports it
+            return None
+        if found is not None and run_id and not self.runs.has_passed(artifact, run_id):
             return None
         if found is not None and found.warning:
             self._listener.logged(name, f"WARNING: {found.warning}")

@@ -10,7 +10,7 @@ from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.artifacts.prepared_corpora import open_prepared
 from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.base.wording import SHORT_SHA256, file_size, format_count
-from niels_cache_assets.defs.assets.upstream import events_of_read, recorded_version
+from niels_cache_assets.defs.assets.upstream import events_of_read, version_of
 from niels_cache_assets.defs.keys import names_of
 from niels_cache_assets.defs.metadata.builds import (
     STATE,
@@ -172,7 +172,7 @@ def _plan_record(registry: Registry, instance: dg.DagsterInstance, outcome: Outc
     groups = [group.fingerprint for group in plan.groups]  # the first parts, and those of each table `added`
     of_all = fingerprint_of({"groups": groups, **({_EXCLUDE: excluded} if excluded else {})})
     version, before, excluded_before = _recorded(last_materialization(instance, names_of(registry).plan, outcome.name))
-    if version is None:
+    if not version:
         version = of_all if excluded else groups[0]
     elif excluded != excluded_before or groups[: len(before)] != before:
         version = groups[0] if before == [version] and len(groups) == 1 and not excluded else of_all
@@ -187,14 +187,14 @@ def _plan_record(registry: Registry, instance: dg.DagsterInstance, outcome: Outc
     return metadata, version
 
 
-def _recorded(event: dg.AssetMaterialization | None) -> tuple[str | None, list[str], str | None]:
+def _recorded(event: dg.AssetMaterialization | None) -> tuple[str, list[str], str | None]:
     """Return the data version of a recorded plan, the fingerprints of its groups, and the sha256 over the ids that `exclude` named.
 
     For a part, only the data version is recorded.
     """
     if event is None:
-        return None, [], None
-    version, groups, excluded = recorded_version(event), event.metadata.get(_GROUPS), event.metadata.get(_EXCLUDE)
+        return "", [], None
+    version, groups, excluded = version_of(event), event.metadata.get(_GROUPS), event.metadata.get(_EXCLUDE)
     listed = groups.value if isinstance(groups, dg.JsonMetadataValue) and isinstance(groups.value, list) else [version]
     return version, [str(each) for each in listed], None if excluded is None else str(excluded.value)
 

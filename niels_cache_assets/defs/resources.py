@@ -98,7 +98,7 @@ class _RecordedExecutor(dg.Executor):
             limit_parts(plan_context.instance, self._registry, if_new=True)
         # The one step of a part only waits for its child. A process of its own would import Dagster again, which takes three seconds.
         executor = self._here if pools == [names.parts_pool] else self._apart
-        with ending_abandoned_runs(plan_context.instance, names):
+        with ending_abandoned_runs(plan_context.instance):
             yield from executor.execute(plan_context, execution_plan)
 
 

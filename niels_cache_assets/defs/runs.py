@@ -65,6 +65,15 @@ class Runs(ProgressSink):
         """Record an artifact that was found, unless the newest events of its assets do."""
         record_found(self._registry, self._instance, self._asset_graph, outcome, root=self._root, by=BUILD_ALL)
 
+    def has_passed(self, artifact: Artifact, run_id: str) -> bool:
+        """Return whether the checks of an artifact that block have passed in a run."""
+        asset, partition = self._names.recorded_as(artifact.key)
+        logged = self._instance.all_logs(run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION)
+        evaluations = [entry.get_dagster_event().asset_check_evaluation_data for entry in logged]
+        passed = {each.asset_check_key for each in evaluations if each.passed and each.partition == partition}
+        checks = self._asset_graph.get_check_keys_for_assets({asset})
+        return all(key in passed for key in checks if self._asset_graph.get(key).blocking)
+
     def build(self, artifact: Artifact, *, force: bool, wait: bool, passes_over: bool) -> tuple[Outcome | None, str]:
         """Execute the run of an artifact.
 
@@ -133,7 +142,7 @@ def open_runs(registry: Registry, root: Path, listener: LaunchListener) -> Itera
     with (
         home_errors(home),
         ensure_instance(home, overrides=_INSTANCE_OVERRIDES) as instance,
-        ending_abandoned_runs(instance, names_of(registry)),
+        ending_abandoned_runs(instance),
         end_runs_that_cannot_record(instance, home),
     ):
         limit_parts(instance, registry)

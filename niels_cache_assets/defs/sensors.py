@@ -20,13 +20,19 @@ import dagster as dg
 
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.base.wording import format_count
-from niels_cache_assets.defs.assets.upstream import REVISION, built_versions, last_observation, observe_revision, version_of
+from niels_cache_assets.defs.assets.upstream import (
+    REVISION,
+    built_versions,
+    last_left_observation,
+    last_observation,
+    observe_revision,
+    version_of,
+)
 from niels_cache_assets.defs.cursors import in_turn
 from niels_cache_assets.defs.finished_parts import finished_parts_sensor
 from niels_cache_assets.defs.home.found import remove_markers_of
 from niels_cache_assets.defs.keys import corpus_partitions, datasets_with_plan, names_of, partitions
 from niels_cache_assets.defs.private import AssetGraphSubset
-from niels_cache_assets.defs.provenance import observations
 from niels_cache_assets.defs.resources import root_of
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.errors import describe_error, log_traceback
@@ -42,7 +48,6 @@ _UPSTREAM_SECONDS = 3600  # at least, between two checks of the hub
 _NOTES_SECONDS = 60  # at least, between two checks of the folders
 QUERY_SECONDS = 20.0  # after this time, a tick looks at no further data set; one that does not answer takes up to 20 s more
 UPSTREAM_TAG = "niels_cache/upstream"  # tag of a run or backfill: the version of upstream for which it was requested
-OBSERVATIONS = 1000  # observations of one data set that are searched for the last different version
 
 
 def build_sensors(registry: Registry) -> list[dg.SensorDefinition]:
@@ -131,8 +136,7 @@ class _SensorTick:
 
     def __init__(self, context: dg.SensorEvaluationContext, registry: Registry) -> None:
         self._context, self._registry = context, registry
-        self._names = names_of(registry)
-        self._root = root_of(context, self._names)
+        self._root = root_of(context, names_of(registry))
         self.events: list[dg.AssetObservation] = []
         self.requests: list[dg.RunRequest] = []
         self.messages: list[str] = []
@@ -157,16 +161,6 @@ class _SensorTick:
         remove_markers_of(graph(self._registry, self._root), name)
         same = last is not None and last.metadata.get(REVISION) == seen.metadata.get(REVISION)
         self.add_message(name, "has other settings now" if same else f"is at {seen.metadata[REVISION].value} now")
-
-    def last_left_observation(self, name: str, version: str) -> str:
-        """Return the id of the newest observation of another version, which upstream has left, or "0".
-
-        The id changes only when upstream changes. A crash does not change it.
-        """
-        key = self._names.upstream[self._registry.family_of(name)]
-        records = observations(self._context.instance, key, name, limit=OBSERVATIONS)
-        others = (each.storage_id for each in records if each.asset_observation and version_of(each.asset_observation) != version)
-        return str(next(others, 0))
 
     def request(self, name: str, version: str, *, occasion: str) -> bool:
         """Request a build of a version. If the build can only fail, add a message and return False."""
@@ -245,10 +239,11 @@ def _sensor(
                     tick.add_message(name, "was requested: it is being built, or the build failed and waits for another change")
                 elif left > 0:
                     tick.add_message(name, f"has changed; it will be built after {left:.0f} more seconds without a change")
-                elif builds and tick.request(name, version, occasion=str(since) if quiet else tick.last_left_observation(name, version)):
-                    if not observes:
+                elif builds:
+                    occasion = str(since) if quiet else last_left_observation(context.instance, registry, name, version)
+                    changed[name]["asked"] = tick.request(name, version, occasion=occasion)
+                    if changed[name]["asked"] and not observes:
                         tick.observe(name, seen)
-                    changed[name]["asked"] = True
         later = f" ({cursor['next']} is next)" if count < len(datasets) else ""
         summary = f"Looked at {format_count(count, 'data set')} of {len(datasets)}{later}"
         return dg.SensorResult(

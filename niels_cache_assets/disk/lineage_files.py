@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from niels_cache_assets.base.strings import Strings, arrow_array, number_array
+from niels_cache_assets.base.strings import Strings, arrow_array, int64_array
 from niels_cache_assets.disk.table_file import ParquetWriter, arrow_schema
 from niels_cache_assets.disk.writers import Files, GrowingFile
 from niels_cache_runtime.errors import NielsCacheError
@@ -41,7 +41,10 @@ class RowSpool(GrowingFile):
 
     def write(self, columns: Mapping[str, Sequence[Any] | np.ndarray | Strings]) -> pa.RecordBatch:
         """Append rows, and return them as a batch. `columns` has all columns of the schema, with equal lengths."""
-        rows = _batch(columns, self._schema)
+        import pyarrow as pa
+
+        arrays = [arrow_array(columns[field.name], field.type) for field in self._schema]
+        rows = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
         self.append(rows.serialize())
         return rows
 
@@ -77,7 +80,9 @@ class LineageWriter:
 
     def write(self, columns: Mapping[str, Sequence[Any]]) -> None:
         """Append rows. `columns` has all columns of the schema, with equal lengths."""
-        self.write_batch(_batch(columns, self._schema))
+        import pyarrow as pa
+
+        self.write_batch(pa.RecordBatch.from_pydict(dict(columns), schema=self._schema))
 
     def write_batch(self, batch: pa.RecordBatch) -> None:
         """Append the rows of a batch, which must have the columns of `schema`."""
@@ -105,13 +110,7 @@ class LineageWriter:
         return pa.Table.from_batches(self._waiting, self._schema)
 
     def _write_group(self, rows: pa.Table) -> None:
-        ordinals = number_array(np.arange(self.rows, self.rows + len(rows)))
+        ordinals = int64_array(np.arange(self.rows, self.rows + len(rows)))
         # The chunks are combined, because otherwise the pages of the file would depend on the batches.
         self._file.write_table(rows.combine_chunks().add_column(0, "ordinal", ordinals))
         self.rows += len(rows)
-
-
-def _batch(columns: Mapping[str, Sequence[Any] | np.ndarray | Strings], schema: pa.Schema) -> pa.RecordBatch:
-    import pyarrow as pa
-
-    return pa.RecordBatch.from_arrays([arrow_array(columns[field.name], field.type) for field in schema], schema=schema)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from niels_cache_assets.base.strings import arrow_array, number_array
+from niels_cache_assets.base.processes import delay_signals
 from niels_cache_assets.disk.space import name_path
 from niels_cache_assets.disk.writers import Files, add_file, sync_and_close
 from niels_cache_runtime.errors import NielsCacheError
@@ -32,8 +33,22 @@ def arrow_schema(columns: Mapping[str, str]) -> pa.Schema:
     """Return the Arrow schema for {column name: "string", "int64", "double" or "bool"}."""
     import pyarrow as pa
 
+    _finish_importing()
     kinds = {"int64": pa.int64(), "string": pa.string(), "double": pa.float64(), "bool": pa.bool_()}
     return pa.schema([(name, kinds[kind]) for name, kind in columns.items()])
+
+
+@cache
+def _finish_importing() -> None:
+    """Make Arrow import pandas now, which takes half a second. Otherwise Arrow imports it in the middle of a build, with its first array.
+
+    During that import, Ctrl-C would be lost: importlib's weakref callbacks and the initialization of extension modules ignore
+    KeyboardInterrupt.
+    """
+    import pyarrow as pa
+
+    with delay_signals():
+        pa.array([], pa.int64())
 
 
 class ParquetWriter:
@@ -51,7 +66,7 @@ class ParquetWriter:
         """Append one row group. `columns` has the values of each column, in the order of the schema."""
         import pyarrow as pa
 
-        arrays = [arrow_array(values, kind) for values, kind in zip(columns, self._schema.types, strict=True)]
+        arrays = [pa.array(values, kind) for values, kind in zip(columns, self._schema.types, strict=True)]
         self.write_table(pa.Table.from_arrays(arrays, schema=self._schema))
 
     def write_table(self, table: pa.Table) -> None:
@@ -167,8 +182,7 @@ def read_text_hashes(path: Path, meta: Meta | None = None) -> Iterator[Ints]:
             if TEXT_HASH not in parquet.schema_arrow.names:
                 raise NoTextHashesError(f"{table.path}: has no hashes of texts")
             for group in range(parquet.num_row_groups):
-                hashes = parquet.read_row_group(group, columns=[TEXT_HASH], use_threads=False).column(0)
-                yield np.from_dlpack(hashes.combine_chunks())  # `to_numpy` would import pandas
+                yield parquet.read_row_group(group, columns=[TEXT_HASH], use_threads=False).column(0).to_numpy()
 
 
 def rows_of(parquet: pq.ParquetFile, ordinals: Ints, columns: Sequence[str], *, first: int = 0) -> Iterator[tuple[Ints, pa.Table]]:
@@ -185,5 +199,5 @@ def rows_of(parquet: pq.ParquetFile, ordinals: Ints, columns: Sequence[str], *, 
         inside = ordinals[np.searchsorted(ordinals, first) : np.searchsorted(ordinals, end)]
         if len(inside):
             rows = parquet.read_row_group(group, columns=list(columns))
-            yield inside, rows if len(inside) == len(rows) else rows.take(number_array(inside - first))
+            yield inside, rows if len(inside) == len(rows) else rows.take(inside - first)
         first = end

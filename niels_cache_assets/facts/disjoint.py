@@ -28,7 +28,7 @@ import numpy as np
 from niels_cache_assets.base.defaults import BOS
 from niels_cache_assets.base.documents import BatchDivider
 from niels_cache_assets.base.parallel import map_in_order
-from niels_cache_assets.base.strings import buffers_of, number_array
+from niels_cache_assets.base.strings import buffers_of
 from niels_cache_assets.dedup.hashing import MIX_1, MIX_2, SHINGLE_BASE, mix
 from niels_cache_assets.dedup.signatures import Shingles
 from niels_cache_assets.dedup.text_set import TextMatch, TextSet
@@ -172,11 +172,13 @@ def compare_splits(
     Raises:
         NielsCacheError: If the threshold is invalid, or files are broken.
     """
+    import pyarrow as pa
+
     train, val = (_Documents(folder, split, meta, shards(split)) for split in SPLITS)
     comparison = _Comparison(train, val, meta, settings)
     with TextSet(near=settings.threshold, folder=scratch) as known:
         if comparison.needs_texts:
-            comparison.look_up(known, _binary_array(tokenizer.piece_bytes()), threads or available_threads())
+            comparison.look_up(known, pa.array(tokenizer.piece_bytes(), pa.large_binary()), threads or available_threads())
         elif len(val):
             deque(comparison.candidates(), maxlen=0)
         else:
@@ -271,13 +273,6 @@ class _Comparison:
         self.found += [(ordinal, of, kind, similarity) for ordinal, of in zip(ordinals[:room], matches[:room], strict=True)]
 
 
-def _binary_array(values: Sequence[bytes]) -> "pa.LargeBinaryArray":
-    import pyarrow as pa
-
-    offsets = np.cumsum([0, *map(len, values)], dtype=np.int64)
-    return pa.Array.from_buffers(pa.large_binary(), len(values), [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(values))])
-
-
 class _Documents:
     """The documents of one split as hashes and texts, by ordinal. Files are read only when needed."""
 
@@ -326,9 +321,11 @@ class _Documents:
 
         The canonical form of a text is the same as with the `decode` of the tokenizer.
         """
+        import pyarrow as pa
+
         begins, ends = self._bounds(ordinals)
         ids = self._stream.read_ranges(begins, ends)
-        content, offsets = buffers_of(pieces.take(number_array(np.concatenate(ids))))
+        content, offsets = buffers_of(pieces.take(pa.array(np.concatenate(ids))))
         stops = np.cumsum(ends - begins)
         starts = offsets[stops - (ends - begins) + self._begin_tokens].tolist()
         view: Any = memoryview(content)  # type: ignore[arg-type]

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from niels_cache_assets.base.fingerprint import Identity, fingerprint_of
-from niels_cache_assets.base.strings import arrow_array
 from niels_cache_assets.disk.identity import without_keys
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.disk.table_file import LineageFile
@@ -156,7 +155,7 @@ def _read(path: Path, excluded: Collection[str]) -> Iterator[tuple[str, str]]:
     import pyarrow
     import pyarrow.compute
 
-    ids, columns = arrow_array(list(excluded), pyarrow.string()), ["source_id", "file"]
+    ids, columns = pyarrow.array(list(excluded), "string"), ["source_id", "file"]
     with LineageFile(path, None).open(columns) as parquet:
         for batch in parquet.iter_batches(batch_size=_ROWS, columns=columns):
             matching = batch.filter(pyarrow.compute.is_in(batch["source_id"], value_set=ids))

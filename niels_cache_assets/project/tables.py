@@ -100,12 +100,20 @@ class ReportsSettings(Table):
 class NameSettings(Table):
     """Keys of [dagster] that are also attributes of a component: names in a code location that has assets of others."""
 
-    key_prefix: str | None = Field(None, pattern="^[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*$")
+    key_prefix: str | None = Field(None, pattern="^[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*$", examples=["nlp"])
     """First parts of all asset keys, such as "nlp" or "team/nlp". Names of jobs, ops, sensors, resources and pools begin with it, too"""
-    group: str | None = Field(None, pattern="^[A-Za-z0-9_]+$")
+    group: str | None = Field(None, pattern="^[A-Za-z0-9_]+$", examples=["nlp"])
     """Group of all assets; by default each has a group of its kind"""
-    pools: dict[Literal["parts", "source_stream"], str] = Field({})
+    pools: dict[str, str] = Field({})
     """Other names for the pools, such as { parts = "large_machine" }. A limit that such a pool has is not changed"""
+
+    @field_validator("pools")
+    @classmethod
+    def _check_pools(cls, value: dict[str, str]) -> dict[str, str]:
+        for name in value:
+            if name not in ("parts", "source_stream"):
+                raise ValueError(f"{name!r} is no pool; write parts or source_stream")
+        return value
 
 
 class ComponentSettings(NameSettings):

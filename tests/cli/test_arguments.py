@@ -89,9 +89,9 @@ def test_only_force_wait_and_cache_dir_go_to_the_launcher(launcher: FakeLauncher
     registry = build(launcher)
     assert registry.is_fallback
     assert replace(registry, is_fallback=False, advice=()) == load_registry(profile="default")
-    assert launcher.given == {"root": Path("cache"), "only": None, "force": False, "wait": False}
+    assert launcher.given == {"root": Path("cache"), "only": None, "force": False, "wait": False, "record": False}
     build(launcher, "--only", "wikitext", "tokenizer", "--force", "--wait", "--cache-dir", "elsewhere")
-    assert launcher.given == {"root": Path("elsewhere"), "only": ["wikitext", "tokenizer"], "force": True, "wait": True}
+    assert launcher.given == {"root": Path("elsewhere"), "only": ["wikitext", "tokenizer"], "force": True, "wait": True, "record": False}
 
 
 def test_every_flag_reaches_its_key(launcher: FakeLauncher) -> None:

@@ -60,6 +60,9 @@ def holding(path: Path, *, stubborn: bool = False, name: bytes = b"holding") -> 
             process.kill()
 
 
+POOL = "team/source_stream"  # of another component in the same home
+
+
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
@@ -69,20 +72,20 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def instance(home: Path) -> Iterator[dg.DagsterInstance]:
     with ensure_instance() as opened:
-        opened.event_log_storage.set_concurrency_slots(NAMES.stream_pool, 5)
+        opened.event_log_storage.set_concurrency_slots(POOL, 5)
         yield opened
 
 
 def begun_run(instance: dg.DagsterInstance, *, status: dg.DagsterRunStatus = STARTED) -> str:
     """A run that holds a place in the pool."""
     run = instance.create_run_for_job(streaming, status=status)
-    instance.event_log_storage.claim_concurrency_slot(NAMES.stream_pool, run.run_id, "step")
+    instance.event_log_storage.claim_concurrency_slot(POOL, run.run_id, "step")
     return run.run_id
 
 
 def states(instance: dg.DagsterInstance, *runs: str) -> list[tuple[str, bool]]:
     """Return the status of each run, and whether it holds a place in the pool."""
-    holding = instance.event_log_storage.get_concurrency_info(NAMES.stream_pool).active_run_ids
+    holding = instance.event_log_storage.get_concurrency_info(POOL).active_run_ids
     found = [instance.get_run_by_id(run) for run in runs]
     return [(run.status.value, run.run_id in holding) for run in found if run is not None]
 
@@ -104,12 +107,12 @@ def test_a_run_whose_process_was_killed_is_ended_and_one_that_lives_or_is_suspen
         gone = [stack.enter_context(holding(record_of(home, run))) for run in (killed, canceling)]
         stack.enter_context(holding(record_of(home, suspended))).send_signal(signal.SIGSTOP)
         stack.enter_context(recorded_run(instance, here))
-        end_abandoned_runs(instance, NAMES)
+        end_abandoned_runs(instance)
         assert states(instance, killed, canceling) == [("STARTED", True), ("CANCELING", True)]
         for process in gone:
             process.kill()
             process.wait()
-        end_abandoned_runs(instance, NAMES)
+        end_abandoned_runs(instance)
         expected = [("FAILURE", False), ("CANCELED", False), ("STARTED", True), ("STARTED", True)]
         assert states(instance, killed, canceling, suspended, here) == expected
         assert sorted(path.name for path in (home / ".runs").iterdir()) == sorted([suspended, here])
@@ -123,7 +126,7 @@ def test_a_record_of_another_machine_is_never_judged_and_one_from_before_a_resta
     write_record(record_of(home, container), replace(here, machine="container/2", namespace="pid:[1]"))
     write_record(record_of(home, damaged), here)
     record_of(home, damaged).write_text("{")
-    end_abandoned_runs(instance, NAMES)
+    end_abandoned_runs(instance)
     assert states(instance, elsewhere, damaged) == [("STARTED", True)] * 2
     assert states(instance, restarted, container) == [("FAILURE", False)] * 2
 
@@ -136,15 +139,15 @@ def test_a_home_that_was_copied_ends_the_runs_of_its_own_database_only(tmp_path:
     if not own:
         (first / "dagster.yaml").write_text(f"storage: {{sqlite: {{base_dir: {tmp_path / 'shared'}}}}}\n")
     with ensure_instance(first) as instance:
-        instance.event_log_storage.set_concurrency_slots(NAMES.stream_pool, 5)
+        instance.event_log_storage.set_concurrency_slots(POOL, 5)
         runs = [begun_run(instance) for _ in range(2)]
         with holding(record_of(first, runs[0])):
             write_record(record_of(first, runs[1]), replace(Process.current(), machine="other/1", boot="another kernel's"))
             shutil.copytree(first, copy)
             with ensure_instance(copy) as copied:
-                end_abandoned_runs(copied, NAMES)
+                end_abandoned_runs(copied)
                 assert states(copied, *runs) == [("FAILURE", False) if own else ("STARTED", True)] * 2
-            end_abandoned_runs(instance, NAMES)
+            end_abandoned_runs(instance)
             assert states(instance, *runs) == [("STARTED", True)] * 2
 
 
@@ -156,9 +159,9 @@ def test_a_step_worker_that_outlives_its_coordinator_is_ended_before_its_place_i
     run = begun_run(instance)
     with holding(record_of(home, f"{run}.1"), stubborn=True) as worker:
         with recorded_run(instance, run):
-            end_abandoned_runs(instance, NAMES)
+            end_abandoned_runs(instance)
             assert worker.poll() is None, "its coordinator lives"
-        end_abandoned_runs(instance, NAMES)
+        end_abandoned_runs(instance)
         assert worker.wait(timeout=60) == -signal.SIGKILL
     assert states(instance, run) == [("FAILURE", False)]
     assert list((home / ".runs").iterdir()) == []
@@ -192,7 +195,7 @@ def test_of_two_who_claim_a_record_one_gets_it(tmp_path: Path) -> None:
 def test_a_run_that_nobody_has_recorded_is_left_alone(instance: dg.DagsterInstance, home: Path) -> None:
     """Also one that is starting: its executor is about to record it, or Dagster's daemon ends it."""
     runs = [begun_run(instance), begun_run(instance, status=STARTING)]
-    end_abandoned_runs(instance, NAMES)
+    end_abandoned_runs(instance)
     assert states(instance, *runs) == [("STARTED", True), ("STARTING", True)]
 
 
@@ -238,6 +241,6 @@ def test_only_the_step_that_attends_a_child_needs_no_process(instance: dg.Dagste
 
 def test_the_place_of_a_run_that_has_ended_or_was_deleted_is_given_back(instance: dg.DagsterInstance, home: Path) -> None:
     runs = [begun_run(instance, status=status) for status in (STARTED, dg.DagsterRunStatus.FAILURE)]
-    instance.event_log_storage.claim_concurrency_slot(NAMES.stream_pool, "deleted", "step")
-    end_abandoned_runs(instance, NAMES)
-    assert instance.event_log_storage.get_concurrency_info(NAMES.stream_pool).active_run_ids == {runs[0]}
+    instance.event_log_storage.claim_concurrency_slot(POOL, "deleted", "step")
+    end_abandoned_runs(instance)
+    assert instance.event_log_storage.get_concurrency_info(POOL).active_run_ids == {runs[0]}

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import dagster as dg
@@ -13,12 +14,13 @@ import pytest
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.base.processes import lock_record
-from niels_cache_assets.defs import runs
+from niels_cache_assets.defs import launcher, runs
 from niels_cache_assets.defs.home import found as markers
 from niels_cache_assets.defs.home.instance import ensure_instance
 from niels_cache_assets.defs.launcher import launch_builds
 from niels_cache_assets.defs.provenance import FOUND_TAG, POINTER_TAG
 from niels_cache_assets.sources.reading.digests import _digest, remember_digests
+from niels_cache_runtime.errors import NielsCacheError
 from tests.helpers.built_project import Built
 from tests.helpers.dagster_tools import Project, metadata
 from tests.helpers.launches import Recorder, launch, launch_in_memory, states
@@ -66,6 +68,10 @@ def refuse_dagster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "open_runs", refuse)
 
 
+def interrupt(*arguments: object, **settings: object) -> None:
+    raise KeyboardInterrupt
+
+
 def test_what_is_found_is_as_fresh_as_what_a_run_has_built(
     elsewhere: Project, built_project: Built, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,11 +106,13 @@ def test_what_is_recorded_needs_no_dagster_until_something_is_new(elsewhere: Pro
     with monkeypatch.context() as patch:
         refuse_dagster(patch)
         assert set(states(launch(elsewhere)[0]).values()) == {"cache_hit"}
-    elsewhere.instance.wipe_assets([ASSETS[2]])
+    report = dg.AssetKey(["reports", "cache"])
+    elsewhere.instance.wipe_assets([ASSETS[2], report])
     launch(elsewhere)
     assert events(elsewhere.instance, ASSETS[2]) == [], "a marker is believed"
     launch_builds(elsewhere.registry, root=elsewhere.root, record=True, listener=Recorder())
     assert {event.partition for event in events(elsewhere.instance, ASSETS[2])} == {"notes", "books"}
+    assert len(events(elsewhere.instance, report)) == 1
     launch_builds(elsewhere.registry, root=elsewhere.root, record=True, listener=Recorder())
     assert len(events(elsewhere.instance, *ASSETS)) == before + 4, "the other assets of a cache are recorded with it"
 
@@ -121,6 +129,41 @@ def test_a_run_of_the_ui_leaves_only_the_marker_to_write(here: Project, monkeypa
             launch(here, only=["notes"])
     launch(here)
     assert len(events(here.instance, *ASSETS)) == before + 3
+
+
+def test_a_marker_counts_for_the_database_that_the_home_has_now(here: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = markers.dagster_home()
+    database = home / "history" / "runs.db"
+    database.parent.mkdir()
+    for change in (lambda: (home / "dagster.yaml").write_text("storage: {}"), database.touch, database.unlink):
+        change()
+        with monkeypatch.context() as patch:
+            refuse_dagster(patch)
+            with pytest.raises(AssertionError):
+                launch(here)
+        launch(here)
+        with monkeypatch.context() as patch:
+            refuse_dagster(patch)
+            launch(here)
+
+
+def test_a_build_found_while_upstream_cannot_be_reached_is_looked_for_again(here: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        find = launcher.find_current
+        patch.setattr(launcher, "find_current", lambda *each: (found := find(*each)) and replace(found, kept=True))
+        launch(here)
+    refuse_dagster(monkeypatch)
+    with pytest.raises(AssertionError):
+        launch(here)
+
+
+def test_a_home_that_cannot_be_used_ends_the_launch(here: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object) -> None:
+        raise NielsCacheError("the home is a file")
+
+    monkeypatch.setattr(runs, "open_runs", refuse)
+    with pytest.raises(NielsCacheError, match="is a file"):
+        launch(here)
 
 
 def test_a_killed_run_is_ended_though_there_is_nothing_to_build(here: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +206,9 @@ def test_the_parts_that_another_program_has_built_are_recorded_once(
         ("notes/part-00001", "FRESH"),
     ]
     refuse_dagster(monkeypatch)
+    markers._hash_in.cache_clear()
     launch(project, only=["notes"])
+    assert markers._hash_in.cache_info().misses == 2, "the tokenizer, and the plan of all parts"
 
 
 def test_a_check_that_failed_is_executed_again_and_a_hit_executes_none(here: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,9 +219,17 @@ def test_a_check_that_failed_is_executed_again_and_a_hit_executes_none(here: Pro
         patch.setattr(runs.Runs, "build", lambda self, artifact, **settings: (None, "the check failed"))
         assert states(launch(here, only=["notes"], force=True)[0])["notes"] == "failed"
     shard.write_bytes(b"\xff\xff" + good[2:])
-    results, _ = launch(here, only=["notes"])
-    assert results["notes"].state == "failed"
-    assert "files_match_meta" in (results["notes"].message or "")
+    assert not here.build("notes").success  # as a run of the UI
+    markers.remove_markers_of(graph(here.registry, here.root), "notes")  # as an observation of upstream does
+    for _ in range(2):
+        results, _ = launch(here, only=["notes"])
+        assert results["notes"].state == "failed"
+        assert "files_match_meta" in (results["notes"].message or "")
+    with monkeypatch.context() as patch:
+        patch.setattr("niels_cache_assets.defs.assets.building.materialize", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            launch(here, only=["notes"])
+    assert states(launch(here, only=["notes"])[0])["notes"] == "failed"
     shard.write_bytes(good)
     assert states(launch(here, only=["notes"])[0])["notes"] == "cache_hit"
     shard.write_bytes(b"\xff\xff" + good[2:])
@@ -225,11 +278,23 @@ def test_a_file_is_read_once_until_it_changes(tmp_path: Path, monkeypatch: pytes
     assert digests[0] == digests[1] != digests[2]
     [entry] = json.loads(memory.read_text()).values()
     assert entry[-1] == digests[2]
-    memory.write_text(json.dumps({str(file): [*entry[:-1], "remembered"]}))
+    for shape in ("[1]", "3", json.dumps({str(file): 3})):
+        memory.write_text(shape)
+        _digest.cache_clear()
+        with remember_digests(memory):
+            assert content_digest(str(file)) == digests[2]
+    memory.write_text(json.dumps({str(file): [*entry[:-1], "remembered"], str(tmp_path / "removed"): entry}))
     _digest.cache_clear()
     with remember_digests(memory):
         assert content_digest(str(file)) == "remembered"
     monkeypatch.setattr("niels_cache_assets.sources.reading.digests._SETTLED_NS", 10**12)
+    other = tmp_path / "other.txt"
+    other.write_text("one")
+    with monkeypatch.context() as patch:
+        patch.setattr("niels_cache_assets.sources.reading.digests._SETTLED_NS", 0)
+        with remember_digests(memory):
+            content_digest(str(other))
+    assert json.loads(memory.read_text()).keys() == {str(file), str(other)}
     file.write_text("six")
     with remember_digests(memory):
         content_digest(str(file))

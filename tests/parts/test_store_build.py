@@ -173,15 +173,16 @@ def test_another_machine_sees_what_each_step_is_doing_and_reads_only_what_has_ch
     resources = {"cache_root": CacheRoot(root=str(two.root))}
     definitions, sensor, cursor = build_defs(resources, registry=two.registry), finished_parts_sensor(two.registry), None
     assert sensor.default_status == dg.DefaultSensorStatus.RUNNING
-    recorded = list[str | None]()
-    for _ in range(2):
-        context = dg.build_sensor_context(
-            instance=dg.DagsterInstance.ephemeral(), cursor=cursor, definitions=definitions, resources=resources
-        )
-        tick = sensor.evaluate_tick(context)
-        cursor = tick.cursor
-        recorded += [event.partition for event in tick.asset_events]
-    assert recorded == [NAME, NAME, f"{NAME}/part-00000"], "an observation; then the plan and the part"
+    with dg.DagsterInstance.ephemeral() as instance:
+        for observed in (1, 0):
+            context = dg.build_sensor_context(instance=instance, cursor=cursor, definitions=definitions, resources=resources)
+            tick = sensor.evaluate_tick(context)
+            cursor = tick.cursor
+            assert [event.partition for event in tick.asset_events] == [NAME] * observed
+        assert [instance.get_materialized_partitions(dg.AssetKey(["pretrain", asset])) for asset in ("plan", "parts")] == [
+            {NAME},
+            {f"{NAME}/part-00000"},
+        ]
 
 
 @pytest.mark.parametrize("parts", [1, 3])

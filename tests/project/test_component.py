@@ -72,6 +72,34 @@ def test_several_components_must_be_told_apart(project: Path) -> None:
     assert load_registry(config=str(other)).dagster.key_prefix == "replaced", "its own file says so"
 
 
+def test_the_component_in_the_working_directory_is_preferred(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = add(project, "words", "key_prefix: words, tables: {pretrain: {words: {source: text, files: [a.txt]}}}")
+    (path.parent / "niels_cache.toml").unlink()
+    monkeypatch.chdir(path.parent)
+    assert load_registry().dagster.key_prefix == "words"
+
+
+@pytest.mark.parametrize("attributes", ["{config: '{{ secret() }}'}", "{[}", "[1]"])
+def test_a_component_that_cannot_be_read_stops_only_its_own_commands(project: Path, attributes: str) -> None:
+    other = add(project, "other", "")
+    other.write_text(f"{TYPE}attributes: {attributes}\n", encoding="utf-8")
+    (project / "src/demo/defs/nlp/defs.yaml").write_text(
+        f"# {{{{ a comment }}}}\n{TYPE}attributes: {{config: niels_cache.toml, key_prefix: nlp}}\n", encoding="utf-8"
+    )
+    assert load_registry(config=str(project / "src/demo/defs/nlp/niels_cache.toml")).dagster.key_prefix == "nlp"
+    for file in (other, other.parent / "niels_cache.toml"):
+        with pytest.raises(NielsCacheError) as caught:
+            load_registry(config=str(file))
+        assert missing(caught.value, f"{other}: ") == []
+
+
+@pytest.mark.parametrize("text", ["tool = 3", "[tool]\ndg = 3", "[tool.dg]\nproject = 3"])
+def test_another_pyproject_is_no_project(project: Path, text: str) -> None:
+    (project / "pyproject.toml").write_text(f"{text} # directory_type\n", encoding="utf-8")
+    (project / "niels_cache.toml").write_text(TABLE, encoding="utf-8")
+    assert load_registry().origin == "niels_cache.toml"
+
+
 @pytest.mark.parametrize(
     ("attributes", "named"),
     [
@@ -82,6 +110,7 @@ def test_several_components_must_be_told_apart(project: Path) -> None:
         ("config: niels_cache.toml, prefix: nlp", ("defs.yaml: [attributes]", "prefix")),
         ("tables: {dagster: 3}", ("dagster must be a table",)),
         ("tables: [}", ("defs.yaml: ",)),
+        ("}\n---\ntype: other\nattributes: {", ("defs.yaml: ", "one document")),
     ],
 )
 def test_wrong_attributes_are_refused_in_one_line(

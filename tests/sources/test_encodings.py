@@ -360,7 +360,7 @@ def test_a_corpus_its_report_its_cache_and_the_ui_say_what_was_replaced(tmp_path
     plain = project(files=[str(tmp_path / "*.txt")])
     build_tokenizer(plain, root=tmp_path / "plain")
     outcome = build_dataset(plain, "mine", root=tmp_path / "plain")
-    entries = family_metadata(outcome, {}, deduplicated=False, draw=False)[None]
+    entries = family_metadata(plain, outcome, plain.source("mine"), draw=False)[None]
     assert json_of(entries["made_from"].value)["facts"]["not_text"]["by_file"] == {"picture.txt": 1}
     assert missing(entries["warning"], "picture.txt", " encoding") == []
     page = cache_report(registry, find_items(registry, root=root), root=root, history=History(source="none"))

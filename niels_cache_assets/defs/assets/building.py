@@ -11,7 +11,7 @@ from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.defs.assets.upstream import record_read
 from niels_cache_assets.defs.config import BuildConfig
-from niels_cache_assets.defs.home.found import remove_marker
+from niels_cache_assets.defs.home.found import mark_unchecked
 from niels_cache_assets.defs.keys import DefinitionNames, names_of
 from niels_cache_assets.defs.progress import BuildReporter, readable_failures, result_line, sink_of
 from niels_cache_assets.defs.recording import records_of
@@ -29,6 +29,7 @@ def artifact_asset(
     partitions: Sequence[str] | None = None,
     prepare: Callable[[Any, BuildConfig, dg.AssetExecutionContext], Artifact] = lambda artifact, config, context: artifact,
     streams: bool = False,
+    is_configurable: bool = True,
     **settings: Any,
 ) -> dg.AssetsDefinition:
     """Return the asset that records the artifacts of a kind, one in each partition, or the only artifact with this key.
@@ -39,12 +40,12 @@ def artifact_asset(
         partitions: Its partitions; by default it has none.
         prepare: Changes the artifact before it is built.
         streams: Whether a build reads the source of its partition, and so needs the slot of a stream; by default no.
+        is_configurable: Whether the launchpad shows the settings of a run; by default yes.
         **settings: Arguments of `dg.asset`.
     """
     names = names_of(registry)
     key, each = names.assets[kind], None if partitions is None else dg.StaticPartitionsDefinition(partitions)
 
-    @dg.asset(key=key, partitions_def=each, required_resource_keys=names.resources, **settings)
     def build(context: dg.AssetExecutionContext, config: BuildConfig) -> dg.MaterializeResult:
         with readable_failures():
             artifact = graph(registry, root_of(context, names))[f"{kind}/{context.partition_key}" if each else kind]
@@ -53,7 +54,11 @@ def artifact_asset(
             outcome = build_artifact(context, artifact, config, names, observed=key if each else None, source=source)
         return recorded_results(context, registry, outcome)[0]
 
-    return build
+    def build_as_configured(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
+        return build(context, BuildConfig(wait=False, force=False))
+
+    asset = dg.asset(key=key, partitions_def=each, required_resource_keys=names.resources, **settings)
+    return asset(build if is_configurable else build_as_configured)
 
 
 def build_artifact(
@@ -78,7 +83,7 @@ def build_artifact(
         passes_on: Errors that are not failures of the run; by default none.
     """
     name = listed_name(artifact.key)
-    remove_marker(artifact)
+    mark_unchecked(artifact, context.run.run_id)
     reporter = BuildReporter(context, sink_of(context, names), name=name, observed=observed)
     with readable_failures(passes_on), StreamSlot(context, name, pool=names.stream_pool, log=reporter.log) as slot:
 

@@ -11,10 +11,8 @@ import dagster as dg
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.index import BlendIndex
 from niels_cache_assets.base.fingerprint import fingerprint_of, identity_settings
-from niels_cache_assets.defs.assets.building import build_artifact, recorded_results
-from niels_cache_assets.defs.config import BuildConfig
+from niels_cache_assets.defs.assets.building import artifact_asset
 from niels_cache_assets.defs.keys import mapped, names_of
-from niels_cache_assets.defs.resources import root_of
 from niels_cache_assets.project.registry import Registry
 
 _DESCRIPTION = """The order of samples of a blend, numbered as in Megatron-LM. It is built ahead, so that training only maps it.
@@ -40,20 +38,16 @@ def index_assets(registry: Registry) -> list[dg.AssetsDefinition]:
     readers = graph(registry, "").readers("pretrain", "index")
     blends_of = {member: [name for name in blends if name in built] for member, blends in readers.items()}
 
-    @dg.asset(
-        key=names.index,
-        deps=[mapped(names.splits["pretrain"]["train"], blends_of)],
-        partitions_def=dg.StaticPartitionsDefinition(built),
-        group_name="index",
-        kinds={"numpy"},
-        code_version=f"{BlendIndex.version}-{settings[:8]}",  # so that changed settings of [blend.*] show as unsynced
-        description=_DESCRIPTION,
-        required_resource_keys=names.resources,
-    )
-    def gpt(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
-        name = context.partition_key
-        artifact = graph(registry, root_of(context, names)).index(name)
-        outcome = build_artifact(context, artifact, BuildConfig(wait=False, force=False), names, observed=names.index)
-        return recorded_results(context, registry, outcome)[0]
-
-    return [gpt]
+    return [
+        artifact_asset(
+            registry,
+            "index",
+            partitions=built,
+            is_configurable=False,
+            deps=[mapped(names.splits["pretrain"]["train"], blends_of)],
+            group_name="index",
+            kinds={"numpy"},
+            code_version=f"{BlendIndex.version}-{settings[:8]}",  # so that changed settings of [blend.*] show as unsynced
+            description=_DESCRIPTION,
+        )
+    ]

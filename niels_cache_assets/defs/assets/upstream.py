@@ -115,7 +115,7 @@ def _was_read_last(instance: dg.DagsterInstance, seen: dg.AssetObservation) -> b
         return False
     since = observations(instance, seen.asset_key, seen.partition, limit=_OBSERVATIONS, after_storage_id=last[0].storage_id)
     events = [last[0].asset_materialization, *(each.asset_observation for each in since)]
-    return all(event is not None and recorded_version(event) == version_of(seen) for event in events)
+    return all(event is not None and version_of(event) == version_of(seen) for event in events)
 
 
 def _observation(registry: Registry, name: str, revision: str | None, *, root: Path) -> dg.AssetObservation:
@@ -138,19 +138,14 @@ def _observation(registry: Registry, name: str, revision: str | None, *, root: P
     )
 
 
-def version_of(observation: dg.AssetObservation) -> str:
-    """Return the data version in an observation."""
-    return observation.tags[DATA_VERSION_TAG]
+def version_of(event: dg.AssetObservation | dg.AssetMaterialization) -> str:
+    """Return the data version in an event, or an empty text if it has none."""
+    return (event.tags or {}).get(DATA_VERSION_TAG, "")
 
 
 def observed_revision(observation: dg.AssetObservation | None) -> str | None:
     """Return the revision of upstream in an observation, or None if there is none."""
     return None if observation is None or REVISION not in observation.metadata else str(observation.metadata[REVISION].value)
-
-
-def recorded_version(event: dg.AssetMaterialization | dg.AssetObservation) -> str | None:
-    """Return the data version in any event, or None if it has none."""
-    return (event.tags or {}).get(DATA_VERSION_TAG)
 
 
 def last_observation(
@@ -166,6 +161,17 @@ def last_observation(
     """
     key = names_of(registry).upstream[registry.family_of(name)]
     return next((record.asset_observation for record in observations(instance, key, name, before_storage_id=before)), None)
+
+
+def last_left_observation(instance: dg.DagsterInstance, registry: Registry, name: str, version: str) -> str:
+    """Return the id of the newest observation of another version, which upstream has left, or "0".
+
+    The id changes only when upstream changes. A crash does not change it.
+    """
+    key = names_of(registry).upstream[registry.family_of(name)]
+    records = observations(instance, key, name, limit=_OBSERVATIONS)
+    others = (each.storage_id for each in records if each.asset_observation and version_of(each.asset_observation) != version)
+    return str(next(others, 0))
 
 
 def built_versions(instance: dg.DagsterInstance, registry: Registry, name: str) -> set[str | None]:

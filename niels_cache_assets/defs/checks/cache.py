@@ -11,8 +11,8 @@ contain them. It also warns of documents of train that have the text of a docume
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import dagster as dg
 
@@ -30,6 +30,7 @@ from niels_cache_runtime.format.layout import META_NAME, SPLITS, Family, dataset
 from niels_cache_runtime.format.meta import Meta, is_foreign, load_meta
 from niels_cache_runtime.verify import Finding, FindingKind, verify_dataset
 
+_pretrain_result = partial(dg.AssetCheckResult, severity=dg.AssetCheckSeverity.WARN)  # a warning, unless the severity is given
 _UNSOUND = "not compared, because the cache fails another check"
 CHECK_NAMES: dict[FindingKind, str] = {"files": "files_match_meta", "content": "invariants_hold", "tokenizer": "tokenizer_is_current"}
 _DESCRIPTIONS = {
@@ -81,7 +82,7 @@ def cache_checks(registry: Registry, family: Family) -> dg.AssetChecksDefinition
             with readable_failures():
                 short = _UNSOUND if findings else budget_shortfall(meta)
                 # only a warning, because the source may have no more text
-                yield _pretrain_result(BUDGETS_MET, passed=short is None, description=short)
+                yield _pretrain_result(check_name=BUDGETS_MET, passed=short is None, description=short)
 
     return verify
 
@@ -112,9 +113,9 @@ def _disjoint_result(registry: Registry, name: str, root: Path, meta: Meta, *, i
         NielsCacheError: If the build has recorded no comparison, and the cache cannot be read with the tokenizer of its root.
     """
     if skipped is not None:
-        return _pretrain_result(SPLITS_DISJOINT, passed=True, description=f"{skipped}: there is nothing to compare")
+        return _pretrain_result(check_name=SPLITS_DISJOINT, passed=True, description=f"{skipped}: there is nothing to compare")
     if not is_sound:
-        return _pretrain_result(SPLITS_DISJOINT, passed=False, description=_UNSOUND)
+        return _pretrain_result(check_name=SPLITS_DISJOINT, passed=False, description=_UNSOUND)
     found = check_splits(registry, name, root, meta)
     record, shared = found.overlap.record, found.shared
     estimate = found.overlap.near_estimate
@@ -123,7 +124,7 @@ def _disjoint_result(registry: Registry, name: str, root: Path, meta: Meta, *, i
     ]
     pairs = [{**pair, **{split: _describe_origin(**pair[split]) for split in SPLITS}} for pair in record["pairs"]]
     return _pretrain_result(
-        SPLITS_DISJOINT,
+        check_name=SPLITS_DISJOINT,
         passed=found.overlap.is_disjoint and not shared.found,
         severity=dg.AssetCheckSeverity.ERROR if found.overlap.was_prevented else dg.AssetCheckSeverity.WARN,
         description=found.description or (estimate and f"near copies in train: {estimate}"),
@@ -141,12 +142,6 @@ def _disjoint_result(registry: Registry, name: str, root: Path, meta: Meta, *, i
 
 def _describe_origin(*, source_id: str, file: str, row: int, **_: int) -> str:
     return f"{file}:{row} ({source_id})"
-
-
-def _pretrain_result(
-    name: str, *, passed: bool, severity: dg.AssetCheckSeverity = dg.AssetCheckSeverity.WARN, **rest: Any
-) -> dg.AssetCheckResult:
-    return dg.AssetCheckResult(check_name=name, passed=passed, severity=severity, **rest)
 
 
 def _skip_reason(meta: Meta) -> str | None:

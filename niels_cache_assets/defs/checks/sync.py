@@ -14,7 +14,7 @@ import dagster as dg
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.state import CacheState
 from niels_cache_assets.base.wording import UNKNOWN, file_size, format_count, format_list
-from niels_cache_assets.defs.assets.upstream import REVISION, last_observation
+from niels_cache_assets.defs.assets.upstream import last_observation, observed_revision
 from niels_cache_assets.defs.checks.cache import find_problems
 from niels_cache_assets.defs.keys import PARTITION_TAG, names_of
 from niels_cache_assets.defs.metadata.entries import table, without_empty
@@ -42,11 +42,10 @@ def in_sync_check(registry: Registry, family: Family) -> dg.AssetChecksDefinitio
     )
     def caches_in_sync(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         root = root_of(context, keys)
-        names = [name for name, source in registry.datasets(family).items() if source.enabled]
-        found = [graph(registry, root).dataset_state(name) for name in names]
-        outdated = _outdated(context.instance, registry, found, root=root)
         states = [
-            replace(state, state="other revision", advice=outdated[state.name]) if state.name in outdated else state for state in found
+            _with_revision(context.instance, registry, graph(registry, root).dataset_state(name), root=root)
+            for name, source in registry.datasets(family).items()
+            if source.enabled
         ]
         unsynced = [state.name for state in states if state.needs_build]
         missing = [state.name for state in states if state.condition == "missing"]
@@ -115,18 +114,13 @@ def _row(state: CacheState, findings: Sequence[Finding] | None, *, verified: boo
     return row
 
 
-def _outdated(instance: dg.DagsterInstance, registry: Registry, states: Sequence[CacheState], *, root: Path) -> dict[str, str]:
-    """Return what to do about data sets that match their settings but not the last observed revision of upstream, by name."""
-    found = {}
-    for state in states:
-        if state.state != "in sync":
-            continue
-        observation = last_observation(instance, registry, state.name)
-        revision = observation.metadata.get(REVISION) if observation else None
-        if state.name in registry.prepared():  # a newer revision with the same documents does not change the cache
-            meta = graph(registry, root).corpus(state.name).current()
-        else:
-            meta = state.meta
-        if revision is not None and revision.value != meta["dataset_revision"]:
-            found[state.name] = f"build it again: upstream was observed at {revision.value}, the cache has {meta['dataset_revision']}"
-    return found
+def _with_revision(instance: dg.DagsterInstance, registry: Registry, state: CacheState, *, root: Path) -> CacheState:
+    """Return the state, or another one if the cache matches its settings but not the last observed revision of upstream."""
+    revision = observed_revision(last_observation(instance, registry, state.name)) if state.state == "in sync" else None
+    if revision is None:
+        return state
+    # of a corpus, because a newer revision with the same documents does not change the cache
+    meta = graph(registry, root).corpus(state.name).current() if state.name in registry.prepared() else state.meta
+    built = meta["dataset_revision"]
+    advice = f"build it again: upstream was observed at {revision}, the cache has {built}"
+    return state if built == revision else replace(state, state="other revision", advice=advice)

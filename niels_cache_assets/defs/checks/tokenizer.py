@@ -14,6 +14,11 @@ from niels_cache_assets.tokenizer.training import ROUND_TRIP_TEXTS, round_trip_l
 
 SPECIAL_TOKENS = "special_tokens_are_one_id_each"
 ROUND_TRIP = "text_survives_a_round_trip"
+_DESCRIPTIONS = {
+    SPECIAL_TOKENS: "Each special token is exactly one id, and these ids differ.",
+    ROUND_TRIP: "decode(encode(text)) == text for newlines, tabs, code, runs of blanks, CJK and emoji. An error for a tokenizer that was "
+    "trained here. For an imported one, a warning that shows the losses.",
+}
 
 
 def tokenizer_checks(registry: Registry) -> dg.AssetChecksDefinition:
@@ -23,19 +28,8 @@ def tokenizer_checks(registry: Registry) -> dg.AssetChecksDefinition:
     @dg.multi_asset_check(
         name=names.name("check_tokenizer"),
         specs=[
-            dg.AssetCheckSpec(
-                SPECIAL_TOKENS,
-                asset=names.tokenizer,
-                blocking=True,
-                description="Each special token is exactly one id, and these ids differ.",
-            ),
-            dg.AssetCheckSpec(
-                ROUND_TRIP,
-                asset=names.tokenizer,
-                blocking=True,
-                description="decode(encode(text)) == text for newlines, tabs, code, runs of blanks, CJK and emoji. "
-                "An error for a tokenizer that was trained here. For an imported one, a warning that shows the losses.",
-            ),
+            dg.AssetCheckSpec(name, asset=names.tokenizer, blocking=True, description=description)
+            for name, description in _DESCRIPTIONS.items()
         ],
         can_subset=True,  # each check has its own button
         required_resource_keys=names.resources,

@@ -18,7 +18,6 @@ import dagster as dg
 
 from niels_cache_assets.base.processes import claim_record, end_with_parent, is_locked, lock_record, read_record
 from niels_cache_assets.defs.home.found import RUN_RECORDS
-from niels_cache_assets.defs.keys import DefinitionNames
 from niels_cache_runtime.errors import NielsCacheError
 
 _ABANDONED_MESSAGE = "The process of this run has ended (it was killed, or the machine stopped)."
@@ -27,15 +26,15 @@ _JOIN_SECONDS = 1.0
 
 
 @contextmanager
-def ending_abandoned_runs(instance: dg.DagsterInstance, names: DefinitionNames) -> Iterator[None]:
+def ending_abandoned_runs(instance: dg.DagsterInstance) -> Iterator[None]:
     """End abandoned runs before the `with` block, and regularly while the block runs."""
-    end_abandoned_runs(instance, names)
+    end_abandoned_runs(instance)
     ended = threading.Event()
 
     def watch() -> None:
         while not ended.wait(_WATCH_SECONDS):
             with suppress(Exception):  # errors of the database, such as a lock; the next attempt may succeed
-                end_abandoned_runs(instance, names)
+                end_abandoned_runs(instance)
 
     watcher = threading.Thread(target=watch, name="abandoned runs", daemon=True)
     if not instance.is_ephemeral:  # only this process can see an instance in memory
@@ -82,8 +81,8 @@ def begin_step(instance: dg.DagsterInstance, run_id: str) -> None:
         end_with_parent()
 
 
-def end_abandoned_runs(instance: dg.DagsterInstance, names: DefinitionNames) -> None:
-    """End the runs of this home whose process has ended, and free the pool slots of all ended runs."""
+def end_abandoned_runs(instance: dg.DagsterInstance) -> None:
+    """End the runs of this home whose process has ended, and free the slots that ended runs hold in any pool of the instance."""
     home, is_own = _home(instance), _has_own_database(instance)
     for path in (home / RUN_RECORDS).glob("*"):
         run_id, _, step = path.name.partition(".")
@@ -94,7 +93,7 @@ def end_abandoned_runs(instance: dg.DagsterInstance, names: DefinitionNames) -> 
                     _end(instance, run_id)
                     _clear(home, run_id)
     if instance.event_log_storage.supports_global_concurrency_limits:
-        for pool in map(instance.event_log_storage.get_concurrency_info, (names.stream_pool, names.parts_pool)):
+        for pool in map(instance.event_log_storage.get_concurrency_info, instance.event_log_storage.get_concurrency_keys()):
             for run_id in pool.active_run_ids | pool.pending_run_ids:
                 holder = instance.get_run_by_id(run_id)
                 if holder is None or holder.is_finished:

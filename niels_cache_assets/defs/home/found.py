@@ -5,13 +5,15 @@
     .runs/                  the processes of runs (abandoned.py)
 
 A marker is written after the events are in the database, so after a kill in between, an artifact is recorded again, and never left out. Its
-value covers the artifact, its inputs and its code version. A step of a run removes the marker, and so does another observation of upstream.
+value covers the artifact, its inputs and its code version. Another observation of upstream removes the marker. A step of a run first writes
+the id of the run in its place, and a failed launch no id: only a launch replaces those, when the checks of the artifact have passed.
 """
 
 import hashlib
 import os
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ from niels_cache_runtime.format.meta import Meta, load_meta
 HOME_VARIABLE = "DAGSTER_HOME"
 RUN_RECORDS = ".runs"
 _FOLDER = ".found"
-_FAILED = "failed"
+_UNCHECKED = "unchecked "  # and the id of the run
 
 
 def dagster_home(home: Path | None = None) -> Path:
@@ -65,16 +67,24 @@ class Marker:
 
     @property
     def is_current(self) -> bool:
-        """Whether this home has recorded the artifact as it is now."""
+        """Whether this home has recorded the artifact as it is now, in the database that it has now."""
         with suppress(OSError):
-            return self.path.read_bytes() == self.value.encode()
+            return self.path.read_bytes() == self._content()
         return False
+
+    def _content(self) -> bytes:
+        """Return the value, and what changes with the database: its configuration, and the files of the home's own database."""
+        home, found = dagster_home(), [self.value]
+        with suppress(OSError):
+            found.append(hashlib.sha256((home / "dagster.yaml").read_bytes()).hexdigest())
+            found.extend(str((home / "history" / name).stat().st_ino) for name in ("runs.db", "runs/index.db"))
+        return "\n".join(found).encode()
 
     def write(self) -> None:
         """Write the marker. If this fails, the artifact is recorded again, or found in the database."""
         with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.path, self.value.encode(), spare=f"new-{os.getpid()}")
+            write_atomically(self.path, self._content(), spare=f"new-{os.getpid()}")
 
 
 def marker_of(artifacts: Graph, artifact: Artifact, outcome: Outcome) -> Marker:
@@ -93,27 +103,25 @@ def marker_of(artifacts: Graph, artifact: Artifact, outcome: Outcome) -> Marker:
     return Marker(_marker_path(artifact), fingerprint_of(value))
 
 
-def mark_failed(artifact: Artifact) -> None:
-    """Mark an artifact whose run has failed, although its build may be current. The next launch does not find it, but runs it again."""
-    Marker(_marker_path(artifact), _FAILED).write()
+def mark_unchecked(artifact: Artifact, run_id: str = "") -> None:
+    """Mark an artifact that a run is about to build, or without a run, one that a launch must run again though it may be current."""
+    Marker(_marker_path(artifact), _UNCHECKED + run_id).write()
 
 
-def has_failed(artifact: Artifact) -> bool:
-    """Return whether the last run of a launch has failed to build an artifact, or one of its checks has failed."""
-    return Marker(_marker_path(artifact), _FAILED).is_current
-
-
-def remove_marker(artifact: Artifact) -> None:
-    """Remove the marker of an artifact, so that the next `build-all` looks into the database."""
+def unchecked_run(artifact: Artifact) -> str | None:
+    """Return the run that `mark_unchecked` was given last, or None if the build of the artifact can be believed."""
     with suppress(OSError):
-        _marker_path(artifact).unlink()
+        value = _marker_path(artifact).read_text(encoding="utf-8").partition("\n")[0]
+        return value.removeprefix(_UNCHECKED) if value.startswith(_UNCHECKED) else None
+    return None
 
 
 def remove_markers_of(artifacts: Graph, name: str) -> None:
-    """Remove the markers of a data set, of which another upstream was observed."""
-    for key in artifacts.keys:
-        if key.partition("/")[2] == name:
-            remove_marker(artifacts[key])
+    """Remove the markers of a data set, of which another upstream was observed, so that the next `build-all` looks into the database."""
+    for artifact in (artifacts[key] for key in artifacts.keys if key.partition("/")[2] == name):
+        if unchecked_run(artifact) is None:
+            with suppress(OSError):
+                _marker_path(artifact).unlink()
 
 
 def _marker_path(artifact: Artifact) -> Path:
@@ -124,11 +132,19 @@ def _marker_path(artifact: Artifact) -> Path:
 
 
 def _recorded_hash(artifact: Artifact) -> str | None:
-    with suppress(NielsCacheError):
-        return _hash_of(load_meta(artifact.record_path))
+    path = artifact.record_path
+    with suppress(OSError, NielsCacheError):
+        state = path.stat()
+        return _hash_in(path, state.st_ino, state.st_size, state.st_mtime_ns)
     return None
+
+
+@lru_cache(maxsize=1000)
+def _hash_in(path: Path, *stamp: int) -> str:
+    """Return the hash of a record. All parts of a data set have the same plan, which has an entry for each of them."""
+    return _hash_of(load_meta(path))
 
 
 def _hash_of(meta: Meta) -> str:
     """Return the hash of a record. That of an index is in its name."""
-    return str(meta.get("meta_sha256") or meta.get("hash"))
+    return str(meta.get("meta_sha256") or meta.get("hash") or fingerprint_of(meta))

@@ -56,7 +56,7 @@ def serve(listener: socket.socket, names: DefinitionNames, *, read_only: bool, r
         ExitStack() as stack,
     ):
         if not read_only:
-            stack.enter_context(ending_abandoned_runs(instance, names))  # because queued runs wait for the slots of abandoned runs
+            stack.enter_context(ending_abandoned_runs(instance))  # because queued runs wait for the slots of abandoned runs
             services.start_daemon()
         asyncio.run(_serve(guard, listener, services, ready))
 

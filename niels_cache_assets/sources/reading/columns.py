@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from niels_cache_assets.base.documents import NO_SPLIT, BatchDivider, DocumentBatch, object_array
-from niels_cache_assets.base.strings import Objects, Strings, buffers_of, number_array
+from niels_cache_assets.base.strings import Objects, Strings, buffers_of, int64_array
 from niels_cache_assets.sources.reading import rows
 from niels_cache_assets.sources.reading.parquet_files import as_strings
 from niels_cache_assets.sources.reading.positions import FilePass
@@ -103,7 +103,7 @@ def valid_strings(column: pa.Array) -> Strings | Objects | None:
     content, offsets = buffers_of(column)
     try:
         if len(content) > _SHORT_BYTES * len(column):
-            return object_array(column.to_pylist(), len(column))
+            return column.to_numpy(zero_copy_only=False)
         if len(content) and content.max() > _FIRST_NOT_ASCII:
             column.validate(full=True)
     except (UnicodeDecodeError, pa.ArrowException):
@@ -126,7 +126,7 @@ def _characters_of(column: pa.Array, content: np.ndarray, offsets: np.ndarray) -
         return sizes
     followers = np.flatnonzero(content.view(np.int8) < _AFTER_FOLLOWERS)
     if len(followers) > len(content) >> 4:  # Arrow counts many of them faster
-        return np.from_dlpack(compute.utf8_length(column)).astype(np.int64)
+        return compute.utf8_length(column).to_numpy().astype(np.int64)
     return sizes - np.bincount(np.searchsorted(offsets[1:], followers, side="right"), minlength=len(sizes))
 
 
@@ -183,7 +183,7 @@ def _ids_of(values: Sequence[Any] | None, files: Strings | Objects, numbers: Seq
         import pyarrow as pa
         from pyarrow import compute
 
-        named = number_array(np.asarray(numbers, dtype=np.int64)).cast(pa.large_string())
+        named = int64_array(np.asarray(numbers, dtype=np.int64)).cast(pa.large_string())
         joint = pa.scalar("#", pa.large_string())
         return Strings(compute.binary_join_element_wise(files.arrow(), named, joint))  # as rows.row_id
     return object_array(map(rows.row_id, [None] * count if values is None else values, files, numbers), count)

@@ -29,8 +29,8 @@ def remember_digests(path: Path) -> Iterator[None]:
     A file that cannot be read or written is ignored, because every digest can be computed again.
     """
     known: dict[str, Any] = {}
-    with suppress(OSError, ValueError):
-        known = dict(json.loads(path.read_bytes()))
+    with suppress(OSError, ValueError, TypeError, AttributeError):  # also if the JSON has another shape
+        known = {file: [*entry] for file, entry in json.loads(path.read_bytes()).items()}
     before, token = dict(known), _KNOWN.set(known)
     try:
         yield
@@ -39,7 +39,8 @@ def remember_digests(path: Path) -> Iterator[None]:
         if known != before:
             with suppress(OSError):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                write_atomically(path, json.dumps(known).encode(), spare=f"new-{os.getpid()}")
+                present = {file: entry for file, entry in known.items() if os.path.exists(file)}
+                write_atomically(path, json.dumps(present).encode(), spare=f"new-{os.getpid()}")
 
 
 def content_digest(path: str) -> str:
