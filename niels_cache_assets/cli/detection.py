@@ -90,9 +90,9 @@ def _kinds_of(path: str, text_field: str | None) -> dict[DetectedKind, list[str]
         patterns = {path: files} if len(sources) == 1 else {glob.escape(file): [file] for file in files}
         return _sorted_by_kind(patterns, text_field)
     files = files_in(path)
-    if all(file.lower().endswith(".md") for file in files):
-        return {DetectedKind("pretrain", "markdown_folder"): [path]}
     others = [file for file in files if not file.lower().endswith(".md")]
+    if not others:
+        return {DetectedKind("pretrain", "markdown_folder"): [path]}
     if all(file.lower().endswith(".json") and _is_roam_export(file) for file in others):  # `all` stops at a non-export
         return {DetectedKind("pretrain", "roam"): [path]}
     return _sorted_by_kind(_patterns(path, files), text_field)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from niels_cache_assets.exchange.splits import ExportSplit
-from niels_cache_assets.exchange.writing import PlannedFile, Unit, make_unit
+from niels_cache_assets.exchange.writing import PlannedFile, Unit, make_unit, tokens_file
 from niels_cache_runtime.cache.opening import cut_documents
 
 MAX_BYTES = 200 * 1000**3  # datatrove writes at most 100 billion tokens to a file: this many bytes of uint16
@@ -51,7 +51,7 @@ def _unit(split: ExportSplit, name: str, first_document: int, end_document: int,
             yield (split.doc_ends[start : min(start + _ENTRIES, end_document)] - np.uint64(first)).astype(INDEX_DTYPE).tobytes()
 
     return make_unit(
-        (PlannedFile(name=name, bytes=tokens * size, tokens=tokens, documents=documents), lambda: split.blocks(first, end)),
+        tokens_file(split, name, first, end, documents=documents),
         (PlannedFile(name=f"{name}.index", bytes=documents * INDEX_DTYPE.itemsize), index),
         (PlannedFile(name=f"{name}.metadata", bytes=len(metadata)), lambda: [metadata]),
     )

@@ -6,18 +6,15 @@ val. Here val is the val split of the cache, and the shards of each split are nu
 (`NAME_train_*.bin`).
 """
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from niels_cache_assets.exchange.splits import ExportSplit, even_cuts
-from niels_cache_assets.exchange.writing import PlannedFile, Unit, make_unit
+from niels_cache_assets.exchange.writing import Unit, make_unit, tokens_file
 from niels_cache_runtime.errors import NielsCacheError
 
 HEADERS = {2: (20240520, 1), 4: (20240801, 7)}  # magic and version, by the bytes of a token
 WIDE_NOTE = "of llm.c's programs, only train_llama3.py reads uint32 tokens"
 HEADER_INTS = 256
-HEADER_BYTES = HEADER_INTS * 4
 SHARD_TOKENS = 100_000_000
 MAX_TOKENS = 2**31 - 1  # llm.c counts tokens in an int32
 
@@ -36,12 +33,6 @@ def units(split: ExportSplit, *, max_bytes: int) -> list[Unit]:
 
 
 def _unit(split: ExportSplit, name: str, first: int, end: int) -> Unit:
-    size = split.dtype.itemsize
-
-    def blocks() -> Iterator[bytes]:
-        header = np.zeros(HEADER_INTS, dtype="<i4")
-        header[:3] = *HEADERS[size], end - first
-        yield header.tobytes()
-        yield from split.blocks(first, end) if split.eot is None else split.blocks_with_eot_before(first, end)
-
-    return make_unit((PlannedFile(name=name, bytes=HEADER_BYTES + (end - first) * size, tokens=end - first), blocks))
+    header = np.zeros(HEADER_INTS, dtype="<i4")
+    header[:3] = *HEADERS[split.dtype.itemsize], end - first
+    return make_unit(tokens_file(split, name, first, end, header=header.tobytes(), eot_before=split.eot is not None))

@@ -5,7 +5,7 @@ changed.
 """
 
 from niels_cache_assets.exchange.splits import ExportSplit
-from niels_cache_assets.exchange.writing import PlannedFile, Unit, make_unit
+from niels_cache_assets.exchange.writing import Unit, make_unit, tokens_file
 from niels_cache_runtime.format.layout import TOKEN_DTYPE, Split
 
 DEFAULT_VOCAB_SIZE = 50_304  # train.py uses this size if there is no meta.pkl
@@ -13,9 +13,7 @@ DEFAULT_VOCAB_SIZE = 50_304  # train.py uses this size if there is no meta.pkl
 
 def units(split: ExportSplit) -> list[Unit]:
     """Return one file for the split."""
-    size = split.tokens * split.dtype.itemsize
-    planned = PlannedFile(name=file_name(split.split), bytes=size, tokens=split.tokens, documents=len(split.doc_ends))
-    return [make_unit((planned, lambda: split.blocks(0, split.tokens)))]
+    return [make_unit(tokens_file(split, file_name(split.split), 0, split.tokens, documents=len(split.doc_ends)))]
 
 
 def file_name(split: Split) -> str:

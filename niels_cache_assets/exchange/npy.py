@@ -6,12 +6,11 @@ stays after each document (build-nanogpt's own shards have EOT before each docum
 """
 
 import io
-from collections.abc import Iterator
 
 import numpy as np
 
 from niels_cache_assets.exchange.splits import ExportSplit, even_cuts
-from niels_cache_assets.exchange.writing import PlannedFile, Unit, make_unit
+from niels_cache_assets.exchange.writing import Unit, make_unit, tokens_file
 
 SHARD_TOKENS = 100_000_000
 READERS_NOTE = (
@@ -27,13 +26,7 @@ def units(split: ExportSplit, *, max_bytes: int) -> list[Unit]:
 
 
 def _unit(split: ExportSplit, name: str, first: int, end: int) -> Unit:
-    header = _header(end - first, split.dtype)
-
-    def blocks() -> Iterator[bytes]:
-        yield header
-        yield from split.blocks(first, end)
-
-    return make_unit((PlannedFile(name=name, bytes=len(header) + (end - first) * split.dtype.itemsize, tokens=end - first), blocks))
+    return make_unit(tokens_file(split, name, first, end, header=_header(end - first, split.dtype)))
 
 
 def _header(tokens: int, dtype: np.dtype) -> bytes:

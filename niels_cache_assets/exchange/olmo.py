@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from niels_cache_assets.exchange.splits import ExportSplit
-from niels_cache_assets.exchange.writing import PlannedFile, Unit, make_unit
+from niels_cache_assets.exchange.writing import PlannedFile, Unit, make_unit, tokens_file
 from niels_cache_runtime.cache.opening import cut_documents
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Uints
@@ -105,10 +105,7 @@ def _unit(split: ExportSplit, stem: str, first_document: int, end_document: int,
     lines_bytes = 2 * digits - len(str(tokens)) + len("0") + documents * len(",\n")  # each start is the previous end; the first start is 0
     metadata_bytes = len(_GZIP_HEADER) + blocks * _BLOCK_HEADER_BYTES + lines_bytes + _GZIP_TRAILER_BYTES
     return make_unit(
-        (
-            PlannedFile(name=f"{stem}.npy", bytes=tokens * split.dtype.itemsize, tokens=tokens, documents=documents),
-            lambda: split.blocks(first, end),
-        ),
+        tokens_file(split, f"{stem}.npy", first, end, documents=documents),
         (PlannedFile(name=f"{stem}.csv.gz", bytes=metadata_bytes), metadata),
     )
 

@@ -9,6 +9,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from niels_cache_assets.disk.space import SpaceNeed, explain_disk_full, name_path, require_free_space
@@ -36,6 +37,9 @@ class PlannedFile:
     bytes: int
     tokens: int | None = None
     documents: int | None = None
+
+
+Content = tuple[PlannedFile, Callable[[], Iterable[bytes]]]  # a file, and a function that yields its content
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,11 +176,30 @@ def write_export(plan: ExportPlan, *, force: bool = False, progress: OnExportPro
         progress(total, total)
 
 
-def make_unit(*files: tuple[PlannedFile, Callable[[], Iterable[bytes]]]) -> Unit:
+def tokens_file(
+    split: ExportSplit, name: str, first: int, end: int, *, documents: int | None = None, header: bytes = b"", eot_before: bool = False
+) -> Content:
+    """Return a file with the tokens from `first` to `end` - 1 of a split.
+
+    Args:
+        split: The split.
+        name: The name of the file.
+        first: The first token.
+        end: The token after the last one.
+        documents: The number of documents in the file. None: not known.
+        header: What stands before the tokens.
+        eot_before: Whether EOT is moved from the end of each document to its beginning.
+    """
+    blocks = split.blocks_with_eot_before if eot_before else split.blocks
+    size = len(header) + (end - first) * split.dtype.itemsize
+    return PlannedFile(name=name, bytes=size, tokens=end - first, documents=documents), lambda: chain([header], blocks(first, end))
+
+
+def make_unit(*files: Content) -> Unit:
     """Return a unit of files, each of which is written from front to back and flushed to disk.
 
     Args:
-        *files: Each file, with a function that yields its content.
+        *files: The files.
     """
 
     def write(stage: Path, on_bytes: OnBytes) -> None:

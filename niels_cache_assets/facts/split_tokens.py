@@ -4,7 +4,7 @@ Files are mapped, so only the tokens that you use are read.
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from itertools import accumulate, chain
@@ -29,7 +29,15 @@ from niels_cache_runtime.format.layout import (
     tokens_name,
 )
 
+_BLOCK_OFFSETS = 1 << 20
 _GAP_TOKENS, _REQUESTS = 1 << 15, 16  # ranges in a store with smaller gaps are read by one request, and so many requests at a time
+
+
+def lengths_of(ends: Offsets) -> Iterator[Ints]:
+    """Yield the lengths of documents or examples in blocks, given where each ends."""
+    for first in range(0, len(ends), _BLOCK_OFFSETS):
+        before = int(ends[first - 1]) if first else 0
+        yield np.diff(ends[first : first + _BLOCK_OFFSETS].astype(np.int64), prepend=before)
 
 
 class SplitTokens:

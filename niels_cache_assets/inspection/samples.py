@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from niels_cache_assets.base.wording import format_count
-from niels_cache_assets.facts.split_tokens import SplitTokens
+from niels_cache_assets.facts.split_tokens import SplitTokens, lengths_of
 from niels_cache_assets.facts.targets import ExampleTargets
 from niels_cache_runtime.cache.mmap import Offsets
 from niels_cache_runtime.errors import NielsCacheError
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
     from niels_cache_assets.tokenizer.kinds import TextTokenizer
 
-_BLOCK_OFFSETS = 1 << 20
-
 
 def notable_numbers(ends: Offsets, meta: Meta) -> dict[int, str]:
     """Return the numbers of at most four different documents or examples, each with the reason why it was picked.
@@ -60,12 +58,12 @@ def notable_numbers(ends: Offsets, meta: Meta) -> dict[int, str]:
 def _extremes(ends: Offsets) -> tuple[int, int]:
     """Return the number of the longest and of the shortest document or example, each the first of its length."""
     longest = shortest = (0, int(ends[0]))
-    for first in range(0, len(ends), _BLOCK_OFFSETS):
-        before = int(ends[first - 1]) if first else 0
-        lengths = np.diff(ends[first : first + _BLOCK_OFFSETS].astype(np.int64), prepend=before)
+    first = 0
+    for lengths in lengths_of(ends):
         most, least = int(lengths.argmax()), int(lengths.argmin())
         longest = max(longest, (first + most, int(lengths[most])), key=lambda found: found[1])
         shortest = min(shortest, (first + least, int(lengths[least])), key=lambda found: found[1])
+        first += len(lengths)
     return longest[0], shortest[0]
 
 

@@ -68,7 +68,7 @@ class Picture:
     """Columns or horizontal bars. Characters that cannot be printed, which XML does not allow, become spaces in all texts.
 
     Attributes:
-        kind: "columns" or "bars".
+        kind: "columns" (the default) or "bars".
         title: Its title.
         names: Names of the columns or bars, for their tooltips, which also have the text of their color in the legend.
         values: Their values.
@@ -81,7 +81,7 @@ class Picture:
         is_logarithmic: Whether the vertical axis is logarithmic.
     """
 
-    kind: Literal["columns", "bars"]
+    kind: Literal["columns", "bars"] = "columns"
     title: str
     names: Sequence[str]
     values: Sequence[float]

@@ -14,7 +14,7 @@ import numpy as np
 
 from niels_cache_assets.base.wording import format_count
 from niels_cache_assets.facts.published import folder_with
-from niels_cache_assets.facts.split_tokens import SplitTokens
+from niels_cache_assets.facts.split_tokens import SplitTokens, lengths_of
 from niels_cache_assets.facts.targets import ExampleTargets
 from niels_cache_runtime.cache.mmap import map_example_starts
 from niels_cache_runtime.format.layout import SPLITS, Bools, Family, Ints, Tokens, has_pairs, has_spans, idx_name, token_dtype_of
@@ -29,7 +29,6 @@ SHARE_BINS = 20
 LENGTH_EDGES = np.unique(np.ceil(2.0 ** (np.arange(2 * 40) / 2)).astype(np.int64))
 
 _BLOCK_TOKENS = 1 << 20
-_BLOCK_OFFSETS = 1 << 20
 
 
 @dataclass(kw_only=True)
@@ -126,7 +125,7 @@ def measure_cache(directory: Path, family: Family, meta: Meta, *, address: str |
     with folder_with(meta["files"], directory, address) as folder:
         for split in splits:
             stream, index = SplitTokens(folder, family, split, dtype=dtype), folder / idx_name(split)
-            for found in _lengths(stream) if family == "pretrain" else _example_lengths(stream, index):
+            for found in lengths_of(stream.ends) if family == "pretrain" else _example_lengths(stream, index):
                 cut += int(np.count_nonzero(found > CONTEXT + 1))
                 np.add.at(lengths, np.searchsorted(LENGTH_EDGES, found, side="right") - 1, 1)
             blocks = _examples(stream, index) if conversations else _windows(stream)
@@ -174,12 +173,6 @@ def _examples(stream: SplitTokens, index: Path) -> Iterator[Block]:
         stop = int(starts[end]) if end < len(starts) else len(tokens)
         yield tokens[int(starts[first]) : stop], starts[first:end] - starts[first], first, int(starts[first])
         first = end
-
-
-def _lengths(stream: SplitTokens) -> Iterator[Ints]:
-    for first in range(0, len(stream.ends), _BLOCK_OFFSETS):
-        before = int(stream.ends[first - 1]) if first else 0
-        yield np.diff(stream.ends[first : first + _BLOCK_OFFSETS].astype(np.int64), prepend=before)
 
 
 def _example_lengths(stream: SplitTokens, index: Path) -> Iterator[Ints]:

@@ -50,7 +50,6 @@ def _lengths(measures: CacheMeasures, *, cut: bool) -> Picture:
     edges = LENGTH_EDGES[first : end + 1].tolist()
     note = f"; T = {CONTEXT:,} cuts {format_share(measures.cut / measures.items) if measures.cut else 'none'}" if cut else ""
     return Picture(
-        kind="columns",
         title=f"{measures.items:,} {measures.noun} by length in tokens{note}",
         names=[f"{low:,} to {high - 1:,} tokens" for low, high in pairwise(edges)],
         values=measures.lengths[first:end].tolist(),
@@ -70,7 +69,6 @@ def _frequency(measures: CacheMeasures) -> Picture:
     part = "" if measures.counted == measures.tokens else f" in {format_share(measures.counted / measures.tokens)} of the tokens"
     half = int(np.searchsorted(np.cumsum(counts), measures.counted / 2)) + 1
     return Picture(
-        kind="columns",
         title=f"uses of the piece of each rank; {measures.pieces_used_text} are used{part}",
         names=[f"piece of rank {rank:,}" for rank in ranks],
         values=[int(counts[rank - 1]) for rank in ranks],
@@ -87,14 +85,12 @@ def _conversations(conversations: ConversationMeasures, measures: CacheMeasures)
     share = conversations.target_tokens / max(1, measures.counted)
     return [
         Picture(
-            kind="columns",
             title=f"{measures.noun} by {conversations.counted}",
             names=[f"{turn} {conversations.counted}" for turn in turns],
             values=[conversations.turns[turn] for turn in range(1, most + 1)],
             ticks=[(place + 0.5, turn) for place, turn in enumerate(turns)],
         ),
         Picture(
-            kind="columns",
             title=f"{measures.noun} by the share of their tokens that are targets",
             names=[f"{place / SHARE_BINS:.0%} to {(place + 1) / SHARE_BINS:.0%}" for place in range(SHARE_BINS)],
             values=conversations.target_shares.tolist(),
@@ -155,7 +151,6 @@ def corpus_pictures(report: Mapping[str, Any]) -> list[Picture]:
     pictures.append(_reasons(reasons, report["documents"]["given"], "documents"))
     pictures.append(
         Picture(
-            kind="columns",
             title="documents by length in characters",
             names=[f"{row['from']:,} to {row['below'] - 1:,} characters" for row in rows],
             values=[row["after"] for row in rows],
@@ -174,7 +169,6 @@ def corpus_pictures(report: Mapping[str, Any]) -> list[Picture]:
         labels = [f"{low}" if low == high else f"{short_number(low)}-{short_number(high)}" for low, high in bins]
         pictures.append(
             Picture(
-                kind="columns",
                 title=f"clusters of duplicates by number of documents, {across:,} across data sets",
                 names=[f"{label} documents" for label in labels],
                 values=[*bins.values()],
@@ -233,7 +227,6 @@ def limit_picture(rule: Mapping[str, Any]) -> Picture:
         place, text = ticks.pop()
         ticks.append((place, f"{text}+"))
     return Picture(
-        kind="columns",
         title=f"documents by the measure of {rule['key']}, on a logarithmic scale",
         names=[" ".join(f"{word} {format_measure(row[word], form)}" for word in ("from", "to") if row[word] is not None) for row in bins],
         values=[row["alone"] for row in bins],
@@ -255,7 +248,6 @@ def similarity_pictures(duplicates: Mapping[str, Any]) -> list[Picture]:
     ):
         steps = [row[key] for row in rows]
         picture = Picture(
-            kind="columns",
             title=f"{title}, on a logarithmic scale",
             names=[f"{key} {step:.2f}" for step in steps],
             values=[row["documents"] for row in rows],

@@ -95,7 +95,7 @@ def test_blocks_give_what_one_pass_gives(notes: Path, chats: Path, monkeypatch: 
     whole = measure_cache(notes, "pretrain", read_meta(str(notes / "meta.json")))
     whole_chats = measure_cache(chats, "sft", read_meta(str(chats / "meta.json")))
     monkeypatch.setattr(measuring, "_BLOCK_TOKENS", 100)
-    monkeypatch.setattr(measuring, "_BLOCK_OFFSETS", 7)
+    monkeypatch.setattr("niels_cache_assets.facts.split_tokens._BLOCK_OFFSETS", 7)
     again = measure_cache(notes, "pretrain", read_meta(str(notes / "meta.json")))
     assert again.lengths.tolist() == whole.lengths.tolist()
     assert again.token_counts.tolist() == whole.token_counts.tolist()
@@ -193,7 +193,7 @@ def test_a_picture_of_nothing_says_so(kind: Literal["columns", "bars"]) -> None:
 
 
 def test_samples_are_the_first_a_random_one_the_longest_and_the_shortest(notes: Path, chats: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("niels_cache_assets.inspection.samples._BLOCK_OFFSETS", 7)
+    monkeypatch.setattr("niels_cache_assets.facts.split_tokens._BLOCK_OFFSETS", 7)
     meta = read_meta(str(notes / "meta.json"))
     documents = documents_of(notes)[: meta["documents"]["train"]]
     lengths = [len(document) for document in documents]

@@ -180,8 +180,9 @@ def mark_differences(left: str, right: str, *, characters: int) -> tuple[Text, T
     for number, (tag, first, last, other_first, other_last) in enumerate(matches, start=1):
         # If one text was cut, words at the very end of the other text are not a difference.
         is_cut_off = number == len(matches) and ((tag == "delete" and cut[1]) or (tag == "insert" and cut[0]))
-        parts[0].append((tag != "equal" and not is_cut_off, shown[0][first:last]))
-        parts[1].append((tag != "equal" and not is_cut_off, shown[1][other_first:other_last]))
+        differs = tag != "equal" and not is_cut_off
+        parts[0].append((differs, shown[0][first:last]))
+        parts[1].append((differs, shown[1][other_first:other_last]))
     joined = [_joined(part, begin > 0, ends_early) for part, ends_early in zip(parts, cut, strict=True)]
     return joined[0], joined[1]
 

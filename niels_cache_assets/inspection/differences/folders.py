@@ -125,7 +125,7 @@ class DatasetDifferences:
             or metas.counts
             or metas.has_unrecorded
             or (self.documents is not None and self.documents.differ)
-            or any(difference is not None for difference in self.tokens.values())
+            or any(self.tokens.values())
         )
 
 
