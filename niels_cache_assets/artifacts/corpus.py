@@ -509,7 +509,7 @@ def _join(corpus: Corpus, members: Sequence[tuple[Path, Meta]], work: BuildJob) 
     digest = hashlib.sha256()
     arrays = (DIGESTS_NAME, SIGNATURES_NAME) if members[0][1]["signatures"] is not None else ()
     size = sum(meta["files"][name]["bytes"] for _, meta in members for name in arrays)
-    require_free_space(corpus.directory, SpaceNeed(bytes=size, reason="the signatures of all parts", certain=True), log=work.log)
+    require_free_space(corpus.directory, SpaceNeed(bytes=size, reason="the signatures of all parts"), log=work.log)
     documents = [(path, meta["files"][path.name]) for directory, meta in members for path in document_files(directory, meta)]
     links = HardLinker(sum(entry["bytes"] for _, entry in documents), target=corpus.directory, log=work.log)
     for number, (path, entry) in enumerate(documents):

@@ -22,8 +22,6 @@ TOKENIZER = "tokenizer"  # the name of its cache
 HOME_VARIABLE = "DAGSTER_HOME"
 MAX_SEED = 2**63 - 1
 
-ALL_HELP = "also list disabled data sets; without a niels_cache.toml, list the whole default profile"
-SEED_HELP = "seed for a reproducible selection (default: a new seed every time)"
 
 # The exit codes, which do not change. The code, the help and the documentation share their meanings.
 DONE = 0
@@ -207,6 +205,9 @@ def whole_number(text: str) -> int:
         if number.bit_length() <= 64:
             return number
     raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number of 64 bits")
+
+
+SEED = option("--seed", "N", "seed for a reproducible selection (default: a new seed every time)", type=whole_number)
 
 
 def integer_at_least(least: int) -> Callable[[str], int]:

@@ -176,9 +176,7 @@ val_tokens = 100_000
 def _default_name(kind: DetectedKind, *, alone: bool) -> str:
     if kind.family == "sft":
         return "chats"
-    if kind.source in ("markdown_folder", "roam"):
-        return "my_notes" if kind.source == "markdown_folder" else "roam"
-    return "my_text" if alone else f"my_{kind.source}"
+    return {"markdown_folder": "my_notes", "roam": "roam"}.get(kind.source, "my_text" if alone else f"my_{kind.source}")
 
 
 def _own_table(proposal: Proposal, name: str, arguments: argparse.Namespace, hints: str) -> str:

@@ -123,18 +123,16 @@ class LineListener(LaunchListener):
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._meters: dict[str, SpeedMeter] = {}
-        self._throttles: dict[str, Throttle] = {}
+        self._running: dict[str, tuple[SpeedMeter, Throttle]] = {}
 
     def started(self, name: str, family: str) -> None:
-        self._meters[name] = SpeedMeter()
-        self._throttles[name] = Throttle(monotonic())
+        self._running[name] = SpeedMeter(), Throttle(monotonic())
         self._print(name, "started")
 
     def progressed(self, name: str, progress: BuildProgress) -> None:
-        now = monotonic()
-        estimate = self._meters[name].estimate(progress, now)
-        if self._throttles[name].is_due(now):
+        now, (meter, throttle) = monotonic(), self._running[name]
+        estimate = meter.estimate(progress, now)
+        if throttle.is_due(now):
             self._print(name, describe(progress, estimate, with_share=True))
 
     def logged(self, name: str, message: str) -> None:

@@ -47,7 +47,7 @@ class SpaceNeed:
 
     bytes: int
     reason: str
-    certain: bool
+    certain: bool = True
     is_from_budget: bool = False
 
 
@@ -104,7 +104,7 @@ def corpus_need(text_bytes: int | None) -> SpaceNeed | None:
     )
 
 
-def require_free_space(target: Path, need: SpaceNeed | None, *, log: Callable[[str], None]) -> None:
+def require_free_space(target: Path, need: SpaceNeed | None, *, log: Callable[[str], None] = lambda line: None) -> None:
     """Check that `target` fits on the disk next to the directory that it replaces. Log a warning if it may not fit.
 
     The bytes of an unfinished build count as free, because that build is resumed or removed.

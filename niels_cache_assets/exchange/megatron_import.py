@@ -117,8 +117,8 @@ def import_megatron(
     dtype = TOKEN_DTYPES[dtype_name]
     require_shard_bytes(shard_bytes, dtype)
     tokens = sum(len(indexed.tokens) for indexed in opened.values())
-    need = SpaceNeed(bytes=tokens * dtype.itemsize, reason=f"{tokens:,} tokens", certain=True)
-    require_free_space(Path(out_dir), need, log=lambda message: None)
+    need = SpaceNeed(bytes=tokens * dtype.itemsize, reason=f"{tokens:,} tokens")
+    require_free_space(Path(out_dir), need)
     with explain_disk_full(need), atomic_directory(out_dir) as stage:
         files: Files = {}
         counts, done = _Counts(), 0

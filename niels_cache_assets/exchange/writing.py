@@ -150,7 +150,7 @@ def write_export(plan: ExportPlan, *, force: bool = False, progress: OnExportPro
         if progress is not None:
             progress(done, total)
 
-    need = SpaceNeed(bytes=total, reason="its files", certain=True)
+    need = SpaceNeed(bytes=total, reason="its files")
     # If the stage has OLD files that could not be put back, it stays.
     with explain_disk_full(need), export_stage(plan.folder, plan.stage, kept=OLD, advice="the export was stopped") as stage:
         if (stage / OLD).exists() and not force:
@@ -158,7 +158,7 @@ def write_export(plan: ExportPlan, *, force: bool = False, progress: OnExportPro
         remove_leftovers(plan.folder, stage)
         empty_folder(stage)
         (stage / NEW).mkdir()
-        require_free_space(plan.folder, need, log=lambda message: None)  # the new files are on disk in addition to the older export
+        require_free_space(plan.folder, need)  # the new files are on disk in addition to the older export
         for unit in plan.units:
             unit.write(stage / NEW, on_bytes)
         for file in plan.files:

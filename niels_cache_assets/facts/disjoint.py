@@ -31,7 +31,7 @@ from niels_cache_assets.base.parallel import map_in_order
 from niels_cache_assets.base.strings import buffers_of
 from niels_cache_assets.dedup.hashing import MIX_1, MIX_2, SHINGLE_BASE, mix
 from niels_cache_assets.dedup.signatures import Shingles
-from niels_cache_assets.dedup.text_set import TextMatch, TextSet
+from niels_cache_assets.dedup.text_set import HashIndex, TextMatch, TextSet
 from niels_cache_assets.disk.table_file import NoTextHashesError, read_text_hashes
 from niels_cache_assets.facts.lineage import read_lineage
 from niels_cache_assets.facts.split_tokens import SplitTokens
@@ -216,7 +216,8 @@ class _Comparison:
         share = max(SAMPLE_TOKENS / max(1, train.tokens), MIN_SAMPLED / max(1, len(train)))
         self._share = 1.0 if settings.everything or is_compared else share
         try:
-            self._hashes, self._firsts = np.unique(np.concatenate([np.empty(0, np.int64), *val.hashes()]), return_index=True)
+            hashes = np.concatenate([np.empty(0, np.int64), *val.hashes()])
+            self._index = HashIndex(hashes, np.arange(len(hashes)))
             self._is_hashed = True
         except NoTextHashesError:
             self._is_hashed = False
@@ -230,10 +231,9 @@ class _Comparison:
             chosen = self._sampled(ordinals)
             self.counts["compared"] += int(chosen.sum())
             if self._is_hashed:
-                places = np.minimum(np.searchsorted(self._hashes, hashes), len(self._hashes) - 1)
-                is_copy = self._hashes[places] == hashes
-                self._add("exact", ordinals[is_copy].tolist(), self._firsts[places[is_copy]].tolist(), 1.0)
-                chosen &= ~is_copy
+                copies, matches = self._index.find(hashes, most=1)
+                self._add("exact", ordinals[copies].tolist(), matches.tolist(), 1.0)
+                chosen[copies] = False
             yield from self._train.chunks(ordinals[chosen])
 
     def _sampled(self, ordinals: Ints) -> Bools:

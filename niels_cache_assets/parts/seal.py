@@ -163,7 +163,7 @@ class HardLinker:
                 if error.errno not in NO_LINKS:
                     raise
                 self._copies = True
-                need = SpaceNeed(bytes=self._left, reason="copies of the parts, because this file system has no hard links,", certain=True)
+                need = SpaceNeed(bytes=self._left, reason="copies of the parts, because this file system has no hard links,")
                 require_free_space(self._target, need, log=self._log)
                 self._log(f"{self._target}: copying the parts, because hard links are refused ({error.strerror})")
         if self._copies:

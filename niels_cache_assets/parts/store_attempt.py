@@ -252,8 +252,8 @@ class StoreAttempt:
         Raises:
             NielsCacheError: If they do not fit on the disk.
         """
-        need = SpaceNeed(bytes=sum(file.size for file in wanted.values()), reason="document ends and lineage of the parts", certain=True)
-        require_free_space(self._directory, need, log=lambda line: None)
+        need = SpaceNeed(bytes=sum(file.size for file in wanted.values()), reason="document ends and lineage of the parts")
+        require_free_space(self._directory, need)
         with ThreadPoolExecutor(READS_AT_ONCE) as pool:
             for _ in pool.map(partial(append_file, self._store), wanted.values(), wanted):
                 pass

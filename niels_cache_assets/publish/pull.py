@@ -121,7 +121,7 @@ def fetch_published(
     if is_there and not replace_other:
         raise NielsCacheError(f"{target}: holds another build, or a damaged one; --replace exchanges it, or choose another --out")
     _refuse_unfinished_build(target)
-    require_free_space(target, SpaceNeed(bytes=tally.total, reason="the published files", certain=True), log=lambda line: None)
+    require_free_space(target, SpaceNeed(bytes=tally.total, reason="the published files"))
     with lock_target(target), staged(target, resumable=True) as folder:
         _start_journal(folder, meta)
         own = OwnedFolder(folder.parent)

@@ -218,10 +218,6 @@ class CacheReport:
             found.append(Notice(name=each.train, text=f"{sentence}, {first}{remedy}"))
         return found
 
-    @cached_property
-    def names_with_notices(self) -> frozenset[str]:
-        return frozenset(notice.name for notice in self.notices)
-
     def _item_notices(self, item: CacheItem, *, has_corpus: bool) -> list[str]:
         """Return the problems of an item.
 

@@ -92,6 +92,7 @@ def render_page(report: CacheReport, drawings: Drawings, *, now: float) -> str:
         drawings: Pictures of each folder.
         now: Current time in seconds since 1970, which the page shows.
     """
+    noticed = {notice.name for notice in report.notices}
     return _rendered(
         "page.html",
         report=report,
@@ -105,7 +106,7 @@ def render_page(report: CacheReport, drawings: Drawings, *, now: float) -> str:
         UNKNOWN=UNKNOWN,
         mixture_pictures=mixture_pictures,
         figure=_figures(page_path(report.root)),
-        is_open=lambda item: len(report.items) <= _FEW or item.name in report.names_with_notices,
+        is_open=lambda item: len(report.items) <= _FEW or item.name in noticed,
     )
 
 

@@ -215,9 +215,9 @@ def _cache_directory(root: Path) -> Iterator[DoctorFinding]:
     """
     from niels_cache_runtime.format.commit import can_exchange
 
+    root = root.absolute()
     folder = _nearest_folder(root)
-    name = str(root.absolute())
-    file = next((path for path in (root.absolute(), *root.absolute().parents) if path.exists()), folder)
+    file = next((path for path in (root, *root.parents) if path.exists()), folder)
     if not file.is_dir():
         fix = "move it away, or choose another place with --cache-dir or [build] cache_dir"
         yield DoctorFinding("cache directory", "problem", f"{file} is a file", fix)
@@ -227,9 +227,9 @@ def _cache_directory(root: Path) -> Iterator[DoctorFinding]:
             locks, exchanges = _has_locks(Path(probe)), can_exchange(Path(probe))
     except OSError as error:
         fix = f"change its permissions, or choose another place with --cache-dir or [build] cache_dir ({error.strerror})"
-        yield DoctorFinding("cache directory", "problem", f"{name}: {folder} cannot be written", fix)
+        yield DoctorFinding("cache directory", "problem", f"{root}: {folder} cannot be written", fix)
         return
-    yield DoctorFinding("cache directory", "ok", name if folder == root.absolute() else f"{name}, which a build will create")
+    yield DoctorFinding("cache directory", "ok", f"{root}" if folder == root else f"{root}, which a build will create")
     if not locks:
         fix = "use a local disk for the cache directory, or mount this one with locks: without them, two builds may write at once"
         yield DoctorFinding("locks", "problem", "its file system has no file locks", fix)

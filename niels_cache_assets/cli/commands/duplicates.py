@@ -20,14 +20,13 @@ from typing import TYPE_CHECKING, Any
 from niels_cache_assets.base.wording import format_count, format_share
 from niels_cache_assets.cli.command import (
     PRETRAIN,
-    SEED_HELP,
+    SEED,
     Command,
     draw_seed,
     integer_at_least,
     option,
     require_choice,
     switch,
-    whole_number,
 )
 from niels_cache_assets.cli.console import DIFFERENCE_STYLE, ELLIPSIS, display, mark, new_table, print_facts, styled, title_of
 from niels_cache_assets.corpus.layout import DUPLICATES, duplicates_dir, duplicates_file
@@ -53,7 +52,7 @@ COMMAND = Command(
         option("-n", "N", "number of pairs to show (default: 3)", dest="count", type=integer_at_least(1), default=3),
         option("--kind", "KIND", "exact or near duplicates (default: near, if there are any)"),
         switch("--closest-call", "show the least similar pairs instead of random ones"),
-        option("--seed", "N", SEED_HELP, type=whole_number),
+        SEED,
     ),
     usage="[NAME] ",
     description="""\

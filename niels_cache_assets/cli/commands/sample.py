@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.base.wording import format_count
 from niels_cache_assets.cli.command import (
-    SEED_HELP,
+    SEED,
     WHERE,
     Command,
     draw_seed,
@@ -26,7 +26,6 @@ from niels_cache_assets.cli.command import (
     refuse_options,
     require_choice,
     switch,
-    whole_number,
 )
 from niels_cache_assets.cli.console import display, excerpt, mark, print_json, styled, title_of
 from niels_cache_runtime.errors import NielsCacheError
@@ -52,7 +51,7 @@ COMMAND = Command(
         option("--split", "SPLIT", "train or val (default: train; not for a corpus)"),
         option("-n", "N", "number of samples (default: 3)", dest="count", type=integer_at_least(1), default=3),
         switch("--notable", "show the first, the longest, the shortest and one fixed random sample; ignores -n"),
-        option("--seed", "N", SEED_HELP, type=whole_number),
+        SEED,
         option("--tokens", "N", "tokens to print per sample (default: 128; estimated for a corpus)", type=integer_at_least(1), default=128),
     ),
     usage="NAME ",

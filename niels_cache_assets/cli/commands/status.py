@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.base.wording import format_count
-from niels_cache_assets.cli.command import ALL_HELP, CACHES, DONE, FAILED, WHERE, Command, option, switch
+from niels_cache_assets.cli.command import CACHES, DONE, FAILED, WHERE, Command, option, switch
 from niels_cache_assets.cli.console import PROGRAM, display, new_table, output, print_facts
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -33,7 +33,7 @@ _STYLES = {"complete": "green", "off": "dim", "broken": "red"}
 COMMAND = Command(
     options=(
         option("names", "NAME", "data sets, `tokenizer`, `corpus/NAME` (default: everything)", nargs="*"),
-        switch("--all", ALL_HELP),
+        switch("--all", "also list disabled data sets; without a niels_cache.toml, list the whole default profile"),
         switch("--watch", "follow the build of one data set in parts, on any machine, until it is done"),
     ),
     usage="[NAME ...] ",

@@ -94,9 +94,6 @@ class TokenizerComparison:
 
         return [characters_per_token(self.characters, tokens) for tokens in self.tokens]
 
-    def as_json(self) -> dict[str, Any]:
-        return {**vars(self), "characters_per_token": self.characters_per_token}
-
 
 def run(arguments: argparse.Namespace) -> int:
     """Compare the models, or prove the engines."""
@@ -112,8 +109,8 @@ def run(arguments: argparse.Namespace) -> int:
         return _prove(opened, lambda: _texts(arguments, registry, root), as_json=arguments.json)
     paths, tokenizers = zip(*opened, strict=True)
     arguments.characters = arguments.characters or CHARACTERS
-    sources = ((name, list(texts)) for name, texts in _texts(arguments, registry, root))
-    compared = [_compare(name, texts, tokenizers) for name, texts in sources if texts]
+    read = ((name, list(texts)) for name, texts in _texts(arguments, registry, root))
+    compared = [_compare(name, texts, tokenizers) for name, texts in read if texts]
     if not compared:
         raise NielsCacheError(f"{root}: no built data set has text to compare on; build one, or give --files")
     whole = TokenizerComparison(
@@ -125,7 +122,8 @@ def run(arguments: argparse.Namespace) -> int:
         {"path": path, "sha256": tokenizer.model_sha256, "pieces": tokenizer.vocab_size}
         for path, tokenizer in zip(paths, tokenizers, strict=True)
     ]
-    if print_facts(arguments, {"models": models, "sources": [row.as_json() for row in (*compared, whole)]}):
+    sources = [{**vars(row), "characters_per_token": row.characters_per_token} for row in (*compared, whole)]
+    if print_facts(arguments, {"models": models, "sources": sources}):
         return DONE
     _print(models, [*compared, whole] if len(compared) > 1 else compared)
     return DONE
