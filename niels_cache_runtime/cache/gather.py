@@ -143,11 +143,12 @@ class _RecycledMemory:
         keep the array object alive.
         """
         shape = (rows, columns)
-        if rows * columns * _INT64.itemsize < self._FROM_BYTES:
-            return np.empty(shape, dtype=_INT64), np.empty(shape, dtype=_INT64)
-        memory = self._claim(shape)
+        is_small = rows * columns * _INT64.itemsize < self._FROM_BYTES
+        memory = None if is_small else self._claim(shape)
         if memory is None:
             memory = np.empty(shape, dtype=_INT64), np.empty(shape, dtype=_INT64)
+        if is_small:
+            return memory
         x, y = memory[0].view(), memory[1].view()
         self._lent.append((memory, weakref.ref(x), weakref.ref(y)))
         return x, y

@@ -117,7 +117,7 @@ def resumed_phases(state: Mapping[str, Any], sources: NamedSources, taken: Seque
             if phases[-1][1] != source.samples:
                 raise NielsCacheError(f"state: has {phases[-1][1]} samples of {name}, but its cache has {source.samples}; it was edited")
             if len(phases) > 1:
-                found[name] = tuple((int(first), int(samples)) for first, samples in phases)
+                found[name] = Epochs(phases).phases
         elif grown and state.get("worker") is not None:
             raise NielsCacheError(
                 f"{name}: grown=True does not go with a state of a DataLoader worker, whose cache has changed; save "

@@ -160,7 +160,7 @@ class RunOrder:
         """
         if self._blocks is None:
             raise NielsCacheError("order='split': reads the whole split at any time; blocks need TokenLoader(order=Blocks())")
-        orders = [[order for order in of_source if isinstance(order, BlockOrder)] for of_source in self._orders]
+        orders: Any = self._orders  # with blocks, each is a BlockOrder
         return block_visits(self.names, self._blocks, orders, self.blend, samples=samples, machine=machine, machines=machines, chosen=names)
 
     def end_of_pass(self, start: int, *, epochs: int) -> tuple[int, str]:

@@ -10,7 +10,7 @@ A pair takes as much room as its longer side, so the row of each side has room f
 """
 
 import hashlib
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -105,7 +105,5 @@ def side_of(source: SampleSource, side: Side | None) -> SampleSource:
 
 
 def _selected(kept: KeptExamples, chosen: Ints) -> KeptExamples:
-    arrays: dict[str, Any] = {
-        field.name: value[chosen] for field in fields(kept) if isinstance(value := getattr(kept, field.name), np.ndarray)
-    }
+    arrays: dict[str, Any] = {name: value[chosen] for name, value in vars(kept).items() if isinstance(value, np.ndarray)}
     return replace(kept, **arrays)
