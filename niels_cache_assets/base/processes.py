@@ -249,15 +249,12 @@ def delay_signals() -> Iterator[None]:
         return
     received: list[int] = []
 
-    def note(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-
     is_inner = not _may_end.is_set()
     handlers = {number: handler for number in _SIGNALS if (handler := signal.getsignal(number)) is not None}
     try:
         _may_end.clear()
         for number in handlers:
-            signal.signal(number, note)
+            signal.signal(number, lambda number, _: received.append(number))
         yield
     finally:
         if not is_inner:

@@ -69,11 +69,8 @@ class ChatEncoder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
         """End the processes. The next call of `encode` starts new ones."""
-        self._rendering.close()
+        self._rendering.__exit__()
 
     @property
     def has_marks(self) -> bool:

@@ -100,15 +100,12 @@ class RendererPool:
         self._template, self._names = template, names
         self._idle: queue.SimpleQueue[_Child] = queue.SimpleQueue()
         self._started: list[_Child] = []
-        weakref.finalize(self, _end_all, self._started)  # if `close` is never called
+        weakref.finalize(self, _end_all, self._started)  # if `__exit__` is never called
 
     def __enter__(self) -> RendererPool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
         """End all children. The next `render` starts a new one."""
         _end_all(self._started)
         self._idle = queue.SimpleQueue()
@@ -211,8 +208,15 @@ class _Child:
                 f"{template.where}: the process that renders it cannot start: {error.strerror or error}; free memory or processes"
             ) from error
         try:
-            limits = {"seconds": MAX_SECONDS, "memory": MAX_MEMORY}
-            self._send({"template": template.text, "variables": template.variables, "names": [*names], **limits})
+            self._send(
+                {
+                    "template": template.text,
+                    "variables": template.variables,
+                    "names": [*names],
+                    "seconds": MAX_SECONDS,
+                    "memory": MAX_MEMORY,
+                }
+            )
             facts = self._receive("the template alone")
             self.has_marks = bool(facts["marks"])
             self.plain: str | None = facts["plain"]

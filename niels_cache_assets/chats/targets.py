@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from functools import cached_property
+from os.path import commonprefix
 from typing import Any
 
 from niels_cache_assets.chats.compiled import TAG, WORD, CompiledTemplate, Messages, RenderedTemplate, TemplateRefusal, UnusableOutputError
@@ -20,6 +21,8 @@ _SHORT = 16  # messages
 _MAX_KNOWN = 2000
 _MAX_PROBE_CHARACTERS = 1_000_000  # maximum number of characters of a short conversation
 _MARK_ADVICE = "put {% generation %} and {% endgeneration %} around the words of the assistant"
+
+_common_prefix = commonprefix  # character by character, which is what texts need
 
 Span = tuple[int, int]
 Target = tuple[int, int, int | None]
@@ -171,7 +174,7 @@ class ConversationRenderings:
                 return ""
             if whole.text.startswith(prompt, begin):
                 return prompt
-            unclear = bool(_common_prefix([prompt, whole.text[begin:]]))
+            unclear = whole.text.startswith(prompt[0], begin)
         if unclear and not self._renderer.template.has_marks:
             raise UnusableOutputError(
                 f"{prompt!r} at the end of every conversation may be the prompt for a reply, which is no target; {_MARK_ADVICE}"
@@ -239,7 +242,7 @@ class ConversationRenderings:
         Raises:
             UnusableOutputError: If the rest is not the same without it.
         """
-        before = self.render(number, prompt=True).text if number else self._opening(whole, neutral, suffix)
+        before = self._text_before(number, whole, neutral, suffix)
         is_last = number == len(self._messages) - 1
         after = whole.text if is_last else self.render(number + 1).text.removesuffix(suffix)
         if before is None or not after.startswith(before) or not whole.text.startswith(after):
@@ -252,7 +255,7 @@ class ConversationRenderings:
     def _last_reply(self, whole: RenderedTemplate, neutral: RenderedTemplate, suffix: str) -> Target:
         """Return the words of the last message, which follow the prompt for a reply, or the part of the prompt that is in the text."""
         last = len(self._messages) - 1
-        before = self.render(last, prompt=True).text if last else self._opening(whole, neutral, suffix)
+        before = self._text_before(last, whole, neutral, suffix)
         if before is None or not whole.text.startswith(before):
             without = self.render(last, neutral=True).text.removesuffix(suffix) if last else ""
             prompted = self.render(last, prompt=True, neutral=True).text if last else ""
@@ -262,11 +265,13 @@ class ConversationRenderings:
                 raise UnusableOutputError(f"the words of message {last} of the assistant cannot be found; {_MARK_ADVICE}")
         return len(before), len(whole.text), last
 
-    def _opening(self, whole: RenderedTemplate, neutral: RenderedTemplate, suffix: str) -> str | None:
-        """Return the text before the words of a first message that is the assistant's, or None if it is not found.
+    def _text_before(self, number: int, whole: RenderedTemplate, neutral: RenderedTemplate, suffix: str) -> str | None:
+        """Return the text before the words of a message that is the assistant's, or None if it is not found.
 
-        It ends with the prompt for a reply. The template need not render a conversation without messages to get it.
+        It ends with the prompt for a reply. The template need not render a conversation without messages to get that of the first message.
         """
+        if number:
+            return self.render(number, prompt=True).text
         probe = ConversationRenderings(self._renderer, [{"role": "user", "content": "x"}], None, most=self._most)
         without = probe.render().text
         prompted = probe.render(prompt=True).text
@@ -287,8 +292,3 @@ def _as_transformers_message(message: dict[str, Any]) -> dict[str, Any]:
     kept = {key: value for key, value in message.items() if value is not None}
     reasoning = next((kept[key] for key in _REASONING_KEYS if key in kept), None)
     return kept if reasoning is None else {"thinking": reasoning, **kept, "reasoning_content": reasoning}
-
-
-def _common_prefix(texts: list[str]) -> str:
-    first, second = texts
-    return first[: next((index for index, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second)))]

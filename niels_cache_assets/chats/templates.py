@@ -99,11 +99,12 @@ def find_template(name: str, settings: TokenizerSettings) -> Template | None:
         return None
     variables = _variables(settings)
     if name == "chatml":
-        return Template(name=name, text=_CHATML, variables=variables, where="template chatml")
-    if name == "model":
+        text, where = _CHATML, "template chatml"
+    elif name == "model":
         text, where = _template_of_model(settings)
-        return Template(name=name, text=text, variables=variables, where=where)
-    return Template(name=Path(name).name, text=_read(Path(name)), variables=variables, where=name)
+    else:
+        text, where = _read(Path(name)), name
+    return Template(name=Path(name).name, text=text, variables=variables, where=where)
 
 
 def _folder(settings: TokenizerSettings) -> Path | None:
@@ -142,8 +143,8 @@ def _variables(settings: TokenizerSettings) -> dict[str, str]:
     if "bos" in settings.special_tokens:
         found["bos_token"] = settings.special_tokens["bos"]
     folder = _folder(settings)
-    for name in (_MAP_NAME, _CONFIG_NAME) if folder is not None else ():
-        for key, value in _json(Path(str(folder)) / name).items():
+    for path in (folder / _MAP_NAME, folder / _CONFIG_NAME) if folder is not None else ():
+        for key, value in _json(path).items():
             text = value.get("content") if isinstance(value, dict) else value
             if key.endswith("_token") and isinstance(text, str):
                 found[key] = text

@@ -20,6 +20,7 @@ from niels_cache_assets.sources.conversations import (
     OnBroken,
     RowErrorPolicy,
     broken_row,
+    contents,
     example_problem,
     has_label,
     instruction_messages,
@@ -373,4 +374,4 @@ def _contents(example: Example | str) -> list[str]:
         return []
     messages, rejected = example
     others = [] if rejected is None else rejected[prompt_length(messages, rejected) :]
-    return [content for message in (*messages, *others) if isinstance(content := message.get("content"), str)]
+    return contents(Conversation(messages, rejected=others))

@@ -59,8 +59,6 @@ class _Folders:
             self._entered[key] = folder
             with os.scandir(folder or os.curdir) as entries:
                 return sorted(entries, key=lambda entry: f"{entry.name}/")
-        except PermissionError as error:
-            _refuse_folder(folder, error)
         except (FileNotFoundError, NotADirectoryError):  # removed meanwhile
             return []
         except OSError as error:
