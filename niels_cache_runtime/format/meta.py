@@ -104,6 +104,11 @@ def canonical_json(value: Any) -> str:
     return json.dumps(value, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
+def signed(record: Mapping[str, Any], key: str) -> bytes:
+    """Return the canonical bytes of a record, with its own sha256 under `key`: that of the record with an empty string there."""
+    return canonical_json({**record, key: sha256_text(canonical_json({**record, key: ""}))}).encode()
+
+
 def sha256_text(text: str) -> str:
     """Return the hex sha256 of a text in UTF-8."""
     return hashlib.sha256(text.encode()).hexdigest()
@@ -179,9 +184,7 @@ def encode_meta(path: str | Path, meta: Meta) -> bytes:
         NielsCacheError: For more than 32 MiB, because no reader accepts such a file.
     """
     forms = {"forms": forms_of(meta)} if meta.get("kind") in FAMILIES else {}
-    record = {"schema_version": SCHEMA_VERSION, **forms, **meta, "meta_sha256": ""}
-    record["meta_sha256"] = sha256_text(canonical_json(record))
-    content = canonical_json(record).encode()
+    content = signed({"schema_version": SCHEMA_VERSION, **forms, **meta}, "meta_sha256")
     if len(content) > MAX_META_BYTES:
         raise NielsCacheError(
             f"{path}: would have {len(content)} bytes, more than {MAX_META_BYTES}; make fewer files, with larger shard_bytes"
@@ -238,8 +241,6 @@ def parse_meta(content: bytes, path: str) -> Meta:
     """
     try:
         meta = json.loads(content, object_pairs_hook=unique_keys, parse_float=_finite)
-    except NielsCacheError:
-        raise
     except ValueError as error:
         raise NielsCacheError(f"{path}: not valid JSON (cut short?): {error}; rebuild this data set") from error
     except RecursionError as error:
@@ -294,7 +295,7 @@ def build_id(meta: Meta | None) -> str | None:
 
     It is `meta_sha256`, or a hash over a meta.json of another program.
     """
-    if meta is None or not is_foreign(meta):
+    if not is_foreign(meta):
         return (meta or {}).get("meta_sha256")
     return sha256_text(canonical_json(meta))
 

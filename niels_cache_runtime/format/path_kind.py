@@ -16,8 +16,8 @@ NO_CACHE = "holds no cache (no tokenizer/, pretrain/NAME/ or sft/NAME/)"
 
 PathKind = Literal["root", "dataset", "family", "inside", "above", "file", "missing", "nothing"]
 
-_NAMED = (*FAMILIES, "corpus", "index")  # folders that contain named folders
-_UNNAMED = ("tokenizer", "duplicates")  # folders that exist once in a cache root
+NAMED = (*FAMILIES, "corpus", "index")  # folders that contain named folders
+UNNAMED = ("tokenizer", "duplicates")  # folders that exist once in a cache root
 _MAX_NAMED = 3
 
 
@@ -62,7 +62,7 @@ def _describe(path: Path) -> PathDescription:
         return PathDescription("file", "is a file, not a folder", [])
     if _is_dataset(path):
         return PathDescription("dataset", f"is {_describe_dataset(path)}, no cache root", _root_of(path), path)
-    if path.absolute().name in _NAMED and (built_names(path) or _is_root(path.absolute().parent)):
+    if path.absolute().name in NAMED and (built_names(path) or _is_root(path.absolute().parent)):
         return PathDescription("family", f"is the folder of {path.absolute().name} data sets, no cache root", [_above(path, 1)])
     if _is_root(path):
         return PathDescription("root", "is a cache root", [path])
@@ -77,7 +77,7 @@ def _is_dataset(path: Path) -> bool:
 
 
 def _is_root(path: Path) -> bool:
-    return _is_dataset(tokenizer_dir(path)) or any(built_names(path / name) for name in _NAMED)
+    return _is_dataset(tokenizer_dir(path)) or any(built_names(path / name) for name in NAMED)
 
 
 def _above(path: Path, levels: int) -> Path:
@@ -87,9 +87,9 @@ def _above(path: Path, levels: int) -> Path:
 
 def _root_of(dataset: Path) -> list[Path]:
     folder = dataset.absolute()
-    if folder.name in _UNNAMED:
+    if folder.name in UNNAMED:
         return [_above(dataset, 1)]
-    return [_above(dataset, 2)] if folder.parent.name in _NAMED else []
+    return [_above(dataset, 2)] if folder.parent.name in NAMED else []
 
 
 def _describe_dataset(dataset: Path) -> str:
@@ -102,4 +102,4 @@ def _describe_dataset(dataset: Path) -> str:
     name = dataset.absolute().name
     if kind in FAMILIES:
         return f"the {'SFT' if kind == 'sft' else kind} data set {name}"
-    return f"the {kind}" if kind in _UNNAMED else f"the {kind} {name}" if kind == "corpus" else f"the folder {name} with a {META_NAME}"
+    return f"the {kind}" if kind in UNNAMED else f"the {kind} {name}" if kind == "corpus" else f"the folder {name} with a {META_NAME}"

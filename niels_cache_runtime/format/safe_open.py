@@ -17,6 +17,7 @@ import re
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import accumulate
 from pathlib import Path, PurePosixPath
 
 from niels_cache_runtime.errors import NielsCacheError
@@ -69,8 +70,7 @@ def link_problem(folder: str | Path, names: Iterable[str]) -> tuple[str, str] | 
     folder = Path(folder)
     is_outside: dict[str, bool] = {}
     for name in names:
-        parts = name.split("/")
-        for part in ("/".join(parts[: count + 1]) for count in range(len(parts))):
+        for part in accumulate(name.split("/"), "{}/{}".format):  # each folder, then the file
             if part not in is_outside:
                 is_outside[part] = _leads_outside(folder, part)
             if is_outside[part]:

@@ -131,7 +131,7 @@ class BatchMaker:
 
     def _document_fields(self, boundaries: DocumentStarts, n: int) -> dict[str, Any]:
         tensors: dict[str, Any] = {}
-        if not self._fields & {"document_ids", "position_ids", "cu_seqlens"}:
+        if not self._fields - {"dataset_ids"}:
             return tensors
         cu = cu_seqlens(boundaries, rows=n, T=self._T)
         if "document_ids" in self._fields:

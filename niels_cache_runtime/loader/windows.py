@@ -66,26 +66,24 @@ class PretrainWindows:
             NielsCacheError: If it is shorter than one window.
         """
         folder, T = self.folder, self.T
-        self.meta = split.meta
-        self.files = split.shards
-        self.doc_ends = split.doc_ends
-        self._dtype = split.tokens.dtype
-        self._mapped = split.tokens
-        self._stream_ends = np.cumsum(split.tokens.shard_lengths)
-        self._stream_starts = self._stream_ends - split.tokens.shard_lengths
+        self.meta, self.files, self.doc_ends = split.meta, split.shards, split.doc_ends
+        self._mapped = mapped = split.tokens
+        self._dtype = mapped.dtype
+        self._stream_ends = np.cumsum(mapped.shard_lengths)
+        self._stream_starts = self._stream_ends - mapped.shard_lengths
         total = int(self._stream_ends[-1]) if self.files else 0
         check_has_window(folder, total, T=T)
         self.samples = self.samples_of(total)
         self.tokens = self.samples * T
         self.examples: int | None = None
         self.packs = False
-        self._reader = WindowReader(split.tokens, length=T + 1)
-        self._back_to_back = split.tokens.stream is not None
+        self._reader = WindowReader(mapped, length=T + 1)
+        self._back_to_back = mapped.stream is not None
         # In each shard, windows begin in a first range of starts, where they lie inside the shard, and then in a range where they cross its
         # end. `_shifts` has the place in memory minus the place in the stream for the first ranges, and -1 for the others.
         last = np.maximum(self._stream_ends - T, self._stream_starts)
         self._range_ends = np.stack([last, self._stream_ends], axis=1).ravel()
-        self._shifts = np.stack([split.tokens.shard_starts - self._stream_starts, np.full_like(last, -1)], axis=1).ravel()
+        self._shifts = np.stack([mapped.shard_starts - self._stream_starts, np.full_like(last, -1)], axis=1).ravel()
 
     @property
     def split(self) -> str:
@@ -139,8 +137,7 @@ class PretrainWindows:
         """Return shard, offset and document of every token of the samples `numbers` (n,). Documents are -1 without a doc_ends file."""
         positions = self._starts(numbers)[:, None] + np.arange(self.T + 1)
         files = self._stream_ends.searchsorted(positions, side="right")
-        unknown = np.full_like(positions, -1)
-        documents, document_offsets = unknown, unknown
+        documents = document_offsets = np.full_like(positions, -1)
         if self.doc_ends is not None:
             ends = self.doc_ends.view(IDX_DTYPE)  # if the ends were uint64, a search for int64 places would convert both to float64
             documents = ends.searchsorted(positions, side="right")
@@ -189,14 +186,7 @@ class PretrainWindows:
         return rows
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            "folder": self.folder,
-            "path": self.path,
-            "T": self.T,
-            "stride": self.stride,
-            "meta": self.meta,
-            "fingerprint": self.fingerprint,
-        }
+        return {name: getattr(self, name) for name in ("folder", "path", "T", "stride", "meta", "fingerprint")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["path"], T=state["T"], stride=state["stride"])  # type: ignore[misc]

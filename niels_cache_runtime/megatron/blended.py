@@ -77,12 +77,12 @@ class MegatronBlendedDataset(IndexedSamples):
             if any(not math.isfinite(weight) or weight != int(weight) for weight in weights):
                 raise NielsCacheError(f"weights {list(weights)[:5]}: without a size they are counts, and must be whole numbers")
             counts = [int(weight) for weight in weights]
-            self.parameters: dict[str, Any] = {"counts": counts, "size": None}
+            parameters: dict[str, Any] = {"counts": counts, "size": None}
             build_indices = partial(build_exhaustive_blending_indices, counts)
         else:
             shares = normalize_weights(weights)
             size = check_whole("size", size, most=MAX_COUNT)  # a Python int: numpy's integers are not JSON-able
-            self.parameters = {"weights": shares, "size": size}
+            parameters = {"weights": shares, "size": size}
             build_indices = partial(build_blending_indices, shares, size)
 
         def build(allocate: Allocate) -> object:
@@ -90,7 +90,7 @@ class MegatronBlendedDataset(IndexedSamples):
             self._check_sizes(*built)  # checked before the cache keeps the arrays
             return built
 
-        self._open_index("blend", self.parameters, build, index_cache)
+        self._open_index("blend", parameters, build, index_cache)
         self._check_sizes(self.dataset_index, self.dataset_sample_index)
 
     def _check_sizes(self, dataset_index: Array, dataset_sample_index: Ints) -> None:

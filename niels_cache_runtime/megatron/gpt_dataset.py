@@ -159,12 +159,12 @@ class MegatronGPTDataset(IndexedSamples):
             "add_extra_token": bool(add_extra_token),
             "drop_last": bool(drop_last),
         }
-        self.parameters = {"data": indexed.fingerprint, "documents": _describe(documents), **settings}
+        parameters = {"data": indexed.fingerprint, "documents": _describe(documents), **settings}
 
         def build(allocate: Allocate) -> GPTIndices:
             return build_gpt_indices(indexed.sequence_lengths, documents, allocate=allocate, progress=progress, **settings)
 
-        self._open_index("gpt", self.parameters, build, index_cache)
+        self._open_index("gpt", parameters, build, index_cache)
 
     def _use(self, arrays: Arrays) -> None:
         super()._use(vars(as_indices(arrays, self.index_directory or "the index")))

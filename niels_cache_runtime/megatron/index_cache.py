@@ -91,8 +91,7 @@ class IndexCache:
             NielsCacheError: If another process builds the index for longer than `wait_seconds`.
         """
         directory = self.directory(kind, parameters)
-        arrays = _open_finished(directory)
-        return self._build(directory, kind, parameters, build) if arrays is None else arrays
+        return _open_finished(directory) or self._build(directory, kind, parameters, build)
 
     def _build(self, directory: Path, kind: str, parameters: Mapping[str, Any], build: Callable[[Allocate], object]) -> Arrays:
         try:

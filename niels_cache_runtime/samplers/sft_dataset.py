@@ -76,9 +76,10 @@ class SFTExampleDataset:
         self._given = tokens_path, idx_path, remote
         self.tokens_path, self.idx_path, self._copy = whole_pair(*self._given)
         self.device = resolve_device(device)
-        of_rows: dict[str, Any] = {"T": T, "eot_id": eot_id, "asst_id": asst_id, "verify": verify}
         files = self.tokens_path, self.idx_path
-        self._use(PackedExamples(tokens_path, seed=0, pack=False, shuffle=False, files=files, **of_rows))
+        self._use(
+            PackedExamples(tokens_path, T=T, seed=0, eot_id=eot_id, asst_id=asst_id, pack=False, shuffle=False, verify=verify, files=files)
+        )
 
     def _use(self, rows: PackedExamples) -> None:
         self._rows, self.T, self.meta, self.eot_id, self.asst_id = rows, rows.T, rows.meta, rows.eot_id, rows.asst_id

@@ -26,24 +26,17 @@ from niels_cache_runtime.cache.opening import OPEN_TRIES
 from niels_cache_runtime.errors import NielsCacheError, escaped
 from niels_cache_runtime.format.layout import META_NAME, parts_root, tokenizer_dir
 from niels_cache_runtime.format.meta import location_problem
-from niels_cache_runtime.format.path_kind import NO_CACHE, describe
+from niels_cache_runtime.format.path_kind import NAMED, NO_CACHE, UNNAMED, describe
 from niels_cache_runtime.format.reading import BlockConsumer, hash_files
 from niels_cache_runtime.verify.folder import Finding, FindingKind, VerifiedFolder
 
 __all__ = ["Finding", "FindingKind", "Verification", "find_folders", "notes", "verify_cache", "verify_dataset"]
 
-_UNNAMED = ("tokenizer", "duplicates")
-_NAMED = ("pretrain", "sft", "corpus", "index")
 HAVE_PARTS = ("pretrain", "corpus")
 _REPORTS = "reports"
 _LEFT_BY_BUILDERS = {
     ".lock": os.path.isfile,
-    ".lease": os.path.isdir,
-    ".partial": os.path.isdir,
-    ".gone": os.path.isdir,
-    ".old": os.path.isdir,
-    ".journal": os.path.isdir,
-    ".damaged": os.path.isdir,
+    **dict.fromkeys((".lease", ".partial", ".gone", ".old", ".journal", ".damaged"), os.path.isdir),
 }
 
 
@@ -64,7 +57,7 @@ def find_folders(root: str | Path, *, names: Sequence[str] | None = None) -> lis
         if names:
             raise NielsCacheError(f"{root}: is one data set, so it has no {names[0]}; give the cache root above it")
         return [root]
-    found = [path for path, _ in _dataset_folders(root) if path not in [root / name for name in _NAMED]]
+    found = [path for path, _ in _dataset_folders(root) if path not in [root / name for name in NAMED]]
     for family in HAVE_PARTS:
         found += [part for dataset in _entries(parts_root(root, family)) for part in _entries(dataset) if (part / META_NAME).exists()]
     found = [folder for folder in found if _stray_problem(folder) is None and os.path.isdir(folder)]
@@ -106,7 +99,7 @@ def _root_notes(root: Path) -> Iterator[str]:
     for path, problem in _dataset_folders(root):
         if problem is None and path.is_symlink():
             yield f"{path}: is a link; its target {os.path.realpath(path)} is verified"
-    for path in (path for folder in (root, *(root / name for name in _NAMED)) for path in _entries(folder, hidden=True)):
+    for path in (path for folder in (root, *(root / name for name in NAMED)) for path in _entries(folder, hidden=True)):
         is_expected = _LEFT_BY_BUILDERS.get(_kind(path))
         if is_expected is not None and (path.is_symlink() or not is_expected(path)):
             yield f"{path}: is not an entry that a build leaves under this name, and not verified; remove it"
@@ -115,7 +108,7 @@ def _root_notes(root: Path) -> Iterator[str]:
     if (root / _REPORTS).is_dir():
         yield f"{root / _REPORTS}: not verified; reports are made from the other folders, and you can make them again"
     hidden = [path for path in _entries(root, hidden=True) if _kind(path) not in _LEFT_BY_BUILDERS]
-    others = [path for path in _entries(root) if path.name not in (*_UNNAMED, *_NAMED, _REPORTS)]
+    others = [path for path in _entries(root) if path.name not in (*UNNAMED, *NAMED, _REPORTS)]
     if hidden or others:
         yield f"{root}: not part of the cache, and not verified: {', '.join(path.name for path in (*hidden, *others))}"
 
@@ -128,9 +121,9 @@ def _kind(path: Path) -> str:
 def _dataset_folders(root: Path) -> Iterator[tuple[Path, str | None]]:
     """Yield every folder of data sets and every entry in it, each with its problem or None."""
     for name in ("tokenizer", "pretrain", "sft", "corpus", "duplicates", "index"):
-        is_family = name in _NAMED and os.path.isdir(root / name)
+        is_family = name in NAMED and os.path.isdir(root / name)
         yield root / name, _listing_problem(root / name) if is_family else _stray_problem(root / name)
-        if name in _NAMED:
+        if name in NAMED:
             yield from ((path, _stray_problem(path)) for path in _entries(root / name))
 
 

@@ -82,10 +82,8 @@ class VerifiedFolder:
     def __init__(self, path: Path) -> None:
         self.path = path if path.parts else path.absolute()  # errors begin with the folder's path; for "." they would not
         self._build = read_build(path)
-        found = find_files(path)
-        self.found, irregular = found.sizes, found.irregular
+        self.found, irregular, self._skipped, self._empty = find_files(path)
         self.found.pop(META_NAME, None)
-        self._skipped, self._empty = found.skipped, found.empty
         self._damage: list[Problem] = [*irregular.items()]
         self._listed: FileEntries = {}
         self._checks: list[SplitCheck] = []

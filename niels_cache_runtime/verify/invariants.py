@@ -88,8 +88,8 @@ def pretrain_checks(meta: Meta, folder: Path, sizes: Mapping[str, int]) -> Itera
     dtype = token_dtype_of(meta)
     # Of imported tokens, both may be unknown (null in meta.json). Then the size is the largest that the dtype allows, and no document must
     # end with EOT.
-    imported = meta.get("source", {}).get("kind") == "megatron" if isinstance(meta.get("source"), dict) else False
-    roles = meta.get("special_token_ids")
+    source, roles = meta.get("source"), meta.get("special_token_ids")
+    imported = isinstance(source, dict) and source.get("kind") == "megatron"
     no_size = imported and meta.get("vocab_size", "") is None and meta.get("tokenizer_sha256", "") is None
     no_eot = imported and isinstance(roles, dict) and roles.get("eot", "") is None and meta.get("append_eot") is False
     vocab_size = max_vocab_size(dtype) if no_size else number(meta, "vocab_size")
