@@ -190,9 +190,9 @@ def draw_seed(given: int | None) -> int:
         NielsCacheError: If the seed is not in 0..MAX_SEED.
     """
     if given is None:
-        import torch
+        from secrets import randbits
 
-        return torch.Generator().seed() & MAX_SEED
+        return randbits(MAX_SEED.bit_length())
     if not 0 <= given <= MAX_SEED:
         raise NielsCacheError(f"{WHERE}: --seed must be from 0 to {MAX_SEED}, not {given}")
     return given

@@ -292,8 +292,7 @@ def ready_search(artifacts: Graph, name: str, lines: JsonLines) -> Duplicates:
 
 def _documents(meta: Meta) -> dict[str, int]:
     if meta["kind"] != "duplicates":
-        counts: dict[str, int] = meta["documents"]
-        return counts
+        return dict(meta["documents"])
     found = meta["datasets"].values()
     return {"searched": sum(each["documents"] for each in found), "dropped": sum(each["exact"] + each["near"] for each in found)}
 

@@ -42,9 +42,9 @@ _MAX_INT64 = 2**63
 
 _Entry = dict[str, Any]  # of a file in the list of an export
 
-Kind = Literal["any", "bool", "int64", "double", "string", "json"]
+Kind = Literal["bool", "int64", "double", "string", "json"]
 Kinds = dict[str, Kind]
-"""The kind of each kept column. "json": values of several kinds, lists, objects or large numbers, as JSON text. "any": not needed."""
+"""The kind of each kept column. "json": values of several kinds, lists, objects or large numbers, as JSON text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +142,7 @@ class TextExport:
         group = next(groups, None)
         for number, name in [*enumerate(self.names())][len(done) :]:
             files, documents, characters = Files(), 0, 0
-            columns = {**COLUMNS, **{name: "string" if kind in ("json", "any") else kind for name, kind in kinds.items()}}
+            columns = {**COLUMNS, **{name: "string" if kind == "json" else kind for name, kind in kinds.items()}}
             (stage / name).unlink(missing_ok=True)  # the beginning that a killed export has left
             with sealing(_TABLES[self.file_type](stage, name, columns, files)) as table:
                 if group is not None and group[0] == number:
@@ -159,7 +159,7 @@ class TextExport:
     def _kinds(self) -> Kinds:
         """Return the kind of each kept column. JSON Lines need no kinds, so only Parquet reads the kept values of all documents before."""
         if self.file_type != "parquet" or not self.prepared.keep:
-            return dict.fromkeys(self.prepared.keep, "any")
+            return dict.fromkeys(self.prepared.keep, "string")
         return kinds_of_kept(self._sources(), self.prepared.keep)
 
     def _sources(self) -> list[Path]:

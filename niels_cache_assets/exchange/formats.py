@@ -163,6 +163,6 @@ def _max_bytes(settings: ExportSettings, dtype: np.dtype) -> int:
     return settings.max_bytes or default
 
 
-def parse_splits(choice: str) -> Sequence[Split]:
+def parse_splits(choice: str) -> tuple[Split, ...]:
     """Return the splits that `train`, `val` or `all` names, or an empty tuple for any other word."""
     return SPLITS if choice == "all" else tuple(split for split in SPLITS if split == choice)

@@ -88,12 +88,6 @@ def leftover_files(folder: Path, stage: Path) -> set[str]:
     return {name for name, identity in named if _is_below(name) and os.path.lexists(folder / name) and _identity(folder / name) == identity}
 
 
-def remove_leftovers(folder: Path, stage: Path) -> None:
-    """Remove the files that a killed export left in the folder. The next export writes all of them again."""
-    for name in leftover_files(folder, stage):
-        os.unlink(folder / name)
-
-
 def _identity(path: Path) -> list[int]:
     """Return the attributes that a rename does not change."""
     found = os.lstat(path)

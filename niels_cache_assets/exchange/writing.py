@@ -14,7 +14,7 @@ from pathlib import Path
 
 from niels_cache_assets.disk.space import SpaceNeed, explain_disk_full, name_path, require_free_space
 from niels_cache_assets.disk.staging import export_stage
-from niels_cache_assets.exchange.replacing import NEW, OLD, ExportTarget, leftover_files, remove_leftovers, swap_files
+from niels_cache_assets.exchange.replacing import NEW, OLD, ExportTarget, leftover_files, swap_files
 from niels_cache_assets.exchange.splits import ExportSplit
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -155,7 +155,8 @@ def write_export(plan: ExportPlan, *, force: bool = False, progress: OnExportPro
     with explain_disk_full(need), export_stage(plan.folder, plan.stage, kept=OLD, advice="the export was stopped") as stage:
         if (stage / OLD).exists() and not force:
             raise NielsCacheError(f"{stage / OLD}: holds files of an older export; put them back, or delete them with --force")
-        remove_leftovers(plan.folder, stage)
+        for name in leftover_files(plan.folder, stage):
+            os.unlink(plan.folder / name)
         empty_folder(stage)
         (stage / NEW).mkdir()
         require_free_space(plan.folder, need)  # the new files are on disk in addition to the older export

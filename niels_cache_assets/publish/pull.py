@@ -16,7 +16,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -153,7 +153,7 @@ def _fetch_tokenizer(published: PublishedBuild, out: Path, fetch: _Fetch) -> Non
             raise NielsCacheError(
                 f"{folder}: holds tokenizer {short_sha256(found)}, but this cache has {short_sha256(expected)}; choose another --out"
             )
-        fetch.skip(files)
+        fetch.tally.add(sum(file.size for file in files))
         return True
 
     if is_there():
@@ -204,33 +204,30 @@ class _Fetch:
     """The download of files, with its progress.
 
     Attributes:
+        tally: The progress.
         bytes: The number of bytes that were downloaded so far.
     """
 
     def __init__(self, source: ObjectSource, tally: Tally) -> None:
-        self._source, self._tally = source, tally
+        self._source, self.tally = source, tally
         self._lock = threading.Lock()
         self.bytes = 0
 
-    def skip(self, files: Iterable[RemoteFile]) -> None:
-        """Count files that need not be downloaded as done."""
-        self._tally.add(sum(file.size for file in files))
-
     def all(self, own: OwnedFolder, names: Mapping[RemoteFile, str]) -> None:
         """Download files below the folder of `own`, unless they exist. A file with its final name is complete and on disk."""
-        run_in_threads(lambda file: self._one(file, own, names[file]), names, tally=self._tally)
+        run_in_threads(lambda file: self._one(file, own, names[file]), names, tally=self.tally)
 
     def _one(self, file: RemoteFile, own: OwnedFolder, name: str) -> None:
         size = own.size(name)
         if size is not None:
             if size != file.size:
                 raise NielsCacheError(f"{own.root / name}: has {size} bytes, and not {file.size}; remove it")
-            self._tally.add(size)
+            self.tally.add(size)
             return
         part = name + PART
         with name_path(own.root / part):
             with os.fdopen(own.open(part, os.O_RDWR, make=True), "r+b") as opened:
-                fetched = complete_download(opened, self._source, file, tally=self._tally)
+                fetched = complete_download(opened, self._source, file, tally=self.tally)
                 os.fsync(opened.fileno())
             own.rename(part, name)
         with self._lock:

@@ -181,7 +181,7 @@ def _settings(arguments: argparse.Namespace) -> ExportSettings:
 
     format = require_choice("", "export has no format", arguments.format, (*FORMATS, TEXT))
     refuse_options(arguments, ["file_type"], f"only text takes it; leave it out for {format}")
-    splits = tuple(parse_splits(arguments.split))
+    splits = parse_splits(arguments.split)
     if not splits:
         raise_invalid("--split", "no split", arguments.split, (*SPLITS, "all"))
     default: Link = "reflink" if format == "megatron" else "copy"
