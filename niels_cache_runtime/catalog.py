@@ -107,8 +107,7 @@ class CacheSplit:
         self.folder = self._location.given
         meta = dataset.meta
         self._words = _WORDS["pairs" if has_pairs(meta) else dataset.family]
-        example_files = (tokens_name(split), idx_name(split), targets_name(split), target_ends_name(split))
-        prefixes = (f"{split}/", f"{split}_doc_ends.npy", *example_files)
+        prefixes = (f"{split}/", *(name(split) for name in (doc_ends_name, tokens_name, idx_name, targets_name, target_ends_name)))
         if is_foreign(meta):
             found = find_files(Path(dataset.folder)).sizes
         else:

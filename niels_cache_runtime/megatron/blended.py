@@ -223,11 +223,11 @@ def open_blend(
         taken = [math.ceil(num_samples * share) for share in shares]
         counts = [math.ceil(count * (1 + surplus)) for count in taken]
     datasets = [dataset(prefix, samples) for prefix, samples in zip(prefixes, counts, strict=True)]
-    if shares is not None:
-        return MegatronBlendedDataset(datasets, shares, sum(taken), index_cache=index_cache, progress=progress)
-    lengths = [len(found) for found in datasets]
-    size = None if num_samples is None else min(num_samples, sum(lengths))
-    return MegatronBlendedDataset(datasets, lengths, size, index_cache=index_cache, progress=progress)
+    size: int | None = sum(taken)
+    if shares is None:
+        taken = [len(found) for found in datasets]
+        size = None if num_samples is None else min(num_samples, sum(taken))
+    return MegatronBlendedDataset(datasets, shares or taken, size, index_cache=index_cache, progress=progress)
 
 
 def prebuild_blend(

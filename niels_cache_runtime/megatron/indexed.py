@@ -156,7 +156,7 @@ class IndexedDataset:
         return self.get(index)
 
     def __iter__(self) -> Iterator[Array]:
-        return (self.get(sequence) for sequence in range(len(self)))
+        return map(self.get, range(len(self)))
 
     def get(self, index: int, offset: int = 0, length: int | None = None) -> Array:
         """Return tokens of one sequence, as a read-only view of the map.

@@ -95,9 +95,9 @@ def stream_with_retries(source: ObjectSource, file: RemoteFile, *, start: int = 
         failures += 1
         if size - counted >= STALL_BYTES:
             failures, counted, progressed = 0, size, time.monotonic()
-        if size < file.size and (failures > _MAX_FAILURES or time.monotonic() - progressed > _RETRY_SECONDS):
-            raise failure or RemoteError(f"{source.name_of(file.key)}: ends after {size} of {file.size} bytes; push the cache again")
         if size < file.size:
+            if failures > _MAX_FAILURES or time.monotonic() - progressed > _RETRY_SECONDS:
+                raise failure or RemoteError(f"{source.name_of(file.key)}: ends after {size} of {file.size} bytes; push the cache again")
             tally.wait(_FIRST_WAIT_SECONDS * 2**failures)
 
 

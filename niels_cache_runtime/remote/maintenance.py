@@ -77,7 +77,7 @@ def contents(folder: str | os.PathLike[str]) -> CopyContents:
                 )
         return CopyContents(
             builds=found,
-            bytes=sum(entry.size for entry in state.entries.values()),
+            bytes=state.used_bytes() - state.overhead,
             limit=state.limit() if state.readers else None,
             readers=len(state.readers),
         )

@@ -41,6 +41,7 @@ from niels_cache_runtime.format.meta import (
     location_problem,
     parse_meta,
     sha256_text,
+    signed,
 )
 from niels_cache_runtime.format.meta_keys import check_form, is_count
 from niels_cache_runtime.format.safe_open import name_problem
@@ -110,7 +111,7 @@ class Record:
     def content(self) -> bytes:
         """Return the bytes of the record. Equal records give equal bytes."""
         record = {"kind": KIND, "schema_version": RECORD_VERSION, **asdict(self), "previous": list(self.previous)}
-        return _signed(record, "record_sha256")
+        return signed(record, "record_sha256")
 
     def files_beside(self) -> list[RemoteFile]:
         """Return the files that the record itself lists: the tokenizer's files, then the cache's meta.json."""
@@ -163,13 +164,8 @@ def parse_record(content: bytes, name: str) -> Record:
         raise NielsCacheError(f"{name}: {problem}; give another address") from error
 
 
-def _signed(record: Mapping[str, Any], key: str) -> bytes:
-    """Return the bytes of a record, with its own sha256 under `key`. The sha256 is of the record with an empty string there."""
-    return canonical_json({**record, key: sha256_text(canonical_json({**record, key: ""}))}).encode()
-
-
 def _verified(content: bytes | str, kind: str, version: int, key: str) -> Meta:
-    """Return a record that `_signed` has made.
+    """Return a record that `signed` has made.
 
     Raises:
         ValueError: If it is not a record of this kind and version, or was changed. An error with a message is a NielsCacheError.
@@ -323,7 +319,7 @@ def published_of(record: Record, contents: Mapping[str, bytes], where: str, *, i
     if OBJECTS_NAME in contents:
         keys = parse_objects(contents[OBJECTS_NAME], where)
         keys.pop(META_NAME, None)  # the record has its key, too
-        found = [keys.get(file.path, file) if file.path in files else file for file in found]
+        found = [keys.get(file.path, file) for file in found]
         if keys.keys() != files.keys() or any(
             (file.size, file.sha256) != (files[path]["bytes"], files[path]["sha256"]) for path, file in keys.items()
         ):
@@ -341,7 +337,7 @@ def published_of(record: Record, contents: Mapping[str, bytes], where: str, *, i
 def encode_objects(files: Iterable[RemoteFile]) -> bytes:
     """Return the bytes of the objects.json of these files. Equal files give equal bytes."""
     objects = {file.path: {"bytes": file.size, "key": file.key, "sha256": file.sha256} for file in files}
-    return _signed({"kind": "objects", "schema_version": OBJECTS_VERSION, "objects": objects}, "objects_sha256")
+    return signed({"kind": "objects", "schema_version": OBJECTS_VERSION, "objects": objects}, "objects_sha256")
 
 
 def parse_objects(content: bytes | str, where: str) -> dict[str, RemoteFile]:

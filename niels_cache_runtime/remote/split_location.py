@@ -133,8 +133,9 @@ class SplitLocation:
         Raises:
             RemoteError: If the store refuses or does not answer.
         """
+        assert self.remote is not None
         assert self.build is not None
-        copy = self._copy()
+        copy = self.remote.open()
         copy.fetch_of(self.build, paths)
         return copy
 
@@ -150,12 +151,8 @@ class SplitLocation:
         """
         if self.remote is None:
             return self.given, None
-        copy = self._copy()
+        copy = self.remote.open()
         return str(copy.fetch_split(self.given) if self.build is None or split is None else copy.fetch_build(self.build, split)), copy
-
-    def _copy(self) -> LocalCopy:
-        assert self.remote is not None
-        return self.remote.open()
 
 
 def whole_pair(tokens_path: str, idx_path: str, remote: Copy | None) -> tuple[str, str, LocalCopy | None]:
