@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -239,15 +239,15 @@ def limit_picture(rule: Mapping[str, Any]) -> Picture:
     )
 
 
-def similarity_pictures(duplicates: Mapping[str, Any]) -> list[Picture]:
-    """Return documents by the similarity to their most similar earlier document, and the documents lost at each threshold."""
-    threshold, pictures = duplicates["threshold"], []
+def similarity_pictures(duplicates: Mapping[str, Any]) -> Iterator[Picture]:
+    """Yield documents by the similarity to their most similar earlier document, and the documents lost at each threshold."""
+    threshold = duplicates["threshold"]
     for title, key, rows in (
         ("documents by similarity", "from", duplicates["histogram"]),
         ("documents lost as near duplicates at each threshold", "threshold", duplicates["lost"]),
     ):
         steps = [row[key] for row in rows]
-        picture = Picture(
+        yield Picture(
             title=f"{title}, on a logarithmic scale",
             names=[f"{key} {step:.2f}" for step in steps],
             values=[row["documents"] for row in rows],
@@ -256,5 +256,3 @@ def similarity_pictures(duplicates: Mapping[str, Any]) -> list[Picture]:
             limit=((threshold - steps[0]) / (1 - steps[0]) * len(steps), f"threshold {threshold:g}"),
             is_logarithmic=True,
         )
-        pictures.append(picture)
-    return pictures

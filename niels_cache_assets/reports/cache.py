@@ -291,7 +291,11 @@ def cache_report(registry: Registry, items: Sequence[CacheItem], *, root: Path, 
     others: dict[str, list[str]] = {}
     for each in shared.found:
         others.setdefault(each.train, []).append(each.val)
-    remedies = {name: advice_against(registry, name, named) for name, named in others.items() if name in registry.pretrain}
+    remedies = {
+        name: advice
+        for name, named in others.items()
+        if name in registry.pretrain and (advice := advice_against(registry, name, named)) is not None
+    }
     return CacheReport(
         root=root.absolute(),
         settings=registry.settings_origin,
@@ -299,5 +303,5 @@ def cache_report(registry: Registry, items: Sequence[CacheItem], *, root: Path, 
         mixtures=mixtures,
         history=history,
         shared=shared,
-        remedies={name: advice for name, advice in remedies.items() if advice is not None},
+        remedies=remedies,
     )

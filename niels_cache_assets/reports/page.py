@@ -134,7 +134,7 @@ def render_tuning(found: Mapping[str, Any]) -> str:
         found=found,
         limit_picture=limit_picture,
         shown=format_measure,
-        similarities=similarity_pictures(duplicates) if duplicates else (),
+        similarities=[*similarity_pictures(duplicates)] if duplicates else (),
         languages=[*languages[:_LANGUAGES], *([("all others", others)] if others else [])],
         asked=sum(count for _, count in languages),
         share_of=format_share,

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.base.wording import SHORT_SHA256
 from niels_cache_assets.cli.command import DONE, FAILED, WHERE, Command, integer_at_least, option, require_choice
-from niels_cache_assets.cli.console import display, new_table, print_facts, print_json
+from niels_cache_assets.cli.console import display, new_table, print_facts
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
     opened = [_open_model(model, registry, root) for model in arguments.models]
     if action == "prove":
         arguments.only = arguments.only or []  # without names, no data set is decoded
-        return _prove(opened, lambda: _texts(arguments, registry, root), as_json=arguments.json)
+        return _prove(opened, lambda: _texts(arguments, registry, root), arguments)
     paths, tokenizers = zip(*opened, strict=True)
     arguments.characters = arguments.characters or CHARACTERS
     read = ((name, list(texts)) for name, texts in _texts(arguments, registry, root))
@@ -232,13 +232,13 @@ class EngineResult:
         return any(proof.differing for proof in (self.sources or {}).values())
 
 
-def _prove(models: Sequence[tuple[Path, TextTokenizer]], sources: TextSources, *, as_json: bool) -> int:
+def _prove(models: Sequence[tuple[Path, TextTokenizer]], sources: TextSources, arguments: argparse.Namespace) -> int:
     """Prove each engine for each model, and print the results. Return FAILED if any text differs.
 
     Args:
         models: Paths and tokenizers of the models.
         sources: Opens the texts, by name.
-        as_json: Whether to print JSON.
+        arguments: The arguments.
     """
     from niels_cache_assets.tokenizer.engines import engines_for, reference_of
 
@@ -246,10 +246,8 @@ def _prove(models: Sequence[tuple[Path, TextTokenizer]], sources: TextSources, *
         (path, tokenizer, [_prove_engine(name, load(tokenizer), tokenizer, sources) for name, load in engines_for(tokenizer).items()])
         for path, tokenizer in models
     ]
-    if as_json:
-        rows = [{"model": path, "reference": reference_of(tokenizer), "engines": proven} for path, tokenizer, proven in results]
-        print_json({"models": rows})
-    else:
+    rows = [{"model": path, "reference": reference_of(tokenizer), "engines": proven} for path, tokenizer, proven in results]
+    if not print_facts(arguments, {"models": rows}):
         for path, tokenizer, proven in results:
             _print_proofs(path, tokenizer, proven)
     return FAILED if any(each.differs for _, _, proven in results for each in proven) else DONE
