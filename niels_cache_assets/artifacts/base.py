@@ -228,7 +228,8 @@ class BuildJob:
             name: The name of the build, for the log.
             state: The data class of the journal's state. The state is None if there is nothing to resume.
         """
-        return open_journal(self.directory, self.resume, name=name, identity={}, state=state, reference=self.reference)
+        journalled = fingerprint_of_journal(self.resume, {}, reference=self.reference)
+        return open_journal(self.directory, self.resume, journalled, name=name, state=state)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,11 +28,6 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def short_item(item: object) -> int:
-    """Return 0: the size of items that are all short."""
-    return 0
-
-
 def results_in_order(
     submit: Callable[[Item], Future[Result]], items: Iterable[Item], *, most: int, size_of: Callable[[Item], int]
 ) -> Generator[Result]:
@@ -83,7 +78,7 @@ def results_in_order(
 
 
 def map_in_order(
-    function: Callable[[Item], Result], items: Iterable[Item], *, threads: int, size_of: Callable[[Item], int] = short_item
+    function: Callable[[Item], Result], items: Iterable[Item], *, threads: int, size_of: Callable[[Item], int]
 ) -> Generator[Result]:
     """Yield `function` of every item, in order. The calls run on a thread pool, with a limited number of items in flight.
 
@@ -93,7 +88,7 @@ def map_in_order(
         function: Called with each item, on several threads.
         items: The items.
         threads: The number of threads.
-        size_of: Returns the number of characters of an item (see `results_in_order`). The default counts every item as short.
+        size_of: Returns the number of characters of an item (see `results_in_order`).
     """
     executor = ThreadPoolExecutor(threads, thread_name_prefix="encode")
     try:
@@ -105,7 +100,7 @@ def map_in_order(
 
 
 def map_in_processes(
-    function: Callable[[Item], Result], items: Iterable[Item], *, processes: int, doing: str, size_of: Callable[[Item], int] = short_item
+    function: Callable[[Item], Result], items: Iterable[Item], *, processes: int, doing: str, size_of: Callable[[Item], int] = lambda _: 0
 ) -> Generator[Result]:
     """Yield `function` of every item, in order. The calls run in worker processes.
 

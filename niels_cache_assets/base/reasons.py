@@ -27,8 +27,8 @@ class DropReason(NamedTuple):
 
     is_asked: bool
     meaning: str
-    advice: str = ""
-    stages: tuple[Stage, ...] = ()
+    advice: str
+    stages: tuple[Stage, ...]
 
 
 def _asked(meaning: str, advice: str = "", *stages: Stage) -> DropReason:

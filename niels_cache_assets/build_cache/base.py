@@ -211,7 +211,7 @@ class CacheBuild(ABC):
                 resume.log(f"starting afresh: {problem}")
                 clear_directory(partial)
         name = self.provenance.dataset_name or Path(self.out_dir).name
-        journal = open_journal(partial, resume, name=name, identity=self.identity, state=state, reference=reference_of(self.tokenizer))
+        journal = open_journal(partial, resume, self.journal_fingerprint(resume), name=name, state=state)
         self.encoder.start(EngineUse.recorded(journal.notes), resume.log)
         journal.take_notes = self.encoder.notes
         return journal
@@ -247,7 +247,7 @@ def token_dtype_identity(name: str) -> dict[str, str]:
     return {} if name == TOKEN_DTYPE_NAME else {"token_dtype": name}
 
 
-def describe_dropped_items(counts: DropReport, hints: Sequence[str] = ()) -> str:
+def describe_dropped_items(counts: DropReport, hints: Sequence[str]) -> str:
     """Return the end of the message about a source without usable items.
 
     It names the reasons for which items were dropped, files that are not text, and the source's `hints`.

@@ -68,7 +68,7 @@ class ConversationEncoder:
     dtype: np.dtype
     chats: ChatEncoder | None
     raises: bool
-    turns: Turns = "all"
+    turns: Turns
 
     @property
     def roles(self) -> Collection[str]:

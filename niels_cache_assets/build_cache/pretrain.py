@@ -219,7 +219,7 @@ class PretrainBuild(CacheBuild):
             counts = None if state is None or state.ended is None else DropReport(**state.ended)
             overlaps = list(state.overlaps) if state is not None else []
             if counts is None:
-                counts = self._write_documents(writer, splitter, guard, journal, resume, overlaps)
+                counts = self._write_documents(writer, splitter, guard, journal, state, resume, overlaps)
             if self.needs_train and not writer.tokens("train"):
                 message = _no_train_message(self.out_dir, writer.tokens("val"), self.max_val_tokens, counts, self.feed.report.hints)
                 raise NielsCacheError(message)
@@ -265,15 +265,15 @@ class PretrainBuild(CacheBuild):
         splitter: BudgetSplitter,
         guard: TrainGuard | None,
         journal: Journal | None,
+        state: _State | None,
         resume: Resume | None,
         overlaps: list[dict[str, Any]],
     ) -> DropReport:
-        """Write all documents of the stream, or only the rest of them if the journal has a state.
+        """Write all documents of the stream, or only the rest of them if there is a state.
 
         The caller has already restored `splitter`, `writer` and `overlaps` to that state. The first examples of documents that were dropped
         because of `references` are added to `overlaps`.
         """
-        state: _State | None = journal.state if journal is not None else None
         has_counted = self.feed.count(state.expected if state is not None else None)
         seen, drops = (state.documents, DropReport(**state.drops)) if state is not None else (0, DropReport())
         tokens = sum(map(writer.tokens, SPLITS))

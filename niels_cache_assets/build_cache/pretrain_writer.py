@@ -115,9 +115,9 @@ class PretrainWriter:
         *,
         dtype: np.dtype,
         shard_bytes: int,
-        state: WriterState | None = None,
-        files: Files | None = None,
-        has_kept_values: bool = False,
+        state: WriterState | None,
+        files: Files | None,
+        has_kept_values: bool,
     ) -> None:
         self.files: Files = dict(files or {})
         self._splits: dict[Split, _SplitWriter] = {

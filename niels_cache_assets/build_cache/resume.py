@@ -93,27 +93,22 @@ class BuildPosition:
     share: float | None
 
 
-def open_journal(
-    partial: Path, resume: Resume, *, name: str, identity: Identity, state: type[Any], reference: str | None = None
-) -> Journal:
+def open_journal(partial: Path, resume: Resume, journalled: JournalFingerprint, *, name: str, state: type[Any]) -> Journal:
     """Open the journal of a build in `partial`.
 
     Args:
         partial: The folder of the unfinished build.
         resume: The request to keep a journal.
+        journalled: The fingerprint of this build (see `fingerprint_of_journal`).
         name: The name of the build, for the log.
-        identity: All values in the builder that decide the bytes.
         state: The data class of the journal's state. The state is None if there is nothing to resume.
-        reference: See `fingerprint_of_journal`.
     """
-    journalled = fingerprint_of_journal(resume, identity, reference=reference)
-    parse = TypeAdapter(state).validate_python
     journal = Journal.open(
         partial,
         fingerprint=journalled.fingerprint,
         log=resume.log,
         afresh=resume.afresh,
-        parse=parse,
+        parse=TypeAdapter(state).validate_python,
         identity=journalled.identity,
         attempt=resume.attempt,
     )

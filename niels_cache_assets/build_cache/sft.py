@@ -85,7 +85,7 @@ class _EncodedExamples(NamedTuple):
     drops: DropReport
     position: StreamPosition
     spans: list[np.ndarray]
-    hints: tuple[str, ...] = ()
+    hints: tuple[str, ...]
     units: np.ndarray | None = None
 
 
@@ -231,7 +231,7 @@ class SftBuild(CacheBuild):
                 resume.resumed_tokens = spool.tokens
             ended = None if state is None or state.ended is None else DropReport(**state.ended)
             if ended is None:
-                ended = self._spool(spool, journal, resume)
+                ended = self._spool(spool, journal, state, resume)
             if not spool.examples:
                 note = describe_dropped_items(ended, self.feed.report.hints)
                 what = "preference pair" if self.preference else "conversation"
@@ -265,9 +265,8 @@ class SftBuild(CacheBuild):
         template = {"name": self.template.name, "sha256": self.template.sha256, "marks": self._chats.has_marks}
         return {"template": template | self._turn_settings, **sides}
 
-    def _spool(self, spool: SftSpool, journal: Journal | None, resume: Resume | None) -> DropReport:
-        """Store all conversations in the spool, or only the rest of them if the journal has a state."""
-        state: _State | None = journal.state if journal is not None else None
+    def _spool(self, spool: SftSpool, journal: Journal | None, state: _State | None, resume: Resume | None) -> DropReport:
+        """Store all conversations in the spool, or only the rest of them if there is a state."""
         drops = DropReport(**state.drops) if state is not None else DropReport()
         examples, tokens = spool.examples, spool.tokens
 

@@ -60,7 +60,7 @@ class SftSpool:
         sides: The number of sides of an example, 2 for preference pairs.
     """
 
-    def __init__(self, root: Path, *, dtype: np.dtype, state: SpoolState | None = None, sides: int = 1) -> None:
+    def __init__(self, root: Path, *, dtype: np.dtype, state: SpoolState | None, sides: int) -> None:
         state = state or SpoolState()
         self._root, self._dtype, self._sides = root, dtype, sides
         self.examples, self.tokens, self._spans = state.examples, state.tokens, state.spans

@@ -106,7 +106,7 @@ class HeldOutDocuments:
             val = self.val_documents(name, documents, heads)
             if compared:
                 val = self._indexed(member, val)
-            keys = frozenset(_key(document.file, document.row, document.source_id) for document in val)
+            keys = frozenset(map(_key, val))
         self._keys[name] = keys if member.val_tokens else frozenset()
         if member.decontaminate_against:
             references = reference_texts(self._registry, member, StreamContext(seed=self.seed, siblings=self._siblings, log=log), self)
@@ -132,7 +132,7 @@ class HeldOutDocuments:
             nonlocal found
             if document.split == "val":
                 return True
-            if not keys or _key(document.file, document.row, document.source_id) not in keys:
+            if not keys or _key(document) not in keys:
                 return False
             found += 1
             if found > len(keys):
@@ -256,6 +256,7 @@ def _val_of(name: str, source: PretrainSource, context: StreamContext, held_out:
     return iter(held_out.val_documents(name, lambda: member.documents(SourceReport()), heads))
 
 
-def _key(file: str, row: int, source_id: str) -> Key:
+def _key(document: Document) -> Key:
     """Return a key that identifies a document of a stream by its origin (file, row and source id)."""
-    return hashlib.blake2b(f"{file}\0{row}\0{source_id}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    origin = f"{document.file}\0{document.row}\0{document.source_id}"
+    return hashlib.blake2b(origin.encode("utf-8", "surrogatepass"), digest_size=16).digest()

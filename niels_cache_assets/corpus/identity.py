@@ -13,6 +13,8 @@ from niels_cache_assets.base.fingerprint import Identity, identity_settings
 from niels_cache_assets.corpus.layout import CODE_VERSION, DIGESTS_NAME, SIGNATURES_NAME
 from niels_cache_assets.dedup.hashing import SIGNATURE_VERSION
 from niels_cache_assets.dedup.settings import DedupSettings
+from niels_cache_assets.disk.build_lock import path_stamp
+from niels_cache_assets.disk.identity import without_keys
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.types import PretrainSource, Source
 from niels_cache_assets.streaming.decontaminate import decontamination_identity, references_identity
@@ -122,14 +124,11 @@ def identity_of_corpus(registry: Registry, name: str, *, revision: str | None, t
         tokenizer_sha256: The sha256 of the model that `open_corpus_tokenizer` returns. None if `open_corpus_tokenizer` returns None.
     """
     source = registry.pretrain[name]
-    identity = source.identity()
-    for key in _APPLIED_LATER:
-        identity.pop(key, None)
     # The tables of a mixture's members, because changed tables change the splits, and the revision is not requested again.
     members = {name: member.identity() for name, member in _members(registry, source).items()}
     of_members = {"members": members, **held_out_identity(registry, source, seed=registry.build.seed)} if members else {}
     return {
-        "source": identity,
+        "source": without_keys(source.identity(), *_APPLIED_LATER),
         "revision": revision,
         "seed": registry.build.seed,
         "prepare": sorted(source.prepare),
@@ -161,26 +160,21 @@ def require_prepared(registry: Registry, name: str) -> PretrainSource:
 def require_unchanged(directory: Path, meta: Meta) -> None:
     """Raise NielsCacheError if the meta.json in the folder differs from `meta`, which was read from this folder earlier.
 
-    A meta.json with the inode, the size and the time of the last check is not read again. A corpus may have thousands of files, each of
-    which is checked, and its meta.json lists all of them.
+    A meta.json with the inode and the time of the last check is not read again. A corpus may have thousands of files, each of which is
+    checked, and its meta.json lists all of them.
 
     Raises:
         NielsCacheError: If the meta.json differs or cannot be read.
     """
     path = directory / META_NAME
-    try:
-        status = path.stat()
-    except OSError:
-        stamp = None  # it is missing, so `read_meta` says why
-    else:
-        stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
+    stamp = path_stamp(path)  # None if it is missing; `read_meta` then says why
     sha256 = read_meta(path)["meta_sha256"] if stamp is None else _recorded_sha256(str(path), stamp)
     if sha256 != meta["meta_sha256"]:
         raise NielsCacheError(f"{directory}: was replaced while it was read; run this again")
 
 
 @lru_cache(maxsize=16)
-def _recorded_sha256(path: str, stamp: tuple[int, int, int]) -> str:
+def _recorded_sha256(path: str, stamp: tuple[int, int]) -> str:
     """Return the hash in a meta.json.
 
     Args:
@@ -211,8 +205,8 @@ def drop_lists_identity(registry: Registry, corpora: Mapping[str, Meta], missing
 def dedup_order(registry: Registry) -> list[str]:
     """Return the data sets with "dedup" in the order of comparison: by [dedup] priority, then by table order. The first copy is kept."""
     names = registry.prepared("dedup")
-    first = [name for name in registry.dedup.priority if name in names]
-    return [*first, *(name for name in names if name not in first)]
+    first = (name for name in registry.dedup.priority if name in names)
+    return [*dict.fromkeys((*first, *names))]
 
 
 def dedup_identity(dedup: DedupSettings) -> Identity:

@@ -60,7 +60,8 @@ def drop_near_val(
             because[one] = (other, measured)
     if not because:
         return dropped
-    ones, others = np.array([*because], dtype=dtype), np.array([other for other, _ in because.values()], dtype=dtype)
+    found, similarities = zip(*because.values(), strict=True)
+    ones, others = np.array([*because], dtype=dtype), np.array(found, dtype=dtype)
     order = np.argsort(ones)
     index = np.minimum(np.searchsorted(ones[order], dropped.kept_copies), len(ones) - 1)
     moved = ones[order][index] == dropped.kept_copies
@@ -69,9 +70,7 @@ def drop_near_val(
         ordinals=np.concatenate([dropped.ordinals, ones]),
         kept_copies=np.concatenate([np.where(moved, others[order][index], dropped.kept_copies), others]),
         exact=np.concatenate([dropped.exact & ~moved, np.zeros(len(because), dtype=np.bool_)]),
-        similarity=np.concatenate(
-            [np.where(moved, np.nan, dropped.similarity), [measured for _, measured in because.values()]], dtype=np.float32
-        ),
+        similarity=np.concatenate([np.where(moved, np.nan, dropped.similarity), similarities], dtype=np.float32),
     )
 
 

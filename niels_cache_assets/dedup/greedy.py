@@ -232,7 +232,7 @@ def _drop(
                 column, compared = compile_kernel(_next_to_compare)(start, block, digests, column + matched, not matched, *state)
         dropped = np.flatnonzero(kept_copies != none)
         found.append((dropped.astype(dtype) + dtype.type(start), kept_copies[dropped], exact[dropped], measured[dropped]))
-    window.carry_over(members.all)
+    window.carry_over(members.all())
     return found
 
 

@@ -128,13 +128,13 @@ class DocumentWindow:
         rows = np.fromfile(path, dtype=_U64).reshape(-1, 2) if path.exists() else np.empty((0, 2), dtype=_U64)
         return (np.searchsorted(self._keys, rows[:, 0]) + 1).astype(np.uint32), rows[:, 1]
 
-    def carry_over(self, kept: Callable[[], KeptDocuments]) -> None:
+    def carry_over(self, kept: KeptDocuments) -> None:
         """Pass the kept documents on to the windows of the next documents. This is the last use of the window.
 
         Args:
-            kept: Returns the documents that were kept, ascending by bucket.
+            kept: The documents that were kept, ascending by bucket.
         """
-        buckets, documents = kept()
+        buckets, documents = kept
         first = np.searchsorted(buckets, self._leaving, side="left")
         counts = np.searchsorted(buckets, self._leaving, side="right") - first
         order = np.argsort(self._to, kind="stable")

@@ -170,9 +170,8 @@ class MixtureMember:
         """
         context = self.context
         if context.held_out is not None:
-            documents = lambda: self.documents(SourceReport())  # noqa: E731
             heads = self.heads if self.source.parts > 1 and self.source.val_tokens else None
-            context.held_out.find(self.name, documents=documents, heads=heads, log=context.log)
+            context.held_out.find(self.name, documents=lambda: self.documents(SourceReport()), heads=heads, log=context.log)
 
     def heads(self) -> Iterator[tuple[int, Iterator[Document]]]:
         """Yield for each part of this member the number of tokens that its head contributes to val, and its documents."""

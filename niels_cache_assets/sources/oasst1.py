@@ -106,7 +106,7 @@ class Oasst1(HubData, SftSource):
             raise NielsCacheError(f"files: {tree_files[0].name} holds trees, others hold flat messages; name only one kind")
         if tree_files:
             for name, row, tree in rows_of_files(files, read, context):
-                decoding.count_row(name, tree, lambda marked: [])
+                decoding.count_row(name, tree)
                 if isinstance(tree.get("prompt"), dict):
                     yield _nodes(tree, name, row, context.report)
                 else:

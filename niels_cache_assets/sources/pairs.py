@@ -82,7 +82,7 @@ def continue_prompt(prompt: Any, side: Any, read: Read, *, extra: Any = None) ->
     return _joined(before, messages)
 
 
-def complete_prompt(prompt: Any, completion: Any, read: Read, *, extra: Any = None) -> ReadMessages:
+def complete_prompt(prompt: Any, completion: Any, read: Read, *, extra: Any) -> ReadMessages:
     """Return the messages of a prompt and its completion (see `continue_prompt`).
 
     As in trl, replies inside the prompt are not trained on.

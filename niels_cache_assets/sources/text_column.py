@@ -212,7 +212,7 @@ def choose_text_field(rows: Sequence[Mapping[str, Any]], where: str, *, key: str
     columns = [Column(name, [row.get(name) for row in rows]) for name in names]
     candidates = [column for column in columns if column.holds_strings and column.kind is None]
     inner = {path: size for column in columns for path, size in column.inner.items()}
-    largest = max(inner, key=lambda path: inner[path], default=None)
+    largest = max(inner, key=inner.__getitem__, default=None)
     if len(candidates) == 1 and not candidates[0].is_mixed and (largest is None or inner[largest] <= candidates[0].characters):
         return candidates[0].name
     messages = (

@@ -130,7 +130,7 @@ class Wikipedia(HasKeepDamaged, HubData, PretrainSource):
         decoding, check = DecodingCounts(self, context), TextFieldCheck()
         for split in files.splits():
             for file, row, values in self.rows(files, context, ["text"], ["id", "title"]):
-                decoding.count_row(file, values, lambda values: [])
+                decoding.count_row(file, values)
                 if problem := check.problem(values.get("text"), file, row):
                     context.report.drop_row(problem, file, row)
                 else:

@@ -47,7 +47,7 @@ class SplitPart:
     hashes: np.ndarray
     characters: int
     cut: int | None
-    kept: np.ndarray | None = None
+    kept: np.ndarray | None
 
 
 class BudgetSplitter:

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from niels_cache_assets.base.documents import Conversation, Document, Message, SourceReport
 from niels_cache_assets.build_cache import Resume, build_pretrain_cache, build_sft_cache, sft_spool
 from niels_cache_assets.build_cache import resume as resuming
-from niels_cache_assets.build_cache.resume import open_journal
+from niels_cache_assets.build_cache.resume import fingerprint_of_journal, open_journal
 from niels_cache_assets.disk import journal as journal_module
 from niels_cache_assets.disk.journal import BYTES_VARIABLE, JOURNAL_NAME, Journal, read_journal
 from niels_cache_assets.disk.lineage_files import LineageWriter, RowSpool
@@ -295,7 +295,8 @@ def test_another_version_of_what_decides_the_bytes_starts_afresh(tmp_path: Path,
     told: list[str] = []
 
     def journal() -> Journal:
-        kept = open_journal(tmp_path, Resume(fingerprint="texts", log=told.append), name="x", identity={}, state=dict[str, int])
+        resume = Resume(fingerprint="texts", log=told.append)
+        kept = open_journal(tmp_path, resume, fingerprint_of_journal(resume, {}), name="x", state=dict[str, int])
         assert kept is not None
         return kept
 

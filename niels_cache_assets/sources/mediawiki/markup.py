@@ -93,7 +93,7 @@ class Form(NamedTuple):
     headings: bool = False
 
 
-def text_or_list(wikitext: str, form: Form = Form()) -> tuple[str, bool]:  # noqa: B008
+def text_or_list(wikitext: str, form: Form) -> tuple[str, bool]:
     """Return the prose of a page as paragraphs between blank lines, and whether the page has only lists.
 
     The function is pure, and linear in time and memory.

@@ -20,7 +20,6 @@ from niels_cache_assets.sources.reading import rows
 from niels_cache_assets.sources.reading.parquet_files import as_strings
 from niels_cache_assets.sources.reading.positions import FilePass
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import SPLITS, Split
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -143,9 +142,8 @@ def batch_of(
     files: Sequence[str] | Strings | Objects,
     numbers: Sequence[int] | np.ndarray,
     ids: Sequence[Any] | Strings | Objects | None,
-    titles: Sequence[str | None] | None = None,
-    split: Split | None = None,
-    kept: Sequence[str | None] | None = None,
+    titles: Sequence[str | None] | None,
+    kept: Sequence[str | None] | None,
 ) -> DocumentBatch:
     """Return rows as a batch of documents.
 
@@ -156,7 +154,6 @@ def batch_of(
         ids: The ids in the data, of any type (see `rows.row_id`), or None if the rows have no ids. A column of strings has only valid
             Unicode.
         titles: The title of each row, or None if the rows have no titles.
-        split: The split of all rows, or None.
         kept: The kept values of each row as JSON (`keep.py`), or None without `keep`.
     """
     count = len(texts.text)
@@ -166,7 +163,7 @@ def batch_of(
         source_id=ids if isinstance(ids, np.ndarray | Strings) else _ids_of(ids, file, numbers),
         file=file,
         row=np.array(numbers, dtype=np.int64),
-        split=np.full(count, NO_SPLIT if split is None else SPLITS.index(split), np.int8),
+        split=np.full(count, NO_SPLIT, np.int8),
         characters=texts.characters,
         title=None if titles is None else object_array(titles, count),
         kept=None if kept is None else object_array(kept, count),
@@ -223,7 +220,7 @@ class Collector:
             row that may be one of them.
     """
 
-    def __init__(self, files: FilePass, *, left_out: Callable[[int, int], None] | None = None) -> None:
+    def __init__(self, files: FilePass, *, left_out: Callable[[int, int], None] | None) -> None:
         self._files, self._left_out = files, left_out
         self._parts: list[DocumentBatch] = []
         self._divider = BatchDivider(most_items=rows.BATCH_DOCUMENTS, most_characters=rows.BATCH_CHARACTERS)

@@ -28,7 +28,7 @@ from pydantic import Field, PositiveInt, field_validator
 
 from niels_cache_assets.base.wording import by_count
 from niels_cache_assets.sources.reading.compressed import OnDamage
-from niels_cache_assets.sources.reading.files import SourceFile, file_errors, files_digest, open_bytes
+from niels_cache_assets.sources.reading.files import SourceFile, file_errors, files_digest, first_bytes, open_bytes
 from niels_cache_assets.sources.reading.positions import FilePosition
 from niels_cache_assets.sources.types import Siblings, Source, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
@@ -196,8 +196,7 @@ def encoding_at(head: bytes, encoding: str) -> str:
 
 def encoding_of(stream: IO[bytes], encoding: str) -> str:
     """Return `encoding_at` of a newly opened stream, without consuming any byte."""
-    peek = getattr(stream, "peek", None)
-    return encoding_at(peek(4)[:4], encoding) if peek is not None else encoding
+    return encoding_at(first_bytes(stream), encoding)
 
 
 def refuse_length(where: str, limit: int) -> NoReturn:
@@ -285,11 +284,7 @@ def read_lines(
             position.offset = offset
             if index == 1 and is_start:
                 line = line.removeprefix(codecs.BOM_UTF8)
-            try:
-                text, marked = line.decode(), None
-            except UnicodeDecodeError:
-                text, marked = decode(line, UTF8)
-            yield index - 1, text, marked
+            yield index - 1, *decode(line, UTF8)
 
 
 def decoded_lines(stream: IO[bytes], where: str, limit: int, encoding: str) -> Iterator[str]:
@@ -376,13 +371,13 @@ class DecodingCounts:
     def count_marked(self, file: str, marked: str | None) -> int:
         return 0 if marked is None else self.count(file, damage_of(marked))
 
-    def count_row(self, file: str, values: Values, texts: Callable[[Values], Iterable[Any]]) -> int:
+    def count_row(self, file: str, values: Values, texts: Callable[[Values], Iterable[Any]] = lambda _: ()) -> int:
         """Count the replaced bytes of a row.
 
         Args:
             file: The name of the file.
             values: The row.
-            texts: Returns the texts of a row.
+            texts: Returns the texts of a row whose marks are counted. The default is none.
 
         Returns:
             The number of characters in place of replaced bytes in these texts.

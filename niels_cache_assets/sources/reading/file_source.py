@@ -112,7 +112,7 @@ class RowFileSource(HasColumns, FileSource, SourceWithParts):
         return text_field_of_pass(self, context, lambda: self.text_field_of(files), given=self.text_field)
 
 
-def list_files_for_plan(files: Iterable[SourceFile], split: Split | None, *, hashed: bool = True) -> list[ListedFile]:
+def list_files_for_plan(files: Iterable[SourceFile], split: Split | None, *, hashed: bool) -> list[ListedFile]:
     """Return files as a plan lists them.
 
     Args:

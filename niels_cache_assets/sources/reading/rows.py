@@ -180,11 +180,10 @@ class TextFieldCheck:
         if hint is not None and context.start is None:  # the values in rows of an earlier run are unknown
             context.report.hints.append(hint)
 
-    def hint(self, fields: Mapping[str, bool], *, key: str | None, kind: str | None = None) -> str | None:
+    def hint(self, fields: Mapping[str, bool], *, key: str | None, kind: str | None) -> str | None:
         """Return the hint of `report_hint`: the problem and advice. None if some row had text in the field, or if no row had a value."""
-        if not self.is_wrong:
+        if self._has_text or self._other is None:
             return None
-        assert self._other is not None
         file, row, found = self._other
         return f"{file}: row {row}: {self.field!r} holds {kind or found}, and no row has text there; {_advice(self.field, fields, key)}"
 
