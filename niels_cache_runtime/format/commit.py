@@ -139,9 +139,7 @@ def hold_lock(
     finally:
         with suppress(OSError):
             os.ftruncate(descriptor, 0)
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing alone would leave the lock to a forked process with the same descriptor
-        os.close(descriptor)
+        release_lock(descriptor)
 
 
 def lock_owner(target: Path) -> LockOwner | None:
@@ -183,6 +181,13 @@ def try_lock(descriptor: int, target: Path, kind: int) -> bool:
             no_locks=True,
         ) from error
     return True
+
+
+def release_lock(descriptor: int) -> None:
+    """Release a lock, and close its file. Closing alone would leave the lock to a forked process with the same descriptor."""
+    with suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
 
 
 def _acquire(target: Path, retry_seconds: float, wait: Callable[[LockOwner], None] | None) -> int:

@@ -47,11 +47,11 @@ class SampleDataset(Dataset[Sample]):
         samples = np.array([check_index(index, self._length, what="sample", from_end=True) for index in indices], dtype=np.int64)
         batch = self._maker.make(self._run_order.locate(samples))
         if isinstance(batch, PreferenceBatch):
-            pairs = zip(_rows(batch.chosen, len(indices)), _rows(batch.rejected, len(indices)), strict=True)
+            pairs = zip(_rows(batch.chosen), _rows(batch.rejected), strict=True)
             return [{"chosen": chosen, "rejected": rejected} for chosen, rejected in pairs]
-        return _rows(batch, len(indices))
+        return _rows(batch)
 
 
-def _rows(batch: Batch, count: int) -> list[Sample]:
+def _rows(batch: Batch) -> list[Sample]:
     present = {name: rows for name in _BY_ROW if (rows := getattr(batch, name)) is not None}
-    return [{name: rows[row] for name, rows in present.items()} for row in range(count)]
+    return [{name: rows[row] for name, rows in present.items()} for row in range(len(batch.x))]

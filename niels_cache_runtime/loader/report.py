@@ -64,11 +64,11 @@ class MixtureReport:
             f"samples {self.first:,} to {self.last:,}, shares of {self.weigh_by}",
             f"{'source':<{width}} {'configured':>10} {'actual':>10} {'rows':>13} {'tokens':>16} {'epochs':>9} {'repeated':>8}",
         ]
-        for source in self.sources:
-            lines.append(
-                f"{source.name:<{width}} {source.configured:>10.4%} {source.actual:>10.4%} {source.samples:>13,} {source.tokens:>16,} "
-                f"{source.epochs:>9.3f} {source.repetitions:>8,}"
-            )
+        lines += [
+            f"{source.name:<{width}} {source.configured:>10.4%} {source.actual:>10.4%} {source.samples:>13,} {source.tokens:>16,} "
+            f"{source.epochs:>9.3f} {source.repetitions:>8,}"
+            for source in self.sources
+        ]
         lines += [f"{source.name}: {source.details}" for source in self.sources if source.details is not None]
         return "\n".join(lines)
 

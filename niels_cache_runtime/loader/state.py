@@ -70,9 +70,9 @@ def make_state(position: Position, *, settings: State, weights: Weights, sources
         "order_version": ORDER_VERSION,
         **({"block_order_version": BLOCK_ORDER_VERSION} if in_blocks else {}),
         **position_to_state(position),
-        "settings": dict(settings),
+        "settings": settings,
         "weights": [[first, dict(shares)] for first, shares in weights],
-        "sources": {name: dict(source) for name, source in sources.items()},
+        "sources": dict(sources),
         "names": list(sources),
     }
 
@@ -183,9 +183,9 @@ def read_position(state: State) -> Position:
 
 def check_settings(state: State, settings: State) -> None:
     """Raise NielsCacheError for the first setting in `settings` whose value in the state is different. The message names the setting."""
-    saved = state["settings"]
+    saved = {"order": "split", "kind": "tokens", **state["settings"]}
     for name, value in {"kind": "tokens", **settings}.items():
-        of_state = saved.get(name, {"order": "split", "kind": "tokens"}.get(name))
+        of_state = saved.get(name)
         if of_state != value:
             name = name.removeprefix("block_")  # as Blocks calls it
             raise NielsCacheError(f"{name}={value!r}: the state was saved with {name}={of_state!r}; resuming needs the same")

@@ -191,12 +191,7 @@ class Steps:
 
 def position_to_state(position: Position) -> dict[str, Any]:
     """Return the position as JSON-able values."""
-    return {
-        "samples": position.samples,
-        "step": position.step,
-        "pass_start": position.pass_start,
-        "batches": [list(sizes if sizes.machines > 1 else sizes[:4]) for sizes in position.batches],
-    }
+    return {**vars(position), "batches": [list(sizes if sizes.machines > 1 else sizes[:4]) for sizes in position.batches]}
 
 
 def position_from_state(state: dict[str, Any]) -> Position:

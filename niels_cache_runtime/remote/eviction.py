@@ -32,8 +32,9 @@ class TakeoverTimeout:
 
     def is_over(self, state: LedgerState, reader: Reader, waited: float) -> bool:
         """Return whether a reader that has waited this many seconds may remove files that slower readers of its run need."""
-        slower = {name: each for name, each in state.readers.items() if each.position < reader.position}
-        others = {name: each.position for name, each in slower.items() if each.run == reader.run != ""}
+        others = {
+            name: each.position for name, each in state.readers.items() if each.run == reader.run != "" and each.position < reader.position
+        }
         if waited > TAKEOVER_SECONDS:
             self._last_positions = others
         return waited > (_NEXT_TAKEOVER_SECONDS if self._last_positions.items() & others.items() else TAKEOVER_SECONDS)
@@ -77,8 +78,12 @@ def pinned_bytes(state: LedgerState, files: Collection[str]) -> int:
 
 def blocks_slower(state: LedgerState, reader: Reader) -> bool:
     """Return whether a slower reader of the same run waits for a file whose download has not begun, and may need the space of `reader`."""
-    slower = [each for each in state.readers.values() if each.run == reader.run != "" and each.position < reader.position]
-    return any(path not in state.entries and failure_key(each.group, path) not in state.failed for each in slower for path in each.demand)
+    return any(
+        path not in state.entries and failure_key(each.group, path) not in state.failed
+        for each in state.readers.values()
+        if each.run == reader.run != "" and each.position < reader.position
+        for path in each.demand
+    )
 
 
 def unreleasable_bytes(state: LedgerState) -> int:
@@ -100,11 +105,11 @@ def _bytes(state: LedgerState, paths: set[str]) -> int:
 
 def files_over_limit(state: LedgerState, limit: int) -> list[str]:
     """Return files to remove until the copy is below `limit`, or as close to it as mapped files allow."""
-    return _first_files(state.used_bytes() - limit, _candidates(state, "", is_strict=False))[0]
+    return _first_files(state.used_bytes() - limit, _candidates(state, ""))[0]
 
 
-def _candidates(state: LedgerState, path: str | None, *, is_strict: bool = True) -> Iterator[tuple[str, LedgerEntry]]:
-    """Yield the files that may be removed, in order."""
+def _candidates(state: LedgerState, path: str | None) -> Iterator[tuple[str, LedgerEntry]]:
+    """Yield the files that may be removed, in order. With an empty path, no reader waits, and every file that is not mapped may be."""
     mapped = state.mapped()
     free = {name: entry for name, entry in state.entries.items() if not entry.owner and name not in mapped}
     needs = {name: first_demands(reader) for name, reader in state.readers.items()}
@@ -119,7 +124,7 @@ def _candidates(state: LedgerState, path: str | None, *, is_strict: bool = True)
         reader = state.readers[name]
         first = needs[name][path].first if path in needs[name] and not reader.aside else _SOONEST
         own[reader.run] = min(first, own.get(reader.run, first))
-    is_starved = any(state.readers[name].starved for name in waiting) or not is_strict
+    is_starved = not path or any(state.readers[name].starved for name in waiting)
 
     def distance(name: str) -> int | None:
         """Return the number of samples until a file is needed, or None if it must stay."""

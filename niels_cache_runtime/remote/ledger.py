@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
-from niels_cache_runtime.format.commit import try_lock
+from niels_cache_runtime.format.commit import is_same_file, release_lock, try_lock
 from niels_cache_runtime.format.layout import META_NAME, shard_name
 from niels_cache_runtime.format.safe_open import OwnedFolder
 
@@ -338,9 +338,7 @@ class Ledger:
                 time.sleep(_POLL_SECONDS)
             yield
         finally:
-            with suppress(OSError):
-                fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing alone would leave the lock to a forked process with the same descriptor
-            os.close(descriptor)
+            release_lock(descriptor)
 
     def changed(self) -> tuple[int, int]:
         """Return a value that differs after each change of the manifest."""
@@ -471,7 +469,7 @@ class ProcessFile:
         self._path = ledger.folder / kind / self.name
         with ledger.writing():
             self.descriptor = ledger.files.open(f"{kind}/{self.name}", os.O_RDWR, make=True)
-        self.is_held = try_lock(self.descriptor, self._path, fcntl.LOCK_EX)
+        try_lock(self.descriptor, self._path, fcntl.LOCK_EX)
 
     def write(self, reader: Reader) -> None:
         """Record what a reader needs. The caller holds the ledger's lock."""
@@ -488,7 +486,7 @@ class ProcessFile:
     def is_there(self) -> bool:
         """Return whether the file still exists. It is missing if the whole folder was removed."""
         with suppress(OSError):
-            return os.path.samestat(os.stat(self._path), os.fstat(self.descriptor))
+            return is_same_file(self._path, self.descriptor)
         return False
 
     def forget(self) -> None:
@@ -503,9 +501,8 @@ class ProcessFile:
             if self.is_there():
                 with suppress(OSError):
                     self._path.unlink()
-            with suppress(OSError):
-                fcntl.flock(self.descriptor, fcntl.LOCK_UN)
-            self.forget()
+            release_lock(self.descriptor)
+            self.descriptor = -1
 
 
 def end_presences(ledger: Ledger, process_files: list[ProcessFile]) -> None:

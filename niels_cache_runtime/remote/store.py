@@ -239,17 +239,17 @@ def open_store(address: str, *, make: bool = False, is_hasty: bool = False) -> S
     client = {"timeout": "6 hours", "read_timeout": "2 minutes", "connect_timeout": "3 seconds" if is_hasty else "20 seconds"}
     client |= {key: value for key in _CLIENT_KEYS if (value := os.environ.get(prefix + key.upper()))}  # `client` hides these variables
 
-    def connect(retries: int, **client: str) -> Any:
+    def connect(retries: int, **changes: str) -> Any:
         waits = {"init_backoff": timedelta(milliseconds=200), "max_backoff": timedelta(seconds=20), "base": 2}
         retry = {"max_retries": retries, "backoff": waits, "retry_timeout": timedelta(minutes=10)}
-        return open_any(address, retry_config=retry, client_options=client)
+        return open_any(address, retry_config=retry, client_options=client | changes)
 
     with _as_remote_errors(address, refusals):
         retries = _HASTY_RETRIES if is_hasty else _RETRIES
-        short = connect(retries, **{**client, "timeout": "5 minutes"})  # obstore buffers these answers
+        short = connect(retries, timeout="5 minutes")  # obstore buffers these answers
         state: _State = "version" if address.startswith("gs://") else "e_tag"
-        quick = connect(_HASTY_RETRIES, **{**client, "timeout": f"{QUICK_SECONDS} seconds"})
-        return Store(address, obstore, refusals, (connect(retries, **client), short, quick), state=state)
+        quick = connect(_HASTY_RETRIES, timeout=f"{QUICK_SECONDS} seconds")
+        return Store(address, obstore, refusals, (connect(retries), short, quick), state=state)
 
 
 class Store:
@@ -440,8 +440,7 @@ class FolderStore(Store):
         self._folder = folder
 
     def head(self, key: str) -> ObjectInfo:
-        found = super().head(key)
-        return ObjectInfo(found.size, sha256_file(self._folder / key))
+        return super().head(key)._replace(sha256=sha256_file(self._folder / key))
 
     def _write_once(self, key: str, content: bytes, state: str | None) -> str | None:
         if state is None:
@@ -504,7 +503,7 @@ def _as_remote_errors(name: str, refusals: _Refusals) -> Iterator[None]:
 def _remote_error(name: str, error: Exception) -> RemoteError:
     """Return the error to raise. Only the code and known words are taken from obstore's text, which may contain credentials."""
     kind, text = type(error).__name__, str(error)
-    code = next(iter(re.findall(r"<Code>(\w{1,64})</Code>", text)), "") or next(iter(re.findall(r"status code: (\d{3})\b", text)), "")
+    code: str = [*re.findall(r"<Code>(\w{1,64})</Code>", text), *re.findall(r"status code: (\d{3})\b", text), ""][0]
     if kind in ("AlreadyExistsError", "PreconditionError"):
         return ConflictError(f"{name}: another process wrote this object in the meantime", code=code)
     missing = "NoSuchKey" in text or (kind in ("FileNotFoundError", "NotFoundError") and code not in ("NoSuchBucket", "ContainerNotFound"))

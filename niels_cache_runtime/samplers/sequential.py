@@ -259,8 +259,12 @@ class DatasetLoader:
         return read
 
     def __getstate__(self) -> dict[str, Any]:
-        settings = (self.batch, self.seq_len, self.process_rank, self.num_processes, self._location.given, str(self.device))
-        return {"settings": settings, "remote": self._location.remote, "meta": self.meta, "state": self.state_dict()}
+        return {
+            "settings": (self.batch, self.seq_len, self.process_rank, self.num_processes, self._location.given, str(self.device)),
+            "remote": self._location.remote,
+            "meta": self.meta,
+            "state": self.state_dict(),
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(*state["settings"], remote=state["remote"])  # type: ignore[misc]

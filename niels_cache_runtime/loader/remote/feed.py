@@ -14,7 +14,6 @@ from _thread import start_new_thread
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any
 
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import canonical_json, sha256_text
@@ -60,8 +59,12 @@ class BlockFeed:
         self._make, self._first, self._step = make, first - step, step  # _first: of the last batch
         self._rows = settings.B * settings.world_size  # of a batch on all ranks
         self._sources, self._names = copied_sources(named), tuple(named)
-        identity: dict[str, Any] = {"settings": settings.sample_settings(), "weights": settings.weights, "machines": settings.machines}
-        identity["sources"] = {name: source.fingerprint for name, source in named.items()}
+        identity = {
+            "settings": settings.sample_settings(),
+            "weights": settings.weights,
+            "machines": settings.machines,
+            "sources": {name: source.fingerprint for name, source in named.items()},
+        }
         self._run = sha256_text(canonical_json(identity))  # the same in all processes of the run
         self._ahead = _BLOCKS_AHEAD * len(self._sources) * settings.lanes // settings.machines  # the visits to download early
         self._all = tuple(self._sources.values())
