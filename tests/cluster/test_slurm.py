@@ -31,6 +31,8 @@ def test_array(tmp_path: Path, tiny_model: Path) -> None:
             state = answer(walk, "squeue", "--noheader", "--format=%T", f"--jobs={task}")
             if state == "PENDING":
                 answer(walk, "scontrol", "update", f"jobid={task}", "StartTime=now")  # by default, two minutes later
+            for ended in () if state else (task, seal):  # the task ended before Slurm began it again, and the seal has missed it
+                answer(walk, "scontrol", "requeue", ended)
             return state == "RUNNING"
 
         walk.kill_in_mid_part(lambda pid: answer(walk, "scontrol", "requeue", task))

@@ -52,5 +52,6 @@ def test_ssh_is_killed_and_its_worker_lives(tmp_path: Path, tiny_model: Path, da
         output.wait()
     last = latest(walk.long)
     assert last.holder is not None
-    assert last.holder.writer.pid == worker, "the first worker has finished the part"
+    # the second worker may wait for the lease until the part is finished, and then finds it
+    assert last.holder.writer.pid == worker or not last.holder.counts, "the first worker has finished the part"
     walk.check()
