@@ -9,6 +9,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Uint32s, Uints
 
 NO_BUCKET = np.uint64(0)  # the band hash of a document without shingles; such a document is in no bucket
@@ -24,6 +25,8 @@ def choose_bands(threshold: float, num_perm: int) -> tuple[int, int]:
     curve. The area of false negatives is above the threshold and over the curve. If two choices have the same distance, the choice with
     fewer bands wins. The result is 8 x 16 for 0.85 and 128 slots.
     """
+    if not 0 < threshold < 1:
+        raise NielsCacheError(f"a similarity threshold is between 0 and 1, not {threshold}")
     middles = (np.arange(_STEPS) + 0.5) / _STEPS
     below = middles < threshold
     best, least = (1, 1), np.inf
@@ -46,6 +49,8 @@ def bands_for_recall(threshold: float, num_perm: int) -> tuple[int, int]:
     few, the one with the most rows wins, because it compares the fewest pairs. If every choice misses more, the result is bands of one row.
     The result is 16 x 8 for 0.85 and 128 slots.
     """
+    if not 0 < threshold < 1:
+        raise NielsCacheError(f"a similarity threshold is between 0 and 1, not {threshold}")
     choices = ((num_perm // rows, rows) for rows in range(num_perm, 0, -1))
     return next(((bands, rows) for bands, rows in choices if (1 - threshold**rows) ** bands <= MAX_MISSED), (num_perm, 1))
 
@@ -64,7 +69,8 @@ def band_hashes(slots: Uint32s, bands: int, rows: int) -> Uints:
     Returns:
         The hashes, (documents, bands) uint64.
     """
-    assert bands * rows <= slots.shape[1]  # the kernel does not check it
+    if bands < 1 or rows < 1 or bands * rows > slots.shape[1]:
+        raise NielsCacheError(f"{bands} bands of {rows} rows do not fit signatures of {slots.shape[1]} slots: choose fewer")
     from niels_cache_assets.dedup import kernels
 
     hashes = np.empty((len(slots), bands), dtype=np.uint64)
