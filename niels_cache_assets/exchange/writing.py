@@ -193,7 +193,9 @@ def tokens_file(
     """
     blocks = split.blocks_with_eot_before if eot_before else split.blocks
     size = len(header) + (end - first) * split.dtype.itemsize
-    return PlannedFile(name=name, bytes=size, tokens=end - first, documents=documents), lambda: chain([header], blocks(first, end))
+    return PlannedFile(name=name, bytes=size, tokens=end - first, documents=documents), lambda: chain(
+        [header] * bool(header), blocks(first, end)
+    )
 
 
 def make_unit(*files: Content) -> Unit:
