@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.cluster_walk import LONG, RESULT, ROOT, PartsWalk, Walk, attempts, killed_and_resumed, wait_until
-from tests.helpers.engines import answer, slurm
+from tests.helpers.engines import answer, ask, slurm
 from tests.helpers.parts_project import NAME
 
 pytestmark = pytest.mark.cluster
@@ -30,9 +30,9 @@ def test_array(tmp_path: Path, tiny_model: Path) -> None:
         def is_restarted() -> bool:
             state = answer(walk, "squeue", "--noheader", "--format=%T", f"--jobs={task}")
             if state == "PENDING":
-                answer(walk, "scontrol", "update", f"jobid={task}", "StartTime=now")  # by default, two minutes later
+                ask(walk, "scontrol", "update", f"jobid={task}", "StartTime=now")  # by default, two minutes later
             for ended in () if state else (task, seal):  # the task ended before Slurm began it again, and the seal has missed it
-                answer(walk, "scontrol", "requeue", ended)
+                ask(walk, "scontrol", "requeue", ended)
             return state == "RUNNING"
 
         walk.kill_in_mid_part(lambda pid: answer(walk, "scontrol", "requeue", task))

@@ -133,6 +133,11 @@ def dask(walk: PartsWalk) -> Iterator[Output]:
 
 def answer(walk: PartsWalk, *command: str) -> str:
     """Run a program that ends by itself, and return what it prints."""
-    return subprocess.run(
-        [*walk.prefix, *command], env=walk.env, cwd=walk.folder, stdout=subprocess.PIPE, text=True, check=True
-    ).stdout.strip()
+    asked = ask(walk, *command)
+    asked.check_returncode()
+    return asked.stdout.strip()
+
+
+def ask(walk: PartsWalk, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run a program that may be refused because the state has changed meanwhile."""
+    return subprocess.run([*walk.prefix, *command], env=walk.env, cwd=walk.folder, stdout=subprocess.PIPE, text=True, check=False)
