@@ -63,6 +63,7 @@ class PartsWalk:
         self.env = {
             **os.environ,
             "NIELS_CACHE_CONFIG": str(self.config),
+            "NIELS_CACHE_JOURNAL_BYTES": str(1 << 25),  # as by default, but a slow record does not delay the next one
             "NIELS_CACHE_ROOT": str(self.graph.root),
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
             "PYTHONPATH": str(ROOT),
