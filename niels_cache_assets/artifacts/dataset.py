@@ -241,10 +241,7 @@ class DatasetSpec(Generic[S]):
 
     def unreferenced_revision(self) -> str | None:
         """Return the revision of what the build reads: the corpus, or the source if there is no corpus."""
-        if self.prepared is None:
-            return self.source.revision(self.siblings)
-        revision: str | None = self.prepared.meta["dataset_revision"]
-        return revision
+        return self.source.revision(self.siblings) if self.prepared is None else self.prepared.meta["dataset_revision"]
 
     def identity(self, revision: str | None) -> Identity:
         """Return everything that decides the bytes of the cache of the whole data set."""
