@@ -15,11 +15,12 @@ from typing import Any, Literal
 
 from niels_cache_assets.artifacts.prepared_corpora import open_prepared
 from niels_cache_assets.base.documents import Document, Documents
+from niels_cache_assets.base.wording import DEBUG
 from niels_cache_assets.corpus.identity import needs_tokenizer
 from niels_cache_assets.corpus.prepared import PreparedCorpus, PreparedMember
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.conversations import contents
-from niels_cache_assets.sources.errors import SourceUnavailableError, as_debug, describe_error, log_traceback
+from niels_cache_assets.sources.errors import SourceUnavailableError, describe_error, log_traceback
 from niels_cache_assets.sources.reading.encodings import not_text_note
 from niels_cache_assets.sources.reading.rows import batched
 from niels_cache_assets.sources.types import PretrainSource, SftSource, StreamContext
@@ -72,7 +73,7 @@ def spool_sample(registry: Registry, root: Path, sample: Path, beginnings: dict[
             if lines.error is not None:
                 unavailable = isinstance(lines.error, SourceUnavailableError)
                 problem = describe_error(lines.error)
-                log_traceback(lines.error, as_debug(log))
+                log_traceback(lines.error, lambda traceback: log(DEBUG + traceback))
                 if settings.train_on is not None and not unavailable:
                     raise NielsCacheError(f"[tokenizer] train_on {name}: {problem}") from lines.error
                 log(f"WARNING: the tokenizer is trained without {'the rest of ' if written else ''}{name}: {problem}")

@@ -12,9 +12,9 @@ from typing import Any
 import dagster as dg
 
 from niels_cache_assets.artifacts.base import Outcome
+from niels_cache_assets.base.wording import DEBUG
 from niels_cache_assets.defs.keys import DefinitionNames
 from niels_cache_assets.facts.progress import BuildProgress, SpeedEstimate, SpeedMeter, Throttle, describe
-from niels_cache_assets.sources.errors import DEBUG
 from niels_cache_runtime.errors import NielsCacheError
 
 _WARNING = "WARNING: "  # the code outside of defs/ marks important log lines with this prefix

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
+from pydantic import BaseModel, NonNegativeInt, ValidationError
 
 from niels_cache_assets.base.defaults import ENCODINGS, SPECIAL_TOKENS
 from niels_cache_assets.base.first_bytes import describe_content
@@ -97,6 +98,30 @@ def known_encoding(name: str, ranks: Mapping[bytes, int], where: str) -> Encodin
     return Encoding(arguments["pat_str"], arguments["special_tokens"])
 
 
+class _TekkenConfig(BaseModel):
+    pattern: str
+    default_vocab_size: int
+    default_num_special_tokens: NonNegativeInt
+
+
+class _TekkenPiece(BaseModel):
+    rank: NonNegativeInt
+    token_bytes: str
+
+
+class _TekkenSpecial(BaseModel):
+    rank: NonNegativeInt
+    token_str: str
+
+
+class _Tekken(BaseModel):
+    """The keys of a tekken.json that decide ids."""
+
+    config: _TekkenConfig
+    vocab: list[_TekkenPiece]
+    special_tokens: list[_TekkenSpecial] | None = None
+
+
 class RankFile(NamedTuple):
     """A loaded rank file, or a tekken.json.
 
@@ -122,31 +147,22 @@ def _convert_tekken(content: bytes, path: str) -> tuple[bytes, Encoding]:
         NielsCacheError: If the file has another form.
     """
     try:
-        described = json.loads(content)
-        pattern, size, specials = (described["config"][key] for key in ("pattern", "default_vocab_size", "default_num_special_tokens"))
-        ranks = [(each["token_bytes"], each["rank"]) for each in described["vocab"][: size - specials]]
-        named = described.get("special_tokens")
-        known = dict(
-            zip(_TEKKEN_SPECIALS.split(), range(specials), strict=False)
-            if named is None
-            else ((each["token_str"], each["rank"]) for each in named)
+        file = _Tekken.model_validate_json(content, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise NielsCacheError(f"{path}: not a tekken.json of Mistral: {where}: {first['msg']}; copy the file again") from error
+    size, specials = file.config.default_vocab_size, file.config.default_num_special_tokens
+    known = dict(zip(_TEKKEN_SPECIALS.split(), range(specials), strict=False))
+    if file.special_tokens is not None:
+        known = {each.token_str: each.rank for each in file.special_tokens}
+    if wrong := [token for token, rank in known.items() if rank >= min(specials, size)]:
+        raise NielsCacheError(
+            f"{path}: a damaged tekken.json of Mistral: the rank of {wrong[0]!r} is beyond its {specials:,} special tokens, or beyond its "
+            f"{size:,} tokens in all; copy the file again"
         )
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise NielsCacheError(f"{path}: not a tekken.json of Mistral; copy the file again") from error
-    problem = None
-    if not all(type(number) is int for number in (size, specials, *known.values(), *(rank for _, rank in ranks))):
-        problem = "a size or a rank is not an integer"
-    elif not all(isinstance(text, str) for text in (pattern, *known, *(piece for piece, _ in ranks))):
-        problem = "the pattern or a token is not a string"
-    elif not 0 <= specials <= size:
-        problem = f"{specials:,} special tokens do not fit into a vocabulary of {size:,}"
-    elif wrong := [token for token, rank in known.items() if not 0 <= rank < specials]:
-        problem = f"the rank of the special token {wrong[0]!r} is not in 0 ... {specials - 1:,}"
-    elif any(rank < 0 for _, rank in ranks):
-        problem = "the rank of a piece is below 0"
-    if problem:
-        raise NielsCacheError(f"{path}: a damaged tekken.json of Mistral: {problem}; copy the file again")
-    return "".join(f"{piece} {rank + specials}\n" for piece, rank in ranks).encode(errors="replace"), Encoding(pattern, known)
+    ranks = "".join(f"{each.token_bytes} {each.rank + specials}\n" for each in file.vocab[: max(0, size - specials)])
+    return ranks.encode(), Encoding(file.config.pattern, known)
 
 
 @remember_last

@@ -278,12 +278,11 @@ def _print_proofs(path: Path, tokenizer: TextTokenizer, proven: Sequence[EngineR
             display(f"  {each.problem}; builds use {reference}")
             continue
         for source, proof in each.sources.items():
-            result = "all have equal ids" if not proof.differing else f"{proof.differing:,} have other ids"
+            result = f"{proof.differing:,} have other ids" if proof.differing else "all have equal ids"
             if proof.unencodable:
-                others = "the others have equal ids" if not proof.differing else result
-                result = f"{reference} cannot encode {proof.unencodable:,}, and {others}"
-            style = "red" if proof.differing else None
-            display(f"  {each.engine} {each.version}, {source}: of {proof.texts:,} texts, {result}", style=style)
+                result = f"{reference} cannot encode {proof.unencodable:,}, and of the others, {result}"
+            line = f"  {each.engine} {each.version}, {source}: of {proof.texts:,} texts, {result}"
+            display(line, style="red" if proof.differing else None)
             for line in () if proof.first is None else _lines(proof.first, tokenizer):
                 display(f"    {line}")
 
