@@ -321,6 +321,7 @@ def test_lines_come_at_the_start_every_ten_seconds_and_at_the_end(
     monkeypatch.setattr("niels_cache_assets.cli.progress.monotonic", lambda: now)
     listener = LineListener(Console(stderr=True, width=240))
     listener.started("notes", "pretrain")
+    listener.logged("notes", "DEBUG: only for the log")
     for second in range(1, 26):
         now = float(second)
         listener.progressed("notes", Progress(documents=second * 10, tokens=second * 1_000_000, share=second / 50))

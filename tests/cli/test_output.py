@@ -204,6 +204,7 @@ def test_a_bar_has_share_speed_time_left_and_the_memory_of_this_process_until_it
         return console.export_text()
 
     listener.started("notes", "pretrain")
+    listener.logged("notes", "DEBUG: only for the log")
     for now[0], share in ((0.0, 0.1), (4.0, 0.3)):
         listener.progressed("notes", CorpusProgress(documents=30, kept=25, characters=round(50_000 * share), share=share))
     line = shown()
@@ -212,6 +213,7 @@ def test_a_bar_has_share_speed_time_left_and_the_memory_of_this_process_until_it
     listener.finished(SimpleNamespace(name="notes", state="built"))  # type: ignore[arg-type]
     done = shown()
     assert "built" in done
+    assert "log" not in line + done
     assert "512.0 MB" not in done
 
 

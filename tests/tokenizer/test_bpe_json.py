@@ -132,11 +132,12 @@ def test_a_wrong_tekken_json_is_refused_in_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"default_vocab_size": 300.0}, "tekken.json of Mistral"),
-        ({"default_num_special_tokens": True}, "not an integer"),
-        ({"pattern": None}, "not a string"),
-        ({"default_vocab_size": 9}, "10 special tokens do not fit"),
-        ({"default_num_special_tokens": 2}, "'</s>' is not in 0 ... 1"),
+        ({"default_vocab_size": 300.0}, "config.default_vocab_size: .* integer"),
+        ({"default_num_special_tokens": True}, "config.default_num_special_tokens: .* integer"),
+        ({"pattern": None}, "config.pattern: .* string"),
+        ({"default_vocab_size": 2}, "'</s>' .* 10 special tokens"),
+        ({"default_vocab_size": 9}, "256 bytes have no rank"),
+        ({"default_num_special_tokens": 2}, "'</s>' .* 2 special tokens"),
     ],
 )
 def test_wrong_numbers_of_a_tekken_json_are_named(tmp_path: Path, changes: dict[str, Any], problem: str) -> None:
