@@ -6,7 +6,7 @@ recorded: a resumed build reads val again for the guard, which takes little time
 """
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
@@ -21,7 +21,7 @@ from niels_cache_assets.disk.journal import Journal
 from niels_cache_assets.disk.write_behind import WriteBehind
 from niels_cache_assets.disk.writers import require_shard_bytes
 from niels_cache_assets.streaming.decontaminate import Decontaminate, ReferenceTexts, TrainGuard, decontamination_identity, open_guard
-from niels_cache_assets.streaming.encode import encode_chunks_separately, encode_documents
+from niels_cache_assets.streaming.encode import DocumentEncoder
 from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.intake import as_documents, in_lists, require_whole_numbers
 from niels_cache_assets.streaming.shuffle import shuffled
@@ -30,7 +30,6 @@ from niels_cache_assets.streaming.types import EncodedDocuments, ResumePoint, St
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, Split
 from niels_cache_runtime.format.meta import Meta, content_sha256
-from niels_cache_runtime.format.reading import available_threads
 
 MAX_OVERLAP_EXAMPLES = 50  # the most documents dropped because of `references` that meta.json names
 _LONG_COUNT_SECONDS = 1.0  # if counting the source takes longer, record the number in the journal
@@ -235,17 +234,16 @@ class PretrainBuild(CacheBuild):
             }
         return meta
 
-    @property
-    def _encoding(self) -> dict[str, Any]:
-        return {"dtype": self.dtype, "append_eot": self.append_eot, "raise_on_collision": self.on_collision == "raise"}
-
-    def encode(self, documents: Iterable[DocumentBatch], feed: Feed[Any], **rest: Any) -> Generator[EncodedDocuments]:
-        """Return encoded documents in batches. The reference encodes before `open_journal` has chosen an engine."""
-        return encode_documents(documents, self.encoding_view, feed, threads=self.threads or available_threads(), **self._encoding, **rest)
-
-    def encode_chunks_separately(self, batch: EncodedDocuments) -> Iterator[EncodedDocuments]:
-        """Return the chunks of a batch one by one."""
-        return encode_chunks_separately(batch, self.encoding_view, **self._encoding)
+    @cached_property
+    def document_encoder(self) -> DocumentEncoder:
+        """The encoder of documents. The reference encodes before `open_journal` has chosen an engine."""
+        return DocumentEncoder(
+            tokenizer=self.encoding_view,
+            dtype=self.dtype,
+            threads=self.threads,
+            append_eot=self.append_eot,
+            raise_on_collision=self.on_collision == "raise",
+        )
 
     def _encode_until_budgets_met(self, batches: Iterator[EncodedDocuments], splitter: BudgetSplitter) -> Iterator[EncodedDocuments]:
         """Yield the encoded documents in batches.
@@ -253,8 +251,8 @@ class PretrainBuild(CacheBuild):
         If a batch may meet the budgets, its chunks are yielded one by one, so that the build ends at the end of a chunk.
         """
         for batch in batches:
-            if splitter.may_meet_budgets(batch):
-                yield from self.encode_chunks_separately(batch)
+            if len(batch.chunks.positions) > 1 and splitter.may_meet_budgets(batch):
+                yield from self.document_encoder.encode_separately(batch.chunks)
             else:
                 yield batch
             del batch
@@ -301,7 +299,7 @@ class PretrainBuild(CacheBuild):
             )
 
         if guard is not None and self.val_texts is not None:
-            with closing(self.encode(as_documents(in_lists(self.val_texts)), Feed.of((), SourceReport()))) as val_batches:
+            with closing(self.document_encoder.encode(as_documents(in_lists(self.val_texts)), Feed.of((), SourceReport()))) as val_batches:
                 for batch in val_batches:
                     guard.read_val(batch)
         position = StreamPosition(0, None, Counter(), {}, None)
@@ -311,7 +309,7 @@ class PretrainBuild(CacheBuild):
         first = state.reached.items if state is not None else 0
         with (
             WriteBehind() as writes,
-            closing(self.encode(documents, self.feed, first=first, screen=guard.screen if guard else None)) as batches,
+            closing(self.document_encoder.encode(documents, self.feed, first=first, screen=guard.screen if guard else None)) as batches,
         ):
             for batch in self._encode_until_budgets_met(batches, splitter):
                 position = batch.position
@@ -354,7 +352,7 @@ class PretrainBuild(CacheBuild):
             """Give the guard the documents from the beginning until val is complete. Each document gets the same split as before."""
             assert guard is not None
             splitter = self._new_splitter()
-            with closing(self.encode(documents, Feed.of((), SourceReport()))) as batches:
+            with closing(self.document_encoder.encode(documents, Feed.of((), SourceReport()))) as batches:
                 for batch in batches:
                     guard.admit(batch, is_val=splitter.val_mask(batch))
                     if guard.val_is_known:

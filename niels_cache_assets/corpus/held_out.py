@@ -39,7 +39,7 @@ from niels_cache_assets.streaming.decontaminate import (
     open_references,
     references_identity,
 )
-from niels_cache_assets.streaming.encode import encode_documents, has_lone_surrogate
+from niels_cache_assets.streaming.encode import DocumentEncoder, has_lone_surrogate
 from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.intake import as_documents, in_lists
 from niels_cache_assets.streaming.shuffle import shuffled
@@ -47,7 +47,6 @@ from niels_cache_assets.streaming.splits import UNLIMITED, BudgetSplitter, encod
 from niels_cache_assets.tokenizer.kinds import TextTokenizer, view_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import TOKEN_DTYPES, token_dtype_name
-from niels_cache_runtime.format.reading import available_threads
 
 MEMBER_VAL = "member_val"
 COPY_REASONS = {kind: f"{reason}_of_member" for kind, reason in REASONS.items()}
@@ -178,15 +177,9 @@ class HeldOutDocuments:
         stream = as_documents(in_lists(documents))
         if shuffle_buffer:
             stream = shuffled(stream, buffer_size=shuffle_buffer, seed=self.seed)
-        encode = partial(
-            encode_documents,
-            tokenizer=view,
-            feed=Feed.of((), SourceReport()),
-            threads=self._registry.build.threads or available_threads(),
-            dtype=TOKEN_DTYPES[token_dtype_name(view.vocab_size)],
-            append_eot=True,
-            raise_on_collision=False,
-        )
+        dtype = TOKEN_DTYPES[token_dtype_name(view.vocab_size)]
+        encoder = DocumentEncoder(tokenizer=view, dtype=dtype, threads=self._registry.build.threads)
+        encode = partial(encoder.encode, feed=Feed.of((), SourceReport()))
         with closing(encoded_head(stream, encode, splitter)) as batches:
             for batch in batches:
                 is_val = splitter.val_mask(batch)

@@ -168,8 +168,8 @@ def _resolve_share(batch: EncodedDocuments, splitter: BudgetSplitter, build: Pre
     """
     if not batch.drops.dropped or int(batch.lengths.sum()) < splitter.remaining["val"]:
         return [batch]
-    documents = [(chunk[at : at + 1], position) for chunk, position in batch.chunks for at in range(len(chunk))]
-    return build.encode_chunks_separately(replace(batch, chunks=documents))
+    documents = ((chunk[at : at + 1], position) for chunk, position in batch.chunks for at in range(len(chunk)))
+    return build.document_encoder.encode_separately(documents)
 
 
 def _position_after(batch: EncodedDocuments, count: int) -> tuple[str, Mapping[str, Any]]:
@@ -376,7 +376,7 @@ class ValPart(PartFolder):
         splitter = BudgetSplitter(max_train_tokens=UNLIMITED, max_val_tokens=0, eot=build.view.eot)
         (work.directory / VAL_TEXTS).mkdir(exist_ok=True)
         table = ParquetWriter(work.directory, _texts_name(planned), {"text": "string"}, writer.files)
-        with sealing(table), closing(build.encode(as_documents(feed.open()), feed)) as batches:
+        with sealing(table), closing(build.document_encoder.encode(as_documents(feed.open()), feed)) as batches:
             texts: list[str] = []  # of the next row group, because a batch may hold few documents of val
             characters = 0
             for batch in batches:
@@ -401,7 +401,7 @@ class ValPart(PartFolder):
             last = ""  # the name of the file with the last document that was taken
             splitter = BudgetSplitter(max_train_tokens=UNLIMITED, max_val_tokens=planned.val_tokens, eot=build.view.eot)
             feed = Feed(stream.documents, context)
-            head = encoded_head(as_documents(feed.open()), lambda documents: build.encode(documents, feed), splitter)
+            head = encoded_head(as_documents(feed.open()), lambda documents: build.document_encoder.encode(documents, feed), splitter)
             with closing(head) as batches:
                 for each in chain.from_iterable(_resolve_share(batch, splitter, build) for batch in batches):
                     drops.join(each.drops)
@@ -410,9 +410,7 @@ class ValPart(PartFolder):
                         cut += [] if chosen.cut is None else [writer.documents("val") + chosen.cut]
                         writer.write({"val": chosen})
                     # Documents after the end of the share belong to the part.
-                    count = (
-                        len(chosen.lengths) if chosen is not None and splitter.val_is_full else sum(len(chunk) for chunk, _ in each.chunks)
-                    )
+                    count = len(chosen.lengths) if chosen is not None and splitter.val_is_full else each.chunks.size
                     taken += count
                     last, facts = _position_after(each, count)
                     if splitter.val_is_full:
