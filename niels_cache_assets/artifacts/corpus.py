@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
@@ -395,7 +395,7 @@ class Corpus(RootArtifact):
             return self._write(context, work)
 
     def _write(self, context: StreamContext, work: BuildJob) -> WriteResult:
-        from niels_cache_assets.corpus.chunks import ChunkWork, CorpusCounts, SourceChunks, new_report
+        from niels_cache_assets.corpus.chunks import ChunkWork, CorpusCounts, new_report, source_chunks
 
         registry, name, source = self.registry, self.name, self.source
         processes = self.processes or registry.build.threads or available_threads()
@@ -409,7 +409,8 @@ class Corpus(RootArtifact):
         counts = CorpusCounts.from_state(done.counts) if done else CorpusCounts(report=new_report(context.seed, cleaning=cleaning))
         resumed_characters = counts.before.characters
         recorded_bytes, most_bytes = counts.before.bytes, TEXT_BYTES_PER_RECORD * processes
-        chunks = SourceChunks(self.stream, context, done.reached if done else None)
+        ends = deque[BuildPosition]()
+        chunks = source_chunks(self.stream, context, done.reached if done else None, ends)
         with (
             CorpusWriter(
                 work.directory,
@@ -426,7 +427,7 @@ class Corpus(RootArtifact):
             for chunk in results:
                 finished_file = writer.write(chunk.rows, chunk.hashes, chunk.signatures)
                 counts.add(chunk.counts)
-                reached = chunks.next_position()
+                reached = ends.popleft()
                 if journal.due(0) or finished_file or counts.before.bytes - recorded_bytes >= most_bytes:
                     recorded_bytes = counts.before.bytes
                     written, sizes = writer.checkpoint()

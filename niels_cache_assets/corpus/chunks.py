@@ -84,40 +84,29 @@ class CorpusChunk(NamedTuple):
         return sum(len(document.text) for document in self.documents)
 
 
-class SourceChunks:
-    """The unconverted documents of a source after `reached`, in chunks of 256 documents or about a megabyte.
+def source_chunks(
+    unconverted: Callable[[StreamContext], Iterator[Documents]],
+    context: StreamContext,
+    reached: BuildPosition | None,
+    ends: deque[BuildPosition],
+) -> Iterator[CorpusChunk]:
+    """Yield the unconverted documents of a source after `reached`, in chunks of 256 documents or about a megabyte.
 
-    They can be iterated only once. Chunks do not depend on the batches of the source. Each chunk has its own position in the stream,
-    because new chunks are made before earlier chunks are finished. A stream that resumes at a position gives the same chunks as a pass
-    from the beginning. At the end, `context.report` is the same as after such a pass.
+    The position in the stream after each chunk is appended to `ends`, because new chunks are made before earlier chunks are finished.
+    Chunks do not depend on the batches of the source. A stream that resumes at a position gives the same chunks as a pass from the
+    beginning. At the end, `context.report` is the same as after such a pass.
     """
+    feed: Feed[Documents] = Feed(unconverted, context)
 
-    def __init__(
-        self, unconverted: Callable[[StreamContext], Iterator[Documents]], context: StreamContext, reached: BuildPosition | None
-    ) -> None:
-        self._feed: Feed[Documents] = Feed(unconverted, context)
-        self._log, self._reached = context.log, reached
-        self._unfinished: deque[BuildPosition] = deque()
+    def opened(mark: ResumePoint | None) -> Iterator[DocumentBatch]:
+        return map(DocumentBatch.of, feed.open(mark))
 
-    def __iter__(self) -> Iterator[CorpusChunk]:
-        def opened(mark: ResumePoint | None) -> Iterator[DocumentBatch]:
-            return map(DocumentBatch.of, self._feed.open(mark))
-
-        documents, first = opened(None), 0
-        if self._reached is not None:
-            documents = resume_stream(opened, self._reached, log=self._log)
-            first = self._reached.items
-        chunks = in_chunks(documents, lambda batch: batch.characters, DocumentBatch.joined)
-        for chunk, position in self._feed.positioned(chunks, first=first):
-            self._unfinished.append(BuildPosition(items=position.items, mark=position.mark, share=position.share))
-            yield CorpusChunk(position.items - len(chunk), list(chunk))
-
-    def next_position(self) -> BuildPosition:
-        """Return the position in the source after the next chunk.
-
-        Each call moves on by one chunk, in the order in which the chunks were yielded.
-        """
-        return self._unfinished.popleft()
+    documents, first = opened(None), 0
+    if reached is not None:
+        documents, first = resume_stream(opened, reached, log=context.log), reached.items
+    for chunk, position in feed.positioned(in_chunks(documents, lambda batch: batch.characters, DocumentBatch.joined), first=first):
+        ends.append(BuildPosition(items=position.items, mark=position.mark, share=position.share))
+        yield CorpusChunk(position.items - len(chunk), list(chunk))
 
 
 @dataclass(frozen=True, kw_only=True)

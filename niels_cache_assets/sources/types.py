@@ -11,7 +11,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 from pydantic import ConfigDict, Field, NonNegativeInt, PositiveInt, PrivateAttr, model_validator
 
@@ -35,6 +35,9 @@ from niels_cache_assets.sources.reading.files import SourceFile
 from niels_cache_assets.sources.val_share import FractionSplitter
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Family, Split
+
+if TYPE_CHECKING:
+    from niels_cache_assets.sources.interleave import MixtureMember
 
 PrepareStep = Literal["clean", "dedup"]
 _DECONTAMINATION = {f"decontaminate{key}" for key in ("", "_threshold", "_against", "_share", "_words")}
@@ -102,24 +105,10 @@ class HeldOutFilter(Protocol):
     def seed(self) -> int:
         """The seed with which the members' own builds shuffle and split."""
 
-    def find(
-        self,
-        name: str,
-        *,
-        documents: Callable[[], Iterable[Document]],
-        heads: Callable[[], Iterable[tuple[int, Iterable[Document]]]] | None,
-        log: Callable[[str], None],
-    ) -> None:
+    def find(self, member: "MixtureMember") -> None:
         """Find the val documents of one member.
 
         Call this for all members before `sort`.
-
-        Args:
-            name: The name of the member.
-            documents: Opens a pass over all documents of the member.
-            heads: For a member in parts with `val_tokens`, yields for each part the number of tokens that it contributes to val, and its
-                documents. None for any other member.
-            log: Receives progress lines.
         """
 
     def sort(self, name: str, documents: Iterable[Document]) -> Iterator[tuple[Document, str | None]]:
