@@ -35,17 +35,13 @@ class EncodedConversations(NamedTuple):
 
     Attributes:
         kept: Their numbers in the chunk. The number of a conversation with several examples is repeated for each example.
-        tokens: (tokens,) of the cache's dtype, one example after the other.
-        lengths: (examples,) int64, the number of tokens of each example.
-        spans: The targets of each example, (m, 2), relative to its first token.
+        chats: The tokens of each example, of the cache's dtype, and its targets.
         hints: The first message of the template for each reason.
         facts: Numbers of messages, for the `facts` of meta.json.
     """
 
     kept: list[int]
-    tokens: np.ndarray
-    lengths: np.ndarray
-    spans: list[np.ndarray]
+    chats: list[EncodedChat]
     hints: tuple[str, ...] = ()
     facts: Counter[str] = Counter()  # noqa: RUF012  (never changed)
 
@@ -74,11 +70,6 @@ class ConversationEncoder:
     def roles(self) -> Collection[str]:
         """The roles that messages may have."""
         return ROLE_TO_KEY.keys() if self.chats is None else ROLE_TO_KEY.keys() | TEMPLATE_ROLES
-
-    def chats_of(self, found: EncodedConversations) -> list[EncodedChat]:
-        """Return the tokens and spans of each conversation."""
-        tokens = np.split(found.tokens, np.cumsum(found.lengths)[:-1])
-        return [EncodedChat(*each) for each in zip(tokens, found.spans, strict=True)] if found.spans else []
 
     def encode(
         self, chunk: list[Conversation], batch: int, problems: dict[int, str], names: Sequence[str], masked: Sequence[frozenset[int]]
@@ -119,22 +110,25 @@ class ConversationEncoder:
         for number in np.setdiff1d(valid, owner[learned]).tolist():
             problems.setdefault(number, NO_TARGET)
         kept = np.array([number not in problems for number in range(len(chunk))], dtype=bool)
+        if not kept.any():
+            return EncodedConversations([], [])
         stays = kept[owner]
         lengths = encoded.lengths[stays]
         ends = np.cumsum(lengths + 2)
         starts = ends - lengths - 2
-        tokens = np.empty(int(ends[-1]) if len(ends) else 0, self.dtype)
+        tokens = np.empty(int(ends[-1]), self.dtype)
         content = np.ones(len(tokens), dtype=bool)
         content[starts] = content[ends - 1] = False
         tokens[content] = encoded.ids[np.repeat(stays, encoded.lengths)]
         tokens[starts], tokens[ends - 1] = roles[stays], self.view.eot
         last = np.cumsum(turns[kept[valid]]) - 1  # the last message of each conversation
-        lengths = np.diff(ends[last], prepend=0)
+        begins = np.append(0, ends[last][:-1])  # of the tokens of each conversation
         conversation = np.repeat(np.arange(len(last)), turns[kept[valid]])  # the number of the conversation of each kept message
         targets = learned[stays]
-        bounds = np.stack([starts + 1, ends], axis=1) - (ends[last] - lengths)[conversation, None]  # of the contents, with EOT
-        spans = np.split(bounds[targets], conversation[targets].searchsorted(np.arange(1, len(last)))) if len(last) else []
-        return EncodedConversations(kept=np.flatnonzero(kept).tolist(), tokens=tokens, lengths=lengths, spans=spans)
+        bounds = np.stack([starts + 1, ends], axis=1) - begins[conversation, None]  # of the contents, with EOT
+        spans = np.split(bounds[targets], conversation[targets].searchsorted(np.arange(1, len(last))))
+        chats = map(EncodedChat, np.split(tokens, begins[1:]), spans)
+        return EncodedConversations(kept=np.flatnonzero(kept).tolist(), chats=[*chats])
 
     def _encode_chats(
         self,
@@ -163,9 +157,7 @@ class ConversationEncoder:
         kept = [(number, each) for number, examples in encoded.items() if number not in problems for each in examples]
         return EncodedConversations(
             kept=[number for number, _ in kept],
-            tokens=np.concatenate([np.empty(0, self.dtype), *(each.ids.astype(self.dtype) for _, each in kept)]),
-            lengths=np.fromiter((len(each.ids) for _, each in kept), np.int64, len(kept)),
-            spans=[each.spans for _, each in kept],
+            chats=[each._replace(ids=each.ids.astype(self.dtype)) for _, each in kept],
             hints=tuple(hints.values()),
             facts=self._facts([chunk[number] for number in dict.fromkeys(number for number, _ in kept)]),
         )

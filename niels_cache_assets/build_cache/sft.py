@@ -71,22 +71,23 @@ class _EncodedExamples(NamedTuple):
     """The kept conversations of a chunk, and the dropped ones.
 
     Attributes:
-        tokens: (tokens,) of the cache's dtype, one conversation after the other.
-        lengths: (examples,) int64, the number of tokens of each conversation.
+        chats: The tokens of each conversation, of the cache's dtype, and its targets. The sides of a pair follow each other.
         drops: The dropped conversations, with numbers of messages of the kept ones as facts.
-        spans: The targets of each conversation, (m, 2), relative to its first token.
         hints: The first message of the template for each reason.
         units: (examples,) int64, the number of the conversation of each example. None if each conversation is one example.
     """
 
     conversations: list[Conversation]
-    tokens: np.ndarray
-    lengths: np.ndarray
+    chats: list[EncodedChat]
     drops: DropReport
     position: StreamPosition
-    spans: list[np.ndarray]
     hints: tuple[str, ...]
     units: np.ndarray | None = None
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens."""
+        return sum(len(each.ids) for each in self.chats)
 
 
 def build_sft_cache(
@@ -282,8 +283,8 @@ class SftBuild(CacheBuild):
                 position = batch.position
                 drops.join(batch.drops)
                 hints += batch.hints[: _MAX_HINTS - len(hints)]
-                examples, tokens = examples + len(batch.conversations), tokens + len(batch.tokens)
-                writes.submit(partial(_write, spool, batch, journal, state_at(position)), size=batch.tokens.nbytes)
+                examples, tokens = examples + len(batch.conversations), tokens + batch.tokens
+                writes.submit(partial(_write, spool, batch, journal, state_at(position)), size=batch.tokens * self.dtype.itemsize)
                 del batch  # frees a long text before the next is encoded
                 if self.progress is not None:
                     self.progress(Progress(examples, tokens, position.share))
@@ -325,11 +326,9 @@ class SftBuild(CacheBuild):
         facts = found.facts + Counter({_MASKED: sum(len(masked[number]) for number in {*found.kept})})
         return _EncodedExamples(
             conversations=[drop_text(chunk[number]) for number in found.kept],
-            tokens=found.tokens,
-            lengths=found.lengths,
+            chats=found.chats,
             drops=collect_drops(chunk, problems, first, facts),
             position=position,
-            spans=found.spans,
             hints=found.hints,
             units=first + np.array(found.kept, dtype=np.int64) if self.turns == "each" else None,
         )
@@ -351,7 +350,7 @@ class SftBuild(CacheBuild):
         prompts = [prompt_length(chunk[number].messages, chunk[number].rejected or []) for number in valid for _ in SIDES]
         masked = [masked_messages(side.messages, first=prompt) for side, prompt in zip(sides, prompts, strict=True)]
         found = self._conversation_encoder.encode(sides, batch, side_problems, names, masked)
-        chats = dict(zip(found.kept, self._conversation_encoder.chats_of(found), strict=True))
+        chats = dict(zip(found.kept, found.chats, strict=True))
         encoded: dict[int, tuple[EncodedChat, EncodedChat]] = {}
         for index, number in enumerate(valid):
             problem = side_problems.get(2 * index) or side_problems.get(2 * index + 1)
@@ -361,7 +360,6 @@ class SftBuild(CacheBuild):
             else:
                 encoded[number] = result
         self._raise_for_problems(chunk, problems, first=first)
-        both = [side for pair in encoded.values() for side in pair]
         side_indices = [2 * index + side for index, number in enumerate(valid) if number in encoded for side in range(len(SIDES))]
         facts = found.facts + Counter({_MASKED: sum(len(masked[index]) for index in side_indices)})
         return _EncodedExamples(
@@ -369,11 +367,9 @@ class SftBuild(CacheBuild):
                 drop_text(pair)._replace(group=prompt_hash(pair.messages, pair.rejected or [], split_by=self.split_by))
                 for pair in map(chunk.__getitem__, encoded)
             ],
-            tokens=np.concatenate([np.empty(0, self.dtype), *(side.ids for side in both)]),
-            lengths=np.fromiter((len(side.ids) for side in both), np.int64, len(both)),
+            chats=[*chain.from_iterable(encoded.values())],
             drops=collect_drops(chunk, problems, first, facts),
             position=position,
-            spans=[side.spans for side in both],
             hints=found.hints,
         )
 
@@ -398,7 +394,7 @@ class SftBuild(CacheBuild):
 
 def _write(spool: SftSpool, batch: _EncodedExamples, journal: Journal | None, state_of: Callable[..., _State]) -> None:
     """Write a batch, then record the state after this batch if the journal is due for a record."""
-    spool.write(batch.conversations, batch.tokens, batch.lengths, batch.spans, batch.units)
+    spool.write(batch.conversations, batch.chats, batch.units)
     if journal is not None and journal.due(spool.bytes):
         _record(journal, spool, state_of)
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from niels_cache_assets.base.documents import NO_SPLIT, Conversation
 from niels_cache_assets.base.strings import hash_strings
+from niels_cache_assets.chats.encoding import EncodedChat
 from niels_cache_assets.disk.journal import SCRATCH_NAME
 from niels_cache_assets.disk.lineage_files import LineageWriter, RowSpool
 from niels_cache_assets.disk.table_file import sealing
@@ -97,23 +98,14 @@ class SftSpool:
             part.checkpoint(sizes)
         return SpoolState(examples=self.examples, tokens=self.tokens, spans=self._spans, row_bytes=self._rows.bytes), sizes
 
-    def write(
-        self,
-        conversations: Sequence[Conversation],
-        tokens: np.ndarray,
-        lengths: np.ndarray,
-        spans: Sequence[np.ndarray],
-        units: np.ndarray | None = None,
-    ) -> None:
+    def write(self, conversations: Sequence[Conversation], chats: Sequence[EncodedChat], units: np.ndarray | None = None) -> None:
         """Append conversations.
 
         The two sides of a pair come one after the other, and each has a length and spans.
 
         Args:
             conversations: The origins of the conversations.
-            tokens: (tokens,) of the spool's dtype, one conversation after the other.
-            lengths: (n,) int64, the number of tokens of each conversation.
-            spans: For each conversation, its spans of targets, (m, 2), relative to its first token.
+            chats: The tokens of each conversation, of the spool's dtype, and its targets.
             units: (examples,) int64, the number of the conversation of each example. The examples of a conversation stay in one split.
                 None: each example is a conversation of its own.
         """
@@ -121,17 +113,18 @@ class SftSpool:
             return
         if units is None:
             units = np.arange(self.examples, self.examples + len(conversations))
-        counts = np.fromiter(map(len, spans), np.int64, len(spans))
+        sizes = np.array([(len(each.ids), len(each.spans)) for each in chats], np.int64)
+        tokens = np.concatenate([each.ids for each in chats])
         self._ids.append(tokens.data.cast("B"))
-        self._sizes.append(np.stack([lengths, counts], axis=1).astype(IDX_DTYPE).tobytes())
-        self._bounds.append(np.concatenate(spans).astype(TARGETS_DTYPE).tobytes())
+        self._sizes.append(sizes.astype(IDX_DTYPE).tobytes())
+        self._bounds.append(np.concatenate([each.spans for each in chats]).astype(TARGETS_DTYPE).tobytes())
         self.examples += len(conversations)
         self.tokens += len(tokens)
-        self._spans += int(counts.sum())
+        self._spans += int(sizes[:, 1].sum())
         self._rows.write(
             {
                 **{name: [getattr(each, name) for each in conversations] for name in ("source_id", "file", "row", "group", "category")},
-                "tokens": lengths.reshape(-1, self._sides).sum(axis=1),
+                "tokens": sizes[:, 0].reshape(-1, self._sides).sum(axis=1),
                 "split": [NO_SPLIT if each.split is None else SPLITS.index(each.split) for each in conversations],
                 "unit": units,
             }
