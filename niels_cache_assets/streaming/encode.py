@@ -150,7 +150,7 @@ class DocumentEncoder:
                 keep &= ~found
         if not keep.all():
             documents, ids, lengths, hashes = documents[keep], ids[np.repeat(keep, lengths)], lengths[keep], hashes[keep]
-        tokens, lengths = _add_bos_and_eot(ids, lengths, self.dtype, bos=tokenizer.bos, eot=tokenizer.eot if self.append_eot else None)
+        tokens, lengths = add_bos_and_eot(ids, lengths, self.dtype, bos=tokenizer.bos, eot=tokenizer.eot if self.append_eot else None)
         return EncodedDocuments(documents, tokens, lengths, hashes, drops, chunks)
 
 
@@ -281,10 +281,13 @@ def name_unencodable_item(
         raise
 
 
-def _add_bos_and_eot(
-    ids: np.ndarray, lengths: np.ndarray, dtype: np.dtype, *, bos: int | None, eot: int | None
+def add_bos_and_eot(
+    ids: np.ndarray, lengths: np.ndarray, dtype: np.dtype, *, bos: int | np.ndarray | None, eot: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ids as `dtype`, with `bos` before and `eot` after the ids of each text (None: without), and the new lengths."""
+    """Return the ids as `dtype`, with `bos` before and `eot` after the ids of each text (None: without), and the new lengths.
+
+    `bos` may have an id for each text.
+    """
     if bos is None and eot is None:
         return ids.astype(dtype), lengths
     added = (bos is not None) + (eot is not None)
