@@ -19,9 +19,10 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from niels_cache_assets.base.defaults import RECORD_SECONDS
 from niels_cache_assets.disk.attempts import staged_attempts
@@ -30,6 +31,9 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import partial_path, sync
 from niels_cache_runtime.format.meta_keys import is_count
 from niels_cache_runtime.format.safe_open import link_problem, name_problem, read_regular
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 JOURNAL_NAME = "journal.json"
 SCRATCH_NAME = "scratch"  # a folder of files that a build needs to finish or to resume; it is not part of the result
@@ -300,38 +304,30 @@ def decode_record(content: bytes) -> JournalRecord | str:
         return _UNREADABLE
     try:
         value = json.loads(text)
-    except (ValueError, RecursionError):
+        if value.get("format") != _FORMAT:
+            return "the journal of the unfinished build is in the format of another version of niels-cache"
+        recorded = _record_type().validate_python({key: value.get(key) for key in JournalRecord._fields})
+    except (ValueError, AttributeError, RecursionError):
         return _UNREADABLE
-    if not isinstance(value, dict):
-        return _UNREADABLE
-    if value.get("format") != _FORMAT:
-        return "the journal of the unfinished build is in the format of another version of niels-cache"
-    fields: dict[str, Any] = {key: value.get(key) for key in JournalRecord._fields}
-    recorded = JournalRecord(**fields)
     is_valid = (
-        isinstance(recorded.fingerprint, str)
-        and isinstance(recorded.state, dict)
-        and isinstance(recorded.finished, dict)
-        and all(map(_is_file, recorded.finished.values()))
-        and isinstance(recorded.files, dict)
+        all(map(_is_file, recorded.finished.values()))
         and recorded.files.keys().isdisjoint(recorded.finished)
         and all(name_problem(name) is None and is_count(size) for name, size in recorded.sizes.items())
-        and isinstance(recorded.sums, dict)
-        and all(map(_is_sum, recorded.sums.values()))
         and recorded.sums.keys() <= recorded.files.keys()
-        and (recorded.share is None or (type(recorded.share) in (int, float) and 0 <= recorded.share <= 1))
-        and all(number is None or is_count(number) for number in (recorded.documents, recorded.attempt))
-        and all(part is None or isinstance(part, dict) for part in (recorded.made_of, recorded.notes))
+        and all(is_count(first) for first, _ in recorded.sums.values())
     )
     return recorded if is_valid else _UNREADABLE
 
 
-def _is_file(value: Any) -> bool:
-    return isinstance(value, dict) and value.keys() == {"bytes", "sha256"} and isinstance(value["sha256"], str)
+@cache
+def _record_type() -> TypeAdapter[JournalRecord]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(JournalRecord)
 
 
-def _is_sum(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and is_count(value[0]) and isinstance(value[1], str)
+def _is_file(value: dict[str, Any]) -> bool:
+    return value.keys() == {"bytes", "sha256"} and isinstance(value["sha256"], str)
 
 
 def _sha256(path: Path, first: int, end: int) -> str:
