@@ -107,7 +107,7 @@ def build_pretrain_cache(
 
 @dataclass(frozen=True, kw_only=True)
 class _State:
-    """The state of a build between two chunks.
+    """The state of a build between two chunks. The default is that of a new build.
 
     Attributes:
         documents: The number of documents so far that were not dropped.
@@ -116,13 +116,13 @@ class _State:
         overlaps: The examples so far of documents that were dropped because of `references`.
     """
 
-    reached: BuildPosition
-    documents: int
-    expected: int | None
-    remaining: dict[Split, int]
-    drops: dict[str, dict[str, Any]]
-    writer: WriterState
-    ended: dict[str, dict[str, Any]] | None
+    reached: BuildPosition = field(default_factory=BuildPosition)
+    documents: int = 0
+    expected: int | None = None
+    remaining: dict[Split, int] | None = None
+    drops: dict[str, dict[str, Any]] = field(default_factory=dict)
+    writer: WriterState | None = None
+    ended: dict[str, dict[str, Any]] | None = None
     overlaps: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -158,9 +158,9 @@ class PretrainBuild(CacheBuild):
             raise NielsCacheError(f"shuffle_buffer is {self.shuffle_buffer}; give at least 1, or None to keep the input order")
         self._new_splitter()  # checks the tokenizer and the budgets
 
-    def _new_splitter(self, **remaining: Any) -> BudgetSplitter:
+    def _new_splitter(self, remaining: dict[Split, int] | None = None) -> BudgetSplitter:
         eot = self.view.eot if self.append_eot else None
-        return BudgetSplitter(max_train_tokens=self.max_train_tokens, max_val_tokens=self.max_val_tokens, eot=eot, **remaining)
+        return BudgetSplitter(max_train_tokens=self.max_train_tokens, max_val_tokens=self.max_val_tokens, eot=eot, remaining=remaining)
 
     @cached_property
     def _decontamination(self) -> dict[str, Any]:
@@ -193,15 +193,15 @@ class PretrainBuild(CacheBuild):
 
     def _write(self, partial: Path, resume: Resume | None) -> Meta:
         journal = self.open_journal(partial, resume, state=_State)
-        state: _State | None = journal.state if journal is not None else None
+        state: _State = (journal.state if journal is not None else None) or _State()
         finished = journal.finished if journal is not None else {}
-        splitter = self._new_splitter(remaining=state.remaining) if state is not None else self._new_splitter()
+        splitter = self._new_splitter(state.remaining)
         with (
             PretrainWriter(
                 partial,
                 dtype=self.dtype,
                 shard_bytes=self.shard_bytes,
-                state=state.writer if state else None,
+                state=state.writer,
                 files=finished,
                 has_kept_values=bool(self.keep),
             ) as writer,
@@ -215,10 +215,11 @@ class PretrainBuild(CacheBuild):
         ):
             if resume is not None:
                 resume.resumed_tokens = sum(map(writer.tokens, SPLITS))
-            counts = None if state is None or state.ended is None else DropReport(**state.ended)
-            overlaps = list(state.overlaps) if state is not None else []
-            if counts is None:
+            overlaps = list(state.overlaps)
+            if state.ended is None:
                 counts = self._write_documents(writer, splitter, guard, journal, state, resume, overlaps)
+            else:
+                counts = DropReport(**state.ended)
             if self.needs_train and not writer.tokens("train"):
                 message = _no_train_message(self.out_dir, writer.tokens("val"), self.max_val_tokens, counts, self.feed.report.hints)
                 raise NielsCacheError(message)
@@ -263,17 +264,17 @@ class PretrainBuild(CacheBuild):
         splitter: BudgetSplitter,
         guard: TrainGuard | None,
         journal: Journal | None,
-        state: _State | None,
+        state: _State,
         resume: Resume | None,
         overlaps: list[dict[str, Any]],
     ) -> DropReport:
-        """Write all documents of the stream, or only the rest of them if there is a state.
+        """Write the documents of the stream that come after the state.
 
         The caller has already restored `splitter`, `writer` and `overlaps` to that state. The first examples of documents that were dropped
         because of `references` are added to `overlaps`.
         """
-        has_counted = self.feed.count(state.expected if state is not None else None)
-        seen, drops = (state.documents, DropReport(**state.drops)) if state is not None else (0, DropReport())
+        has_counted = self.feed.count(state.expected)
+        seen, drops = state.documents, DropReport(**state.drops)
         tokens = sum(map(writer.tokens, SPLITS))
 
         def share(position: StreamPosition) -> float | None:
@@ -306,10 +307,10 @@ class PretrainBuild(CacheBuild):
         if journal is not None and has_counted and journal.due(writer.bytes, finished=len(writer.files), seconds=_LONG_COUNT_SECONDS):
             _record(journal, writer, state_at(position), share(position))
         documents = self._documents(state, guard, resume)
-        first = state.reached.items if state is not None else 0
+        screen = guard.screen if guard else None
         with (
             WriteBehind() as writes,
-            closing(self.document_encoder.encode(documents, self.feed, first=first, screen=guard.screen if guard else None)) as batches,
+            closing(self.document_encoder.encode(documents, self.feed, first=state.reached.items, screen=screen)) as batches,
         ):
             for batch in self._encode_until_budgets_met(batches, splitter):
                 position = batch.position
@@ -341,7 +342,7 @@ class PretrainBuild(CacheBuild):
             _record(journal, writer, state_at(position, ended=ended), share(position))  # the remaining steps take time, too
         return ended
 
-    def _documents(self, state: _State | None, guard: TrainGuard | None, resume: Resume | None) -> Iterator[DocumentBatch]:
+    def _documents(self, state: _State, guard: TrainGuard | None, resume: Resume | None) -> Iterator[DocumentBatch]:
         """Return the documents to encode. For a resumed build, also restore the guard."""
 
         def stream(mark: ResumePoint | None) -> Iterator[DocumentBatch]:
@@ -359,7 +360,7 @@ class PretrainBuild(CacheBuild):
                         return
                     splitter.assign(batch)
 
-        if state is None or resume is None:
+        if resume is None or not state.reached.items:
             return stream(None)
         replays_val = guard is not None and not guard.val_is_known
         return resume_stream(stream, state.reached, log=resume.log, replay=replay_val if replays_val else None)

@@ -83,14 +83,14 @@ class BuildPosition:
     """The position that a build has reached in a stream.
 
     Attributes:
-        items: The number of items that were taken from the stream.
+        items: The number of items that were taken from the stream. 0: the build has begun.
         mark: The latest point before this position, where the stream can be opened. None if there is none.
         share: The share of the source that was read, 0 to 1; None if unknown.
     """
 
-    items: int
-    mark: ResumePoint | None
-    share: float | None
+    items: int = 0
+    mark: ResumePoint | None = None
+    share: float | None = None
 
 
 def open_journal(partial: Path, resume: Resume, journalled: JournalFingerprint, *, name: str, state: type[Any]) -> Journal:

@@ -7,7 +7,7 @@ of all examples.
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
@@ -54,17 +54,17 @@ _MAX_HINTS = 2  # of a template, in the message about a source without usable co
 
 @dataclass(frozen=True, kw_only=True)
 class _State:
-    """The state of a build between two chunks.
+    """The state of a build between two chunks. The default is that of a new build.
 
     Attributes:
         drops: The conversations that the builder dropped, and the numbers of messages of the others (DropReport.state).
         ended: The final counts, set after everything was read. None before that.
     """
 
-    reached: BuildPosition
-    drops: dict[str, dict[str, Any]]
-    spool: SpoolState
-    ended: dict[str, dict[str, Any]] | None
+    reached: BuildPosition = field(default_factory=BuildPosition)
+    drops: dict[str, dict[str, Any]] = field(default_factory=dict)
+    spool: SpoolState = field(default_factory=SpoolState)
+    ended: dict[str, dict[str, Any]] | None = None
 
 
 class _EncodedExamples(NamedTuple):
@@ -224,15 +224,12 @@ class SftBuild(CacheBuild):
 
     def _write(self, partial: Path, resume: Resume | None) -> Meta:
         journal = self.open_journal(partial, resume, state=_State)
-        state: _State | None = journal.state if journal is not None else None
-        spooled = state.spool if state is not None else None
+        state: _State = (journal.state if journal is not None else None) or _State()
         sides = len(SIDES) if self.preference else 1
-        with self._chats or nullcontext(), SftSpool(partial, dtype=self.dtype, state=spooled, sides=sides) as spool:
+        with self._chats or nullcontext(), SftSpool(partial, dtype=self.dtype, state=state.spool, sides=sides) as spool:
             if resume is not None:
                 resume.resumed_tokens = spool.tokens
-            ended = None if state is None or state.ended is None else DropReport(**state.ended)
-            if ended is None:
-                ended = self._spool(spool, journal, state, resume)
+            ended = self._spool(spool, journal, state, resume) if state.ended is None else DropReport(**state.ended)
             if not spool.examples:
                 note = describe_dropped_items(ended, self.feed.report.hints)
                 what = "preference pair" if self.preference else "conversation"
@@ -266,9 +263,9 @@ class SftBuild(CacheBuild):
         template = {"name": self.template.name, "sha256": self.template.sha256, "marks": self._chats.has_marks}
         return {"template": template | self._turn_settings, **sides}
 
-    def _spool(self, spool: SftSpool, journal: Journal | None, state: _State | None, resume: Resume | None) -> DropReport:
-        """Store all conversations in the spool, or only the rest of them if there is a state."""
-        drops = DropReport(**state.drops) if state is not None else DropReport()
+    def _spool(self, spool: SftSpool, journal: Journal | None, state: _State, resume: Resume | None) -> DropReport:
+        """Store the conversations that come after the state in the spool."""
+        drops = DropReport(**state.drops)
         examples, tokens = spool.examples, spool.tokens
 
         def state_at(position: StreamPosition, *, ended: DropReport | None = None) -> Callable[..., _State]:
@@ -296,15 +293,14 @@ class SftBuild(CacheBuild):
             _record(journal, spool, state_at(position, ended=ended))
         return ended
 
-    def _encoded(self, resume: Resume | None, state: _State | None) -> Generator[_EncodedExamples]:
-        """Return all encoded conversations, or only the rest of them if there is a state."""
+    def _encoded(self, resume: Resume | None, state: _State) -> Generator[_EncodedExamples]:
+        """Return the encoded conversations that come after the state."""
 
         def stream(mark: ResumePoint | None) -> Iterator[list[Conversation]]:
             return as_conversations(self.feed.open(mark), first=mark.items if mark else 0)
 
-        conversations, first = stream(None), 0
-        if resume is not None and state is not None:
-            conversations, first = resume_stream(stream, state.reached, log=resume.log), state.reached.items
+        first = state.reached.items
+        conversations = stream(None) if resume is None or not first else resume_stream(stream, state.reached, log=resume.log)
         chunks = self.feed.positioned(in_chunks(conversations, self._sizes, lambda parts: [*chain.from_iterable(parts)]), first=first)
         threads = self.threads or available_threads()
         return map_in_order(self._encode, enumerate(chunks), threads=threads, size_of=lambda task: int(self._sizes(task[1][0]).sum()))

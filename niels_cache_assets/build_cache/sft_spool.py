@@ -40,7 +40,7 @@ _NO_GROUP = -1
 
 @dataclass(frozen=True, kw_only=True)
 class SpoolState:
-    """The state of a spool at a checkpoint."""
+    """The state of a spool at a checkpoint. The default is that of an empty spool."""
 
     examples: int = 0
     tokens: int = 0
@@ -56,13 +56,11 @@ class SftSpool:
     Args:
         root: The folder of the unfinished build.
         dtype: The dtype of the tokens.
-        state: The checkpoint to resume from. The journal has already cut the files back to their sizes at this checkpoint. None: start from
-            the beginning.
+        state: The checkpoint to resume from. The journal has already cut the files back to their sizes at this checkpoint.
         sides: The number of sides of an example, 2 for preference pairs.
     """
 
-    def __init__(self, root: Path, *, dtype: np.dtype, state: SpoolState | None, sides: int) -> None:
-        state = state or SpoolState()
+    def __init__(self, root: Path, *, dtype: np.dtype, state: SpoolState, sides: int) -> None:
         self._root, self._dtype, self._sides = root, dtype, sides
         self.examples, self.tokens, self._spans = state.examples, state.tokens, state.spans
 
