@@ -1,6 +1,6 @@
 """The journal of a build that can be resumed: which data are safely on disk, and the state that the builder needs to continue.
 
-    Journal.open   the latest record, with every file truncated to its recorded size; or an empty directory and `state` None
+    Journal(...)   the latest record, with every file truncated to its recorded size; or an empty directory and `state` None
     due, record    a new record after 32 MiB of written data, a finished file, or 10 s; the builder flushes its files to disk first
 
 A record is one small JSON file. A new record is written next to the old one and then renamed over it, so one of the two exists after a
@@ -102,40 +102,6 @@ class Journal:
     def __init__(
         self,
         directory: Path,
-        fingerprint: str,
-        latest: JournalRecord | None,
-        state: Any,
-        identity: Identity | None,
-        attempt: int | None = None,
-    ) -> None:
-        self._directory, self._fingerprint, self._identity, self._attempt = directory, fingerprint, identity, attempt
-        self.check: Callable[[], None] = lambda: None
-        self.seconds = RECORD_SECONDS
-        self.state = state
-        self.share = latest.share if latest else None
-        self.finished = latest.finished if latest else {}
-        self.notes: dict[str, Any] = (latest.notes if latest else None) or {}
-        self.take_notes: Callable[[], dict[str, Any]] | None = None
-        self._named = set(latest.sizes) if latest else set()
-        interval = os.environ.get(BYTES_VARIABLE)
-        self._interval, self._rest = int(interval or self.BYTES), 0 if interval else self.REST
-        self._bytes = 0 if latest is None else None  # at the last record; in a resumed build, the first `due` sets it
-        self._finished = 0 if latest is None else None  # number of finished files at the last record
-        self._time = self._asked = time.monotonic()
-        self._took = 0.0
-        self.recorded = latest is not None  # whether there is a record to resume from
-        self._keep: Keep | None = None
-
-    def keep_in_store(self, keep: Keep) -> None:
-        """Call `keep` with each new record, and make a record after each finished file and rarely otherwise."""
-        self._keep, self._rest = keep, 0
-        if BYTES_VARIABLE not in os.environ:
-            self._interval = self.STORED_BYTES
-
-    @classmethod
-    def open(
-        cls,
-        directory: Path,
         *,
         fingerprint: str,
         log: Callable[[str], None],
@@ -143,7 +109,7 @@ class Journal:
         parse: Callable[[dict[str, Any]], Any] = dict,
         identity: Identity | None = None,
         attempt: int | None = None,
-    ) -> Journal:
+    ) -> None:
         """Open the journal of the unfinished build in `directory`. If the build cannot be resumed, log the reason and clear the directory.
 
         Each file is truncated to its recorded size, and files without an entry in the record are removed, so all files are as they were at
@@ -158,19 +124,43 @@ class Journal:
             identity: The values that the fingerprint hashes (identity.py), which the journal records.
             attempt: The number of this attempt, which the journal also records.
         """
-        recorded, now = _read(directory), None if identity is None else as_recorded(identity)
-        reason = "a fresh build was requested" if afresh else _resume_problem(directory, recorded, fingerprint, now)
-        if reason is None and isinstance(recorded, JournalRecord):
+        self._directory, self._fingerprint, self._attempt = directory, fingerprint, attempt
+        self._identity = None if identity is None else as_recorded(identity)
+        self.state: Any = None
+        latest = _read(directory)
+        reason = "a fresh build was requested" if afresh else _resume_problem(directory, latest, fingerprint, self._identity)
+        if reason is None and isinstance(latest, JournalRecord):
             try:
-                state = parse(recorded.state)
-                _restore(directory, recorded.sizes)
-                return cls(directory, fingerprint, recorded, state, now, attempt)
+                self.state = parse(latest.state)
             except ValueError:
                 reason = "the journal of the unfinished build is of another kind of build"
-        if any(directory.iterdir()):
-            log(f"starting afresh: {reason}")
-        clear_directory(directory)
-        return cls(directory, fingerprint, None, None, now, attempt)
+        if reason is not None or isinstance(latest, str):
+            if any(directory.iterdir()):
+                log(f"starting afresh: {reason}")
+            clear_directory(directory)
+            latest = JournalRecord(fingerprint, {}, {}, {}, {}, None, None)
+        else:
+            _restore(directory, latest.sizes)
+        self.recorded = reason is None  # whether there is a record to resume from
+        self.check: Callable[[], None] = lambda: None
+        self.seconds = RECORD_SECONDS
+        self.share, self.finished = latest.share, latest.finished
+        self.notes: dict[str, Any] = latest.notes or {}
+        self.take_notes: Callable[[], dict[str, Any]] | None = None
+        self._named = {*latest.sizes}
+        interval = os.environ.get(BYTES_VARIABLE)
+        self._interval, self._rest = int(interval or self.BYTES), 0 if interval else self.REST
+        self._bytes = None if self.recorded else 0  # at the last record; in a resumed build, the first `due` sets it
+        self._finished = None if self.recorded else 0  # number of finished files at the last record
+        self._time = self._asked = time.monotonic()
+        self._took = 0.0
+        self._keep: Keep | None = None
+
+    def keep_in_store(self, keep: Keep) -> None:
+        """Call `keep` with each new record, and make a record after each finished file and rarely otherwise."""
+        self._keep, self._rest = keep, 0
+        if BYTES_VARIABLE not in os.environ:
+            self._interval = self.STORED_BYTES
 
     def due(self, bytes_written: int, *, finished: int = 0, seconds: float | None = None) -> bool:
         """Return whether it is time for a new record.
@@ -179,8 +169,8 @@ class Journal:
         delays the next one.
 
         Args:
-            bytes_written: The bytes written to all files since the build began, including those that existed at `open`.
-            finished: The number of complete files, including those that existed at `open`.
+            bytes_written: The bytes written to all files since the build began, including those that existed at the start.
+            finished: The number of complete files, including those that existed at the start.
             seconds: The longest delay. The default is 60, or [build] record_seconds if that is longer.
         """
         if self._bytes is None or self._finished is None:
@@ -206,9 +196,9 @@ class Journal:
         Args:
             state: The state of the builder, as JSON values.
             files: The size of each unfinished file by relative path. Together with `finished`, it names every file that must exist at the
-                next `open`. A file may then be longer than recorded.
+                next start. A file may then be longer than recorded.
             finished: {bytes, sha256} of each complete file (see `JournalRecord`).
-            sums: What the next `open` compares the files with (see `JournalRecord`). Without it, bytes that changed in the meantime
+            sums: What the next start compares the files with (see `JournalRecord`). Without it, bytes that changed in the meantime
                 would enter the hash unnoticed.
             bytes_written: The value that was passed to the latest call of `due`.
             share: The progress from 0 to 1, or None if unknown.

@@ -6,6 +6,7 @@ The splitter for finite sources is in `sources.val_share`.
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -207,21 +208,16 @@ class _LimitedStream:
 
     def __init__(self, documents: Iterable[DocumentBatch]) -> None:
         self._batches = iter(documents)
-        self._rest: DocumentBatch | None = None
         self.bytes = 0
 
     def take(self, most: int) -> Iterator[DocumentBatch]:
         """Yield documents up to this number of bytes. The last one may exceed it."""
         end = self.bytes + most
-        while self.bytes < end:
-            batch = next(self._batches, None) if self._rest is None else self._rest
-            self._rest = None
-            if batch is None:
-                return
+        while self.bytes < end and (batch := next(self._batches, None)) is not None:
             ends = self.bytes + np.cumsum(_sizes(batch))
             count = min(len(batch), int(np.searchsorted(ends, end, side="left")) + 1)
             if count < len(batch):
-                self._rest = batch[count:]
+                self._batches = chain([batch[count:]], self._batches)
             if count:
                 self.bytes = int(ends[count - 1])
                 yield batch[:count]

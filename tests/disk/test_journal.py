@@ -37,7 +37,7 @@ from tests.helpers.tiny import sentences
 
 def opened(folder: Path, *, fingerprint: str = "one", afresh: bool = False, told: list[str] | None = None, **settings: Any) -> Journal:
     log = (told if told is not None else []).append
-    return Journal.open(folder, fingerprint=fingerprint, log=log, afresh=afresh, **settings)
+    return Journal(folder, fingerprint=fingerprint, log=log, afresh=afresh, **settings)
 
 
 @pytest.fixture
