@@ -17,7 +17,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from niels_cache_assets.artifacts.base import Artifact
+from niels_cache_assets.artifacts.base import Artifact, kind_of
 from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.corpus_report import CorpusReport
 from niels_cache_assets.artifacts.dataset import DatasetSpec, PretrainCache, SftCache, SwitchedOff
@@ -65,10 +65,10 @@ class Graph:
         was_shared = lease_path(real_path(tokenizer_dir(self.root))).is_dir()
         return Tokenizer(self.registry, self.root, is_shared=self.registry.has_parts or was_shared)
 
-    def corpus(self, name: str, *, processes: int | None = None) -> Corpus:
+    def corpus(self, name: str) -> Corpus:
         """Return the corpus of a data set."""
         siblings = partial(with_corpus_readers, self.registry, self.root)
-        return Corpus(self.registry, self.root, name=name, processes=processes, siblings=siblings)
+        return Corpus(self.registry, self.root, name=name, siblings=siblings)
 
     def joined_corpus(self, name: str) -> Corpus:
         """Return the corpus of a data set whose corpus is in parts.
@@ -211,7 +211,7 @@ class Graph:
 
     def index(self, name: str) -> BlendIndex:
         """Return the indices of [blend.NAME]."""
-        return BlendIndex(registry=self.registry, root=self.root, name=name)
+        return BlendIndex(self.registry, self.root, name=name)
 
     @cached_property
     def keys(self) -> list[str]:
@@ -226,7 +226,7 @@ class Graph:
             *(["corpus/duplicates"] if registry.prepared("dedup") else []),
             *(f"report/{name}" for name in registry.prepared()),
             *(key for name in registry.in_parts() for key in self.sealed(name).inputs() if key != "tokenizer"),
-            *(f"{family}/{name}" for family in FAMILIES for name in registry.datasets(family)),
+            *(f"{source.family}/{name}" for name, source in registry.sources.items()),
             *(f"index/{name}" for name in registry.blend),
         ]
         return [*dict.fromkeys(keys)]  # a corpus is also an input of caches
@@ -316,7 +316,7 @@ class Graph:
         states += [unlisted_corpus_state(name, root=root) for name in built_names(root / "corpus") if name not in registry.prepared()]
         if registry.prepared("dedup") or os.path.exists(self.duplicates().directory / META_NAME):
             states.append(state_of(self.duplicates()))
-        states += [self.dataset_state(name) for family in FAMILIES for name in registry.datasets(family)]
+        states += [self.dataset_state(name) for name in registry.sources]
         states += [self.state(f"index/{name}") for name in registry.blend_keys()]
         for family in FAMILIES:
             names = [name for name in built_names(root / family) if name not in registry.datasets(family)]
@@ -339,9 +339,8 @@ class Graph:
         for name in only or ():
             if name != "tokenizer" and name not in registry.blend:
                 registry.family_of(name)
-        names = [name for family in FAMILIES for name in registry.datasets(family)]
-        chosen = [name for name in names if (registry.source(name).enabled if only is None else name in only)]
-        caches = [f"{registry.family_of(name)}/{name}" for name in chosen]
+        chosen = {name: source for name, source in registry.sources.items() if (source.enabled if only is None else name in only)}
+        caches = [f"{source.family}/{name}" for name, source in chosen.items()]
         read, left = set[str](), list(caches)  # all that these caches need, by any number of steps
         while left:
             artifact = self[left.pop()]
@@ -365,8 +364,8 @@ class Graph:
         empty if the artifact is made in one piece.
         """
         if key == "corpus/duplicates":
-            return [each for each in self.keys if each.partition("/")[0] in (HASHES, "range")]
-        return [each for each in self[key].inputs() if each.partition("/")[0] in (*PART_KINDS, "corpus_part")]
+            return [each for each in self.keys if kind_of(each) in (HASHES, "range")]
+        return [each for each in self[key].inputs() if kind_of(each) in (*PART_KINDS, "corpus_part")]
 
     def _in_order(self, keys: Sequence[str]) -> list[str]:
         inputs = {key: [each for each in self[key].inputs() if each in keys] for key in keys}

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from niels_cache_assets.artifacts.base import Artifact, BuildJob, BuildLock, Log, Outcome, WriteResult
+from niels_cache_assets.artifacts.base import BuildJob, BuildLock, Log, Outcome, RootArtifact, WriteResult
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.base.choices import raise_unknown_choice
 from niels_cache_assets.base.fingerprint import Identity, fingerprint_of
@@ -207,10 +207,11 @@ def is_prebuilt(registry: Registry, name: str, *, root: Path) -> bool:
     return len(find_indices(plan, root=root)) == len(plan.index_labels)
 
 
-def prebuild(plan: BlendPlan, *, root: Path, progress: OnIndexProgress | None = None) -> Outcome:
+def prebuild(registry: Registry, plan: BlendPlan, *, root: Path, progress: OnIndexProgress | None = None) -> Outcome:
     """Build the missing indices of a plan.
 
     Args:
+        registry: The configuration.
         plan: The plan.
         root: The folder of the caches.
         progress: Called with (name of the array, done, total). None: no reports.
@@ -220,11 +221,11 @@ def prebuild(plan: BlendPlan, *, root: Path, progress: OnIndexProgress | None = 
         NotWrittenError: If the folder cannot be written.
     """
     on_progress = None if progress is None else lambda update: progress(*update)
-    return materialize(BlendIndex(root=root, name=plan.part, plan=plan), on_progress=on_progress)
+    return materialize(BlendIndex(registry, root, name=plan.part, plan=plan), on_progress=on_progress, notify=False)
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlendIndex(Artifact):
+class BlendIndex(RootArtifact):
     """The indices of one plan. The plan belongs to a table [blend.NAME] or to any other blend.
 
     The record is the result of `write`; it is not stored. Its `indices` are the indices of the data sets in their order, then the index of
@@ -235,8 +236,6 @@ class BlendIndex(Artifact):
         plan: The plan. None: the plan of the table is used.
     """
 
-    registry: Registry | None = None
-    root: Path
     name: str
     plan: BlendPlan | None = None
 
@@ -252,7 +251,7 @@ class BlendIndex(Artifact):
         return index_folder(self.root)
 
     def inputs(self) -> Sequence[str]:
-        return [f"pretrain/{member}" for member in self.registry.blend[self.name].weights] if self.registry is not None else []
+        return [f"pretrain/{member}" for member in self.registry.blend[self.name].weights] if self.plan is None else []
 
     def finished(self) -> Meta | None:
         return None
@@ -271,11 +270,7 @@ class BlendIndex(Artifact):
         from niels_cache_runtime.megatron.blended import prebuild_blend  # torch
         from niels_cache_runtime.megatron.index_cache import IndexCache
 
-        plan = self.plan
-        if plan is None:
-            assert self.registry is not None
-            plan = blend_plan(self.registry, self.name, root=self.root)
-        built = False
+        plan, built = self.plan or blend_plan(self.registry, self.name, root=self.root), False
 
         def report(array: str, done: int, total: int) -> None:
             nonlocal built

@@ -127,7 +127,7 @@ class CacheState:
 
 def state_of(artifact: Artifact) -> CacheState:
     """Return the state of one artifact of a configuration. This costs one or two small reads, and a few more for a report or an index."""
-    kind = cast(Kind, artifact.key.partition("/")[0])
+    kind = cast(Kind, artifact.kind)
     spec = artifact.spec if isinstance(artifact, DatasetCache | SwitchedOff) and kind in FAMILIES else None
     name = artifact.key if spec is None else spec.name
     read = None if spec is None or spec.registry.build.store is None else spec.finished
@@ -252,7 +252,6 @@ def _(index: BlendIndex) -> Evaluation:
     The name of an index is the hash of everything that decides it, so an existing index is current. If a member of the blend or an index is
     missing, the check costs nothing. Otherwise it costs as much as `find_indices`.
     """
-    assert index.registry is not None, "an index without a table has no state"
     members = index.registry.blend[index.name].weights
     missing_names = [member for member in members if not (dataset_dir(index.root, "pretrain", member) / META_NAME).exists()]
     if missing_names:
@@ -264,7 +263,7 @@ def _(index: BlendIndex) -> Evaluation:
 
 def _parts_summary(joined: JoinedCache | Corpus) -> str:
     """Return the number of parts in each state, in words. It costs a few small reads a part."""
-    steps = [step for step in watch_parts(joined, {}) if step.key.partition("/")[0] in CHILD_BUILT_KINDS]
+    steps = [step for step in watch_parts(joined, {}) if step.artifact.kind in CHILD_BUILT_KINDS]
     states = Counter(step.state for step in steps)
     more = "".join(f", {states[state]} {state}" for state in STATES if states[state] and state not in (WAITING, DONE))
     return f"{states[DONE]} of {len(steps)} parts are built{more}"

@@ -50,7 +50,7 @@ def spool_sample(registry: Registry, root: Path, sample: Path, beginnings: dict[
         NielsCacheError: If there is no text at all, or a data set in [tokenizer] train_on is available but cannot be read.
     """
     settings = registry.tokenizer
-    names = settings.train_on or [*registry.partition_keys("pretrain"), *registry.partition_keys("sft")]
+    names = settings.train_on or registry.partition_keys()
     used: dict[str, int] = {}
     revisions: dict[str, str | None] = {}
     skipped: dict[str, str] = {}

@@ -216,7 +216,7 @@ def ready_dataset(artifacts: Graph, name: str, lines: JsonLines) -> JoinedCache:
             first = f"{PROGRAM} build-all --only tokenizer"
             raise NielsCacheError(f"{tokenizer.directory}: the tokenizer is trained on prepared texts; make it first: {first}")
         if not tokenizer.is_imported:
-            require_inputs(registry, [*registry.partition_keys("pretrain"), *registry.partition_keys("sft")])
+            require_inputs(registry, registry.partition_keys())
         _build_input(tokenizer, lines)
     _require_current(tokenizer)
     if source.prepare:

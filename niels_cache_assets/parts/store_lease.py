@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from niels_cache_assets.parts.lease import HeldLease, LeaseHolder, LeaseTimes, Log, StopRequests, stop_stamp
+from niels_cache_assets.parts.lease import HeldLease, LeaseHolder, Log, StopRequests, stop_stamp
 from niels_cache_assets.parts.store import CLOCKS, LEASES, read_small
+from niels_cache_assets.project.running import ClusterSettings
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import BusyError, LockOwner
 from niels_cache_runtime.remote.store import QUICK_BYTES, ConflictError, SmallObject, Store
@@ -76,7 +77,7 @@ def hold_store_lease(
     key: str,
     target: Path,
     *,
-    times: LeaseTimes,
+    times: ClusterSettings,
     wait: bool,
     log: Log,
     on_stop: Callable[[], None] | None = None,
@@ -106,7 +107,7 @@ def hold_store_lease(
         yield lease
 
 
-def _take(store: Store, key: str, target: Path, *, times: LeaseTimes, wait: bool, log: Log, stops: StopRequests) -> StoreLease:
+def _take(store: Store, key: str, target: Path, *, times: ClusterSettings, wait: bool, log: Log, stops: StopRequests) -> StoreLease:
     reported: LockOwner | None = None
     first: str | None = None
     where, clock = store.name_of(key), f"{CLOCKS}{key.removeprefix(LEASES)}"

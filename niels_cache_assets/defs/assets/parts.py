@@ -12,7 +12,6 @@ the step had done the work.
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +79,7 @@ def parts_assets(registry: Registry) -> list[dg.AssetsDefinition]:
             registry,
             "plan",
             partitions=planned,
-            prepare=partial(_limit_parts, registry),
+            begin=lambda plan, config, context: limit_parts(context.instance, registry),  # its parts follow, and [cluster] may have changed
             deps=[keys.mapped(names.upstream["pretrain"], planned)],
             group_name=_GROUP,
             kinds={"json"},
@@ -101,11 +100,6 @@ def parts_assets(registry: Registry) -> list[dg.AssetsDefinition]:
         every = [part for parts in in_parts.values() for part in parts]
         found.append(partition_asset(registry, "part", partitions=every, deps=above, description=_PARTS, **of_tokens))
     return found
-
-
-def _limit_parts(registry: Registry, plan: PartsPlan, config: BuildConfig, context: dg.AssetExecutionContext) -> PartsPlan:
-    limit_parts(context.instance, registry)  # its parts follow, and [cluster] may have changed
-    return plan
 
 
 def partition_asset(registry: Registry, kind: str, *, partitions: Sequence[str], **settings: Any) -> dg.AssetsDefinition:
