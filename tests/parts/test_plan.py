@@ -100,7 +100,7 @@ def test_a_file_whose_size_no_server_tells_is_named_if_its_part_gets_no_tokens()
 def test_the_room_for_a_part_is_unknown_if_the_size_of_a_file_is(project: PartsProject) -> None:
     found = project.graph(2)
     build(found, ["tokenizer", f"plan/{NAME}"])
-    part = found.part(f"{NAME}/part-00000")
+    part = found.sealed(NAME).part(0)
     need = part.need()
     assert need is not None
     assert need.bytes > 0
