@@ -241,8 +241,7 @@ class Artifact(ABC):
         uses_network: Whether a build makes requests to other machines.
         noun: What a message such as "kept the finished ..." calls the artifact.
         states: The state after a build, and the state if no build was needed.
-        on_stop_requested: Called by another thread if a stop of a shared artifact is requested. None: the build stops at its next batch.
-        stops: The requests to stop that count. None: those after the build has requested the lease.
+        stops: The requests to stop that count, for a shared artifact. None: those after the build has requested the lease.
         forces_steps: Whether `force` also builds again the steps that only this artifact needs: parts of a corpus, hashes and ranges.
     """
 
@@ -252,7 +251,6 @@ class Artifact(ABC):
     noun: ClassVar[str] = "build"
     states: ClassVar[tuple[State, State]] = ("built", "cache_hit")
 
-    on_stop_requested: Callable[[], None] | None = field(default=None, compare=False)
     stops: StopRequests | None = field(default=None, compare=False)
     forces_steps: bool = field(default=True, compare=False)
 
@@ -447,9 +445,7 @@ class Artifact(ABC):
         with ExitStack() as stack:
             try:
                 require_target(target, self.owns)
-                lease = stack.enter_context(
-                    hold_lease(target, times=times, wait=wait, log=log, on_stop=self.on_stop_requested, stops=self.stops)
-                )
+                lease = stack.enter_context(hold_lease(target, times=times, wait=wait, log=log, stops=self.stops))
             except OSError as error:
                 raise NielsCacheError(
                     f"{disk_error_message(error, target)}; the last good build, if there is one, is unchanged: {target}"

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial, singledispatch
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 
 from niels_cache_assets.artifacts.base import Artifact, add_unmatched_ids
 from niels_cache_assets.artifacts.corpus import Corpus
@@ -36,9 +36,6 @@ from niels_cache_runtime.format.layout import FAMILIES, META_NAME, Family, datas
 from niels_cache_runtime.format.meta import UNVERIFIABLE, Meta, is_foreign, load_meta, location_problem, read_meta
 from niels_cache_runtime.format.meta_keys import check_form
 
-Kind = Literal[
-    "tokenizer", "corpus", "corpus_part", "hashes", "range", "report", "plan", "val_part", "part", "pretrain", "sft", "index"
-]  # fmt: skip
 State = Literal[
     "in sync",
     "built",  # complete, but made by another configuration, so there are no settings to compare
@@ -102,7 +99,7 @@ class CacheState:
     """
 
     name: str
-    kind: Kind
+    kind: str
     directory: Path
     state: State
     advice: str = ""
@@ -127,7 +124,7 @@ class CacheState:
 
 def state_of(artifact: Artifact) -> CacheState:
     """Return the state of one artifact of a configuration. This costs one or two small reads, and a few more for a report or an index."""
-    kind = cast(Kind, artifact.kind)
+    kind = artifact.kind
     spec = artifact.spec if isinstance(artifact, DatasetCache | SwitchedOff) and kind in FAMILIES else None
     name = artifact.key if spec is None else spec.name
     read = None if spec is None or spec.registry.build.store is None else spec.finished
@@ -301,7 +298,7 @@ def index_state(directory: Path) -> CacheState:
 
 def _state(
     name: str,
-    kind: Kind,
+    kind: str,
     directory: Path,
     evaluate: Callable[[], Evaluation],
     *,

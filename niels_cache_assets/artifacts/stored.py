@@ -145,7 +145,6 @@ class StorePlace:
             times=registry.cluster,
             wait=wait,
             log=log,
-            on_stop=self.artifact.on_stop_requested,
             stops=self.artifact.stops,
         ) as lease:
             yield BuildLock(waited=True, lease=lease)  # another machine may have finished it: nothing on this disk would show that

@@ -164,10 +164,12 @@ class StopRequests:
     Attributes:
         launch: The name that the program which started the process gave to it. None if there is none.
         stale: The `stop` that existed when the process began.
+        on_stop: Called once, on another thread, if a stop is requested while a lease is held. None: only the checks of the lease raise.
     """
 
     launch: str | None = None
     stale: Stamp = None
+    on_stop: Callable[[], None] | None = None
 
     def requested(self, target: Path) -> Path | None:
         """Return the file of a request that applies to this process, or None."""
@@ -346,7 +348,7 @@ class HeldLease(ABC):
             self._send(record)
 
     @contextmanager
-    def renewed(self, times: ClusterSettings, stops: StopRequests, on_stop: Callable[[], None] | None) -> Iterator[None]:
+    def renewed(self, times: ClusterSettings, stops: StopRequests) -> Iterator[None]:
         """Renew the lease on a thread, as long as the block runs. Then record how the attempt has ended."""
 
         def renew() -> None:
@@ -355,8 +357,8 @@ class HeldLease(ABC):
                 with suppress(OSError, NielsCacheError):
                     if self._stop is None:
                         self._stop = stops.requested(self.target)
-                        if self._stop is not None and on_stop is not None:
-                            on_stop()
+                        if self._stop is not None and stops.on_stop is not None:
+                            stops.on_stop()
                     self._write()
 
         thread = threading.Thread(target=renew, name="lease", daemon=True)
@@ -417,7 +419,6 @@ def hold_lease(
     times: ClusterSettings,
     wait: bool,
     log: Log,
-    on_stop: Callable[[], None] | None = None,
     stops: StopRequests | None = None,
     at_once: bool = False,
 ) -> Iterator[Lease]:
@@ -430,7 +431,6 @@ def hold_lease(
             BusyError is raised as soon as it is certain that the other process is alive. A lease that may be abandoned is watched until
             this is known.
         log: Called with a line about each wait.
-        on_stop: Called once, on another thread, if a stop is requested while the lease is held. Without it, only the checks raise.
         stops: The requests to stop that apply. By default, every `stop` that is created after this call.
         at_once: Whether to raise BusyError at once if the lease cannot be taken now.
 
@@ -445,7 +445,7 @@ def hold_lease(
         if stops.stale is not None and stop_stamp(target) == stops.stale:
             with suppress(OSError):
                 stop_path(target).unlink()
-        stack.enter_context(lease.renewed(times, stops, on_stop))
+        stack.enter_context(lease.renewed(times, stops))
         try:
             yield lease
         except LeaseLostError:

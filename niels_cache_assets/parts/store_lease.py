@@ -14,7 +14,7 @@ the journal, and two GETs and a PUT every 5 seconds in a process that waits.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -80,7 +80,6 @@ def hold_store_lease(
     times: ClusterSettings,
     wait: bool,
     log: Log,
-    on_stop: Callable[[], None] | None = None,
     stops: StopRequests | None = None,
 ) -> Iterator[StoreLease]:
     """Hold a lease in a store, and renew it during the block.
@@ -93,7 +92,6 @@ def hold_store_lease(
         wait: Whether to wait until another process ends or its lease is over. Without `wait`, BusyError is raised as soon as it is certain
             that the other process is alive.
         log: Called with a line about each wait.
-        on_stop: Called once, on another thread, if a stop is requested while the lease is held.
         stops: The requests to stop that apply, which are files beside `target`. By default, those that are created after this call.
 
     Raises:
@@ -103,7 +101,7 @@ def hold_store_lease(
     """
     stops = stops or StopRequests(stale=stop_stamp(target))
     lease = _take(store, key, target, times=times, wait=wait, log=log, stops=stops)
-    with lease.renewed(times, stops, on_stop):
+    with lease.renewed(times, stops):
         yield lease
 
 

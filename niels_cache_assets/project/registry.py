@@ -27,6 +27,7 @@ from niels_cache_assets.base.defaults import CONFIG_NAME
 from niels_cache_assets.base.toml import as_toml, typed_toml
 from niels_cache_assets.cleaning.settings import CleaningSettings
 from niels_cache_assets.dedup.settings import DedupSettings
+from niels_cache_assets.disk.identity import without_keys
 from niels_cache_assets.project.component import find_component
 from niels_cache_assets.project.merging import EXCLUSIVE_KEYS, SOURCES, Tables, absolute_paths, add_catalog_keys, merge_tables, read_tables
 from niels_cache_assets.project.problems import explain_problems, raise_not_configured
@@ -262,7 +263,7 @@ class Registry:
             *settings: Further values of --set.
         """
         named = {f"{family}.{each}": table for family in (*FAMILIES, "blend") for each, table in self.overrides.get(family, {}).items()}
-        tables = {**{section: table for section, table in self.overrides.items() if section not in (*FAMILIES, "blend")}, **named}
+        tables = without_keys(self.overrides, *FAMILIES, "blend") | named
         given = [f"{label}.{key}={typed_toml(value)}" for label, table in tables.items() for key, value in table.items()]
         words = [
             *("niels-cache", "build-all", "--only", name),
@@ -332,7 +333,7 @@ def load_registry(
     origin = _Origin(where=file or f"profile {profile_name}", base_dir=base_dir, options=options or {})
     shipped = profile_tables(profile_name or FALLBACK_PROFILE)
     if profile_name is None:
-        shipped = {section: table for section, table in shipped.items() if section not in FAMILIES}  # keeps [build] with cache_dir
+        shipped = without_keys(shipped, *FAMILIES)  # keeps [build] with cache_dir
     advice: list[str] = []
     configured = merge_tables(shipped, add_catalog_keys(user, shipped, origin.where, advice), origin.where)
     resolved = absolute_paths(dict(overrides or {}))

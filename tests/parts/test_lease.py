@@ -253,7 +253,9 @@ def test_stop_reaches_the_holder_and_those_who_wait(target: Path, clock: Clock) 
     clock.meanwhile = lambda seconds: request_stop(target)
     told: list[str] = []
     quick = ClusterSettings(renew_seconds=0.01, lease_seconds=100)
-    with hold_lease(target, times=quick, wait=False, log=lambda line: None, on_stop=lambda: told.append("stop")) as lease:
+    with hold_lease(
+        target, times=quick, wait=False, log=lambda line: None, stops=StopRequests(on_stop=lambda: told.append("stop"))
+    ) as lease:
         with pytest.raises(StopRequested, match="stop"), held(target, wait=True):
             raise AssertionError
         deadline = time.monotonic() + 30

@@ -142,7 +142,7 @@ def test_a_store_that_does_not_answer_is_asked_again_soon(s3: LoopbackS3, hold: 
 
 def test_a_request_to_stop_ends_the_holder_and_those_who_wait(hold: Hold, tmp_path: Path) -> None:
     stopped: list[bool] = []
-    with hold(LIVELY, on_stop=lambda: stopped.append(True), stops=StopRequests()) as lease:
+    with hold(LIVELY, stops=StopRequests(on_stop=lambda: stopped.append(True))) as lease:
         request_stop(tmp_path / "part-00001")
         deadline = time.monotonic() + 10
         while not stopped and time.monotonic() < deadline:

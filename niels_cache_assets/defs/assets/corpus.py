@@ -163,7 +163,8 @@ def _corpora(registry: Registry) -> list[dg.AssetsDefinition]:
 
 
 def _searched(registry: Registry) -> dg.AssetDep:
-    return dg.AssetDep(names_of(registry).documents, partition_mapping=keys.search_mapping(registry))
+    mapping = dg.SpecificPartitionsPartitionMapping(registry.prepared("dedup"))
+    return dg.AssetDep(names_of(registry).documents, partition_mapping=mapping)
 
 
 def _parts(registry: Registry) -> list[dg.AssetsDefinition]:

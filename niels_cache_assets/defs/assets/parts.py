@@ -70,8 +70,9 @@ json.load(open("cache/pretrain/.parts/<data set>/part-00000/meta.json"))["train_
 
 def parts_assets(registry: Registry) -> list[dg.AssetsDefinition]:
     """Return the three assets, without `val_part` if no data set needs it. Corpora in parts have only a plan here."""
-    names, planned, with_val = names_of(registry), keys.datasets_with_plan(registry), keys.datasets_with_val_part(registry)
+    names, planned = names_of(registry), keys.datasets_with_plan(registry)
     in_parts, prepared = keys.parts_of_datasets(registry), registry.prepared()
+    with_val = [name for name in in_parts if registry.pretrain[name].has_val_part]
     of_tokens: dict[str, Any] = {"group_name": _GROUP, "kinds": {"numpy"}, "code_version": CODE_VERSIONS["pretrain"]}
     found = []
     if planned:
