@@ -24,7 +24,7 @@ from niels_cache_assets.disk.space import SpaceNeed, disk_error_message
 from niels_cache_assets.disk.staging import finished_meta, staged, sweep_leftovers
 from niels_cache_assets.facts.drops import NO_DROPS, DropSummary
 from niels_cache_assets.parts.attempts import staged_attempt, sweep_attempts
-from niels_cache_assets.parts.lease import HeldLease, Lease, StopRequests, hold_lease
+from niels_cache_assets.parts.lease import HeldLease, Lease, Log, StopRequests, hold_lease
 from niels_cache_assets.sources.excluding import require_matches
 from niels_cache_assets.sources.types import PretrainSource, Source
 from niels_cache_runtime.errors import NielsCacheError
@@ -36,9 +36,6 @@ if TYPE_CHECKING:
     from niels_cache_assets.parts.store_attempt import StoreAttempt
     from niels_cache_assets.project.registry import Registry
     from niels_cache_assets.tokenizer.encoder import EngineUse
-
-
-Log = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)

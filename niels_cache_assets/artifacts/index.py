@@ -9,11 +9,11 @@ missing. For a long blend the steps are compiled if numba is installed; this doe
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
-from niels_cache_assets.artifacts.base import BuildJob, BuildLock, Log, Outcome, RootArtifact, WriteResult
+from niels_cache_assets.artifacts.base import BuildJob, BuildLock, Log, Outcome, ReportedProgress, RootArtifact, WriteResult
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.base.choices import raise_unknown_choice
 from niels_cache_assets.base.fingerprint import Identity, fingerprint_of
@@ -26,30 +26,6 @@ from niels_cache_runtime.format.npy_files import read_npy_header
 
 OnIndexProgress = Callable[[str, int, int], None]
 BlendPart = Literal["train", "valid", "test"]
-
-
-class IndexProgress(NamedTuple):
-    """The progress of one array of an index.
-
-    Attributes:
-        array: The name of the array.
-        done: The number of its entries that are finished.
-        total: The number of its entries.
-    """
-
-    array: str
-    done: int
-    total: int
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """The finished entries, by unit."""
-        return {f"entries of {self.array}": self.done}
-
-    @property
-    def share(self) -> float | None:
-        """The finished share of the array."""
-        return self.done / self.total if self.total else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,8 +196,7 @@ def prebuild(registry: Registry, plan: BlendPlan, *, root: Path, progress: OnInd
         NielsCacheError: If a data set cannot be opened, or no sample can be made.
         NotWrittenError: If the folder cannot be written.
     """
-    on_progress = None if progress is None else lambda update: progress(*update)
-    return materialize(BlendIndex(registry, root, name=plan.part, plan=plan), on_progress=on_progress, notify=False)
+    return materialize(BlendIndex(registry, root, name=plan.part, plan=plan, progress=progress), notify=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,10 +209,12 @@ class BlendIndex(RootArtifact):
 
     Attributes:
         plan: The plan. None: the plan of the table is used.
+        progress: Called with (name of the array, done, total), besides the reports of the build. None: no such calls.
     """
 
     name: str
     plan: BlendPlan | None = None
+    progress: OnIndexProgress | None = field(default=None, compare=False)
 
     version = "1"  # every hash also covers the version of the algorithms
     record = None
@@ -275,8 +252,9 @@ class BlendIndex(RootArtifact):
         def report(array: str, done: int, total: int) -> None:
             nonlocal built
             built = True  # an existing index reports no progress
-            if work.progress is not None:
-                work.progress(IndexProgress(array, done, total))
+            work.report(ReportedProgress(counts={f"entries of {array}": done}, share=done / total if total else None))
+            if self.progress is not None:
+                self.progress(array, done, total)
 
         directories = prebuild_blend(plan.paths, plan.weights, index_cache=IndexCache(self.directory), progress=report, **plan.settings)
         indices = tuple(_index(label, directory) for label, directory in zip(plan.index_labels, directories, strict=False))

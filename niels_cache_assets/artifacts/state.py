@@ -283,9 +283,8 @@ def unlisted_state(family: Family, name: str, *, root: Path) -> CacheState:
             return "unverifiable", UNVERIFIABLE
         if not meta["built"]:
             return "disabled", ""
-        if meta["tokenizer_sha256"] is None:  # imported tokens, whose tokenizer is unknown
-            return "built", ""
-        _require_tokenizer(meta, root)
+        if meta["tokenizer_sha256"] is not None:  # otherwise the tokens were imported, and their tokenizer is unknown
+            _require_tokenizer(meta, root)
         return "built", ""
 
     return _state(name, family, directory, evaluate, note=lambda meta: "; ".join(filter(None, [NOT_NAMED, _content_note(meta)])))

@@ -8,12 +8,13 @@ out, with a warning and a record. Only the needed part of each data set is read.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
+from niels_cache_assets.artifacts.base import Log
 from niels_cache_assets.artifacts.prepared_corpora import open_prepared
 from niels_cache_assets.base.documents import Document, Documents
 from niels_cache_assets.corpus.identity import needs_tokenizer
@@ -31,7 +32,6 @@ from niels_cache_assets.tokenizer.training import MAX_LINE_BYTES
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import Meta
 
-Log = Callable[[str], None]
 ReadAs = Literal["prepared", "members", "raw"]
 
 _LONGEST_PIECE = 16  # number of characters; this is the limit of SentencePiece

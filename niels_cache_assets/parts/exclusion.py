@@ -63,12 +63,10 @@ class ExcludeList(NamedTuple):
         """
         if self.path is None:
             return identity
-        excluded = self.ids
         try:
-            present = self.ids_in_build(meta, directory)
+            return _identity_with_ids(identity, self.ids_in_build(meta, directory) | (self.ids & {*also}))
         except NielsCacheError:
             return identity
-        return _identity_with_ids(identity, present | (excluded & {*also}))
 
     def with_removed_ids_only(self, meta: Meta, identity: Identity, *, also: Collection[str] = ()) -> Meta:
         """Return the meta.json of a new build, with the fingerprint recomputed for only the ids that this build removed, and `also`."""
