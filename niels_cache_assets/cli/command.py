@@ -98,8 +98,8 @@ def offer_configured_names(names_of: Callable[[Registry], Iterable[str]]) -> Off
 
 
 PRETRAIN = offer_configured_names(lambda registry: registry.pretrain)
-DATA_SETS = offer_configured_names(lambda registry: [*registry.pretrain, *registry.sft])
-CACHES = offer_configured_names(lambda registry: [TOKENIZER, *registry.pretrain, *registry.sft])
+DATA_SETS = offer_configured_names(lambda registry: registry.sources)
+CACHES = offer_configured_names(lambda registry: [TOKENIZER, *registry.sources])
 
 
 def catalog_names(arguments: argparse.Namespace) -> Iterable[str]:

@@ -259,7 +259,7 @@ class ValPart(PartFolder):
         except NielsCacheError:  # it is damaged, so all of them may count
             return excluded
         files, removed = {file.name for file in planned.files}, meta["part"].get(EXCLUDED, {}).get(planned.name, [])
-        return excluded & {*removed, *(each.source_id for each in present if each.file in files)}
+        return excluded & {*removed, *(source_id for source_id, file in present if file in files)}
 
     def revision(self) -> str | None:
         assert self.spec.recorded_tokenizer  # fail early: nothing can be built without it

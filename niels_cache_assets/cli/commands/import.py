@@ -94,7 +94,7 @@ def _require_free_name(arguments: argparse.Namespace, registry: Registry, root: 
     name = arguments.name
     if not is_valid_name(name):
         raise NielsCacheError(f"{WHERE}: --name {name!r}: use letters, digits, _ - . with no leading dot and no two in a row")
-    if name in (TOKENIZER, *registry.pretrain, *registry.sft):
+    if name in (TOKENIZER, *registry.sources):
         raise NielsCacheError(
             f"{WHERE}: --name {name}: is the name of a configured data set, whose build would overwrite it; choose another name"
         )

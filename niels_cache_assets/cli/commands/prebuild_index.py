@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> None:
     registry, root = open_registry(arguments)
     plan = _plan(arguments, registry, root)
     with stop_on_signals(), array_progress() as progress:
-        outcome = prebuild(plan, root=root, progress=progress)
+        outcome = prebuild(registry, plan, root=root, progress=progress)
     facts = {
         "state": outcome.state,
         "part": plan.part,

@@ -106,7 +106,7 @@ def _print_sample(
     """Print samples of a cache. `fetch` brings the files of a published cache."""
     import torch
 
-    from niels_cache_assets.inspection.samples import examples, fetched_windows, notable, windows
+    from niels_cache_assets.inspection.samples import examples, notable, windows
     from niels_cache_assets.tokenizer.decoding import open_tokenizer
     from niels_cache_runtime.cache.opening import open_meta
 
@@ -117,10 +117,8 @@ def _print_sample(
         drawn = notable(directory, kind, split, length=arguments.tokens, tokenizer=tokenizer)
     elif kind == "sft":
         drawn = examples(directory, split, tokenizer=tokenizer, **settings)
-    elif fetch is not None:
-        drawn = fetched_windows(meta, split, fetch=fetch, **settings)
     else:
-        drawn = windows(directory, split, **settings)
+        drawn = windows(directory, split, fetch=fetch, **settings)
     name = directory.name
     if arguments.json:
         samples = [_as_json(sample, tokenizer) for sample in drawn]
