@@ -36,7 +36,7 @@ from niels_cache_assets.disk.journal import Journal
 from niels_cache_assets.disk.space import name_path
 from niels_cache_assets.disk.write_behind import WriteBehind
 from niels_cache_assets.disk.writers import Files, add_file
-from niels_cache_assets.sources.messages import WEIGHT_PROBLEMS, describe_weight_problem, masked_messages
+from niels_cache_assets.sources.messages import WEIGHT_PROBLEMS, masked_messages, weight_problem
 from niels_cache_assets.sources.pairs import prompt_hash, prompt_length
 from niels_cache_assets.streaming.encode import COLLISION, INVALID_UNICODE, in_chunks
 from niels_cache_assets.streaming.feed import Feed
@@ -348,6 +348,7 @@ class SftBuild(CacheBuild):
         found = self._conversation_encoder.encode(sides, batch, side_problems, names, masked)
         chats = dict(zip(found.kept, found.chats, strict=True))
         encoded: dict[int, tuple[EncodedChat, EncodedChat]] = {}
+        masked_count = 0
         for index, number in enumerate(valid):
             problem = side_problems.get(2 * index) or side_problems.get(2 * index + 1)
             result = problem or mask_shared_prompt(chats[2 * index], chats[2 * index + 1], most=self.max_tokens)
@@ -355,9 +356,9 @@ class SftBuild(CacheBuild):
                 problems[number] = result
             else:
                 encoded[number] = result
+                masked_count += len(masked[2 * index]) + len(masked[2 * index + 1])
         self._raise_for_problems(chunk, problems, first=first)
-        side_indices = [2 * index + side for index, number in enumerate(valid) if number in encoded for side in range(len(SIDES))]
-        facts = found.facts + Counter({_MASKED: sum(len(masked[index]) for index in side_indices)})
+        facts = found.facts + Counter({_MASKED: masked_count})
         return _EncodedExamples(
             conversations=[
                 drop_text(pair)._replace(group=prompt_hash(pair.messages, pair.rejected or [], split_by=self.split_by))
@@ -384,7 +385,7 @@ class SftBuild(CacheBuild):
                     raise NielsCacheError(f"{example}: a message contains a special token; remove it")
             elif problem not in (INVALID_UNICODE, "too_long") and self.on_invalid == "raise":
                 messages = [*chunk[index].messages, *(chunk[index].rejected or [])]
-                what = describe_weight_problem(messages) if problem in WEIGHT_PROBLEMS else problem
+                what = weight_problem(messages)[1] if problem in WEIGHT_PROBLEMS else problem
                 raise NielsCacheError(f"{example}: {what}; correct it, or pass on_invalid='drop'")
 
 
