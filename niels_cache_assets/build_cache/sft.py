@@ -5,9 +5,9 @@ of all examples.
 """
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
@@ -234,19 +234,18 @@ class SftBuild(CacheBuild):
                 note = describe_dropped_items(ended, self.feed.report.hints)
                 what = "preference pair" if self.preference else "conversation"
                 raise NielsCacheError(f"{self.out_dir}: the source gave no usable {what}{note}; nothing was written")
-            files: dict[str, dict[str, Any]] = {}
             with_spans = self.preference or self.template is not None or _MASKED in ended.facts  # sentinels cannot say what is masked
             by_group = self.preference or self.split_by != "example"
-            counts = spool.write_splits(files, val_frac=self.val_frac, seed=self.seed, by_group=by_group, with_spans=with_spans)
+            counts = spool.write_splits(val_frac=self.val_frac, seed=self.seed, by_group=by_group, with_spans=with_spans)
             meta = {
                 **self._meta,
                 **{f"{split}_{what}": counts[f"{split}_{what}"] for split in SPLITS for what in ("examples", "tokens")},
                 **({"targets": {split: counts[f"{split}_targets"] for split in SPLITS}} if with_spans else {}),
-                **self._write_template(partial, files),
+                **self._write_template(partial, spool.files),
                 "dropped": dict(ended.dropped),
                 "facts": {**ended.facts, "straddling_groups": counts["straddling_groups"]},
-                "files": files,
-                "content_sha256": content_sha256(files),
+                "files": spool.files,
+                "content_sha256": content_sha256(spool.files),
             }
         return meta
 
@@ -268,10 +267,9 @@ class SftBuild(CacheBuild):
         drops = DropReport(**state.drops)
         examples, tokens = spool.examples, spool.tokens
 
-        def state_at(position: StreamPosition, *, ended: DropReport | None = None) -> Callable[..., _State]:
-            """Return a function that makes the state of the build at this position, from the state of the spool there."""
+        def state_at(position: StreamPosition, *, ended: DropReport | None = None) -> _State:
             reached = BuildPosition(items=position.items, mark=position.mark, share=position.share)
-            return partial(_State, reached=reached, drops=drops.state(), ended=None if ended is None else ended.state())
+            return _State(reached=reached, drops=drops.state(), ended=None if ended is None else ended.state())
 
         hints: list[str] = []
         position = StreamPosition(0, None, Counter(), {}, None)
@@ -290,7 +288,7 @@ class SftBuild(CacheBuild):
         ended = DropReport(self.feed.report.dropped, self.feed.report.facts)
         ended.join(drops)
         if journal is not None and journal.recorded:
-            _record(journal, spool, state_at(position, ended=ended))
+            journal.record_writer(spool, state_at(position, ended=ended), "spool", share=position.share, documents=spool.examples)
         return ended
 
     def _encoded(self, resume: Resume | None, state: _State) -> Generator[_EncodedExamples]:
@@ -389,16 +387,8 @@ class SftBuild(CacheBuild):
                 raise NielsCacheError(f"{example}: {what}; correct it, or pass on_invalid='drop'")
 
 
-def _write(spool: SftSpool, batch: _EncodedExamples, journal: Journal | None, state_of: Callable[..., _State]) -> None:
+def _write(spool: SftSpool, batch: _EncodedExamples, journal: Journal | None, state: _State) -> None:
     """Write a batch, then record the state after this batch if the journal is due for a record."""
     spool.write(batch.conversations, batch.chats, batch.units)
     if journal is not None and journal.due(spool.bytes):
-        _record(journal, spool, state_of)
-
-
-def _record(journal: Journal, spool: SftSpool, state_of: Callable[..., _State]) -> None:
-    spool_state, sizes = spool.checkpoint()
-    state = state_of(spool=spool_state)
-    journal.record(
-        asdict(state), files=sizes, sums=sizes.sums, bytes_written=spool.bytes, share=state.reached.share, documents=spool.examples
-    )
+        journal.record_writer(spool, state, "spool", share=state.reached.share, documents=spool.examples)

@@ -159,7 +159,7 @@ class CorpusWriter:
             signatures: Their signatures. None without dedup.
         """
         self._hashes.append(hashes)
-        columns = () if signatures is None else (signatures.digests, signatures.slots)
+        columns: tuple[np.ndarray, ...] = () if signatures is None else (signatures.digests, signatures.slots)
         for array, values in zip(self._arrays, columns, strict=True):
             array.write(values)
         for row in rows:
