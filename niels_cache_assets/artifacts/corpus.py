@@ -19,7 +19,7 @@ import json
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
@@ -116,7 +116,7 @@ class _CorpusState:
         reached: The position in the source.
     """
 
-    written: CorpusWriterState
+    written: CorpusWriterState | None = None
     counts: dict[str, Any]
     reached: BuildPosition
 
@@ -424,10 +424,8 @@ class Corpus(RootArtifact):
                 reached = ends.popleft()
                 if journal.due(0) or finished_file or counts.before.bytes - recorded_bytes >= most_bytes:
                     recorded_bytes = counts.before.bytes
-                    written, sizes = writer.checkpoint()
-                    now = _CorpusState(written=written, counts=counts.state(), reached=reached)
-                    share, documents = reached.share, counts.before.documents
-                    journal.record(asdict(now), finished=writer.files, files=sizes, sums=sizes.sums, share=share, documents=documents)
+                    state = _CorpusState(counts=counts.state(), reached=reached)
+                    journal.record_writer(writer, state, "written", share=reached.share, documents=counts.before.documents)
                     writer.remove_spools()
                 before, after = counts.before, counts.after
                 work.report(CorpusProgress(before.documents, after.documents, before.characters, reached.share))

@@ -8,7 +8,7 @@ recorded: a resumed build reads val again for the guard, which takes little time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
@@ -282,14 +282,10 @@ class PretrainBuild(CacheBuild):
                 return seen / self.feed.expected
             return position.share if splitter.share is None else splitter.share
 
-        def state_at(position: StreamPosition, *, ended: DropReport | None = None) -> Callable[..., _State]:
-            """Return a function that makes the state of the build at this position.
-
-            The function takes the state of the writer. Call it when the writer has reached this position.
-            """
+        def record_at(position: StreamPosition, *, ended: DropReport | None = None) -> Callable[[], None]:
+            """Return a function that records the build at this position. Call it when the writer has reached this position."""
             reached = BuildPosition(items=position.items, mark=position.mark if self.shuffle_buffer is None else None, share=position.share)
-            return partial(
-                _State,
+            state = _State(
                 reached=reached,
                 documents=seen,
                 expected=self.feed.expected,
@@ -298,6 +294,8 @@ class PretrainBuild(CacheBuild):
                 ended=None if ended is None else ended.state(),
                 overlaps=list(overlaps),
             )
+            assert journal is not None
+            return partial(journal.record_writer, writer, state, "writer", share=share(position), documents=seen)
 
         if guard is not None and self.val_texts is not None:
             with closing(self.document_encoder.encode(as_documents(in_lists(self.val_texts)), Feed.of((), SourceReport()))) as val_batches:
@@ -305,7 +303,7 @@ class PretrainBuild(CacheBuild):
                     guard.read_val(batch)
         position = StreamPosition(0, None, Counter(), {}, None)
         if journal is not None and has_counted and journal.due(writer.bytes, finished=len(writer.files), seconds=_LONG_COUNT_SECONDS):
-            _record(journal, writer, state_at(position), share(position))
+            record_at(position)()
         documents = self._documents(state, guard, resume)
         screen = guard.screen if guard else None
         with (
@@ -321,25 +319,21 @@ class PretrainBuild(CacheBuild):
                 parts = splitter.assign(batch)
                 seen += len(batch.documents)
                 tokens += sum(len(part.tokens) for part in parts.values())
-                due = (
-                    None
-                    if journal is None or splitter.are_budgets_met
-                    else partial(_record, journal, writer, state_at(position), share(position))
-                )
-                writes.submit(partial(_write, writer, parts, journal, due), size=sum(part.tokens.nbytes for part in parts.values()))
+                record = None if journal is None or splitter.are_budgets_met else record_at(position)
+                writes.submit(partial(_write, writer, parts, journal, record), size=sum(part.tokens.nbytes for part in parts.values()))
                 if self.progress is not None:
                     self.progress(Progress(seen, tokens, share(position)))
                 if splitter.are_budgets_met:
                     source_dropped, facts = position.dropped, position.facts  # these exclude documents that were read ahead
                     break
-                del batch, parts, due  # frees a long text before the next is encoded
+                del batch, parts, record  # frees a long text before the next is encoded
             else:
                 source_dropped, facts = self.feed.report.dropped, self.feed.report.facts
             writes.finish()
         ended = DropReport(source_dropped, facts)
         ended.join(drops)
         if journal is not None and journal.recorded:
-            _record(journal, writer, state_at(position, ended=ended), share(position))  # the remaining steps take time, too
+            record_at(position, ended=ended)()  # the remaining steps take time, too
         return ended
 
     def _documents(self, state: _State, guard: TrainGuard | None, resume: Resume | None) -> Iterator[DocumentBatch]:
@@ -371,20 +365,6 @@ def _write(writer: PretrainWriter, parts: dict[Split, SplitPart], journal: Journ
     writer.write(parts)
     if journal is not None and record is not None and journal.due(writer.bytes, finished=len(writer.files)):
         record()
-
-
-def _record(journal: Journal, writer: PretrainWriter, state_of: Callable[..., _State], share: float | None) -> None:
-    writer_state, sizes = writer.checkpoint()
-    state = state_of(writer=writer_state)
-    journal.record(
-        asdict(state),
-        finished=writer.files,
-        files=sizes,
-        sums=sizes.sums,
-        bytes_written=writer.bytes,
-        share=share,
-        documents=state.documents,
-    )
 
 
 def _no_train_message(out_dir: str, val_tokens: int, max_val_tokens: int, counts: DropReport, hints: Sequence[str]) -> str:

@@ -5,9 +5,9 @@ of all examples.
 """
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
@@ -36,7 +36,7 @@ from niels_cache_assets.disk.journal import Journal
 from niels_cache_assets.disk.space import name_path
 from niels_cache_assets.disk.write_behind import WriteBehind
 from niels_cache_assets.disk.writers import Files, add_file
-from niels_cache_assets.sources.messages import WEIGHT_PROBLEMS, describe_weight_problem, masked_messages
+from niels_cache_assets.sources.messages import WEIGHT_PROBLEMS, masked_messages, weight_problem
 from niels_cache_assets.sources.pairs import prompt_hash, prompt_length
 from niels_cache_assets.streaming.encode import COLLISION, INVALID_UNICODE, in_chunks
 from niels_cache_assets.streaming.feed import Feed
@@ -234,19 +234,18 @@ class SftBuild(CacheBuild):
                 note = describe_dropped_items(ended, self.feed.report.hints)
                 what = "preference pair" if self.preference else "conversation"
                 raise NielsCacheError(f"{self.out_dir}: the source gave no usable {what}{note}; nothing was written")
-            files: dict[str, dict[str, Any]] = {}
             with_spans = self.preference or self.template is not None or _MASKED in ended.facts  # sentinels cannot say what is masked
             by_group = self.preference or self.split_by != "example"
-            counts = spool.write_splits(files, val_frac=self.val_frac, seed=self.seed, by_group=by_group, with_spans=with_spans)
+            counts = spool.write_splits(val_frac=self.val_frac, seed=self.seed, by_group=by_group, with_spans=with_spans)
             meta = {
                 **self._meta,
                 **{f"{split}_{what}": counts[f"{split}_{what}"] for split in SPLITS for what in ("examples", "tokens")},
                 **({"targets": {split: counts[f"{split}_targets"] for split in SPLITS}} if with_spans else {}),
-                **self._write_template(partial, files),
+                **self._write_template(partial, spool.files),
                 "dropped": dict(ended.dropped),
                 "facts": {**ended.facts, "straddling_groups": counts["straddling_groups"]},
-                "files": files,
-                "content_sha256": content_sha256(files),
+                "files": spool.files,
+                "content_sha256": content_sha256(spool.files),
             }
         return meta
 
@@ -268,10 +267,9 @@ class SftBuild(CacheBuild):
         drops = DropReport(**state.drops)
         examples, tokens = spool.examples, spool.tokens
 
-        def state_at(position: StreamPosition, *, ended: DropReport | None = None) -> Callable[..., _State]:
-            """Return a function that makes the state of the build at this position, from the state of the spool there."""
+        def state_at(position: StreamPosition, *, ended: DropReport | None = None) -> _State:
             reached = BuildPosition(items=position.items, mark=position.mark, share=position.share)
-            return partial(_State, reached=reached, drops=drops.state(), ended=None if ended is None else ended.state())
+            return _State(reached=reached, drops=drops.state(), ended=None if ended is None else ended.state())
 
         hints: list[str] = []
         position = StreamPosition(0, None, Counter(), {}, None)
@@ -290,7 +288,7 @@ class SftBuild(CacheBuild):
         ended = DropReport(self.feed.report.dropped, self.feed.report.facts)
         ended.join(drops)
         if journal is not None and journal.recorded:
-            _record(journal, spool, state_at(position, ended=ended))
+            journal.record_writer(spool, state_at(position, ended=ended), "spool", share=position.share, documents=spool.examples)
         return ended
 
     def _encoded(self, resume: Resume | None, state: _State) -> Generator[_EncodedExamples]:
@@ -348,6 +346,7 @@ class SftBuild(CacheBuild):
         found = self._conversation_encoder.encode(sides, batch, side_problems, names, masked)
         chats = dict(zip(found.kept, found.chats, strict=True))
         encoded: dict[int, tuple[EncodedChat, EncodedChat]] = {}
+        masked_count = 0
         for index, number in enumerate(valid):
             problem = side_problems.get(2 * index) or side_problems.get(2 * index + 1)
             result = problem or mask_shared_prompt(chats[2 * index], chats[2 * index + 1], most=self.max_tokens)
@@ -355,9 +354,9 @@ class SftBuild(CacheBuild):
                 problems[number] = result
             else:
                 encoded[number] = result
+                masked_count += len(masked[2 * index]) + len(masked[2 * index + 1])
         self._raise_for_problems(chunk, problems, first=first)
-        side_indices = [2 * index + side for index, number in enumerate(valid) if number in encoded for side in range(len(SIDES))]
-        facts = found.facts + Counter({_MASKED: sum(len(masked[index]) for index in side_indices)})
+        facts = found.facts + Counter({_MASKED: masked_count})
         return _EncodedExamples(
             conversations=[
                 drop_text(pair)._replace(group=prompt_hash(pair.messages, pair.rejected or [], split_by=self.split_by))
@@ -384,20 +383,12 @@ class SftBuild(CacheBuild):
                     raise NielsCacheError(f"{example}: a message contains a special token; remove it")
             elif problem not in (INVALID_UNICODE, "too_long") and self.on_invalid == "raise":
                 messages = [*chunk[index].messages, *(chunk[index].rejected or [])]
-                what = describe_weight_problem(messages) if problem in WEIGHT_PROBLEMS else problem
+                what = weight_problem(messages)[1] if problem in WEIGHT_PROBLEMS else problem
                 raise NielsCacheError(f"{example}: {what}; correct it, or pass on_invalid='drop'")
 
 
-def _write(spool: SftSpool, batch: _EncodedExamples, journal: Journal | None, state_of: Callable[..., _State]) -> None:
+def _write(spool: SftSpool, batch: _EncodedExamples, journal: Journal | None, state: _State) -> None:
     """Write a batch, then record the state after this batch if the journal is due for a record."""
     spool.write(batch.conversations, batch.chats, batch.units)
     if journal is not None and journal.due(spool.bytes):
-        _record(journal, spool, state_of)
-
-
-def _record(journal: Journal, spool: SftSpool, state_of: Callable[..., _State]) -> None:
-    spool_state, sizes = spool.checkpoint()
-    state = state_of(spool=spool_state)
-    journal.record(
-        asdict(state), files=sizes, sums=sizes.sums, bytes_written=spool.bytes, share=state.reached.share, documents=spool.examples
-    )
+        journal.record_writer(spool, state, "spool", share=state.reached.share, documents=spool.examples)

@@ -58,10 +58,14 @@ class SftSpool:
         dtype: The dtype of the tokens.
         state: The checkpoint to resume from. The journal has already cut the files back to their sizes at this checkpoint.
         sides: The number of sides of an example, 2 for preference pairs.
+
+    Attributes:
+        files: The entries of the files that `write_splits` has written.
     """
 
     def __init__(self, root: Path, *, dtype: np.dtype, state: SpoolState, sides: int) -> None:
         self._root, self._dtype, self._sides = root, dtype, sides
+        self.files: Files = {}
         self.examples, self.tokens, self._spans = state.examples, state.tokens, state.spans
 
         def growing(name: str, resume_at: int) -> GrowingFile:
@@ -128,14 +132,13 @@ class SftSpool:
             }
         )
 
-    def write_splits(self, files: Files, *, val_frac: float, seed: int, by_group: bool, with_spans: bool) -> dict[str, int]:
+    def write_splits(self, *, val_frac: float, seed: int, by_group: bool, with_spans: bool) -> dict[str, int]:
         """Write both splits into the cache directory, in input order.
 
         An example that has a split keeps it. For all others, `val_mask` chooses the examples (with `by_group`: the groups) that go to val.
         The spool is kept, so that a failed attempt can be repeated.
 
         Args:
-            files: The entries of the written files are added here.
             val_frac: The share that goes to val.
             seed: The seed of the choice.
             by_group: Whether groups are split, and not single examples.
@@ -148,15 +151,15 @@ class SftSpool:
             part.seal()
         self._lengths, self._span_counts = np.fromfile(self._sizes.path, IDX_DTYPE).reshape(-1, 2).T
         is_val, groups = self._choose(val_frac=val_frac, seed=seed, by_group=by_group)
-        self._write_lineage(is_val, files)
+        self._write_lineage(is_val)
         counts = {f"{split}_{what}": 0 for split in SPLITS for what in ("examples", "tokens")}
         for split in SPLITS:
             chosen = is_val if split == "val" else ~is_val
             counts[f"{split}_examples"] = int(chosen.sum())
             chosen_sides = np.repeat(chosen, self._sides)
-            counts[f"{split}_tokens"] = self._write_tokens(split, chosen_sides, files)
+            counts[f"{split}_tokens"] = self._write_tokens(split, chosen_sides)
             if with_spans:
-                counts[f"{split}_targets"] = self._write_spans(split, chosen_sides, files)
+                counts[f"{split}_targets"] = self._write_spans(split, chosen_sides)
         grouped = groups != _NO_GROUP
         counts["straddling_groups"] = len(np.intersect1d(groups[grouped & is_val], groups[grouped & ~is_val]))
         return counts
@@ -179,10 +182,10 @@ class SftSpool:
         is_val[undecided] = val_mask(len(first), val_frac=val_frac, seed=seed)[in_order]
         return is_val, groups
 
-    def _write_tokens(self, split: Split, chosen: np.ndarray, files: Files) -> int:
+    def _write_tokens(self, split: Split, chosen: np.ndarray) -> int:
         lengths = self._lengths
-        idx = NpyWriter(self._root, idx_name(split), IDX_DTYPE, files)
-        out = HashedFile(self._root, tokens_name(split), files)
+        idx = NpyWriter(self._root, idx_name(split), IDX_DTYPE, self.files)
+        out = HashedFile(self._root, tokens_name(split), self.files)
         spooled = np.fromfile if not self.tokens else np.memmap
         stream = spooled(self._ids.path, dtype=self._dtype)
         read = written = 0
@@ -200,12 +203,12 @@ class SftSpool:
         idx.seal()
         return written
 
-    def _write_spans(self, split: Split, chosen: np.ndarray, files: Files) -> int:
+    def _write_spans(self, split: Split, chosen: np.ndarray) -> int:
         """Write the spans of one split, and return their number."""
         lengths, counts = self._lengths, self._span_counts
         bounds = (np.memmap if self._spans else np.fromfile)(self._bounds.path, dtype=TARGETS_DTYPE).reshape(-1, 2)
-        targets = NpyWriter(self._root, targets_name(split), TARGETS_DTYPE, files, width=2)
-        ends = NpyWriter(self._root, target_ends_name(split), TARGETS_DTYPE, files)
+        targets = NpyWriter(self._root, targets_name(split), TARGETS_DTYPE, self.files, width=2)
+        ends = NpyWriter(self._root, target_ends_name(split), TARGETS_DTYPE, self.files)
         read = begin = 0  # spans that were read, and the first token of the next example of the split
         for first in range(0, len(lengths), _EXAMPLES_PER_BLOCK):
             block = slice(first, first + _EXAMPLES_PER_BLOCK)
@@ -220,12 +223,12 @@ class SftSpool:
         ends.seal()
         return targets.items
 
-    def _write_lineage(self, is_val: np.ndarray, files: Files) -> None:
+    def _write_lineage(self, is_val: np.ndarray) -> None:
         import pyarrow
 
         for split in SPLITS:
             chosen = is_val if split == "val" else ~is_val
-            with sealing(LineageWriter(self._root, examples_name(split), LINEAGE, files)) as writer:
+            with sealing(LineageWriter(self._root, examples_name(split), LINEAGE, self.files)) as writer:
                 first = 0
                 for rows in self._rows.read():
                     writer.write_batch(rows.select([*LINEAGE]).filter(pyarrow.array(chosen[first : first + len(rows)])))

@@ -10,6 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache, lru_cache
+from operator import add
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
@@ -40,32 +41,28 @@ class TextTotals:
         documents: The number of texts.
         characters: The number of characters.
         bytes: The number of bytes of UTF-8.
-        lengths: (LENGTH_BINS,) int64, the number of texts in each range of lengths.
+        lengths: The number of texts in each of LENGTH_BINS ranges of lengths.
     """
 
     documents: int
     characters: int
     bytes: int
-    lengths: np.ndarray
+    lengths: list[int]
 
     @classmethod
     def of(cls, characters: Iterable[int] = (), sizes: Iterable[int] = ()) -> TextTotals:
         """Return the sums over texts with these numbers of characters and bytes."""
         counts = list(characters)
         bins = np.bincount([min(count.bit_length(), LENGTH_BINS - 1) for count in counts], minlength=LENGTH_BINS)
-        return cls(documents=len(counts), characters=sum(counts), bytes=sum(sizes), lengths=bins)
+        return cls(documents=len(counts), characters=sum(counts), bytes=sum(sizes), lengths=bins.tolist())
 
     def __add__(self, other: TextTotals) -> TextTotals:
-        return TextTotals(**{name: value + getattr(other, name) for name, value in vars(self).items()})
-
-    def state(self) -> dict[str, Any]:
-        """Return JSON values for `from_state`."""
-        return {**asdict(self), "lengths": self.lengths.tolist()}
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """Return the totals that `state` describes."""
-        return cls(**{**state, "lengths": np.array(state["lengths"])})
+        return TextTotals(
+            documents=self.documents + other.documents,
+            characters=self.characters + other.characters,
+            bytes=self.bytes + other.bytes,
+            lengths=[*map(add, self.lengths, other.lengths)],
+        )
 
 
 class CorpusChunk(NamedTuple):
@@ -241,7 +238,7 @@ class CorpusCounts:
             "characters": {"before": before.characters, "after": after.characters},
             "bytes": {"before": before.bytes, "after": after.bytes},
             "words": self.words,
-            "lengths": {"before": before.lengths.tolist(), "after": after.lengths.tolist()},
+            "lengths": {"before": before.lengths, "after": after.lengths},
             "splits": dict(self.splits),
             "languages": dict(self.report.languages),
             **({"masked": masked} if report.masked else {}),
@@ -251,8 +248,8 @@ class CorpusCounts:
         """Return all values for `from_state`."""
         return {
             "report": self.report.state(),
-            "before": self.before.state(),
-            "after": self.after.state(),
+            "before": asdict(self.before),
+            "after": asdict(self.after),
             "words": self.words,
             "dropped_by_source": self.dropped_by_source.state(),
             "splits": dict(self.splits),
@@ -265,8 +262,8 @@ class CorpusCounts:
 
         return cls(
             report=CleaningReport.from_state(state["report"]),
-            before=TextTotals.from_state(state["before"]),
-            after=TextTotals.from_state(state["after"]),
+            before=TextTotals(**state["before"]),
+            after=TextTotals(**state["after"]),
             words=state["words"],
             dropped_by_source=DropReport(**state["dropped_by_source"]),
             splits=Counter(state["splits"]),

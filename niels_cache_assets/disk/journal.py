@@ -19,6 +19,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -227,6 +228,27 @@ class Journal:
         self._named, self._bytes, self._finished, self._time = named, bytes_written, len(finished), time.monotonic()
         self._took = self._time - self._asked  # includes the time in which the caller flushed its files
         self.recorded = True
+
+    def record_writer(self, writer: Any, state: Any, into: str, *, share: float | None, documents: int) -> None:
+        """Flush the files of a writer to disk, and replace the record.
+
+        Args:
+            writer: The writer, whose `checkpoint` returns its state and the sizes of its files.
+            state: The state of the builder, a data class.
+            into: The field of `state` that gets the state of the writer.
+            share: See `record`.
+            documents: See `record`.
+        """
+        written, sizes = writer.checkpoint()
+        self.record(
+            asdict(replace(state, **{into: written})),
+            finished=writer.files,
+            files=sizes,
+            sums=sizes.sums,
+            bytes_written=getattr(writer, "bytes", 0),  # 0 for a builder that itself decides when a record is due
+            share=share,
+            documents=documents,
+        )
 
 
 def write_journal(directory: Path, recorded: JournalRecord) -> None:

@@ -11,7 +11,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 from pydantic import ConfigDict, Field, NonNegativeInt, PositiveInt, PrivateAttr, model_validator
 
@@ -35,9 +35,6 @@ from niels_cache_assets.sources.reading.files import SourceFile
 from niels_cache_assets.sources.val_share import FractionSplitter
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Family, Split
-
-if TYPE_CHECKING:
-    from niels_cache_assets.sources.interleave import MixtureMember
 
 PrepareStep = Literal["clean", "dedup"]
 _DECONTAMINATION = {f"decontaminate{key}" for key in ("", "_threshold", "_against", "_share", "_words")}
@@ -105,8 +102,8 @@ class HeldOutFilter(Protocol):
     def seed(self) -> int:
         """The seed with which the members' own builds shuffle and split."""
 
-    def find(self, member: "MixtureMember") -> None:
-        """Find the val documents of one member.
+    def find(self, member: Any) -> None:
+        """Find the val documents of one member (`interleave.MixtureMember`).
 
         Call this for all members before `sort`.
         """

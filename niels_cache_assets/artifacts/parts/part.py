@@ -22,7 +22,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
@@ -323,17 +323,9 @@ class ValPart(PartFolder):
             for planned in parts[len(state.taken) :]:
                 take = self._take_seeded if self.is_seeded else self._take_head
                 state = take(planned, state, writer, build, work)
-                on_disk, sizes = writer.checkpoint()
-                journal.record(
-                    asdict(replace(state, writer=on_disk)),
-                    finished=writer.files,
-                    files=sizes,
-                    sums=sizes.sums,
-                    bytes_written=writer.bytes,
-                    share=len(state.taken) / len(parts),
-                    documents=writer.documents("val"),
-                )
-                work.report(Progress(writer.documents("val"), writer.tokens("val"), len(state.taken) / len(parts)))
+                share, documents = len(state.taken) / len(parts), writer.documents("val")
+                journal.record_writer(writer, state, "writer", share=share, documents=documents)
+                work.report(Progress(documents, writer.tokens("val"), share))
             if not writer.tokens("val") and not self.is_seeded:
                 raise NielsCacheError(f"{self.directory}: the files gave no usable document; nothing was written")
             writer.seal()
