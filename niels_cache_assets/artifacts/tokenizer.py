@@ -118,7 +118,7 @@ class Tokenizer(RootArtifact):
         # Without `prepare`, only the raw text of a data set can be read.
         used = [name + words.get(str(read_as.get(name)), " (raw text)" if name in registry.prepared() else "") for name in sources]
         notes = [f"trained on {', '.join(used)}"] if used else []
-        removed = [name for name in sources if name not in registry.pretrain and name not in registry.sft]
+        removed = [name for name in sources if name not in registry.sources]
         if removed:
             notes.append(
                 f"{', '.join(removed)} {'is' if len(removed) == 1 else 'are'} not configured any more, which changes nothing: {_RETRAIN}"

@@ -14,7 +14,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from niels_cache_assets.artifacts.base import Artifact, Outcome, listed_name
+from niels_cache_assets.artifacts.base import Artifact, Outcome, kind_of, listed_name
 from niels_cache_assets.artifacts.duplicates import SearchStep
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import find_current
@@ -88,7 +88,7 @@ def launch_builds(
     if all_artifacts.tokenizer().needs_training(force=retrained):
         from niels_cache_assets.artifacts.input_problems import require_inputs
 
-        require_inputs(registry, [key.partition("/")[2] for key in order if key.partition("/")[0] in FAMILIES])
+        require_inputs(registry, [key.partition("/")[2] for key in order if kind_of(key) in FAMILIES])
     with ExitStack() as opened, remember_digests(digests_path()):
         launcher = _Launcher(registry, root, opened, listener, wait=wait, record=record)
         for are_parts, group in groupby(order, key=_shared):
@@ -143,8 +143,7 @@ class _Launcher:
         """
         if self._builds_parts_here or force:
             pending = FreePartsFirst(parts)
-            while (next_part := pending.take()) is not None:
-                part, waits = next_part
+            for part, waits in pending:
                 if not self.launch(part, force=force, skip_if_busy=not waits):
                     pending.defer(part)
             return
@@ -173,7 +172,7 @@ class _Launcher:
         """
         if self._is_left_out(artifact):
             return True
-        key, kind = artifact.key, artifact.key.partition("/")[0]
+        key, kind = artifact.key, artifact.kind
         family: Any = "parts" if kind in PART_KINDS else kind if kind in _OWN_FAMILIES else "corpus"
         listed = LaunchResult(name=listed_name(key), family=family, state="skipped", message=self._reason_to_skip(artifact))
         result = listed if listed.message else self._result(artifact, listed, end, force=force, skip_if_busy=skip_if_busy)
@@ -193,7 +192,7 @@ class _Launcher:
 
     def _is_left_out(self, artifact: Artifact) -> bool:
         """Return whether an artifact has no result, because no input of it is new, or because its caches report the missing input."""
-        kind, inputs = artifact.key.partition("/")[0], {*artifact.inputs()}
+        kind, inputs = artifact.kind, {*artifact.inputs()}
         if kind in _WAIT_FOR_THEIR_CACHES and ("tokenizer" in self._missing or (kind == "report" and self._reason_to_skip(artifact))):
             return True
         uses_new_inputs = artifact.builds_from_partial_inputs or (kind == "range" and inputs.isdisjoint(self._missing))
@@ -269,4 +268,4 @@ class _Launcher:
 
 def _shared(key: str) -> str | None:
     """Return what the parts of one data set, or all ranges, have in common, or None for what one process builds."""
-    return key.rpartition("/")[0] if key.partition("/")[0] in CHILD_BUILT_KINDS else None
+    return key.rpartition("/")[0] if kind_of(key) in CHILD_BUILT_KINDS else None

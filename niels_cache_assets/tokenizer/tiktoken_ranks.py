@@ -39,7 +39,7 @@ from niels_cache_assets.tokenizer.base import (
 from niels_cache_assets.tokenizer.limits import remember_last
 from niels_cache_assets.tokenizer.normalizing import nfc, nfc_with_spans
 from niels_cache_assets.tokenizer.settings import is_tekken
-from niels_cache_runtime.errors import NielsCacheError, PanicError, panics_as_errors
+from niels_cache_runtime.errors import NielsCacheError, PanicError, did_you_mean, panics_as_errors
 from niels_cache_runtime.format.layout import MAX_VOCAB_SIZE, TIKTOKEN_RANKS_NAME, TOKENIZER_MODEL_NAMES
 from niels_cache_runtime.format.meta import canonical_json
 
@@ -353,11 +353,10 @@ def _name_of(path: Path, encoding: str | None) -> str:
     name = path.stem if encoding is None else encoding
     if name in ENCODINGS:
         return name
-    near = difflib.get_close_matches(name, ENCODINGS, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near and encoding is not None else ""
+    hint = "" if encoding is None else did_you_mean(name, ENCODINGS)
     problem = "a rank file does not say how text is cut into words" if encoding is None else f"no encoding {encoding!r}"
     add = f"add encoding (one of {', '.join(ENCODINGS)}) or pattern, the regular expression of the model, to [tokenizer]"
-    raise NielsCacheError(f"{path}: {problem}{hint or f'; {add}'}")
+    raise NielsCacheError(f"{path}: {problem}; {hint or add}")
 
 
 def _new_ids(special_tokens: Mapping[str, str], known: Mapping[str, int], ranks: Mapping[bytes, int], where: str) -> dict[str, int]:

@@ -183,6 +183,7 @@ def test_a_value_of_set_is_toml_or_plain_text() -> None:
         (["-q"], ("niels-cache COMMAND -q ...",)),
         (["--versoin"], ("'--versoin'", "did you mean '--version'?")),
         (["build-all", "--seeed", "1"], ("did you mean '--seed'?",)),
+        (["duplicates", "--kind", "neer"], ("--kind: ", "did you mean 'near'?")),
         (["build-all", "--seed", "many"], ("'many'", "whole number")),
         (["build-all", "--seed", "9" * 5_000], (f"'{'9' * 40}'", "64 bits")),
         (["build-all", "--set", "build.seed=0x" + "f" * 5_000], ("64 bits",)),
