@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
@@ -116,7 +116,7 @@ class _CorpusState:
         reached: The position in the source.
     """
 
-    written: CorpusWriterState
+    written: CorpusWriterState | None = None
     counts: dict[str, Any]
     reached: BuildPosition
 
@@ -126,20 +126,16 @@ class Corpus(RootArtifact):
     """The corpus of a data set with `prepare`, or one part of it. A data set with `parts` above 1 has a corpus that joins its parts.
 
     Attributes:
-        processes: The number of worker processes. None: the value of `threads` in [build], or one worker per core if that value is not set.
             1: this process does the work.
         siblings: Returns the pretrain tables by name, for a mixture (see `with_corpus_readers`). `current` does not call it.
         number: The number of the part. None: the whole corpus.
         given: The part in the plan, if the caller has read the plan. None: read the plan when it is needed.
-        force_parts: Whether `force` also builds the parts again.
     """
 
     name: str
-    processes: int | None = None
     siblings: Callable[[], Siblings] = dict
     number: int | None = None
     given: PlannedPart | None = field(default=None, compare=False)
-    force_parts: bool = field(default=True, compare=False)
 
     version = CODE_VERSION
     uses_network = True
@@ -215,7 +211,7 @@ class Corpus(RootArtifact):
 
     def part(self, number: int) -> Corpus:
         """Return the artifact of a part."""
-        return Corpus(self.registry, self.root, name=self.name, processes=self.processes, number=number)
+        return Corpus(self.registry, self.root, name=self.name, number=number)
 
     def steps(self) -> list[Artifact]:
         """Return everything that is built before a corpus that joins its parts, in order."""
@@ -255,8 +251,6 @@ class Corpus(RootArtifact):
 
     def unavailable(self) -> str | None:
         source = require_prepared(self.registry, self.name)
-        if self.processes is not None and self.processes < 1:
-            raise NielsCacheError(f"processes is {self.processes}; give at least 1, or None")
         return None if source.enabled else "it is switched off"
 
     def finished(self) -> Meta | None:
@@ -394,10 +388,10 @@ class Corpus(RootArtifact):
             return self._write(context, work)
 
     def _write(self, context: StreamContext, work: BuildJob) -> WriteResult:
-        from niels_cache_assets.corpus.chunks import ChunkWork, CorpusCounts, SourceChunks, new_report
+        from niels_cache_assets.corpus.chunks import ChunkWork, CorpusCounts, new_report, source_chunks
 
         registry, name, source = self.registry, self.name, self.source
-        processes = self.processes or registry.build.threads or available_threads()
+        processes = registry.build.threads or available_threads()
         signatures = signature_identity(registry, name) or {}
         cleaning = registry.cleaning_of(name) if "clean" in source.prepare else None
         cleaner = ChunkWork(
@@ -408,7 +402,8 @@ class Corpus(RootArtifact):
         counts = CorpusCounts.from_state(done.counts) if done else CorpusCounts(report=new_report(context.seed, cleaning=cleaning))
         resumed_characters = counts.before.characters
         recorded_bytes, most_bytes = counts.before.bytes, TEXT_BYTES_PER_RECORD * processes
-        chunks = SourceChunks(self.stream, context, done.reached if done else None)
+        ends = deque[BuildPosition]()
+        chunks = source_chunks(self.stream, context, done.reached if done else None, ends)
         with (
             CorpusWriter(
                 work.directory,
@@ -425,13 +420,11 @@ class Corpus(RootArtifact):
             for chunk in results:
                 finished_file = writer.write(chunk.rows, chunk.hashes, chunk.signatures)
                 counts.add(chunk.counts)
-                reached = chunks.next_position()
+                reached = ends.popleft()
                 if journal.due(0) or finished_file or counts.before.bytes - recorded_bytes >= most_bytes:
                     recorded_bytes = counts.before.bytes
-                    written, sizes = writer.checkpoint()
-                    now = _CorpusState(written=written, counts=counts.state(), reached=reached)
-                    share, documents = reached.share, counts.before.documents
-                    journal.record(asdict(now), finished=writer.files, files=sizes, sums=sizes.sums, share=share, documents=documents)
+                    state = _CorpusState(counts=counts.state(), reached=reached)
+                    journal.record_writer(writer, state, "written", share=reached.share, documents=counts.before.documents)
                     writer.remove_spools()
                 before, after = counts.before, counts.after
                 work.report(CorpusProgress(before.documents, after.documents, before.characters, reached.share))
@@ -450,7 +443,7 @@ class Corpus(RootArtifact):
     def _join_parts(self, work: BuildJob) -> WriteResult:
         assert work.lease is not None  # machines share the parts
         work.log(f"preparing {self.name} in {self.source.corpus_parts} parts: {', '.join(self.source.prepare)}")
-        force = work.force and self.force_parts
+        force = work.force and self.forces_steps
         with work.lease.uncounted():
             materialize(self.parts_plan, wait=True, force=force, log=work.log, notify=False)
         plan = self.parts_plan.read()

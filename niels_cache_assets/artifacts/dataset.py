@@ -243,17 +243,6 @@ class DatasetSpec(Generic[S]):
         """Return the revision of what the build reads: the corpus, or the source if there is no corpus."""
         return self.source.revision(self.siblings) if self.prepared is None else self.prepared.meta["dataset_revision"]
 
-    def identity(self, revision: str | None) -> Identity:
-        """Return everything that decides the bytes of the cache of the whole data set."""
-        tables = (self.registry, self.source, self.build, self.siblings)
-        return cache_identity(*tables, tokenizer=self.recorded_tokenizer, revision=revision, prepared=self.prepared)
-
-    def drop_summary(self, meta: Meta) -> DropSummary:
-        """Return what the cache of the whole data set left out, in words."""
-        if self.prepared is not None:  # the corpus has given its own warning
-            return summarize_drops(meta, already_reported=self.prepared.dropped)
-        return add_unmatched_ids(summarize_drops(meta), self.source, meta)
-
     def provenance(self, revision: str | None, fingerprint: str, split_rule: str, *, member: str | None = None) -> Provenance:
         """Return the entries of meta.json about the origin of a cache.
 
@@ -319,10 +308,17 @@ class DatasetArtifact(Artifact, Generic[S]):
         return self.spec.revision()
 
     def identity(self, revision: str | None) -> Identity:
-        return self.spec.identity(revision)
+        """Return everything that decides the bytes of the cache of the whole data set."""
+        spec = self.spec
+        tables = (spec.registry, spec.source, spec.build, spec.siblings)
+        return cache_identity(*tables, tokenizer=spec.recorded_tokenizer, revision=revision, prepared=spec.prepared)
 
     def drop_summary(self, meta: Meta) -> DropSummary:
-        return DropSummary() if self.is_part else self.spec.drop_summary(meta)
+        if self.is_part:
+            return DropSummary()
+        if self.spec.prepared is not None:  # the corpus has given its own warning
+            return summarize_drops(meta, already_reported=self.spec.prepared.dropped)
+        return add_unmatched_ids(summarize_drops(meta), self.spec.source, meta)
 
 
 class StreamedCache(DatasetArtifact[S]):
@@ -597,6 +593,10 @@ class SwitchedOff(Artifact):
     split_rule: str
 
     states = ("disabled", "disabled")
+
+    @property
+    def registry(self) -> Registry:
+        return self.spec.registry
 
     @property
     def key(self) -> str:

@@ -61,7 +61,7 @@ def materialize(
         LeaseLostError: If another process has taken the artifact over, without `wait`.
     """
     started = time.monotonic()
-    with notifying(artifact.notify if notify else NotifySettings(), artifact.key, log) as watch, _retrying(artifact, log):
+    with notifying(artifact.registry.notify if notify else NotifySettings(), artifact.key, log) as watch, _retrying(artifact, log):
         log = watch.log
         try:
             in_store(artifact).sweep(resumable=True)  # removes files of killed builds that cannot be resumed
@@ -112,7 +112,7 @@ def find_current(artifact: Artifact, log: Log) -> Outcome | None:
 
 def _retrying(artifact: Artifact, log: Log) -> AbstractContextManager[None]:
     """Return a context in which the requests of an artifact are retried."""
-    return nullcontext() if artifact.network_retry_seconds is None else retry_for(artifact.network_retry_seconds, log)
+    return retry_for(artifact.registry.build.network_patience, log) if artifact.uses_network else nullcontext()
 
 
 def _ended(artifact: Artifact, outcome: Outcome, started: float) -> Outcome:
@@ -193,7 +193,7 @@ def _build(required: _RequiredBuild, lock: BuildLock, *, force: bool, on_progres
             log=log,
             lease=lock.lease,
             reference=artifact.reference,
-            record_seconds=artifact.record_seconds,
+            record_seconds=artifact.registry.build.seconds_between_records,
         )
         written = artifact.write(work)
         drops = artifact.drop_summary(written.meta)

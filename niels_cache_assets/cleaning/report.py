@@ -9,6 +9,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import heappush, heappushpop
+from operator import iadd
 from typing import TYPE_CHECKING, Any, Self
 
 from niels_cache_assets.base.documents import Document
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 EXAMPLES = 50
 MASK_EXAMPLES = 10  # of each kind
 EXCERPT_CHARACTERS = 500
+
+_COUNTS = ("documents", "kept", "dropped", "languages", "masked", "masked_documents")  # attributes that are sums over documents
 
 _Example = tuple[int, int, dict[str, Any]]  # (negative hash, negative position in the input, row); the largest hash is on top of a heap
 _Heaps = dict[str, list[_Example]]
@@ -117,12 +120,8 @@ class CleaningReport:
         """Add the report of a chunk that comes later in the input and has the same seed."""
         if later.seed != self.seed:
             raise ValueError(f"reports of two seeds do not merge: {self.seed}, {later.seed}")
-        self.documents += later.documents
-        self.kept += later.kept
-        self.dropped += later.dropped
-        self.languages += later.languages
-        self.masked += later.masked
-        self.masked_documents += later.masked_documents
+        for name in _COUNTS:
+            setattr(self, name, iadd(getattr(self, name), getattr(later, name)))
         if self.measures is not None and later.measures is not None:
             self.measures.merge(later.measures)
         for heaps, others, most in (
@@ -166,13 +165,13 @@ class CleaningReport:
         """Return the report of a `state`."""
         measures = MeasureHistograms.from_state(state["measures"]) if "measures" in state else None
         report = cls(state["seed"], state["first"], measures=measures)
-        report.documents, report.kept = state["documents"], state["kept"]
-        report.dropped, report.languages = DropCounts(state["dropped"]), Counter(state["languages"])
+        for name in _COUNTS:
+            empty = getattr(report, name)
+            setattr(report, name, type(empty)(state.get(name, empty)))
         report._examples, report._mask_examples = (
             {name: [(key, ordinal, row) for key, ordinal, row in heap] for name, heap in heaps.items()}
             for heaps in (state["examples"], state.get("mask_examples", {}))
         )
-        report.masked, report.masked_documents = Counter(state.get("masked", {})), state.get("masked_documents", 0)
         return report
 
 

@@ -32,7 +32,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from niels_cache_assets.base.wording import file_size
+from niels_cache_assets.base.wording import DEBUG, file_size
 from niels_cache_assets.cli.console import diagnostics, is_quiet, print_log_line, warnings
 from niels_cache_assets.defs.launch_events import LaunchListener, LaunchResult
 from niels_cache_assets.facts.progress import BuildProgress, SpeedMeter, Throttle, describe
@@ -97,7 +97,8 @@ class BarListener(LaunchListener):
             self.bars.update(task, total=1.0, completed=progress.share, detail=detail)
 
     def logged(self, name: str, message: str) -> None:
-        self.bars.console.print(f"{name}: {message}", style="yellow" if message.startswith(_WARNING) else "dim", markup=False)
+        if not message.startswith(DEBUG):
+            self.bars.console.print(f"{name}: {message}", style="yellow" if message.startswith(_WARNING) else "dim", markup=False)
 
     def finished(self, result: LaunchResult) -> None:
         if result.name not in self._tasks:
@@ -136,7 +137,8 @@ class LineListener(LaunchListener):
             self._print(name, describe(progress, estimate, with_share=True))
 
     def logged(self, name: str, message: str) -> None:
-        self._print(name, message)
+        if not message.startswith(DEBUG):
+            self._print(name, message)
 
     def finished(self, result: LaunchResult) -> None:
         took = "" if result.state == "skipped" else f" in {result.seconds:.1f} s"

@@ -131,16 +131,13 @@ class CorpusWriter:
         self._hashes_files = self.files if hashes_stay else {}
         hashes_name = HASHES_NAME if hashes_stay else _HASHES_NAME
         self._hashes = HashedFile(root, hashes_name, self._hashes_files, resume_at=self.documents * _HASH_BYTES)
-        self._digests = self._slots = None
-        if num_perm is not None:
-            self._digests = self._array(DIGESTS_NAME, "u1", DIGEST_BYTES)
-            self._slots = self._array(SIGNATURES_NAME, "<u4", num_perm)
-        self._growing = [part for part in (self._hashes, self._digests, self._slots) if part is not None]
+        arrays = ((DIGESTS_NAME, "u1", DIGEST_BYTES), (SIGNATURES_NAME, "<u4", num_perm)) if num_perm is not None else ()
+        self._arrays = [
+            NpyWriter(root, name, np.dtype(dtype), self.files, width=width, resume_at=self.documents) for name, dtype, width in arrays
+        ]
+        self._growing = [self._hashes, *self._arrays]
         if state.open_rows:
             self._replay(state)
-
-    def _array(self, name: str, dtype: str, width: int) -> NpyWriter:
-        return NpyWriter(self._root, name, np.dtype(dtype), self.files, width=width, resume_at=self.documents)
 
     def __enter__(self) -> CorpusWriter:
         return self
@@ -162,10 +159,9 @@ class CorpusWriter:
             signatures: Their signatures. None without dedup.
         """
         self._hashes.append(hashes)
-        if rows and self._digests is not None and self._slots is not None:
-            assert signatures is not None
-            self._digests.write(signatures.digests)
-            self._slots.write(signatures.slots)
+        columns: tuple[np.ndarray, ...] = () if signatures is None else (signatures.digests, signatures.slots)
+        for array, values in zip(self._arrays, columns, strict=True):
+            array.write(values)
         for row in rows:
             self._add(self.documents, row)
             self.documents += 1

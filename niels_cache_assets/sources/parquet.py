@@ -32,6 +32,7 @@ from niels_cache_assets.sources.text_column import (
     require_field,
 )
 from niels_cache_assets.sources.types import Siblings, StreamContext
+from niels_cache_runtime.errors import NielsCacheError
 
 MAX_ROWS = 2048  # rows of a joined batch: the number of short documents in one task of the encoder
 
@@ -77,7 +78,7 @@ class Parquet(RowFileSource):
                 check.problem("" if is_text_type(column) else column, file.name, 0)
         if check.is_wrong:
             fields, kind = self._columns(found, text_field)
-            rows.require_text(check, fields, kind=kind)
+            raise NielsCacheError(check.hint(fields, key="text_field", kind=kind))
 
     def text_field_of(self, files: Sequence[SourceFile]) -> str | None:
         for file in files:

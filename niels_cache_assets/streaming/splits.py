@@ -6,6 +6,7 @@ The splitter for finite sources is in `sources.val_share`.
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -183,48 +184,33 @@ def encoded_head(documents: Iterable[DocumentBatch], encode: Encode, splitter: B
         encode: Encodes a stream of documents in order.
         splitter: The splitter. The caller assigns each batch with it before it requests the next one.
     """
-    head = _LimitedStream(documents)
+    batches, taken = iter(documents), 0  # the documents that are left, and the bytes of the others
+
+    def take(most: int) -> Iterator[DocumentBatch]:
+        """Yield documents up to this number of bytes. The last one may exceed it."""
+        nonlocal batches, taken
+        end = taken + most
+        while taken < end and (batch := next(batches, None)) is not None:
+            ends = taken + np.cumsum(_sizes(batch))
+            count = min(len(batch), int(np.searchsorted(ends, end, side="left")) + 1)
+            if count < len(batch):
+                batches = chain([batch[count:]], batches)
+            if count:
+                taken = int(ends[count - 1])
+                yield batch[:count]
+
     budget, tokens = splitter.remaining["val"], 0
     while missing := splitter.remaining["val"]:
-        most = missing if not tokens else min(-(-missing * head.bytes // tokens), budget + missing)
+        most = missing if not tokens else min(-(-missing * taken // tokens), budget + missing)
         is_over = True
-        with closing(encode(head.take(most))) as batches:
-            for batch in batches:
-                tokens, is_over = tokens + len(batch.tokens), False
-                yield batch
+        with closing(encode(take(most))) as encoded:
+            for each in encoded:
+                tokens, is_over = tokens + len(each.tokens), False
+                yield each
                 if splitter.val_is_full:
                     return
         if is_over:
             return
-
-
-class _LimitedStream:
-    """A stream of documents that is taken in pieces.
-
-    Attributes:
-        bytes: The number of bytes of the texts that were taken, with their frames.
-    """
-
-    def __init__(self, documents: Iterable[DocumentBatch]) -> None:
-        self._batches = iter(documents)
-        self._rest: DocumentBatch | None = None
-        self.bytes = 0
-
-    def take(self, most: int) -> Iterator[DocumentBatch]:
-        """Yield documents up to this number of bytes. The last one may exceed it."""
-        end = self.bytes + most
-        while self.bytes < end:
-            batch = next(self._batches, None) if self._rest is None else self._rest
-            self._rest = None
-            if batch is None:
-                return
-            ends = self.bytes + np.cumsum(_sizes(batch))
-            count = min(len(batch), int(np.searchsorted(ends, end, side="left")) + 1)
-            if count < len(batch):
-                self._rest = batch[count:]
-            if count:
-                self.bytes = int(ends[count - 1])
-                yield batch[:count]
 
 
 def _sizes(batch: DocumentBatch) -> np.ndarray:

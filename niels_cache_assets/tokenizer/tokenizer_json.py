@@ -27,6 +27,7 @@ from niels_cache_assets.base.first_bytes import describe_content
 from niels_cache_assets.tokenizer.base import Span, TextTokenizer, find_special_ids, first_line
 from niels_cache_assets.tokenizer.byte_level import byte_characters
 from niels_cache_assets.tokenizer.limits import remember_last, require_bounded
+from niels_cache_assets.tokenizer.settings import is_tekken
 from niels_cache_runtime.errors import NielsCacheError, panics_as_errors
 from niels_cache_runtime.format.layout import MAX_VOCAB_SIZE, TIKTOKEN_RANKS_NAME, TOKENIZER_MODEL_NAMES, TOKENIZER_SIDE_NAMES
 
@@ -52,7 +53,7 @@ def json_file(path: str | Path) -> Path:
     if not path.is_dir():
         return path
     if not (path / _NAME).is_file():
-        others = sorted(each.name for each in path.iterdir() if each.suffix in (".model", ".tiktoken"))
+        others = sorted(each.name for each in path.iterdir() if each.suffix in (".model", ".tiktoken") or is_tekken(each))
         hint = f"; name its file: model = {json.dumps(str(path / others[0]))}" if others else "; give the folder or file that has it"
         raise NielsCacheError(f"{path}: this folder has no {_NAME}{hint}")
     return path / _NAME

@@ -115,13 +115,13 @@ def test_without_weights_each_sample_comes_once(folder: Path) -> None:
     paths, weights = read_blend_file("blend.txt")
     plan = BlendPlan(labels=tuple(paths), paths=tuple(map(Path, paths)), weights=None, num_samples=None, sequence_length=16, seed=1)
     assert weights is None
-    outcome = prebuild(plan, root=Path("cache"))
+    outcome = prebuild(load_registry(), plan, root=Path("cache"))
     *members, blend = outcome.meta["indices"]
     assert outcome.state == "built"
     assert blend.label == "blend"
     assert blend.samples == sum(member.samples for member in members)
     alone = BlendPlan(labels=("notes",), paths=(train("notes"),), weights=None, num_samples=None, sequence_length=16, seed=1)
-    assert [index.label for index in prebuild(alone, root=Path("cache")).meta["indices"]] == ["notes"]
+    assert [index.label for index in prebuild(load_registry(), alone, root=Path("cache")).meta["indices"]] == ["notes"]
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from niels_cache_assets.disk.writers import Files, NpyWriter, ShardWriter, Sizes
 from niels_cache_assets.sources import chat_jsonl as chat
 from niels_cache_assets.sources.reading import rows
 from niels_cache_assets.sources.types import StreamContext
-from niels_cache_assets.streaming import encode, intake
+from niels_cache_assets.streaming import encode
 from niels_cache_assets.streaming.feed import Feed, ValShare
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
@@ -37,7 +37,7 @@ from tests.helpers.tiny import sentences
 
 def opened(folder: Path, *, fingerprint: str = "one", afresh: bool = False, told: list[str] | None = None, **settings: Any) -> Journal:
     log = (told if told is not None else []).append
-    return Journal.open(folder, fingerprint=fingerprint, log=log, afresh=afresh, **settings)
+    return Journal(folder, fingerprint=fingerprint, log=log, afresh=afresh, **settings)
 
 
 @pytest.fixture
@@ -287,7 +287,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(BYTES_VARIABLE, "0")
     monkeypatch.setattr(encode, "_CHUNK_ITEMS", 30)
     monkeypatch.setattr(encode, "_CHUNKS_PER_TASK", 1)
-    monkeypatch.setattr(intake, "_LIST_ITEMS", 30)
+    monkeypatch.setattr(rows, "BATCH_DOCUMENTS", 30)
 
 
 @pytest.mark.parametrize("changed", ["python", "sentencepiece", "mwparserfromhell", "langdetect-rs", "numba"])

@@ -11,7 +11,8 @@ from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts import free_parts
 from niels_cache_assets.defs.launcher import LaunchResult, launch_builds
-from niels_cache_assets.parts.lease import LeaseLostError, LeaseTimes, hold_lease
+from niels_cache_assets.parts.lease import LeaseLostError, hold_lease
+from niels_cache_assets.project.running import ClusterSettings
 from niels_cache_runtime.format.commit import hold_lock
 from niels_cache_runtime.verify import verify_cache
 from tests.build_cache.test_determinism import digests
@@ -101,7 +102,7 @@ class Frozen:
 
         def hold() -> None:
             folder.parent.mkdir(parents=True, exist_ok=True)
-            with hold_lease(folder, times=LeaseTimes(renew_seconds=3600, lease_seconds=3600), wait=False, log=lambda line: None):
+            with hold_lease(folder, times=ClusterSettings(renew_seconds=1200, lease_seconds=3600), wait=False, log=lambda line: None):
                 begun.set()
                 assert self._ends.wait(60)
 

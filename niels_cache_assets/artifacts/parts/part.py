@@ -22,7 +22,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
@@ -168,8 +168,8 @@ def _resolve_share(batch: EncodedDocuments, splitter: BudgetSplitter, build: Pre
     """
     if not batch.drops.dropped or int(batch.lengths.sum()) < splitter.remaining["val"]:
         return [batch]
-    documents = [(chunk[at : at + 1], position) for chunk, position in batch.chunks for at in range(len(chunk))]
-    return build.encode_chunks_separately(replace(batch, chunks=documents))
+    documents = ((chunk[at : at + 1], position) for chunk, position in batch.chunks for at in range(len(chunk)))
+    return build.document_encoder.encode_separately(documents)
 
 
 def _position_after(batch: EncodedDocuments, count: int) -> tuple[str, Mapping[str, Any]]:
@@ -259,7 +259,7 @@ class ValPart(PartFolder):
         except NielsCacheError:  # it is damaged, so all of them may count
             return excluded
         files, removed = {file.name for file in planned.files}, meta["part"].get(EXCLUDED, {}).get(planned.name, [])
-        return excluded & {*removed, *(each.source_id for each in present if each.file in files)}
+        return excluded & {*removed, *(source_id for source_id, file in present if file in files)}
 
     def revision(self) -> str | None:
         assert self.spec.recorded_tokenizer  # fail early: nothing can be built without it
@@ -323,17 +323,9 @@ class ValPart(PartFolder):
             for planned in parts[len(state.taken) :]:
                 take = self._take_seeded if self.is_seeded else self._take_head
                 state = take(planned, state, writer, build, work)
-                on_disk, sizes = writer.checkpoint()
-                journal.record(
-                    asdict(replace(state, writer=on_disk)),
-                    finished=writer.files,
-                    files=sizes,
-                    sums=sizes.sums,
-                    bytes_written=writer.bytes,
-                    share=len(state.taken) / len(parts),
-                    documents=writer.documents("val"),
-                )
-                work.report(Progress(writer.documents("val"), writer.tokens("val"), len(state.taken) / len(parts)))
+                share, documents = len(state.taken) / len(parts), writer.documents("val")
+                journal.record_writer(writer, state, "writer", share=share, documents=documents)
+                work.report(Progress(documents, writer.tokens("val"), share))
             if not writer.tokens("val") and not self.is_seeded:
                 raise NielsCacheError(f"{self.directory}: the files gave no usable document; nothing was written")
             writer.seal()
@@ -376,7 +368,7 @@ class ValPart(PartFolder):
         splitter = BudgetSplitter(max_train_tokens=UNLIMITED, max_val_tokens=0, eot=build.view.eot)
         (work.directory / VAL_TEXTS).mkdir(exist_ok=True)
         table = ParquetWriter(work.directory, _texts_name(planned), {"text": "string"}, writer.files)
-        with sealing(table), closing(build.encode(as_documents(feed.open()), feed)) as batches:
+        with sealing(table), closing(build.document_encoder.encode(as_documents(feed.open()), feed)) as batches:
             texts: list[str] = []  # of the next row group, because a batch may hold few documents of val
             characters = 0
             for batch in batches:
@@ -401,7 +393,7 @@ class ValPart(PartFolder):
             last = ""  # the name of the file with the last document that was taken
             splitter = BudgetSplitter(max_train_tokens=UNLIMITED, max_val_tokens=planned.val_tokens, eot=build.view.eot)
             feed = Feed(stream.documents, context)
-            head = encoded_head(as_documents(feed.open()), lambda documents: build.encode(documents, feed), splitter)
+            head = encoded_head(as_documents(feed.open()), lambda documents: build.document_encoder.encode(documents, feed), splitter)
             with closing(head) as batches:
                 for each in chain.from_iterable(_resolve_share(batch, splitter, build) for batch in batches):
                     drops.join(each.drops)
@@ -410,9 +402,7 @@ class ValPart(PartFolder):
                         cut += [] if chosen.cut is None else [writer.documents("val") + chosen.cut]
                         writer.write({"val": chosen})
                     # Documents after the end of the share belong to the part.
-                    count = (
-                        len(chosen.lengths) if chosen is not None and splitter.val_is_full else sum(len(chunk) for chunk, _ in each.chunks)
-                    )
+                    count = len(chosen.lengths) if chosen is not None and splitter.val_is_full else each.chunks.size
                     taken += count
                     last, facts = _position_after(each, count)
                     if splitter.val_is_full:

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,7 +22,7 @@ from niels_cache_assets.facts.lineage import files_of_lineage
 from niels_cache_assets.facts.published import address_in_store, finished_cache, folder_with
 from niels_cache_assets.parts.attempts import attempt_scratch
 from niels_cache_assets.parts.layout import PLAN_NAME, PLAN_STAGED, VAL_BITS, parts_dir
-from niels_cache_assets.parts.plan import CODE_VERSION, Plan, PlannedGroup, encode_group, plan_parts, proposed_shard_bytes
+from niels_cache_assets.parts.plan import CODE_VERSION, Plan, PlannedGroup, group_of, plan_parts, proposed_shard_bytes
 from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_assets.project.tables import BuildSettings
 from niels_cache_assets.sources.hub.data import HubData
@@ -230,7 +230,7 @@ class PartsPlan(RootArtifact):
             "fingerprint": work.fingerprint,
             **({} if source.prepare else {"encoding": self._encoding()}),
             **({"added_patterns": self._added_patterns} if source.added else {}),
-            "groups": [*map(encode_group, groups)],
+            "groups": [group.entry for group in groups],
         }
         return WriteResult(meta=meta)
 
@@ -262,7 +262,7 @@ class PartsPlan(RootArtifact):
                 counts.append(count)
                 work.report(ReportedProgress(counts={"files": len(counts)}, share=len(counts) / len(stream.files)))
         splitter = FractionSplitter.of(sum(counts), val_frac=share, seed=self.build.seed + number)
-        return replace(group, documents=tuple(counts), val=(splitter.save(work.directory), splitter.ordinals))
+        return group_of({**group.entry, "documents": counts, "val": splitter.save(work.directory)})
 
     def groups(self, revision: str | None, *, force: bool, log: Log, hashed: bool = True) -> list[PlannedGroup]:
         """Return the groups of a new plan. If the data set grows, those of the last plan stay as they are, and new ones come after them.

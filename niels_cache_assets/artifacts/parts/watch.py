@@ -216,7 +216,7 @@ def summarize_steps(steps: Sequence[WatchedStep]) -> dict[str, Any]:
     """
     hours, speeds, left = (defaultdict[str, float](float) for _ in range(3))
     for step in steps:
-        state, attempt, kind = step.state, step.attempt, step.key.partition("/")[0]
+        state, attempt, kind = step.state, step.attempt, step.artifact.kind
         share_left = 0.0 if state == DONE else 1.0
         if attempt is not None:
             finished, lost = attempt.all_cpu_seconds()

@@ -44,7 +44,7 @@ def _published(registry: Registry, settings: PublishSettings, family: Family) ->
     )
     def published(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
         name = context.partition_key
-        address = settings.address_of(family, name)
+        address = f"{settings.address}/{family}/{name}"
         with readable_failures():  # another build of this data set at the address is exchanged
             pushed = push(open_local_build(dataset_dir(root_of(context, names), family, name)), address, replace_other=True)
         content = pushed.record.content_sha256

@@ -7,7 +7,6 @@ yields several groups of short documents as one batch.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,7 +18,7 @@ from niels_cache_assets.base.strings import Objects, Strings, buffers_of, int64_
 from niels_cache_assets.sources.reading import rows
 from niels_cache_assets.sources.reading.parquet_files import as_strings
 from niels_cache_assets.sources.reading.positions import FilePass
-from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.errors import NielsCacheError, did_you_mean
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -201,9 +200,10 @@ def require_columns(key: str, names: Iterable[str], columns: Iterable[str], wher
     existing = list(columns)
     for name in names:
         if name not in existing:
-            close = difflib.get_close_matches(name, existing, n=1)
-            hint = f"did you mean {close[0]!r}? " if close else ""
-            raise NielsCacheError(f"{where}: {key}: no column {name!r}; {hint}The columns are: {', '.join(existing[:20]) or 'none'}")
+            hint = did_you_mean(name, existing)
+            raise NielsCacheError(
+                f"{where}: {key}: no column {name!r}; {hint and f'{hint} '}The columns are: {', '.join(existing[:20]) or 'none'}"
+            )
 
 
 def is_plain(text: Any) -> bool:
