@@ -78,14 +78,11 @@ class PartsPlan(RootArtifact):
 
         Such files are listed only once, because every machine reads the plan.
         """
-        if not self._lists_other_machines or not self._has_same_patterns(meta):
+        patterns = getattr(self.source, "files", None)
+        lists_other_machines = not patterns or any("://" in pattern for pattern in patterns)
+        if not lists_other_machines or not self._has_same_patterns(meta):
             return False
         return self.matches(meta, self.identity(meta.get("dataset_revision")))
-
-    @property
-    def _lists_other_machines(self) -> bool:
-        patterns = getattr(self.source, "files", None)
-        return not patterns or any("://" in pattern for pattern in patterns)
 
     def _has_same_patterns(self, meta: Meta) -> bool:
         return bool(meta.get("added_patterns", self._added_patterns) == self._added_patterns)
