@@ -154,7 +154,7 @@ class Graph:
         in_parts = [key.removeprefix("plan/") for key in order if key.startswith("plan/")]
         found = {step.key: step for each in in_parts for joined in self.joined(each) for step in watch_parts(joined, known)}
         others = [artifact for key in order if key not in found and (artifact := self[key]).is_shared]
-        found |= {step.key: step for step in watch_steps(others, known, lease_seconds=self.registry.cluster.lease_seconds)}
+        found |= {step.key: step for step in watch_steps(others, known)}
         kinds = {key[: key.rfind("/") + 1] or key: key for key, step in found.items() if step.state != DONE}
         done = tuple(kind for kind, key in kinds.items() if self.is_done(key))  # the same for all parts of a corpus, and for all ranges
         steps = [found[key]._replace(state=DONE) if key.startswith(done) else found[key] for key in order if key in found]
