@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from niels_cache_assets.artifacts.base import BuildJob, BuildLock, Log, ReportedProgress, RootArtifact, WriteResult
+from niels_cache_assets.artifacts.base import BuildJob, Log, ReportedProgress, RootArtifact, WriteResult
 from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts.free_parts import build_free_parts_first
@@ -394,10 +394,10 @@ class Duplicates(RootArtifact):
         return self.required.need(certain=not self.hashes().directory.exists())
 
     @contextmanager
-    def stage(self, lock: BuildLock, *, log: Log) -> Iterator[Path]:
-        with super().stage(lock, log=log) as staging:
+    def stage(self, work: BuildJob) -> Iterator[Path]:
+        with super().stage(work) as staging:
             yield staging
-        remove_ranges(self.registry, self.root, log=log)
+        remove_ranges(self.registry, self.root, log=work.log)
 
     def sweep(self, *, resumable: bool) -> None:
         super().sweep(resumable=resumable)

@@ -240,7 +240,7 @@ class BlendIndex(RootArtifact):
     def lock(self, *, wait: bool, log: Log) -> Iterator[BuildLock]:
         yield BuildLock()
 
-    def stage(self, lock: BuildLock, *, log: Log) -> AbstractContextManager[Path]:
+    def stage(self, work: BuildJob) -> AbstractContextManager[Path]:
         return nullcontext(self.directory)
 
     def write(self, work: BuildJob) -> WriteResult:
