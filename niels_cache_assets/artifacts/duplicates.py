@@ -307,13 +307,10 @@ _ADVICE = "materialize corpus/duplicates first (niels-cache build-all does)"
 class Duplicates(RootArtifact):
     """The drop lists (lists of duplicates) of all data sets with "dedup" that have a current corpus."""
 
+    key = "corpus/duplicates"
     version = DROP_LISTS_VERSION
     resumable = True
     builds_from_partial_inputs = True
-
-    @property
-    def key(self) -> str:
-        return "corpus/duplicates"
 
     @property
     def directory(self) -> Path:
