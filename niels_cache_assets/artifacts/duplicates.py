@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from niels_cache_assets.artifacts.base import BuildJob, BuildLock, Log, ReportedProgress, RootArtifact, WriteResult
+from niels_cache_assets.artifacts.base import BuildJob, Log, ReportedProgress, RootArtifact, WriteResult
 from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts.free_parts import build_free_parts_first
@@ -307,13 +307,10 @@ _ADVICE = "materialize corpus/duplicates first (niels-cache build-all does)"
 class Duplicates(RootArtifact):
     """The drop lists (lists of duplicates) of all data sets with "dedup" that have a current corpus."""
 
+    key = "corpus/duplicates"
     version = DROP_LISTS_VERSION
     resumable = True
     builds_from_partial_inputs = True
-
-    @property
-    def key(self) -> str:
-        return "corpus/duplicates"
 
     @property
     def directory(self) -> Path:
@@ -394,10 +391,10 @@ class Duplicates(RootArtifact):
         return self.required.need(certain=not self.hashes().directory.exists())
 
     @contextmanager
-    def stage(self, lock: BuildLock, *, log: Log) -> Iterator[Path]:
-        with super().stage(lock, log=log) as staging:
+    def stage(self, work: BuildJob) -> Iterator[Path]:
+        with super().stage(work) as staging:
             yield staging
-        remove_ranges(self.registry, self.root, log=log)
+        remove_ranges(self.registry, self.root, log=work.log)
 
     def sweep(self, *, resumable: bool) -> None:
         super().sweep(resumable=resumable)

@@ -43,13 +43,10 @@ class Tokenizer(RootArtifact):
 
     is_shared: bool = False
 
+    key = "tokenizer"
     version = CODE_VERSION
     uses_network = True
     builds_from_partial_inputs = True
-
-    @property
-    def key(self) -> str:
-        return "tokenizer"
 
     @property
     def directory(self) -> Path:

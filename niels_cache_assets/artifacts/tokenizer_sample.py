@@ -8,7 +8,7 @@ out, with a warning and a record. Only the needed part of each data set is read.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -143,7 +143,7 @@ class _SampleLines:
     read_as: ReadAs = "raw"
     revision: str | None = None
     opened: bool = False
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
     hints: Sequence[str] = ()
     error: Exception | None = None
 

@@ -17,7 +17,7 @@ from niels_cache_assets.facts.published import folder_with
 from niels_cache_assets.facts.split_tokens import SplitTokens, lengths_of
 from niels_cache_assets.facts.targets import ExampleTargets
 from niels_cache_runtime.cache.mmap import map_example_starts
-from niels_cache_runtime.format.layout import SPLITS, Bools, Family, Ints, Tokens, has_pairs, has_spans, idx_name, token_dtype_of
+from niels_cache_runtime.format.layout import SPLITS, Bools, Family, Ints, Tokens, has_pairs, has_spans, idx_name
 from niels_cache_runtime.format.meta import Meta
 
 MAX_TOKENS = 1 << 28
@@ -115,7 +115,7 @@ def measure_cache(directory: Path, family: Family, meta: Meta, *, address: str |
         NielsCacheError: If a file is missing or unreadable, or if the cache is too large to be copied.
     """
     lengths = np.zeros(len(LENGTH_EDGES), dtype=np.int64)
-    vocab_size, dtype = meta["vocab_size"], token_dtype_of(meta)
+    vocab_size = meta["vocab_size"]
     token_counts = np.zeros(min(vocab_size or 0, MAX_IDS), dtype=np.int64)
     conversations = ConversationMeasures(counted="replies" if has_spans(meta) else "turns") if family == "sft" else None
     splits = [split for split in SPLITS if meta.get(f"{split}_tokens")]  # an imported cache may have only one
@@ -124,7 +124,7 @@ def measure_cache(directory: Path, family: Family, meta: Meta, *, address: str |
     cut = 0
     with folder_with(meta["files"], directory, address) as folder:
         for split in splits:
-            stream, index = SplitTokens(folder, family, split, dtype=dtype), folder / idx_name(split)
+            stream, index = SplitTokens(folder, family, split, meta), folder / idx_name(split)
             for found in lengths_of(stream.ends) if family == "pretrain" else _example_lengths(stream, index):
                 cut += int(np.count_nonzero(found > CONTEXT + 1))
                 np.add.at(lengths, np.searchsorted(LENGTH_EDGES, found, side="right") - 1, 1)

@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> None:
     build = open_local_build(cache.directory)
     with stop_on_signals(), transfer_progress(f"pushing {cache.name}") as progress:
         if on_hub:
-            license = None if registry.publish is None else registry.publish.licenses.get(cache.name)
+            license = registry.publish.licenses.get(cache.name)
             pushed = push_to_hub(build, address, license=license, replace_other=arguments.replace, progress=progress)
         else:
             pushed = push(build, address, replace_other=arguments.replace, repair=arguments.repair, progress=progress)
