@@ -237,8 +237,7 @@ def data_card(address: str, family: Family, name: str, meta: Meta, *, license: s
         "rule of the split": meta.get("split_rule"),
         "seed": meta.get("seed"),
     }
-    units = ("tokens", "examples") if family == "sft" else ("tokens",)
-    counts = {f"{unit} of {split}": meta.get(f"{split}_{unit}") for split in SPLITS for unit in units}
+    counts = {f"{unit} of {split}": meta.get(f"{split}_{unit}") for split in SPLITS for unit in ("tokens", "examples")}
     counts |= {f"documents of {split}": number for split, number in sorted((meta.get("documents") or {}).items())}
     counts |= {f"dropped: {reason}": number for reason, number in sorted((meta.get("dropped") or {}).items()) if number}
     form = {
