@@ -7,7 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from niels_cache_assets.base.processes import stop_on_signals
 from niels_cache_assets.base.wording import file_size
 from niels_cache_assets.cli.command import WHERE, Command, offer_configured_names, option, refuse_options, whole_number
 from niels_cache_assets.cli.console import display, new_table, print_facts
@@ -61,7 +60,7 @@ def run(arguments: argparse.Namespace) -> None:
 
     registry, root = open_registry(arguments)
     plan = _plan(arguments, registry, root)
-    with stop_on_signals(), array_progress() as progress:
+    with array_progress() as progress:
         outcome = prebuild(registry, plan, root=root, progress=progress)
     facts = {
         "state": outcome.state,
