@@ -396,14 +396,13 @@ class Corpus(RootArtifact):
 
     def _write(self, context: StreamContext, work: BuildJob) -> WriteResult:
         from niels_cache_assets.corpus.chunks import ChunkWork, CorpusCounts, new_report, source_chunks
+        from niels_cache_assets.dedup.signatures import Signer
 
         registry, name, source = self.registry, self.name, self.source
         processes = self.processes or registry.build.threads or available_threads()
-        signatures = signature_identity(registry, name) or {}
         cleaning = registry.cleaning_of(name) if "clean" in source.prepare else None
-        cleaner = ChunkWork(
-            source=source, seed=context.seed, cleaning=cleaning, num_perm=signatures.get("num_perm"), ngram=signatures.get("ngram")
-        )
+        signer = Signer(num_perm=registry.dedup.num_perm, ngram=registry.dedup.ngram) if "dedup" in source.prepare else None
+        cleaner = ChunkWork(source=source, seed=context.seed, cleaning=cleaning, signer=signer)
         journal = work.open_journal(name, state=_CorpusState)
         done: _CorpusState | None = journal.state
         counts = CorpusCounts.from_state(done.counts) if done else CorpusCounts(report=new_report(context.seed, cleaning=cleaning))
@@ -414,7 +413,7 @@ class Corpus(RootArtifact):
         with (
             CorpusWriter(
                 work.directory,
-                num_perm=signatures.get("num_perm"),
+                num_perm=signer and signer.num_perm,
                 state=done.written if done else None,
                 files=journal.finished,
                 hashes_stay=self.is_part,

@@ -48,7 +48,6 @@ class _SplitWriter:
     def __init__(
         self, root: Path, split: Split, *, dtype: np.dtype, shard_bytes: int, files: Files, state: SplitState, has_kept_values: bool
     ) -> None:
-        self._has_kept_values = has_kept_values
         schema = {**LINEAGE, TEXT_HASH: "int64", **(KEPT if has_kept_values else {})}
         self.shards = ShardWriter(root, split, dtype=dtype, shard_bytes=shard_bytes, files=files, resume_at=state.tokens)
         self.doc_ends = NpyWriter(root, doc_ends_name(split), DOC_ENDS_DTYPE, files, resume_at=state.documents)
@@ -69,10 +68,7 @@ class _SplitWriter:
             self.cut = self.doc_ends.items + part.cut
         self.doc_ends.write(np.cumsum(part.lengths) + self.shards.tokens)
         self.shards.write(part.tokens)
-        columns = {"source_id": part.source_id, "file": part.file, "row": part.row, "tokens": part.lengths, TEXT_HASH: part.hashes}
-        if self._has_kept_values:
-            columns["kept"] = np.full(len(part.lengths), None, dtype=object) if part.kept is None else part.kept
-        self._lineage.write_batch(self._spool.write(columns))
+        self._lineage.write_batch(self._spool.write(part.lineage))
         self.characters += part.characters
 
     def checkpoint(self, sizes: Sizes) -> SplitState:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from niels_cache_assets.base.documents import NO_SPLIT, Conversation
-from niels_cache_assets.base.strings import hash_strings
+from niels_cache_assets.base.strings import Strings, hash_strings
 from niels_cache_assets.chats.encoding import EncodedChat
 from niels_cache_assets.disk.journal import SCRATCH_NAME
 from niels_cache_assets.disk.lineage_files import LineageWriter, RowSpool
@@ -169,7 +169,7 @@ class SftSpool:
         columns = []
         for rows in self._rows.read():
             names = rows.column("group")
-            hashes = hash_strings(names.fill_null("").to_pylist()) & np.iinfo(np.int64).max
+            hashes = hash_strings(Strings(names.fill_null("").cast("large_string"))) & np.iinfo(np.int64).max
             groups = np.where(names.is_null().to_numpy(zero_copy_only=False), _NO_GROUP, hashes)
             columns.append(np.stack([rows.column("split").to_numpy(), rows.column("unit").to_numpy(), groups]))
         splits, units, groups = np.concatenate(columns, axis=1)

@@ -127,21 +127,19 @@ class PreparedChunk:
 class ChunkWork:
     """The work on a chunk, as a picklable function.
 
-    An instance is sent with every chunk, so an instance holds only settings. Each worker makes the heavy objects (cleaner, signer) once.
+    An instance is sent with every chunk, so an instance holds only settings. Each worker makes the cleaner once.
 
     Attributes:
         source: The table of the data set.
         seed: The seed of [build].
         cleaning: The settings of cleaning. None: documents are not cleaned.
-        num_perm: The number of slots (numbers) of a signature. None: documents are not signed.
-        ngram: The number of words of a shingle. None: documents are not signed.
+        signer: The settings of signatures. None: documents are not signed.
     """
 
     source: PretrainSource
     seed: int
     cleaning: CleaningSettings | None
-    num_perm: int | None
-    ngram: int | None
+    signer: Signer | None
 
     def __call__(self, chunk: CorpusChunk) -> PreparedChunk:
         from niels_cache_assets.cleaning.filters import RejectedDocument
@@ -154,9 +152,6 @@ class ChunkWork:
         results = [self._clean(document, report) for document in converted]
         kept = [document for document in results if document is not None]
         rows = [_row(document) for document in kept]
-        signed = None
-        if self.num_perm is not None and self.ngram is not None:
-            signed = _signer(self.num_perm, self.ngram).sign([document.text for document in kept])
         counts = CorpusCounts(
             report=report,
             before=TextTotals.of((len(document.text) for document in converted), (_size(document.text) for document in converted)),
@@ -169,7 +164,7 @@ class ChunkWork:
             counts=counts,
             rows=rows,
             hashes=b"".join(document_hash(row) for row in rows),
-            signatures=signed,
+            signatures=None if self.signer is None else self.signer.sign([document.text for document in kept]),
         )
 
     def _readable(self, document: Document) -> Document:
@@ -283,11 +278,6 @@ def _cleaner(settings: CleaningSettings, plain_text: bool) -> Cleaner:
     from niels_cache_assets.cleaning.chain import Cleaner
 
     return Cleaner(settings, plain_text=plain_text)
-
-
-@lru_cache(maxsize=1)
-def _signer(num_perm: int, ngram: int) -> Signer:
-    return Signer(num_perm=num_perm, ngram=ngram)
 
 
 def _row(document: Document) -> DocumentRow:
