@@ -489,7 +489,7 @@ def _write_drop_list(root: Path, name: str, inputs: CorpusInputs, drops: np.reca
     kinds = np.array(["near", "exact"], dtype=object)
     with sealing(ParquetWriter(root, duplicates_file(name), DUPLICATES, files)) as table:
         for first in range(0, len(drops) or 1, _ROWS_PER_GROUP):
-            part = drops[first : first + _ROWS_PER_GROUP]
+            part = drops[first : first + _ROWS_PER_GROUP].view(np.recarray)
             columns = {
                 "ordinal": part.ordinals,
                 "split": splits[part.splits],

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 
 from niels_cache_assets.base.documents import Document, DocumentBatch, Documents, DropReport
-from niels_cache_assets.build_cache.resume import BuildPosition, resume_stream
+from niels_cache_assets.build_cache.resume import resume_stream
 from niels_cache_assets.cleaning.settings import CleaningSettings
 from niels_cache_assets.corpus.store import DocumentRow, document_hash
 from niels_cache_assets.dedup.signatures import Signatures, Signer
@@ -24,7 +24,7 @@ from niels_cache_assets.sources.reading.files import valid_unicode
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_assets.streaming.encode import INVALID_UNICODE, has_lone_surrogate, in_chunks
 from niels_cache_assets.streaming.feed import Feed
-from niels_cache_assets.streaming.types import ResumePoint
+from niels_cache_assets.streaming.types import BuildPosition, ResumePoint
 
 if TYPE_CHECKING:
     from niels_cache_assets.cleaning.chain import Cleaner
@@ -84,7 +84,7 @@ class CorpusChunk(NamedTuple):
 def source_chunks(
     unconverted: Callable[[StreamContext], Iterator[Documents]],
     context: StreamContext,
-    reached: BuildPosition | None,
+    reached: BuildPosition,
     ends: deque[BuildPosition],
 ) -> Iterator[CorpusChunk]:
     """Yield the unconverted documents of a source after `reached`, in chunks of 256 documents or about a megabyte.
@@ -99,11 +99,11 @@ def source_chunks(
         return map(DocumentBatch.of, feed.open(mark))
 
     documents, first = opened(None), 0
-    if reached is not None:
+    if reached.items:
         documents, first = resume_stream(opened, reached, log=context.log), reached.items
     for chunk, position in feed.positioned(in_chunks(documents, lambda batch: batch.characters, DocumentBatch.joined), first=first):
-        ends.append(BuildPosition(items=position.items, mark=position.mark, share=position.share))
-        yield CorpusChunk(position.items - len(chunk), list(chunk))
+        ends.append(position.reached)
+        yield CorpusChunk(position.reached.items - len(chunk), list(chunk))
 
 
 @dataclass(frozen=True, kw_only=True)

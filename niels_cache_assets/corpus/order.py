@@ -159,7 +159,8 @@ class CorpusInputs:
             block = unknown[first : first + _BLOCK]
             similarity[block] = estimated_jaccard(self.slots(dropped.ordinals[block]), self.slots(dropped.kept_copies[block]))
         columns = [*own, self._splits(*own), dropped.exact, similarity, *because, self._splits(*because)]
-        found = np.rec.fromarrays(columns, names=DROPPED_COLUMNS.split(), aligned=True)
+        formats = [column.dtype for column in columns]
+        found = np.rec.fromarrays(columns, formats=formats, names=DROPPED_COLUMNS.split(), aligned=True)
         return found[np.lexsort((found.ordinals, found.corpora))]
 
     def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
