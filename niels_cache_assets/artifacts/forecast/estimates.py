@@ -359,7 +359,7 @@ class Estimator:
         encoder = BuildEncoder(view, tokenizer)
         encoder.start([], lambda message: None)
         encoder.encode_flat([""], None)  # proves the engine before the time of a sample is measured
-        return _Opened(replace(view, encode_numbered=encoder.encode_flat), cpu_seconds() - began, trained_bytes)
+        return _Opened(replace(view, encode_batch=encoder.encode_flat), cpu_seconds() - began, trained_bytes)
 
 
 class _Opened(NamedTuple):
