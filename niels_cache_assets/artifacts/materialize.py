@@ -112,7 +112,8 @@ def find_current(artifact: Artifact, log: Log) -> Outcome | None:
 
 def _retrying(artifact: Artifact, log: Log) -> AbstractContextManager[None]:
     """Return a context in which the requests of an artifact are retried."""
-    return nullcontext() if artifact.network_retry_seconds is None else retry_for(artifact.network_retry_seconds, log)
+    seconds = artifact.network_retry_seconds  # a part has a plan, for which upstream has answered
+    return nullcontext() if seconds is None else retry_for(seconds, log, is_known=artifact.is_part)
 
 
 def _ended(artifact: Artifact, outcome: Outcome, started: float) -> Outcome:

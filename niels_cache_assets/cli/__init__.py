@@ -33,6 +33,10 @@ from niels_cache_runtime.errors import NielsCacheError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _DISK_ERRORS = (*_FULL, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM, errno.ESTALE, errno.ELOOP, errno.ENAMETOOLONG)
+_INSTALL = (
+    "this environment lacks what the commands need (one for training may have the runtime only): run pip install niels-cache here or "
+    "elsewhere; python -m niels_cache_runtime.verify checks a cache without it"
+)
 COMPLETION_VARIABLE = "_ARGCOMPLETE"  # the shell sets this variable to request completions
 
 
@@ -76,13 +80,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         redirect_to_null(sys.stdout)
         return BROKEN_PIPE
     except Exception as error:
-        message = _disk_error_message(error)
+        is_missing = isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("niels_cache")
+        message = f"{error}; {_INSTALL}" if is_missing else _disk_error_message(error)
         if verbosity == "verbose" or message is None:
             with ignore_output_errors(sys.stderr):
                 traceback.print_exc()
         if message is not None:
             print_error(f"error: {message}; finished caches are unchanged")
-            return FAILED
+            return WRONG_USE if is_missing else FAILED
         print_error("error: this is a bug in niels-cache; finished caches are unchanged. Please report the lines above")
         return BUG
 

@@ -92,13 +92,15 @@ def run(arguments: argparse.Namespace) -> int:
 def _print(found: DatasetDifferences) -> None:
     display(f"\n{found.name}", style="bold")
     noun = "example" if found.name.startswith("sft/") else "document"
+    for message in found.damage:
+        display(f"  damaged: {message}", style="yellow")
     _print_values("settings that differ", found.metas.settings)
     if found.metas.has_unrecorded:
         display(f"  {_UNRECORDED}")
     _print_values("counts that differ", found.metas.counts)
     if found.documents is not None and found.documents.differ:
         _print_documents(found.documents, noun)
-    elif found.documents is None and found.tokens:
+    elif found.documents is None and found.tokens and not found.damage:
         display("  documents are not compared: one of the builds does not record their lineage")
     tokenizers = {side: _tokenizer_of(path) for side, path in (("a", found.a), ("b", found.b))}
     for split, difference in found.tokens.items():
@@ -206,6 +208,7 @@ def _as_json(found: DatasetDifferences) -> dict[str, Any]:
         "has_unrecorded_setting": found.metas.has_unrecorded,
         "documents": documents,
         "tokens": tokens,
+        "damage": found.damage,
     }
 
 

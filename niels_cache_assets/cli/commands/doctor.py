@@ -192,7 +192,7 @@ def _inputs(registry: Registry, *, offline: bool) -> Iterator[DoctorFinding]:
 
     findings = []
     model = registry.tokenizer.model
-    if model is not None and not os.access(model, os.R_OK):
+    if model is not None and registry.tokenizer.hub_name is None and not os.access(model, os.R_OK):
         findings.append(DoctorFinding("data", "problem", f"[tokenizer] model = {model!r} does not exist", "correct its path"))
     elif model is not None:
         try:

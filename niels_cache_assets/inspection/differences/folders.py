@@ -5,7 +5,8 @@ fingerprint in it covers all settings. So the comparison also reports a differen
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -107,6 +108,7 @@ class DatasetDifferences:
         documents: Differences between the documents, or None if a build has no lineage.
         counts: For each split, the number of tokens on both sides.
         tokens: For each split, the first token that differs, or None.
+        damage: Why something cannot be compared, because a file of a build is missing or damaged.
     """
 
     name: str
@@ -116,6 +118,7 @@ class DatasetDifferences:
     documents: DocumentDifferences | None = None
     counts: dict[Split, tuple[int, int]]
     tokens: dict[Split, TokenDifference | None]
+    damage: list[str] = field(default_factory=list)
 
     @property
     def differ(self) -> bool:
@@ -126,6 +129,7 @@ class DatasetDifferences:
             or metas.has_unrecorded
             or (self.documents is not None and self.documents.differ)
             or any(self.tokens.values())
+            or self.damage
         )
 
 
@@ -195,8 +199,12 @@ def _compare(name: str, a: Path, b: Path, *, shown: int, progress: OnProgress) -
     def tokens_of(path: Path, meta: Meta, split: Split) -> SplitTokens:
         return SplitTokens(path, family, split, dtype=token_dtype_of(meta), entries=entries_per_example(meta))
 
-    streams = {split: (tokens_of(a, metas[0], split), tokens_of(b, metas[1], split)) for split in SPLITS}
-    lineages = [{split: streams[split][side].lineage for split in SPLITS} for side in (0, 1)]
+    damage: list[str] = []
+    streams: dict[Split, tuple[SplitTokens, SplitTokens]] = {}
+    for split in SPLITS:
+        with _listing(damage):
+            streams[split] = tokens_of(a, metas[0], split), tokens_of(b, metas[1], split)
+    lineages = [{split: pair[side].lineage for split, pair in streams.items()} for side in (0, 1)]
     have_lineage = all(_lists(meta, path.name) for meta, paths in zip(metas, lineages, strict=True) for path in paths.values())
     token_bytes = max(token_dtype_of(meta).itemsize for meta in metas)
     total = sum(min(len(ours), len(theirs)) for ours, theirs in streams.values()) * token_bytes
@@ -207,15 +215,25 @@ def _compare(name: str, a: Path, b: Path, *, shown: int, progress: OnProgress) -
         done += tokens * token_bytes
         progress(done, total)
 
-    return DatasetDifferences(
-        name=name,
-        a=a,
-        b=b,
-        metas=differing,
-        documents=compare_documents(*lineages, shown=shown) if have_lineage else None,  # a cache of another program may have none
-        counts={split: (len(ours), len(theirs)) for split, (ours, theirs) in streams.items()},
-        tokens={split: first_difference(ours, theirs, progress=compared) for split, (ours, theirs) in streams.items()},
-    )
+    documents = None
+    tokens: dict[Split, TokenDifference | None] = {}
+    if have_lineage and len(streams) == len(SPLITS):  # a cache of another program may have none
+        with _listing(damage):
+            documents = compare_documents(*lineages, shown=shown)
+    for split, (ours, theirs) in streams.items():
+        with _listing(damage):
+            tokens[split] = first_difference(ours, theirs, progress=compared)
+    counts = {split: (len(ours), len(theirs)) for split, (ours, theirs) in streams.items()}
+    return DatasetDifferences(name=name, a=a, b=b, metas=differing, documents=documents, counts=counts, tokens=tokens, damage=damage)
+
+
+@contextmanager
+def _listing(damage: list[str]) -> Iterator[None]:
+    """Add the message of an error in the block to `damage`, so that the comparison continues."""
+    try:
+        yield
+    except NielsCacheError as error:
+        damage.append(str(error))
 
 
 def _lists(meta: Meta, name: str) -> bool:
