@@ -149,7 +149,6 @@ class Tokenizer(RootArtifact):
 
         if settings.model is not None:
             origin = _origin_of_model(self.registry.tokenizer, note)
-            _require_readable(settings, settings.model)
             tokenizer = open_configured_model(settings)
             tokenizer.save(work.directory)
             if losses := round_trip_losses(tokenizer):

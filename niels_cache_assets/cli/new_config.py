@@ -104,14 +104,13 @@ def _sections(arguments: argparse.Namespace) -> Iterator[str]:
 def _tokenizer(arguments: argparse.Namespace, default: int, proposals: Sequence[Proposal]) -> str:
     if arguments.tokenizer is not None:
         settings = TokenizerSettings(model=arguments.tokenizer)
-        if settings.hub_name is None and not Path(str(settings.model)).exists():
+        model, where, revision = _path(arguments.tokenizer, arguments), "on this machine", []
+        if settings.hub_name is not None:
+            commit = fetch_model(settings.hub_name, None).parent.name
+            model, where, revision = arguments.tokenizer, "of the hub", [f"revision = {as_toml(commit)}"]
+        elif not Path(str(settings.model)).exists():
             raise NielsCacheError(f"{arguments.tokenizer}: does not exist; correct --tokenizer")
-        model, where = _path(arguments.tokenizer, arguments), "on this machine"
-        if settings.hub_name is not None:
-            model, where = arguments.tokenizer, "of the hub"
-        lines = ["[tokenizer]", f"model = {as_toml(model)}  # {where}, used unchanged, instead of training one"]
-        if settings.hub_name is not None:
-            lines.append(f"revision = {as_toml(fetch_model(settings.hub_name, None).parent.name)}")
+        lines = ["[tokenizer]", f"model = {as_toml(model)}  # {where}, used unchanged, instead of training one", *revision]
         return "\n".join([*lines, *_end_of_text(local_settings(settings))])
     setting = f"# vocab_size = {default:_}" if arguments.vocab_size is None else f"vocab_size = {arguments.vocab_size:_}"
     why = "pieces in all; up to 65_536, a token takes two bytes, otherwise four"

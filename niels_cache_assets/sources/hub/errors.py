@@ -113,8 +113,8 @@ def hub_error(
         return NielsCacheError(f"{name!r} is not the name of a {noun} on the hub; write owner/name")
     if caused_by(errors.OfflineModeIsEnabled):
         return SourceUnavailableError(f"{name}: Hugging Face offline mode is on; type unset HF_HUB_OFFLINE, or {without_hub}")
-    unreachable = caused_by(errors.LocalEntryNotFoundError) or any(map(is_network_error, chain))
-    if statuses & _TRY_AGAIN or (unreachable and not statuses & _REFUSALS):
+    is_unreachable = caused_by(errors.LocalEntryNotFoundError) or any(map(is_network_error, chain))
+    if statuses & _TRY_AGAIN or (is_unreachable and not statuses & _REFUSALS):
         detail = f"HTTP {min(statuses)}" if statuses else type(chain[-1]).__name__
         return unreachable(detail)
     if caused_by(errors.RepositoryNotFoundError, DatasetNotFoundError) or 401 in statuses:  # the hub hides private data sets with 401
