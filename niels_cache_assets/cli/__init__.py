@@ -33,10 +33,6 @@ from niels_cache_runtime.errors import NielsCacheError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _DISK_ERRORS = (*_FULL, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM, errno.ESTALE, errno.ELOOP, errno.ENAMETOOLONG)
-_INSTALL = (
-    "this environment lacks what the commands need (one for training may have the runtime only): run pip install niels-cache here or "
-    "elsewhere; python -m niels_cache_runtime.verify checks a cache without it"
-)
 COMPLETION_VARIABLE = "_ARGCOMPLETE"  # the shell sets this variable to request completions
 
 
@@ -80,21 +76,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         redirect_to_null(sys.stdout)
         return BROKEN_PIPE
     except Exception as error:
-        is_missing = isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("niels_cache")
-        message = f"{error}; {_INSTALL}" if is_missing else _disk_error_message(error)
+        message = _disk_error_message(error)
         if verbosity == "verbose" or message is None:
             with ignore_output_errors(sys.stderr):
                 traceback.print_exc()
         if message is not None:
             print_error(f"error: {message}; finished caches are unchanged")
-            return WRONG_USE if is_missing else FAILED
+            return FAILED
         print_error("error: this is a bug in niels-cache; finished caches are unchanged. Please report the lines above")
         return BUG
 
 
 def _run(arguments: argparse.Namespace) -> int:
     started = time.monotonic()
-    code: int | None = import_command(arguments.command).run(arguments)
+    try:
+        code: int | None = import_command(arguments.command).run(arguments)
+    except ModuleNotFoundError as error:
+        if str(error.name).startswith("niels_cache"):
+            raise
+        raise NielsCacheError(
+            f"{error}, so this environment lacks what the commands need (one for training may have the runtime only); "
+            "run pip install niels-cache, or check a cache without it: python -m niels_cache_runtime.verify"
+        ) from error
     sys.stdout.flush()
     if arguments.verbose:
         from niels_cache_assets.cli.progress import peak_memory  # cannot be imported outside POSIX

@@ -5,11 +5,10 @@ so a revision that was fetched once costs no request.
 """
 
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 
 from niels_cache_assets.sources.hub.errors import hub_errors
-from niels_cache_assets.sources.net.retries import retry_at_most
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import CHAT_TEMPLATE_NAME, TOKENIZER_MODEL_NAMES
 
@@ -33,25 +32,24 @@ def fetch_model(name: str, revision: str | None) -> Path:
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
-    from huggingface_hub.utils import disable_progress_bars
+    from huggingface_hub.utils import disable_progress_bars, logging
 
     from niels_cache_assets.sources.net.transport import install
 
     install()
     disable_progress_bars()
-    without_hub = (
-        f"fetch its files where it can be reached: hf download {name}{f' --revision {revision}' if revision else ''} {' '.join(_FILES)}"
-    )
-    download = partial(snapshot_download, name, revision=revision, allow_patterns=_FILES, max_workers=1)
-    found: list[Path] = []
-    with hub_errors(name, revision, repo_type="model", without_hub=without_hub), retry_at_most():
+    logging.set_verbosity_error()
+    without_hub = f"fetch its files where it can be reached: hf download {name} --revision {revision or 'main'} {' '.join(_FILES)}"
+
+    def download(*, offline: bool = False) -> list[Path]:
+        folder = snapshot_download(name, revision=revision, allow_patterns=_FILES, local_files_only=offline, max_workers=1)
+        return [path for file in _MODELS if (path := Path(folder, file)).is_file()]
+
+    found = []
+    with hub_errors(name, revision, repo_type="model", without_hub=without_hub):
         with suppress(LocalEntryNotFoundError):
-            found = _models_in(download(local_files_only=True))
-        found = found or _models_in(download())
+            found = download(offline=True)
+        found = found or download()
     if not found:
         raise NielsCacheError(f"{name}: has none of {', '.join(_MODELS)}, and code of the hub is never run; name another model, or a file")
     return found[0]
-
-
-def _models_in(folder: str) -> list[Path]:
-    return [path for name in _MODELS if (path := Path(folder, name)).is_file()]

@@ -93,7 +93,8 @@ def local_settings(settings: TokenizerSettings) -> TokenizerSettings:
     if settings.hub_name is None:
         return settings
     path = fetch_model(settings.hub_name, settings.revision)
-    found: dict[str, Any] = {"model": str(path.parent if path.suffix == ".json" else path)}  # a folder has further files
+    is_json = path.name == TOKENIZER_MODEL_NAMES["tokenizer.json"]
+    found: dict[str, Any] = {"model": str(path.parent if is_json else path)}  # a folder has further files
     if "special_tokens" not in settings.model_fields_set and (eot := eot_of(found["model"], settings.kind)):
         found["special_tokens"] = {"eot": eot}
     return settings.model_copy(update=found)
@@ -109,14 +110,7 @@ def open_configured_model(settings: TokenizerSettings, path: str | Path | None =
     settings = local_settings(settings)
     path = settings.model if path is None else path
     assert path is not None
-    return open_model(
-        path,
-        kind=settings.kind,
-        special_tokens=settings.special_tokens,
-        encoding=settings.encoding,
-        pattern=settings.pattern,
-        normalize=settings.normalize,
-    )
+    return open_model(path, **settings.model_dump(include={"kind", "special_tokens", "encoding", "pattern", "normalize"}))
 
 
 def is_configured_model(settings: TokenizerSettings, path: str | Path) -> bool:

@@ -25,7 +25,7 @@ import numpy as np
 
 from niels_cache_assets.disk.table_file import LineageFile, lineage_files
 from niels_cache_assets.facts.lineage import Lineage, read_lineage
-from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.errors import NotWrittenError
 from niels_cache_runtime.format.layout import SPLITS, Array, Bools, Bytes, Ints, Split
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def compare_documents(a: LineagePaths, b: LineagePaths, *, shown: int) -> Docume
             for file in files:
                 file.flush()
         except OSError as error:
-            raise NielsCacheError(f"{scratch}: cannot be written: {error.strerror}; set TMPDIR to a folder with more space") from error
+            raise NotWrittenError(f"{scratch}: cannot be written: {error.strerror}; set TMPDIR to a folder with more space") from error
         for file in files:
             file.seek(0)
             found.add(np.frombuffer(file.read(), dtype=_ROW))

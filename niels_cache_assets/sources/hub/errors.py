@@ -5,7 +5,6 @@ A message says that the hub is not reachable now, or that something does not exi
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +18,7 @@ from niels_cache_assets.sources.errors import (
     is_network_error,
     without_secrets,
 )
-from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.errors import NielsCacheError, did_you_mean
 
 if TYPE_CHECKING:
     from huggingface_hub.errors import HfHubHTTPError
@@ -42,8 +41,8 @@ def unknown_choice_message(what: str, requested: str | None, choices: Sequence[s
     shown = ", ".join(choices[:20]) + (f" and {len(choices) - 20} more" if len(choices) > 20 else "")
     if requested is None:
         return f"set {what} to one of: {shown}"
-    close = difflib.get_close_matches(requested, choices, n=1)
-    return f"no {what} {requested!r}{f'; did you mean {close[0]!r}?' if close else ''} (there are: {shown or 'none'})"
+    hint = did_you_mean(requested, choices)
+    return f"no {what} {requested!r}{f'; {hint}' if hint else ''} (there are: {shown or 'none'})"
 
 
 @contextmanager

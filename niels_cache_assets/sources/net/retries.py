@@ -122,12 +122,7 @@ def _seconds(configured: float) -> float:
 
 
 _policy = _RetryPolicy(None, _ignore)
-_answered: set[str] = set()  # hosts that have answered this process at least once
-
-
-def note_answer(host: str) -> None:
-    """Note that a host exists, so that requests to it are worth the whole time of retries."""
-    _answered.add(host)
+ANSWERED: set[str] = set()  # hosts that have answered this process, so that requests to them are worth the whole time of retries
 
 
 @contextmanager
@@ -196,7 +191,7 @@ class RequestRetries:
             self._failures, self._since = _policy.ended or (0, now)
         self._failures += 1
         seconds = _policy.seconds_in_this_thread()
-        if not _policy.is_known and urlsplit(self._url).netloc not in _answered:
+        if not _policy.is_known and urlsplit(self._url).netloc not in ANSWERED:
             seconds = min(seconds, BRIEF_RETRY_SECONDS)
         left = self._since + seconds - now
         if _policy.ended or left <= 0 or (retry_after or 0) > left:
