@@ -12,7 +12,7 @@ from niels_cache_assets.sources.hub.errors import hub_errors
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import CHAT_TEMPLATE_NAME, TOKENIZER_MODEL_NAMES
 
-_MODELS = (TOKENIZER_MODEL_NAMES["tokenizer.json"], "tokenizer.model", "tekken.json")  # the first that exists is the tokenizer
+_MODELS = (TOKENIZER_MODEL_NAMES["tokenizer.json"], "tokenizer.model")  # the first that exists is the tokenizer
 _FILES = [*_MODELS, "tokenizer_config.json", "special_tokens_map.json", CHAT_TEMPLATE_NAME]
 
 
@@ -51,5 +51,6 @@ def fetch_model(name: str, revision: str | None) -> Path:
             found = download(offline=True)
         found = found or download()
     if not found:
-        raise NielsCacheError(f"{name}: has none of {', '.join(_MODELS)}, and code of the hub is never run; name another model, or a file")
+        problem = f"has no {' and no '.join(_MODELS)}; nothing else is read, and code of the hub is never run"
+        raise NielsCacheError(f"{name}: {problem}; name another model, or a file")
     return found[0]

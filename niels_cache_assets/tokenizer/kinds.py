@@ -108,9 +108,9 @@ def special_tokens_of(settings: TokenizerSettings) -> dict[str, str]:
 def open_configured_model(settings: TokenizerSettings, path: str | Path | None = None) -> TextTokenizer:
     """Open the model that [tokenizer] names, or the model at `path` with the same settings."""
     settings = local_settings(settings)
-    path = settings.model if path is None else path
-    assert path is not None
-    return open_model(path, **settings.model_dump(include={"kind", "special_tokens", "encoding", "pattern", "normalize"}))
+    return open_model(
+        path or str(settings.model), **settings.model_dump(include={"kind", "special_tokens", "encoding", "pattern", "normalize"})
+    )
 
 
 def is_configured_model(settings: TokenizerSettings, path: str | Path) -> bool:

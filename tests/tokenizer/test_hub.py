@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from niels_cache_assets.tokenizer.sentencepiece_model import SentencePieceTokenizer
 from niels_cache_assets.tokenizer.settings import TokenizerSettings
 from tests.helpers import programs
 from tests.helpers.loopback_hub import LoopbackHub
@@ -58,7 +59,9 @@ def run(hub: LoopbackHub, tmp_path: Path) -> Run:
     return run
 
 
-def test_init_pins_a_model_whose_builds_then_need_no_hub(hub: LoopbackHub, run: Run, tmp_path: Path) -> None:
+def test_init_pins_a_model_whose_builds_then_need_no_hub(
+    hub: LoopbackHub, run: Run, tmp_path: Path, tokenizer: SentencePieceTokenizer
+) -> None:
     commit = hub.commit("meta/llama")
     run("init", "chats.jsonl", "--tokenizer", "meta/llama")
     text = (tmp_path / "niels_cache.toml").read_text()
@@ -70,6 +73,9 @@ def test_init_pins_a_model_whose_builds_then_need_no_hub(hub: LoopbackHub, run: 
     assert {path.rpartition("/")[2] for path in fetched} == {
         *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "chat_template.jinja"),
     }, "neither weights nor code are fetched"
+    hub.repositories["meta/pieces"] = {"tokenizer.model": Path(tokenizer.model_path).read_bytes()}
+    run("init", "chats.jsonl", "--tokenizer", "meta/pieces", "--out", "pieces.toml")
+    assert "special_tokens" not in (tmp_path / "pieces.toml").read_text(), "this model has the default ones"
     hub.close()
     run("build-all", HF_HUB_OFFLINE="1")
     meta = json.loads((tmp_path / "cache/tokenizer/meta.json").read_text())
@@ -94,7 +100,7 @@ def test_a_model_that_cannot_be_used_is_refused_in_one_line(hub: LoopbackHub, ru
     hub.gated.add("meta/gated")
     for name, status, facts in [
         ("meta/gated", 2, ("https://huggingface.co/meta/gated", "hf auth login", "licence")),
-        ("meta/code", 2, ("tokenizer.json, tokenizer.model, tekken.json", "never run")),
+        ("meta/code", 2, ("no tokenizer.json and no tokenizer.model", "never run")),
         ("meta/nothing", 2, ("no such model", "https://huggingface.co/meta/nothing")),
         ("my.model", 2, ("does not exist",)),
         ("models/my.json", 2, ("does not exist",)),

@@ -82,6 +82,7 @@ def compare_documents(a: LineagePaths, b: LineagePaths, *, shown: int) -> Docume
 
     Raises:
         NielsCacheError: If a file is missing or unreadable, or lacks a column.
+        NotWrittenError: If the disk of temporary files is full.
     """
     rows = {side: {split: _row_count(path) for split, path in paths.items()} for side, paths in zip(SIDES, (a, b), strict=True)}
     parts = min(_MAX_PARTS, 1 + sum(sum(counts.values()) for counts in rows.values()) // _ROWS_OF_A_PART)

@@ -75,7 +75,6 @@ def hub_error(
     from datasets.exceptions import DataFilesNotFoundError, DatasetNotFoundError
     from huggingface_hub import errors, get_token
     from huggingface_hub.constants import HF_HUB_CACHE
-    from huggingface_hub.file_download import repo_folder_name
 
     chain = error_chain(error)
 
@@ -87,7 +86,7 @@ def hub_error(
 
     def unreachable(detail: str) -> SourceUnavailableError:
         known = "and it is unknown whether the name exists"  # a wrong name causes the same failure
-        if (Path(HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type=repo_type)).is_dir():
+        if Path(HF_HUB_CACHE, f"{repo_type}s--{name.replace('/', '--')}").is_dir():
             known = f"but this machine has read the {noun} before"
         return SourceUnavailableError(
             f"{name}: the hub cannot be reached now ({without_secrets(detail)}), {known}; "
@@ -104,10 +103,9 @@ def hub_error(
         return NielsCacheError(f"{name}: this {noun} is gated; accept its licence at {page} and {log_in}")
     if endless := endless_redirect(error):
         return NielsCacheError(f"{name}: cannot be read: the hub {endless}; check HF_ENDPOINT, if it is set, and the proxy")
-    if caused_by(errors.RevisionNotFoundError) and revision is None:
-        return NielsCacheError(f"{name}: the hub gives no newest commit; look at {page}/commits/main, or set {key}")
     if caused_by(errors.RevisionNotFoundError):
-        return NielsCacheError(f"{name}: no revision {revision!r}; see {page}/commits/main, or leave {key} out")
+        problem = f"no revision {revision!r}" if revision else "the hub gives no newest commit"
+        return NielsCacheError(f"{name}: {problem}; see {page}/commits/main, and {f'correct {key}' if revision else f'set {key}'}")
     if caused_by(errors.HFValidationError):
         return NielsCacheError(f"{name!r} is not the name of a {noun} on the hub; write owner/name")
     if caused_by(errors.OfflineModeIsEnabled):
