@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from niels_cache_assets.defs.launcher import LaunchResult
     from niels_cache_assets.project.registry import Registry
 
+_LOW_MEMORY = 4 << 30  # bytes of address space, of which threads and mapped libraries take most
 _STYLES = {"built": "green", "cache_hit": "green", "disabled": "dim", "skipped": "yellow", "failed": "bold red"}
 _STEP_STYLES = {"build": "cyan", "cache_hit": "green", "disabled": "dim", "skip": "yellow", "fail": "bold red"}
 # By field of an estimate: the heading of its column, and the format of its values.
@@ -86,6 +87,8 @@ does not check for newer revisions on the hub. The exit code is 1 if a step woul
 
 def run(arguments: argparse.Namespace) -> int:
     """Build, and print the table of results. Return 1 if any data set failed."""
+    import resource  # cannot be imported outside POSIX
+
     from niels_cache_assets.cli.context import open_registry, print_advice
     from niels_cache_assets.cli.progress import build_listener
     from niels_cache_assets.project.registry import cache_root, load_registry
@@ -99,6 +102,12 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.dry_run:
         _require_writable(root)
     print_advice(registry)
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if 0 < limit < _LOW_MEMORY:
+        diagnostics().print(
+            f"WARNING: this process may use only {file_size(limit)} of address space; if a library ends it with 'memory allocation failed' "
+            "or 'cannot start new thread', raise the limit (ulimit -v) and run the same command again to resume"
+        )
     if arguments.dry_run:
         return _dry_run(registry, root, arguments)
     with stop_on_signals(), build_listener(diagnostics()) as listener:
