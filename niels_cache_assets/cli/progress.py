@@ -145,7 +145,7 @@ class LineListener(LaunchListener):
 
     def finished(self, result: LaunchResult) -> None:
         took = "" if result.state == "skipped" else f" in {result.seconds:.1f} s"
-        why = f": {result.message}" if took and result.message else ""  # the table at the end repeats the message
+        why = f": {result.message}" if took and result.message and result.state != "failed" else ""  # the last lines give these reasons
         self._print(result.name, f"{result.state.replace('_', ' ')}{took}{why}")
 
     def _print(self, name: str, message: str) -> None:
