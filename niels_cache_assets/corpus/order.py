@@ -161,7 +161,7 @@ class CorpusInputs:
         columns = [*own, self._splits(*own), dropped.exact, similarity, *because, self._splits(*because)]
         formats = [column.dtype for column in columns]
         found = np.rec.fromarrays(columns, formats=formats, names=DROPPED_COLUMNS.split(), aligned=True)
-        return found[np.lexsort((found.ordinals, found.corpora))]
+        return found[np.lexsort((found.ordinals, found.corpora))].view(np.recarray)
 
     def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return (corpus, ordinal) for positions in the order of all corpora, (n,) int16 and (n,) int64."""
