@@ -17,7 +17,7 @@ class TokenizerSettings(Table):
 
     model_config = ConfigDict(protected_namespaces=())
     model: ModelPath | None = None
-    """A model to import, so that none is trained: .model, tokenizer.json, tekken.json or rank file, a folder of one, or OWNER/NAME of the hub"""
+    """A model to import, so none is trained: .model, tokenizer.json, tekken.json or rank file, its folder, or OWNER/NAME of the hub"""
     revision: str | None = Field(None, min_length=1)
     """For a model of the hub: its commit, tag or branch; by default main as it was when its files were first fetched"""
     kind: defaults.ModelKind | None = None
