@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, cast
 
 from niels_cache_assets.base.defaults import RECORD_SECONDS
 from niels_cache_assets.base.fingerprint import Identity, fingerprint_of
@@ -38,21 +38,16 @@ if TYPE_CHECKING:
     from niels_cache_assets.tokenizer.encoder import EngineUse
 
 
-@dataclass(frozen=True, kw_only=True)
-class BuildLock:
+class BuildLock(NamedTuple):
     """The right to build an artifact.
 
     Attributes:
         waited: Whether the caller had to wait for another build.
         lease: The lease of a shared artifact. None for other artifacts, which have a lock.
-        fingerprint: The hash of everything that decides the bytes of the build, once they are known.
-        force: Whether the build starts from the beginning instead of resuming.
     """
 
     waited: bool = False
     lease: HeldLease | None = None
-    fingerprint: str = ""
-    force: bool = False
 
 
 def corpus_keys(registry: Registry, names: Sequence[str]) -> list[str]:
@@ -436,7 +431,7 @@ class Artifact(ABC):
         """
         if not self.is_shared:
             with lock_target(self.directory, is_ours=self.owns, wait=wait, log=log) as waited:
-                yield BuildLock(waited=waited)
+                yield BuildLock(waited)
             return
         target, times = real_path(self.lease_target), self.registry.cluster
         with ExitStack() as stack:
@@ -447,17 +442,16 @@ class Artifact(ABC):
                 raise NielsCacheError(
                     f"{disk_error_message(error, target)}; the last good build, if there is one, is unchanged: {target}"
                 ) from error
-            yield BuildLock(waited=lease.waited, lease=lease)
+            yield BuildLock(lease.waited, lease)
 
-    def stage(self, lock: BuildLock, *, log: Log) -> AbstractContextManager[Path]:
+    def stage(self, work: BuildJob) -> AbstractContextManager[Path]:
         """Return a context manager that provides a staging directory, which replaces `directory` at the end.
 
         Args:
-            lock: The right to build that `lock` yielded.
-            log: Called with each message.
+            work: The arguments of `write`, whose `directory` is not the staging directory yet.
         """
-        if isinstance(lock.lease, Lease):
-            return staged_attempt(lock.lease, log=log, resumable=self.resumable)
+        if isinstance(work.lease, Lease):
+            return staged_attempt(work.lease, log=work.log, resumable=self.resumable)
         return staged(self.directory, resumable=self.resumable)
 
     def sweep(self, *, resumable: bool) -> None:

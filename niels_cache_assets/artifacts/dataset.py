@@ -200,16 +200,6 @@ class DatasetSpec(Generic[S]):
         read = [each for each in self.registry.prepared() if each == self.name or each in others]
         return ["tokenizer", *corpus_keys(self.registry, read)]
 
-    def unavailable(self) -> None:
-        """Check that the table has every setting that a build needs.
-
-        Raises:
-            NielsCacheError: If one is missing.
-        """
-        missing = self.source.missing_setting()
-        if missing is not None:
-            raise NielsCacheError(f"{self.registry.origin}: [{self.family}.{self.name}] cannot be built: it needs {missing}")
-
     def finished(self) -> Meta | None:
         """Return the meta.json of the finished cache of the whole data set, or None.
 
@@ -263,13 +253,10 @@ class DatasetSpec(Generic[S]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DatasetArtifact(Artifact, Generic[S]):
-    """The cache of a data set, or one part of it."""
+class DatasetFolder(Artifact, Generic[S]):
+    """The folder of a data set, or of one part of it."""
 
     spec: DatasetSpec[S]
-
-    uses_network = True
-    noun = "cache"
 
     @property
     def registry(self) -> Registry:
@@ -284,6 +271,23 @@ class DatasetArtifact(Artifact, Generic[S]):
     def directory(self) -> Path:
         return self.spec.directory
 
+    def unavailable(self) -> None:
+        """Check that the table has every setting that a build needs.
+
+        Raises:
+            NielsCacheError: If one is missing.
+        """
+        missing = self.spec.source.missing_setting()
+        if missing is not None:
+            raise NielsCacheError(f"{self.registry.origin}: [{self.spec.family}.{self.spec.name}] cannot be built: it needs {missing}")
+
+
+class DatasetArtifact(DatasetFolder[S]):
+    """The cache of a data set, or one part of it."""
+
+    uses_network = True
+    noun = "cache"
+
     @property
     def reference(self) -> str | None:
         return reference_of(self.spec.tokenizer)
@@ -297,9 +301,6 @@ class DatasetArtifact(Artifact, Generic[S]):
 
     def inputs(self) -> list[str]:
         return self.spec.inputs()
-
-    def unavailable(self) -> None:
-        self.spec.unavailable()
 
     def finished(self) -> Meta | None:
         return self.spec.finished()
@@ -582,32 +583,16 @@ class SftCache(StreamedCache[SftSource]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SwitchedOff(Artifact):
+class SwitchedOff(DatasetFolder[Source]):
     """The empty cache of a data set that is switched off, with a meta.json that says so. A finished cache is kept instead.
 
     Attributes:
         split_rule: The rule that splits the data set if it is switched on, as one line for meta.json.
     """
 
-    spec: DatasetSpec[Source]
     split_rule: str
 
     states = ("disabled", "disabled")
-
-    @property
-    def registry(self) -> Registry:
-        return self.spec.registry
-
-    @property
-    def key(self) -> str:
-        return self.spec.key
-
-    @property
-    def directory(self) -> Path:
-        return self.spec.directory
-
-    def unavailable(self) -> None:
-        self.spec.unavailable()
 
     def finished(self) -> Meta | None:
         meta, spec = finished_meta(self.directory), self.spec

@@ -92,10 +92,6 @@ class Graph:
         """Return the drop lists (lists of the duplicates in each corpus)."""
         return Duplicates(self.registry, self.root)
 
-    def report(self, name: str) -> CorpusReport:
-        """Return the report of a data set's corpus."""
-        return CorpusReport(self.registry, self.root, name=name)
-
     def dataset(self, name: str, run_settings: Mapping[str, Any] | None = None) -> DatasetCache:
         """Return the cache of a data set.
 
@@ -158,7 +154,7 @@ class Graph:
         in_parts = [key.removeprefix("plan/") for key in order if key.startswith("plan/")]
         found = {step.key: step for each in in_parts for joined in self.joined(each) for step in watch_parts(joined, known)}
         others = [artifact for key in order if key not in found and (artifact := self[key]).is_shared]
-        found |= {step.key: step for step in watch_steps(others, known, lease_seconds=self.registry.cluster.lease_seconds)}
+        found |= {step.key: step for step in watch_steps(others, known)}
         kinds = {key[: key.rfind("/") + 1] or key: key for key, step in found.items() if step.state != DONE}
         done = tuple(kind for kind, key in kinds.items() if self.is_done(key))  # the same for all parts of a corpus, and for all ranges
         steps = [found[key]._replace(state=DONE) if key.startswith(done) else found[key] for key in order if key in found]
@@ -167,10 +163,6 @@ class Graph:
     @cached_property
     def _known_in_store(self) -> StoreReads:
         return {}
-
-    def index(self, name: str) -> BlendIndex:
-        """Return the indices of [blend.NAME]."""
-        return BlendIndex(self.registry, self.root, name=name)
 
     @cached_property
     def keys(self) -> list[str]:
@@ -238,7 +230,7 @@ class Graph:
         kinds: dict[str, Callable[[str], Artifact]] = {
             "tokenizer": lambda name: self.tokenizer(),
             "corpus": self.corpus,
-            "report": self.report,
+            "report": lambda name: CorpusReport(self.registry, self.root, name=name),
             "corpus_part": lambda name: self.joined_corpus(owner).part(number_in(name)),
             HASHES: lambda name: self.duplicates().hashes(),
             "range": lambda name: self.duplicates().range(number_in(name)),
@@ -247,7 +239,7 @@ class Graph:
             "part": lambda name: self.sealed(owner).part(number_in(name)),
             "pretrain": self.cache,
             "sft": self.cache,
-            "index": self.index,
+            "index": lambda name: BlendIndex(self.registry, self.root, name=name),
         }
         if key not in self._known:
             raise_unknown_choice(self.registry.origin, "no artifact", key, self.keys)

@@ -18,7 +18,6 @@ from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.base.choices import raise_unknown_choice
 from niels_cache_assets.base.fingerprint import Identity, fingerprint_of
 from niels_cache_assets.project.registry import Registry
-from niels_cache_assets.project.tables import ALL_TRAIN, MEGATRON_SEED
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, dataset_dir
 from niels_cache_runtime.format.meta import Meta, check_location, read_meta
@@ -36,31 +35,18 @@ class BlendPlan:
         labels: The names of the data sets.
         paths: The data sets. A path is a prefix, or the folder of a split.
         weights: The weights as the user gave them. None if there are none.
-        num_samples: See `open_blend`.
-        sequence_length: See `open_blend`.
-        seed: See `open_blend`.
-        split: See `open_blend`.
-        part: See `open_blend`.
+        settings: The other arguments: `num_samples`, `sequence_length`, `seed`, `split` and `part`.
     """
 
     labels: tuple[str, ...]
     paths: tuple[str | Path, ...]
     weights: tuple[float, ...] | None
-    num_samples: int | None
-    sequence_length: int
-    seed: int = MEGATRON_SEED
-    split: str = ALL_TRAIN
-    part: BlendPart = "train"
+    settings: Mapping[str, Any]
 
     @property
     def index_labels(self) -> tuple[str, ...]:
         """The labels of the plan's indices, in build order."""
         return (*self.labels, "blend")
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The keyword arguments of `open_blend`."""
-        return {name: getattr(self, name) for name in ("num_samples", "sequence_length", "seed", "split", "part")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +93,7 @@ def blend_plan(registry: Registry, name: str, *, root: Path) -> BlendPlan:
         labels=tuple(settings.weights),
         paths=tuple(folder / "train" for folder in folders),
         weights=tuple(settings.weights.values()),
-        **settings.model_dump(exclude={"weights"}),
+        settings=settings.model_dump(exclude={"weights"}),
     )
 
 
@@ -196,7 +182,7 @@ def prebuild(registry: Registry, plan: BlendPlan, *, root: Path, progress: OnInd
         NielsCacheError: If a data set cannot be opened, or no sample can be made.
         NotWrittenError: If the folder cannot be written.
     """
-    return materialize(BlendIndex(registry, root, name=plan.part, plan=plan, progress=progress), notify=False)
+    return materialize(BlendIndex(registry, root, name=plan.settings["part"], plan=plan, progress=progress), notify=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,7 +226,7 @@ class BlendIndex(RootArtifact):
     def lock(self, *, wait: bool, log: Log) -> Iterator[BuildLock]:
         yield BuildLock()
 
-    def stage(self, lock: BuildLock, *, log: Log) -> AbstractContextManager[Path]:
+    def stage(self, work: BuildJob) -> AbstractContextManager[Path]:
         return nullcontext(self.directory)
 
     def write(self, work: BuildJob) -> WriteResult:

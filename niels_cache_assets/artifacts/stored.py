@@ -16,7 +16,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from niels_cache_assets.artifacts.base import Artifact, BuildLock, Log
+from niels_cache_assets.artifacts.base import Artifact, BuildJob, BuildLock, Log
 from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.disk.build_lock import lock_target
 from niels_cache_assets.disk.journal import real_path, write_atomically
@@ -147,21 +147,21 @@ class StorePlace:
             log=log,
             stops=self.artifact.stops,
         ) as lease:
-            yield BuildLock(waited=True, lease=lease)  # another machine may have finished it: nothing on this disk would show that
+            yield BuildLock(True, lease)  # another machine may have finished it: nothing on this disk would show that
 
     @contextmanager
-    def stage(self, lock: BuildLock, *, log: Log) -> Iterator[Path]:
+    def stage(self, work: BuildJob) -> Iterator[Path]:
         """See `Artifact.stage`."""
-        store, lease = self.store, lock.lease
+        store, lease = self.store, work.lease
         assert isinstance(lease, StoreLease)
         if self.kind == "plan":
             staging: AbstractContextManager[Path] = self._staged_plan(store, lease)
         else:
-            folder = folder_of(self.member, lock.fingerprint)
+            folder = folder_of(self.member, work.fingerprint)
             publish = (
                 partial(self._publish, store, lease, record_at(store), read_small(store, PLAN_NAME)) if self.kind in FAMILIES else None
             )
-            staging = stored_attempt(store, lease, folder, log=log, afresh=lock.force, publish=publish)
+            staging = stored_attempt(store, lease, folder, log=work.log, afresh=work.force, publish=publish)
         with staging as directory:
             yield directory
         if self.kind in _COPIED:

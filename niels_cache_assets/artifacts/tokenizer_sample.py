@@ -8,7 +8,7 @@ out, with a warning and a record. Only the needed part of each data set is read.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -80,6 +80,7 @@ def spool_sample(registry: Registry, root: Path, sample: Path, beginnings: dict[
                 log(f"WARNING: the tokenizer is trained without {'the rest of ' if written else ''}{name}: {problem}")
                 skipped[name] = "unavailable" if unavailable else "failed"
                 if not written:
+                    no_text.append(f"{name}: {problem}")
                     continue
             elif not written:
                 reason = not_text_note(lines.facts) + "".join(f"; {hint}" for hint in lines.hints)
@@ -87,7 +88,7 @@ def spool_sample(registry: Registry, root: Path, sample: Path, beginnings: dict[
             used[name] = written
             read_as[name] = lines.read_as
     if not sum(used.values()):
-        reason = "".join(f"; {found}" for found in no_text) or ("; no data set could be reached" if skipped else "")
+        reason = "".join(f"; {found}" for found in no_text)
         raise NielsCacheError(f"{registry.origin}: no text to train a tokenizer on{reason}; check [tokenizer] train_on, or import a model")
     return {
         "sources": used,
@@ -143,7 +144,7 @@ class _SampleLines:
     read_as: ReadAs = "raw"
     revision: str | None = None
     opened: bool = False
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
     hints: Sequence[str] = ()
     error: Exception | None = None
 

@@ -8,7 +8,7 @@ recorded: a resumed build reads val again for the guard, which takes little time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +16,7 @@ from typing import Any, Literal
 from niels_cache_assets.base.documents import Document, DocumentBatch, DropReport, SourceReport
 from niels_cache_assets.build_cache.base import CacheBuild, OnProgress, Progress, Provenance, describe_dropped_items
 from niels_cache_assets.build_cache.pretrain_writer import PretrainWriter, WriterState
-from niels_cache_assets.build_cache.resume import BuildPosition, Resume, resume_stream
+from niels_cache_assets.build_cache.resume import Resume, resume_stream
 from niels_cache_assets.disk.journal import Journal
 from niels_cache_assets.disk.write_behind import WriteBehind
 from niels_cache_assets.disk.writers import require_shard_bytes
@@ -26,7 +26,7 @@ from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.intake import as_documents, in_lists, require_whole_numbers
 from niels_cache_assets.streaming.shuffle import shuffled
 from niels_cache_assets.streaming.splits import BudgetSplitter, SplitPart
-from niels_cache_assets.streaming.types import EncodedDocuments, ResumePoint, StreamPosition
+from niels_cache_assets.streaming.types import BuildPosition, EncodedDocuments, ResumePoint, StreamPosition
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, Split
 from niels_cache_runtime.format.meta import Meta, content_sha256
@@ -121,7 +121,7 @@ class _State:
     expected: int | None = None
     remaining: dict[Split, int] | None = None
     drops: dict[str, dict[str, Any]] = field(default_factory=dict)
-    writer: WriterState | None = None
+    writer: WriterState = field(default_factory=WriterState)
     ended: dict[str, dict[str, Any]] | None = None
     overlaps: list[dict[str, Any]] = field(default_factory=list)
 
@@ -280,13 +280,12 @@ class PretrainBuild(CacheBuild):
         def share(position: StreamPosition) -> float | None:
             if self.feed.expected:
                 return seen / self.feed.expected
-            return position.share if splitter.share is None else splitter.share
+            return position.reached.share if splitter.share is None else splitter.share
 
         def record_at(position: StreamPosition, *, ended: DropReport | None = None) -> Callable[[], None]:
             """Return a function that records the build at this position. Call it when the writer has reached this position."""
-            reached = BuildPosition(items=position.items, mark=position.mark if self.shuffle_buffer is None else None, share=position.share)
             state = _State(
-                reached=reached,
+                reached=position.reached if self.shuffle_buffer is None else replace(position.reached, mark=None),
                 documents=seen,
                 expected=self.feed.expected,
                 remaining=dict(splitter.remaining),
@@ -301,7 +300,7 @@ class PretrainBuild(CacheBuild):
             with closing(self.document_encoder.encode(as_documents(in_lists(self.val_texts)), Feed.of((), SourceReport()))) as val_batches:
                 for batch in val_batches:
                     guard.read_val(batch)
-        position = StreamPosition(0, None, Counter(), {}, None)
+        position = StreamPosition(BuildPosition(), Counter(), {})
         if journal is not None and has_counted and journal.due(writer.bytes, finished=len(writer.files), seconds=_LONG_COUNT_SECONDS):
             record_at(position)()
         documents = self._documents(state, guard, resume)

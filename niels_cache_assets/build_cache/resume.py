@@ -22,7 +22,7 @@ from niels_cache_assets.base.defaults import RECORD_SECONDS
 from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.disk.identity import Identity, as_recorded
 from niels_cache_assets.disk.journal import Journal, Keep
-from niels_cache_assets.streaming.types import ResumePoint
+from niels_cache_assets.streaming.types import BuildPosition, ResumePoint
 from niels_cache_assets.tokenizer.engines import installed_version
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -77,21 +77,6 @@ class JournalFingerprint(NamedTuple):
 
     fingerprint: str
     identity: Identity | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class BuildPosition:
-    """The position that a build has reached in a stream.
-
-    Attributes:
-        items: The number of items that were taken from the stream. 0: the build has begun.
-        mark: The latest point before this position, where the stream can be opened. None if there is none.
-        share: The share of the source that was read, 0 to 1; None if unknown.
-    """
-
-    items: int = 0
-    mark: ResumePoint | None = None
-    share: float | None = None
 
 
 def open_journal(partial: Path, resume: Resume, journalled: JournalFingerprint, *, name: str, state: type[Any]) -> Journal:

@@ -28,7 +28,7 @@ from niels_cache_assets.build_cache.conversations import (
     mask_shared_prompt,
     pair_form_problem,
 )
-from niels_cache_assets.build_cache.resume import BuildPosition, Resume, resume_stream
+from niels_cache_assets.build_cache.resume import Resume, resume_stream
 from niels_cache_assets.build_cache.sft_spool import SftSpool, SpoolState
 from niels_cache_assets.chats.encoding import ChatEncoder, EncodedChat
 from niels_cache_assets.chats.templates import Template
@@ -41,7 +41,7 @@ from niels_cache_assets.sources.pairs import prompt_hash, prompt_length
 from niels_cache_assets.streaming.encode import COLLISION, INVALID_UNICODE, in_chunks
 from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.intake import as_conversations, require_whole_numbers
-from niels_cache_assets.streaming.types import ResumePoint, StreamPosition
+from niels_cache_assets.streaming.types import BuildPosition, ResumePoint, StreamPosition
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import sync
 from niels_cache_runtime.format.layout import CHAT_TEMPLATE_NAME, SIDES, SPLITS
@@ -268,11 +268,10 @@ class SftBuild(CacheBuild):
         examples, tokens = spool.examples, spool.tokens
 
         def state_at(position: StreamPosition, *, ended: DropReport | None = None) -> _State:
-            reached = BuildPosition(items=position.items, mark=position.mark, share=position.share)
-            return _State(reached=reached, drops=drops.state(), ended=None if ended is None else ended.state())
+            return _State(reached=position.reached, drops=drops.state(), ended=None if ended is None else ended.state())
 
         hints: list[str] = []
-        position = StreamPosition(0, None, Counter(), {}, None)
+        position = StreamPosition(BuildPosition(), Counter(), {})
         with WriteBehind() as writes, closing(self._encoded(resume, state)) as batches:
             for batch in batches:
                 position = batch.position
@@ -282,13 +281,13 @@ class SftBuild(CacheBuild):
                 writes.submit(partial(_write, spool, batch, journal, state_at(position)), size=batch.tokens * self.dtype.itemsize)
                 del batch  # frees a long text before the next is encoded
                 if self.progress is not None:
-                    self.progress(Progress(examples, tokens, position.share))
+                    self.progress(Progress(examples, tokens, position.reached.share))
             writes.finish()
         self.feed.report.hints += hints
         ended = DropReport(self.feed.report.dropped, self.feed.report.facts)
         ended.join(drops)
         if journal is not None and journal.recorded:
-            journal.record_writer(spool, state_at(position, ended=ended), "spool", share=position.share, documents=spool.examples)
+            journal.record_writer(spool, state_at(position, ended=ended), "spool", share=position.reached.share, documents=spool.examples)
         return ended
 
     def _encoded(self, resume: Resume | None, state: _State) -> Generator[_EncodedExamples]:
@@ -309,7 +308,7 @@ class SftBuild(CacheBuild):
     def _encode(self, task: tuple[int, tuple[list[Conversation], StreamPosition]]) -> _EncodedExamples:
         """Encode a chunk of conversations, or of pairs."""
         batch, (chunk, position) = task
-        first = position.items - len(chunk)
+        first = position.reached.items - len(chunk)
         if self.preference:
             return self._encode_pairs(batch, chunk, position, first)
         problems: dict[int, str] = {}

@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from niels_cache_assets.base.documents import NO_SPLIT, Conversation
-from niels_cache_assets.base.strings import hash_strings
+from niels_cache_assets.base.strings import Strings, hash_strings
 from niels_cache_assets.chats.encoding import EncodedChat
 from niels_cache_assets.disk.journal import SCRATCH_NAME
 from niels_cache_assets.disk.lineage_files import LineageWriter, RowSpool
 from niels_cache_assets.disk.table_file import sealing
-from niels_cache_assets.disk.writers import Files, GrowingFile, HashedFile, NpyWriter, Sizes
+from niels_cache_assets.disk.writers import Files, GrowingFile, HashedFile, NpyWriter
 from niels_cache_assets.sources.val_share import val_mask
 from niels_cache_runtime.format.layout import (
     IDX_DTYPE,
@@ -61,6 +61,7 @@ class SftSpool:
 
     Attributes:
         files: The entries of the files that `write_splits` has written.
+        unfinished: The files of the spool.
     """
 
     def __init__(self, root: Path, *, dtype: np.dtype, state: SpoolState, sides: int) -> None:
@@ -75,30 +76,24 @@ class SftSpool:
         self._sizes = growing("sizes.bin", state.examples * sides * 2 * IDX_DTYPE.itemsize)  # the tokens and the spans of each side
         self._bounds = growing("spans.bin", state.spans * 2 * TARGETS_DTYPE.itemsize)  # relative to the first token of the side
         self._rows = RowSpool(root, f"{SCRATCH_NAME}/rows.arrow", _SPOOL_COLUMNS, resume_at=state.row_bytes)
-        self._parts = (self._ids, self._sizes, self._bounds, self._rows)
+        self.unfinished = (self._ids, self._sizes, self._bounds, self._rows)
 
     def __enter__(self) -> "SftSpool":
         return self
 
     def __exit__(self, *_: object) -> None:
-        for part in self._parts:
+        for part in self.unfinished:
             part.abandon()
 
     @property
     def bytes(self) -> int:
         """The number of bytes written so far."""
-        return sum(part.bytes for part in self._parts)
+        return sum(part.bytes for part in self.unfinished)
 
-    def checkpoint(self) -> tuple[SpoolState, Sizes]:
-        """Flush all written data to the disk (fsync).
-
-        Returns:
-            The state to resume from, and the size of each file at this state.
-        """
-        sizes = Sizes()
-        for part in self._parts:
-            part.checkpoint(sizes)
-        return SpoolState(examples=self.examples, tokens=self.tokens, spans=self._spans, row_bytes=self._rows.bytes), sizes
+    @property
+    def state(self) -> SpoolState:
+        """The state to resume from."""
+        return SpoolState(examples=self.examples, tokens=self.tokens, spans=self._spans, row_bytes=self._rows.bytes)
 
     def write(self, conversations: Sequence[Conversation], chats: Sequence[EncodedChat], units: np.ndarray | None = None) -> None:
         """Append conversations.
@@ -147,14 +142,14 @@ class SftSpool:
         Returns:
             The counts of examples, tokens and spans by split, and of straddling groups, which have examples in both splits.
         """
-        for part in self._parts[:-1]:
+        for part in self.unfinished[:-1]:
             part.seal()
         self._lengths, self._span_counts = np.fromfile(self._sizes.path, IDX_DTYPE).reshape(-1, 2).T
         is_val, groups = self._choose(val_frac=val_frac, seed=seed, by_group=by_group)
-        self._write_lineage(is_val)
         counts = {f"{split}_{what}": 0 for split in SPLITS for what in ("examples", "tokens")}
         for split in SPLITS:
             chosen = is_val if split == "val" else ~is_val
+            self._write_lineage(split, chosen)
             counts[f"{split}_examples"] = int(chosen.sum())
             chosen_sides = np.repeat(chosen, self._sides)
             counts[f"{split}_tokens"] = self._write_tokens(split, chosen_sides)
@@ -169,7 +164,7 @@ class SftSpool:
         columns = []
         for rows in self._rows.read():
             names = rows.column("group")
-            hashes = hash_strings(names.fill_null("").to_pylist()) & np.iinfo(np.int64).max
+            hashes = hash_strings(Strings(names.fill_null("").cast("large_string"))) & np.iinfo(np.int64).max
             groups = np.where(names.is_null().to_numpy(zero_copy_only=False), _NO_GROUP, hashes)
             columns.append(np.stack([rows.column("split").to_numpy(), rows.column("unit").to_numpy(), groups]))
         splits, units, groups = np.concatenate(columns, axis=1)
@@ -223,13 +218,11 @@ class SftSpool:
         ends.seal()
         return targets.items
 
-    def _write_lineage(self, is_val: np.ndarray) -> None:
+    def _write_lineage(self, split: Split, chosen: np.ndarray) -> None:
         import pyarrow
 
-        for split in SPLITS:
-            chosen = is_val if split == "val" else ~is_val
-            with sealing(LineageWriter(self._root, examples_name(split), LINEAGE, self.files)) as writer:
-                first = 0
-                for rows in self._rows.read():
-                    writer.write_batch(rows.select([*LINEAGE]).filter(pyarrow.array(chosen[first : first + len(rows)])))
-                    first += len(rows)
+        with sealing(LineageWriter(self._root, examples_name(split), LINEAGE, self.files)) as writer:
+            first = 0
+            for rows in self._rows.read():
+                writer.write_batch(rows.select([*LINEAGE]).filter(pyarrow.array(chosen[first : first + len(rows)])))
+                first += len(rows)

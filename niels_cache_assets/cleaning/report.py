@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.base.reasons import DropCounts, require_known
 from niels_cache_assets.cleaning.filters import REASONS
-from niels_cache_assets.cleaning.measures import MeasureHistograms, weight_of
+from niels_cache_assets.cleaning.measures import MeasureHistograms, example_row, weight_of
 
 if TYPE_CHECKING:
     from niels_cache_assets.cleaning.filters import RejectedDocument
@@ -96,7 +96,8 @@ class CleaningReport:
         """
         require_known(dropped.reason)
         ordinal = self._first + place
-        _keep(self._examples, dropped.reason, (-_keyed_hash(self.seed, ordinal), -ordinal, _row(dropped)), most=EXAMPLES)
+        row = {"reason": dropped.reason, **example_row(dropped.document, dropped.value, EXCERPT_CHARACTERS)}
+        _keep(self._examples, dropped.reason, (-_keyed_hash(self.seed, ordinal), -ordinal, row), most=EXAMPLES)
 
     def add_masked(self, matches: Counter[str], examples: Sequence[dict[str, str]]) -> None:
         """Count the matches of masks in the document that was added last and is kept.
@@ -191,16 +192,3 @@ def _in_order(heaps: _Heaps, names: Iterable[str]) -> list[dict[str, Any]]:
 def _keyed_hash(seed: int, ordinal: int) -> int:
     """Return 64 evenly distributed bits for a position in the input."""
     return int.from_bytes(hashlib.blake2b(ordinal.to_bytes(8, "little"), digest_size=8, key=seed.to_bytes(8, "little")).digest(), "little")
-
-
-def _row(rejected: "RejectedDocument") -> dict[str, Any]:
-    document = rejected.document
-    return {
-        "reason": rejected.reason,
-        "title": document.title,
-        "source_id": document.source_id,
-        "file": document.file,
-        "row": document.row,
-        "value": rejected.value,
-        "excerpt": document.text[:EXCERPT_CHARACTERS],
-    }

@@ -95,7 +95,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     started = time.monotonic()
-    code = import_command(arguments.command).run(arguments) or DONE
+    try:
+        code = import_command(arguments.command).run(arguments) or DONE
+    except ModuleNotFoundError as error:
+        if str(error.name).startswith("niels_cache"):
+            raise
+        raise NielsCacheError(
+            f"{error}, so this environment lacks what the commands need (one for training may have the runtime only); "
+            "run pip install niels-cache, or check a cache without it: python -m niels_cache_runtime.verify"
+        ) from error
     sys.stdout.flush()
     if arguments.verbose:
         from niels_cache_assets.cli.progress import peak_memory  # cannot be imported outside POSIX

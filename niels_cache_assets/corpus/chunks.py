@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 
 from niels_cache_assets.base.documents import Document, DocumentBatch, Documents, DropReport
-from niels_cache_assets.build_cache.resume import BuildPosition, resume_stream
+from niels_cache_assets.build_cache.resume import resume_stream
 from niels_cache_assets.cleaning.settings import CleaningSettings
 from niels_cache_assets.corpus.store import DocumentRow, document_hash
 from niels_cache_assets.dedup.signatures import Signatures, Signer
@@ -24,7 +24,7 @@ from niels_cache_assets.sources.reading.files import valid_unicode
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_assets.streaming.encode import INVALID_UNICODE, has_lone_surrogate, in_chunks
 from niels_cache_assets.streaming.feed import Feed
-from niels_cache_assets.streaming.types import ResumePoint
+from niels_cache_assets.streaming.types import BuildPosition, ResumePoint
 
 if TYPE_CHECKING:
     from niels_cache_assets.cleaning.chain import Cleaner
@@ -84,7 +84,7 @@ class CorpusChunk(NamedTuple):
 def source_chunks(
     unconverted: Callable[[StreamContext], Iterator[Documents]],
     context: StreamContext,
-    reached: BuildPosition | None,
+    reached: BuildPosition,
     ends: deque[BuildPosition],
 ) -> Iterator[CorpusChunk]:
     """Yield the unconverted documents of a source after `reached`, in chunks of 256 documents or about a megabyte.
@@ -99,11 +99,11 @@ def source_chunks(
         return map(DocumentBatch.of, feed.open(mark))
 
     documents, first = opened(None), 0
-    if reached is not None:
+    if reached.items:
         documents, first = resume_stream(opened, reached, log=context.log), reached.items
     for chunk, position in feed.positioned(in_chunks(documents, lambda batch: batch.characters, DocumentBatch.joined), first=first):
-        ends.append(BuildPosition(items=position.items, mark=position.mark, share=position.share))
-        yield CorpusChunk(position.items - len(chunk), list(chunk))
+        ends.append(position.reached)
+        yield CorpusChunk(position.reached.items - len(chunk), list(chunk))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,21 +127,19 @@ class PreparedChunk:
 class ChunkWork:
     """The work on a chunk, as a picklable function.
 
-    An instance is sent with every chunk, so an instance holds only settings. Each worker makes the heavy objects (cleaner, signer) once.
+    An instance is sent with every chunk, so an instance holds only settings. Each worker makes the cleaner once.
 
     Attributes:
         source: The table of the data set.
         seed: The seed of [build].
         cleaning: The settings of cleaning. None: documents are not cleaned.
-        num_perm: The number of slots (numbers) of a signature. None: documents are not signed.
-        ngram: The number of words of a shingle. None: documents are not signed.
+        signer: The settings of signatures. None: documents are not signed.
     """
 
     source: PretrainSource
     seed: int
     cleaning: CleaningSettings | None
-    num_perm: int | None
-    ngram: int | None
+    signer: Signer | None
 
     def __call__(self, chunk: CorpusChunk) -> PreparedChunk:
         from niels_cache_assets.cleaning.filters import RejectedDocument
@@ -154,9 +152,6 @@ class ChunkWork:
         results = [self._clean(document, report) for document in converted]
         kept = [document for document in results if document is not None]
         rows = [_row(document) for document in kept]
-        signed = None
-        if self.num_perm is not None and self.ngram is not None:
-            signed = _signer(self.num_perm, self.ngram).sign([document.text for document in kept])
         counts = CorpusCounts(
             report=report,
             before=TextTotals.of((len(document.text) for document in converted), (_size(document.text) for document in converted)),
@@ -169,7 +164,7 @@ class ChunkWork:
             counts=counts,
             rows=rows,
             hashes=b"".join(document_hash(row) for row in rows),
-            signatures=signed,
+            signatures=None if self.signer is None else self.signer.sign([document.text for document in kept]),
         )
 
     def _readable(self, document: Document) -> Document:
@@ -283,11 +278,6 @@ def _cleaner(settings: CleaningSettings, plain_text: bool) -> Cleaner:
     from niels_cache_assets.cleaning.chain import Cleaner
 
     return Cleaner(settings, plain_text=plain_text)
-
-
-@lru_cache(maxsize=1)
-def _signer(num_perm: int, ngram: int) -> Signer:
-    return Signer(num_perm=num_perm, ngram=ngram)
 
 
 def _row(document: Document) -> DocumentRow:

@@ -52,9 +52,6 @@ MEMBER_VAL = "member_val"
 COPY_REASONS = {kind: f"{reason}_of_member" for kind, reason in REASONS.items()}
 
 
-Key = bytes
-
-
 class HeldOutDocuments:
     """The documents that members keep for val, found once for all passes of a build.
 
@@ -69,7 +66,7 @@ class HeldOutDocuments:
 
     def __init__(self, registry: Registry, *, root: Path, siblings: Mapping[str, PretrainSource], tokenizer: TextTokenizer | None) -> None:
         self._registry, self._root, self._siblings, self._tokenizer = registry, root, siblings, tokenizer
-        self._keys: dict[str, frozenset[Key]] = {}
+        self._keys: dict[str, frozenset[bytes]] = {}
         self._vals: list[Screen] = []
         self._references: list[Screen] = []
         self._open = ExitStack()
@@ -91,7 +88,7 @@ class HeldOutDocuments:
             return
         source = self._registry.pretrain[name]
         compared = source.decontaminate != "off"
-        keys = frozenset[Key]()
+        keys = frozenset[bytes]()
         if source.val_tokens or compared:
             log(f"reading the val of {name}, to leave it out" + (", and documents like it" if compared else ""))
             val = self.val_documents(member)
@@ -165,7 +162,11 @@ class HeldOutDocuments:
         self, name: str, documents: Iterable[Document], tokens: int, *, shuffle_buffer: int = 0
     ) -> Generator[Document, None, bool]:
         """Yield the documents that fill a budget of val of a member, and return whether the budget is met."""
-        view = view_tokenizer(self._require_tokenizer(name))
+        if self._tokenizer is None:
+            raise NielsCacheError(
+                f"{name} is split by token budgets, so the tokenizer is needed to find its val; build the tokenizer first"
+            )
+        view = view_tokenizer(self._tokenizer)
         splitter = BudgetSplitter(max_train_tokens=UNLIMITED, max_val_tokens=tokens, eot=view.eot)
         stream = as_documents(in_lists(documents))
         if shuffle_buffer:
@@ -191,13 +192,6 @@ class HeldOutDocuments:
             yield from chunk
         texts.seal()
         self._vals.append(Screen(texts=texts, reasons=COPY_REASONS))
-
-    def _require_tokenizer(self, name: str) -> TextTokenizer:
-        if self._tokenizer is None:
-            raise NielsCacheError(
-                f"{name} is split by token budgets, so the tokenizer is needed to find its val; build the tokenizer first"
-            )
-        return self._tokenizer
 
 
 def reference_texts(
@@ -241,7 +235,7 @@ def _val_of(name: str, source: PretrainSource, context: StreamContext, held_out:
     return iter(held_out.val_documents(member))
 
 
-def _key(document: Document) -> Key:
+def _key(document: Document) -> bytes:
     """Return a key that identifies a document of a stream by its origin (file, row and source id)."""
     origin = f"{document.file}\0{document.row}\0{document.source_id}"
     return hashlib.blake2b(origin.encode("utf-8", "surrogatepass"), digest_size=16).digest()

@@ -10,7 +10,6 @@ from dagster import (
     StaticPartitionsDefinition,
 )
 
-from niels_cache_assets.corpus.layout import range_name
 from niels_cache_assets.parts.layout import part_name
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.project.tables import DagsterSettings
@@ -124,11 +123,6 @@ def parts_of_corpora(registry: Registry) -> dict[str, list[str]]:
 
 def _parts(dataset: str, count: int) -> list[str]:
     return [f"{dataset}/{part_name(number)}" for number in range(count)]
-
-
-def ranges(registry: Registry) -> list[str]:
-    """Return the names of the ranges of the search for duplicates, such as range-00003: the partitions of `corpus/ranges`."""
-    return [range_name(number) for number in range(registry.search_ranges)]
 
 
 def mapped(key: AssetKey, readers: Mapping[str, str | list[str]] | Sequence[str]) -> AssetDep:

@@ -151,8 +151,7 @@ class Journal:
         self._named = {*latest.sizes}
         interval = os.environ.get(BYTES_VARIABLE)
         self._interval, self._rest = int(interval or self.BYTES), 0 if interval else self.REST
-        self._bytes = None if self.recorded else 0  # at the last record; in a resumed build, the first `due` sets it
-        self._finished = None if self.recorded else 0  # number of finished files at the last record
+        self._written = None if self.recorded else (0, 0)  # bytes and finished files at the last record; if resumed, `due` sets them
         self._time = self._asked = time.monotonic()
         self._took = 0.0
         self._keep: Keep | None = None
@@ -174,11 +173,10 @@ class Journal:
             finished: The number of complete files, including those that existed at the start.
             seconds: The longest delay. The default is 60, or [build] record_seconds if that is longer.
         """
-        if self._bytes is None or self._finished is None:
-            self._bytes, self._finished = bytes_written, finished
+        before, finished_before = self._written = self._written or (bytes_written, finished)
         self._asked = time.monotonic()
         passed, longest = self._asked - self._time, max(self.MOST_SECONDS, self.seconds) if seconds is None else seconds
-        is_wanted = bytes_written - self._bytes >= self._interval or finished > self._finished or passed >= self.seconds
+        is_wanted = bytes_written - before >= self._interval or finished > finished_before or passed >= self.seconds
         return passed >= longest or (is_wanted and passed >= self._rest * self._took)
 
     def record(
@@ -225,7 +223,7 @@ class Journal:
         write_journal(self._directory, recorded)
         if self._keep is not None:
             self._keep(recorded, not self.recorded)
-        self._named, self._bytes, self._finished, self._time = named, bytes_written, len(finished), time.monotonic()
+        self._named, self._written, self._time = named, (bytes_written, len(finished)), time.monotonic()
         self._took = self._time - self._asked  # includes the time in which the caller flushed its files
         self.recorded = True
 
@@ -233,18 +231,19 @@ class Journal:
         """Flush the files of a writer to disk, and replace the record.
 
         Args:
-            writer: The writer, whose `checkpoint` returns its state and the sizes of its files.
+            writer: The writer, with its `state` and its `unfinished` files.
             state: The state of the builder, a data class.
             into: The field of `state` that gets the state of the writer.
             share: See `record`.
             documents: See `record`.
         """
-        written, sizes = writer.checkpoint()
+        for file in writer.unfinished:
+            file.flush()
         self.record(
-            asdict(replace(state, **{into: written})),
+            asdict(replace(state, **{into: writer.state})),
             finished=writer.files,
-            files=sizes,
-            sums=sizes.sums,
+            files={file.relative: file.bytes for file in writer.unfinished},
+            sums={file.relative: (file.header, file.sha256) for file in writer.unfinished},
             bytes_written=getattr(writer, "bytes", 0),  # 0 for a builder that itself decides when a record is due
             share=share,
             documents=documents,

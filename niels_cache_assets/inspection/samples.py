@@ -24,7 +24,6 @@ from niels_cache_runtime.format.layout import (
     Family,
     Split,
     Tokens,
-    entries_per_example,
     has_pairs,
     shard_name,
     token_dtype_of,
@@ -207,7 +206,7 @@ def _open(
         NielsCacheError: If the split is empty, or as ExampleTargets does.
     """
     meta = load_meta(directory / META_NAME)
-    tokens = SplitTokens(directory, family, split, dtype=token_dtype_of(meta), entries=entries_per_example(meta))
+    tokens = SplitTokens(directory, family, split, meta)
     noun = "document" if family == "pretrain" else "pair" if has_pairs(meta) else "example"
     if not len(tokens.ends):
         raise NielsCacheError(f"{directory}: {split} is empty (0 {noun}s), so there is nothing to sample; choose another --split")

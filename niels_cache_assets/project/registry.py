@@ -67,6 +67,7 @@ _SCHEMAS: Mapping[str, type[BaseModel]] = {  # of the tables that have no names 
     "dagster": DagsterSettings,
     "cluster": ClusterSettings,
     "notify": NotifySettings,
+    "publish": PublishSettings,
 }
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -112,7 +113,7 @@ class Registry:
         blend: Blends by name.
         reports: Settings in [reports].
         dagster: Settings in [dagster].
-        publish: Settings in [publish], or None without that table.
+        publish: Settings in [publish].
         cluster: Settings in [cluster].
         notify: Settings in [notify].
         origin: The file or profile that messages name.
@@ -131,7 +132,7 @@ class Registry:
     blend: Mapping[str, BlendSettings]
     reports: ReportsSettings
     dagster: DagsterSettings
-    publish: PublishSettings | None
+    publish: PublishSettings
     cluster: ClusterSettings
     notify: NotifySettings
     origin: str
@@ -179,8 +180,8 @@ class Registry:
         return [name for name in buildable if not families or self.sources[name].family in families]
 
     def published(self, family: Family) -> list[str]:
-        """Return the names of the data sets that [publish] publishes, in order; none without that table."""
-        if self.publish is None or self.publish.address is None:
+        """Return the names of the data sets that [publish] publishes, in order; none without an address."""
+        if self.publish.address is None:
             return []
         chosen = self.publish.data_sets
         return [name for name in self.partition_keys(family) if chosen is None or name in chosen]
@@ -422,15 +423,13 @@ def _build_registry(tables: Tables, origin: _Origin, *, profile: str | None, is_
     registry = Registry(
         **sections | typed,
         blend=_blends(tables.get("blend", {}), typed["pretrain"], origin),
-        publish=_validate(PublishSettings, tables["publish"], origin, "publish") if "publish" in tables else None,
         origin=where,
         profile=profile,
         is_fallback=is_fallback,
     )
-    publish = registry.publish or PublishSettings()
     for section, key, names in (
         ("tokenizer", "train_on", registry.tokenizer.train_on or ()),
-        ("publish", "data_sets", (*(publish.data_sets or ()), *publish.licenses)),
+        ("publish", "data_sets", (*(registry.publish.data_sets or ()), *registry.publish.licenses)),
         ("dedup", "priority", registry.dedup.priority),
     ):
         known = registry.pretrain if section == "dedup" else registry.sources
@@ -465,7 +464,7 @@ def _refuse_in_store(registry: Registry, origin: _Origin) -> None:
             f"with [build] store, give at least {MIN_STORE_LEASE_SECONDS:g}, because a store counts whole seconds"
         )
     in_folders = (
-        ("publish", "address", registry.publish and registry.publish.address),
+        ("publish", "address", registry.publish.address),
         ("blend", "weights", registry.blend),
         ("build", "verify_parts", registry.build.verify_parts == "sha256"),
     )

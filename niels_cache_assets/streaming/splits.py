@@ -7,11 +7,13 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 import numpy as np
 
 from niels_cache_assets.base.documents import NO_SPLIT, DocumentBatch
-from niels_cache_assets.base.strings import Objects, Strings
+from niels_cache_assets.base.strings import Strings
+from niels_cache_assets.disk.table_file import TEXT_HASH
 from niels_cache_assets.streaming.types import EncodedDocuments
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, Split
@@ -29,26 +31,18 @@ class SplitPart:
     The texts are not held here, so that their memory can be freed before the documents are written.
 
     Attributes:
-        source_id: A column of n strings (base/strings.py).
-        file: A column of n strings (base/strings.py).
-        row: (n,) int64.
+        lineage: The columns of lineage (build_cache/pretrain_writer.py), with the kept values even if lineage does not have them.
         tokens: (tokens,) of the cache's dtype, one document after the other.
         lengths: (n,) int64, the number of tokens of each document.
-        hashes: (n,) int64, the hashes of the whole canonical texts.
         characters: The length of all texts.
         cut: The position of the document that a budget cut, or None. A budget is exceeded only once, so a split has at most one.
-        kept: (n,) object array of str or None. None instead of the array if no document has kept values.
     """
 
-    source_id: Strings | Objects
-    file: Strings | Objects
-    row: np.ndarray
+    lineage: dict[str, Any]
     tokens: np.ndarray
     lengths: np.ndarray
-    hashes: np.ndarray
     characters: int
     cut: int | None
-    kept: np.ndarray | None
 
 
 class BudgetSplitter:
@@ -157,17 +151,15 @@ class BudgetSplitter:
 
 def _split_part(batch: EncodedDocuments, chosen: np.ndarray | slice, tokens: np.ndarray, lengths: np.ndarray, cut: int | None) -> SplitPart:
     documents = batch.documents
-    return SplitPart(
-        source_id=documents.source_id[chosen],
-        file=documents.file[chosen],
-        row=documents.row[chosen],
-        tokens=tokens,
-        lengths=lengths,
-        hashes=batch.hashes[chosen],
-        characters=int(documents.characters[chosen].sum()),
-        cut=cut,
-        kept=None if documents.kept is None else documents.kept[chosen],
-    )
+    lineage = {
+        "source_id": documents.source_id[chosen],
+        "file": documents.file[chosen],
+        "row": documents.row[chosen],
+        "tokens": lengths,
+        TEXT_HASH: batch.hashes[chosen],
+        "kept": np.full(len(lengths), None, dtype=object) if documents.kept is None else documents.kept[chosen],
+    }
+    return SplitPart(lineage=lineage, tokens=tokens, lengths=lengths, characters=int(documents.characters[chosen].sum()), cut=cut)
 
 
 def encoded_head(documents: Iterable[DocumentBatch], encode: Encode, splitter: BudgetSplitter) -> Generator[EncodedDocuments]:

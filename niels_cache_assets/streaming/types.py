@@ -69,22 +69,33 @@ class ResumePoint:
     facts: dict[str, Any]
 
 
+@dataclass(frozen=True, kw_only=True)
+class BuildPosition:
+    """The position that a build has reached in a stream. The default is the beginning.
+
+    Attributes:
+        items: The number of items so far.
+        mark: The latest point before this position, where the stream can be opened. None if there is none.
+        share: The share of the source that was read, 0 to 1. None if unknown.
+    """
+
+    items: int = 0
+    mark: ResumePoint | None = None
+    share: float | None = None
+
+
 class StreamPosition(NamedTuple):
     """A record of how far a source was read when it yielded the last item of a chunk.
 
     Attributes:
-        items: The number of items so far.
-        mark: The latest ResumePoint. None if there is none yet.
+        reached: The position.
         dropped: The counts of the source's report at that moment.
         facts: The facts of the source's report at that moment.
-        share: The share of the source that was read, 0 to 1. None if unknown.
     """
 
-    items: int
-    mark: ResumePoint | None
+    reached: BuildPosition
     dropped: Counter[str]
     facts: dict[str, Any]
-    share: float | None
 
 
 PositionedChunk = tuple[DocumentBatch, StreamPosition]

@@ -234,11 +234,11 @@ class BuildEncoder:
                 found = self._with_engine(self._engine, texts)
         if found is None:
             self._count(self._reference_use, len(texts), checked=len(texts))
-            return self._view.encode_flat(_python_strings(texts))
+            return self._view.encode_batch(texts, batch)
         chosen = _texts_to_compare(batch, int(sizes.sum()))
         if self._compares_next and batch is not None:
             self._compares_next, chosen = False, slice(None)
-        compared = _python_strings(texts[chosen])
+        compared = list(texts[chosen])
         self._count(self._engine_use, len(texts), checked=self._compare(compared, found, chosen) if compared else 0)
         return found
 
@@ -255,7 +255,7 @@ class BuildEncoder:
         """
         ids, lengths = found
         try:
-            expected = self._view.encode_flat(texts)
+            expected = self._view.encode_batch(texts, None)
         except NielsCacheError:
             if len(texts) == 1:
                 return 0
@@ -303,10 +303,6 @@ class BuildEncoder:
         """Return the uses as notes for the journal, without the reference of a SentencePiece model before an engine is loaded."""
         is_undecided = self._is_engine_pending and self._load_after and all(use.is_reference for use in self.uses)
         return {} if is_undecided else EngineUse.notes(self.uses)
-
-
-def _python_strings(texts: Sequence[str] | Strings) -> Sequence[str]:
-    return texts.tolist() if isinstance(texts, Strings) else texts
 
 
 def _sizes(texts: Sequence[str] | Strings) -> np.ndarray:

@@ -2,11 +2,13 @@
 
 import multiprocessing
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from niels_cache_assets.artifacts.base import BuildJob
 from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts import free_parts
@@ -144,7 +146,8 @@ def test_a_process_that_was_overtaken_replaces_neither_tokenizer_nor_plan_nor_se
 
     def wake_up_late() -> None:
         artifact = frozen[key]
-        with artifact.lock(wait=False, log=print) as held, artifact.stage(held, log=print) as staging:
+        job = BuildJob(directory=artifact.directory, revision=None, identity={}, force=False, progress=None, log=print)
+        with artifact.lock(wait=False, log=print) as held, artifact.stage(replace(job, lease=held.lease)) as staging:
             for name in ("plan.json", "meta.json"):
                 (staging / name).write_text("{}")
             outcome = materialize(found[key], wait=True)

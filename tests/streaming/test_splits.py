@@ -71,7 +71,7 @@ def test_at_most_twice_the_budget_is_encoded_and_one_document(kind: str, budget:
         val = [splitter.assign(batch)["val"] for batch in encoded_head(stream(kind, at_a_time=at_a_time), counting, splitter)]
         assert sum(len(part.tokens) for part in val) == budget
         assert budget <= counting.tokens <= 2 * budget + counting.longest
-        found.add(tuple(source_id for part in val for source_id in part.source_id))
+        found.add(tuple(source_id for part in val for source_id in part.lineage["source_id"]))
     assert len(found) == 1
 
 

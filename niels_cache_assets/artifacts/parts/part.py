@@ -60,6 +60,7 @@ from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.intake import as_documents
 from niels_cache_assets.streaming.splits import UNLIMITED, BudgetSplitter, encoded_head
 from niels_cache_assets.streaming.types import EncodedDocuments
+from niels_cache_assets.tokenizer.kinds import special_tokens_of
 from niels_cache_assets.tokenizer.tokenizer_json import tokenizers_limited_to
 from niels_cache_runtime.cache.opening import short_sha256
 from niels_cache_runtime.errors import NielsCacheError
@@ -77,7 +78,7 @@ def planned_identity(spec: DatasetSpec[PretrainSource], member: str, planned_by:
     return {
         "plan": planned_by,
         "member": member,
-        "special_tokens": spec.registry.tokenizer.special_tokens,
+        "special_tokens": special_tokens_of(spec.registry.tokenizer),
         "tokenizer_sha256": tokenizer_sha256,
         "code_version": CODE_VERSIONS["pretrain"],
         **dtype_identity(spec.build, vocab_size),
@@ -188,17 +189,17 @@ def _texts_name(planned: PlannedPart) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class _State:
-    """The state between two parts.
+    """The state between two parts. The default is that before the first part.
 
     Attributes:
         taken: How many documents the head of each part gave so far.
         cut: The ordinals of cut documents.
     """
 
-    taken: list[int]
-    cut: list[int]
-    drops: dict[str, dict[str, Any]]
-    writer: WriterState | None
+    taken: list[int] = field(default_factory=list)
+    cut: list[int] = field(default_factory=list)
+    drops: dict[str, dict[str, Any]] = field(default_factory=DropReport().state)
+    writer: WriterState = field(default_factory=WriterState)
     excluded: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def after(self, planned: PlannedPart, taken: int, cut: list[int], drops: DropReport, facts: Mapping[str, Any]) -> _State:
@@ -213,7 +214,7 @@ class _State:
         """
         removed = facts.get(EXCLUDED)
         excluded = {**self.excluded, planned.name: dict(removed)} if removed else self.excluded
-        return _State(taken=[*self.taken, taken], cut=cut, drops=drops.state(), writer=None, excluded=excluded)
+        return _State(taken=[*self.taken, taken], cut=cut, drops=drops.state(), excluded=excluded)
 
 
 def _counts(state: _State, *, with_excluded: bool) -> Meta:
@@ -306,7 +307,7 @@ class ValPart(PartFolder):
         from niels_cache_assets.build_cache.base import Progress
 
         journal = work.open_journal(f"{self.spec.name}/{self.member}", state=_State)
-        state: _State = journal.state or _State(taken=[], cut=[], drops=DropReport().state(), writer=None)
+        state: _State = journal.state or _State()
         parts, build = self.spec.plan.first.parts, self._build_of(work)
         with (
             tokenizers_limited_to(self.spec.build.threads),

@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from niels_cache_assets.artifacts.base import BuildJob, BuildLock, Log, ReportedProgress, RootArtifact, WriteResult
+from niels_cache_assets.artifacts.base import BuildJob, Log, ReportedProgress, RootArtifact, WriteResult
 from niels_cache_assets.artifacts.stored import in_store
 from niels_cache_assets.base.fingerprint import Identity, fingerprint_of, identity_settings
 from niels_cache_assets.base.wording import format_count, format_list
@@ -78,14 +78,11 @@ class PartsPlan(RootArtifact):
 
         Such files are listed only once, because every machine reads the plan.
         """
-        if not self._lists_other_machines or not self._has_same_patterns(meta):
+        patterns = getattr(self.source, "files", None)
+        lists_other_machines = not patterns or any("://" in pattern for pattern in patterns)
+        if not lists_other_machines or not self._has_same_patterns(meta):
             return False
         return self.matches(meta, self.identity(meta.get("dataset_revision")))
-
-    @property
-    def _lists_other_machines(self) -> bool:
-        patterns = getattr(self.source, "files", None)
-        return not patterns or any("://" in pattern for pattern in patterns)
 
     def _has_same_patterns(self, meta: Meta) -> bool:
         return bool(meta.get("added_patterns", self._added_patterns) == self._added_patterns)
@@ -178,12 +175,12 @@ class PartsPlan(RootArtifact):
         return f"niels-cache build-all --only {self.name}"
 
     @contextmanager
-    def stage(self, lock: BuildLock, *, log: Log) -> Iterator[Path]:
-        assert lock.lease is not None
+    def stage(self, work: BuildJob) -> Iterator[Path]:
+        assert work.lease is not None
         try:
-            with attempt_scratch(lock.lease) as partial:
+            with attempt_scratch(work.lease) as partial:
                 yield partial
-                lock.lease.check()
+                work.lease.check()
                 for path in partial.glob(VAL_BITS):
                     os.replace(path, self.directory / path.name)
                 os.replace(partial / PLAN_NAME, self.target)

@@ -170,7 +170,7 @@ def _clean(
         chunks = chunks_of(documents if limit is None else islice(documents, limit - given))
         size = sum(os.path.getsize(path) for path in getattr(source, "files", []) if os.path.isfile(path))
         processes = available_threads() if limit is None and size >= _MIN_BYTES_FOR_PROCESSES else 1
-        work = ChunkWork(source=source, seed=seed, cleaning=settings, num_perm=None, ngram=None)
+        work = ChunkWork(source=source, seed=seed, cleaning=settings, signer=None)
         with closing(map_in_processes(work, chunks, processes=processes, doing="cleaning", size_of=attrgetter("characters"))) as results:
             for chunk in results:
                 outcome.add(chunk.counts)

@@ -10,7 +10,6 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from niels_cache_assets.base.processes import stop_on_signals
 from niels_cache_assets.base.wording import file_size, format_count
 from niels_cache_assets.cli.command import (
     PRETRAIN,
@@ -106,7 +105,7 @@ def run(arguments: argparse.Namespace) -> None:
     if not arguments.dry_run:
         if not arguments.force:
             plan.require_free()
-        with failing(), stop_on_signals(), transfer_progress(f"exporting {cache.name}") as progress:
+        with failing(), transfer_progress(f"exporting {cache.name}") as progress:
             write_export(plan, force=arguments.force, progress=progress)
     if print_facts(arguments, _as_json(plan, arguments)):
         return
@@ -145,7 +144,7 @@ def _export_text(arguments: argparse.Namespace) -> None:
     if arguments.dry_run:
         manifest: dict[str, Any] = {"documents": export.prepared.kept, "files": [{"name": name} for name in export.names()]}
     else:
-        with failing(), stop_on_signals(), transfer_progress(f"exporting {arguments.name}") as progress:
+        with failing(), transfer_progress(f"exporting {arguments.name}") as progress:
             manifest = export.write(force=arguments.force, progress=progress)
     if print_facts(arguments, {"format": TEXT, "written": not arguments.dry_run, "folder": export.folder, **manifest}):
         return

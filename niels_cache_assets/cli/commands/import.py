@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from niels_cache_assets.base.defaults import ROLE_KEYS
-from niels_cache_assets.base.processes import stop_on_signals
 from niels_cache_assets.base.wording import SHORT_SHA256, format_count
 from niels_cache_assets.cli.command import TOKENIZER, WHERE, Command, failing, option, switch, whole_number
 from niels_cache_assets.cli.console import display, print_facts
@@ -72,7 +71,7 @@ def run(arguments: argparse.Namespace) -> None:
         prefixes["val"] = as_prefix(arguments.val)
     require_prefixes(prefixes)
     directory = dataset_dir(root, "pretrain", arguments.name)
-    with failing(), stop_on_signals(), transfer_steps(f"importing {arguments.name}") as on_step:
+    with failing(), transfer_steps(f"importing {arguments.name}") as on_step:
         meta = import_megatron(
             prefixes,
             directory,

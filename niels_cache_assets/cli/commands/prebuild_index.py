@@ -7,7 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from niels_cache_assets.base.processes import stop_on_signals
 from niels_cache_assets.base.wording import file_size
 from niels_cache_assets.cli.command import WHERE, Command, offer_configured_names, option, refuse_options, whole_number
 from niels_cache_assets.cli.console import display, new_table, print_facts
@@ -61,11 +60,11 @@ def run(arguments: argparse.Namespace) -> None:
 
     registry, root = open_registry(arguments)
     plan = _plan(arguments, registry, root)
-    with stop_on_signals(), array_progress() as progress:
+    with array_progress() as progress:
         outcome = prebuild(registry, plan, root=root, progress=progress)
     facts = {
         "state": outcome.state,
-        "part": plan.part,
+        "part": plan.settings["part"],
         "seconds": outcome.seconds,
         "hash": outcome.meta["hash"],
         "indices": [{**asdict(index), "hash": index.hash} for index in outcome.meta["indices"]],
@@ -97,11 +96,13 @@ def _plan(arguments: argparse.Namespace, registry: Registry, root: Path) -> Blen
         labels=tuple(paths),
         paths=tuple(map(Path, paths)),
         weights=None if weights is None else tuple(weights),
-        num_samples=arguments.num_samples,
-        sequence_length=arguments.sequence_length,
-        seed=MEGATRON_SEED if arguments.seed is None else arguments.seed,
-        split=ALL_TRAIN if arguments.split is None else arguments.split,
-        part=arguments.part or "train",
+        settings={
+            "num_samples": arguments.num_samples,
+            "sequence_length": arguments.sequence_length,
+            "seed": MEGATRON_SEED if arguments.seed is None else arguments.seed,
+            "split": ALL_TRAIN if arguments.split is None else arguments.split,
+            "part": arguments.part or "train",
+        },
     )
 
 
@@ -111,5 +112,5 @@ def _print(outcome: Outcome, plan: BlendPlan) -> None:
         table.add_row(index.label, f"{index.samples:,}", file_size(index.bytes), index.hash)
     display(table)
     verb = "built" if outcome.state == "built" else "already built, checked"
-    display(f"\n{plan.part}, in {outcome.meta['indices'][-1].directory.parent}: {verb} in {outcome.seconds:.1f} s")
+    display(f"\n{plan.settings['part']}, in {outcome.meta['indices'][-1].directory.parent}: {verb} in {outcome.seconds:.1f} s")
     display(f"hash of all: {outcome.meta['hash']}")

@@ -8,7 +8,6 @@ import argparse
 import re
 from pathlib import Path
 
-from niels_cache_assets.base.processes import stop_on_signals
 from niels_cache_assets.base.wording import SHORT_SHA256, UNKNOWN, file_size, format_count
 from niels_cache_assets.cli.command import DONE, FAILED, WHERE, Command, option, refuse_options, switch
 from niels_cache_assets.cli.console import PROGRAM, display, new_table, print_facts
@@ -79,15 +78,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _pull(arguments: argparse.Namespace) -> int:
     from niels_cache_assets.cli.progress import transfer_progress
-    from niels_cache_assets.publish.hub import SCHEME, address_at, pull_from_hub
+    from niels_cache_assets.publish.hub import address_at
     from niels_cache_assets.publish.pull import pull
 
-    on_hub = arguments.address.startswith(SCHEME)
     address = address_at(arguments.address)
-    with stop_on_signals(), transfer_progress("pulling") as progress:
-        result = (pull_from_hub if on_hub else pull)(
-            address, Path(arguments.out).expanduser(), split=arguments.split, replace_other=arguments.replace, progress=progress
-        )
+    with transfer_progress("pulling") as progress:
+        result = pull(address, Path(arguments.out).expanduser(), split=arguments.split, replace_other=arguments.replace, progress=progress)
     facts = {
         "address": address,
         "folder": result.directory,

@@ -174,14 +174,13 @@ def _spelled_texts(directory: Path, family: Family, tokenizer: TextTokenizer) ->
 
     from niels_cache_assets.facts.split_tokens import SplitTokens
     from niels_cache_runtime.cache.opening import open_meta
-    from niels_cache_runtime.format.layout import token_dtype_of
 
     meta = open_meta(directory)  # raises for a cache of a different tokenizer
     if not meta:
         return
     special = np.array(sorted(tokenizer.special_token_ids().values()))
     rest: list[int] = []
-    for shard in SplitTokens(directory, family, "train", dtype=token_dtype_of(meta)).shards:
+    for shard in SplitTokens(directory, family, "train", meta).shards:
         for first in range(0, len(shard), _BLOCK_TOKENS):
             block = shard[first : first + _BLOCK_TOKENS]
             begin = 0

@@ -175,7 +175,6 @@ def _parts(registry: Registry) -> list[dg.AssetsDefinition]:
         partition_asset(
             registry,
             "corpus_part",
-            partitions=[part for parts in in_parts.values() for part in parts],
             deps=[keys.mapped(names_of(registry).plan, in_parts)],
             group_name=_GROUP,
             kinds={"parquet"},
@@ -191,7 +190,5 @@ def _ranges(registry: Registry) -> list[dg.AssetsDefinition]:
     shared: dict[str, Any] = {"group_name": _GROUP, "kinds": {"numpy"}, "code_version": SearchStep.version}
     return [
         artifact_asset(registry, "hashes", deps=[_searched(registry)], description=_HASHES, **shared),
-        partition_asset(
-            registry, "range", partitions=keys.ranges(registry), deps=[names_of(registry).hashes], description=_RANGES, **shared
-        ),
+        partition_asset(registry, "range", deps=[names_of(registry).hashes], description=_RANGES, **shared),
     ]

@@ -10,14 +10,14 @@ the step had done the work.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 
-from niels_cache_assets.artifacts.base import Outcome
+from niels_cache_assets.artifacts.base import Outcome, kind_of
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.build_cache import CODE_VERSIONS
@@ -98,22 +98,21 @@ def parts_assets(registry: Registry) -> list[dg.AssetsDefinition]:
         inputs = [(names.plan, of_plan), (names.documents, of_corpus), (names.kept, of_corpus)]
         inputs.append((names.val_part, {name: of_plan[name] for name in with_val}))
         above = [dg.AssetDep(names.tokenizer), *(keys.mapped(asset, readers) for asset, readers in inputs if readers)]
-        every = [part for parts in in_parts.values() for part in parts]
-        found.append(partition_asset(registry, "part", partitions=every, deps=above, description=_PARTS, **of_tokens))
+        found.append(partition_asset(registry, "part", deps=above, description=_PARTS, **of_tokens))
     return found
 
 
-def partition_asset(registry: Registry, kind: str, *, partitions: Sequence[str], **settings: Any) -> dg.AssetsDefinition:
+def partition_asset(registry: Registry, kind: str, **settings: Any) -> dg.AssetsDefinition:
     """Return an asset whose partitions are built by processes of any machine: parts, parts of a corpus, or ranges of hashes.
 
     Args:
         registry: The configuration.
         kind: The kind of the artifacts.
-        partitions: The partitions.
         **settings: Arguments of `dg.asset`.
     """
     names = names_of(registry)
-    observed, each = names.assets[kind], dg.StaticPartitionsDefinition(partitions)
+    observed, keys_of_kind = names.assets[kind], [key for key in graph(registry, "").keys if kind_of(key) == kind]
+    each = dg.StaticPartitionsDefinition([key.removeprefix(f"{kind}/") for key in keys_of_kind])
 
     @dg.asset(
         key=observed,
