@@ -269,8 +269,7 @@ class Corpus(RootArtifact):
         if self.is_joined:
             meta = self.parts_plan.finished()
             if meta is not None and self.parts_plan.is_frozen(meta):
-                revision: str | None = meta["dataset_revision"]
-                return revision
+                return meta["dataset_revision"]
         return self.source.revision(self._siblings)
 
     def identity(self, revision: str | None) -> Identity:

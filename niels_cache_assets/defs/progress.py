@@ -52,8 +52,7 @@ class ProgressSink:
 
 def sink_of(context: dg.AssetExecutionContext, names: DefinitionNames) -> ProgressSink:
     """Return the progress sink, in a step, from its resource."""
-    sink: ProgressSink = getattr(context.resources, names.progress_sink)
-    return sink
+    return getattr(context.resources, names.progress_sink)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import chain
 from pathlib import Path
 from shutil import copyfile
@@ -215,12 +215,7 @@ class HuggingFaceTokenizer(TextTokenizer):
 
     @cached_property
     def _pieces(self) -> list[bytes]:
-        added = self.library_tokenizer.get_added_tokens_decoder()
-        to_bytes = _byte_level_piece if self._is_byte_level else _other_piece
-        pieces = [b""] * self.vocab_size
-        for piece, token in self.library_tokenizer.get_vocab(with_added_tokens=True).items():
-            pieces[token] = piece.encode() if token in added else to_bytes(piece)
-        return pieces
+        return _pieces_of(self.library_tokenizer, self.vocab_size, _byte_level_piece if self._is_byte_level else _other_piece)
 
     def token_id(self, token: str) -> int | None:
         """Return the id of an added token or a piece, or None."""
@@ -375,6 +370,14 @@ def _vocab_size(tokenizer: tokenizers.Tokenizer, path: str) -> int:
 
 _BYTES = byte_characters()
 _BYTES_OF_TEXT = frozenset({*range(0xC0), *range(0xC2, 0xF5)})  # the other bytes are never in UTF-8
+
+
+@lru_cache(maxsize=1)  # it takes 0.3 s, and each build has a TextTokenizer of its own
+def _pieces_of(tokenizer: tokenizers.Tokenizer, size: int, to_bytes: Callable[[str], bytes]) -> list[bytes]:
+    added, pieces = tokenizer.get_added_tokens_decoder(), [b""] * size
+    for piece, token in tokenizer.get_vocab(with_added_tokens=True).items():
+        pieces[token] = piece.encode() if token in added else to_bytes(piece)
+    return pieces
 
 
 def _byte_level_piece(piece: str) -> bytes:

@@ -410,8 +410,7 @@ class Store:
 
     def _put(self, key: str, content: Any, **options: Any) -> str | None:
         remote = self._quick if isinstance(content, bytes) and len(content) <= QUICK_BYTES else self._remote
-        state: str | None = self._obstore.put(remote, key, content, **options)[self._state]
-        return state
+        return self._obstore.put(remote, key, content, **options)[self._state]
 
     def _attributes(self, sha256: str) -> dict[str, str]:
         return {_HASH_KEY: sha256}

@@ -56,6 +56,14 @@ def completed(folder: Path, line: str) -> list[str]:
     return sorted(word.strip() for word in answer.read_text().split("\n") if word.strip())
 
 
+def test_a_command_ends_its_process_after_exit_functions_and_frees_no_module(tmp_path: Path) -> None:
+    words = "sys.argv[1:] = ['init', '--list']; atexit.register(os.write, 2, b'closed')"
+    code = f"import atexit, os, sys; from niels_cache_assets.cli import main; {words}; main(); print('still there')"
+    ended = programs.run("-c", code, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, check=True)
+    assert ended.stderr == "closed"
+    assert "still there" not in ended.stdout
+
+
 def test_output_on_a_full_disk_is_one_line(tmp_path: Path) -> None:
     with open("/dev/full", "wb") as full:
         code = "import sys; from niels_cache_assets.cli import main; sys.exit(main(['doctor', '--offline', '--profile', 'quickstart']))"

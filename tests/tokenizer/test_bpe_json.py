@@ -152,6 +152,7 @@ def test_a_model_is_loaded_once_whatever_its_path(tmp_path: Path) -> None:
     first, second = (write_json(tmp_path / name) for name in ("a.json", "b.json"))
     one, two = (HuggingFaceTokenizer(path, special_tokens=EOT) for path in (first, second))
     assert one.library_tokenizer is two.library_tokenizer
+    assert all(piece is same for piece, same in zip(one.piece_bytes(), two.piece_bytes(), strict=True))
     assert (one.model_path, two.model_path) == (str(first), str(second))
     ranks = [write_ranks(tmp_path / name) for name in ("a.tiktoken", "b.tiktoken")]
     three, four = map(read_ranks, ranks)
