@@ -223,7 +223,7 @@ def test_a_host_that_has_never_answered_is_soon_given_up(monkeypatch: pytest.Mon
 
     with network.retry_for(60):
         fail("known.test")
-        with pytest.raises(SourceUnavailableError, match="never.test.* not known, one try"):
+        with pytest.raises(SourceUnavailableError, match=r"never\.test.* not known, one try"):
             fail("never.test")
     with network.retry_for(60, is_known=True):  # a part, whose plan was made with answers of the host
         fail("never.test")
