@@ -195,14 +195,13 @@ def _prepared(registry: Registry, name: str, *, root: Path) -> PreparedCorpus | 
     """Return the corpus of a data set, or the reason why it is not read. Duplicates are left out if they are known."""
     if needs_tokenizer(registry, name):
         return "its corpus is made after the tokenizer; set `prepare` for its members to train on their prepared documents"
-    try:
-        return open_prepared(registry, name, root=root)
-    except NielsCacheError:
-        pass
-    try:
-        return open_prepared(registry, name, root=root, minus_duplicates=False)
-    except NielsCacheError as error:
-        return str(error)
+    problem = ""
+    for minus_duplicates in (True, False):
+        try:
+            return open_prepared(registry, name, root=root, minus_duplicates=minus_duplicates)
+        except NielsCacheError as error:
+            problem = str(error)
+    return problem
 
 
 class _TrainReader(PreparedMember):

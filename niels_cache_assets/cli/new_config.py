@@ -106,8 +106,8 @@ def _tokenizer(arguments: argparse.Namespace, default: int, proposals: Sequence[
         settings = TokenizerSettings(model=arguments.tokenizer)
         model, where, revision = _path(arguments.tokenizer, arguments), "on this machine", []
         if settings.hub_name is not None:
-            commit = fetch_model(settings.hub_name, None).parent.name
-            model, where, revision = arguments.tokenizer, "of the hub", [f"revision = {as_toml(commit)}"]
+            model, where = arguments.tokenizer, "of the hub"
+            revision = [f"revision = {as_toml(fetch_model(settings.hub_name, None).parent.name)}"]
         elif not Path(str(settings.model)).exists():
             raise NielsCacheError(f"{arguments.tokenizer}: does not exist; correct --tokenizer")
         lines = ["[tokenizer]", f"model = {as_toml(model)}  # {where}, used unchanged, instead of training one", *revision]

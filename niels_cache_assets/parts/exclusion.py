@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from niels_cache_assets.base.fingerprint import Identity, fingerprint_of
 from niels_cache_assets.disk.identity import without_keys
+from niels_cache_assets.disk.journal import write_atomically
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.disk.table_file import LineageFile
 from niels_cache_assets.sources.excluding import EXCLUDED, excluded_ids, identity_of_ids
@@ -107,13 +108,9 @@ class ExcludeList(NamedTuple):
         files = [(directory / name, str(entry["sha256"])) for name, entry in meta["files"].items() if _has_ids(name)]
         found = {sha256: recorded[sha256] if sha256 in recorded else [*_read(path, excluded)] for path, sha256 in files}
         if found.keys() - recorded.keys():
-            temporary = record_path.with_name(f".{record_path.name}.{os.getpid()}")
             with suppress(OSError):  # without the record, the next call reads the lineage again
-                try:
-                    temporary.write_text(json.dumps({"ids": digest, "found": {**recorded, **found}}), encoding="utf-8")
-                    os.replace(temporary, record_path)
-                finally:
-                    temporary.unlink(missing_ok=True)
+                content = json.dumps({"ids": digest, "found": {**recorded, **found}}).encode()
+                write_atomically(record_path, content, spare=f"new-{os.getpid()}")
         return frozenset((source_id, file) for entries in found.values() for source_id, file in entries)
 
 

@@ -172,6 +172,16 @@ def test_a_bug_has_an_exit_code_of_its_own(error: Exception, monkeypatch: pytest
     assert "bug in niels-cache" in errors.splitlines()[-1]
 
 
+def test_a_missing_package_is_no_bug(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(arguments: object) -> int:
+        raise ModuleNotFoundError("No module named 'pydantic'", name="pydantic")
+
+    monkeypatch.setattr("niels_cache_assets.cli.commands.status.run", fail)
+    assert main(["status"]) == exit_codes.WRONG_USE
+    (line,) = capsys.readouterr().err.splitlines()
+    assert missing(line, "'pydantic'", "pip install niels-cache", "niels_cache_runtime.verify") == []
+
+
 def test_a_file_that_cannot_be_read_is_no_bug(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def refuse(arguments: object) -> int:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "books/meta.json")

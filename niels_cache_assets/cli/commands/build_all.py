@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from niels_cache_assets.defs.launcher import LaunchResult
     from niels_cache_assets.project.registry import Registry
 
-_LOW_MEMORY = 4 << 30  # bytes of address space, of which threads and mapped libraries take most
 _STYLES = {"built": "green", "cache_hit": "green", "disabled": "dim", "skipped": "yellow", "failed": "bold red"}
 _STEP_STYLES = {"build": "cyan", "cache_hit": "green", "disabled": "dim", "skip": "yellow", "fail": "bold red"}
 # By field of an estimate: the heading of its column, and the format of its values.
@@ -103,7 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
         _require_writable(root)
     print_advice(registry)
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if 0 < limit < _LOW_MEMORY:
+    if 0 < limit < 4 << 30:  # bytes of address space, of which threads and mapped libraries take most
         diagnostics().print(
             f"WARNING: this process may use only {file_size(limit)} of address space; if a library ends it with 'memory allocation failed' "
             "or 'cannot start new thread', raise the limit (ulimit -v) and run the same command again to resume"
