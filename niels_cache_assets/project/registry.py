@@ -176,8 +176,8 @@ class Registry:
 
     def partition_keys(self, *families: Family) -> list[str]:
         """Return the names of the data sets that can be built (enabled, with all required settings), in order."""
-        buildable = [name for name, source in self.sources.items() if source.enabled and source.missing_setting() is None]
-        return [name for name in buildable if not families or self.sources[name].family in families]
+        chosen = {name: source for name, source in self.sources.items() if source.family in (families or FAMILIES)}
+        return [name for name, source in chosen.items() if source.enabled and source.missing_setting() is None]
 
     def published(self, family: Family) -> list[str]:
         """Return the names of the data sets that [publish] publishes, in order; none without an address."""
@@ -231,8 +231,8 @@ class Registry:
 
     def unconfigured(self) -> dict[str, str]:
         """Return the enabled data sets that cannot be built yet, and the setting that each data set lacks."""
-        missing = {name: source.missing_setting() for name, source in self.sources.items() if source.enabled}
-        return {name: reason for name, reason in missing.items() if reason is not None}
+        enabled = {name: source for name, source in self.sources.items() if source.enabled}
+        return {name: missing for name, source in enabled.items() if (missing := source.missing_setting()) is not None}
 
     def family_of(self, name: str) -> Family:
         """Return the family of a configured data set, or raise an error as `source` does."""
