@@ -369,7 +369,7 @@ def apply_run_settings(table: Model, settings: Mapping[str, Any]) -> Model:
     given = {key: value for key, value in settings.items() if value is not None}
     if not given:
         return table
-    return _validate(type(table), {**table.model_dump(exclude_unset=True), **given}, _Origin(where="run configuration"), "run")
+    return _validate(type(table), table.model_dump(exclude_unset=True) | given, _Origin(where="run configuration"), "run")
 
 
 def cache_root(registry: Registry, flag: str | None = None) -> Path:
@@ -438,7 +438,7 @@ def _build_registry(tables: Tables, origin: _Origin, *, profile: str | None, is_
                 registry.refuse_data_set(origin.of(section, key), f"[{section}] {key} names an unknown data set", name, known)
     for name, source in registry.pretrain.items():
         changes = source.cleaning or {}
-        _validate(CleaningSettings, {**registry.cleaning.model_dump(), **changes}, origin, f"pretrain.{name}.cleaning")
+        _validate(CleaningSettings, registry.cleaning.model_dump() | changes, origin, f"pretrain.{name}.cleaning")
         _refuse_dedup_twice(registry, name)
         for member in getattr(source, "members", {}) if source.enabled else ():
             if member not in registry.pretrain and member in catalog():
