@@ -231,10 +231,7 @@ class DatasetSpec(Generic[S]):
 
     def unreferenced_revision(self) -> str | None:
         """Return the revision of what the build reads: the corpus, or the source if there is no corpus."""
-        if self.prepared is None:
-            return self.source.revision(self.siblings)
-        revision: str | None = self.prepared.meta["dataset_revision"]
-        return revision
+        return self.source.revision(self.siblings) if self.prepared is None else self.prepared.meta["dataset_revision"]
 
     def provenance(self, revision: str | None, fingerprint: str, split_rule: str, *, member: str | None = None) -> Provenance:
         """Return the entries of meta.json about the origin of a cache.

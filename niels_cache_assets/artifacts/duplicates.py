@@ -58,7 +58,7 @@ from niels_cache_runtime.format.layout import META_NAME, SPLITS
 from niels_cache_runtime.format.meta import Meta, sha256_text
 
 if TYPE_CHECKING:
-    from niels_cache_assets.corpus.order import CorpusInput, CorpusInputs, DroppedDocuments
+    from niels_cache_assets.corpus.order import CorpusInput, CorpusInputs
     from niels_cache_assets.dedup.signatures import Signatures
 
 
@@ -436,7 +436,7 @@ class Duplicates(RootArtifact):
             drops = inputs.drops(dropped)
             datasets = {}
             for corpus, each in enumerate(inputs.all):
-                own = drops.of(corpus)
+                own = drops[drops.corpora == corpus]
                 _write_drop_list(work.directory, each.name, inputs, own, files)
                 datasets[each.name] = _counts(inputs, each, own) | _clusters(drops, corpus)
             meta = {
@@ -473,14 +473,14 @@ def _make_ranges(duplicates: Duplicates, work: BuildJob) -> None:
     build_free_parts_first([duplicates.range(number) for number in range(duplicates.ranges)], build, log=work.log)
 
 
-def _write_drop_list(root: Path, name: str, inputs: CorpusInputs, drops: DroppedDocuments, files: Files) -> None:
+def _write_drop_list(root: Path, name: str, inputs: CorpusInputs, drops: np.recarray, files: Files) -> None:
     """Write the drop list of one data set, sorted by ordinal."""
     names = np.array([each.name for each in inputs.all], dtype=object)
     splits = np.array([*SPLITS, None], dtype=object)  # UNKNOWN is -1, which selects the last element
     kinds = np.array(["near", "exact"], dtype=object)
     with sealing(ParquetWriter(root, duplicates_file(name), DUPLICATES, files)) as table:
-        for first in range(0, len(drops.ordinals) or 1, _ROWS_PER_GROUP):
-            part = drops.where(slice(first, first + _ROWS_PER_GROUP))
+        for first in range(0, len(drops) or 1, _ROWS_PER_GROUP):
+            part = drops[first : first + _ROWS_PER_GROUP].view(np.recarray)
             columns = {
                 "ordinal": part.ordinals,
                 "split": splits[part.splits],
@@ -493,7 +493,7 @@ def _write_drop_list(root: Path, name: str, inputs: CorpusInputs, drops: Dropped
             table.write_group(columns[column] for column in DUPLICATES)
 
 
-def _counts(inputs: CorpusInputs, each: CorpusInput, drops: DroppedDocuments) -> Meta:
+def _counts(inputs: CorpusInputs, each: CorpusInput, drops: np.recarray) -> Meta:
     """Return the counts of one data set for meta.json."""
     sizes = document_sizes(each.directory, each.meta)
     totals = {
@@ -518,14 +518,14 @@ def _counts(inputs: CorpusInputs, each: CorpusInput, drops: DroppedDocuments) ->
     return {
         "documents": len(each.order),
         "exact": exact,
-        "near": len(drops.ordinals) - exact,
+        "near": len(drops) - exact,
         **totals,
         "pairs": pairs,
         "drop_sha256": ordinals_sha256(drops.ordinals),
     }
 
 
-def _clusters(drops: DroppedDocuments, corpus: int) -> dict[str, dict[str, int]]:
+def _clusters(drops: np.recarray, corpus: int) -> dict[str, dict[str, int]]:
     """Return the number of clusters for each cluster size, for meta.json. A cluster is a kept document and its duplicates.
 
     `clusters` counts the clusters with a document of this corpus, `clusters_across` those of them that also have a document of another one.

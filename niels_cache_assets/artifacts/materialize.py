@@ -112,7 +112,8 @@ def find_current(artifact: Artifact, log: Log) -> Outcome | None:
 
 def _retrying(artifact: Artifact, log: Log) -> AbstractContextManager[None]:
     """Return a context in which the requests of an artifact are retried."""
-    return retry_for(artifact.registry.build.network_patience, log) if artifact.uses_network else nullcontext()
+    is_known = artifact.is_part  # a part has a plan, for which upstream has answered
+    return retry_for(artifact.registry.build.network_patience, log, is_known=is_known) if artifact.uses_network else nullcontext()
 
 
 def _ended(artifact: Artifact, outcome: Outcome, started: float) -> Outcome:

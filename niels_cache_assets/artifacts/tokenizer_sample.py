@@ -17,11 +17,12 @@ from typing import Any, Literal
 from niels_cache_assets.artifacts.base import Log
 from niels_cache_assets.artifacts.prepared_corpora import open_prepared
 from niels_cache_assets.base.documents import Document, Documents
+from niels_cache_assets.base.wording import DEBUG
 from niels_cache_assets.corpus.identity import needs_tokenizer
 from niels_cache_assets.corpus.prepared import PreparedCorpus, PreparedMember
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.conversations import contents
-from niels_cache_assets.sources.errors import SourceUnavailableError, as_debug, describe_error, log_traceback
+from niels_cache_assets.sources.errors import SourceUnavailableError, describe_error, log_traceback
 from niels_cache_assets.sources.reading.encodings import not_text_note
 from niels_cache_assets.sources.reading.rows import batched
 from niels_cache_assets.sources.types import PretrainSource, SftSource, StreamContext
@@ -73,12 +74,13 @@ def spool_sample(registry: Registry, root: Path, sample: Path, beginnings: dict[
             if lines.error is not None:
                 unavailable = isinstance(lines.error, SourceUnavailableError)
                 problem = describe_error(lines.error)
-                log_traceback(lines.error, as_debug(log))
+                log_traceback(lines.error, lambda traceback: log(DEBUG + traceback))
                 if settings.train_on is not None and not unavailable:
                     raise NielsCacheError(f"[tokenizer] train_on {name}: {problem}") from lines.error
                 log(f"WARNING: the tokenizer is trained without {'the rest of ' if written else ''}{name}: {problem}")
                 skipped[name] = "unavailable" if unavailable else "failed"
                 if not written:
+                    no_text.append(f"{name}: {problem}")
                     continue
             elif not written:
                 reason = not_text_note(lines.facts) + "".join(f"; {hint}" for hint in lines.hints)
@@ -86,7 +88,7 @@ def spool_sample(registry: Registry, root: Path, sample: Path, beginnings: dict[
             used[name] = written
             read_as[name] = lines.read_as
     if not sum(used.values()):
-        reason = "".join(f"; {found}" for found in no_text) or ("; no data set could be reached" if skipped else "")
+        reason = "".join(f"; {found}" for found in no_text)
         raise NielsCacheError(f"{registry.origin}: no text to train a tokenizer on{reason}; check [tokenizer] train_on, or import a model")
     return {
         "sources": used,

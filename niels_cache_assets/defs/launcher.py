@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,8 +29,8 @@ from niels_cache_assets.defs.part_slots import has_shared_steps
 from niels_cache_assets.parts.layout import CHILD_BUILT_KINDS, PART_KINDS
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.reports import page_path
-from niels_cache_assets.sources.errors import DEBUG
 from niels_cache_assets.sources.reading.digests import remember_digests
+from niels_cache_assets.tokenizer.engines import load_in_background
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES
 from niels_cache_runtime.format.reading import available_threads
@@ -218,6 +218,8 @@ class _Launcher:
         if outcome is None:
             if end is not None:
                 self.runs.ends[artifact.key] = end
+            elif listed.family in ("tokenizer", "pretrain") and self._registry.pretrain and self._registry.build.threads is None:
+                load_in_background(self._registry.tokenizer, self._root, partial(self._listener.logged, "tokenizer"))
             waits = self._wait or artifact.is_shared  # where processes that share parts meet
             outcome, checks = self.runs.build(artifact, force=force, wait=waits and not skip_if_busy, passes_over=skip_if_busy)
         folder = artifact.directory if in_store(artifact) is artifact else None
@@ -254,7 +256,7 @@ class _Launcher:
         if run_id == "":
             return None
         try:
-            found = find_current(artifact, lambda line: None if line.startswith(DEBUG) else self._listener.logged(name, line))
+            found = find_current(artifact, partial(self._listener.logged, name))
         except Exception:  # any error of a source; the run that follows reports it
             return None
         if found is not None and run_id and not self.runs.has_passed(artifact, run_id):

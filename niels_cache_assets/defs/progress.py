@@ -12,10 +12,10 @@ from typing import Any
 import dagster as dg
 
 from niels_cache_assets.artifacts.base import Outcome
+from niels_cache_assets.base.wording import DEBUG
 from niels_cache_assets.defs.keys import DefinitionNames
 from niels_cache_assets.defs.launch_events import LaunchListener
 from niels_cache_assets.facts.progress import BuildProgress, SpeedEstimate, SpeedMeter, Throttle, describe
-from niels_cache_assets.sources.errors import DEBUG
 from niels_cache_runtime.errors import NielsCacheError
 
 _WARNING = "WARNING: "  # the code outside of defs/ marks important log lines with this prefix
@@ -52,8 +52,7 @@ class ProgressSink:
 
 def sink_of(context: dg.AssetExecutionContext, names: DefinitionNames) -> ProgressSink:
     """Return the progress sink, in a step, from its resource."""
-    sink: ProgressSink = getattr(context.resources, names.progress_sink)
-    return sink
+    return getattr(context.resources, names.progress_sink)
 
 
 @contextmanager

@@ -135,8 +135,7 @@ class Plan:
     @property
     def revision(self) -> str | None:
         """The revision of upstream that was listed."""
-        revision: str | None = self.meta["dataset_revision"]
-        return revision
+        return self.meta["dataset_revision"]
 
 
 def group_of(entry: Mapping[str, Any], *, first: int = 0) -> PlannedGroup:

@@ -124,11 +124,11 @@ def measure_cache(directory: Path, family: Family, meta: Meta, *, address: str |
     cut = 0
     with folder_with(meta["files"], directory, address) as folder:
         for split in splits:
-            stream, index = SplitTokens(folder, family, split, meta), folder / idx_name(split)
-            for found in lengths_of(stream.ends) if family == "pretrain" else _example_lengths(stream, index):
+            stream = SplitTokens(folder, family, split, meta)
+            for found in lengths_of(stream.ends):
                 cut += int(np.count_nonzero(found > CONTEXT + 1))
                 np.add.at(lengths, np.searchsorted(LENGTH_EDGES, found, side="right") - 1, 1)
-            blocks = _examples(stream, index) if conversations else _windows(stream)
+            blocks = _examples(stream, folder / idx_name(split)) if conversations else _windows(stream)
             targets = ExampleTargets(folder, split, meta, token_count=len(stream)) if conversations else None
             for number, (tokens, starts, first, begin) in enumerate(blocks):
                 if number % step:
@@ -173,8 +173,3 @@ def _examples(stream: SplitTokens, index: Path) -> Iterator[Block]:
         stop = int(starts[end]) if end < len(starts) else len(tokens)
         yield tokens[int(starts[first]) : stop], starts[first:end] - starts[first], first, int(starts[first])
         first = end
-
-
-def _example_lengths(stream: SplitTokens, index: Path) -> Iterator[Ints]:
-    for tokens, starts, _, _ in _examples(stream, index):
-        yield np.diff(starts, append=len(tokens))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from niels_cache_assets.base.choices import raise_unknown_choice
+from niels_cache_assets.base.config_path import hub_or_path
 from niels_cache_assets.base.toml import as_toml, parse_toml
 from niels_cache_assets.project.shipped import catalog
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
@@ -106,12 +107,11 @@ def absolute_paths(tables: Tables) -> Tables:
     def resolve(key: str, value: Any) -> Any:
         if isinstance(value, Mapping):
             return {inner: resolve(inner, item) for inner, item in value.items()}
-        if key in PATH_KEYS | {"model", "cache_dir", "exclude"} or (key == "template" and str(value).endswith(".jinja")):
-            paths = value if isinstance(value, list) else [value]
-            resolved = [
-                os.path.abspath(os.path.expanduser(path)) if isinstance(path, str) and "://" not in path else path for path in paths
-            ]
-            return resolved if isinstance(value, list) else resolved[0]
-        return value
+        if isinstance(value, list):
+            return [resolve(key, item) for item in value]
+        if key == "model":
+            value = hub_or_path(value, value)
+        is_path = key in PATH_KEYS | {"model", "cache_dir", "exclude"} or (key == "template" and str(value).endswith(".jinja"))
+        return os.path.abspath(os.path.expanduser(value)) if is_path and isinstance(value, str) and "://" not in value else value
 
     return {section: resolve(section, table) for section, table in tables.items()}

@@ -126,8 +126,21 @@ def test_documents_in_and_out_are_counted_and_named_and_a_full_disk_says_what_to
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(documents_module, "_write", full)
-    assert main(["diff", str(a), str(b)]) == 2
+    assert main(["diff", str(a), str(b)]) == 1
     assert missing(capsys.readouterr().err, "No space left", "TMPDIR") == []
+
+
+@pytest.mark.parametrize("name", ["train_doc_ends.npy", "train_documents.parquet", "train/shard_00000.bin"])
+def test_damage_is_named_beside_the_settings_and_the_other_data_sets(
+    name: str, a: Path, b: Path, tokenizer: SentencePieceTokenizer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build_notes(b, tokenizer, rows_of(TEXTS)[1:])
+    (b / "pretrain/notes" / name).write_bytes(b"damaged")
+    found = diff(capsys, a, b, code=1)["datasets"]
+    assert name in found[1]["damage"]
+    assert found[1]["counts"], "meta.json is compared in any case"
+    assert found[0]["damage"] is None
+    assert name in printed(capsys, a, b)
 
 
 def test_examples_of_sft_are_compared_and_another_seed_moves_them(

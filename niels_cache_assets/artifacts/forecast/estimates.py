@@ -41,7 +41,7 @@ from niels_cache_assets.sources.reading.file_source import list_files_for_plan
 from niels_cache_assets.sources.reading.files import SourceFile
 from niels_cache_assets.sources.types import ListedFile, SourceWithParts
 from niels_cache_assets.tokenizer.encoder import BuildEncoder
-from niels_cache_assets.tokenizer.kinds import BuildTokenizer, load_tokenizer, open_configured_model, view_tokenizer
+from niels_cache_assets.tokenizer.kinds import BuildTokenizer, load_tokenizer, local_settings, open_configured_model, view_tokenizer
 from niels_cache_assets.tokenizer.training import train
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import TOKEN_DTYPES, TOKENIZER_MODEL_NAMES
@@ -146,7 +146,7 @@ class Estimator:
         return self._of_cache(artifact) if isinstance(artifact, DatasetCache) else None
 
     def _of_tokenizer(self) -> Estimate:
-        settings, cost, opened = self._registry.tokenizer, COSTS["tokenizer"], self._opened
+        settings, cost, opened = local_settings(self._registry.tokenizer), COSTS["tokenizer"], self._opened
         memory, seconds = cost.memory + PIECE_MEMORY * self._vocab_size, None if opened is None else cost.seconds + opened.seconds
         if settings.model is not None:
             size = os.path.getsize(settings.model)
@@ -359,7 +359,7 @@ class Estimator:
         encoder = BuildEncoder(view, tokenizer)
         encoder.start([], lambda message: None)
         encoder.encode_flat([""], None)  # proves the engine before the time of a sample is measured
-        return _Opened(replace(view, encode_numbered=encoder.encode_flat), cpu_seconds() - began, trained_bytes)
+        return _Opened(replace(view, encode_batch=encoder.encode_flat), cpu_seconds() - began, trained_bytes)
 
 
 class _Opened(NamedTuple):
