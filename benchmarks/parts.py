@@ -185,8 +185,7 @@ def build_by_command(found: Graph, root: Path, limit: int) -> None:
 
     def build(number: int) -> None:
         part = chosen[f"part/texts/{part_name(number)}"]
-        quiet: dict[str, Any] = {"on_progress": lambda progress: None, "log": lambda line: None}
-        outcome = build_in_child(part, lambda: None, **quiet, is_stopping=lambda: False)
+        outcome = build_in_child(part, lambda: None, on_progress=lambda progress: None, log=lambda line: None, is_stopping=lambda: False)
         if outcome.state != "built":
             raise SystemExit(f"{part.key}: {outcome.state}")
 
