@@ -42,7 +42,7 @@ CONFIG = """
 
 [build]
 shard_bytes = 1048576
-threads = 1  # enough for so little text
+threads = 1  # so small a corpus needs no other processes
 
 [pretrain.python_docs]
 decontaminate = "off"  # dedup already keeps train and val apart
