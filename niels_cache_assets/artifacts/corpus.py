@@ -126,20 +126,16 @@ class Corpus(RootArtifact):
     """The corpus of a data set with `prepare`, or one part of it. A data set with `parts` above 1 has a corpus that joins its parts.
 
     Attributes:
-        processes: The number of worker processes. None: the value of `threads` in [build], or one worker per core if that value is not set.
             1: this process does the work.
         siblings: Returns the pretrain tables by name, for a mixture (see `with_corpus_readers`). `current` does not call it.
         number: The number of the part. None: the whole corpus.
         given: The part in the plan, if the caller has read the plan. None: read the plan when it is needed.
-        force_parts: Whether `force` also builds the parts again.
     """
 
     name: str
-    processes: int | None = None
     siblings: Callable[[], Siblings] = dict
     number: int | None = None
     given: PlannedPart | None = field(default=None, compare=False)
-    force_parts: bool = field(default=True, compare=False)
 
     version = CODE_VERSION
     uses_network = True
@@ -215,7 +211,7 @@ class Corpus(RootArtifact):
 
     def part(self, number: int) -> Corpus:
         """Return the artifact of a part."""
-        return Corpus(self.registry, self.root, name=self.name, processes=self.processes, number=number)
+        return Corpus(self.registry, self.root, name=self.name, number=number)
 
     def steps(self) -> list[Artifact]:
         """Return everything that is built before a corpus that joins its parts, in order."""
@@ -255,8 +251,6 @@ class Corpus(RootArtifact):
 
     def unavailable(self) -> str | None:
         source = require_prepared(self.registry, self.name)
-        if self.processes is not None and self.processes < 1:
-            raise NielsCacheError(f"processes is {self.processes}; give at least 1, or None")
         return None if source.enabled else "it is switched off"
 
     def finished(self) -> Meta | None:
@@ -275,8 +269,7 @@ class Corpus(RootArtifact):
         if self.is_joined:
             meta = self.parts_plan.finished()
             if meta is not None and self.parts_plan.is_frozen(meta):
-                revision: str | None = meta["dataset_revision"]
-                return revision
+                return meta["dataset_revision"]
         return self.source.revision(self._siblings)
 
     def identity(self, revision: str | None) -> Identity:
@@ -399,7 +392,7 @@ class Corpus(RootArtifact):
         from niels_cache_assets.dedup.signatures import Signer
 
         registry, name, source = self.registry, self.name, self.source
-        processes = self.processes or registry.build.threads or available_threads()
+        processes = registry.build.threads or available_threads()
         cleaning = registry.cleaning_of(name) if "clean" in source.prepare else None
         signer = Signer(num_perm=registry.dedup.num_perm, ngram=registry.dedup.ngram) if "dedup" in source.prepare else None
         cleaner = ChunkWork(source=source, seed=context.seed, cleaning=cleaning, signer=signer)
@@ -449,7 +442,7 @@ class Corpus(RootArtifact):
     def _join_parts(self, work: BuildJob) -> WriteResult:
         assert work.lease is not None  # machines share the parts
         work.log(f"preparing {self.name} in {self.source.corpus_parts} parts: {', '.join(self.source.prepare)}")
-        force = work.force and self.force_parts
+        force = work.force and self.forces_steps
         with work.lease.uncounted():
             materialize(self.parts_plan, wait=True, force=force, log=work.log, notify=False)
         plan = self.parts_plan.read()

@@ -159,8 +159,9 @@ class CorpusInputs:
             block = unknown[first : first + _BLOCK]
             similarity[block] = estimated_jaccard(self.slots(dropped.ordinals[block]), self.slots(dropped.kept_copies[block]))
         columns = [*own, self._splits(*own), dropped.exact, similarity, *because, self._splits(*because)]
-        order, formats = np.lexsort(own[::-1]), [column.dtype for column in columns]
-        return np.rec.fromarrays([column[order] for column in columns], formats=formats, names=DROPPED_COLUMNS.split(), aligned=True)
+        formats = [column.dtype for column in columns]
+        found = np.rec.fromarrays(columns, formats=formats, names=DROPPED_COLUMNS.split(), aligned=True)
+        return found[np.lexsort((found.ordinals, found.corpora))].view(np.recarray)
 
     def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return (corpus, ordinal) for positions in the order of all corpora, (n,) int16 and (n,) int64."""

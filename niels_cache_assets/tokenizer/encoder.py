@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from niels_cache_assets.base.strings import Strings
+from niels_cache_assets.base.wording import DEBUG
 from niels_cache_assets.tokenizer.base import FlatIds
 from niels_cache_assets.tokenizer.engines import (
     Engine,
@@ -188,7 +189,7 @@ class BuildEncoder:
     def _report(self, use: EngineUse) -> None:
         """Say which library encodes from now on, and why no faster one, in the log and in the record for `status`."""
         encoder = f"{use.name} {use.version}"
-        self._log(f"encoding with {encoder}{': ' if use.reason else ''}{use.reason}")
+        self._log(f"{DEBUG}encoding with {encoder}{': ' if use.reason else ''}{use.reason}")
         if not (self._is_engine_pending and self._load_after):  # else nothing is chosen yet
             record_encoder(self._tokenizer, encoder, use.reason, self._log)
 

@@ -60,6 +60,7 @@ from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.intake import as_documents
 from niels_cache_assets.streaming.splits import UNLIMITED, BudgetSplitter, encoded_head
 from niels_cache_assets.streaming.types import EncodedDocuments
+from niels_cache_assets.tokenizer.kinds import special_tokens_of
 from niels_cache_assets.tokenizer.tokenizer_json import tokenizers_limited_to
 from niels_cache_runtime.cache.opening import short_sha256
 from niels_cache_runtime.errors import NielsCacheError
@@ -77,7 +78,7 @@ def planned_identity(spec: DatasetSpec[PretrainSource], member: str, planned_by:
     return {
         "plan": planned_by,
         "member": member,
-        "special_tokens": spec.registry.tokenizer.special_tokens,
+        "special_tokens": special_tokens_of(spec.registry.tokenizer),
         "tokenizer_sha256": tokenizer_sha256,
         "code_version": CODE_VERSIONS["pretrain"],
         **dtype_identity(spec.build, vocab_size),
@@ -259,7 +260,7 @@ class ValPart(PartFolder):
         except NielsCacheError:  # it is damaged, so all of them may count
             return excluded
         files, removed = {file.name for file in planned.files}, meta["part"].get(EXCLUDED, {}).get(planned.name, [])
-        return excluded & {*removed, *(each.source_id for each in present if each.file in files)}
+        return excluded & {*removed, *(source_id for source_id, file in present if file in files)}
 
     def revision(self) -> str | None:
         assert self.spec.recorded_tokenizer  # fail early: nothing can be built without it

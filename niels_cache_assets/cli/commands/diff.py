@@ -92,6 +92,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _print(found: DatasetDifferences) -> None:
     display(f"\n{found.name}", style="bold")
     noun = "example" if found.name.startswith("sft/") else "document"
+    if found.damage is not None:
+        display(f"  documents and tokens cannot be compared: {found.damage}", style="yellow")
     _print_values("settings that differ", found.metas.settings)
     if found.metas.has_unrecorded:
         display(f"  {_UNRECORDED}")
@@ -206,6 +208,7 @@ def _as_json(found: DatasetDifferences) -> dict[str, Any]:
         "has_unrecorded_setting": found.metas.has_unrecorded,
         "documents": documents,
         "tokens": tokens,
+        "damage": found.damage,
     }
 
 
