@@ -44,13 +44,10 @@ class Tokenizer(RootArtifact):
 
     is_shared: bool = False
 
+    key = "tokenizer"
     version = CODE_VERSION
     uses_network = True
     builds_from_partial_inputs = True
-
-    @property
-    def key(self) -> str:
-        return "tokenizer"
 
     @property
     def directory(self) -> Path:
@@ -119,7 +116,7 @@ class Tokenizer(RootArtifact):
         # Without `prepare`, only the raw text of a data set can be read.
         used = [name + words.get(str(read_as.get(name)), " (raw text)" if name in registry.prepared() else "") for name in sources]
         notes = [f"trained on {', '.join(used)}"] if used else []
-        removed = [name for name in sources if name not in registry.pretrain and name not in registry.sft]
+        removed = [name for name in sources if name not in registry.sources]
         if removed:
             notes.append(
                 f"{', '.join(removed)} {'is' if len(removed) == 1 else 'are'} not configured any more, which changes nothing: {_RETRAIN}"
@@ -152,10 +149,10 @@ class Tokenizer(RootArtifact):
             tokenizer = open_configured_model(settings)
             tokenizer.save(work.directory)
             if losses := round_trip_losses(tokenizer):
-                count, first = f"{len(losses)} of {len(ROUND_TRIP_TEXTS)} difficult texts", losses[0]
+                text, decoded = next(iter(losses.items()))
                 note(
-                    f"{_WARNING}{settings.model}: the model loses or changes text: {count} are not the same after a round trip; "
-                    f"{first.text!r} becomes {first.decoded!r}"
+                    f"{_WARNING}{settings.model}: the model loses or changes text: {len(losses)} of {len(ROUND_TRIP_TEXTS)} difficult "
+                    f"texts are not the same after a round trip; {text!r} becomes {decoded!r}"
                 )
         else:
             model_path = work.directory / TOKENIZER_MODEL_NAMES[settings.model_kind]

@@ -81,7 +81,7 @@ def _sections(arguments: argparse.Namespace) -> Iterator[str]:
 # seed = {shipped.build.seed}  # of shuffles and splits; the same seed makes the same bytes"""
     proposals = recognize(arguments.data, text_field=arguments.text_field)
     yield _tokenizer(arguments, shipped.tokenizer.vocab_size if arguments.profile else TokenizerSettings().vocab_size, proposals)
-    taken = {name for family in FAMILIES for name in shipped.datasets(family)}
+    taken = {*shipped.sources}
     for name in dict.fromkeys(arguments.catalog):
         if name == "roam":
             raise NielsCacheError("--from roam: does not say which folder holds your notes; give it to init: niels-cache init PATH")

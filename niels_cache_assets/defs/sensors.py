@@ -220,7 +220,7 @@ def _sensor(
         tick, cursor, count = _SensorTick(context, registry), json.loads(context.cursor or "{}"), 0
         changed = cursor["changed"] = {name: seen for name, seen in cursor.get("changed", {}).items() if name in datasets}
         with retry_at_most():
-            for name in in_turn(datasets, cursor, "next", until=time.monotonic() + QUERY_SECONDS):
+            for name in in_turn(datasets, cursor, until=time.monotonic() + QUERY_SECONDS):
                 count += 1
                 seen = tick.look(name)
                 if seen is None:

@@ -11,7 +11,7 @@ from typing import Any
 from niels_cache_assets.base.choices import raise_unknown_choice
 from niels_cache_assets.base.config_path import hub_or_path
 from niels_cache_assets.base.toml import as_toml, parse_toml
-from niels_cache_assets.project.shipped import shipped_table
+from niels_cache_assets.project.shipped import catalog
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
 from niels_cache_assets.sources.types import PATH_KEYS, Source
 from niels_cache_runtime.errors import NielsCacheError
@@ -43,8 +43,8 @@ def add_catalog_keys(user: Tables, shipped: Tables, where: str, advice: list[str
             continue
         found[family] = dict(tables)
         for name, table in tables.items():
-            from_catalog = shipped_table(family, name)
-            if from_catalog is None or name in shipped.get(family, {}) or not isinstance(table, Mapping) or "source" in table:
+            its_family, from_catalog = catalog().get(name, (None, {}))
+            if its_family != family or name in shipped.get(family, {}) or not isinstance(table, Mapping) or "source" in table:
                 continue
             found[family][name] = {**from_catalog, **table}
             keys = ", ".join(f"{key} = {as_toml(value)}" for key, value in from_catalog.items() if key not in table)

@@ -204,31 +204,18 @@ class BuildTokenizer:
     """A view of any tokenizer: the methods and values that the builders use.
 
     Attributes:
-        encode_flat: Encodes texts (see EncodeFlat), and may give special ids.
+        encode_batch: Encodes texts (see EncodeFlat), and may give special ids. It gets the number of the batch, or None (see encoder.py).
         vocab_size: Highest id plus one.
         special_ids: Id of each special token, by role; None for a missing token. BOS is among them only if it begins each document.
         reserved_ids: Ids that no text may yield, in increasing order.
         model_sha256: The sha256 that identifies the tokenizer, or None.
-        encode_numbered: The encoder of a build (encoder.py); None if `encode_flat` encodes everything.
     """
 
-    encode_flat: EncodeFlat
+    encode_batch: EncodeNumbered
     vocab_size: int
     special_ids: dict[str, int | None]
     reserved_ids: tuple[int, ...]
     model_sha256: str | None
-    encode_numbered: EncodeNumbered | None = None
-
-    def encode_batch(self, texts: Sequence[str] | Strings, batch: int | None) -> FlatIds:
-        """Return the ids of texts as `encode_flat` does.
-
-        Args:
-            texts: Texts to encode.
-            batch: Number of the batch, or None (see encoder.py).
-        """
-        if self.encode_numbered is not None:
-            return self.encode_numbered(texts, batch)
-        return self.encode_flat(texts.tolist() if isinstance(texts, Strings) else texts)
 
     @property
     def eot(self) -> int:
@@ -296,8 +283,9 @@ def view_tokenizer(tokenizer: Any) -> BuildTokenizer:
     if reserved and not 0 <= min(reserved) <= max(reserved) < size:
         raise NielsCacheError(f"the tokenizer's reserved_ids are not below its vocab_size {size}")
     model_path, loaded_sha256 = getattr(tokenizer, "model_path", None), getattr(tokenizer, "model_sha256", None)
+    encode = _encode_flat_of(tokenizer)
     view = BuildTokenizer(
-        encode_flat=_encode_flat_of(tokenizer),
+        encode_batch=lambda texts, batch: encode(texts.tolist() if isinstance(texts, Strings) else texts),
         vocab_size=size,
         special_ids=special_ids,
         reserved_ids=tuple(sorted(reserved)),

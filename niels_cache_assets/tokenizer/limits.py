@@ -14,6 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
+from niels_cache_assets.tokenizer.settings import is_tekken
 from niels_cache_runtime.errors import NielsCacheError
 
 Model = TypeVar("Model")
@@ -51,14 +52,14 @@ def remember_last(load: Callable[[bytes, str], Model]) -> Callable[[str | Path],
         load: Loads the content of a file. Messages of its errors name the path, which is the second argument.
 
     Returns:
-        A function that takes a path, which does not matter if the content is the same.
+        A function that takes a path, of which only the kind matters: a tekken.json is loaded in another way than its bytes as ranks.
     """
-    last: dict[bytes, Model] = {}
+    last: dict[tuple[bytes, bool], Model] = {}
 
     @wraps(load)
     def load_once(path: str | Path) -> Model:
         content = read_model(path)
-        key = sha256(content).digest()
+        key = sha256(content).digest(), is_tekken(path)
         if (model := last.get(key)) is None:
             model = load(content, str(path))
             last.clear()

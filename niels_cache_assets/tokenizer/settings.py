@@ -1,6 +1,7 @@
 """The schema of [tokenizer]. This module opens no file; it only asks whether a model is a folder."""
 
 import os
+import re
 from typing import Literal, Self
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
@@ -16,7 +17,7 @@ class TokenizerSettings(Table):
 
     model_config = ConfigDict(protected_namespaces=())
     model: ModelPath | None = None
-    """A model to import instead of training one: a SentencePiece .model, a tokenizer.json or its folder, ranks, or OWNER/NAME of the hub"""
+    """A model to import, so none is trained: .model, tokenizer.json, tekken.json or rank file, its folder, or OWNER/NAME of the hub"""
     revision: str | None = Field(None, min_length=1)
     """For a model of the hub: its commit, tag or branch; by default main as it was when its files were first fetched"""
     kind: defaults.ModelKind | None = None
@@ -91,10 +92,15 @@ class TokenizerSettings(Table):
 def infer_model_kind(path: str | os.PathLike[str]) -> defaults.ModelKind:
     """Return the kind of a model, judged by its file name.
 
-    A folder or a .json file is a tokenizer.json, and a .tiktoken file is a rank file. So is the file `tiktoken.json` of a cache,
-    which describes ranks. Any other file is assumed to be a SentencePiece model.
+    A folder or a .json file is a tokenizer.json, and a .tiktoken file is a rank file. So are Mistral's tekken.json, and the file
+    `tiktoken.json` of a cache, which describes ranks. Any other file is assumed to be a SentencePiece model.
     """
     name = os.fspath(path)
-    if name.endswith(".tiktoken") or os.path.basename(name) == TOKENIZER_MODEL_NAMES["tiktoken"]:
+    if name.endswith(".tiktoken") or os.path.basename(name) == TOKENIZER_MODEL_NAMES["tiktoken"] or is_tekken(name):
         return "tiktoken"
     return "tokenizer.json" if name.endswith(".json") or os.path.isdir(name) else "sentencepiece"
+
+
+def is_tekken(path: str | os.PathLike[str]) -> bool:
+    """Return whether a path is a tekken.json of Mistral, judged by its name: tekken.json, or with a date, such as tekken_240911.json."""
+    return re.fullmatch(r"tekken(_.*)?\.json", os.path.basename(path)) is not None

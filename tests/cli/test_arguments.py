@@ -183,6 +183,7 @@ def test_a_value_of_set_is_toml_or_plain_text() -> None:
         (["-q"], ("niels-cache COMMAND -q ...",)),
         (["--versoin"], ("'--versoin'", "did you mean '--version'?")),
         (["build-all", "--seeed", "1"], ("did you mean '--seed'?",)),
+        (["duplicates", "--kind", "neer"], ("--kind: ", "did you mean 'near'?")),
         (["build-all", "--seed", "many"], ("'many'", "whole number")),
         (["build-all", "--seed", "9" * 5_000], (f"'{'9' * 40}'", "64 bits")),
         (["build-all", "--set", "build.seed=0x" + "f" * 5_000], ("64 bits",)),
@@ -335,6 +336,7 @@ def test_lines_come_at_the_start_every_ten_seconds_and_at_the_end(
     monkeypatch.setattr("niels_cache_assets.cli.progress.monotonic", lambda: now)
     listener = LineListener(Console(stderr=True, width=240))
     listener.started("notes", "pretrain")
+    listener.logged("notes", "DEBUG: only for the log")
     for second in range(1, 26):
         now = float(second)
         listener.progressed("notes", Progress(documents=second * 10, tokens=second * 1_000_000, share=second / 50))

@@ -19,8 +19,8 @@ from niels_cache_assets.inspection.differences import documents as documents_mod
 from niels_cache_assets.inspection.differences import tokens as tokens_module
 from niels_cache_assets.inspection.differences.documents import compare_documents
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
-from niels_cache_runtime.format.layout import META_NAME, SPLITS, TOKEN_DTYPE, Split
-from niels_cache_runtime.format.meta import write_meta
+from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split
+from niels_cache_runtime.format.meta import load_meta, write_meta
 from tests.helpers.depth import cases
 from tests.helpers.messages import missing
 from tests.helpers.tiny import sentences
@@ -233,7 +233,7 @@ def test_a_difference_is_found_in_any_block_and_across_shards(
 ) -> None:
     monkeypatch.setattr(tokens_module, "_BLOCK_TOKENS", 100)
     folder = b / "pretrain/notes"
-    stream = SplitTokens(folder, "pretrain", "train", dtype=TOKEN_DTYPE)
+    stream = SplitTokens(folder, "pretrain", "train", load_meta(folder / "meta.json"))
     whole = stream.read(0, len(stream)).copy()
     shard = SHARD_BYTES // 2
     assert len(whole) > 3 * shard

@@ -31,7 +31,7 @@ from niels_cache_assets.build_cache.base import choose_token_dtype
 from niels_cache_assets.corpus.prepared import PreparedCorpus, document_files
 from niels_cache_assets.disk.space import corpus_need
 from niels_cache_assets.facts.disjoint import SAMPLE_TOKENS
-from niels_cache_assets.parts.plan import Plan, encode_group
+from niels_cache_assets.parts.plan import Plan
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.errors import SourceUnavailableError
 from niels_cache_assets.sources.hub.data import HubData, hub_files
@@ -157,7 +157,7 @@ class Estimator:
             )
         read = 0
         if opened is not None:
-            names = settings.train_on or [*self._registry.partition_keys("pretrain"), *self._registry.partition_keys("sft")]
+            names = settings.train_on or self._registry.partition_keys()
             sizes = (self._source_volume(name).text_bytes or settings.sample_bytes for name in names)
             read = sum(min(size, settings.sample_bytes) for size in sizes)
             seconds = cost.seconds + opened.seconds * max(1.0, read / opened.trained_bytes) ** TRAINING_EXPONENT
@@ -291,7 +291,7 @@ class Estimator:
             source = artifact.source
             revision = source.revision({}) if isinstance(source, HubData) and not source.local_key else None
             groups = artifact.groups(revision, force=self._force, log=lambda message: None, hashed=False)
-            plan = Plan.of({"fingerprint": "", "dataset_revision": revision, "groups": [*map(encode_group, groups)]})
+            plan = Plan.of({"fingerprint": "", "dataset_revision": revision, "groups": [group.entry for group in groups]})
             self._plans[artifact.name] = plan
             self.grown |= {artifact.name: plan} if source.added and not self._force else {}
         return self._plans[artifact.name]
@@ -359,7 +359,7 @@ class Estimator:
         encoder = BuildEncoder(view, tokenizer)
         encoder.start([], lambda message: None)
         encoder.encode_flat([""], None)  # proves the engine before the time of a sample is measured
-        return _Opened(replace(view, encode_numbered=encoder.encode_flat), cpu_seconds() - began, trained_bytes)
+        return _Opened(replace(view, encode_batch=encoder.encode_flat), cpu_seconds() - began, trained_bytes)
 
 
 class _Opened(NamedTuple):

@@ -20,7 +20,6 @@ from functools import partial
 from itertools import groupby
 from pathlib import Path
 
-from niels_cache_assets.artifacts.base import lease_times
 from niels_cache_assets.artifacts.duplicates import remove_ranges
 from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.artifacts.parts.seal import JoinedCache
@@ -111,7 +110,7 @@ def _remove_parts(graph: Graph, folder: Path, kept: Collection[str]) -> list[Pru
     for target in targets_in(folder):
         if target.name in kept:
             continue
-        with hold_lease(target, times=lease_times(graph.registry), wait=False, log=lambda line: None) as lease:
+        with hold_lease(target, times=graph.registry.cluster, wait=False, log=lambda line: None) as lease:
             removed += remove_target(lease)
     return removed
 

@@ -177,7 +177,7 @@ def _print_dry_run(steps: Sequence[Step], sums: Mapping[str, tuple[Any, int]], f
 
 
 def _check_names(registry: Registry, only: list[str] | None) -> None:
-    names = [TOKENIZER, *registry.pretrain, *registry.sft, *registry.blend]
+    names = [TOKENIZER, *registry.sources, *registry.blend]
     for name in only or ():
         if name not in names:
             parts = name.split(",")

@@ -32,7 +32,7 @@ def tokenizer_asset(registry: Registry) -> dg.AssetsDefinition:
     return artifact_asset(
         registry,
         "tokenizer",
-        prepare=_require_inputs,
+        begin=_require_inputs,
         group_name="tokenizer",
         kinds={"file"},
         code_version=_code_version(registry),
@@ -40,10 +40,9 @@ def tokenizer_asset(registry: Registry) -> dg.AssetsDefinition:
     )
 
 
-def _require_inputs(artifact: Tokenizer, config: BuildConfig, context: dg.AssetExecutionContext) -> Tokenizer:
+def _require_inputs(artifact: Tokenizer, config: BuildConfig, context: dg.AssetExecutionContext) -> None:
     if artifact.needs_training(force=config.force):
         require_inputs(artifact.registry, ())
-    return artifact
 
 
 def _code_version(registry: Registry) -> str:

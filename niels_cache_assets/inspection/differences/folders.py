@@ -22,7 +22,6 @@ from niels_cache_runtime.format.layout import (
     Family,
     Split,
     built_names,
-    entries_per_example,
     token_dtype_of,
     tokenizer_dir,
 )
@@ -196,7 +195,7 @@ def _compare(name: str, a: Path, b: Path, *, shown: int, progress: OnProgress) -
     family = cast("Family", metas[0]["kind"])
 
     def tokens_of(path: Path, meta: Meta, split: Split) -> SplitTokens:
-        return SplitTokens(path, family, split, dtype=token_dtype_of(meta), entries=entries_per_example(meta))
+        return SplitTokens(path, family, split, meta)
 
     try:
         streams = {split: (tokens_of(a, metas[0], split), tokens_of(b, metas[1], split)) for split in SPLITS}

@@ -42,7 +42,7 @@ def unknown_choice_message(what: str, requested: str | None, choices: Sequence[s
     if requested is None:
         return f"set {what} to one of: {shown}"
     hint = did_you_mean(requested, choices)
-    return f"no {what} {requested!r}{f'; {hint}' if hint else ''} (there are: {shown or 'none'})"
+    return f"no {what} {requested!r}{hint and f'; {hint}'} (there are: {shown or 'none'})"
 
 
 @contextmanager
