@@ -78,7 +78,8 @@ def test_init_pins_a_model_whose_builds_then_need_no_hub(
     run("init", "chats.jsonl", "--tokenizer", "meta/pieces", "--out", "pieces.toml")
     assert "special_tokens" not in (tmp_path / "pieces.toml").read_text(), "this model has the default ones"
     hub.repositories["meta/tekken"] = {"tekken.json": tekken(tmp_path / "tekken.json", write_ranks(tmp_path / "a.tiktoken")).read_bytes()}
-    run("init", "chats.jsonl", "--tokenizer", "meta/tekken", "--out", "tekken.toml")
+    (tmp_path / "text.txt").write_text(" ".join(WORDS))
+    run("init", "text.txt", "--tokenizer", "meta/tekken", "--out", "tekken.toml")
     assert '"</s>"' in (tmp_path / "tekken.toml").read_text()
     hub.close()
     run("build-all", HF_HUB_OFFLINE="1")
