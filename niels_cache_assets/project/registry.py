@@ -408,9 +408,9 @@ def _build_registry(tables: Tables, origin: _Origin, *, profile: str | None, is_
                     f"{where}: [{family}] {name} = {as_toml(table)}: is not a data set; write a table with its own name: [{family}.NAME]"
                 )
             if not isinstance(table.get("source"), str):
-                raise NielsCacheError(
-                    f"{where}: [{label}] has no source; add source = {' | '.join(map(repr, SOURCES[family]))}{_catalog_hint(name)}"
-                )
+                near = difflib.get_close_matches("source", table, n=1)
+                add = f"rename {near[0]!r} to 'source'" if near else f"add source = {' | '.join(map(repr, SOURCES[family]))}"
+                raise NielsCacheError(f"{where}: [{label}] has no source; {add}{_catalog_hint(name)}")
             if table["source"] not in SOURCES[family]:
                 raise_unknown_choice(origin.of(label, "source"), f"[{label}] has an unknown source", table["source"], SOURCES[family])
             typed[family][name] = _validate(SOURCES[family][table["source"]], table, origin, label)
