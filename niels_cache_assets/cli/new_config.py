@@ -18,8 +18,8 @@ from niels_cache_assets.project.registry import is_valid_name, load_registry
 from niels_cache_assets.project.shipped import ABOUT, catalog
 from niels_cache_assets.project.tables import BuildSettings
 from niels_cache_assets.sources.reading.compressed import COMPRESSIONS
-from niels_cache_assets.tokenizer.base import guess_eot
-from niels_cache_assets.tokenizer.kinds import open_model
+from niels_cache_assets.tokenizer.hub import fetch_model
+from niels_cache_assets.tokenizer.kinds import eot_of, local_settings
 from niels_cache_assets.tokenizer.settings import TokenizerSettings
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES
@@ -85,7 +85,7 @@ def _sections(arguments: argparse.Namespace, seen: list[SeenFiles]) -> Iterator[
 # seed = {shipped.build.seed}  # of shuffles and splits; the same seed makes the same bytes"""
     proposals = recognize(arguments.data, text_field=arguments.text_field, seen=seen)
     yield _tokenizer(arguments, shipped.tokenizer.vocab_size if arguments.profile else TokenizerSettings().vocab_size, seen)
-    taken = {name for family in FAMILIES for name in shipped.datasets(family)}
+    taken = {*shipped.sources}
     for name in dict.fromkeys(arguments.catalog):
         if name == "roam":
             raise NielsCacheError("--from roam: does not say which folder holds your notes; give it to init: niels-cache init PATH")
@@ -107,10 +107,15 @@ def _sections(arguments: argparse.Namespace, seen: list[SeenFiles]) -> Iterator[
 
 def _tokenizer(arguments: argparse.Namespace, default: int, seen: Sequence[SeenFiles]) -> str:
     if arguments.tokenizer is not None:
-        if not Path(arguments.tokenizer).expanduser().exists():
+        settings = TokenizerSettings(model=arguments.tokenizer)
+        model, where, revision = _path(arguments.tokenizer, arguments), "on this machine", []
+        if settings.hub_name is not None:
+            model, where = arguments.tokenizer, "of the hub"
+            revision = [f"revision = {as_toml(fetch_model(settings.hub_name, None).parent.name)}"]
+        elif not Path(str(settings.model)).exists():
             raise NielsCacheError(f"{arguments.tokenizer}: does not exist; correct --tokenizer")
-        model = _path(arguments.tokenizer, arguments)
-        return f"[tokenizer]\nmodel = {as_toml(model)}  # used unchanged, instead of training one{_end_of_text(arguments.tokenizer)}"
+        lines = ["[tokenizer]", f"model = {as_toml(model)}  # {where}, used unchanged, instead of training one", *revision]
+        return "\n".join([*lines, *_end_of_text(local_settings(settings))])
     setting = f"# vocab_size = {default:_}" if arguments.vocab_size is None else f"vocab_size = {arguments.vocab_size:_}"
     why = "pieces in all; up to 65_536, a token takes two bytes, otherwise four"
     is_known = not (arguments.profile or arguments.catalog or arguments.hub or any("://" in path for path in arguments.data))
@@ -128,19 +133,17 @@ def _tokenizer(arguments: argparse.Namespace, default: int, seen: Sequence[SeenF
 # model = "my.model"  # a model to use instead of training one: SentencePiece, tokenizer.json, tiktoken ranks"""
 
 
-def _end_of_text(model: str) -> str:
-    """Return the line that names the EOT of a model of another project, empty for a model with our special tokens."""
-    tokenizer = open_model(Path(model).expanduser(), special_tokens={})
-    eot = guess_eot(tokenizer.special_names())
-    if tokenizer.token_id(defaults.SPECIAL_TOKENS["eot"]) is not None or eot is None:
-        return ""
-    note = "" if _has_template(model) else "; SFT data also needs sys, usr, asst"
-    return f"\nspecial_tokens = {{ eot = {as_toml(eot)} }}  # follows each document: check its name{note}"
+def _end_of_text(settings: TokenizerSettings) -> Iterator[str]:
+    """Yield the line that names the EOT of a model of another project; none for a model with our special tokens."""
+    eot = eot_of(str(settings.model))
+    if eot is not None:
+        note = "" if _has_template(settings) else "; SFT data also needs sys, usr, asst"
+        yield f"special_tokens = {{ eot = {as_toml(eot)} }}  # follows each document: check its name{note}"
 
 
-def _has_template(model: str) -> bool:
+def _has_template(settings: TokenizerSettings) -> bool:
     try:
-        return find_template("model", TokenizerSettings(model=str(Path(model).expanduser()))) is not None
+        return find_template("model", settings) is not None
     except NielsCacheError:
         return False
 
@@ -185,7 +188,7 @@ def _own_table(proposal: Proposal, name: str, arguments: argparse.Namespace, hin
         f"source = {as_toml(kind.source)}",
         f"{kind.path_key} = {as_toml(paths if kind.path_key == 'files' else paths[0])}",
         *(f"{key} = {as_toml(value)}" for key, value in keys.items()),
-        *(_TEMPLATE if kind.family == "sft" and arguments.tokenizer is not None and _has_template(arguments.tokenizer) else ()),
+        *(_TEMPLATE if kind.family == "sft" and _has_template(TokenizerSettings(model=arguments.tokenizer)) else ()),
         hints if kind.family == "pretrain" else f"# val_frac = {defaults.VAL_FRAC:g}  # share of the conversations that goes to val",
     ]
     return "\n".join(lines)

@@ -192,14 +192,11 @@ def _inputs(registry: Registry, *, offline: bool) -> Iterator[DoctorFinding]:
     from niels_cache_assets.tokenizer.kinds import open_configured_model
 
     findings = []
-    model = registry.tokenizer.model
-    if model is not None and not os.access(model, os.R_OK):
-        findings.append(DoctorFinding("data", "problem", f"[tokenizer] model = {model!r} does not exist", "correct its path"))
-    elif model is not None:
+    if registry.tokenizer.model is not None:
         try:
             open_configured_model(registry.tokenizer)
         except NielsCacheError as error:
-            findings.append(DoctorFinding("data", "problem", f"[tokenizer] {error}", "give another model"))
+            findings.append(DoctorFinding("data", "problem", f"[tokenizer] {error}", "correct [tokenizer] model"))
     problems = [*input_problems(registry, offline=offline)]
     findings += [_input_finding("data", problem) for problem in problems]
     for name in registry.partition_keys("sft"):

@@ -64,8 +64,8 @@ COMMAND = Command(
             option("--cache-dir", "DIR", "root folder of the caches (default: cache, next to the configuration file)"),
             option(
                 "--tokenizer",
-                "FILE",
-                "a model to use instead of training one: SentencePiece, tokenizer.json or its folder, tiktoken ranks",
+                "MODEL",
+                "a model to use instead of training one: SentencePiece, tokenizer.json or its folder, ranks, or OWNER/NAME of the hub",
             ),
             option("--vocab-size", "N", "vocabulary size of the trained tokenizer", type=whole_number),
         ],
