@@ -139,8 +139,8 @@ class _Survey:
         for pattern, unknown in _patterns(folder, (file for file in files if source_kind(file) is None)).items():
             outcome = self._outcome(max(unknown, key=_size))
             if isinstance(outcome, DetectedKind):
-                command = f"niels-cache init {shlex.quote(pattern)}"
-                outcome = f"{pattern}: text with this ending, such as code, is used only if you name it: {command}"
+                command = f"niels-cache init {shlex.quote(pattern if _ending(pattern) else unknown[0])}"
+                outcome = f"{unknown[0]}: other text, such as code, is used only if you name it: {command}"
             self._count(unknown, outcome)
 
     def _sort(self, patterns: dict[str, list[str]]) -> None:
