@@ -18,7 +18,7 @@ from niels_cache_assets.sources.chat_jsonl import ChatJsonl
 from niels_cache_assets.sources.finding.globs import advice_for_missing, glob_files
 from niels_cache_assets.sources.reading.compressed import COMPRESSIONS
 from niels_cache_assets.sources.reading.files import SourceFile, file_errors, open_bytes, walk_folder
-from niels_cache_assets.sources.reading.rows import file_rows, first_rows
+from niels_cache_assets.sources.reading.rows import ARROW, file_rows, first_rows
 from niels_cache_assets.sources.roam import is_export
 from niels_cache_assets.sources.text_column import ROWS, choose_text_field, require_field
 from niels_cache_assets.sources.types import PretrainSource
@@ -30,6 +30,10 @@ KINDS = {
     **dict.fromkeys((".txt", ".md", ".rst"), "text"),
     **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl"),  # the JSON Lines files of C4 are named .json.gz
     ".parquet": "parquet",
+    **dict.fromkeys((".csv", ".tsv"), "csv"),
+    **dict.fromkeys(ARROW, "arrow"),
+    **dict.fromkeys((".html", ".htm", ".xhtml"), "html"),
+    ".epub": "epub",
     ".xml": "wikipedia",
 }
 _ENDINGS = f"{', '.join(KINDS)}, with or without {', '.join(COMPRESSIONS)}"
@@ -137,7 +141,7 @@ def _kind_inside(path: str, text_field: str | None) -> DetectedKind | None:
     if not os.path.isfile(path):
         raise NielsCacheError(f"{path}: not a regular file; write its content to a file")
     named = source_kind(path)
-    if named in ("text", "wikipedia"):
+    if named in ("text", "wikipedia", "html", "epub"):
         if named == "wikipedia":
             Wikipedia.model_validate({"source": "wikipedia", "files": [glob.escape(path)]}).check_input({})
         with file_errors(SourceFile(path, path)), open_bytes(SourceFile(path, path), lambda damage: None):
@@ -159,13 +163,7 @@ def _kind_inside(path: str, text_field: str | None) -> DetectedKind | None:
 
 
 def _first_rows(path: str) -> list[dict[str, Any]]:
-    try:
-        return [row for _, row in first_rows(file_rows(SourceFile(path, path)), ROWS)]
-    except NielsCacheError as error:
-        if path.lower().endswith(".json") and _whole_json(path) is not None:
-            target = f"{path.removesuffix('.json')}.jsonl"
-            raise NielsCacheError(f"{path}: is one JSON value; each line must hold one object: jq -c '.[]' {path} > {target}") from error
-        raise
+    return [row for _, row in first_rows(file_rows(SourceFile(path, path)), ROWS)]
 
 
 def _whole_json(path: str) -> Any:
@@ -237,7 +235,7 @@ def sources_of(paths: Sequence[str], *, text_field: str | None = None) -> list[P
     sources = []
     for kind, files in by_kind.items():
         table: dict[str, Any] = {"source": kind, "files": files, "prepare": ["clean"]}
-        if text_field is not None and kind in ("jsonl", "parquet"):
+        if text_field is not None and kind in ("jsonl", "parquet", "csv", "arrow"):
             table["text_field"] = text_field
         sources.append(PRETRAIN_SOURCES[kind].model_validate(table))
     return sources
