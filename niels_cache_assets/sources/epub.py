@@ -48,14 +48,18 @@ def _spine(book: ZipFile, name: str, limit: int) -> Iterator[bytes]:
     """
     if sum(info.file_size for info in book.infolist()) > limit:  # zipfile reads no more than that
         refuse_length(f"{name}: the unpacked book", limit)
-    root: Any = ElementTree.fromstring(book.read("META-INF/container.xml")).find(".//{*}rootfile")
-    package: Any = ElementTree.fromstring(book.read(root.get("full-path")))
+
+    def read(path: str) -> bytes:
+        return book.open(path).read(limit)  # not `book.read`, which decompresses up to 2 GiB if the size is a lie
+
+    root: Any = ElementTree.fromstring(read("META-INF/container.xml")).find(".//{*}rootfile")
+    package: Any = ElementTree.fromstring(read(root.get("full-path")))
     folder = posixpath.dirname(root.get("full-path"))
     paths = {
         item.get("id"): posixpath.normpath(posixpath.join(folder, unquote(item.get("href")))) for item in package.findall(".//{*}item")
     }
-    encrypted = book.read(_ENCRYPTED).decode() if _ENCRYPTED in book.namelist() else ""  # may name only fonts
+    encrypted = read(_ENCRYPTED).decode() if _ENCRYPTED in book.namelist() else ""  # may name only fonts
     for path in dict.fromkeys(paths[reference.get("idref")] for reference in package.findall(".//{*}itemref")):
         if f'URI="{quote(path)}"' in encrypted:
             raise ValueError("its pages are encrypted by DRM")
-        yield book.read(path)
+        yield read(path)

@@ -17,6 +17,7 @@ import pytest
 from niels_cache_assets.sources.arrow import Arrow
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl
 from niels_cache_assets.sources.csv import Csv
+from niels_cache_assets.sources.huggingface import Huggingface
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.parquet import Parquet
 from niels_cache_assets.sources.reading import encodings, rows
@@ -106,7 +107,6 @@ def test_the_delimiter_of_a_csv_file_is_logged_once_and_counts_only_if_it_is_set
         ("a.csv", b"text,n\na,1\nb,1,2\n", ("record 2", "3 values", "2 columns")),
         ("a.csv", b'text,n\n"a" b,1\n', ("line 2", "quotes")),
         ("a.json", b'[{"text": "a"}, {"text": "b"}', ("item 3",)),
-        ("a.json", b'[{"text": "a"} {"text": "b"}]', ("item 2", "comma")),
         ("a.json", b'[{"text": "a"}, 5]', ("item 2", "int", "object")),
         ("a.json", b'[{"text": "a"}] [1]', ("item 2",)),
         ("a.json", b"[" * 100_000, ("item 1", "nested")),
@@ -148,6 +148,8 @@ def test_a_nested_field_is_text_and_lists_are_joined_by_a_blank_line(tmp_path: P
         Jsonl(files=one_file(tmp_path, "a.json", json.dumps(NESTED).encode()), text_field=field),
         Parquet(files=[str(tmp_path / "a.parquet")], text_field=field),
         Arrow(files=one_file(tmp_path, "a.arrow", as_stream(NESTED)), text_field=field),
+        Huggingface(dataset="a/b", files=[str(tmp_path / "a.parquet")], text_field=field, shuffle_buffer=0),
+        Huggingface(dataset="a/b", files=[str(tmp_path / "a.json")], text_field=field, shuffle_buffer=0),
     ]
     for source in sources:
         source.check_input({})
