@@ -34,7 +34,6 @@ _GET_ANNEX = "get its content with `git annex get`"
 _DOWNLOAD = "download it again"
 _UNPACK = "unpack it, and name its files"
 _CONVERT = "convert it to text"
-_READ_JSON = 'let its name end in .json, and set source = "jsonl"'
 _PARQUET = 'let its name end in .parquet, and set source = "parquet"'
 
 
@@ -73,7 +72,9 @@ _CONTENTS = {  # by a regular expression for the first bytes
         "an HTML page, such as a saved page with a login or an error", _DOWNLOAD, is_text=True
     ),
     rb"(?is)(\xef\xbb\xbf)?\s*<(\?xml|error|mediawiki)\b": FileContent("XML", "give the file that its name promises", is_text=True),
-    rb"(\xef\xbb\xbf)?\s*(\[\s*[\[{\"\d]|\{\s*\")": FileContent("JSON", _READ_JSON, is_text=True),
+    rb"(\xef\xbb\xbf)?\s*(\[\s*[\[{\"\d]|\{\s*\")": FileContent(
+        "JSON", 'let its name end in .json, and set source = "jsonl"', is_text=True
+    ),
 }
 _MAGIC = {".gz": rb"\x1f\x8b", ".bz2": rb"BZh", ".xz": rb"\xfd7zXZ\x00", ".zst": rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"}
 _MIN_UTF16 = 8  # bytes

@@ -41,7 +41,6 @@ _BATCHES_AHEAD = 4
 _JOINED_BYTES = 1 << 20
 _MAX_SEARCHED_ROWS = 16  # rows that are searched for a dictionary, because a row without a value does not show it
 _BYTES = ("BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
-_ARROW = b"ARROW1"  # the first bytes of the file format, but not of a stream
 _REPEATING = "DELTA_BYTE_ARRAY"  # an encoding in which a value repeats the beginning of the value before it
 
 
@@ -345,7 +344,7 @@ def arrow_batches(file: SourceFile, *, most_rows: int, start: int) -> Iterator[t
     first = 0
     with open_for_arrow(file, "Arrow") as source:
         stream = pa.memory_map(source) if isinstance(source, str) else source
-        is_stream = stream.read(len(_ARROW)) != _ARROW
+        is_stream = stream.read(6) != b"ARROW1"  # with which the file format begins
         stream.seek(0)
         reader = ipc.open_stream(stream) if is_stream else ipc.open_file(stream)
         for batch in reader if is_stream else map(reader.get_batch, range(reader.num_record_batches)):
