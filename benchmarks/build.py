@@ -47,13 +47,14 @@ import pyarrow.parquet
 import repository_path  # noqa: F401
 from niels_cache_assets.base.strings import Strings
 from niels_cache_assets.build_cache import Resume, build_pretrain_cache, build_sft_cache
-from niels_cache_assets.build_cache.pretrain_writer import PretrainWriter
 from niels_cache_assets.disk.journal import Journal
+from niels_cache_assets.disk.writers import GrowingFile
 from niels_cache_assets.project.registry import load_registry
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_assets.streaming.feed import Feed
-from niels_cache_assets.tokenizer.kinds import BuildTokenizer, SentencePieceTokenizer
+from niels_cache_assets.tokenizer.encoder import BuildEncoder
+from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.format.reading import available_threads
 from tests.helpers.builds import build_tokenizer
 
@@ -124,7 +125,7 @@ class StoredIds:
         return self._ids[: self._ends[len(texts) - 1]], self._lengths[: len(texts)]
 
     def building(self) -> AbstractContextManager[Any]:
-        return mock.patch.object(BuildTokenizer, "encode_batch", lambda _, texts, batch: self.encode_flat(texts))
+        return mock.patch.object(BuildEncoder, "encode_flat", lambda _, texts, batch: self.encode_flat(texts))
 
 
 def write_inputs(folder: Path, texts: list[str]) -> None:
@@ -177,7 +178,7 @@ def build_with_journal(source: PretrainSource, tokenizer: SentencePieceTokenizer
 
     with (
         mock.patch.object(Journal, "record", timed(Journal.record)),
-        mock.patch.object(PretrainWriter, "checkpoint", timed(PretrainWriter.checkpoint)),
+        mock.patch.object(GrowingFile, "flush", timed(GrowingFile.flush)),
     ):
         build(source, tokenizer, folder, resume=Resume(fingerprint="benchmark", afresh=True))
     record_seconds.append(seconds_now)

@@ -250,7 +250,7 @@ def sealing_parts(work: Path, *, parts: int, shards: int) -> Iterator[Row]:
 
 def reading_lists(work: Path, *, shards: int, files: int, parts: int) -> Iterator[Row]:
     """Read a meta.json that lists many shards, as every reader of a cache does, and a plan of many files, as every part does."""
-    from niels_cache_assets.parts.plan import Plan, encode_group, plan_parts
+    from niels_cache_assets.parts.plan import Plan, plan_parts
     from niels_cache_assets.sources.types import ListedFile
 
     work.mkdir()
@@ -258,7 +258,7 @@ def reading_lists(work: Path, *, shards: int, files: int, parts: int) -> Iterato
     write_meta(str(work / META_NAME), {"kind": "pretrain", "files": entries})
     listed = [ListedFile(f"data/CC-MAIN-2026-05/{number:06d}.parquet", 5 * 10**8, f"{number:064x}", None) for number in range(files)]
     planned = plan_parts(listed, parts, train_tokens=None, val_tokens=None)
-    groups = [encode_group(planned)]
+    groups = [planned.entry]
     meta = {"kind": "plan", "dataset_name": "web", "dataset_revision": "0" * 40, "fingerprint": "0" * 64, "groups": groups}
     write_meta(str(work / "plan.json"), meta)
     rows = ((f"read a meta.json of {shards:,} shards", META_NAME), (f"read a plan of {files:,} files in {parts:,} parts", "plan.json"))

@@ -70,7 +70,7 @@ def measure(number: int) -> dict[str, float]:
 
     settings = CleaningSettings()
     documents = [Document(page, file="web.jsonl", row=row, source_id=str(row)) for row, page in enumerate(mixed_pages(number))]
-    work = ChunkWork(source=Jsonl(files=["web.jsonl"]), seed=1, cleaning=settings, num_perm=None, ngram=None)
+    work = ChunkWork(source=Jsonl(files=["web.jsonl"]), seed=1, cleaning=settings, signer=None)
 
     def clean(start: int) -> int:
         return len(work(CorpusChunk(start, documents[start : start + CHUNK])).rows)

@@ -169,7 +169,8 @@ META_KEYS: tuple[MetaKey, ...] = (
         "With `prepare`, `read_as` records how each data set was read: `prepared` (train documents of its corpus), `members` (a mixture) "
         "or `raw`. Quality: `characters_per_token` by source, and `longest_words`",
     ),
-    MetaKey("imported", ("tokenizer",), "File name of the imported tokenizer"),
+    MetaKey("imported", ("tokenizer",), "File name of the imported tokenizer, or the name of its model on the hub"),
+    MetaKey("revision", ("tokenizer",), "Commit of the model on the hub; omitted for files"),
     # Corpus and duplicates
     MetaKey("prepare", ("corpus",), "The steps applied: `clean`, `dedup` or both"),
     MetaKey("cleaning", ("corpus",), "Cleaning settings, or null without `clean`"),

@@ -42,6 +42,7 @@ CONFIG = """
 
 [build]
 shard_bytes = 1048576
+threads = 1  # so small a corpus needs no other processes
 
 [pretrain.python_docs]
 decontaminate = "off"  # dedup already keeps train and val apart
@@ -93,7 +94,7 @@ def made_here(folder: Path, *, tokenizer: str | None = None, eot: str | None = N
     config.write_text(tables, encoding="utf-8")
     registry = load_registry(profile="quickstart", config=str(config))  # it has the data set python_docs
     artifacts, names = graph(registry, folder), registry.prepared()
-    for artifact in (artifacts.tokenizer(), *(artifacts.corpus(name, processes=1) for name in names), artifacts.duplicates()):
+    for artifact in (artifacts.tokenizer(), *(artifacts.corpus(name) for name in names), artifacts.duplicates()):
         materialize(artifact)
     return {name: str(materialize(artifacts.cache(name)).directory / "train") for name in names}
 

@@ -2,7 +2,7 @@
 
 import gc
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -41,6 +41,15 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tokenizer(tiny_model: Path) -> SentencePieceTokenizer:
     return SentencePieceTokenizer(str(tiny_model))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def user_record() -> Iterator[Callable[[], Path | None]]:
+    """Let no test read or write the user's record of proofs. The value is the function that returns its path."""
+    found = engines._user_record
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engines, "_user_record", lambda: None)
+        yield found
 
 
 @pytest.fixture(scope="module")

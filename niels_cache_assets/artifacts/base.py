@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, cast
 
 from niels_cache_assets.base.defaults import RECORD_SECONDS
 from niels_cache_assets.base.fingerprint import Identity, fingerprint_of
@@ -24,8 +24,7 @@ from niels_cache_assets.disk.space import SpaceNeed, disk_error_message
 from niels_cache_assets.disk.staging import finished_meta, staged, sweep_leftovers
 from niels_cache_assets.facts.drops import NO_DROPS, DropSummary
 from niels_cache_assets.parts.attempts import staged_attempt, sweep_attempts
-from niels_cache_assets.parts.lease import HeldLease, Lease, LeaseTimes, StopRequests, hold_lease
-from niels_cache_assets.project.running import NotifySettings
+from niels_cache_assets.parts.lease import HeldLease, Lease, Log, StopRequests, hold_lease
 from niels_cache_assets.sources.excluding import require_matches
 from niels_cache_assets.sources.types import PretrainSource, Source
 from niels_cache_runtime.errors import NielsCacheError
@@ -39,35 +38,27 @@ if TYPE_CHECKING:
     from niels_cache_assets.tokenizer.encoder import EngineUse
 
 
-Log = Callable[[str], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class BuildLock:
+class BuildLock(NamedTuple):
     """The right to build an artifact.
 
     Attributes:
         waited: Whether the caller had to wait for another build.
         lease: The lease of a shared artifact. None for other artifacts, which have a lock.
-        fingerprint: The hash of everything that decides the bytes of the build, once they are known.
-        force: Whether the build starts from the beginning instead of resuming.
     """
 
     waited: bool = False
     lease: HeldLease | None = None
-    fingerprint: str = ""
-    force: bool = False
-
-
-def lease_times(registry: Registry) -> LeaseTimes:
-    """Return the times of leases that [cluster] sets."""
-    return LeaseTimes(renew_seconds=registry.cluster.renew_seconds, lease_seconds=registry.cluster.lease_seconds)
 
 
 def corpus_keys(registry: Registry, names: Sequence[str]) -> list[str]:
     """Return the keys of the corpora of these data sets, and of the drop lists if one of them uses these."""
     searched = any("dedup" in registry.pretrain[name].prepare for name in names)
     return [*(f"corpus/{name}" for name in names), *(["corpus/duplicates"] if searched else [])]
+
+
+def kind_of(key: str) -> str:
+    """Return the first part of the key of an artifact: `pretrain`, `corpus`, ..."""
+    return key.partition("/")[0]
 
 
 def listed_name(key: str) -> str:
@@ -110,8 +101,8 @@ class Outcome:
 
     @property
     def kind(self) -> str:
-        """The first part of the key: `pretrain`, `corpus`, ..."""
-        return self.key.partition("/")[0]
+        """The first part of the key."""
+        return kind_of(self.key)
 
     @property
     def family(self) -> Family:
@@ -242,8 +233,8 @@ class Artifact(ABC):
         uses_network: Whether a build makes requests to other machines.
         noun: What a message such as "kept the finished ..." calls the artifact.
         states: The state after a build, and the state if no build was needed.
-        on_stop_requested: Called by another thread if a stop of a shared artifact is requested. None: the build stops at its next batch.
-        stops: The requests to stop that count. None: those after the build has requested the lease.
+        stops: The requests to stop that count, for a shared artifact. None: those after the build has requested the lease.
+        forces_steps: Whether `force` also builds again the steps that only this artifact needs: parts of a corpus, hashes and ranges.
     """
 
     version: ClassVar[str] = "1"
@@ -252,13 +243,25 @@ class Artifact(ABC):
     noun: ClassVar[str] = "build"
     states: ClassVar[tuple[State, State]] = ("built", "cache_hit")
 
-    on_stop_requested: Callable[[], None] | None = field(default=None, compare=False)
     stops: StopRequests | None = field(default=None, compare=False)
+    forces_steps: bool = field(default=True, compare=False)
+
+    if TYPE_CHECKING:
+
+        @property
+        @abstractmethod
+        def registry(self) -> Registry:
+            """The configuration."""
 
     @property
     @abstractmethod
     def key(self) -> str:
         """The unique name of the artifact in a root folder: `tokenizer`, `corpus/NAME`, `pretrain/NAME`, ..."""
+
+    @property
+    def kind(self) -> str:
+        """The first part of the key."""
+        return kind_of(self.key)
 
     @property
     @abstractmethod
@@ -310,23 +313,6 @@ class Artifact(ABC):
         Raises:
             NielsCacheError: If the build fails. The previous build then stays.
         """
-
-    @property
-    def network_retry_seconds(self) -> float | None:
-        """The number of seconds for which requests are retried. None if the build does not use the network."""
-        return getattr(self, "registry").build.network_patience if self.uses_network else None  # noqa: B009  each such artifact has one
-
-    @property
-    def record_seconds(self) -> float:
-        """The time in seconds after which a record of the journal is due."""
-        registry = getattr(self, "registry", None)
-        return RECORD_SECONDS if registry is None else registry.build.seconds_between_records
-
-    @property
-    def notify(self) -> NotifySettings:
-        """The settings that say where messages about a build are sent."""
-        registry = getattr(self, "registry", None)
-        return NotifySettings() if registry is None else registry.notify
 
     @property
     def reference(self) -> str | None:
@@ -445,30 +431,27 @@ class Artifact(ABC):
         """
         if not self.is_shared:
             with lock_target(self.directory, is_ours=self.owns, wait=wait, log=log) as waited:
-                yield BuildLock(waited=waited)
+                yield BuildLock(waited)
             return
-        target, times = real_path(self.lease_target), lease_times(getattr(self, "registry"))  # noqa: B009  each shared artifact has one
+        target, times = real_path(self.lease_target), self.registry.cluster
         with ExitStack() as stack:
             try:
                 require_target(target, self.owns)
-                lease = stack.enter_context(
-                    hold_lease(target, times=times, wait=wait, log=log, on_stop=self.on_stop_requested, stops=self.stops)
-                )
+                lease = stack.enter_context(hold_lease(target, times=times, wait=wait, log=log, stops=self.stops))
             except OSError as error:
                 raise NielsCacheError(
                     f"{disk_error_message(error, target)}; the last good build, if there is one, is unchanged: {target}"
                 ) from error
-            yield BuildLock(waited=lease.waited, lease=lease)
+            yield BuildLock(lease.waited, lease)
 
-    def stage(self, lock: BuildLock, *, log: Log) -> AbstractContextManager[Path]:
+    def stage(self, work: BuildJob) -> AbstractContextManager[Path]:
         """Return a context manager that provides a staging directory, which replaces `directory` at the end.
 
         Args:
-            lock: The right to build that `lock` yielded.
-            log: Called with each message.
+            work: The arguments of `write`, whose `directory` is not the staging directory yet.
         """
-        if isinstance(lock.lease, Lease):
-            return staged_attempt(lock.lease, log=log, resumable=self.resumable)
+        if isinstance(work.lease, Lease):
+            return staged_attempt(work.lease, log=work.log, resumable=self.resumable)
         return staged(self.directory, resumable=self.resumable)
 
     def sweep(self, *, resumable: bool) -> None:

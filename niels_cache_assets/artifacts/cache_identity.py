@@ -14,6 +14,7 @@ from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.project.tables import BuildSettings
 from niels_cache_assets.sources.types import PretrainSource, Siblings, Source
 from niels_cache_assets.streaming.decontaminate import decontamination_identity, references_identity
+from niels_cache_assets.tokenizer.kinds import special_tokens_of
 
 
 def cache_identity(
@@ -51,7 +52,7 @@ def cache_identity(
         "members": {member: siblings[member].identity() for member in members if member in siblings},
         "seed": build.seed,
         "shard_bytes": build.shard_bytes if source.family == "pretrain" else None,
-        "special_tokens": registry.tokenizer.special_tokens,
+        "special_tokens": special_tokens_of(registry.tokenizer),
         "tokenizer_sha256": tokenizer_sha256,
         "revision": revision if prepared is None or prepared.source.decontaminate_against else None,
         "code_version": CODE_VERSIONS[source.family],

@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
@@ -33,7 +33,6 @@ from niels_cache_assets.artifacts.parts.free_parts import build_free_parts_first
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.base.documents import Documents, DropReport, merge_facts
 from niels_cache_assets.base.parallel import map_in_processes
-from niels_cache_assets.build_cache.resume import BuildPosition
 from niels_cache_assets.corpus import identity as corpus_identity
 from niels_cache_assets.corpus.identity import (
     cleaning_identity,
@@ -73,6 +72,7 @@ from niels_cache_assets.sources.reading.keep import kept_columns
 from niels_cache_assets.sources.reading.part_stream import PartStream, part_stream, require_unchanged
 from niels_cache_assets.sources.text_column import pass_facts, reading_warning, with_text_field
 from niels_cache_assets.sources.types import PretrainSource, Siblings, SourceWithParts, StreamContext
+from niels_cache_assets.streaming.types import BuildPosition
 from niels_cache_assets.tokenizer.engines import reference_of
 from niels_cache_assets.tokenizer.kinds import TextTokenizer
 from niels_cache_runtime.errors import NielsCacheError
@@ -108,17 +108,17 @@ class CorpusProgress:
 
 @dataclass(frozen=True, kw_only=True)
 class _CorpusState:
-    """The state in the journal.
+    """The state in the journal. The default is that of a new build.
 
     Attributes:
         written: The state of the writer.
-        counts: The state of CorpusCounts.
+        counts: The state of CorpusCounts. Empty before the first chunk.
         reached: The position in the source.
     """
 
-    written: CorpusWriterState
-    counts: dict[str, Any]
-    reached: BuildPosition
+    written: CorpusWriterState = field(default_factory=CorpusWriterState)
+    counts: dict[str, Any] = field(default_factory=dict)
+    reached: BuildPosition = field(default_factory=BuildPosition)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,20 +126,16 @@ class Corpus(RootArtifact):
     """The corpus of a data set with `prepare`, or one part of it. A data set with `parts` above 1 has a corpus that joins its parts.
 
     Attributes:
-        processes: The number of worker processes. None: the value of `threads` in [build], or one worker per core if that value is not set.
             1: this process does the work.
         siblings: Returns the pretrain tables by name, for a mixture (see `with_corpus_readers`). `current` does not call it.
         number: The number of the part. None: the whole corpus.
         given: The part in the plan, if the caller has read the plan. None: read the plan when it is needed.
-        force_parts: Whether `force` also builds the parts again.
     """
 
     name: str
-    processes: int | None = None
     siblings: Callable[[], Siblings] = dict
     number: int | None = None
     given: PlannedPart | None = field(default=None, compare=False)
-    force_parts: bool = field(default=True, compare=False)
 
     version = CODE_VERSION
     uses_network = True
@@ -215,7 +211,7 @@ class Corpus(RootArtifact):
 
     def part(self, number: int) -> Corpus:
         """Return the artifact of a part."""
-        return Corpus(self.registry, self.root, name=self.name, processes=self.processes, number=number)
+        return Corpus(self.registry, self.root, name=self.name, number=number)
 
     def steps(self) -> list[Artifact]:
         """Return everything that is built before a corpus that joins its parts, in order."""
@@ -255,8 +251,6 @@ class Corpus(RootArtifact):
 
     def unavailable(self) -> str | None:
         source = require_prepared(self.registry, self.name)
-        if self.processes is not None and self.processes < 1:
-            raise NielsCacheError(f"processes is {self.processes}; give at least 1, or None")
         return None if source.enabled else "it is switched off"
 
     def finished(self) -> Meta | None:
@@ -275,8 +269,7 @@ class Corpus(RootArtifact):
         if self.is_joined:
             meta = self.parts_plan.finished()
             if meta is not None and self.parts_plan.is_frozen(meta):
-                revision: str | None = meta["dataset_revision"]
-                return revision
+                return meta["dataset_revision"]
         return self.source.revision(self._siblings)
 
     def identity(self, revision: str | None) -> Identity:
@@ -395,26 +388,26 @@ class Corpus(RootArtifact):
             return self._write(context, work)
 
     def _write(self, context: StreamContext, work: BuildJob) -> WriteResult:
-        from niels_cache_assets.corpus.chunks import ChunkWork, CorpusCounts, SourceChunks, new_report
+        from niels_cache_assets.corpus.chunks import ChunkWork, CorpusCounts, new_report, source_chunks
+        from niels_cache_assets.dedup.signatures import Signer
 
         registry, name, source = self.registry, self.name, self.source
-        processes = self.processes or registry.build.threads or available_threads()
-        signatures = signature_identity(registry, name) or {}
+        processes = registry.build.threads or available_threads()
         cleaning = registry.cleaning_of(name) if "clean" in source.prepare else None
-        cleaner = ChunkWork(
-            source=source, seed=context.seed, cleaning=cleaning, num_perm=signatures.get("num_perm"), ngram=signatures.get("ngram")
-        )
+        signer = Signer(num_perm=registry.dedup.num_perm, ngram=registry.dedup.ngram) if "dedup" in source.prepare else None
+        cleaner = ChunkWork(source=source, seed=context.seed, cleaning=cleaning, signer=signer)
         journal = work.open_journal(name, state=_CorpusState)
-        done: _CorpusState | None = journal.state
-        counts = CorpusCounts.from_state(done.counts) if done else CorpusCounts(report=new_report(context.seed, cleaning=cleaning))
+        done: _CorpusState = journal.state or _CorpusState()
+        counts = CorpusCounts.from_state(done.counts) if done.counts else CorpusCounts(report=new_report(context.seed, cleaning=cleaning))
         resumed_characters = counts.before.characters
         recorded_bytes, most_bytes = counts.before.bytes, TEXT_BYTES_PER_RECORD * processes
-        chunks = SourceChunks(self.stream, context, done.reached if done else None)
+        ends = deque[BuildPosition]()
+        chunks = source_chunks(self.stream, context, done.reached, ends)
         with (
             CorpusWriter(
                 work.directory,
-                num_perm=signatures.get("num_perm"),
-                state=done.written if done else None,
+                num_perm=None if signer is None else signer.num_perm,
+                state=done.written,
                 files=journal.finished,
                 hashes_stay=self.is_part,
                 has_kept_values=bool(self.keep),
@@ -426,13 +419,11 @@ class Corpus(RootArtifact):
             for chunk in results:
                 finished_file = writer.write(chunk.rows, chunk.hashes, chunk.signatures)
                 counts.add(chunk.counts)
-                reached = chunks.next_position()
+                reached = ends.popleft()
                 if journal.due(0) or finished_file or counts.before.bytes - recorded_bytes >= most_bytes:
                     recorded_bytes = counts.before.bytes
-                    written, sizes = writer.checkpoint()
-                    now = _CorpusState(written=written, counts=counts.state(), reached=reached)
-                    share, documents = reached.share, counts.before.documents
-                    journal.record(asdict(now), finished=writer.files, files=sizes, sums=sizes.sums, share=share, documents=documents)
+                    state = _CorpusState(counts=counts.state(), reached=reached)
+                    journal.record_writer(writer, state, "written", share=reached.share, documents=counts.before.documents)
                     writer.remove_spools()
                 before, after = counts.before, counts.after
                 work.report(CorpusProgress(before.documents, after.documents, before.characters, reached.share))
@@ -451,7 +442,7 @@ class Corpus(RootArtifact):
     def _join_parts(self, work: BuildJob) -> WriteResult:
         assert work.lease is not None  # machines share the parts
         work.log(f"preparing {self.name} in {self.source.corpus_parts} parts: {', '.join(self.source.prepare)}")
-        force = work.force and self.force_parts
+        force = work.force and self.forces_steps
         with work.lease.uncounted():
             materialize(self.parts_plan, wait=True, force=force, log=work.log, notify=False)
         plan = self.parts_plan.read()

@@ -200,16 +200,6 @@ class DatasetSpec(Generic[S]):
         read = [each for each in self.registry.prepared() if each == self.name or each in others]
         return ["tokenizer", *corpus_keys(self.registry, read)]
 
-    def unavailable(self) -> None:
-        """Check that the table has every setting that a build needs.
-
-        Raises:
-            NielsCacheError: If one is missing.
-        """
-        missing = self.source.missing_setting()
-        if missing is not None:
-            raise NielsCacheError(f"{self.registry.origin}: [{self.family}.{self.name}] cannot be built: it needs {missing}")
-
     def finished(self) -> Meta | None:
         """Return the meta.json of the finished cache of the whole data set, or None.
 
@@ -241,21 +231,7 @@ class DatasetSpec(Generic[S]):
 
     def unreferenced_revision(self) -> str | None:
         """Return the revision of what the build reads: the corpus, or the source if there is no corpus."""
-        if self.prepared is None:
-            return self.source.revision(self.siblings)
-        revision: str | None = self.prepared.meta["dataset_revision"]
-        return revision
-
-    def identity(self, revision: str | None) -> Identity:
-        """Return everything that decides the bytes of the cache of the whole data set."""
-        tables = (self.registry, self.source, self.build, self.siblings)
-        return cache_identity(*tables, tokenizer=self.recorded_tokenizer, revision=revision, prepared=self.prepared)
-
-    def drop_summary(self, meta: Meta) -> DropSummary:
-        """Return what the cache of the whole data set left out, in words."""
-        if self.prepared is not None:  # the corpus has given its own warning
-            return summarize_drops(meta, already_reported=self.prepared.dropped)
-        return add_unmatched_ids(summarize_drops(meta), self.source, meta)
+        return self.source.revision(self.siblings) if self.prepared is None else self.prepared.meta["dataset_revision"]
 
     def provenance(self, revision: str | None, fingerprint: str, split_rule: str, *, member: str | None = None) -> Provenance:
         """Return the entries of meta.json about the origin of a cache.
@@ -277,13 +253,10 @@ class DatasetSpec(Generic[S]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DatasetArtifact(Artifact, Generic[S]):
-    """The cache of a data set, or one part of it."""
+class DatasetFolder(Artifact, Generic[S]):
+    """The folder of a data set, or of one part of it."""
 
     spec: DatasetSpec[S]
-
-    uses_network = True
-    noun = "cache"
 
     @property
     def registry(self) -> Registry:
@@ -297,6 +270,23 @@ class DatasetArtifact(Artifact, Generic[S]):
     @property
     def directory(self) -> Path:
         return self.spec.directory
+
+    def unavailable(self) -> None:
+        """Check that the table has every setting that a build needs.
+
+        Raises:
+            NielsCacheError: If one is missing.
+        """
+        missing = self.spec.source.missing_setting()
+        if missing is not None:
+            raise NielsCacheError(f"{self.registry.origin}: [{self.spec.family}.{self.spec.name}] cannot be built: it needs {missing}")
+
+
+class DatasetArtifact(DatasetFolder[S]):
+    """The cache of a data set, or one part of it."""
+
+    uses_network = True
+    noun = "cache"
 
     @property
     def reference(self) -> str | None:
@@ -312,9 +302,6 @@ class DatasetArtifact(Artifact, Generic[S]):
     def inputs(self) -> list[str]:
         return self.spec.inputs()
 
-    def unavailable(self) -> None:
-        self.spec.unavailable()
-
     def finished(self) -> Meta | None:
         return self.spec.finished()
 
@@ -322,10 +309,17 @@ class DatasetArtifact(Artifact, Generic[S]):
         return self.spec.revision()
 
     def identity(self, revision: str | None) -> Identity:
-        return self.spec.identity(revision)
+        """Return everything that decides the bytes of the cache of the whole data set."""
+        spec = self.spec
+        tables = (spec.registry, spec.source, spec.build, spec.siblings)
+        return cache_identity(*tables, tokenizer=spec.recorded_tokenizer, revision=revision, prepared=spec.prepared)
 
     def drop_summary(self, meta: Meta) -> DropSummary:
-        return DropSummary() if self.is_part else self.spec.drop_summary(meta)
+        if self.is_part:
+            return DropSummary()
+        if self.spec.prepared is not None:  # the corpus has given its own warning
+            return summarize_drops(meta, already_reported=self.spec.prepared.dropped)
+        return add_unmatched_ids(summarize_drops(meta), self.spec.source, meta)
 
 
 class StreamedCache(DatasetArtifact[S]):
@@ -589,28 +583,16 @@ class SftCache(StreamedCache[SftSource]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SwitchedOff(Artifact):
+class SwitchedOff(DatasetFolder[Source]):
     """The empty cache of a data set that is switched off, with a meta.json that says so. A finished cache is kept instead.
 
     Attributes:
         split_rule: The rule that splits the data set if it is switched on, as one line for meta.json.
     """
 
-    spec: DatasetSpec[Source]
     split_rule: str
 
     states = ("disabled", "disabled")
-
-    @property
-    def key(self) -> str:
-        return self.spec.key
-
-    @property
-    def directory(self) -> Path:
-        return self.spec.directory
-
-    def unavailable(self) -> None:
-        self.spec.unavailable()
 
     def finished(self) -> Meta | None:
         meta, spec = finished_meta(self.directory), self.spec

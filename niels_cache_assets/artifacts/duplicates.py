@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from niels_cache_assets.artifacts.base import BuildJob, BuildLock, Log, ReportedProgress, RootArtifact, WriteResult, lease_times
+from niels_cache_assets.artifacts.base import BuildJob, Log, ReportedProgress, RootArtifact, WriteResult
 from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts.free_parts import build_free_parts_first
@@ -58,7 +58,7 @@ from niels_cache_runtime.format.layout import META_NAME, SPLITS
 from niels_cache_runtime.format.meta import Meta, sha256_text
 
 if TYPE_CHECKING:
-    from niels_cache_assets.corpus.order import CorpusInput, CorpusInputs, DroppedDocuments
+    from niels_cache_assets.corpus.order import CorpusInput, CorpusInputs
     from niels_cache_assets.dedup.signatures import Signatures
 
 
@@ -217,7 +217,7 @@ class SearchStep(RootArtifact):
 
     def _meta(self, work: BuildJob, files: Files) -> Meta:
         return {
-            "kind": self.key.partition("/")[0],
+            "kind": self.kind,
             "built": True,
             "documents": {"searched": self.required.documents},
             "bands": self.bands,
@@ -291,7 +291,7 @@ def remove_ranges(registry: Registry, root: Path, *, log: Log = lambda line: Non
     folder, removed = ranges_dir(root), list[PrunedPart]()
     for target in targets_in(folder):
         busy = (NielsCacheError, OSError)  # another process builds it, or the folder cannot be written
-        with suppress(*busy), hold_lease(target, times=lease_times(registry), wait=False, at_once=True, log=log) as lease:
+        with suppress(*busy), hold_lease(target, times=registry.cluster, wait=False, at_once=True, log=log) as lease:
             removed += remove_target(lease)
     with suppress(OSError):  # they do not exist, or are not empty
         folder.rmdir()
@@ -305,21 +305,12 @@ _ADVICE = "materialize corpus/duplicates first (niels-cache build-all does)"
 
 @dataclass(frozen=True, kw_only=True)
 class Duplicates(RootArtifact):
-    """The drop lists (lists of duplicates) of all data sets with "dedup" that have a current corpus.
+    """The drop lists (lists of duplicates) of all data sets with "dedup" that have a current corpus."""
 
-    Attributes:
-        forces_ranges: Whether `force` also makes the hashes and ranges again.
-    """
-
-    forces_ranges: bool = field(default=True, compare=False)
-
+    key = "corpus/duplicates"
     version = DROP_LISTS_VERSION
     resumable = True
     builds_from_partial_inputs = True
-
-    @property
-    def key(self) -> str:
-        return "corpus/duplicates"
 
     @property
     def directory(self) -> Path:
@@ -400,10 +391,10 @@ class Duplicates(RootArtifact):
         return self.required.need(certain=not self.hashes().directory.exists())
 
     @contextmanager
-    def stage(self, lock: BuildLock, *, log: Log) -> Iterator[Path]:
-        with super().stage(lock, log=log) as staging:
+    def stage(self, work: BuildJob) -> Iterator[Path]:
+        with super().stage(work) as staging:
             yield staging
-        remove_ranges(self.registry, self.root, log=log)
+        remove_ranges(self.registry, self.root, log=work.log)
 
     def sweep(self, *, resumable: bool) -> None:
         super().sweep(resumable=resumable)
@@ -445,9 +436,9 @@ class Duplicates(RootArtifact):
             drops = inputs.drops(dropped)
             datasets = {}
             for corpus, each in enumerate(inputs.all):
-                own = drops.of(corpus)
+                own = drops[drops.corpora == corpus]
                 _write_drop_list(work.directory, each.name, inputs, own, files)
-                datasets[each.name] = {**_counts(inputs, each, own), **_clusters(drops, corpus)}
+                datasets[each.name] = _counts(inputs, each, own) | _clusters(drops, corpus)
             meta = {
                 "kind": "duplicates",
                 "built": True,
@@ -466,7 +457,7 @@ def _make_ranges(duplicates: Duplicates, work: BuildJob) -> None:
     Raises:
         NielsCacheError: If they belong to other corpora.
     """
-    force, done = work.force and duplicates.forces_ranges, 0
+    force, done = work.force and duplicates.forces_steps, 0
     journal = work.open_journal("duplicates", state=_StepState)  # `status` reads it; what is done lies in the folders of the steps
 
     def build(step: SearchStep, waits: bool) -> None:
@@ -482,14 +473,14 @@ def _make_ranges(duplicates: Duplicates, work: BuildJob) -> None:
     build_free_parts_first([duplicates.range(number) for number in range(duplicates.ranges)], build, log=work.log)
 
 
-def _write_drop_list(root: Path, name: str, inputs: CorpusInputs, drops: DroppedDocuments, files: Files) -> None:
+def _write_drop_list(root: Path, name: str, inputs: CorpusInputs, drops: np.recarray, files: Files) -> None:
     """Write the drop list of one data set, sorted by ordinal."""
     names = np.array([each.name for each in inputs.all], dtype=object)
     splits = np.array([*SPLITS, None], dtype=object)  # UNKNOWN is -1, which selects the last element
     kinds = np.array(["near", "exact"], dtype=object)
     with sealing(ParquetWriter(root, duplicates_file(name), DUPLICATES, files)) as table:
-        for first in range(0, len(drops.ordinals) or 1, _ROWS_PER_GROUP):
-            part = drops.where(slice(first, first + _ROWS_PER_GROUP))
+        for first in range(0, len(drops) or 1, _ROWS_PER_GROUP):
+            part = drops[first : first + _ROWS_PER_GROUP].view(np.recarray)
             columns = {
                 "ordinal": part.ordinals,
                 "split": splits[part.splits],
@@ -502,7 +493,7 @@ def _write_drop_list(root: Path, name: str, inputs: CorpusInputs, drops: Dropped
             table.write_group(columns[column] for column in DUPLICATES)
 
 
-def _counts(inputs: CorpusInputs, each: CorpusInput, drops: DroppedDocuments) -> Meta:
+def _counts(inputs: CorpusInputs, each: CorpusInput, drops: np.recarray) -> Meta:
     """Return the counts of one data set for meta.json."""
     sizes = document_sizes(each.directory, each.meta)
     totals = {
@@ -527,14 +518,14 @@ def _counts(inputs: CorpusInputs, each: CorpusInput, drops: DroppedDocuments) ->
     return {
         "documents": len(each.order),
         "exact": exact,
-        "near": len(drops.ordinals) - exact,
+        "near": len(drops) - exact,
         **totals,
         "pairs": pairs,
         "drop_sha256": ordinals_sha256(drops.ordinals),
     }
 
 
-def _clusters(drops: DroppedDocuments, corpus: int) -> dict[str, dict[str, int]]:
+def _clusters(drops: np.recarray, corpus: int) -> dict[str, dict[str, int]]:
     """Return the number of clusters for each cluster size, for meta.json. A cluster is a kept document and its duplicates.
 
     `clusters` counts the clusters with a document of this corpus, `clusters_across` those of them that also have a document of another one.

@@ -17,13 +17,12 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from niels_cache_assets.artifacts.base import Artifact
+from niels_cache_assets.artifacts.base import Artifact, kind_of
 from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.corpus_report import CorpusReport
 from niels_cache_assets.artifacts.dataset import DatasetSpec, PretrainCache, SftCache, SwitchedOff
-from niels_cache_assets.artifacts.duplicates import Duplicates, SearchStep
+from niels_cache_assets.artifacts.duplicates import Duplicates
 from niels_cache_assets.artifacts.index import BlendIndex
-from niels_cache_assets.artifacts.parts.part import PartCache
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.seal import DatasetCache, JoinedCache
 from niels_cache_assets.artifacts.parts.watch import STATES, StoreReads, WatchedStep, watch_parts, watch_steps
@@ -65,10 +64,10 @@ class Graph:
         was_shared = lease_path(real_path(tokenizer_dir(self.root))).is_dir()
         return Tokenizer(self.registry, self.root, is_shared=self.registry.has_parts or was_shared)
 
-    def corpus(self, name: str, *, processes: int | None = None) -> Corpus:
+    def corpus(self, name: str) -> Corpus:
         """Return the corpus of a data set."""
         siblings = partial(with_corpus_readers, self.registry, self.root)
-        return Corpus(self.registry, self.root, name=name, processes=processes, siblings=siblings)
+        return Corpus(self.registry, self.root, name=name, siblings=siblings)
 
     def joined_corpus(self, name: str) -> Corpus:
         """Return the corpus of a data set whose corpus is in parts.
@@ -81,16 +80,6 @@ class Graph:
             raise NielsCacheError(f"{self.registry.origin}: the corpus of {name} is not in parts; set parts in [pretrain.{name}]")
         return corpus
 
-    def corpus_part(self, name: str) -> Corpus:
-        """Return a part of a corpus by its name, NAME/part-00017.
-
-        Raises:
-            NielsCacheError: If the name is unknown.
-        """
-        dataset, _, member = name.rpartition("/")
-        joined = self.joined_corpus(dataset)
-        return joined.part(self._number(member, "part", joined.source.corpus_parts, f"the corpus of {dataset} has no part"))
-
     def plan(self, name: str) -> PartsPlan:
         """Return the plan of a data set in parts.
 
@@ -99,22 +88,9 @@ class Graph:
         """
         return self.joined_corpus(name).parts_plan if name in self.registry.corpora_in_parts() else self.sealed(name).spec.parts_plan
 
-    def hash_range(self, name: str) -> SearchStep:
-        """Return a range of the search for duplicates by its name, range-00003.
-
-        Raises:
-            NielsCacheError: If the name is unknown.
-        """
-        count = self.registry.search_ranges
-        return self.duplicates().range(self._number(name, "range", count, "the search for duplicates has no range"))
-
     def duplicates(self) -> Duplicates:
         """Return the drop lists (lists of the duplicates in each corpus)."""
         return Duplicates(self.registry, self.root)
-
-    def report(self, name: str) -> CorpusReport:
-        """Return the report of a data set's corpus."""
-        return CorpusReport(self.registry, self.root, name=name)
 
     def dataset(self, name: str, run_settings: Mapping[str, Any] | None = None) -> DatasetCache:
         """Return the cache of a data set.
@@ -160,11 +136,6 @@ class Graph:
             raise NielsCacheError(f"{self.registry.origin}: {name} is not in parts; set parts in [pretrain.{name}]")
         return dataset
 
-    def joined(self, name: str) -> list[Corpus | JoinedCache]:
-        """Return what joins the parts of a data set, in build order: its corpus, its cache or both."""
-        corpora, caches = self.registry.corpora_in_parts(), self.registry.in_parts()
-        return [*([self.joined_corpus(name)] if name in corpora else []), *([self.sealed(name)] if name in caches else [])]
-
     def watch(self, name: str) -> list[WatchedStep]:
         """Return what happens now to each step of a data set that has a lease: first what needs attention, and otherwise in build order.
 
@@ -176,9 +147,11 @@ class Graph:
                 place.finished()  # copies it to this machine, which needs it to name the parts
         order, known = [*dict.fromkeys(self.order([name]))], self._known_in_store
         in_parts = [key.removeprefix("plan/") for key in order if key.startswith("plan/")]
-        found = {step.key: step for each in in_parts for joined in self.joined(each) for step in watch_parts(joined, known)}
+        joined: list[Corpus | JoinedCache] = [self.joined_corpus(each) for each in in_parts if each in self.registry.corpora_in_parts()]
+        joined += [self.sealed(each) for each in in_parts if each in self.registry.in_parts()]
+        found = {step.key: step for each in joined for step in watch_parts(each, known)}
         others = [artifact for key in order if key not in found and (artifact := self[key]).is_shared]
-        found |= {step.key: step for step in watch_steps(others, known, lease_seconds=self.registry.cluster.lease_seconds)}
+        found |= {step.key: step for step in watch_steps(others, known)}
         kinds = {key[: key.rfind("/") + 1] or key: key for key, step in found.items() if step.state != DONE}
         done = tuple(kind for kind, key in kinds.items() if self.is_done(key))  # the same for all parts of a corpus, and for all ranges
         steps = [found[key]._replace(state=DONE) if key.startswith(done) else found[key] for key in order if key in found]
@@ -187,31 +160,6 @@ class Graph:
     @cached_property
     def _known_in_store(self) -> StoreReads:
         return {}
-
-    def part(self, name: str) -> PartCache:
-        """Return a part by its name, NAME/part-00017.
-
-        Raises:
-            NielsCacheError: If the name is unknown.
-        """
-        dataset, _, member = name.rpartition("/")
-        sealed = self.sealed(dataset)
-        return sealed.part(self._number(member, "part", sealed.spec.source.total_parts, f"{dataset} has no part"))
-
-    def _number(self, name: str, prefix: str, count: int, problem: str) -> int:
-        """Return the number in a name such as part-00017.
-
-        Raises:
-            NielsCacheError: If the name is unknown, with the message `problem`.
-        """
-        number = number_in(name, prefix, count)
-        if number is None:
-            raise_unknown_choice(self.registry.origin, problem, name, [f"{prefix}-{each:05d}" for each in range(count)])
-        return number
-
-    def index(self, name: str) -> BlendIndex:
-        """Return the indices of [blend.NAME]."""
-        return BlendIndex(registry=self.registry, root=self.root, name=name)
 
     @cached_property
     def keys(self) -> list[str]:
@@ -226,7 +174,7 @@ class Graph:
             *(["corpus/duplicates"] if registry.prepared("dedup") else []),
             *(f"report/{name}" for name in registry.prepared()),
             *(key for name in registry.in_parts() for key in self.sealed(name).inputs() if key != "tokenizer"),
-            *(f"{family}/{name}" for family in FAMILIES for name in registry.datasets(family)),
+            *(f"{source.family}/{name}" for name, source in registry.sources.items()),
             *(f"index/{name}" for name in registry.blend),
         ]
         return [*dict.fromkeys(keys)]  # a corpus is also an input of caches
@@ -273,23 +221,24 @@ class Graph:
             NielsCacheError: If the key is unknown.
         """
         kind, _, name = key.partition("/")
+        owner = name.rpartition("/")[0]  # the data set of a part
         if key == "corpus/duplicates":
             return self.duplicates()
         kinds: dict[str, Callable[[str], Artifact]] = {
             "tokenizer": lambda name: self.tokenizer(),
             "corpus": self.corpus,
-            "report": self.report,
-            "corpus_part": self.corpus_part,
+            "report": lambda name: CorpusReport(self.registry, self.root, name=name),
+            "corpus_part": lambda name: self.joined_corpus(owner).part(number_in(name)),
             HASHES: lambda name: self.duplicates().hashes(),
-            "range": self.hash_range,
+            "range": lambda name: self.duplicates().range(number_in(name)),
             "plan": self.plan,
             "val_part": lambda name: self.sealed(name).val_part(),
-            "part": self.part,
+            "part": lambda name: self.sealed(owner).part(number_in(name)),
             "pretrain": self.cache,
             "sft": self.cache,
-            "index": self.index,
+            "index": lambda name: BlendIndex(self.registry, self.root, name=name),
         }
-        if kind not in kinds or key not in self._known:
+        if key not in self._known:
             raise_unknown_choice(self.registry.origin, "no artifact", key, self.keys)
         return kinds[kind](name)
 
@@ -316,7 +265,7 @@ class Graph:
         states += [unlisted_corpus_state(name, root=root) for name in built_names(root / "corpus") if name not in registry.prepared()]
         if registry.prepared("dedup") or os.path.exists(self.duplicates().directory / META_NAME):
             states.append(state_of(self.duplicates()))
-        states += [self.dataset_state(name) for family in FAMILIES for name in registry.datasets(family)]
+        states += [self.dataset_state(name) for name in registry.sources]
         states += [self.state(f"index/{name}") for name in registry.blend_keys()]
         for family in FAMILIES:
             names = [name for name in built_names(root / family) if name not in registry.datasets(family)]
@@ -339,9 +288,8 @@ class Graph:
         for name in only or ():
             if name != "tokenizer" and name not in registry.blend:
                 registry.family_of(name)
-        names = [name for family in FAMILIES for name in registry.datasets(family)]
-        chosen = [name for name in names if (registry.source(name).enabled if only is None else name in only)]
-        caches = [f"{registry.family_of(name)}/{name}" for name in chosen]
+        chosen = {name: source for name, source in registry.sources.items() if (source.enabled if only is None else name in only)}
+        caches = [f"{source.family}/{name}" for name, source in chosen.items()]
         read, left = set[str](), list(caches)  # all that these caches need, by any number of steps
         while left:
             artifact = self[left.pop()]
@@ -365,8 +313,8 @@ class Graph:
         empty if the artifact is made in one piece.
         """
         if key == "corpus/duplicates":
-            return [each for each in self.keys if each.partition("/")[0] in (HASHES, "range")]
-        return [each for each in self[key].inputs() if each.partition("/")[0] in (*PART_KINDS, "corpus_part")]
+            return [each for each in self.keys if kind_of(each) in (HASHES, "range")]
+        return [each for each in self[key].inputs() if kind_of(each) in (*PART_KINDS, "corpus_part")]
 
     def _in_order(self, keys: Sequence[str]) -> list[str]:
         inputs = {key: [each for each in self[key].inputs() if each in keys] for key in keys}

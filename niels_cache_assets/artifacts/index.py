@@ -9,16 +9,15 @@ missing. For a long blend the steps are compiled if numba is installed; this doe
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
-from niels_cache_assets.artifacts.base import Artifact, BuildJob, BuildLock, Log, Outcome, WriteResult
+from niels_cache_assets.artifacts.base import BuildJob, BuildLock, Log, Outcome, ReportedProgress, RootArtifact, WriteResult
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.base.choices import raise_unknown_choice
 from niels_cache_assets.base.fingerprint import Identity, fingerprint_of
 from niels_cache_assets.project.registry import Registry
-from niels_cache_assets.project.tables import ALL_TRAIN, MEGATRON_SEED
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, dataset_dir
 from niels_cache_runtime.format.meta import Meta, check_location, read_meta
@@ -26,30 +25,6 @@ from niels_cache_runtime.format.npy_files import read_npy_header
 
 OnIndexProgress = Callable[[str, int, int], None]
 BlendPart = Literal["train", "valid", "test"]
-
-
-class IndexProgress(NamedTuple):
-    """The progress of one array of an index.
-
-    Attributes:
-        array: The name of the array.
-        done: The number of its entries that are finished.
-        total: The number of its entries.
-    """
-
-    array: str
-    done: int
-    total: int
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """The finished entries, by unit."""
-        return {f"entries of {self.array}": self.done}
-
-    @property
-    def share(self) -> float | None:
-        """The finished share of the array."""
-        return self.done / self.total if self.total else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,31 +35,18 @@ class BlendPlan:
         labels: The names of the data sets.
         paths: The data sets. A path is a prefix, or the folder of a split.
         weights: The weights as the user gave them. None if there are none.
-        num_samples: See `open_blend`.
-        sequence_length: See `open_blend`.
-        seed: See `open_blend`.
-        split: See `open_blend`.
-        part: See `open_blend`.
+        settings: The other arguments: `num_samples`, `sequence_length`, `seed`, `split` and `part`.
     """
 
     labels: tuple[str, ...]
     paths: tuple[str | Path, ...]
     weights: tuple[float, ...] | None
-    num_samples: int | None
-    sequence_length: int
-    seed: int = MEGATRON_SEED
-    split: str = ALL_TRAIN
-    part: BlendPart = "train"
+    settings: Mapping[str, Any]
 
     @property
     def index_labels(self) -> tuple[str, ...]:
         """The labels of the plan's indices, in build order."""
         return (*self.labels, "blend")
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The keyword arguments of `open_blend`."""
-        return {name: getattr(self, name) for name in ("num_samples", "sequence_length", "seed", "split", "part")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +93,7 @@ def blend_plan(registry: Registry, name: str, *, root: Path) -> BlendPlan:
         labels=tuple(settings.weights),
         paths=tuple(folder / "train" for folder in folders),
         weights=tuple(settings.weights.values()),
-        **settings.model_dump(exclude={"weights"}),
+        settings=settings.model_dump(exclude={"weights"}),
     )
 
 
@@ -207,10 +169,11 @@ def is_prebuilt(registry: Registry, name: str, *, root: Path) -> bool:
     return len(find_indices(plan, root=root)) == len(plan.index_labels)
 
 
-def prebuild(plan: BlendPlan, *, root: Path, progress: OnIndexProgress | None = None) -> Outcome:
+def prebuild(registry: Registry, plan: BlendPlan, *, root: Path, progress: OnIndexProgress | None = None) -> Outcome:
     """Build the missing indices of a plan.
 
     Args:
+        registry: The configuration.
         plan: The plan.
         root: The folder of the caches.
         progress: Called with (name of the array, done, total). None: no reports.
@@ -219,12 +182,11 @@ def prebuild(plan: BlendPlan, *, root: Path, progress: OnIndexProgress | None = 
         NielsCacheError: If a data set cannot be opened, or no sample can be made.
         NotWrittenError: If the folder cannot be written.
     """
-    on_progress = None if progress is None else lambda update: progress(*update)
-    return materialize(BlendIndex(root=root, name=plan.part, plan=plan), on_progress=on_progress)
+    return materialize(BlendIndex(registry, root, name=plan.settings["part"], plan=plan, progress=progress), notify=False)
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlendIndex(Artifact):
+class BlendIndex(RootArtifact):
     """The indices of one plan. The plan belongs to a table [blend.NAME] or to any other blend.
 
     The record is the result of `write`; it is not stored. Its `indices` are the indices of the data sets in their order, then the index of
@@ -233,12 +195,12 @@ class BlendIndex(Artifact):
 
     Attributes:
         plan: The plan. None: the plan of the table is used.
+        progress: Called with (name of the array, done, total), besides the reports of the build. None: no such calls.
     """
 
-    registry: Registry | None = None
-    root: Path
     name: str
     plan: BlendPlan | None = None
+    progress: OnIndexProgress | None = field(default=None, compare=False)
 
     version = "1"  # every hash also covers the version of the algorithms
     record = None
@@ -252,7 +214,7 @@ class BlendIndex(Artifact):
         return index_folder(self.root)
 
     def inputs(self) -> Sequence[str]:
-        return [f"pretrain/{member}" for member in self.registry.blend[self.name].weights] if self.registry is not None else []
+        return [f"pretrain/{member}" for member in self.registry.blend[self.name].weights] if self.plan is None else []
 
     def finished(self) -> Meta | None:
         return None
@@ -264,24 +226,21 @@ class BlendIndex(Artifact):
     def lock(self, *, wait: bool, log: Log) -> Iterator[BuildLock]:
         yield BuildLock()
 
-    def stage(self, lock: BuildLock, *, log: Log) -> AbstractContextManager[Path]:
+    def stage(self, work: BuildJob) -> AbstractContextManager[Path]:
         return nullcontext(self.directory)
 
     def write(self, work: BuildJob) -> WriteResult:
         from niels_cache_runtime.megatron.blended import prebuild_blend  # torch
         from niels_cache_runtime.megatron.index_cache import IndexCache
 
-        plan = self.plan
-        if plan is None:
-            assert self.registry is not None
-            plan = blend_plan(self.registry, self.name, root=self.root)
-        built = False
+        plan, built = self.plan or blend_plan(self.registry, self.name, root=self.root), False
 
         def report(array: str, done: int, total: int) -> None:
             nonlocal built
             built = True  # an existing index reports no progress
-            if work.progress is not None:
-                work.progress(IndexProgress(array, done, total))
+            work.report(ReportedProgress(counts={f"entries of {array}": done}, share=done / total if total else None))
+            if self.progress is not None:
+                self.progress(array, done, total)
 
         directories = prebuild_blend(plan.paths, plan.weights, index_cache=IndexCache(self.directory), progress=report, **plan.settings)
         indices = tuple(_index(label, directory) for label, directory in zip(plan.index_labels, directories, strict=False))

@@ -20,7 +20,6 @@ from niels_cache_assets.sources.net.retries import retry_at_most
 from niels_cache_assets.sources.reading.references import named_data_sets
 from niels_cache_assets.sources.types import PATH_KEYS, SENTINELS, SftSource, Source
 from niels_cache_runtime.errors import NielsCacheError, escaped
-from niels_cache_runtime.format.layout import FAMILIES
 
 NO_RETRY_SECONDS = 0.0  # retry a failed request for this many seconds; a build retries longer
 
@@ -118,10 +117,9 @@ def hub_problems(registry: Registry, names: Iterable[str] | None = None) -> Iter
 def _tables(registry: Registry, names: Iterable[str] | None) -> Iterator[tuple[str, Source]]:
     """Yield pairs such as ("pretrain.books", source) for the tables in `names`, or for all tables that can be built if `names` is None."""
     chosen = None if names is None else set(names)
-    for family in FAMILIES:
-        for name in registry.partition_keys(family):
-            if chosen is None or name in chosen:
-                yield f"{family}.{name}", registry.source(name)
+    for name in registry.partition_keys():
+        if chosen is None or name in chosen:
+            yield f"{registry.family_of(name)}.{name}", registry.source(name)
 
 
 def is_remote(source: Source) -> bool:
@@ -136,7 +134,7 @@ def require_inputs(registry: Registry, names: Iterable[str]) -> None:
         InputsError: If there are problems. The error lists all of them.
         NielsCacheError: If there is no data set to train a tokenizer on.
     """
-    buildable = [name for family in FAMILIES for name in registry.partition_keys(family)]
+    buildable = registry.partition_keys()
     if not buildable and not registry.tokenizer.train_on:
         raise NielsCacheError(
             f"{registry.origin}: names no data set to train a tokenizer on; add one (niels-cache init --list shows the shipped ones), "

@@ -18,13 +18,13 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 
-from niels_cache_assets.artifacts.base import Artifact, BuildJob, BuildLock, Log, Outcome
+from niels_cache_assets.artifacts.base import Artifact, BuildJob, Log, Outcome
 from niels_cache_assets.artifacts.notify import OnProgress, notifying
 from niels_cache_assets.artifacts.stored import in_store
-from niels_cache_assets.base.fingerprint import Identity, fingerprint_of
+from niels_cache_assets.base.fingerprint import Identity
 from niels_cache_assets.disk.build_lock import path_stamp
 from niels_cache_assets.disk.space import explain_disk_full, require_free_space
-from niels_cache_assets.parts.lease import LeaseLostError
+from niels_cache_assets.parts.lease import HeldLease, LeaseLostError
 from niels_cache_assets.project.running import NotifySettings
 from niels_cache_assets.sources.errors import SourceUnavailableError
 from niels_cache_assets.sources.net.retries import retry_at_most, retry_for
@@ -61,7 +61,7 @@ def materialize(
         LeaseLostError: If another process has taken the artifact over, without `wait`.
     """
     started = time.monotonic()
-    with notifying(artifact.notify if notify else NotifySettings(), artifact.key, log) as watch, _retrying(artifact, log):
+    with notifying(artifact.registry.notify if notify else NotifySettings(), artifact.key, log) as watch, _retrying(artifact, log):
         log = watch.log
         try:
             in_store(artifact).sweep(resumable=True)  # removes files of killed builds that cannot be resumed
@@ -81,7 +81,7 @@ def materialize(
                         found = _check_current(artifact, force=force)
                     if isinstance(found, _RequiredBuild):
                         with watch.notify_on_stall(on_progress) as report:
-                            found = _build(found, lock, force=force, on_progress=report, log=log)
+                            found = _build(found, lock.lease, force=force, on_progress=report, log=log)
             except LeaseLostError as lost:
                 if not wait:
                     raise
@@ -112,7 +112,8 @@ def find_current(artifact: Artifact, log: Log) -> Outcome | None:
 
 def _retrying(artifact: Artifact, log: Log) -> AbstractContextManager[None]:
     """Return a context in which the requests of an artifact are retried."""
-    return nullcontext() if artifact.network_retry_seconds is None else retry_for(artifact.network_retry_seconds, log)
+    is_known = artifact.is_part  # a part has a plan, for which upstream has answered
+    return retry_for(artifact.registry.build.network_patience, log, is_known=is_known) if artifact.uses_network else nullcontext()
 
 
 def _ended(artifact: Artifact, outcome: Outcome, started: float) -> Outcome:
@@ -179,23 +180,22 @@ def _check_current(artifact: Artifact, *, force: bool, asks_without_build: bool 
     return _RequiredBuild(artifact=artifact, target_stamp=stamp, revision=revision, identity=identity)
 
 
-def _build(required: _RequiredBuild, lock: BuildLock, *, force: bool, on_progress: OnProgress | None, log: Log) -> Outcome:
+def _build(required: _RequiredBuild, lease: HeldLease | None, *, force: bool, on_progress: OnProgress | None, log: Log) -> Outcome:
     """Build an artifact. The caller holds its lock."""
     artifact, place = required.artifact, in_store(required.artifact)
-    lock = replace(lock, fingerprint=fingerprint_of(required.identity), force=force)
-    with explain_disk_full(place.need()), place.stage(lock, log=log) as staging:
-        work = BuildJob(
-            directory=staging,
-            revision=required.revision,
-            identity=required.identity,
-            force=force,
-            progress=on_progress,
-            log=log,
-            lease=lock.lease,
-            reference=artifact.reference,
-            record_seconds=artifact.record_seconds,
-        )
-        written = artifact.write(work)
+    work = BuildJob(
+        directory=artifact.directory,
+        revision=required.revision,
+        identity=required.identity,
+        force=force,
+        progress=on_progress,
+        log=log,
+        lease=lease,
+        reference=artifact.reference,
+        record_seconds=artifact.registry.build.seconds_between_records,
+    )
+    with explain_disk_full(place.need()), place.stage(work) as staging:
+        written = artifact.write(replace(work, directory=staging))
         drops = artifact.drop_summary(written.meta)
         meta = written.meta
         if artifact.record is not None:

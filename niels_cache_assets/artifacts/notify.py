@@ -19,9 +19,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Literal
 
+from niels_cache_assets.base.wording import DEBUG
 from niels_cache_assets.parts.lease import LeaseLostError, StopRequested
 from niels_cache_assets.project.running import NotifySettings
-from niels_cache_assets.sources.errors import DEBUG, describe_error
+from niels_cache_assets.sources.errors import describe_error
 from niels_cache_runtime.errors import panics_as_errors
 from niels_cache_runtime.format.commit import BusyError
 from niels_cache_runtime.format.layout import FAMILIES

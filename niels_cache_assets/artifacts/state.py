@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial, singledispatch
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 
 from niels_cache_assets.artifacts.base import Artifact, add_unmatched_ids
 from niels_cache_assets.artifacts.corpus import Corpus
@@ -36,9 +36,6 @@ from niels_cache_runtime.format.layout import FAMILIES, META_NAME, Family, datas
 from niels_cache_runtime.format.meta import UNVERIFIABLE, Meta, is_foreign, load_meta, location_problem, read_meta
 from niels_cache_runtime.format.meta_keys import check_form
 
-Kind = Literal[
-    "tokenizer", "corpus", "corpus_part", "hashes", "range", "report", "plan", "val_part", "part", "pretrain", "sft", "index"
-]  # fmt: skip
 State = Literal[
     "in sync",
     "built",  # complete, but made by another configuration, so there are no settings to compare
@@ -102,7 +99,7 @@ class CacheState:
     """
 
     name: str
-    kind: Kind
+    kind: str
     directory: Path
     state: State
     advice: str = ""
@@ -127,7 +124,7 @@ class CacheState:
 
 def state_of(artifact: Artifact) -> CacheState:
     """Return the state of one artifact of a configuration. This costs one or two small reads, and a few more for a report or an index."""
-    kind = cast(Kind, artifact.key.partition("/")[0])
+    kind = artifact.kind
     spec = artifact.spec if isinstance(artifact, DatasetCache | SwitchedOff) and kind in FAMILIES else None
     name = artifact.key if spec is None else spec.name
     read = None if spec is None or spec.registry.build.store is None else spec.finished
@@ -252,7 +249,6 @@ def _(index: BlendIndex) -> Evaluation:
     The name of an index is the hash of everything that decides it, so an existing index is current. If a member of the blend or an index is
     missing, the check costs nothing. Otherwise it costs as much as `find_indices`.
     """
-    assert index.registry is not None, "an index without a table has no state"
     members = index.registry.blend[index.name].weights
     missing_names = [member for member in members if not (dataset_dir(index.root, "pretrain", member) / META_NAME).exists()]
     if missing_names:
@@ -264,7 +260,7 @@ def _(index: BlendIndex) -> Evaluation:
 
 def _parts_summary(joined: JoinedCache | Corpus) -> str:
     """Return the number of parts in each state, in words. It costs a few small reads a part."""
-    steps = [step for step in watch_parts(joined, {}) if step.key.partition("/")[0] in CHILD_BUILT_KINDS]
+    steps = [step for step in watch_parts(joined, {}) if step.artifact.kind in CHILD_BUILT_KINDS]
     states = Counter(step.state for step in steps)
     more = "".join(f", {states[state]} {state}" for state in STATES if states[state] and state not in (WAITING, DONE))
     return f"{states[DONE]} of {len(steps)} parts are built{more}"
@@ -287,9 +283,8 @@ def unlisted_state(family: Family, name: str, *, root: Path) -> CacheState:
             return "unverifiable", UNVERIFIABLE
         if not meta["built"]:
             return "disabled", ""
-        if meta["tokenizer_sha256"] is None:  # imported tokens, whose tokenizer is unknown
-            return "built", ""
-        _require_tokenizer(meta, root)
+        if meta["tokenizer_sha256"] is not None:  # otherwise the tokens were imported, and their tokenizer is unknown
+            _require_tokenizer(meta, root)
         return "built", ""
 
     return _state(name, family, directory, evaluate, note=lambda meta: "; ".join(filter(None, [NOT_NAMED, _content_note(meta)])))
@@ -302,7 +297,7 @@ def index_state(directory: Path) -> CacheState:
 
 def _state(
     name: str,
-    kind: Kind,
+    kind: str,
     directory: Path,
     evaluate: Callable[[], Evaluation],
     *,

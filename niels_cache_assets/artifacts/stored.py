@@ -16,7 +16,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from niels_cache_assets.artifacts.base import Artifact, BuildLock, Log, lease_times
+from niels_cache_assets.artifacts.base import Artifact, BuildJob, BuildLock, Log
 from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.disk.build_lock import lock_target
 from niels_cache_assets.disk.journal import real_path, write_atomically
@@ -45,9 +45,8 @@ _COPIED = ("tokenizer", "plan", "val_part")
 
 def in_store(artifact: Artifact) -> Artifact | StorePlace:
     """Return where an artifact is built: in its own folder, or in the store of the configuration if it is of a kind that is kept there."""
-    registry = getattr(getattr(artifact, "spec", artifact), "registry", None)
-    is_kept = artifact.key.partition("/")[0] in (*_MEMBERS, "part") and artifact.states[0] == "built"
-    return artifact if registry is None or registry.build.store is None or not is_kept else StorePlace(artifact)
+    is_kept = artifact.kind in (*_MEMBERS, "part") and artifact.states[0] == "built"
+    return artifact if artifact.registry.build.store is None or not is_kept else StorePlace(artifact)
 
 
 def read_finished(artifact: Artifact) -> Meta:
@@ -71,15 +70,14 @@ class StorePlace:
         artifact: The artifact.
 
     Attributes:
-        spec: What has the registry, the root and the name of the data set.
+        spec: What has the root and the name of the data set.
         kind: The first part of the key.
         member: The name of the artifact in the store of its data set.
     """
 
     def __init__(self, artifact: Any) -> None:
-        self.artifact, self.spec, key = artifact, getattr(artifact, "spec", artifact), str(artifact.key)
-        self.kind = key.partition("/")[0]
-        self.member = _MEMBERS.get(self.kind) or key.rpartition("/")[2]
+        self.artifact, self.spec, self.kind = artifact, getattr(artifact, "spec", artifact), artifact.kind
+        self.member = _MEMBERS.get(self.kind) or artifact.key.rpartition("/")[2]
 
     @property
     def folder(self) -> str:
@@ -92,7 +90,7 @@ class StorePlace:
     def store(self) -> Store:
         """The store, below the address of the data set."""
         family = self.kind if self.kind in (*FAMILIES, "tokenizer") else "pretrain"
-        store = store_of(self.spec.registry, family, "" if self.kind == "tokenizer" else self.spec.name)
+        store = store_of(self.artifact.registry, family, "" if self.kind == "tokenizer" else self.spec.name)
         assert store is not None  # `in_store`
         return store
 
@@ -137,34 +135,33 @@ class StorePlace:
     @contextmanager
     def lock(self, *, wait: bool, log: Log) -> Iterator[BuildLock]:
         """See `Artifact.lock`."""
-        target, times = real_path(self.artifact.lease_target), lease_times(self.spec.registry)
+        target, registry = real_path(self.artifact.lease_target), self.artifact.registry
         target.parent.mkdir(parents=True, exist_ok=True)
-        _require_conditional_put(self.spec.registry.build.store)
+        _require_conditional_put(registry.build.store)
         with hold_store_lease(
             self.store,
             lease_of(self.member),
             target,
-            times=times,
+            times=registry.cluster,
             wait=wait,
             log=log,
-            on_stop=self.artifact.on_stop_requested,
             stops=self.artifact.stops,
         ) as lease:
-            yield BuildLock(waited=True, lease=lease)  # another machine may have finished it: nothing on this disk would show that
+            yield BuildLock(True, lease)  # another machine may have finished it: nothing on this disk would show that
 
     @contextmanager
-    def stage(self, lock: BuildLock, *, log: Log) -> Iterator[Path]:
+    def stage(self, work: BuildJob) -> Iterator[Path]:
         """See `Artifact.stage`."""
-        store, lease = self.store, lock.lease
+        store, lease = self.store, work.lease
         assert isinstance(lease, StoreLease)
         if self.kind == "plan":
             staging: AbstractContextManager[Path] = self._staged_plan(store, lease)
         else:
-            folder = folder_of(self.member, lock.fingerprint)
+            folder = folder_of(self.member, work.fingerprint)
             publish = (
                 partial(self._publish, store, lease, record_at(store), read_small(store, PLAN_NAME)) if self.kind in FAMILIES else None
             )
-            staging = stored_attempt(store, lease, folder, log=log, afresh=lock.force, publish=publish)
+            staging = stored_attempt(store, lease, folder, log=work.log, afresh=work.force, publish=publish)
         with staging as directory:
             yield directory
         if self.kind in _COPIED:

@@ -6,13 +6,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from niels_cache_assets.artifacts.base import BuildJob, RootArtifact, WriteResult, corpus_keys
+from niels_cache_assets.artifacts.base import BuildJob, Log, RootArtifact, WriteResult, corpus_keys
 from niels_cache_assets.base.defaults import TOKENIZER_TRAIN_THREADS
 from niels_cache_assets.base.fingerprint import Identity, identity_settings
 from niels_cache_assets.corpus.identity import needs_tokenizer
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.disk.writers import Files, add_file
-from niels_cache_assets.tokenizer.kinds import LIBRARIES, open_configured_model
+from niels_cache_assets.tokenizer.hub import fetch_model
+from niels_cache_assets.tokenizer.kinds import LIBRARIES, local_settings, open_configured_model
 from niels_cache_assets.tokenizer.measures import measure_texts
 from niels_cache_assets.tokenizer.settings import TokenizerSettings
 from niels_cache_assets.tokenizer.tokenizer_json import json_file, side_files
@@ -43,13 +44,10 @@ class Tokenizer(RootArtifact):
 
     is_shared: bool = False
 
+    key = "tokenizer"
     version = CODE_VERSION
     uses_network = True
     builds_from_partial_inputs = True
-
-    @property
-    def key(self) -> str:
-        return "tokenizer"
 
     @property
     def directory(self) -> Path:
@@ -77,7 +75,7 @@ class Tokenizer(RootArtifact):
         return meta if intact else None
 
     def identity(self, revision: str | None = None) -> Identity:
-        settings = self.registry.tokenizer
+        settings = local_settings(self.registry.tokenizer)
         if settings.model is not None:
             identity = _identity_of_model(settings, settings.model)
         else:
@@ -118,7 +116,7 @@ class Tokenizer(RootArtifact):
         # Without `prepare`, only the raw text of a data set can be read.
         used = [name + words.get(str(read_as.get(name)), " (raw text)" if name in registry.prepared() else "") for name in sources]
         notes = [f"trained on {', '.join(used)}"] if used else []
-        removed = [name for name in sources if name not in registry.pretrain and name not in registry.sft]
+        removed = [name for name in sources if name not in registry.sources]
         if removed:
             notes.append(
                 f"{', '.join(removed)} {'is' if len(removed) == 1 else 'are'} not configured any more, which changes nothing: {_RETRAIN}"
@@ -137,7 +135,7 @@ class Tokenizer(RootArtifact):
         from niels_cache_assets.artifacts.tokenizer_sample import spool_sample
         from niels_cache_assets.tokenizer.training import ROUND_TRIP_TEXTS, round_trip_losses, train
 
-        settings = self.registry.tokenizer
+        settings = local_settings(self.registry.tokenizer)
         beginnings: dict[str, list[str]] = {}
         warnings: list[str] = []
 
@@ -147,15 +145,14 @@ class Tokenizer(RootArtifact):
             work.log(message)
 
         if settings.model is not None:
-            origin: Meta = {"imported": Path(settings.model).name}
-            _require_readable(settings, settings.model)
+            origin = _origin_of_model(self.registry.tokenizer, note)
             tokenizer = open_configured_model(settings)
             tokenizer.save(work.directory)
             if losses := round_trip_losses(tokenizer):
-                count, first = f"{len(losses)} of {len(ROUND_TRIP_TEXTS)} difficult texts", losses[0]
+                text, decoded = next(iter(losses.items()))
                 note(
-                    f"{_WARNING}{settings.model}: the model loses or changes text: {count} are not the same after a round trip; "
-                    f"{first.text!r} becomes {first.decoded!r}"
+                    f"{_WARNING}{settings.model}: the model loses or changes text: {len(losses)} of {len(ROUND_TRIP_TEXTS)} difficult "
+                    f"texts are not the same after a round trip; {text!r} becomes {decoded!r}"
                 )
         else:
             model_path = work.directory / TOKENIZER_MODEL_NAMES[settings.model_kind]
@@ -165,7 +162,7 @@ class Tokenizer(RootArtifact):
             train(settings, sample, model_path)
             sample.unlink()
             tokenizer = open_configured_model(settings, model_path)
-            origin = {"trained_on": {**trained_on, **measure_texts(beginnings, tokenizer)}}
+            origin = {"trained_on": trained_on | measure_texts(beginnings, tokenizer)}
         files: Files = {}
         for path in sorted(work.directory.iterdir()):
             add_file(path, path.name, files)
@@ -186,6 +183,19 @@ class Tokenizer(RootArtifact):
             **origin,
         }
         return WriteResult(meta=meta, warning="; ".join(warnings) or None)
+
+
+def _origin_of_model(settings: TokenizerSettings, log: Log) -> Meta:
+    """Return the entries of meta.json about the origin of an imported tokenizer, after a line about it in the log."""
+    name = settings.hub_name
+    if name is None:
+        log(f"the tokenizer is {settings.model} on this machine{'; revision is only for models of the hub' if settings.revision else ''}")
+        return {"imported": Path(str(settings.model)).name}
+    commit = fetch_model(name, settings.revision).parent.name
+    pin = "" if settings.revision == commit else f'; to use it on every machine, add revision = "{commit}"'
+    eot = local_settings(settings).special_tokens["eot"]
+    log(f"the tokenizer is {name} of the hub at {commit}{pin}; {eot!r} follows each document")
+    return {"imported": name, "revision": commit}
 
 
 def _identity_of_model(settings: TokenizerSettings, model: str) -> Identity:

@@ -8,18 +8,21 @@ out, with a warning and a record. Only the needed part of each data set is read.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
+from niels_cache_assets.artifacts.base import Log
 from niels_cache_assets.artifacts.prepared_corpora import open_prepared
 from niels_cache_assets.base.documents import Document, Documents
+from niels_cache_assets.base.wording import DEBUG
 from niels_cache_assets.corpus.identity import needs_tokenizer
 from niels_cache_assets.corpus.prepared import PreparedCorpus, PreparedMember
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.conversations import contents
-from niels_cache_assets.sources.errors import SourceUnavailableError, as_debug, describe_error, log_traceback
+from niels_cache_assets.sources.errors import SourceUnavailableError, describe_error, log_traceback
 from niels_cache_assets.sources.reading.encodings import not_text_note
 from niels_cache_assets.sources.reading.rows import batched
 from niels_cache_assets.sources.types import PretrainSource, SftSource, StreamContext
@@ -30,7 +33,6 @@ from niels_cache_assets.tokenizer.training import MAX_LINE_BYTES
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import Meta
 
-Log = Callable[[str], None]
 ReadAs = Literal["prepared", "members", "raw"]
 
 _LONGEST_PIECE = 16  # number of characters; this is the limit of SentencePiece
@@ -50,7 +52,7 @@ def spool_sample(registry: Registry, root: Path, sample: Path, beginnings: dict[
         NielsCacheError: If there is no text at all, or a data set in [tokenizer] train_on is available but cannot be read.
     """
     settings = registry.tokenizer
-    names = settings.train_on or [*registry.partition_keys("pretrain"), *registry.partition_keys("sft")]
+    names = settings.train_on or registry.partition_keys()
     used: dict[str, int] = {}
     revisions: dict[str, str | None] = {}
     skipped: dict[str, str] = {}
@@ -72,12 +74,13 @@ def spool_sample(registry: Registry, root: Path, sample: Path, beginnings: dict[
             if lines.error is not None:
                 unavailable = isinstance(lines.error, SourceUnavailableError)
                 problem = describe_error(lines.error)
-                log_traceback(lines.error, as_debug(log))
+                log_traceback(lines.error, lambda traceback: log(DEBUG + traceback))
                 if settings.train_on is not None and not unavailable:
                     raise NielsCacheError(f"[tokenizer] train_on {name}: {problem}") from lines.error
                 log(f"WARNING: the tokenizer is trained without {'the rest of ' if written else ''}{name}: {problem}")
                 skipped[name] = "unavailable" if unavailable else "failed"
                 if not written:
+                    no_text.append(f"{name}: {problem}")
                     continue
             elif not written:
                 reason = not_text_note(lines.facts) + "".join(f"; {hint}" for hint in lines.hints)
@@ -85,7 +88,7 @@ def spool_sample(registry: Registry, root: Path, sample: Path, beginnings: dict[
             used[name] = written
             read_as[name] = lines.read_as
     if not sum(used.values()):
-        reason = "".join(f"; {found}" for found in no_text) or ("; no data set could be reached" if skipped else "")
+        reason = "".join(f"; {found}" for found in no_text)
         raise NielsCacheError(f"{registry.origin}: no text to train a tokenizer on{reason}; check [tokenizer] train_on, or import a model")
     return {
         "sources": used,
@@ -122,6 +125,7 @@ def raw_texts(source: PretrainSource | SftSource, context: StreamContext) -> Ite
                 yield from contents(conversation)
 
 
+@dataclass
 class _SampleLines:
     """The lines of one data set, each with its newline, as bytes.
 
@@ -132,20 +136,23 @@ class _SampleLines:
         facts: The facts in the source's report.
     """
 
-    def __init__(self, registry: Registry, root: Path, name: str, beginning: list[str], log: Log) -> None:
-        self._registry, self._root, self._name, self._beginning, self._log = registry, root, name, beginning, log
-        self.read_as: ReadAs = "raw"
-        self.revision: str | None = None
-        self.opened = False
-        self.facts: dict[str, Any] = {}
-        self.hints: list[str] = []
-        self.error: Exception | None = None
+    registry: Registry
+    root: Path
+    name: str
+    beginning: list[str]
+    log: Log
+    read_as: ReadAs = "raw"
+    revision: str | None = None
+    opened: bool = False
+    facts: dict[str, Any] = field(default_factory=dict)
+    hints: Sequence[str] = ()
+    error: Exception | None = None
 
     def __iter__(self) -> Iterator[bytes]:
         try:
             # as the builders will encode them, but a lone surrogate becomes `?`
             texts = (normalize_newlines(text).encode(errors="replace").decode() for text in self._texts())
-            for text in keep_beginning(texts, self._beginning):
+            for text in keep_beginning(texts, self.beginning):
                 for line in text.split("\n"):
                     if line:
                         for piece in split_long_line(line):
@@ -154,8 +161,8 @@ class _SampleLines:
             self.error = error
 
     def _texts(self) -> Iterator[str]:
-        source = self._registry.source(self._name)
-        prepared = _prepared(self._registry, self._name, root=self._root) if getattr(source, "prepare", ()) else None
+        source = self.registry.source(self.name)
+        prepared = _prepared(self.registry, self.name, root=self.root) if getattr(source, "prepare", ()) else None
         if isinstance(prepared, PreparedCorpus):
             self.read_as, self.opened, self.revision = "prepared", True, prepared.meta["dataset_revision"]
             return (document.text for document in _train_documents(prepared))
@@ -163,24 +170,24 @@ class _SampleLines:
         if members:
             self.read_as = "members"
         elif prepared is not None:
-            self._log(f"WARNING: the tokenizer is trained on raw text of {self._name}, not on its prepared documents: {prepared}")
-        siblings = {**self._registry.pretrain, **members}
+            self.log(f"WARNING: the tokenizer is trained on raw text of {self.name}, not on its prepared documents: {prepared}")
+        siblings = {**self.registry.pretrain, **members}
         self.revision = source.revision(siblings)
         self.opened = True
-        context = StreamContext(seed=self._registry.build.seed, revision=self.revision, log=self._log, siblings=siblings)
+        context = StreamContext(seed=self.registry.build.seed, revision=self.revision, log=self.log, siblings=siblings)
         self.facts, self.hints = context.report.facts, context.report.hints
         return raw_texts(source, context)
 
     def _members(self, source: PretrainSource | SftSource) -> dict[str, PretrainSource]:
         """Return readers for the members of a mixture that have a corpus."""
-        names = [name for name in getattr(source, "members", {}) if name in self._registry.prepared()]
+        names = [name for name in getattr(source, "members", {}) if name in self.registry.prepared()]
         found: dict[str, PretrainSource] = {}
         for name in names:
-            prepared = _prepared(self._registry, name, root=self._root)
+            prepared = _prepared(self.registry, name, root=self.root)
             if isinstance(prepared, PreparedCorpus):
                 found[name] = _member_of_train(prepared)
             else:
-                self._log(f"WARNING: the tokenizer is trained on raw text of {name} in {self._name}: {prepared}")
+                self.log(f"WARNING: the tokenizer is trained on raw text of {name} in {self.name}: {prepared}")
         return found
 
 
@@ -188,14 +195,13 @@ def _prepared(registry: Registry, name: str, *, root: Path) -> PreparedCorpus | 
     """Return the corpus of a data set, or the reason why it is not read. Duplicates are left out if they are known."""
     if needs_tokenizer(registry, name):
         return "its corpus is made after the tokenizer; set `prepare` for its members to train on their prepared documents"
-    try:
-        return open_prepared(registry, name, root=root)
-    except NielsCacheError:
-        pass
-    try:
-        return open_prepared(registry, name, root=root, minus_duplicates=False)
-    except NielsCacheError as error:
-        return str(error)
+    problem = ""
+    for minus_duplicates in (True, False):
+        try:
+            return open_prepared(registry, name, root=root, minus_duplicates=minus_duplicates)
+        except NielsCacheError as error:
+            problem = str(error)
+    return problem
 
 
 class _TrainReader(PreparedMember):

@@ -1,4 +1,4 @@
-"""Types of values in niels_cache.toml: paths, and the names of data sets and chat templates that may stand in place of a path.
+"""Types of values in niels_cache.toml: paths, and the names of data sets, chat templates and models that may stand in place of a path.
 
 The key `turns`, which depends on the chat template, is here too.
 """
@@ -41,9 +41,21 @@ def _name_or_path(value: Any, info: ValidationInfo) -> Any:
     return value if isinstance(value, str) and is_name(value) else _resolve_path(value, info)
 
 
+def hub_or_path(value: Any, path: Any) -> Any:
+    """Return the address of a model on the Hugging Face hub if a value is OWNER/NAME, and the path if it is not, or if the path exists."""
+    return f"{HUB}{value}" if isinstance(value, str) and _HUB_NAME.fullmatch(value) and not os.path.exists(path) else path
+
+
+def _model(value: Any, info: ValidationInfo) -> Any:
+    return hub_or_path(value, _resolve_path(value, info))
+
+
+HUB = "hf://"
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(?<!\.json)(?<!\.model)(?<!\.tiktoken)")
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 ConfigPath = Annotated[str, BeforeValidator(_resolve_path)]
 NameOrPath = Annotated[str, BeforeValidator(_name_or_path)]
+ModelPath = Annotated[str, BeforeValidator(_model)]
 
 SENTINELS = "sentinels"
 NAMED_TEMPLATES = (SENTINELS, "chatml", "model")

@@ -1,10 +1,11 @@
-"""The format of numbers, and the labels of keys and reasons, for the command line, Dagster's UI, reports and messages.
+"""The format of numbers, and the labels of keys, reasons and lines, for the command line, Dagster's UI, reports and messages.
 
 People read "tokens of train" for `train_tokens`. Programs (--json) and files use the keys of meta.json.
 """
 
 from collections.abc import Mapping, Sequence
 
+DEBUG = "DEBUG: "  # prefix of log lines that a terminal does not show; the log of the run keeps these lines
 UNKNOWN = "-"
 SHORT_SHA256 = 12  # number of digits; enough to distinguish builds
 _MAX_NAMES = 10  # number of names in one line; a table lists all

@@ -144,7 +144,7 @@ class CacheBuild(ABC):
     @cached_property
     def encoding_view(self) -> BuildTokenizer:
         """The view that encodes with the encoder."""
-        return replace(self.view, encode_numbered=self.encoder.encode_flat)
+        return replace(self.view, encode_batch=self.encoder.encode_flat)
 
     @cached_property
     def dtype_name(self) -> str:

@@ -20,7 +20,14 @@ from niels_cache_assets.base.documents import Conversation, DropReport, describe
 from niels_cache_assets.chats.encoding import NO_TARGET, UNKNOWN_TURN, ChatEncoder, EncodedChat
 from niels_cache_assets.chats.rendering import REFUSED, TOO_MANY_TURNS, Chat
 from niels_cache_assets.sources.conversations import contents, conversation_problem, empty_assistant_turns, example_problem
-from niels_cache_assets.streaming.encode import COLLISION, INVALID_UNICODE, encode_texts, name_unencodable_item, texts_with_special
+from niels_cache_assets.streaming.encode import (
+    COLLISION,
+    INVALID_UNICODE,
+    add_bos_and_eot,
+    encode_texts,
+    name_unencodable_item,
+    texts_with_special,
+)
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -35,17 +42,13 @@ class EncodedConversations(NamedTuple):
 
     Attributes:
         kept: Their numbers in the chunk. The number of a conversation with several examples is repeated for each example.
-        tokens: (tokens,) of the cache's dtype, one example after the other.
-        lengths: (examples,) int64, the number of tokens of each example.
-        spans: The targets of each example, (m, 2), relative to its first token.
+        chats: The tokens of each example, of the cache's dtype, and its targets.
         hints: The first message of the template for each reason.
         facts: Numbers of messages, for the `facts` of meta.json.
     """
 
     kept: list[int]
-    tokens: np.ndarray
-    lengths: np.ndarray
-    spans: list[np.ndarray]
+    chats: list[EncodedChat]
     hints: tuple[str, ...] = ()
     facts: Counter[str] = Counter()  # noqa: RUF012  (never changed)
 
@@ -75,11 +78,6 @@ class ConversationEncoder:
         """The roles that messages may have."""
         return ROLE_TO_KEY.keys() if self.chats is None else ROLE_TO_KEY.keys() | TEMPLATE_ROLES
 
-    def chats_of(self, found: EncodedConversations) -> list[EncodedChat]:
-        """Return the tokens and spans of each conversation."""
-        tokens = np.split(found.tokens, np.cumsum(found.lengths)[:-1])
-        return [EncodedChat(*each) for each in zip(tokens, found.spans, strict=True)] if found.spans else []
-
     def encode(
         self, chunk: list[Conversation], batch: int, problems: dict[int, str], names: Sequence[str], masked: Sequence[frozenset[int]]
     ) -> EncodedConversations:
@@ -101,40 +99,36 @@ class ConversationEncoder:
         problems |= {number: problem for number, problem in found if problem is not None}
         if self.chats is not None:
             return self._encode_chats(self.chats, chunk, problems, names, masked)
-        valid = np.array([number for number in range(len(chunk)) if number not in problems], dtype=np.int64)
-        turns = np.fromiter((len(chunk[number].messages) for number in valid.tolist()), np.int64, len(valid))
-        messages = [message for number in valid.tolist() for message in chunk[number].messages]
-        roles = np.fromiter((self.view.special_ids[ROLE_TO_KEY[message["role"]]] for message in messages), np.int64, len(messages))
-        learned = roles == self.view.special_ids[ROLE_TO_KEY["assistant"]]
-        for number, first in zip(valid.tolist(), (np.cumsum(turns) - turns).tolist(), strict=True):
-            if masked[number]:
-                learned[[first + index for index in masked[number]]] = False
-        items = ([message["content"] for message in chunk[number].messages] for number in valid.tolist())
+        valid = [number for number in range(len(chunk)) if number not in problems]
+        turns = [(number, index, message) for number in valid for index, message in enumerate(chunk[number].messages)]
+        owner = np.array([number for number, _, _ in turns], dtype=np.int64)  # the conversation of each message
+        roles = np.array([self.view.special_ids[ROLE_TO_KEY[message["role"]]] for _, _, message in turns], dtype=np.int64)
+        is_target = np.array([each["role"] == "assistant" and index not in masked[number] for number, index, each in turns], dtype=bool)
+        items = ([message["content"] for message in chunk[number].messages] for number in valid)
         with name_unencodable_item(lambda item: names[valid[item]], items, lambda one: encode_texts(one, self.encoding_view, None)):
-            encoded = encode_texts([message["content"] for message in messages], self.encoding_view, batch)
-        owner = np.repeat(valid, turns)  # the conversation of each message
-        for message in np.flatnonzero(_union(encoded.invalid, texts_with_special(encoded, self.view), len(messages))).tolist():
-            is_invalid = encoded.invalid is not None and encoded.invalid[message]
-            problems.setdefault(int(owner[message]), INVALID_UNICODE if is_invalid else COLLISION)
-        for number in np.setdiff1d(valid, owner[learned]).tolist():
+            encoded = encode_texts([message["content"] for _, _, message in turns], self.encoding_view, batch)
+        unusable = {
+            message: reason
+            for reason, found in ((COLLISION, texts_with_special(encoded, self.view)), (INVALID_UNICODE, encoded.invalid))
+            if found is not None
+            for message in np.flatnonzero(found).tolist()
+        }
+        for message in sorted(unusable):
+            problems.setdefault(turns[message][0], unusable[message])
+        for number in {*valid} - {*owner[is_target].tolist()}:
             problems.setdefault(number, NO_TARGET)
-        kept = np.array([number not in problems for number in range(len(chunk))], dtype=bool)
-        stays = kept[owner]
-        lengths = encoded.lengths[stays]
-        ends = np.cumsum(lengths + 2)
-        starts = ends - lengths - 2
-        tokens = np.empty(int(ends[-1]) if len(ends) else 0, self.dtype)
-        content = np.ones(len(tokens), dtype=bool)
-        content[starts] = content[ends - 1] = False
-        tokens[content] = encoded.ids[np.repeat(stays, encoded.lengths)]
-        tokens[starts], tokens[ends - 1] = roles[stays], self.view.eot
-        last = np.cumsum(turns[kept[valid]]) - 1  # the last message of each conversation
-        lengths = np.diff(ends[last], prepend=0)
-        conversation = np.repeat(np.arange(len(last)), turns[kept[valid]])  # the number of the conversation of each kept message
-        targets = learned[stays]
-        bounds = np.stack([starts + 1, ends], axis=1) - (ends[last] - lengths)[conversation, None]  # of the contents, with EOT
-        spans = np.split(bounds[targets], conversation[targets].searchsorted(np.arange(1, len(last)))) if len(last) else []
-        return EncodedConversations(kept=np.flatnonzero(kept).tolist(), tokens=tokens, lengths=lengths, spans=spans)
+        tokens, lengths = add_bos_and_eot(encoded.ids, encoded.lengths, self.dtype, bos=roles, eot=self.view.eot)
+        ends = np.cumsum(lengths)
+        contents = np.stack([ends - lengths + 1, ends], axis=1)  # of each message, with EOT
+        chats: dict[int, EncodedChat] = {}
+        first = 0
+        for number in valid:
+            own = slice(first, first + len(chunk[number].messages))
+            if number not in problems:
+                begin = contents[first, 0] - 1
+                chats[number] = EncodedChat(tokens[begin : ends[own.stop - 1]], contents[own][is_target[own]] - begin)
+            first = own.stop
+        return EncodedConversations(kept=[*chats], chats=[*chats.values()])
 
     def _encode_chats(
         self,
@@ -163,9 +157,7 @@ class ConversationEncoder:
         kept = [(number, each) for number, examples in encoded.items() if number not in problems for each in examples]
         return EncodedConversations(
             kept=[number for number, _ in kept],
-            tokens=np.concatenate([np.empty(0, self.dtype), *(each.ids.astype(self.dtype) for _, each in kept)]),
-            lengths=np.fromiter((len(each.ids) for _, each in kept), np.int64, len(kept)),
-            spans=[each.spans for _, each in kept],
+            chats=[each._replace(ids=each.ids.astype(self.dtype)) for _, each in kept],
             hints=tuple(hints.values()),
             facts=self._facts([chunk[number] for number in dict.fromkeys(number for number, _ in kept)]),
         )
@@ -223,12 +215,6 @@ def collect_drops(chunk: list[Conversation], problems: Mapping[int, str], first:
 def drop_text(conversation: Conversation) -> Conversation:
     """Return a conversation with only its origin, because several batches wait to be written."""
     return conversation._replace(messages=[], rejected=None)
-
-
-def _union(first: np.ndarray | None, second: np.ndarray | None, count: int) -> np.ndarray:
-    """Return the union of two masks, bool (count,). None stands for a mask without any True."""
-    masks = [mask for mask in (first, second) if mask is not None]
-    return np.logical_or.reduce(masks) if masks else np.zeros(count, dtype=bool)
 
 
 def pair_form_problem(pair: Conversation, roles: Collection[str]) -> str | None:

@@ -6,9 +6,9 @@ recorded: a resumed build reads val again for the guard, which takes little time
 """
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
@@ -16,21 +16,20 @@ from typing import Any, Literal
 from niels_cache_assets.base.documents import Document, DocumentBatch, DropReport, SourceReport
 from niels_cache_assets.build_cache.base import CacheBuild, OnProgress, Progress, Provenance, describe_dropped_items
 from niels_cache_assets.build_cache.pretrain_writer import PretrainWriter, WriterState
-from niels_cache_assets.build_cache.resume import BuildPosition, Resume, resume_stream
+from niels_cache_assets.build_cache.resume import Resume, resume_stream
 from niels_cache_assets.disk.journal import Journal
 from niels_cache_assets.disk.write_behind import WriteBehind
 from niels_cache_assets.disk.writers import require_shard_bytes
 from niels_cache_assets.streaming.decontaminate import Decontaminate, ReferenceTexts, TrainGuard, decontamination_identity, open_guard
-from niels_cache_assets.streaming.encode import encode_chunks_separately, encode_documents
+from niels_cache_assets.streaming.encode import DocumentEncoder
 from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.intake import as_documents, in_lists, require_whole_numbers
 from niels_cache_assets.streaming.shuffle import shuffled
 from niels_cache_assets.streaming.splits import BudgetSplitter, SplitPart
-from niels_cache_assets.streaming.types import EncodedDocuments, ResumePoint, StreamPosition
+from niels_cache_assets.streaming.types import BuildPosition, EncodedDocuments, ResumePoint, StreamPosition
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, Split
 from niels_cache_runtime.format.meta import Meta, content_sha256
-from niels_cache_runtime.format.reading import available_threads
 
 MAX_OVERLAP_EXAMPLES = 50  # the most documents dropped because of `references` that meta.json names
 _LONG_COUNT_SECONDS = 1.0  # if counting the source takes longer, record the number in the journal
@@ -108,7 +107,7 @@ def build_pretrain_cache(
 
 @dataclass(frozen=True, kw_only=True)
 class _State:
-    """The state of a build between two chunks.
+    """The state of a build between two chunks. The default is that of a new build.
 
     Attributes:
         documents: The number of documents so far that were not dropped.
@@ -117,13 +116,13 @@ class _State:
         overlaps: The examples so far of documents that were dropped because of `references`.
     """
 
-    reached: BuildPosition
-    documents: int
-    expected: int | None
-    remaining: dict[Split, int]
-    drops: dict[str, dict[str, Any]]
-    writer: WriterState
-    ended: dict[str, dict[str, Any]] | None
+    reached: BuildPosition = field(default_factory=BuildPosition)
+    documents: int = 0
+    expected: int | None = None
+    remaining: dict[Split, int] | None = None
+    drops: dict[str, dict[str, Any]] = field(default_factory=dict)
+    writer: WriterState = field(default_factory=WriterState)
+    ended: dict[str, dict[str, Any]] | None = None
     overlaps: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -159,9 +158,9 @@ class PretrainBuild(CacheBuild):
             raise NielsCacheError(f"shuffle_buffer is {self.shuffle_buffer}; give at least 1, or None to keep the input order")
         self._new_splitter()  # checks the tokenizer and the budgets
 
-    def _new_splitter(self, **remaining: Any) -> BudgetSplitter:
+    def _new_splitter(self, remaining: dict[Split, int] | None = None) -> BudgetSplitter:
         eot = self.view.eot if self.append_eot else None
-        return BudgetSplitter(max_train_tokens=self.max_train_tokens, max_val_tokens=self.max_val_tokens, eot=eot, **remaining)
+        return BudgetSplitter(max_train_tokens=self.max_train_tokens, max_val_tokens=self.max_val_tokens, eot=eot, remaining=remaining)
 
     @cached_property
     def _decontamination(self) -> dict[str, Any]:
@@ -194,15 +193,15 @@ class PretrainBuild(CacheBuild):
 
     def _write(self, partial: Path, resume: Resume | None) -> Meta:
         journal = self.open_journal(partial, resume, state=_State)
-        state: _State | None = journal.state if journal is not None else None
+        state: _State = (journal.state if journal is not None else None) or _State()
         finished = journal.finished if journal is not None else {}
-        splitter = self._new_splitter(remaining=state.remaining) if state is not None else self._new_splitter()
+        splitter = self._new_splitter(state.remaining)
         with (
             PretrainWriter(
                 partial,
                 dtype=self.dtype,
                 shard_bytes=self.shard_bytes,
-                state=state.writer if state else None,
+                state=state.writer,
                 files=finished,
                 has_kept_values=bool(self.keep),
             ) as writer,
@@ -216,10 +215,11 @@ class PretrainBuild(CacheBuild):
         ):
             if resume is not None:
                 resume.resumed_tokens = sum(map(writer.tokens, SPLITS))
-            counts = None if state is None or state.ended is None else DropReport(**state.ended)
-            overlaps = list(state.overlaps) if state is not None else []
-            if counts is None:
+            overlaps = list(state.overlaps)
+            if state.ended is None:
                 counts = self._write_documents(writer, splitter, guard, journal, state, resume, overlaps)
+            else:
+                counts = DropReport(**state.ended)
             if self.needs_train and not writer.tokens("train"):
                 message = _no_train_message(self.out_dir, writer.tokens("val"), self.max_val_tokens, counts, self.feed.report.hints)
                 raise NielsCacheError(message)
@@ -235,17 +235,16 @@ class PretrainBuild(CacheBuild):
             }
         return meta
 
-    @property
-    def _encoding(self) -> dict[str, Any]:
-        return {"dtype": self.dtype, "append_eot": self.append_eot, "raise_on_collision": self.on_collision == "raise"}
-
-    def encode(self, documents: Iterable[DocumentBatch], feed: Feed[Any], **rest: Any) -> Generator[EncodedDocuments]:
-        """Return encoded documents in batches. The reference encodes before `open_journal` has chosen an engine."""
-        return encode_documents(documents, self.encoding_view, feed, threads=self.threads or available_threads(), **self._encoding, **rest)
-
-    def encode_chunks_separately(self, batch: EncodedDocuments) -> Iterator[EncodedDocuments]:
-        """Return the chunks of a batch one by one."""
-        return encode_chunks_separately(batch, self.encoding_view, **self._encoding)
+    @cached_property
+    def document_encoder(self) -> DocumentEncoder:
+        """The encoder of documents. The reference encodes before `open_journal` has chosen an engine."""
+        return DocumentEncoder(
+            tokenizer=self.encoding_view,
+            dtype=self.dtype,
+            threads=self.threads,
+            append_eot=self.append_eot,
+            raise_on_collision=self.on_collision == "raise",
+        )
 
     def _encode_until_budgets_met(self, batches: Iterator[EncodedDocuments], splitter: BudgetSplitter) -> Iterator[EncodedDocuments]:
         """Yield the encoded documents in batches.
@@ -253,8 +252,8 @@ class PretrainBuild(CacheBuild):
         If a batch may meet the budgets, its chunks are yielded one by one, so that the build ends at the end of a chunk.
         """
         for batch in batches:
-            if splitter.may_meet_budgets(batch):
-                yield from self.encode_chunks_separately(batch)
+            if len(batch.chunks.positions) > 1 and splitter.may_meet_budgets(batch):
+                yield from self.document_encoder.encode_separately(batch.chunks)
             else:
                 yield batch
             del batch
@@ -265,33 +264,28 @@ class PretrainBuild(CacheBuild):
         splitter: BudgetSplitter,
         guard: TrainGuard | None,
         journal: Journal | None,
-        state: _State | None,
+        state: _State,
         resume: Resume | None,
         overlaps: list[dict[str, Any]],
     ) -> DropReport:
-        """Write all documents of the stream, or only the rest of them if there is a state.
+        """Write the documents of the stream that come after the state.
 
         The caller has already restored `splitter`, `writer` and `overlaps` to that state. The first examples of documents that were dropped
         because of `references` are added to `overlaps`.
         """
-        has_counted = self.feed.count(state.expected if state is not None else None)
-        seen, drops = (state.documents, DropReport(**state.drops)) if state is not None else (0, DropReport())
+        has_counted = self.feed.count(state.expected)
+        seen, drops = state.documents, DropReport(**state.drops)
         tokens = sum(map(writer.tokens, SPLITS))
 
         def share(position: StreamPosition) -> float | None:
             if self.feed.expected:
                 return seen / self.feed.expected
-            return position.share if splitter.share is None else splitter.share
+            return position.reached.share if splitter.share is None else splitter.share
 
-        def state_at(position: StreamPosition, *, ended: DropReport | None = None) -> Callable[..., _State]:
-            """Return a function that makes the state of the build at this position.
-
-            The function takes the state of the writer. Call it when the writer has reached this position.
-            """
-            reached = BuildPosition(items=position.items, mark=position.mark if self.shuffle_buffer is None else None, share=position.share)
-            return partial(
-                _State,
-                reached=reached,
+        def record_at(position: StreamPosition, *, ended: DropReport | None = None) -> Callable[[], None]:
+            """Return a function that records the build at this position. Call it when the writer has reached this position."""
+            state = _State(
+                reached=position.reached if self.shuffle_buffer is None else replace(position.reached, mark=None),
                 documents=seen,
                 expected=self.feed.expected,
                 remaining=dict(splitter.remaining),
@@ -299,19 +293,21 @@ class PretrainBuild(CacheBuild):
                 ended=None if ended is None else ended.state(),
                 overlaps=list(overlaps),
             )
+            assert journal is not None
+            return partial(journal.record_writer, writer, state, "writer", share=share(position), documents=seen)
 
         if guard is not None and self.val_texts is not None:
-            with closing(self.encode(as_documents(in_lists(self.val_texts)), Feed.of((), SourceReport()))) as val_batches:
+            with closing(self.document_encoder.encode(as_documents(in_lists(self.val_texts)), Feed.of((), SourceReport()))) as val_batches:
                 for batch in val_batches:
                     guard.read_val(batch)
-        position = StreamPosition(0, None, Counter(), {}, None)
+        position = StreamPosition(BuildPosition(), Counter(), {})
         if journal is not None and has_counted and journal.due(writer.bytes, finished=len(writer.files), seconds=_LONG_COUNT_SECONDS):
-            _record(journal, writer, state_at(position), share(position))
+            record_at(position)()
         documents = self._documents(state, guard, resume)
-        first = state.reached.items if state is not None else 0
+        screen = guard.screen if guard else None
         with (
             WriteBehind() as writes,
-            closing(self.encode(documents, self.feed, first=first, screen=guard.screen if guard else None)) as batches,
+            closing(self.document_encoder.encode(documents, self.feed, first=state.reached.items, screen=screen)) as batches,
         ):
             for batch in self._encode_until_budgets_met(batches, splitter):
                 position = batch.position
@@ -322,28 +318,24 @@ class PretrainBuild(CacheBuild):
                 parts = splitter.assign(batch)
                 seen += len(batch.documents)
                 tokens += sum(len(part.tokens) for part in parts.values())
-                due = (
-                    None
-                    if journal is None or splitter.are_budgets_met
-                    else partial(_record, journal, writer, state_at(position), share(position))
-                )
-                writes.submit(partial(_write, writer, parts, journal, due), size=sum(part.tokens.nbytes for part in parts.values()))
+                record = None if journal is None or splitter.are_budgets_met else record_at(position)
+                writes.submit(partial(_write, writer, parts, journal, record), size=sum(part.tokens.nbytes for part in parts.values()))
                 if self.progress is not None:
                     self.progress(Progress(seen, tokens, share(position)))
                 if splitter.are_budgets_met:
                     source_dropped, facts = position.dropped, position.facts  # these exclude documents that were read ahead
                     break
-                del batch, parts, due  # frees a long text before the next is encoded
+                del batch, parts, record  # frees a long text before the next is encoded
             else:
                 source_dropped, facts = self.feed.report.dropped, self.feed.report.facts
             writes.finish()
         ended = DropReport(source_dropped, facts)
         ended.join(drops)
         if journal is not None and journal.recorded:
-            _record(journal, writer, state_at(position, ended=ended), share(position))  # the remaining steps take time, too
+            record_at(position, ended=ended)()  # the remaining steps take time, too
         return ended
 
-    def _documents(self, state: _State | None, guard: TrainGuard | None, resume: Resume | None) -> Iterator[DocumentBatch]:
+    def _documents(self, state: _State, guard: TrainGuard | None, resume: Resume | None) -> Iterator[DocumentBatch]:
         """Return the documents to encode. For a resumed build, also restore the guard."""
 
         def stream(mark: ResumePoint | None) -> Iterator[DocumentBatch]:
@@ -354,14 +346,14 @@ class PretrainBuild(CacheBuild):
             """Give the guard the documents from the beginning until val is complete. Each document gets the same split as before."""
             assert guard is not None
             splitter = self._new_splitter()
-            with closing(self.encode(documents, Feed.of((), SourceReport()))) as batches:
+            with closing(self.document_encoder.encode(documents, Feed.of((), SourceReport()))) as batches:
                 for batch in batches:
                     guard.admit(batch, is_val=splitter.val_mask(batch))
                     if guard.val_is_known:
                         return
                     splitter.assign(batch)
 
-        if state is None or resume is None:
+        if resume is None or not state.reached.items:
             return stream(None)
         replays_val = guard is not None and not guard.val_is_known
         return resume_stream(stream, state.reached, log=resume.log, replay=replay_val if replays_val else None)
@@ -372,20 +364,6 @@ def _write(writer: PretrainWriter, parts: dict[Split, SplitPart], journal: Journ
     writer.write(parts)
     if journal is not None and record is not None and journal.due(writer.bytes, finished=len(writer.files)):
         record()
-
-
-def _record(journal: Journal, writer: PretrainWriter, state_of: Callable[..., _State], share: float | None) -> None:
-    writer_state, sizes = writer.checkpoint()
-    state = state_of(writer=writer_state)
-    journal.record(
-        asdict(state),
-        finished=writer.files,
-        files=sizes,
-        sums=sizes.sums,
-        bytes_written=writer.bytes,
-        share=share,
-        documents=state.documents,
-    )
 
 
 def _no_train_message(out_dir: str, val_tokens: int, max_val_tokens: int, counts: DropReport, hints: Sequence[str]) -> str:

@@ -1,6 +1,6 @@
 """A writer of the files of a pretrain cache: shards, document ends and lineage of both splits. The builder writes meta.json."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ import numpy as np
 from niels_cache_assets.disk.journal import SCRATCH_NAME
 from niels_cache_assets.disk.lineage_files import LineageWriter, RowSpool
 from niels_cache_assets.disk.table_file import TEXT_HASH
-from niels_cache_assets.disk.writers import Files, NpyWriter, ShardWriter, Sizes
+from niels_cache_assets.disk.writers import Files, GrowingFile, NpyWriter, ShardWriter
 from niels_cache_assets.streaming.splits import SplitPart
 from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, SPLITS, Split, doc_ends_name, documents_name
 
@@ -39,16 +39,15 @@ class SplitState:
 
 @dataclass(frozen=True, kw_only=True)
 class WriterState:
-    """The state of a PretrainWriter at a checkpoint. The list of finished files is recorded separately."""
+    """The state of a PretrainWriter at a checkpoint. The list of finished files is recorded separately. The default is that of no files."""
 
-    splits: dict[Split, SplitState]
+    splits: dict[Split, SplitState] = field(default_factory=lambda: dict.fromkeys(SPLITS, SplitState()))
 
 
 class _SplitWriter:
     def __init__(
         self, root: Path, split: Split, *, dtype: np.dtype, shard_bytes: int, files: Files, state: SplitState, has_kept_values: bool
     ) -> None:
-        self._has_kept_values = has_kept_values
         schema = {**LINEAGE, TEXT_HASH: "int64", **(KEPT if has_kept_values else {})}
         self.shards = ShardWriter(root, split, dtype=dtype, shard_bytes=shard_bytes, files=files, resume_at=state.tokens)
         self.doc_ends = NpyWriter(root, doc_ends_name(split), DOC_ENDS_DTYPE, files, resume_at=state.documents)
@@ -69,15 +68,15 @@ class _SplitWriter:
             self.cut = self.doc_ends.items + part.cut
         self.doc_ends.write(np.cumsum(part.lengths) + self.shards.tokens)
         self.shards.write(part.tokens)
-        columns = {"source_id": part.source_id, "file": part.file, "row": part.row, "tokens": part.lengths, TEXT_HASH: part.hashes}
-        if self._has_kept_values:
-            columns["kept"] = np.full(len(part.lengths), None, dtype=object) if part.kept is None else part.kept
-        self._lineage.write_batch(self._spool.write(columns))
+        self._lineage.write_batch(self._spool.write(part.lineage))
         self.characters += part.characters
 
-    def checkpoint(self, sizes: Sizes) -> SplitState:
-        for part in (self.shards, self.doc_ends, self._spool):
-            part.checkpoint(sizes)
+    @property
+    def unfinished(self) -> list[GrowingFile]:
+        return [*self.shards.unfinished, self.doc_ends, self._spool]
+
+    @property
+    def state(self) -> SplitState:
         return SplitState(
             tokens=self.shards.tokens,
             documents=self.doc_ends.items,
@@ -92,8 +91,9 @@ class _SplitWriter:
         self._lineage.seal()
 
     def abandon(self) -> None:
-        for part in (self.shards, self.doc_ends, self._spool, self._lineage):
+        for part in self.unfinished:
             part.abandon()
+        self._lineage.abandon()
 
 
 class PretrainWriter:
@@ -103,9 +103,8 @@ class PretrainWriter:
         root: The folder.
         dtype: The dtype of the tokens.
         shard_bytes: The size of a shard in bytes.
-        state: The checkpoint to resume from. The journal has already cut the files back to their sizes at this checkpoint. None: start from
-            the beginning.
-        files: The files that were finished at this checkpoint. None if there are none.
+        state: The checkpoint to resume from. The journal has already cut the files back to their sizes at this checkpoint.
+        files: The files that were finished at this checkpoint.
         has_kept_values: Whether lineage has the kept values of documents.
     """
 
@@ -115,11 +114,11 @@ class PretrainWriter:
         *,
         dtype: np.dtype,
         shard_bytes: int,
-        state: WriterState | None,
-        files: Files | None,
+        state: WriterState,
+        files: Files,
         has_kept_values: bool,
     ) -> None:
-        self.files: Files = dict(files or {})
+        self.files: Files = dict(files)
         self._splits: dict[Split, _SplitWriter] = {
             split: _SplitWriter(
                 root,
@@ -127,7 +126,7 @@ class PretrainWriter:
                 dtype=dtype,
                 shard_bytes=shard_bytes,
                 files=self.files,
-                state=state.splits[split] if state else SplitState(),
+                state=state.splits[split],
                 has_kept_values=has_kept_values,
             )
             for split in SPLITS
@@ -150,15 +149,15 @@ class PretrainWriter:
         for split, part in parts.items():
             self._splits[split].write(part)
 
-    def checkpoint(self) -> tuple[WriterState, Sizes]:
-        """Flush all written data to the disk (fsync).
+    @property
+    def unfinished(self) -> list[GrowingFile]:
+        """The unfinished files."""
+        return [file for writer in self._splits.values() for file in writer.unfinished]
 
-        Returns:
-            The state to resume from, and the size of each unfinished file at this state.
-        """
-        sizes = Sizes()
-        splits = {split: writer.checkpoint(sizes) for split, writer in self._splits.items()}
-        return WriterState(splits=splits), sizes
+    @property
+    def state(self) -> WriterState:
+        """The state to resume from."""
+        return WriterState(splits={split: writer.state for split, writer in self._splits.items()})
 
     def seal(self) -> None:
         """Finish every file of the cache, and flush it to the disk. Scratch files stay, because an interrupted build resumes from them."""

@@ -12,8 +12,9 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Sized
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import TypeAdapter
 
@@ -21,7 +22,7 @@ from niels_cache_assets.base.defaults import RECORD_SECONDS
 from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.disk.identity import Identity, as_recorded
 from niels_cache_assets.disk.journal import Journal, Keep
-from niels_cache_assets.streaming.types import ResumePoint
+from niels_cache_assets.streaming.types import BuildPosition, ResumePoint
 from niels_cache_assets.tokenizer.engines import installed_version
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -78,21 +79,6 @@ class JournalFingerprint(NamedTuple):
     identity: Identity | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class BuildPosition:
-    """The position that a build has reached in a stream.
-
-    Attributes:
-        items: The number of items that were taken from the stream.
-        mark: The latest point before this position, where the stream can be opened. None if there is none.
-        share: The share of the source that was read, 0 to 1; None if unknown.
-    """
-
-    items: int
-    mark: ResumePoint | None
-    share: float | None
-
-
 def open_journal(partial: Path, resume: Resume, journalled: JournalFingerprint, *, name: str, state: type[Any]) -> Journal:
     """Open the journal of a build in `partial`.
 
@@ -103,7 +89,7 @@ def open_journal(partial: Path, resume: Resume, journalled: JournalFingerprint, 
         name: The name of the build, for the log.
         state: The data class of the journal's state. The state is None if there is nothing to resume.
     """
-    journal = Journal.open(
+    journal = Journal(
         partial,
         fingerprint=journalled.fingerprint,
         log=resume.log,
@@ -155,44 +141,27 @@ def resume_stream(
         NielsCacheError: If the stream ends before this position.
     """
     started = time.monotonic()
-    batches = _DividedStream(stream(None))
-    done = batches.first(reached.items)
-    if replay is not None:
-        replay(done)
-    if reached.mark is not None:
-        batches = _DividedStream(stream(reached.mark))
-        done = batches.first(reached.items - reached.mark.items)
-    for _ in done:
-        pass
-    log(f"skipped the {reached.items:,} items that were done, in {time.monotonic() - started:.1f} s")
-    return batches.rest()
+    batches = stream(None)
 
-
-class _DividedStream(Generic[Batch]):
-    """A stream of batches that is divided at an item, possibly inside a batch."""
-
-    def __init__(self, batches: Iterator[Batch]) -> None:
-        self._batches = batches
-        self._left: list[Batch] = []  # the end of the batch that was cut
-
-    def first(self, count: int) -> Iterator[Batch]:
-        """Yield the first `count` items.
-
-        Raises:
-            NielsCacheError: If there are fewer items.
-        """
+    def first(count: int) -> Iterator[Batch]:
+        """Yield the first `count` items of the stream, and leave the others in it, even if this divides a batch."""
+        nonlocal batches
         while count:
-            batch = next(self._batches, None)
+            batch = next(batches, None)
             if batch is None:
                 raise NielsCacheError("the source is now shorter than the part that is already built; build again with --force")
             taken = min(count, len(batch))
             count -= taken
             if taken < len(batch):
-                self._left, batch = [batch[taken:]], batch[:taken]  # type: ignore[index]
-            yield batch
+                batches = chain([batch[taken:]], batches)  # type: ignore[index]
+            yield batch[:taken]  # type: ignore[index]
 
-    def rest(self) -> Iterator[Batch]:
-        """Yield the items that `first` has not yielded."""
-        yield from self._left
-        self._left.clear()
-        yield from self._batches
+    done = first(reached.items)
+    if replay is not None:
+        replay(done)
+    if reached.mark is not None:
+        batches, done = stream(reached.mark), first(reached.items - reached.mark.items)
+    for _ in done:
+        pass
+    log(f"skipped the {reached.items:,} items that were done, in {time.monotonic() - started:.1f} s")
+    return batches

@@ -5,9 +5,9 @@ of all examples.
 """
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
@@ -28,7 +28,7 @@ from niels_cache_assets.build_cache.conversations import (
     mask_shared_prompt,
     pair_form_problem,
 )
-from niels_cache_assets.build_cache.resume import BuildPosition, Resume, resume_stream
+from niels_cache_assets.build_cache.resume import Resume, resume_stream
 from niels_cache_assets.build_cache.sft_spool import SftSpool, SpoolState
 from niels_cache_assets.chats.encoding import ChatEncoder, EncodedChat
 from niels_cache_assets.chats.templates import Template
@@ -36,12 +36,12 @@ from niels_cache_assets.disk.journal import Journal
 from niels_cache_assets.disk.space import name_path
 from niels_cache_assets.disk.write_behind import WriteBehind
 from niels_cache_assets.disk.writers import Files, add_file
-from niels_cache_assets.sources.messages import WEIGHT_PROBLEMS, describe_weight_problem, masked_messages
+from niels_cache_assets.sources.messages import WEIGHT_PROBLEMS, masked_messages, weight_problem
 from niels_cache_assets.sources.pairs import prompt_hash, prompt_length
 from niels_cache_assets.streaming.encode import COLLISION, INVALID_UNICODE, in_chunks
 from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.intake import as_conversations, require_whole_numbers
-from niels_cache_assets.streaming.types import ResumePoint, StreamPosition
+from niels_cache_assets.streaming.types import BuildPosition, ResumePoint, StreamPosition
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import sync
 from niels_cache_runtime.format.layout import CHAT_TEMPLATE_NAME, SIDES, SPLITS
@@ -54,39 +54,40 @@ _MAX_HINTS = 2  # of a template, in the message about a source without usable co
 
 @dataclass(frozen=True, kw_only=True)
 class _State:
-    """The state of a build between two chunks.
+    """The state of a build between two chunks. The default is that of a new build.
 
     Attributes:
         drops: The conversations that the builder dropped, and the numbers of messages of the others (DropReport.state).
         ended: The final counts, set after everything was read. None before that.
     """
 
-    reached: BuildPosition
-    drops: dict[str, dict[str, Any]]
-    spool: SpoolState
-    ended: dict[str, dict[str, Any]] | None
+    reached: BuildPosition = field(default_factory=BuildPosition)
+    drops: dict[str, dict[str, Any]] = field(default_factory=dict)
+    spool: SpoolState = field(default_factory=SpoolState)
+    ended: dict[str, dict[str, Any]] | None = None
 
 
 class _EncodedExamples(NamedTuple):
     """The kept conversations of a chunk, and the dropped ones.
 
     Attributes:
-        tokens: (tokens,) of the cache's dtype, one conversation after the other.
-        lengths: (examples,) int64, the number of tokens of each conversation.
+        chats: The tokens of each conversation, of the cache's dtype, and its targets. The sides of a pair follow each other.
         drops: The dropped conversations, with numbers of messages of the kept ones as facts.
-        spans: The targets of each conversation, (m, 2), relative to its first token.
         hints: The first message of the template for each reason.
         units: (examples,) int64, the number of the conversation of each example. None if each conversation is one example.
     """
 
     conversations: list[Conversation]
-    tokens: np.ndarray
-    lengths: np.ndarray
+    chats: list[EncodedChat]
     drops: DropReport
     position: StreamPosition
-    spans: list[np.ndarray]
     hints: tuple[str, ...]
     units: np.ndarray | None = None
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens."""
+        return sum(len(each.ids) for each in self.chats)
 
 
 def build_sft_cache(
@@ -223,32 +224,28 @@ class SftBuild(CacheBuild):
 
     def _write(self, partial: Path, resume: Resume | None) -> Meta:
         journal = self.open_journal(partial, resume, state=_State)
-        state: _State | None = journal.state if journal is not None else None
-        spooled = state.spool if state is not None else None
+        state: _State = (journal.state if journal is not None else None) or _State()
         sides = len(SIDES) if self.preference else 1
-        with self._chats or nullcontext(), SftSpool(partial, dtype=self.dtype, state=spooled, sides=sides) as spool:
+        with self._chats or nullcontext(), SftSpool(partial, dtype=self.dtype, state=state.spool, sides=sides) as spool:
             if resume is not None:
                 resume.resumed_tokens = spool.tokens
-            ended = None if state is None or state.ended is None else DropReport(**state.ended)
-            if ended is None:
-                ended = self._spool(spool, journal, state, resume)
+            ended = self._spool(spool, journal, state, resume) if state.ended is None else DropReport(**state.ended)
             if not spool.examples:
                 note = describe_dropped_items(ended, self.feed.report.hints)
                 what = "preference pair" if self.preference else "conversation"
                 raise NielsCacheError(f"{self.out_dir}: the source gave no usable {what}{note}; nothing was written")
-            files: dict[str, dict[str, Any]] = {}
             with_spans = self.preference or self.template is not None or _MASKED in ended.facts  # sentinels cannot say what is masked
             by_group = self.preference or self.split_by != "example"
-            counts = spool.write_splits(files, val_frac=self.val_frac, seed=self.seed, by_group=by_group, with_spans=with_spans)
+            counts = spool.write_splits(val_frac=self.val_frac, seed=self.seed, by_group=by_group, with_spans=with_spans)
             meta = {
                 **self._meta,
                 **{f"{split}_{what}": counts[f"{split}_{what}"] for split in SPLITS for what in ("examples", "tokens")},
                 **({"targets": {split: counts[f"{split}_targets"] for split in SPLITS}} if with_spans else {}),
-                **self._write_template(partial, files),
+                **self._write_template(partial, spool.files),
                 "dropped": dict(ended.dropped),
                 "facts": {**ended.facts, "straddling_groups": counts["straddling_groups"]},
-                "files": files,
-                "content_sha256": content_sha256(files),
+                "files": spool.files,
+                "content_sha256": content_sha256(spool.files),
             }
         return meta
 
@@ -265,45 +262,42 @@ class SftBuild(CacheBuild):
         template = {"name": self.template.name, "sha256": self.template.sha256, "marks": self._chats.has_marks}
         return {"template": template | self._turn_settings, **sides}
 
-    def _spool(self, spool: SftSpool, journal: Journal | None, state: _State | None, resume: Resume | None) -> DropReport:
-        """Store all conversations in the spool, or only the rest of them if there is a state."""
-        drops = DropReport(**state.drops) if state is not None else DropReport()
+    def _spool(self, spool: SftSpool, journal: Journal | None, state: _State, resume: Resume | None) -> DropReport:
+        """Store the conversations that come after the state in the spool."""
+        drops = DropReport(**state.drops)
         examples, tokens = spool.examples, spool.tokens
 
-        def state_at(position: StreamPosition, *, ended: DropReport | None = None) -> Callable[..., _State]:
-            """Return a function that makes the state of the build at this position, from the state of the spool there."""
-            reached = BuildPosition(items=position.items, mark=position.mark, share=position.share)
-            return partial(_State, reached=reached, drops=drops.state(), ended=None if ended is None else ended.state())
+        def state_at(position: StreamPosition, *, ended: DropReport | None = None) -> _State:
+            return _State(reached=position.reached, drops=drops.state(), ended=None if ended is None else ended.state())
 
         hints: list[str] = []
-        position = StreamPosition(0, None, Counter(), {}, None)
+        position = StreamPosition(BuildPosition(), Counter(), {})
         with WriteBehind() as writes, closing(self._encoded(resume, state)) as batches:
             for batch in batches:
                 position = batch.position
                 drops.join(batch.drops)
                 hints += batch.hints[: _MAX_HINTS - len(hints)]
-                examples, tokens = examples + len(batch.conversations), tokens + len(batch.tokens)
-                writes.submit(partial(_write, spool, batch, journal, state_at(position)), size=batch.tokens.nbytes)
+                examples, tokens = examples + len(batch.conversations), tokens + batch.tokens
+                writes.submit(partial(_write, spool, batch, journal, state_at(position)), size=batch.tokens * self.dtype.itemsize)
                 del batch  # frees a long text before the next is encoded
                 if self.progress is not None:
-                    self.progress(Progress(examples, tokens, position.share))
+                    self.progress(Progress(examples, tokens, position.reached.share))
             writes.finish()
         self.feed.report.hints += hints
         ended = DropReport(self.feed.report.dropped, self.feed.report.facts)
         ended.join(drops)
         if journal is not None and journal.recorded:
-            _record(journal, spool, state_at(position, ended=ended))
+            journal.record_writer(spool, state_at(position, ended=ended), "spool", share=position.reached.share, documents=spool.examples)
         return ended
 
-    def _encoded(self, resume: Resume | None, state: _State | None) -> Generator[_EncodedExamples]:
-        """Return all encoded conversations, or only the rest of them if there is a state."""
+    def _encoded(self, resume: Resume | None, state: _State) -> Generator[_EncodedExamples]:
+        """Return the encoded conversations that come after the state."""
 
         def stream(mark: ResumePoint | None) -> Iterator[list[Conversation]]:
             return as_conversations(self.feed.open(mark), first=mark.items if mark else 0)
 
-        conversations, first = stream(None), 0
-        if resume is not None and state is not None:
-            conversations, first = resume_stream(stream, state.reached, log=resume.log), state.reached.items
+        first = state.reached.items
+        conversations = stream(None) if resume is None or not first else resume_stream(stream, state.reached, log=resume.log)
         chunks = self.feed.positioned(in_chunks(conversations, self._sizes, lambda parts: [*chain.from_iterable(parts)]), first=first)
         threads = self.threads or available_threads()
         return map_in_order(self._encode, enumerate(chunks), threads=threads, size_of=lambda task: int(self._sizes(task[1][0]).sum()))
@@ -314,7 +308,7 @@ class SftBuild(CacheBuild):
     def _encode(self, task: tuple[int, tuple[list[Conversation], StreamPosition]]) -> _EncodedExamples:
         """Encode a chunk of conversations, or of pairs."""
         batch, (chunk, position) = task
-        first = position.items - len(chunk)
+        first = position.reached.items - len(chunk)
         if self.preference:
             return self._encode_pairs(batch, chunk, position, first)
         problems: dict[int, str] = {}
@@ -325,11 +319,9 @@ class SftBuild(CacheBuild):
         facts = found.facts + Counter({_MASKED: sum(len(masked[number]) for number in {*found.kept})})
         return _EncodedExamples(
             conversations=[drop_text(chunk[number]) for number in found.kept],
-            tokens=found.tokens,
-            lengths=found.lengths,
+            chats=found.chats,
             drops=collect_drops(chunk, problems, first, facts),
             position=position,
-            spans=found.spans,
             hints=found.hints,
             units=first + np.array(found.kept, dtype=np.int64) if self.turns == "each" else None,
         )
@@ -351,8 +343,9 @@ class SftBuild(CacheBuild):
         prompts = [prompt_length(chunk[number].messages, chunk[number].rejected or []) for number in valid for _ in SIDES]
         masked = [masked_messages(side.messages, first=prompt) for side, prompt in zip(sides, prompts, strict=True)]
         found = self._conversation_encoder.encode(sides, batch, side_problems, names, masked)
-        chats = dict(zip(found.kept, self._conversation_encoder.chats_of(found), strict=True))
+        chats = dict(zip(found.kept, found.chats, strict=True))
         encoded: dict[int, tuple[EncodedChat, EncodedChat]] = {}
+        masked_count = 0
         for index, number in enumerate(valid):
             problem = side_problems.get(2 * index) or side_problems.get(2 * index + 1)
             result = problem or mask_shared_prompt(chats[2 * index], chats[2 * index + 1], most=self.max_tokens)
@@ -360,20 +353,17 @@ class SftBuild(CacheBuild):
                 problems[number] = result
             else:
                 encoded[number] = result
+                masked_count += len(masked[2 * index]) + len(masked[2 * index + 1])
         self._raise_for_problems(chunk, problems, first=first)
-        both = [side for pair in encoded.values() for side in pair]
-        side_indices = [2 * index + side for index, number in enumerate(valid) if number in encoded for side in range(len(SIDES))]
-        facts = found.facts + Counter({_MASKED: sum(len(masked[index]) for index in side_indices)})
+        facts = found.facts + Counter({_MASKED: masked_count})
         return _EncodedExamples(
             conversations=[
                 drop_text(pair)._replace(group=prompt_hash(pair.messages, pair.rejected or [], split_by=self.split_by))
                 for pair in map(chunk.__getitem__, encoded)
             ],
-            tokens=np.concatenate([np.empty(0, self.dtype), *(side.ids for side in both)]),
-            lengths=np.fromiter((len(side.ids) for side in both), np.int64, len(both)),
+            chats=[*chain.from_iterable(encoded.values())],
             drops=collect_drops(chunk, problems, first, facts),
             position=position,
-            spans=[side.spans for side in both],
             hints=found.hints,
         )
 
@@ -392,20 +382,12 @@ class SftBuild(CacheBuild):
                     raise NielsCacheError(f"{example}: a message contains a special token; remove it")
             elif problem not in (INVALID_UNICODE, "too_long") and self.on_invalid == "raise":
                 messages = [*chunk[index].messages, *(chunk[index].rejected or [])]
-                what = describe_weight_problem(messages) if problem in WEIGHT_PROBLEMS else problem
+                what = weight_problem(messages)[1] if problem in WEIGHT_PROBLEMS else problem
                 raise NielsCacheError(f"{example}: {what}; correct it, or pass on_invalid='drop'")
 
 
-def _write(spool: SftSpool, batch: _EncodedExamples, journal: Journal | None, state_of: Callable[..., _State]) -> None:
+def _write(spool: SftSpool, batch: _EncodedExamples, journal: Journal | None, state: _State) -> None:
     """Write a batch, then record the state after this batch if the journal is due for a record."""
-    spool.write(batch.conversations, batch.tokens, batch.lengths, batch.spans, batch.units)
+    spool.write(batch.conversations, batch.chats, batch.units)
     if journal is not None and journal.due(spool.bytes):
-        _record(journal, spool, state_of)
-
-
-def _record(journal: Journal, spool: SftSpool, state_of: Callable[..., _State]) -> None:
-    spool_state, sizes = spool.checkpoint()
-    state = state_of(spool=spool_state)
-    journal.record(
-        asdict(state), files=sizes, sums=sizes.sums, bytes_written=spool.bytes, share=state.reached.share, documents=spool.examples
-    )
+        journal.record_writer(spool, state, "spool", share=state.reached.share, documents=spool.examples)

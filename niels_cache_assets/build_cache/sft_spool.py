@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from niels_cache_assets.base.documents import NO_SPLIT, Conversation
-from niels_cache_assets.base.strings import hash_strings
+from niels_cache_assets.base.strings import Strings, hash_strings
+from niels_cache_assets.chats.encoding import EncodedChat
 from niels_cache_assets.disk.journal import SCRATCH_NAME
 from niels_cache_assets.disk.lineage_files import LineageWriter, RowSpool
 from niels_cache_assets.disk.table_file import sealing
-from niels_cache_assets.disk.writers import Files, GrowingFile, HashedFile, NpyWriter, Sizes
+from niels_cache_assets.disk.writers import Files, GrowingFile, HashedFile, NpyWriter
 from niels_cache_assets.sources.val_share import val_mask
 from niels_cache_runtime.format.layout import (
     IDX_DTYPE,
@@ -39,7 +40,7 @@ _NO_GROUP = -1
 
 @dataclass(frozen=True, kw_only=True)
 class SpoolState:
-    """The state of a spool at a checkpoint."""
+    """The state of a spool at a checkpoint. The default is that of an empty spool."""
 
     examples: int = 0
     tokens: int = 0
@@ -55,14 +56,17 @@ class SftSpool:
     Args:
         root: The folder of the unfinished build.
         dtype: The dtype of the tokens.
-        state: The checkpoint to resume from. The journal has already cut the files back to their sizes at this checkpoint. None: start from
-            the beginning.
+        state: The checkpoint to resume from. The journal has already cut the files back to their sizes at this checkpoint.
         sides: The number of sides of an example, 2 for preference pairs.
+
+    Attributes:
+        files: The entries of the files that `write_splits` has written.
+        unfinished: The files of the spool.
     """
 
-    def __init__(self, root: Path, *, dtype: np.dtype, state: SpoolState | None, sides: int) -> None:
-        state = state or SpoolState()
+    def __init__(self, root: Path, *, dtype: np.dtype, state: SpoolState, sides: int) -> None:
         self._root, self._dtype, self._sides = root, dtype, sides
+        self.files: Files = {}
         self.examples, self.tokens, self._spans = state.examples, state.tokens, state.spans
 
         def growing(name: str, resume_at: int) -> GrowingFile:
@@ -72,48 +76,33 @@ class SftSpool:
         self._sizes = growing("sizes.bin", state.examples * sides * 2 * IDX_DTYPE.itemsize)  # the tokens and the spans of each side
         self._bounds = growing("spans.bin", state.spans * 2 * TARGETS_DTYPE.itemsize)  # relative to the first token of the side
         self._rows = RowSpool(root, f"{SCRATCH_NAME}/rows.arrow", _SPOOL_COLUMNS, resume_at=state.row_bytes)
-        self._parts = (self._ids, self._sizes, self._bounds, self._rows)
+        self.unfinished = (self._ids, self._sizes, self._bounds, self._rows)
 
     def __enter__(self) -> "SftSpool":
         return self
 
     def __exit__(self, *_: object) -> None:
-        for part in self._parts:
+        for part in self.unfinished:
             part.abandon()
 
     @property
     def bytes(self) -> int:
         """The number of bytes written so far."""
-        return sum(part.bytes for part in self._parts)
+        return sum(part.bytes for part in self.unfinished)
 
-    def checkpoint(self) -> tuple[SpoolState, Sizes]:
-        """Flush all written data to the disk (fsync).
+    @property
+    def state(self) -> SpoolState:
+        """The state to resume from."""
+        return SpoolState(examples=self.examples, tokens=self.tokens, spans=self._spans, row_bytes=self._rows.bytes)
 
-        Returns:
-            The state to resume from, and the size of each file at this state.
-        """
-        sizes = Sizes()
-        for part in self._parts:
-            part.checkpoint(sizes)
-        return SpoolState(examples=self.examples, tokens=self.tokens, spans=self._spans, row_bytes=self._rows.bytes), sizes
-
-    def write(
-        self,
-        conversations: Sequence[Conversation],
-        tokens: np.ndarray,
-        lengths: np.ndarray,
-        spans: Sequence[np.ndarray],
-        units: np.ndarray | None = None,
-    ) -> None:
+    def write(self, conversations: Sequence[Conversation], chats: Sequence[EncodedChat], units: np.ndarray | None = None) -> None:
         """Append conversations.
 
         The two sides of a pair come one after the other, and each has a length and spans.
 
         Args:
             conversations: The origins of the conversations.
-            tokens: (tokens,) of the spool's dtype, one conversation after the other.
-            lengths: (n,) int64, the number of tokens of each conversation.
-            spans: For each conversation, its spans of targets, (m, 2), relative to its first token.
+            chats: The tokens of each conversation, of the spool's dtype, and its targets.
             units: (examples,) int64, the number of the conversation of each example. The examples of a conversation stay in one split.
                 None: each example is a conversation of its own.
         """
@@ -121,30 +110,30 @@ class SftSpool:
             return
         if units is None:
             units = np.arange(self.examples, self.examples + len(conversations))
-        counts = np.fromiter(map(len, spans), np.int64, len(spans))
+        sizes = np.array([(len(each.ids), len(each.spans)) for each in chats], np.int64)
+        tokens = np.concatenate([each.ids for each in chats])
         self._ids.append(tokens.data.cast("B"))
-        self._sizes.append(np.stack([lengths, counts], axis=1).astype(IDX_DTYPE).tobytes())
-        self._bounds.append(np.concatenate(spans).astype(TARGETS_DTYPE).tobytes())
+        self._sizes.append(sizes.astype(IDX_DTYPE).tobytes())
+        self._bounds.append(np.concatenate([each.spans for each in chats]).astype(TARGETS_DTYPE).tobytes())
         self.examples += len(conversations)
         self.tokens += len(tokens)
-        self._spans += int(counts.sum())
+        self._spans += int(sizes[:, 1].sum())
         self._rows.write(
             {
                 **{name: [getattr(each, name) for each in conversations] for name in ("source_id", "file", "row", "group", "category")},
-                "tokens": lengths.reshape(-1, self._sides).sum(axis=1),
+                "tokens": sizes[:, 0].reshape(-1, self._sides).sum(axis=1),
                 "split": [NO_SPLIT if each.split is None else SPLITS.index(each.split) for each in conversations],
                 "unit": units,
             }
         )
 
-    def write_splits(self, files: Files, *, val_frac: float, seed: int, by_group: bool, with_spans: bool) -> dict[str, int]:
+    def write_splits(self, *, val_frac: float, seed: int, by_group: bool, with_spans: bool) -> dict[str, int]:
         """Write both splits into the cache directory, in input order.
 
         An example that has a split keeps it. For all others, `val_mask` chooses the examples (with `by_group`: the groups) that go to val.
         The spool is kept, so that a failed attempt can be repeated.
 
         Args:
-            files: The entries of the written files are added here.
             val_frac: The share that goes to val.
             seed: The seed of the choice.
             by_group: Whether groups are split, and not single examples.
@@ -153,19 +142,19 @@ class SftSpool:
         Returns:
             The counts of examples, tokens and spans by split, and of straddling groups, which have examples in both splits.
         """
-        for part in self._parts[:-1]:
+        for part in self.unfinished[:-1]:
             part.seal()
         self._lengths, self._span_counts = np.fromfile(self._sizes.path, IDX_DTYPE).reshape(-1, 2).T
         is_val, groups = self._choose(val_frac=val_frac, seed=seed, by_group=by_group)
-        self._write_lineage(is_val, files)
         counts = {f"{split}_{what}": 0 for split in SPLITS for what in ("examples", "tokens")}
         for split in SPLITS:
             chosen = is_val if split == "val" else ~is_val
+            self._write_lineage(split, chosen)
             counts[f"{split}_examples"] = int(chosen.sum())
             chosen_sides = np.repeat(chosen, self._sides)
-            counts[f"{split}_tokens"] = self._write_tokens(split, chosen_sides, files)
+            counts[f"{split}_tokens"] = self._write_tokens(split, chosen_sides)
             if with_spans:
-                counts[f"{split}_targets"] = self._write_spans(split, chosen_sides, files)
+                counts[f"{split}_targets"] = self._write_spans(split, chosen_sides)
         grouped = groups != _NO_GROUP
         counts["straddling_groups"] = len(np.intersect1d(groups[grouped & is_val], groups[grouped & ~is_val]))
         return counts
@@ -175,7 +164,7 @@ class SftSpool:
         columns = []
         for rows in self._rows.read():
             names = rows.column("group")
-            hashes = hash_strings(names.fill_null("").to_pylist()) & np.iinfo(np.int64).max
+            hashes = hash_strings(Strings(names.fill_null("").cast("large_string"))) & np.iinfo(np.int64).max
             groups = np.where(names.is_null().to_numpy(zero_copy_only=False), _NO_GROUP, hashes)
             columns.append(np.stack([rows.column("split").to_numpy(), rows.column("unit").to_numpy(), groups]))
         splits, units, groups = np.concatenate(columns, axis=1)
@@ -188,10 +177,10 @@ class SftSpool:
         is_val[undecided] = val_mask(len(first), val_frac=val_frac, seed=seed)[in_order]
         return is_val, groups
 
-    def _write_tokens(self, split: Split, chosen: np.ndarray, files: Files) -> int:
+    def _write_tokens(self, split: Split, chosen: np.ndarray) -> int:
         lengths = self._lengths
-        idx = NpyWriter(self._root, idx_name(split), IDX_DTYPE, files)
-        out = HashedFile(self._root, tokens_name(split), files)
+        idx = NpyWriter(self._root, idx_name(split), IDX_DTYPE, self.files)
+        out = HashedFile(self._root, tokens_name(split), self.files)
         spooled = np.fromfile if not self.tokens else np.memmap
         stream = spooled(self._ids.path, dtype=self._dtype)
         read = written = 0
@@ -209,12 +198,12 @@ class SftSpool:
         idx.seal()
         return written
 
-    def _write_spans(self, split: Split, chosen: np.ndarray, files: Files) -> int:
+    def _write_spans(self, split: Split, chosen: np.ndarray) -> int:
         """Write the spans of one split, and return their number."""
         lengths, counts = self._lengths, self._span_counts
         bounds = (np.memmap if self._spans else np.fromfile)(self._bounds.path, dtype=TARGETS_DTYPE).reshape(-1, 2)
-        targets = NpyWriter(self._root, targets_name(split), TARGETS_DTYPE, files, width=2)
-        ends = NpyWriter(self._root, target_ends_name(split), TARGETS_DTYPE, files)
+        targets = NpyWriter(self._root, targets_name(split), TARGETS_DTYPE, self.files, width=2)
+        ends = NpyWriter(self._root, target_ends_name(split), TARGETS_DTYPE, self.files)
         read = begin = 0  # spans that were read, and the first token of the next example of the split
         for first in range(0, len(lengths), _EXAMPLES_PER_BLOCK):
             block = slice(first, first + _EXAMPLES_PER_BLOCK)
@@ -229,13 +218,11 @@ class SftSpool:
         ends.seal()
         return targets.items
 
-    def _write_lineage(self, is_val: np.ndarray, files: Files) -> None:
+    def _write_lineage(self, split: Split, chosen: np.ndarray) -> None:
         import pyarrow
 
-        for split in SPLITS:
-            chosen = is_val if split == "val" else ~is_val
-            with sealing(LineageWriter(self._root, examples_name(split), LINEAGE, files)) as writer:
-                first = 0
-                for rows in self._rows.read():
-                    writer.write_batch(rows.select([*LINEAGE]).filter(pyarrow.array(chosen[first : first + len(rows)])))
-                    first += len(rows)
+        with sealing(LineageWriter(self._root, examples_name(split), LINEAGE, self.files)) as writer:
+            first = 0
+            for rows in self._rows.read():
+                writer.write_batch(rows.select([*LINEAGE]).filter(pyarrow.array(chosen[first : first + len(rows)])))
+                first += len(rows)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from niels_cache_assets.tokenizer.kinds import local_settings
 from niels_cache_assets.tokenizer.settings import TokenizerSettings
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import CHAT_TEMPLATE_NAME
@@ -97,6 +98,7 @@ def find_template(name: str, settings: TokenizerSettings) -> Template | None:
     """
     if name == "sentinels":
         return None
+    settings = local_settings(settings)
     variables = _variables(settings)
     if name == "chatml":
         text, where = _CHATML, "template chatml"

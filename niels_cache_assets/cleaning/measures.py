@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Set
 from typing import Any, Literal, NamedTuple, Self
 
+from niels_cache_assets.base.documents import Document
 from niels_cache_assets.cleaning import filters
 from niels_cache_assets.cleaning.filters import FILTERS, DocumentFacts
 from niels_cache_assets.cleaning.settings import CleaningSettings
@@ -65,6 +66,12 @@ RULES: tuple[FilterRule, ...] = (
 # select the stop words.
 _JUDGES = dict(FILTERS)
 FIRST_REASONS, NEXT_REASONS, LAST_REASONS = ("redirect", "empty"), ("disambiguation", "not_english"), ("language_error",)
+
+
+def example_row(document: Document, value: float | None, most: int) -> dict[str, Any]:
+    """Return a document as an example, with the measured value and the first `most` characters."""
+    origin = {"title": document.title, "source_id": document.source_id, "file": document.file, "row": document.row}
+    return {**origin, "value": value, "excerpt": document.text[:most]}
 
 
 class DocumentMeasures(NamedTuple):
@@ -205,15 +212,7 @@ class MeasureHistograms:
         distance = abs(step) if limit.is_dropped(step) else abs(step) + 1
         if distance > NEAR or (len(samples) == SAMPLES and (distance, bits) >= samples[-1][:2]):
             return
-        document = facts.document
-        row = {
-            "value": found.values[key],
-            "title": document.title,
-            "source_id": document.source_id,
-            "file": document.file,
-            "row": document.row,
-            "excerpt": document.text[:EXCERPT_CHARACTERS],
-        }
+        row = example_row(facts.document, found.values[key], EXCERPT_CHARACTERS)
         samples.append((distance, bits, row | ({"pair": found.pair} if key == "max_bigram_share" else {})))
         _shorten(samples)
 

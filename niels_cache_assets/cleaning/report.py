@@ -9,12 +9,13 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import heappush, heappushpop
+from operator import iadd
 from typing import TYPE_CHECKING, Any, Self
 
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.base.reasons import DropCounts, require_known
 from niels_cache_assets.cleaning.filters import REASONS
-from niels_cache_assets.cleaning.measures import MeasureHistograms, weight_of
+from niels_cache_assets.cleaning.measures import MeasureHistograms, example_row, weight_of
 
 if TYPE_CHECKING:
     from niels_cache_assets.cleaning.filters import RejectedDocument
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 EXAMPLES = 50
 MASK_EXAMPLES = 10  # of each kind
 EXCERPT_CHARACTERS = 500
+
+_COUNTS = ("documents", "kept", "dropped", "languages", "masked", "masked_documents")  # attributes that are sums over documents
 
 _Example = tuple[int, int, dict[str, Any]]  # (negative hash, negative position in the input, row); the largest hash is on top of a heap
 _Heaps = dict[str, list[_Example]]
@@ -93,7 +96,8 @@ class CleaningReport:
         """
         require_known(dropped.reason)
         ordinal = self._first + place
-        _keep(self._examples, dropped.reason, (-_keyed_hash(self.seed, ordinal), -ordinal, _row(dropped)), most=EXAMPLES)
+        row = {"reason": dropped.reason, **example_row(dropped.document, dropped.value, EXCERPT_CHARACTERS)}
+        _keep(self._examples, dropped.reason, (-_keyed_hash(self.seed, ordinal), -ordinal, row), most=EXAMPLES)
 
     def add_masked(self, matches: Counter[str], examples: Sequence[dict[str, str]]) -> None:
         """Count the matches of masks in the document that was added last and is kept.
@@ -117,12 +121,8 @@ class CleaningReport:
         """Add the report of a chunk that comes later in the input and has the same seed."""
         if later.seed != self.seed:
             raise ValueError(f"reports of two seeds do not merge: {self.seed}, {later.seed}")
-        self.documents += later.documents
-        self.kept += later.kept
-        self.dropped += later.dropped
-        self.languages += later.languages
-        self.masked += later.masked
-        self.masked_documents += later.masked_documents
+        for name in _COUNTS:
+            setattr(self, name, iadd(getattr(self, name), getattr(later, name)))
         if self.measures is not None and later.measures is not None:
             self.measures.merge(later.measures)
         for heaps, others, most in (
@@ -166,13 +166,13 @@ class CleaningReport:
         """Return the report of a `state`."""
         measures = MeasureHistograms.from_state(state["measures"]) if "measures" in state else None
         report = cls(state["seed"], state["first"], measures=measures)
-        report.documents, report.kept = state["documents"], state["kept"]
-        report.dropped, report.languages = DropCounts(state["dropped"]), Counter(state["languages"])
+        for name in _COUNTS:
+            empty = getattr(report, name)
+            setattr(report, name, type(empty)(state.get(name, empty)))
         report._examples, report._mask_examples = (
             {name: [(key, ordinal, row) for key, ordinal, row in heap] for name, heap in heaps.items()}
             for heaps in (state["examples"], state.get("mask_examples", {}))
         )
-        report.masked, report.masked_documents = Counter(state.get("masked", {})), state.get("masked_documents", 0)
         return report
 
 
@@ -192,16 +192,3 @@ def _in_order(heaps: _Heaps, names: Iterable[str]) -> list[dict[str, Any]]:
 def _keyed_hash(seed: int, ordinal: int) -> int:
     """Return 64 evenly distributed bits for a position in the input."""
     return int.from_bytes(hashlib.blake2b(ordinal.to_bytes(8, "little"), digest_size=8, key=seed.to_bytes(8, "little")).digest(), "little")
-
-
-def _row(rejected: "RejectedDocument") -> dict[str, Any]:
-    document = rejected.document
-    return {
-        "reason": rejected.reason,
-        "title": document.title,
-        "source_id": document.source_id,
-        "file": document.file,
-        "row": document.row,
-        "value": rejected.value,
-        "excerpt": document.text[:EXCERPT_CHARACTERS],
-    }

@@ -17,9 +17,11 @@ reads a source or writes a cache.
 """
 
 import argparse
+import atexit
 import errno
 import os
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Sequence
@@ -40,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code.
 
     Args:
-        argv: The arguments; by default the command line of this process, in which case an interrupted build ends the process at once.
+        argv: The arguments; by default the command line of this process, which then ends at once after an interrupt, or without threads.
 
     Raises:
         SystemExit: After --help and --version.
@@ -57,7 +59,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             return WRONG_USE
         verbosity = "quiet" if arguments.quiet else "verbose" if arguments.verbose else "normal"
         with set_verbosity(verbosity):
-            return _run(arguments)
+            code = _run(arguments)
+        if argv is None and threading.active_count() == 1:  # Python would take up to a second to free the modules of Dagster
+            atexit._run_exitfuncs()
+            os._exit(code)
+        return code
     except NielsCacheError as error:
         if verbosity == "verbose":
             traceback.print_exc()
@@ -89,13 +95,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     started = time.monotonic()
-    code: int | None = import_command(arguments.command).run(arguments)
+    try:
+        code = import_command(arguments.command).run(arguments) or DONE
+    except ModuleNotFoundError as error:
+        if str(error.name).startswith("niels_cache"):
+            raise
+        raise NielsCacheError(
+            f"{error}, so this environment lacks what the commands need (one for training may have the runtime only); "
+            "run pip install niels-cache, or check a cache without it: python -m niels_cache_runtime.verify"
+        ) from error
     sys.stdout.flush()
     if arguments.verbose:
         from niels_cache_assets.cli.progress import peak_memory  # cannot be imported outside POSIX
 
         print_if_verbose(f"{arguments.command}: {time.monotonic() - started:.1f} s, {peak_memory()}")
-    return DONE if code is None else code
+    return code
 
 
 def _disk_error_message(error: Exception) -> str | None:

@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 
@@ -45,7 +45,6 @@ MEANINGS = {
     TERMINATED: "terminated by SIGTERM; finished caches are unchanged",
 }
 
-Choice = TypeVar("Choice", bound=str)
 Offered = Callable[[argparse.Namespace], Iterable[str]]  # called with the options typed so far
 Option = tuple[str, dict[str, Any]]  # the names, with a blank between them, and the other arguments of argparse's add_argument
 Options = Sequence[Option | list[Option]]  # of a list, at most one may be given
@@ -61,7 +60,7 @@ class Command:
         groups: More of them, by the heading that the help gives them.
         usage: The positional arguments and required options.
         description: Longer than the summary; by default the summary in the table.
-        offers: Values for TAB, by argparse's `dest`.
+        offers: Values for TAB, by argparse's `dest`. Options with `choices` need none.
         has_caches: Whether it takes --cache-dir, --profile and --config.
         has_json: Whether it takes --json.
     """
@@ -98,8 +97,8 @@ def offer_configured_names(names_of: Callable[[Registry], Iterable[str]]) -> Off
 
 
 PRETRAIN = offer_configured_names(lambda registry: registry.pretrain)
-DATA_SETS = offer_configured_names(lambda registry: [*registry.pretrain, *registry.sft])
-CACHES = offer_configured_names(lambda registry: [TOKENIZER, *registry.pretrain, *registry.sft])
+DATA_SETS = offer_configured_names(lambda registry: registry.sources)
+CACHES = offer_configured_names(lambda registry: [TOKENIZER, *registry.sources])
 
 
 def catalog_names(arguments: argparse.Namespace) -> Iterable[str]:
@@ -124,24 +123,6 @@ def raise_invalid(option: str, problem: str, given: str, choices: Iterable[str])
     from niels_cache_assets.base.choices import raise_unknown_choice
 
     raise_unknown_choice(f"{WHERE}: {option}" if option else WHERE, problem, given, choices)
-
-
-def require_choice(option: str, problem: str, given: str, choices: Sequence[Choice]) -> Choice:
-    """Return the choice that equals `given`.
-
-    Args:
-        option: The option, empty for a positional argument.
-        problem: What is wrong if there is no such choice.
-        given: The value.
-        choices: The valid values.
-
-    Raises:
-        NielsCacheError: If there is no such choice.
-    """
-    for choice in choices:
-        if choice == given:
-            return choice
-    raise_invalid(option, problem, given, choices)
 
 
 def refuse_options(arguments: argparse.Namespace, names: Iterable[str], reason: str) -> None:

@@ -35,7 +35,7 @@ def complete() -> NoReturn:
 def values_of(command: Command, action: argparse.Action) -> Callable[..., Iterable[str]] | None:
     """Return a function that gives argcomplete the possible values, or None if the shell should offer files."""
     offered = command.offers.get(action.dest, PROFILES if action.dest == "profile" else None)
-    if offered is None and action.metavar in _FILES:
+    if offered is None and (action.choices is not None or action.metavar in _FILES):  # argcomplete itself knows the choices
         return None
     if offered is None:
         offered = DATA_SETS if action.metavar == "NAME" else ()

@@ -12,14 +12,14 @@ from niels_cache_assets.base.choices import raise_unknown_choice
 from niels_cache_assets.base.toml import as_toml
 from niels_cache_assets.base.wording import file_size
 from niels_cache_assets.chats.templates import find_template
-from niels_cache_assets.cli.detection import DetectedKind, Proposal, files_in, recognize
+from niels_cache_assets.cli.detection import DetectedKind, Proposal, SeenFiles, recognize
 from niels_cache_assets.project.merging import SOURCES
 from niels_cache_assets.project.registry import is_valid_name, load_registry
 from niels_cache_assets.project.shipped import ABOUT, catalog
 from niels_cache_assets.project.tables import BuildSettings
-from niels_cache_assets.sources.finding.globs import find_same_files, glob_files
-from niels_cache_assets.tokenizer.base import guess_eot
-from niels_cache_assets.tokenizer.kinds import open_model
+from niels_cache_assets.sources.reading.compressed import COMPRESSIONS
+from niels_cache_assets.tokenizer.hub import fetch_model
+from niels_cache_assets.tokenizer.kinds import eot_of, local_settings
 from niels_cache_assets.tokenizer.settings import TokenizerSettings
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES
@@ -27,8 +27,8 @@ from niels_cache_runtime.format.layout import FAMILIES
 _BUDGETS = ("train_tokens", "val_tokens")
 _BYTES_PER_PIECE = 250  # bytes of text for each piece; with less text, training often cannot find enough pieces
 _MIN_PIECES = 400  # bytes and special tokens take 260 of these pieces
-_PLAIN = (".txt", ".md", ".rst", ".jsonl", ".ndjson", ".json", ".xml")
-_COMPRESSION = 3  # for other kinds of files: bytes of text for each byte of the file, roughly
+_COMPRESSED = (*COMPRESSIONS, ".parquet")
+_COMPRESSION = 3  # bytes of text for each byte of a compressed file, roughly
 _TEMPLATE = ('template = "model"  # chats as the model of the tokenizer expects them; it learns only the words of the assistant',)
 _FORMS = {
     "kto": "only the answers that people liked",
@@ -39,13 +39,17 @@ _FORMS = {
 }
 
 
-def render(arguments: argparse.Namespace) -> str:
+def render(arguments: argparse.Namespace, seen: list[SeenFiles]) -> str:
     """Return the text of the file that the arguments of `init` request.
+
+    Args:
+        arguments: The arguments.
+        seen: Receives the files that were found.
 
     Raises:
         NielsCacheError: If a file is missing, or contains neither text nor conversations.
     """
-    return "\n\n".join(_sections(arguments)) + "\n"
+    return "\n\n".join(_sections(arguments, seen)) + "\n"
 
 
 def catalog_table(name: str) -> str:
@@ -66,7 +70,7 @@ def catalog_table(name: str) -> str:
     return "\n".join(lines)
 
 
-def _sections(arguments: argparse.Namespace) -> Iterator[str]:
+def _sections(arguments: argparse.Namespace, seen: list[SeenFiles]) -> Iterator[str]:
     yield "# What niels-cache builds here. Every key is explained in docs/configuration.md; paths are relative to this file."
     if arguments.profile:
         yield f"profile = {as_toml(arguments.profile)}  # its data sets are built, and this file adds to them"
@@ -79,9 +83,9 @@ def _sections(arguments: argparse.Namespace) -> Iterator[str]:
 [build]
 {cache_dir}  # root of all caches
 # seed = {shipped.build.seed}  # of shuffles and splits; the same seed makes the same bytes"""
-    proposals = recognize(arguments.data, text_field=arguments.text_field)
-    yield _tokenizer(arguments, shipped.tokenizer.vocab_size if arguments.profile else TokenizerSettings().vocab_size, proposals)
-    taken = {name for family in FAMILIES for name in shipped.datasets(family)}
+    proposals = recognize(arguments.data, text_field=arguments.text_field, seen=seen)
+    yield _tokenizer(arguments, shipped.tokenizer.vocab_size if arguments.profile else TokenizerSettings().vocab_size, seen)
+    taken = {*shipped.sources}
     for name in dict.fromkeys(arguments.catalog):
         if name == "roam":
             raise NielsCacheError("--from roam: does not say which folder holds your notes; give it to init: niels-cache init PATH")
@@ -101,17 +105,26 @@ def _sections(arguments: argparse.Namespace) -> Iterator[str]:
 # files = ["chats.jsonl"]"""
 
 
-def _tokenizer(arguments: argparse.Namespace, default: int, proposals: Sequence[Proposal]) -> str:
+def _tokenizer(arguments: argparse.Namespace, default: int, seen: Sequence[SeenFiles]) -> str:
     if arguments.tokenizer is not None:
-        if not Path(arguments.tokenizer).expanduser().exists():
+        settings = TokenizerSettings(model=arguments.tokenizer)
+        model, where, revision = _path(arguments.tokenizer, arguments), "on this machine", []
+        if settings.hub_name is not None:
+            model, where = arguments.tokenizer, "of the hub"
+            revision = [f"revision = {as_toml(fetch_model(settings.hub_name, None).parent.name)}"]
+        elif not Path(str(settings.model)).exists():
             raise NielsCacheError(f"{arguments.tokenizer}: does not exist; correct --tokenizer")
-        model = _path(arguments.tokenizer, arguments)
-        return f"[tokenizer]\nmodel = {as_toml(model)}  # used unchanged, instead of training one{_end_of_text(arguments.tokenizer)}"
+        lines = ["[tokenizer]", f"model = {as_toml(model)}  # {where}, used unchanged, instead of training one", *revision]
+        return "\n".join([*lines, *_end_of_text(local_settings(settings))])
     setting = f"# vocab_size = {default:_}" if arguments.vocab_size is None else f"vocab_size = {arguments.vocab_size:_}"
     why = "pieces in all; up to 65_536, a token takes two bytes, otherwise four"
-    elsewhere = arguments.profile or arguments.catalog or arguments.hub
-    text_bytes = None if elsewhere else _text_bytes(proposals)
-    if arguments.vocab_size is None and text_bytes is not None and text_bytes < default * _BYTES_PER_PIECE:
+    is_known = not (arguments.profile or arguments.catalog or arguments.hub or any("://" in path for path in arguments.data))
+    text_bytes = sum(
+        each.bytes * (_COMPRESSION if each.ending.lower().endswith(_COMPRESSED) else 1)
+        for each in seen
+        if isinstance(each.outcome, DetectedKind)
+    )
+    if arguments.vocab_size is None and is_known and text_bytes < default * _BYTES_PER_PIECE:
         fitting = max(text_bytes // _BYTES_PER_PIECE // 100 * 100, _MIN_PIECES)
         setting, why = f"vocab_size = {fitting:_}", f"pieces in all: for {file_size(text_bytes)} of text; with more of it, {default:_}"
     return f"""\
@@ -120,32 +133,19 @@ def _tokenizer(arguments: argparse.Namespace, default: int, proposals: Sequence[
 # model = "my.model"  # a model to use instead of training one: SentencePiece, tokenizer.json, tiktoken ranks"""
 
 
-def _end_of_text(model: str) -> str:
-    """Return the line that names the EOT of a model of another project, empty for a model with our special tokens."""
-    tokenizer = open_model(Path(model).expanduser(), special_tokens={})
-    eot = guess_eot(tokenizer.special_names())
-    if tokenizer.token_id(defaults.SPECIAL_TOKENS["eot"]) is not None or eot is None:
-        return ""
-    note = "" if _has_template(model) else "; SFT data also needs sys, usr, asst"
-    return f"\nspecial_tokens = {{ eot = {as_toml(eot)} }}  # follows each document: check its name{note}"
+def _end_of_text(settings: TokenizerSettings) -> Iterator[str]:
+    """Yield the line that names the EOT of a model of another project; none for a model with our special tokens."""
+    eot = eot_of(str(settings.model))
+    if eot is not None:
+        note = "" if _has_template(settings) else "; SFT data also needs sys, usr, asst"
+        yield f"special_tokens = {{ eot = {as_toml(eot)} }}  # follows each document: check its name{note}"
 
 
-def _has_template(model: str) -> bool:
+def _has_template(settings: TokenizerSettings) -> bool:
     try:
-        return find_template("model", TokenizerSettings(model=str(Path(model).expanduser()))) is not None
+        return find_template("model", settings) is not None
     except NielsCacheError:
         return False
-
-
-def _text_bytes(proposals: Sequence[Proposal]) -> int | None:
-    """Return the approximate number of bytes of text, or None if it is unknown."""
-    patterns = [os.path.expanduser(place) for proposal in proposals for place in proposal.paths]
-    if any("://" in pattern for pattern in patterns):
-        return None
-    found = [path for pattern in patterns for path in ([pattern] if os.path.exists(pattern) else glob_files(pattern).paths)]
-    every = [file for path in found for file in (files_in(path) if os.path.isdir(path) else [path]) if os.path.isfile(file)]
-    files = set(find_same_files(every).first.values())
-    return sum(os.path.getsize(file) * (1 if file.endswith(_PLAIN) else _COMPRESSION) for file in files)
 
 
 def _own_tables(arguments: argparse.Namespace, proposals: Sequence[Proposal], taken: set[str]) -> Iterator[str]:
@@ -188,7 +188,7 @@ def _own_table(proposal: Proposal, name: str, arguments: argparse.Namespace, hin
         f"source = {as_toml(kind.source)}",
         f"{kind.path_key} = {as_toml(paths if kind.path_key == 'files' else paths[0])}",
         *(f"{key} = {as_toml(value)}" for key, value in keys.items()),
-        *(_TEMPLATE if kind.family == "sft" and arguments.tokenizer is not None and _has_template(arguments.tokenizer) else ()),
+        *(_TEMPLATE if kind.family == "sft" and _has_template(TokenizerSettings(model=arguments.tokenizer)) else ()),
         hints if kind.family == "pretrain" else f"# val_frac = {defaults.VAL_FRAC:g}  # share of the conversations that goes to val",
     ]
     return "\n".join(lines)

@@ -113,8 +113,8 @@ FLAGS = (
     Flag(
         "--tokenizer-model",
         "tokenizer.model",
-        "FILE",
-        "import this model instead of training one: SentencePiece, tokenizer.json, tiktoken ranks",
+        "MODEL",
+        "import this model instead of training one: SentencePiece, tokenizer.json, ranks, or OWNER/NAME of the hub",
     ),
     Flag("--vocab-size", "tokenizer.vocab_size", "N", "vocabulary size, including special tokens", defaults.VOCAB_SIZE),
     Flag("--model-type", "tokenizer.model_type", "TEXT", "unigram, bpe or bytelevel_bpe", "unigram"),

@@ -103,6 +103,11 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise NielsCacheError(f"{message} (see {self.prog} --help)")
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            option = action.option_strings[0] if action.option_strings else ""
+            raise_invalid(option, f"no {action.dest.replace('_', ' ')}", value, action.choices)
+
 
 class _TopParser(_Parser):
     """A parser whose help lists the commands by group, which argparse itself cannot do."""
@@ -138,8 +143,6 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace | None:
         raise SystemExit
     if argv[0].startswith("-") and argv[0] not in top._option_string_actions:
         _raise_option_before_command(argv, *build_parsers())
-    if not argv[0].startswith("-") and argv[0] not in commands:
-        raise_invalid("", "no command", argv[0], commands)
     arguments, unknown = top.parse_known_args(argv)
     options = [word for word in unknown if word.startswith("-")]
     if unknown and not options:  # argparse looks for an optional argument only before the options, as in `part web --no-wait 17`

@@ -4,6 +4,8 @@
     transfer_progress   bytes that are read or copied     transfer_steps   the same, for several steps
     array_progress      entries of arrays that are built
 
+The last three also end their block with `InterruptRequested` on SIGINT or SIGTERM.
+
 Showing the memory use costs one read of /proc or one system call.
 """
 
@@ -32,7 +34,8 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from niels_cache_assets.base.wording import file_size
+from niels_cache_assets.base.processes import stop_on_signals
+from niels_cache_assets.base.wording import DEBUG, file_size
 from niels_cache_assets.cli.console import diagnostics, is_quiet, print_log_line, warnings
 from niels_cache_assets.defs.launch_events import LaunchListener, LaunchResult
 from niels_cache_assets.facts.progress import BuildProgress, SpeedMeter, Throttle, describe
@@ -97,7 +100,8 @@ class BarListener(LaunchListener):
             self.bars.update(task, total=1.0, completed=progress.share, detail=detail)
 
     def logged(self, name: str, message: str) -> None:
-        self.bars.console.print(f"{name}: {message}", style="yellow" if message.startswith(_WARNING) else "dim", markup=False)
+        if not message.startswith(DEBUG):
+            self.bars.console.print(f"{name}: {message}", style="yellow" if message.startswith(_WARNING) else "dim", markup=False)
 
     def finished(self, result: LaunchResult) -> None:
         if result.name not in self._tasks:
@@ -136,11 +140,12 @@ class LineListener(LaunchListener):
             self._print(name, describe(progress, estimate, with_share=True))
 
     def logged(self, name: str, message: str) -> None:
-        self._print(name, message)
+        if not message.startswith(DEBUG):
+            self._print(name, message)
 
     def finished(self, result: LaunchResult) -> None:
         took = "" if result.state == "skipped" else f" in {result.seconds:.1f} s"
-        why = f": {result.message}" if took and result.message else ""  # the table at the end repeats the message
+        why = f": {result.message}" if took and result.message and result.state != "failed" else ""  # the last lines give these reasons
         self._print(result.name, f"{result.state.replace('_', ' ')}{took}{why}")
 
     def _print(self, name: str, message: str) -> None:
@@ -173,28 +178,29 @@ def array_progress() -> AbstractContextManager[OnStep]:
 
 @contextmanager
 def _steps(first: str, columns: Iterable[ProgressColumn], amount: Callable[[int, int], str]) -> Iterator[OnStep]:
-    console = diagnostics()
-    if not console.is_terminal:
-        throttle = Throttle(monotonic())
+    with stop_on_signals():
+        console = diagnostics()
+        if not console.is_terminal:
+            throttle = Throttle(monotonic())
 
-        def print_line(step: str, done: int, total: int) -> None:
-            if throttle.is_due(monotonic()):
-                print_log_line(console, f"{step}: {amount(done, total)}")
+            def print_line(step: str, done: int, total: int) -> None:
+                if throttle.is_due(monotonic()):
+                    print_log_line(console, f"{step}: {amount(done, total)}")
 
-        yield print_line
-        return
-    parts = (TextColumn("{task.description}"), BarColumn(), *columns, TimeRemainingColumn())
-    with Progress(*parts, console=console, transient=True) as bar:
-        task, shown = bar.add_task(first, total=None), first
+            yield print_line
+            return
+        parts = (TextColumn("{task.description}"), BarColumn(), *columns, TimeRemainingColumn())
+        with Progress(*parts, console=console, transient=True) as bar:
+            task, shown = bar.add_task(first, total=None), first
 
-        def update(step: str, done: int, total: int) -> None:
-            nonlocal shown
-            if step != shown:
-                bar.reset(task, total=total, description=step)
-                shown = step
-            bar.update(task, completed=done, total=total)
+            def update(step: str, done: int, total: int) -> None:
+                nonlocal shown
+                if step != shown:
+                    bar.reset(task, total=total, description=step)
+                    shown = step
+                bar.update(task, completed=done, total=total)
 
-        yield update
+            yield update
 
 
 def peak_memory() -> str:

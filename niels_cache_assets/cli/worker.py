@@ -157,11 +157,12 @@ def build_and_report(choose: Callable[[JsonLines], Artifact], *, wait: bool, not
 def _build(artifact: Artifact, lines: JsonLines, *, wait: bool, progress: Callable[[Any], None] | None) -> Outcome:
     """Build an artifact. If another process takes it over and `wait` is set, wait for that process."""
     from niels_cache_assets.artifacts.materialize import materialize
-    from niels_cache_assets.parts.lease import LeaseLostError, StopRequested
+    from niels_cache_assets.parts.lease import LeaseLostError, StopRequested, StopRequests, stop_stamp
     from niels_cache_runtime.format.commit import BusyError
 
     if artifact.is_shared:
-        artifact = replace(artifact, on_stop_requested=lambda: os.kill(os.getpid(), signal.SIGTERM))
+        stops = artifact.stops or StopRequests(stale=stop_stamp(artifact.lease_target))
+        artifact = replace(artifact, stops=replace(stops, on_stop=lambda: os.kill(os.getpid(), signal.SIGTERM)))
     try:
         return materialize(artifact, wait=wait, on_progress=progress, log=lines.log, notify=lines.notify)
     except (BusyError, LeaseLostError, StopRequested):
@@ -216,7 +217,7 @@ def ready_dataset(artifacts: Graph, name: str, lines: JsonLines) -> JoinedCache:
             first = f"{PROGRAM} build-all --only tokenizer"
             raise NielsCacheError(f"{tokenizer.directory}: the tokenizer is trained on prepared texts; make it first: {first}")
         if not tokenizer.is_imported:
-            require_inputs(registry, [*registry.partition_keys("pretrain"), *registry.partition_keys("sft")])
+            require_inputs(registry, registry.partition_keys())
         _build_input(tokenizer, lines)
     _require_current(tokenizer)
     if source.prepare:

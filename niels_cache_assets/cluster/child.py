@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import IO, Any
 
 from niels_cache_assets.artifacts.base import Log, Outcome, ReportedProgress
@@ -26,7 +26,6 @@ from niels_cache_assets.artifacts.parts.part import PartCache
 from niels_cache_assets.artifacts.stored import read_finished
 from niels_cache_assets.base.processes import attended_command
 from niels_cache_assets.parts.lease import StopRequested, lease_owner, request_stop, stop_error, stop_stamp
-from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.project.running import HOST
 from niels_cache_assets.tokenizer.encoder import EngineUse
 from niels_cache_runtime.errors import NielsCacheError
@@ -50,7 +49,8 @@ class PartCommand:
     Attributes:
         part: The part to build.
         host: The value of `{host}`. None if no machine is named.
-        launch: The name by which the process that starts the command can stop it (parts/lease.py).
+        launch: The name by which the process that starts the command can stop it (parts/lease.py). None for a process of this machine that
+            ends when this process ends, in whatever way.
         waits: Whether to wait for another build of the part, instead of ending with exit code 75.
     """
 
@@ -60,23 +60,13 @@ class PartCommand:
     waits: bool = True
 
     @property
-    def registry(self) -> Registry:
-        """The configuration."""
-        return self.part.registry
-
-    @property
     def threads(self) -> int | None:
         """The number of threads of the part: its share of this machine, if it is built here. None: the other machine decides."""
-        settings = self.registry.cluster
-        if settings.command or self.registry.build.threads is not None:
+        settings = self.part.registry.cluster
+        if settings.command or self.part.registry.build.threads is not None:
             return None
         cores = available_threads()
         return max(1, cores // settings.parts_at_once(cores))
-
-    @property
-    def ends_with_parent(self) -> bool:
-        """Whether the child is a process of this machine that ends when this process ends, in whatever way."""
-        return not self.registry.cluster.command and not self.registry.cluster.program
 
     def words(self, pipe: int | None = None) -> list[str]:
         """Return the words of the command.
@@ -84,7 +74,7 @@ class PartCommand:
         Args:
             pipe: For an attended child, the read end of a pipe that this process holds open. None for other children.
         """
-        settings = self.registry.cluster
+        settings = self.part.registry.cluster
         if pipe is not None:
             return attended_command(pipe, _CLI, *self._arguments())
         prefix = [word.replace(HOST, self.host or "") for word in settings.command]
@@ -102,7 +92,7 @@ class PartCommand:
             *(() if self.waits else ("--no-wait",)),
             *(("--launch", self.launch) if self.launch is not None else ()),
             *(("--threads", str(self.threads)) if self.threads is not None else ()),
-            *self.registry.options(self.part.root),
+            *self.part.registry.options(self.part.root),
         ]
 
 
@@ -123,11 +113,12 @@ class LostChildError(NielsCacheError):
 
 def build_in_child(
     part: BuildInChild,
-    command: Callable[[], PartCommand],
+    take_host: Callable[[], str | None],
     *,
+    waits: bool = True,
     on_progress: OnProgress,
     log: Log,
-    is_stopping: IsStopping = lambda: False,
+    is_stopping: IsStopping,
 ) -> Outcome:
     """Build a part in a child process, and return its outcome as if this process had built it.
 
@@ -136,7 +127,8 @@ def build_in_child(
 
     Args:
         part: The part to build.
-        command: Called before each try. It returns the command of the child.
+        take_host: Called before each try. It returns the value of `{host}`.
+        waits: See `PartCommand`.
         on_progress: Called with the progress that the child reports.
         log: Called with each message.
         is_stopping: Called a few times a second. If it returns True, the child is stopped, and KeyboardInterrupt is raised.
@@ -147,15 +139,15 @@ def build_in_child(
         BusyError: If another process builds the part and the command does not wait.
         KeyboardInterrupt: If the caller is stopping.
     """
-    launch: str | None = None  # of children that SIGTERM may not reach
+    launch, cluster = None, part.registry.cluster
     try:
         for number in range(1, TRIES + 1):
             try:
-                part_command = command()
-                if not part_command.ends_with_parent:
+                host = take_host()
+                if cluster.command or cluster.program:  # SIGTERM may not reach the child
                     launch = launch or secrets.token_hex(8)
-                    part_command = replace(part_command, launch=launch)
-                return _try(part, part_command, on_progress=on_progress, log=log, is_stopping=is_stopping)
+                command = PartCommand(part=part, host=host, launch=launch, waits=waits)
+                return _try(command, on_progress=on_progress, log=log, is_stopping=is_stopping)
             except LostChildError as error:
                 if number == TRIES:
                     raise
@@ -183,14 +175,15 @@ def _pause(seconds: float, is_stopping: IsStopping) -> None:
         time.sleep(min(left, _POLL_SECONDS))
 
 
-def _try(part: BuildInChild, command: PartCommand, *, on_progress: OnProgress, log: Log, is_stopping: IsStopping) -> Outcome:
-    began, stop_before = time.monotonic(), stop_stamp(part.directory)
+def _try(command: PartCommand, *, on_progress: OnProgress, log: Log, is_stopping: IsStopping) -> Outcome:
+    part, began = command.part, time.monotonic()
+    stop_before = stop_stamp(part.directory)
     output = _ChildOutput(on_progress, log)
     with _started(command) as process:
         try:
             output.read_to_end(process, is_stopping)
         except BaseException:
-            _stop(part, command, process)
+            _stop(command, process)
             raise
     code = process.returncode
     if code == 0:
@@ -211,14 +204,14 @@ def _try(part: BuildInChild, command: PartCommand, *, on_progress: OnProgress, l
 def _started(command: PartCommand) -> Iterator[subprocess.Popen[bytes]]:
     """Start the child in a session of its own, so that Ctrl-C in the terminal reaches only this process. Kill it at the end."""
     read_end, write_end = os.pipe()  # this process alone holds the write end
-    words = command.words(read_end if command.ends_with_parent else None)
+    words = command.words(read_end if command.launch is None else None)
     try:
         process = subprocess.Popen(
             words,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            pass_fds=[read_end] if command.ends_with_parent else [],
+            pass_fds=[read_end] if command.launch is None else [],
             start_new_session=True,
         )
     except OSError as error:
@@ -241,10 +234,10 @@ def _request_stop(part: BuildInChild, launch: str) -> None:
         request_stop(part.directory, launch)
 
 
-def _stop(part: BuildInChild, command: PartCommand, process: subprocess.Popen[bytes]) -> None:
+def _stop(command: PartCommand, process: subprocess.Popen[bytes]) -> None:
     """Ask the worker of a child to stop, wherever it runs, and end the child."""
     if command.launch is not None:
-        _request_stop(part, command.launch)
+        _request_stop(command.part, command.launch)
     _signal(process, signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):
         process.wait(_STOP_GRACE_SECONDS)

@@ -10,12 +10,13 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache, lru_cache
+from operator import add
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
 from niels_cache_assets.base.documents import Document, DocumentBatch, Documents, DropReport
-from niels_cache_assets.build_cache.resume import BuildPosition, resume_stream
+from niels_cache_assets.build_cache.resume import resume_stream
 from niels_cache_assets.cleaning.settings import CleaningSettings
 from niels_cache_assets.corpus.store import DocumentRow, document_hash
 from niels_cache_assets.dedup.signatures import Signatures, Signer
@@ -23,7 +24,7 @@ from niels_cache_assets.sources.reading.files import valid_unicode
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_assets.streaming.encode import INVALID_UNICODE, has_lone_surrogate, in_chunks
 from niels_cache_assets.streaming.feed import Feed
-from niels_cache_assets.streaming.types import ResumePoint
+from niels_cache_assets.streaming.types import BuildPosition, ResumePoint
 
 if TYPE_CHECKING:
     from niels_cache_assets.cleaning.chain import Cleaner
@@ -40,32 +41,28 @@ class TextTotals:
         documents: The number of texts.
         characters: The number of characters.
         bytes: The number of bytes of UTF-8.
-        lengths: (LENGTH_BINS,) int64, the number of texts in each range of lengths.
+        lengths: The number of texts in each of LENGTH_BINS ranges of lengths.
     """
 
     documents: int
     characters: int
     bytes: int
-    lengths: np.ndarray
+    lengths: list[int]
 
     @classmethod
     def of(cls, characters: Iterable[int] = (), sizes: Iterable[int] = ()) -> TextTotals:
         """Return the sums over texts with these numbers of characters and bytes."""
         counts = list(characters)
         bins = np.bincount([min(count.bit_length(), LENGTH_BINS - 1) for count in counts], minlength=LENGTH_BINS)
-        return cls(documents=len(counts), characters=sum(counts), bytes=sum(sizes), lengths=bins)
+        return cls(documents=len(counts), characters=sum(counts), bytes=sum(sizes), lengths=bins.tolist())
 
     def __add__(self, other: TextTotals) -> TextTotals:
-        return TextTotals(**{name: value + getattr(other, name) for name, value in vars(self).items()})
-
-    def state(self) -> dict[str, Any]:
-        """Return JSON values for `from_state`."""
-        return {**asdict(self), "lengths": self.lengths.tolist()}
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """Return the totals that `state` describes."""
-        return cls(**{**state, "lengths": np.array(state["lengths"])})
+        return TextTotals(
+            documents=self.documents + other.documents,
+            characters=self.characters + other.characters,
+            bytes=self.bytes + other.bytes,
+            lengths=[*map(add, self.lengths, other.lengths)],
+        )
 
 
 class CorpusChunk(NamedTuple):
@@ -84,40 +81,29 @@ class CorpusChunk(NamedTuple):
         return sum(len(document.text) for document in self.documents)
 
 
-class SourceChunks:
-    """The unconverted documents of a source after `reached`, in chunks of 256 documents or about a megabyte.
+def source_chunks(
+    unconverted: Callable[[StreamContext], Iterator[Documents]],
+    context: StreamContext,
+    reached: BuildPosition,
+    ends: deque[BuildPosition],
+) -> Iterator[CorpusChunk]:
+    """Yield the unconverted documents of a source after `reached`, in chunks of 256 documents or about a megabyte.
 
-    They can be iterated only once. Chunks do not depend on the batches of the source. Each chunk has its own position in the stream,
-    because new chunks are made before earlier chunks are finished. A stream that resumes at a position gives the same chunks as a pass
-    from the beginning. At the end, `context.report` is the same as after such a pass.
+    The position in the stream after each chunk is appended to `ends`, because new chunks are made before earlier chunks are finished.
+    Chunks do not depend on the batches of the source. A stream that resumes at a position gives the same chunks as a pass from the
+    beginning. At the end, `context.report` is the same as after such a pass.
     """
+    feed: Feed[Documents] = Feed(unconverted, context)
 
-    def __init__(
-        self, unconverted: Callable[[StreamContext], Iterator[Documents]], context: StreamContext, reached: BuildPosition | None
-    ) -> None:
-        self._feed: Feed[Documents] = Feed(unconverted, context)
-        self._log, self._reached = context.log, reached
-        self._unfinished: deque[BuildPosition] = deque()
+    def opened(mark: ResumePoint | None) -> Iterator[DocumentBatch]:
+        return map(DocumentBatch.of, feed.open(mark))
 
-    def __iter__(self) -> Iterator[CorpusChunk]:
-        def opened(mark: ResumePoint | None) -> Iterator[DocumentBatch]:
-            return map(DocumentBatch.of, self._feed.open(mark))
-
-        documents, first = opened(None), 0
-        if self._reached is not None:
-            documents = resume_stream(opened, self._reached, log=self._log)
-            first = self._reached.items
-        chunks = in_chunks(documents, lambda batch: batch.characters, DocumentBatch.joined)
-        for chunk, position in self._feed.positioned(chunks, first=first):
-            self._unfinished.append(BuildPosition(items=position.items, mark=position.mark, share=position.share))
-            yield CorpusChunk(position.items - len(chunk), list(chunk))
-
-    def next_position(self) -> BuildPosition:
-        """Return the position in the source after the next chunk.
-
-        Each call moves on by one chunk, in the order in which the chunks were yielded.
-        """
-        return self._unfinished.popleft()
+    documents, first = opened(None), 0
+    if reached.items:
+        documents, first = resume_stream(opened, reached, log=context.log), reached.items
+    for chunk, position in feed.positioned(in_chunks(documents, lambda batch: batch.characters, DocumentBatch.joined), first=first):
+        ends.append(position.reached)
+        yield CorpusChunk(position.reached.items - len(chunk), list(chunk))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,21 +127,19 @@ class PreparedChunk:
 class ChunkWork:
     """The work on a chunk, as a picklable function.
 
-    An instance is sent with every chunk, so an instance holds only settings. Each worker makes the heavy objects (cleaner, signer) once.
+    An instance is sent with every chunk, so an instance holds only settings. Each worker makes the cleaner once.
 
     Attributes:
         source: The table of the data set.
         seed: The seed of [build].
         cleaning: The settings of cleaning. None: documents are not cleaned.
-        num_perm: The number of slots (numbers) of a signature. None: documents are not signed.
-        ngram: The number of words of a shingle. None: documents are not signed.
+        signer: The settings of signatures. None: documents are not signed.
     """
 
     source: PretrainSource
     seed: int
     cleaning: CleaningSettings | None
-    num_perm: int | None
-    ngram: int | None
+    signer: Signer | None
 
     def __call__(self, chunk: CorpusChunk) -> PreparedChunk:
         from niels_cache_assets.cleaning.filters import RejectedDocument
@@ -168,9 +152,6 @@ class ChunkWork:
         results = [self._clean(document, report) for document in converted]
         kept = [document for document in results if document is not None]
         rows = [_row(document) for document in kept]
-        signed = None
-        if self.num_perm is not None and self.ngram is not None:
-            signed = _signer(self.num_perm, self.ngram).sign([document.text for document in kept])
         counts = CorpusCounts(
             report=report,
             before=TextTotals.of((len(document.text) for document in converted), (_size(document.text) for document in converted)),
@@ -183,7 +164,7 @@ class ChunkWork:
             counts=counts,
             rows=rows,
             hashes=b"".join(document_hash(row) for row in rows),
-            signatures=signed,
+            signatures=None if self.signer is None else self.signer.sign([document.text for document in kept]),
         )
 
     def _readable(self, document: Document) -> Document:
@@ -252,7 +233,7 @@ class CorpusCounts:
             "characters": {"before": before.characters, "after": after.characters},
             "bytes": {"before": before.bytes, "after": after.bytes},
             "words": self.words,
-            "lengths": {"before": before.lengths.tolist(), "after": after.lengths.tolist()},
+            "lengths": {"before": before.lengths, "after": after.lengths},
             "splits": dict(self.splits),
             "languages": dict(self.report.languages),
             **({"masked": masked} if report.masked else {}),
@@ -262,8 +243,8 @@ class CorpusCounts:
         """Return all values for `from_state`."""
         return {
             "report": self.report.state(),
-            "before": self.before.state(),
-            "after": self.after.state(),
+            "before": asdict(self.before),
+            "after": asdict(self.after),
             "words": self.words,
             "dropped_by_source": self.dropped_by_source.state(),
             "splits": dict(self.splits),
@@ -276,8 +257,8 @@ class CorpusCounts:
 
         return cls(
             report=CleaningReport.from_state(state["report"]),
-            before=TextTotals.from_state(state["before"]),
-            after=TextTotals.from_state(state["after"]),
+            before=TextTotals(**state["before"]),
+            after=TextTotals(**state["after"]),
             words=state["words"],
             dropped_by_source=DropReport(**state["dropped_by_source"]),
             splits=Counter(state["splits"]),
@@ -297,11 +278,6 @@ def _cleaner(settings: CleaningSettings, plain_text: bool) -> Cleaner:
     from niels_cache_assets.cleaning.chain import Cleaner
 
     return Cleaner(settings, plain_text=plain_text)
-
-
-@lru_cache(maxsize=1)
-def _signer(num_perm: int, ngram: int) -> Signer:
-    return Signer(num_perm=num_perm, ngram=ngram)
 
 
 def _row(document: Document) -> DocumentRow:

@@ -17,7 +17,7 @@ document of its val. With decontaminate, also the memory of dedup/text_set.py. A
 """
 
 import hashlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
@@ -39,7 +39,7 @@ from niels_cache_assets.streaming.decontaminate import (
     open_references,
     references_identity,
 )
-from niels_cache_assets.streaming.encode import encode_documents, has_lone_surrogate
+from niels_cache_assets.streaming.encode import DocumentEncoder, has_lone_surrogate
 from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.intake import as_documents, in_lists
 from niels_cache_assets.streaming.shuffle import shuffled
@@ -47,15 +47,9 @@ from niels_cache_assets.streaming.splits import UNLIMITED, BudgetSplitter, encod
 from niels_cache_assets.tokenizer.kinds import TextTokenizer, view_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import TOKEN_DTYPES, token_dtype_name
-from niels_cache_runtime.format.reading import available_threads
 
 MEMBER_VAL = "member_val"
 COPY_REASONS = {kind: f"{reason}_of_member" for kind, reason in REASONS.items()}
-
-
-Key = bytes
-Opener = Callable[[], Iterable[Document]]
-Heads = Callable[[], Iterable[tuple[int, Iterable[Document]]]]
 
 
 class HeldOutDocuments:
@@ -72,7 +66,7 @@ class HeldOutDocuments:
 
     def __init__(self, registry: Registry, *, root: Path, siblings: Mapping[str, PretrainSource], tokenizer: TextTokenizer | None) -> None:
         self._registry, self._root, self._siblings, self._tokenizer = registry, root, siblings, tokenizer
-        self._keys: dict[str, frozenset[Key]] = {}
+        self._keys: dict[str, frozenset[bytes]] = {}
         self._vals: list[Screen] = []
         self._references: list[Screen] = []
         self._open = ExitStack()
@@ -84,41 +78,36 @@ class HeldOutDocuments:
     def __exit__(self, *_: object) -> None:
         self._open.close()
 
-    def find(self, name: str, *, documents: Opener, heads: Heads | None = None, log: Callable[[str], None]) -> None:
+    def find(self, member: MixtureMember) -> None:
         """Find the documents that one member keeps for val, unless they are already known.
 
         Call this method for all members before you call `sort` for any member.
-
-        Args:
-            name: The name of the member.
-            documents: Opens the member's stream. Each document of that stream has the split that it has before tokenization.
-            heads: Opens the parts of a member in parts with val_tokens. It yields the number of tokens that a part gives to val, and the
-                stream of the part. None for other members.
-            log: Called with a message before val is read.
         """
+        name, log = member.name, member.context.log
         if name in self._keys:
             return
-        member = self._registry.pretrain[name]
-        compared = member.decontaminate != "off"
-        keys = frozenset[Key]()
-        if member.val_tokens or compared:
+        source = self._registry.pretrain[name]
+        compared = source.decontaminate != "off"
+        keys = frozenset[bytes]()
+        if source.val_tokens or compared:
             log(f"reading the val of {name}, to leave it out" + (", and documents like it" if compared else ""))
-            val = self.val_documents(name, documents, heads)
+            val = self.val_documents(member)
             if compared:
-                val = self._indexed(member, val)
+                val = self._indexed(source, val)
             keys = frozenset(map(_key, val))
-        self._keys[name] = keys if member.val_tokens else frozenset()
-        if member.decontaminate_against:
-            references = reference_texts(self._registry, member, StreamContext(seed=self.seed, siblings=self._siblings, log=log), self)
+        self._keys[name] = keys if source.val_tokens else frozenset()
+        if source.decontaminate_against:
+            references = reference_texts(self._registry, source, StreamContext(seed=self.seed, siblings=self._siblings, log=log), self)
             self._references.append(self._open.enter_context(open_references(references, folder=self._root)))
 
-    def val_documents(self, name: str, documents: Opener, heads: Heads | None) -> Iterable[Document]:
-        """Return the val of one data set, lazily. The arguments are those of `find`."""
-        if heads is not None:
-            return chain.from_iterable(self._first_tokens(name, documents, tokens) for tokens, documents in heads())
-        if self._registry.pretrain[name].val_tokens:
-            return self._within_budget(name, documents())
-        return (document for document in documents() if document.split == "val")
+    def val_documents(self, member: MixtureMember) -> Iterable[Document]:
+        """Return the val of one data set, lazily."""
+        if member.has_heads:
+            return chain.from_iterable(self._first_tokens(member.name, documents, tokens) for tokens, documents in member.heads())
+        documents = member.documents(SourceReport())
+        if self._registry.pretrain[member.name].val_tokens:
+            return self._within_budget(member.name, documents)
+        return (document for document in documents if document.split == "val")
 
     def sort(self, name: str, documents: Iterable[Document]) -> Iterator[tuple[Document, str | None]]:
         """Yield each document of a member with the reason to leave it out, or with None to keep it.
@@ -173,20 +162,18 @@ class HeldOutDocuments:
         self, name: str, documents: Iterable[Document], tokens: int, *, shuffle_buffer: int = 0
     ) -> Generator[Document, None, bool]:
         """Yield the documents that fill a budget of val of a member, and return whether the budget is met."""
-        view = view_tokenizer(self._require_tokenizer(name))
+        if self._tokenizer is None:
+            raise NielsCacheError(
+                f"{name} is split by token budgets, so the tokenizer is needed to find its val; build the tokenizer first"
+            )
+        view = view_tokenizer(self._tokenizer)
         splitter = BudgetSplitter(max_train_tokens=UNLIMITED, max_val_tokens=tokens, eot=view.eot)
         stream = as_documents(in_lists(documents))
         if shuffle_buffer:
             stream = shuffled(stream, buffer_size=shuffle_buffer, seed=self.seed)
-        encode = partial(
-            encode_documents,
-            tokenizer=view,
-            feed=Feed.of((), SourceReport()),
-            threads=self._registry.build.threads or available_threads(),
-            dtype=TOKEN_DTYPES[token_dtype_name(view.vocab_size)],
-            append_eot=True,
-            raise_on_collision=False,
-        )
+        dtype = TOKEN_DTYPES[token_dtype_name(view.vocab_size)]
+        encoder = DocumentEncoder(tokenizer=view, dtype=dtype, threads=self._registry.build.threads)
+        encode = partial(encoder.encode, feed=Feed.of((), SourceReport()))
         with closing(encoded_head(stream, encode, splitter)) as batches:
             for batch in batches:
                 is_val = splitter.val_mask(batch)
@@ -205,13 +192,6 @@ class HeldOutDocuments:
             yield from chunk
         texts.seal()
         self._vals.append(Screen(texts=texts, reasons=COPY_REASONS))
-
-    def _require_tokenizer(self, name: str) -> TextTokenizer:
-        if self._tokenizer is None:
-            raise NielsCacheError(
-                f"{name} is split by token budgets, so the tokenizer is needed to find its val; build the tokenizer first"
-            )
-        return self._tokenizer
 
 
 def reference_texts(
@@ -252,11 +232,10 @@ def _val_of(name: str, source: PretrainSource, context: StreamContext, held_out:
     assert held_out is not None
     revisions = {name: revision_of_val(source, context.siblings)}
     member = MixtureMember(name, source, replace(context, start=None, revisions=revisions, held_out=held_out))
-    heads = member.heads if source.parts > 1 and source.val_tokens else None
-    return iter(held_out.val_documents(name, lambda: member.documents(SourceReport()), heads))
+    return iter(held_out.val_documents(member))
 
 
-def _key(document: Document) -> Key:
+def _key(document: Document) -> bytes:
     """Return a key that identifies a document of a stream by its origin (file, row and source id)."""
     origin = f"{document.file}\0{document.row}\0{document.source_id}"
     return hashlib.blake2b(origin.encode("utf-8", "surrogatepass"), digest_size=16).digest()

@@ -11,7 +11,7 @@ be near. The memory is 2 bytes for each document, at most about 800 MB for docum
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,51 +47,47 @@ def drop_near_val(
         path: A file for the shingles of the compared texts, which the caller removes.
         log: Called with each message.
     """
-    later, earlier = _candidates(inputs, dropped, settings)
-    if not len(later):
+    pairs = _candidates(inputs, dropped, settings)
+    if not pairs.size:
         return dropped
     dtype = dropped.ordinals.dtype
-    positions = np.unique(np.concatenate([later, earlier])).astype(dtype)
+    positions = np.unique(pairs).astype(dtype)
     log(f"comparing the texts of {len(positions):,} documents of train and val")
-    because: dict[int, tuple[int, float]] = {}
+    because: dict[int, tuple[int, float]] = {}  # ascending, like `pairs`
     similarity = inputs.similarity(positions, ngram=settings.ngram, path=path)
-    for one, other in zip(later.tolist(), earlier.tolist(), strict=True):
+    for one, other in pairs.T.tolist():
         if one not in because and other not in because and (measured := similarity(other, one)) >= settings.threshold:
             because[one] = (other, measured)
     if not because:
         return dropped
     found, similarities = zip(*because.values(), strict=True)
     ones, others = np.array([*because], dtype=dtype), np.array(found, dtype=dtype)
-    order = np.argsort(ones)
-    index = np.minimum(np.searchsorted(ones[order], dropped.kept_copies), len(ones) - 1)
-    moved = ones[order][index] == dropped.kept_copies
+    index = np.minimum(np.searchsorted(ones, dropped.kept_copies), len(ones) - 1)
+    moved = ones[index] == dropped.kept_copies
     return replace(
         dropped,
         ordinals=np.concatenate([dropped.ordinals, ones]),
-        kept_copies=np.concatenate([np.where(moved, others[order][index], dropped.kept_copies), others]),
+        kept_copies=np.concatenate([np.where(moved, others[index], dropped.kept_copies), others]),
         exact=np.concatenate([dropped.exact & ~moved, np.zeros(len(because), dtype=np.bool_)]),
         similarity=np.concatenate([np.where(moved, np.nan, dropped.similarity), similarities], dtype=np.float32),
     )
 
 
-def _candidates(inputs: CorpusInputs, dropped: DropDecisions, settings: DedupSettings) -> tuple[np.ndarray, np.ndarray]:
-    """Return (later, earlier) positions of pairs of a document of train and one of val that may be near, (n,) int64 each, sorted."""
+def _candidates(inputs: CorpusInputs, dropped: DropDecisions, settings: DedupSettings) -> np.ndarray:
+    """Return (later, earlier) positions of pairs of a document of train and one of val that may be near, (2, n) int64, sorted."""
     stays = np.ones(dropped.documents, dtype=bool)
     stays[dropped.ordinals] = False
     is_val = np.concatenate([each.splits[each.order] == SPLITS.index("val") for each in inputs.all])
     chosen = np.flatnonzero(is_val & stays)
-    if not len(chosen) or not (stays & ~is_val).any():
-        return np.empty(0, np.int64), np.empty(0, np.int64)
-    found = [
-        _pairs(inputs, chosen[first : first + _VAL_AT_ONCE], stays & ~is_val, settings) for first in range(0, len(chosen), _VAL_AT_ONCE)
-    ]
-    later, earlier = np.concatenate(found, axis=1)
-    order = np.lexsort((earlier, later))
-    return later[order], earlier[order]
+    found = [np.empty((2, 0), dtype=np.int64)]
+    if (is_train := stays & ~is_val).any():
+        for first in range(0, len(chosen), _VAL_AT_ONCE):
+            found += _pairs(inputs, chosen[first : first + _VAL_AT_ONCE], is_train, settings)
+    return np.unique(np.concatenate(found, axis=1), axis=1)
 
 
-def _pairs(inputs: CorpusInputs, chosen: np.ndarray, is_train: np.ndarray, settings: DedupSettings) -> np.ndarray:
-    """Return (later, earlier) positions of pairs of a document of train and one of val that may be near, (2, n) int64, each pair once.
+def _pairs(inputs: CorpusInputs, chosen: np.ndarray, is_train: np.ndarray, settings: DedupSettings) -> Iterator[np.ndarray]:
+    """Yield (later, earlier) positions of pairs of a document of train and one of val that may be near, (2, n) int64.
 
     Args:
         inputs: The corpora.
@@ -108,7 +104,6 @@ def _pairs(inputs: CorpusInputs, chosen: np.ndarray, is_train: np.ndarray, setti
     known[np.arange(bands), hashes & np.uint64(size - 1)] = True
     indexes = [HashIndex(hashes[:, band], np.arange(len(chosen))) for band in range(bands)]
     del hashes
-    found = [np.empty((2, 0), dtype=np.int64)]
     start = 0
     for block in (block for each in inputs.all for block in each.signatures()):
         positions = np.arange(start, start + len(block))
@@ -123,5 +118,4 @@ def _pairs(inputs: CorpusInputs, chosen: np.ndarray, is_train: np.ndarray, setti
         ones, others = np.divmod(np.unique(np.concatenate([np.empty(0, np.int64), *pairs])), len(chosen))
         near = estimated_jaccard(block.slots[ones], slots[others]) >= least
         ours, theirs = positions[ones[near]], chosen[others[near]]
-        found.append(np.stack([np.maximum(ours, theirs), np.minimum(ours, theirs)]))
-    return np.concatenate(found, axis=1)
+        yield np.stack([np.maximum(ours, theirs), np.minimum(ours, theirs)])

@@ -128,37 +128,9 @@ class CorpusInput:
         return ArrayRows(self.directory / SIGNATURES_NAME)
 
 
-@dataclass(frozen=True, kw_only=True)
-class DroppedDocuments:
-    """The dropped documents, in arrays of shape (n,), sorted by corpus, then by ordinal.
-
-    Attributes:
-        corpora: The corpus of the dropped document.
-        ordinals: The ordinal of the dropped document.
-        splits: The split of the dropped document.
-        exact: True for an exact duplicate, False for a near duplicate.
-        similarity: The similarity of the two documents.
-        because_corpora: The corpus of the kept document that is the reason.
-        because_ordinals: The ordinal of the kept document that is the reason.
-        because_splits: The split of the kept document that is the reason.
-    """
-
-    corpora: np.ndarray
-    ordinals: np.ndarray
-    splits: np.ndarray
-    exact: np.ndarray
-    similarity: np.ndarray
-    because_corpora: np.ndarray
-    because_ordinals: np.ndarray
-    because_splits: np.ndarray
-
-    def where(self, chosen: np.ndarray | slice) -> DroppedDocuments:
-        """Return the documents that an index, a mask or a slice of the arrays selects."""
-        return DroppedDocuments(**{name: column[chosen] for name, column in vars(self).items()})
-
-    def of(self, corpus: int) -> DroppedDocuments:
-        """Return the documents that are dropped from this corpus."""
-        return self.where(self.corpora == corpus)
+DROPPED_COLUMNS = "corpora ordinals splits exact similarity because_corpora because_ordinals because_splits"
+"""The columns of the dropped documents, each (n,): the corpus, the ordinal and the split of a dropped document, whether it is an exact
+duplicate, the similarity of the two documents, and the corpus, the ordinal and the split of the kept document that is the reason."""
 
 
 class CorpusInputs:
@@ -175,28 +147,21 @@ class CorpusInputs:
             self.all.append(CorpusInput(name=name, directory=directory, meta=meta, splits=splits, order=order))
         self._starts = np.cumsum([0, *(len(each.order) for each in self.all)])
 
-    def drops(self, dropped: DropDecisions) -> DroppedDocuments:
-        """Return the result of `drop_later`, with positions converted to corpus and ordinal.
+    def drops(self, dropped: DropDecisions) -> np.recarray:
+        """Return the result of `drop_later`, with positions converted to corpus and ordinal, as records sorted by both (DROPPED_COLUMNS).
 
         If `drop_later` did not measure a similarity, it is estimated from the signatures.
         """
-        corpora, ordinals = self.locate(dropped.ordinals)
-        because_corpora, because_ordinals = self.locate(dropped.kept_copies)
+        own, because = self.locate(dropped.ordinals), self.locate(dropped.kept_copies)
         similarity = dropped.similarity.astype(np.float64)
         unknown = np.flatnonzero(np.isnan(similarity))  # not measured, so it is estimated
         for first in range(0, len(unknown), _BLOCK):
             block = unknown[first : first + _BLOCK]
             similarity[block] = estimated_jaccard(self.slots(dropped.ordinals[block]), self.slots(dropped.kept_copies[block]))
-        return DroppedDocuments(
-            corpora=corpora,
-            ordinals=ordinals,
-            splits=self._splits(corpora, ordinals),
-            exact=dropped.exact,
-            similarity=similarity,
-            because_corpora=because_corpora,
-            because_ordinals=because_ordinals,
-            because_splits=self._splits(because_corpora, because_ordinals),
-        ).where(np.lexsort((ordinals, corpora)))
+        columns = [*own, self._splits(*own), dropped.exact, similarity, *because, self._splits(*because)]
+        formats = [column.dtype for column in columns]
+        found = np.rec.fromarrays(columns, formats=formats, names=DROPPED_COLUMNS.split(), aligned=True)
+        return found[np.lexsort((found.ordinals, found.corpora))].view(np.recarray)
 
     def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return (corpus, ordinal) for positions in the order of all corpora, (n,) int16 and (n,) int64."""

@@ -34,7 +34,7 @@ from niels_cache_assets.corpus.layout import (
 )
 from niels_cache_assets.disk.journal import SCRATCH_NAME, write_atomically
 from niels_cache_assets.disk.table_file import ParquetWriter, sealing
-from niels_cache_assets.disk.writers import Files, GrowingFile, HashedFile, NpyWriter, Sizes, add_file
+from niels_cache_assets.disk.writers import Files, GrowingFile, HashedFile, NpyWriter, add_file
 from niels_cache_runtime.format.layout import META_NAME
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def is_corpus_file(name: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusWriterState:
-    """The state after a chunk.
+    """The state after a chunk. The default is that before the first one.
 
     Attributes:
         documents: The number of documents.
@@ -101,8 +101,8 @@ class CorpusWriter:
         root: Path,
         *,
         num_perm: int | None,
-        state: CorpusWriterState | None,
-        files: Files | None,
+        state: CorpusWriterState,
+        files: Files,
         hashes_stay: bool,
         has_kept_values: bool,
     ) -> None:
@@ -111,8 +111,8 @@ class CorpusWriter:
         Args:
             root: The folder of the corpus.
             num_perm: The number of slots (numbers) of a signature. None: no digests and signatures are written.
-            state: The state of `root` if a build resumes. None: start from the beginning.
-            files: The finished files in `root`. None if there are none.
+            state: The state of `root`.
+            files: The finished files in `root`.
             hashes_stay: Whether the hashes of the documents are a file of the result.
             has_kept_values: Whether documents have kept values.
         """
@@ -120,8 +120,7 @@ class CorpusWriter:
 
         self._root = root
         self._columns = DOCUMENTS | KEPT if has_kept_values else DOCUMENTS
-        state = state or CorpusWriterState()
-        self.files, self.documents, self._tables = dict(files or {}), state.documents, state.tables
+        self.files, self.documents, self._tables = dict(files), state.documents, state.tables
         self._table: ParquetWriter | None = None
         self._spool: HashedFile | None = None
         self._open_rows = 0
@@ -131,16 +130,13 @@ class CorpusWriter:
         self._hashes_files = self.files if hashes_stay else {}
         hashes_name = HASHES_NAME if hashes_stay else _HASHES_NAME
         self._hashes = HashedFile(root, hashes_name, self._hashes_files, resume_at=self.documents * _HASH_BYTES)
-        self._digests = self._slots = None
-        if num_perm is not None:
-            self._digests = self._array(DIGESTS_NAME, "u1", DIGEST_BYTES)
-            self._slots = self._array(SIGNATURES_NAME, "<u4", num_perm)
-        self._growing = [part for part in (self._hashes, self._digests, self._slots) if part is not None]
+        arrays = ((DIGESTS_NAME, "u1", DIGEST_BYTES), (SIGNATURES_NAME, "<u4", num_perm)) if num_perm is not None else ()
+        self._arrays = [
+            NpyWriter(root, name, np.dtype(dtype), self.files, width=width, resume_at=self.documents) for name, dtype, width in arrays
+        ]
+        self._growing = [self._hashes, *self._arrays]
         if state.open_rows:
             self._replay(state)
-
-    def _array(self, name: str, dtype: str, width: int) -> NpyWriter:
-        return NpyWriter(self._root, name, np.dtype(dtype), self.files, width=width, resume_at=self.documents)
 
     def __enter__(self) -> CorpusWriter:
         return self
@@ -148,7 +144,7 @@ class CorpusWriter:
     def __exit__(self, *_: object) -> None:
         if self._table is not None:
             self._table.abandon()
-        for part in self._open_files():
+        for part in self.unfinished:
             part.abandon()
 
     def write(self, rows: Sequence[DocumentRow], hashes: bytes, signatures: Signatures | None) -> bool:
@@ -162,10 +158,9 @@ class CorpusWriter:
             signatures: Their signatures. None without dedup.
         """
         self._hashes.append(hashes)
-        if rows and self._digests is not None and self._slots is not None:
-            assert signatures is not None
-            self._digests.write(signatures.digests)
-            self._slots.write(signatures.slots)
+        columns: tuple[np.ndarray, ...] = () if signatures is None else (signatures.digests, signatures.slots)
+        for array, values in zip(self._arrays, columns, strict=True):
+            array.write(values)
         for row in rows:
             self._add(self.documents, row)
             self.documents += 1
@@ -195,24 +190,19 @@ class CorpusWriter:
                 self._add(ordinal, DocumentRow(*json.loads(line)))
         self._spool = HashedFile(self._root, name, {}, resume_at=(self._root / name).stat().st_size)
 
-    def _open_files(self) -> list[GrowingFile]:
-        """Return the unfinished files, except that of documents."""
+    @property
+    def unfinished(self) -> list[GrowingFile]:
+        """The unfinished files, except that of documents."""
         return [*self._growing, *([self._spool] if self._spool is not None else [])]
 
     @property
     def _finished_tables(self) -> int:
         return self._tables - (self._table is not None)
 
-    def checkpoint(self) -> tuple[CorpusWriterState, Sizes]:
-        """Flush all written data to the disk after a chunk.
-
-        Returns:
-            The state to resume from, and the number of bytes of each unfinished file.
-        """
-        sizes = Sizes()
-        for part in self._open_files():
-            part.checkpoint(sizes)
-        return CorpusWriterState(documents=self.documents, tables=self._finished_tables, open_rows=self._open_rows), sizes
+    @property
+    def state(self) -> CorpusWriterState:
+        """The state to resume from after a chunk."""
+        return CorpusWriterState(documents=self.documents, tables=self._finished_tables, open_rows=self._open_rows)
 
     def remove_spools(self) -> None:
         """Remove the spools of finished files of documents. The caller has recorded a checkpoint after them."""

@@ -193,8 +193,7 @@ def compile_kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     """
     import numba
 
-    compile_function: Callable[..., Any] = numba.njit(cache=True, nogil=True)(function)
-    return compile_function
+    return numba.njit(cache=True, nogil=True)(function)
 
 
 def _canonical(texts: Sequence[str]) -> tuple[Bytes, Ints]:

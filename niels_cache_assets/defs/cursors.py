@@ -5,19 +5,18 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 
-def in_turn(names: Sequence[str], cursor: dict[str, Any], key: str, *, until: float) -> Iterator[str]:
+def in_turn(names: Sequence[str], cursor: dict[str, Any], *, until: float) -> Iterator[str]:
     """Yield each name once, but no further name after a time. The first name is yielded in any case.
 
     Args:
         names: The names.
-        cursor: The values of the cursor.
-        key: The key of the cursor whose value is the first name. At the end, it is the first name of the next tick.
+        cursor: The values of the cursor. Its `next` is the first name. At the end, it is the first name of the next tick.
         until: The time by `time.monotonic`.
     """
-    start = names.index(cursor[key]) if cursor.get(key) in names else 0
+    start = names.index(cursor["next"]) if cursor.get("next") in names else 0
     for count, name in enumerate([*names[start:], *names[:start]]):
         if count and time.monotonic() >= until:
-            cursor[key] = name
+            cursor["next"] = name
             return
         yield name
-    cursor[key] = names[start] if names else None
+    cursor["next"] = names[start] if names else None

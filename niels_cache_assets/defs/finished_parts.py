@@ -73,14 +73,14 @@ def finished_parts_sensor(registry: Registry) -> dg.SensorDefinition:
         began, looked, recorded = time.monotonic(), 0, 0
         definitions = context.repository_def
         assert definitions is not None  # ticks of the daemon have a repository
-        for name in in_turn(planned, cursor, "next", until=began + _LOOK_SECONDS):
+        for name in in_turn(planned, cursor, until=began + _LOOK_SECONDS):
             looked += 1
             steps = artifacts.watch(name)
             before, states[name] = states.get(name), summarize_steps(steps)["states"]
             if states[name].get(RUNNING) or states[name] != before:
                 events.append(_observation(names.plan, name, steps))
             for step in steps:
-                if step.key.partition("/")[0] not in _RECORDED or step.stamp is None or seen.get(step.key) == step.stamp:
+                if step.artifact.kind not in _RECORDED or step.stamp is None or seen.get(step.key) == step.stamp:
                     continue
                 if time.monotonic() - began >= _RECORD_SECONDS or _is_being_built(context.instance, step.key):
                     continue

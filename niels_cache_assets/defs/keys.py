@@ -6,13 +6,10 @@ from dagster import (
     AssetDep,
     AssetKey,
     DagsterRunStatus,
-    SpecificPartitionsPartitionMapping,
     StaticPartitionMapping,
     StaticPartitionsDefinition,
 )
 
-from niels_cache_assets.corpus.identity import dedup_order
-from niels_cache_assets.corpus.layout import range_name
 from niels_cache_assets.parts.layout import part_name
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.project.tables import DagsterSettings
@@ -128,11 +125,6 @@ def _parts(dataset: str, count: int) -> list[str]:
     return [f"{dataset}/{part_name(number)}" for number in range(count)]
 
 
-def ranges(registry: Registry) -> list[str]:
-    """Return the names of the ranges of the search for duplicates, such as range-00003: the partitions of `corpus/ranges`."""
-    return [range_name(number) for number in range(registry.search_ranges)]
-
-
 def mapped(key: AssetKey, readers: Mapping[str, str | list[str]] | Sequence[str]) -> AssetDep:
     """Return the dependency on an asset.
 
@@ -144,18 +136,7 @@ def mapped(key: AssetKey, readers: Mapping[str, str | list[str]] | Sequence[str]
     return AssetDep(key, partition_mapping=StaticPartitionMapping(mapping))
 
 
-def search_mapping(registry: Registry) -> SpecificPartitionsPartitionMapping:
-    """Return the mapping from the search for duplicates to the corpora that it reads."""
-    order = dedup_order(registry)
-    return SpecificPartitionsPartitionMapping([name for name in registry.prepared() if name in order])
-
-
 def datasets_with_plan(registry: Registry) -> list[str]:
     """Return the data sets that a plan divides, in order."""
     plans = {*registry.in_parts(), *registry.corpora_in_parts()}
     return [name for name in registry.partition_keys("pretrain") if name in plans]
-
-
-def datasets_with_val_part(registry: Registry) -> list[str]:
-    """Return the data sets in parts whose val is made before their parts."""
-    return [name for name in registry.in_parts() if registry.pretrain[name].has_val_part]

@@ -9,12 +9,12 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from niels_cache_assets.artifacts.base import Artifact, Outcome, listed_name
+from niels_cache_assets.artifacts.base import Artifact, Outcome, kind_of, listed_name
 from niels_cache_assets.artifacts.duplicates import SearchStep
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import find_current
@@ -29,8 +29,8 @@ from niels_cache_assets.defs.part_slots import has_shared_steps
 from niels_cache_assets.parts.layout import CHILD_BUILT_KINDS, PART_KINDS
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.reports import page_path
-from niels_cache_assets.sources.errors import DEBUG
 from niels_cache_assets.sources.reading.digests import remember_digests
+from niels_cache_assets.tokenizer.engines import load_in_background
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES
 from niels_cache_runtime.format.reading import available_threads
@@ -88,7 +88,7 @@ def launch_builds(
     if all_artifacts.tokenizer().needs_training(force=retrained):
         from niels_cache_assets.artifacts.input_problems import require_inputs
 
-        require_inputs(registry, [key.partition("/")[2] for key in order if key.partition("/")[0] in FAMILIES])
+        require_inputs(registry, [key.partition("/")[2] for key in order if kind_of(key) in FAMILIES])
     with ExitStack() as opened, remember_digests(digests_path()):
         launcher = _Launcher(registry, root, opened, listener, wait=wait, record=record)
         for are_parts, group in groupby(order, key=_shared):
@@ -115,7 +115,7 @@ class _Launcher:
         self._graph = graph(registry, root)
         self.results: list[LaunchResult] = []
         off = {name: f"is switched off: set enabled = true in [{registry.family_of(name)}.{name}]" for name in registry.switched_off()}
-        reasons = {**off, **{name: f"needs {setting}" for name, setting in registry.unconfigured().items()}}
+        reasons = off | {name: f"needs {setting}" for name, setting in registry.unconfigured().items()}
         self._unconfigured = {f"{registry.family_of(name)}/{name}": reason for name, reason in reasons.items()}
         self._missing = {*self._unconfigured}  # keys of artifacts that cannot be built or could not be built
         self._new: set[str] = set()  # keys that were built or found since the artifacts that use existing inputs were built
@@ -143,8 +143,7 @@ class _Launcher:
         """
         if self._builds_parts_here or force:
             pending = FreePartsFirst(parts)
-            while (next_part := pending.take()) is not None:
-                part, waits = next_part
+            for part, waits in pending:
                 if not self.launch(part, force=force, skip_if_busy=not waits):
                     pending.defer(part)
             return
@@ -173,7 +172,7 @@ class _Launcher:
         """
         if self._is_left_out(artifact):
             return True
-        key, kind = artifact.key, artifact.key.partition("/")[0]
+        key, kind = artifact.key, artifact.kind
         family: Any = "parts" if kind in PART_KINDS else kind if kind in _OWN_FAMILIES else "corpus"
         listed = LaunchResult(name=listed_name(key), family=family, state="skipped", message=self._reason_to_skip(artifact))
         result = listed if listed.message else self._result(artifact, listed, end, force=force, skip_if_busy=skip_if_busy)
@@ -193,7 +192,7 @@ class _Launcher:
 
     def _is_left_out(self, artifact: Artifact) -> bool:
         """Return whether an artifact has no result, because no input of it is new, or because its caches report the missing input."""
-        kind, inputs = artifact.key.partition("/")[0], {*artifact.inputs()}
+        kind, inputs = artifact.kind, {*artifact.inputs()}
         if kind in _WAIT_FOR_THEIR_CACHES and ("tokenizer" in self._missing or (kind == "report" and self._reason_to_skip(artifact))):
             return True
         uses_new_inputs = artifact.builds_from_partial_inputs or (kind == "range" and inputs.isdisjoint(self._missing))
@@ -219,6 +218,8 @@ class _Launcher:
         if outcome is None:
             if end is not None:
                 self.runs.ends[artifact.key] = end
+            elif listed.family in ("tokenizer", "pretrain") and self._registry.pretrain and self._registry.build.threads is None:
+                load_in_background(self._registry.tokenizer, self._root, partial(self._listener.logged, "tokenizer"))
             waits = self._wait or artifact.is_shared  # where processes that share parts meet
             outcome, checks = self.runs.build(artifact, force=force, wait=waits and not skip_if_busy, passes_over=skip_if_busy)
         folder = artifact.directory if in_store(artifact) is artifact else None
@@ -255,7 +256,7 @@ class _Launcher:
         if run_id == "":
             return None
         try:
-            found = find_current(artifact, lambda line: None if line.startswith(DEBUG) else self._listener.logged(name, line))
+            found = find_current(artifact, partial(self._listener.logged, name))
         except Exception:  # any error of a source; the run that follows reports it
             return None
         if found is not None and run_id and not self.runs.has_passed(artifact, run_id):
@@ -267,4 +268,4 @@ class _Launcher:
 
 def _shared(key: str) -> str | None:
     """Return what the parts of one data set, or all ranges, have in common, or None for what one process builds."""
-    return key.rpartition("/")[0] if key.partition("/")[0] in CHILD_BUILT_KINDS else None
+    return key.rpartition("/")[0] if kind_of(key) in CHILD_BUILT_KINDS else None

@@ -17,7 +17,7 @@ from niels_cache_assets.artifacts.base import Log, Outcome
 from niels_cache_assets.artifacts.notify import notifying
 from niels_cache_assets.artifacts.parts.free_parts import FreePartsFirst
 from niels_cache_assets.artifacts.stored import in_store, read_finished
-from niels_cache_assets.cluster.child import BuildInChild, IsStopping, OnProgress, PartCommand, build_in_child
+from niels_cache_assets.cluster.child import BuildInChild, IsStopping, OnProgress, build_in_child
 from niels_cache_assets.defs.launch_events import LaunchListener
 from niels_cache_assets.defs.part_slots import HostSlot
 from niels_cache_runtime.errors import NielsCacheError
@@ -59,12 +59,9 @@ def build_part_in_child(
         watch.notify_on_stall(on_progress) as report,
     ):
         assert report is not None
-
-        def command() -> PartCommand:
-            host = slot.take(is_stopping)
-            return PartCommand(part=part, host=host, waits=waits)
-
-        return build_in_child(part, command, on_progress=report, log=watch.log, is_stopping=is_stopping)
+        return build_in_child(
+            part, partial(slot.take, is_stopping), waits=waits, on_progress=report, log=watch.log, is_stopping=is_stopping
+        )
 
 
 def build_in_children(
@@ -106,9 +103,11 @@ def build_in_children(
 
     def work() -> None:
         try:
-            while not stopping.is_set() and (next_part := pending.take()) is not None:
-                build(*next_part)
-        except Exception as error:  # of the folder of leases, in which `take` looks
+            for part, waits in pending:
+                if stopping.is_set():
+                    break
+                build(part, waits)
+        except Exception as error:  # of the folder of leases, in which `pending` looks
             calls.put(partial(fail_all, error))
 
     def build(part: BuildInChild, waits: bool) -> None:

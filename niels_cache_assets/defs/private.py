@@ -13,6 +13,7 @@ from dagster._core.executor import in_process
 from dagster._core.instance.ref import InstanceRef as InstanceRef  # the documented way to open a home with settings of this process
 from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteRepositoryOrigin
 from dagster._core.storage.asset_check_execution_record import COMPLETED_ASSET_CHECK_EXECUTION_RECORD_STATUSES
+from dagster._core.storage.event_log.sqlite import sqlite_event_log as sqlite_event_log  # creates an engine for each event
 
 DAEMON = "dagster._daemon"  # the module of the program dagster-daemon, which needs no search for the program
 # Dagster's documentation names this class for dagster.yaml.

@@ -12,16 +12,17 @@ from typing import Any
 import dagster as dg
 
 from niels_cache_assets.artifacts.base import Outcome
+from niels_cache_assets.base.wording import DEBUG
 from niels_cache_assets.defs.keys import DefinitionNames
+from niels_cache_assets.defs.launch_events import LaunchListener
 from niels_cache_assets.facts.progress import BuildProgress, SpeedEstimate, SpeedMeter, Throttle, describe
-from niels_cache_assets.sources.errors import DEBUG
 from niels_cache_runtime.errors import NielsCacheError
 
 _WARNING = "WARNING: "  # the code outside of defs/ marks important log lines with this prefix
 
 
 class ProgressSink:
-    """A resource by which steps and a program that launches them in its process know of each other. Otherwise, it ignores the progress.
+    """A resource by which steps and a program that launches them in its process know of each other.
 
     Attributes:
         builds_parts_here: Whether the step of a part builds it in its own process, and not in a child.
@@ -29,6 +30,7 @@ class ProgressSink:
         built: Keys of all artifacts that the program has built, or found.
         ends: Outcomes and errors of parts that the program has built ahead of their steps, by key.
         outcome: Outcome of the last build that did not fail.
+        listener: Receives the progress after every chunk of a build, many times a second, and the lines of the log, including warnings.
     """
 
     builds_parts_here = False
@@ -38,6 +40,7 @@ class ProgressSink:
         self.built: set[str] = set()
         self.ends: dict[str, Outcome | NielsCacheError] = {}
         self.outcome: Outcome | None = None
+        self.listener = LaunchListener()
 
     def outcome_of(self, key: str) -> Outcome | None:
         """Return the outcome of a part that was built ahead of its step, or None. Raise the error of that build, if any."""
@@ -46,17 +49,10 @@ class ProgressSink:
             raise end
         return end
 
-    def progressed(self, name: str, progress: BuildProgress) -> None:
-        """Receive the progress after every chunk of a build, many times a second."""
-
-    def logged(self, name: str, message: str) -> None:
-        """Receive a line of the log, including warnings."""
-
 
 def sink_of(context: dg.AssetExecutionContext, names: DefinitionNames) -> ProgressSink:
     """Return the progress sink, in a step, from its resource."""
-    sink: ProgressSink = getattr(context.resources, names.progress_sink)
-    return sink
+    return getattr(context.resources, names.progress_sink)
 
 
 @contextmanager
@@ -88,10 +84,10 @@ class BuildReporter:
         context: Context of the step.
         sink: Receives the progress in this process.
         name: Name of the build.
-        observed: Asset that gets the observations of a long build, in the partition of this run if it has one; by default none.
+        observed: Asset that gets the observations of a long build, in the partition of this run if it has one. None: no asset gets them.
     """
 
-    def __init__(self, context: dg.AssetExecutionContext, sink: ProgressSink, *, name: str, observed: dg.AssetKey | None = None) -> None:
+    def __init__(self, context: dg.AssetExecutionContext, sink: ProgressSink, *, name: str, observed: dg.AssetKey | None) -> None:
         self._context = context
         self._sink = sink
         self._name = name
@@ -108,7 +104,7 @@ class BuildReporter:
             self._context.log.warning(message.removeprefix(_WARNING))
         else:
             self._context.log.info(message)
-        self._sink.logged(self._name, message)
+        self._sink.listener.logged(self._name, message)
 
     def end(self, outcome: Outcome) -> None:
         """Pass the outcome of a build to the sink, and log its warning and what it left out."""
@@ -122,7 +118,7 @@ class BuildReporter:
 
     def progress(self, progress: BuildProgress) -> None:
         """Pass the progress of a build to the sink, and report it to Dagster if a report is due."""
-        self._sink.progressed(self._name, progress)
+        self._sink.listener.progressed(self._name, progress)
         now = monotonic()
         estimate = self._pace.estimate(progress, now)
         self._throttle = self._throttle or Throttle(now)

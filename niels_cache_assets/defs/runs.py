@@ -29,7 +29,6 @@ from niels_cache_assets.defs.private import NO_COMPUTE_LOGS, record_location
 from niels_cache_assets.defs.progress import ProgressSink
 from niels_cache_assets.defs.recording import record_found
 from niels_cache_assets.defs.resources import CacheRoot
-from niels_cache_assets.facts.progress import BuildProgress
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.errors import describe_error
 
@@ -47,15 +46,9 @@ class Runs(ProgressSink):
 
     def __init__(self, registry: Registry, root: Path, instance: dg.DagsterInstance, listener: LaunchListener) -> None:
         super().__init__()
-        self._registry, self._root, self._instance, self._listener = registry, root, instance, listener
+        self._registry, self._root, self._instance, self.listener = registry, root, instance, listener
         self._names = names_of(registry)
         self._defs = build_defs({"cache_root": CacheRoot(root=str(root)), "progress_sink": self}, registry=registry)
-
-    def progressed(self, name: str, progress: BuildProgress) -> None:
-        self._listener.progressed(name, progress)
-
-    def logged(self, name: str, message: str) -> None:
-        self._listener.logged(name, message)
 
     @cached_property
     def _asset_graph(self) -> Any:
@@ -92,7 +85,7 @@ class Runs(ProgressSink):
         """
         self.passes_over, self.outcome = passes_over, None
         asset, partition = self._names.recorded_as(artifact.key)
-        op = self._names.stream_ops.get(artifact.key.partition("/")[0]) or asset.to_python_identifier()
+        op = self._names.stream_ops.get(artifact.kind) or asset.to_python_identifier()
         settings = {"ops": {op: {"config": {"force": force, "wait": wait}}}} if asset != self._names.index else {}
         run = self._finished_run(job_of(self._names, asset), partition, settings)
         if not run.success:
@@ -116,7 +109,7 @@ class Runs(ProgressSink):
         except Exception as error:  # as in a run, any error of the reports
             problem = describe_error(error)
         if problem:
-            self._listener.logged("reports", f"WARNING: not written: {problem}")
+            self.listener.logged("reports", f"WARNING: not written: {problem}")
 
     def _finished_run(self, job: str, partition: str | None, run_config: Mapping[str, Any]) -> dg.ExecuteInProcessResult:
         """Execute a run and return its result."""

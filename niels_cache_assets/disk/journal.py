@@ -1,6 +1,6 @@
 """The journal of a build that can be resumed: which data are safely on disk, and the state that the builder needs to continue.
 
-    Journal.open   the latest record, with every file truncated to its recorded size; or an empty directory and `state` None
+    Journal(...)   the latest record, with every file truncated to its recorded size; or an empty directory and `state` None
     due, record    a new record after 32 MiB of written data, a finished file, or 10 s; the builder flushes its files to disk first
 
 A record is one small JSON file. A new record is written next to the old one and then renamed over it, so one of the two exists after a
@@ -19,9 +19,11 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from niels_cache_assets.base.defaults import RECORD_SECONDS
 from niels_cache_assets.disk.attempts import staged_attempts
@@ -30,6 +32,9 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import partial_path, sync
 from niels_cache_runtime.format.meta_keys import is_count
 from niels_cache_runtime.format.safe_open import link_problem, name_problem, read_regular
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 JOURNAL_NAME = "journal.json"
 SCRATCH_NAME = "scratch"  # a folder of files that a build needs to finish or to resume; it is not part of the result
@@ -98,40 +103,6 @@ class Journal:
     def __init__(
         self,
         directory: Path,
-        fingerprint: str,
-        latest: JournalRecord | None,
-        state: Any,
-        identity: Identity | None,
-        attempt: int | None = None,
-    ) -> None:
-        self._directory, self._fingerprint, self._identity, self._attempt = directory, fingerprint, identity, attempt
-        self.check: Callable[[], None] = lambda: None
-        self.seconds = RECORD_SECONDS
-        self.state = state
-        self.share = latest.share if latest else None
-        self.finished = latest.finished if latest else {}
-        self.notes: dict[str, Any] = (latest.notes if latest else None) or {}
-        self.take_notes: Callable[[], dict[str, Any]] | None = None
-        self._named = set(latest.sizes) if latest else set()
-        interval = os.environ.get(BYTES_VARIABLE)
-        self._interval, self._rest = int(interval or self.BYTES), 0 if interval else self.REST
-        self._bytes = 0 if latest is None else None  # at the last record; in a resumed build, the first `due` sets it
-        self._finished = 0 if latest is None else None  # number of finished files at the last record
-        self._time = self._asked = time.monotonic()
-        self._took = 0.0
-        self.recorded = latest is not None  # whether there is a record to resume from
-        self._keep: Keep | None = None
-
-    def keep_in_store(self, keep: Keep) -> None:
-        """Call `keep` with each new record, and make a record after each finished file and rarely otherwise."""
-        self._keep, self._rest = keep, 0
-        if BYTES_VARIABLE not in os.environ:
-            self._interval = self.STORED_BYTES
-
-    @classmethod
-    def open(
-        cls,
-        directory: Path,
         *,
         fingerprint: str,
         log: Callable[[str], None],
@@ -139,7 +110,7 @@ class Journal:
         parse: Callable[[dict[str, Any]], Any] = dict,
         identity: Identity | None = None,
         attempt: int | None = None,
-    ) -> Journal:
+    ) -> None:
         """Open the journal of the unfinished build in `directory`. If the build cannot be resumed, log the reason and clear the directory.
 
         Each file is truncated to its recorded size, and files without an entry in the record are removed, so all files are as they were at
@@ -154,19 +125,42 @@ class Journal:
             identity: The values that the fingerprint hashes (identity.py), which the journal records.
             attempt: The number of this attempt, which the journal also records.
         """
-        recorded, now = _read(directory), None if identity is None else as_recorded(identity)
-        reason = "a fresh build was requested" if afresh else _resume_problem(directory, recorded, fingerprint, now)
-        if reason is None and isinstance(recorded, JournalRecord):
+        self._directory, self._fingerprint, self._attempt = directory, fingerprint, attempt
+        self._identity = None if identity is None else as_recorded(identity)
+        self.state: Any = None
+        latest = _read(directory)
+        reason = "a fresh build was requested" if afresh else _resume_problem(directory, latest, fingerprint, self._identity)
+        if reason is None and isinstance(latest, JournalRecord):
             try:
-                state = parse(recorded.state)
-                _restore(directory, recorded.sizes)
-                return cls(directory, fingerprint, recorded, state, now, attempt)
+                self.state = parse(latest.state)
             except ValueError:
                 reason = "the journal of the unfinished build is of another kind of build"
-        if any(directory.iterdir()):
-            log(f"starting afresh: {reason}")
-        clear_directory(directory)
-        return cls(directory, fingerprint, None, None, now, attempt)
+        if reason is not None or isinstance(latest, str):
+            if any(directory.iterdir()):
+                log(f"starting afresh: {reason}")
+            clear_directory(directory)
+            latest = JournalRecord(fingerprint, {}, {}, {}, {}, None, None)
+        else:
+            _restore(directory, latest.sizes)
+        self.recorded = reason is None  # whether there is a record to resume from
+        self.check: Callable[[], None] = lambda: None
+        self.seconds = RECORD_SECONDS
+        self.share, self.finished = latest.share, latest.finished
+        self.notes: dict[str, Any] = latest.notes or {}
+        self.take_notes: Callable[[], dict[str, Any]] | None = None
+        self._named = {*latest.sizes}
+        interval = os.environ.get(BYTES_VARIABLE)
+        self._interval, self._rest = int(interval or self.BYTES), 0 if interval else self.REST
+        self._written = None if self.recorded else (0, 0)  # bytes and finished files at the last record; if resumed, `due` sets them
+        self._time = self._asked = time.monotonic()
+        self._took = 0.0
+        self._keep: Keep | None = None
+
+    def keep_in_store(self, keep: Keep) -> None:
+        """Call `keep` with each new record, and make a record after each finished file and rarely otherwise."""
+        self._keep, self._rest = keep, 0
+        if BYTES_VARIABLE not in os.environ:
+            self._interval = self.STORED_BYTES
 
     def due(self, bytes_written: int, *, finished: int = 0, seconds: float | None = None) -> bool:
         """Return whether it is time for a new record.
@@ -175,15 +169,14 @@ class Journal:
         delays the next one.
 
         Args:
-            bytes_written: The bytes written to all files since the build began, including those that existed at `open`.
-            finished: The number of complete files, including those that existed at `open`.
+            bytes_written: The bytes written to all files since the build began, including those that existed at the start.
+            finished: The number of complete files, including those that existed at the start.
             seconds: The longest delay. The default is 60, or [build] record_seconds if that is longer.
         """
-        if self._bytes is None or self._finished is None:
-            self._bytes, self._finished = bytes_written, finished
+        before, finished_before = self._written = self._written or (bytes_written, finished)
         self._asked = time.monotonic()
         passed, longest = self._asked - self._time, max(self.MOST_SECONDS, self.seconds) if seconds is None else seconds
-        is_wanted = bytes_written - self._bytes >= self._interval or finished > self._finished or passed >= self.seconds
+        is_wanted = bytes_written - before >= self._interval or finished > finished_before or passed >= self.seconds
         return passed >= longest or (is_wanted and passed >= self._rest * self._took)
 
     def record(
@@ -202,9 +195,9 @@ class Journal:
         Args:
             state: The state of the builder, as JSON values.
             files: The size of each unfinished file by relative path. Together with `finished`, it names every file that must exist at the
-                next `open`. A file may then be longer than recorded.
+                next start. A file may then be longer than recorded.
             finished: {bytes, sha256} of each complete file (see `JournalRecord`).
-            sums: What the next `open` compares the files with (see `JournalRecord`). Without it, bytes that changed in the meantime
+            sums: What the next start compares the files with (see `JournalRecord`). Without it, bytes that changed in the meantime
                 would enter the hash unnoticed.
             bytes_written: The value that was passed to the latest call of `due`.
             share: The progress from 0 to 1, or None if unknown.
@@ -230,9 +223,31 @@ class Journal:
         write_journal(self._directory, recorded)
         if self._keep is not None:
             self._keep(recorded, not self.recorded)
-        self._named, self._bytes, self._finished, self._time = named, bytes_written, len(finished), time.monotonic()
+        self._named, self._written, self._time = named, (bytes_written, len(finished)), time.monotonic()
         self._took = self._time - self._asked  # includes the time in which the caller flushed its files
         self.recorded = True
+
+    def record_writer(self, writer: Any, state: Any, into: str, *, share: float | None, documents: int) -> None:
+        """Flush the files of a writer to disk, and replace the record.
+
+        Args:
+            writer: The writer, with its `state` and its `unfinished` files.
+            state: The state of the builder, a data class.
+            into: The field of `state` that gets the state of the writer.
+            share: See `record`.
+            documents: See `record`.
+        """
+        for file in writer.unfinished:
+            file.flush()
+        self.record(
+            asdict(replace(state, **{into: writer.state})),
+            finished=writer.files,
+            files={file.relative: file.bytes for file in writer.unfinished},
+            sums={file.relative: (file.header, file.sha256) for file in writer.unfinished},
+            bytes_written=getattr(writer, "bytes", 0),  # 0 for a builder that itself decides when a record is due
+            share=share,
+            documents=documents,
+        )
 
 
 def write_journal(directory: Path, recorded: JournalRecord) -> None:
@@ -300,38 +315,30 @@ def decode_record(content: bytes) -> JournalRecord | str:
         return _UNREADABLE
     try:
         value = json.loads(text)
-    except (ValueError, RecursionError):
+        if value.get("format") != _FORMAT:
+            return "the journal of the unfinished build is in the format of another version of niels-cache"
+        recorded = _record_type().validate_python({key: value.get(key) for key in JournalRecord._fields})
+    except (ValueError, AttributeError, RecursionError):
         return _UNREADABLE
-    if not isinstance(value, dict):
-        return _UNREADABLE
-    if value.get("format") != _FORMAT:
-        return "the journal of the unfinished build is in the format of another version of niels-cache"
-    fields: dict[str, Any] = {key: value.get(key) for key in JournalRecord._fields}
-    recorded = JournalRecord(**fields)
     is_valid = (
-        isinstance(recorded.fingerprint, str)
-        and isinstance(recorded.state, dict)
-        and isinstance(recorded.finished, dict)
-        and all(map(_is_file, recorded.finished.values()))
-        and isinstance(recorded.files, dict)
+        all(map(_is_file, recorded.finished.values()))
         and recorded.files.keys().isdisjoint(recorded.finished)
         and all(name_problem(name) is None and is_count(size) for name, size in recorded.sizes.items())
-        and isinstance(recorded.sums, dict)
-        and all(map(_is_sum, recorded.sums.values()))
         and recorded.sums.keys() <= recorded.files.keys()
-        and (recorded.share is None or (type(recorded.share) in (int, float) and 0 <= recorded.share <= 1))
-        and all(number is None or is_count(number) for number in (recorded.documents, recorded.attempt))
-        and all(part is None or isinstance(part, dict) for part in (recorded.made_of, recorded.notes))
+        and all(is_count(first) for first, _ in recorded.sums.values())
     )
     return recorded if is_valid else _UNREADABLE
 
 
-def _is_file(value: Any) -> bool:
-    return isinstance(value, dict) and value.keys() == {"bytes", "sha256"} and isinstance(value["sha256"], str)
+@cache
+def _record_type() -> TypeAdapter[JournalRecord]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(JournalRecord)
 
 
-def _is_sum(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and is_count(value[0]) and isinstance(value[1], str)
+def _is_file(value: dict[str, Any]) -> bool:
+    return value.keys() == {"bytes", "sha256"} and isinstance(value["sha256"], str)
 
 
 def _sha256(path: Path, first: int, end: int) -> str:

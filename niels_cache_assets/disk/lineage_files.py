@@ -40,7 +40,7 @@ class RowSpool(GrowingFile):
         self._schema = arrow_schema(schema)
 
     def write(self, columns: Mapping[str, Sequence[Any] | np.ndarray | Strings]) -> pa.RecordBatch:
-        """Append rows, and return them as a batch. `columns` has all columns of the schema, with equal lengths."""
+        """Append rows, and return them as a batch. `columns` has all columns of the schema, with equal lengths; others are left out."""
         import pyarrow as pa
 
         arrays = [arrow_array(columns[field.name], field.type) for field in self._schema]

@@ -1,8 +1,8 @@
 """Files of a cache: token shards and .npy arrays, which are written from start to end and hashed at the same time.
 
 Every writer adds its finished files to one mapping `files` ({relative path: {bytes, sha256}}), which goes into meta.json. For an unfinished
-file, `checkpoint` flushes the written bytes to disk, and adds the size that the journal records. A writer that gets this size (`resume_at`)
-continues from there. Memory: one write buffer for each writer. Lineage is written in lineage_files.py.
+file, `flush` brings the written bytes to disk, and the journal records their number. A writer that gets this number (`resume_at`) continues
+from there. Memory: one write buffer for each writer. Lineage is written in lineage_files.py.
 """
 
 import hashlib
@@ -19,18 +19,6 @@ from niels_cache_runtime.format.layout import shard_name
 from niels_cache_runtime.format.meta import sha256_file
 
 Files = dict[str, dict[str, Any]]
-
-
-class Sizes(dict[str, int]):
-    """The size of each file on disk in bytes, by relative path.
-
-    Attributes:
-        sums: For each unfinished file, an offset and the sha256 of the bytes after it.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sums: dict[str, tuple[int, str]] = {}
 
 
 NPY_HEADER_BYTES = 128
@@ -54,6 +42,9 @@ class GrowingFile:
         resume_at: The number of bytes to keep. The journal has already truncated the file to this size. A resumed file is read again to
             hash it.
         header: The number of bytes at the start that are not hashed, because they are overwritten at the end.
+
+    Attributes:
+        bytes: The number of bytes so far.
     """
 
     def __init__(self, root: Path, relative: str, *, resume_at: int = 0, header: int = 0) -> None:
@@ -64,7 +55,7 @@ class GrowingFile:
         self.file.seek(resume_at)
         self.bytes = resume_at
         self._on_disk = resume_at or None  # a new file is not on disk yet
-        self._header, self._hash = header, hashlib.sha256()
+        self.header, self._hash = header, hashlib.sha256()
         if resume_at > header:
             with open(self.path, "rb") as written:
                 written.seek(header)
@@ -78,18 +69,16 @@ class GrowingFile:
     def append(self, data: memoryview | bytes) -> None:
         with name_path(self.path, writes=len(data)):
             self.file.write(data)
-        self._hash.update(data[max(0, self._header - self.bytes) :])
+        self._hash.update(data[max(0, self.header - self.bytes) :])
         self.bytes += len(data)
 
-    def checkpoint(self, sizes: Sizes) -> None:
-        """Flush the written bytes to disk (fsync), and add their number and their hash to `sizes`."""
+    def flush(self) -> None:
+        """Flush the written bytes to disk (fsync)."""
         if self._on_disk != self.bytes:
             with name_path(self.path):
                 self.file.flush()
                 os.fsync(self.file.fileno())
             self._on_disk = self.bytes
-        sizes[self.relative] = self.bytes
-        sizes.sums[self.relative] = (self._header, self.sha256)
 
     def seal(self) -> None:
         """Flush the file to disk, and close it."""
@@ -124,13 +113,16 @@ class ShardWriter:
         shard_bytes: The size of a shard in bytes.
         files: Gets the size and the sha256 of each finished shard. When resuming, it must already contain the finished shards.
         resume_at: The number of tokens that are already written.
+
+    Attributes:
+        unfinished: The unfinished shard, or an empty list.
     """
 
     def __init__(self, root: Path, folder: str, *, dtype: np.dtype, shard_bytes: int, files: Files, resume_at: int = 0) -> None:
         (root / folder).mkdir(exist_ok=True)
         self.dtype = dtype
         self._root, self._folder, self._shard_bytes, self._files = root, folder, shard_bytes, files
-        self._shard: HashedFile | None = None
+        self.unfinished: list[HashedFile] = []
         self._shards, unfinished = divmod(resume_at * dtype.itemsize, shard_bytes)
         self.tokens = resume_at
         if unfinished:
@@ -146,31 +138,23 @@ class ShardWriter:
         data = np.ascontiguousarray(tokens).data.cast("B")
         self.tokens += len(tokens)
         while len(data):
-            shard = self._shard or self._begin()
+            shard = self.unfinished[0] if self.unfinished else self._begin()
             room = self._shard_bytes - shard.bytes
             shard.append(data[:room])
             data = data[room:]
             if shard.bytes == self._shard_bytes:
                 self.seal()
 
-    def checkpoint(self, sizes: Sizes) -> None:
-        """Flush the unfinished shard to disk, and add its size to `sizes` (see GrowingFile.checkpoint)."""
-        if self._shard is not None:
-            self._shard.checkpoint(sizes)
-
     def seal(self) -> None:
-        if self._shard is not None:
-            self._shard.seal()
-            self._shard = None
-
-    def abandon(self) -> None:
-        if self._shard is not None:
-            self._shard.abandon()
+        for shard in self.unfinished:
+            shard.seal()
+        self.unfinished = []
 
     def _begin(self, *, resume_at: int = 0) -> HashedFile:
-        self._shard = HashedFile(self._root, f"{self._folder}/{shard_name(self._shards)}", self._files, resume_at=resume_at)
+        shard = HashedFile(self._root, f"{self._folder}/{shard_name(self._shards)}", self._files, resume_at=resume_at)
+        self.unfinished = [shard]
         self._shards += 1
-        return self._shard
+        return shard
 
 
 class NpyWriter(GrowingFile):

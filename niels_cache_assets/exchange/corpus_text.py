@@ -31,7 +31,6 @@ from niels_cache_runtime.format.commit import sync
 from niels_cache_runtime.format.meta import sha256_file
 
 FileType = Literal["jsonl.zst", "parquet"]
-FILE_TYPES: tuple[FileType, ...] = ("jsonl.zst", "parquet")
 _FIELDS = ("source_id", "text", "title", "file", "row", "split")
 COLUMNS = dict.fromkeys(EXPORTED, "string") | {"row": "int64"}
 

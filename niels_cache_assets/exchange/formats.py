@@ -63,7 +63,7 @@ class _Format:
     eot: str = "is after each document, as in the cache"
 
 
-_FORMATS = {
+FORMATS = {
     "megatron": _Format(
         units=lambda split, most, settings: megatron.units(
             split, stem=_stem(split.split, settings), key=settings.key, max_bytes=most, link=settings.link
@@ -96,7 +96,6 @@ _FORMATS = {
         notes_and_lines=lambda splits, settings: ([npy.READERS_NOTE], []),
     ),
 }
-FORMATS = tuple(_FORMATS)
 
 
 def plan_export(name: str, directory: Path, settings: ExportSettings) -> ExportPlan:
@@ -112,7 +111,7 @@ def plan_export(name: str, directory: Path, settings: ExportSettings) -> ExportP
     Raises:
         NielsCacheError: If the cache cannot be opened, if there is nothing to export, or if the format does not have one of the settings.
     """
-    opened, format = [open_export_split(name, directory, split) for split in settings.splits], _FORMATS[settings.format]
+    opened, format = [open_export_split(name, directory, split) for split in settings.splits], FORMATS[settings.format]
     max_bytes = _max_bytes(settings, opened[0].dtype)
     splits = [split for split in opened if split.tokens]
     if not splits:
@@ -152,7 +151,7 @@ def _max_bytes(settings: ExportSettings, dtype: np.dtype) -> int:
     Raises:
         NielsCacheError: If the limit is below one token, or if the key cannot be part of a file name.
     """
-    format = _FORMATS[settings.format]
+    format = FORMATS[settings.format]
     default = format.max_bytes or format.max_tokens * dtype.itemsize
     if settings.max_bytes is not None and not default:
         raise NielsCacheError(f"max_bytes={settings.max_bytes}: {settings.format} has one file for each split")
@@ -161,8 +160,3 @@ def _max_bytes(settings: ExportSettings, dtype: np.dtype) -> int:
     if settings.key is not None and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", settings.key):
         raise NielsCacheError(f"key={settings.key!r}: is part of file names; use letters, digits, _ - . with no leading - or .")
     return settings.max_bytes or default
-
-
-def parse_splits(choice: str) -> tuple[Split, ...]:
-    """Return the splits that `train`, `val` or `all` names, or an empty tuple for any other word."""
-    return SPLITS if choice == "all" else tuple(split for split in SPLITS if split == choice)

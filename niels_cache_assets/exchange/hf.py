@@ -24,6 +24,7 @@ from niels_cache_assets.base.choices import raise_unknown_choice
 from niels_cache_assets.project.registry import cache_root, load_registry
 from niels_cache_runtime import NielsCacheError, open_cache
 from niels_cache_runtime.cache.checks import check_positive
+from niels_cache_runtime.cache.mmap import slice_pieces
 from niels_cache_runtime.cache.opening import check_same_build_id
 from niels_cache_runtime.cache.sft import example_target_mask, resolve_id
 from niels_cache_runtime.cache.targets import map_targets
@@ -168,12 +169,7 @@ def _pieces(stream: TokenStream, offsets: Ints) -> Iterator[tuple[Tokens, Ints]]
             yield stream.pieces[index], offsets[row : stop + 1] - begin
             row = stop
             continue
-        parts, missing, offset = [], int(offsets[row + 1] - offsets[row]), int(offsets[row]) - begin
-        while missing:
-            part = stream.pieces[index][offset : offset + missing]
-            parts.append(part)
-            missing, index, offset = missing - len(part), index + 1, 0
-        tokens = np.concatenate(parts)
+        tokens = np.concatenate([*slice_pieces(stream.pieces[index:], *(offsets[row : row + 2] - begin).tolist())])
         yield tokens, np.array([0, len(tokens)])
         row += 1
 

@@ -40,7 +40,7 @@ from niels_cache_assets.project.tables import BuildSettings
 from niels_cache_assets.sources.types import PretrainSource
 from niels_cache_runtime.cache.mmap import map_doc_ends
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import SPLITS, Bools, Ints, Split, Uints, doc_ends_name, token_dtype_of
+from niels_cache_runtime.format.layout import SPLITS, Bools, Ints, Split, Uints, doc_ends_name
 from niels_cache_runtime.format.meta import Meta, cut_ordinals
 from niels_cache_runtime.format.reading import available_threads
 
@@ -277,7 +277,7 @@ class _Documents:
     """The documents of one split as hashes and texts, by ordinal. Files are read only when needed."""
 
     def __init__(self, folder: Path, split: Split, meta: Meta, shards: Sequence[Any] | None) -> None:
-        self._stream = SplitTokens(folder, "pretrain", split, dtype=token_dtype_of(meta), shards=shards)
+        self._stream = SplitTokens(folder, "pretrain", split, meta, shards=shards)
         self._meta, self.tokens = meta, len(self._stream)
         self.ends: Uints = map_doc_ends(folder / doc_ends_name(split), token_count=self.tokens) if self.tokens else np.empty(0, np.uint64)
         self._end_tokens = 1 if meta.get("append_eot") else 0

@@ -23,11 +23,14 @@ from niels_cache_runtime.format.layout import (
     Tokens,
     doc_ends_name,
     documents_name,
+    entries_per_example,
     examples_name,
     idx_name,
     list_shards,
+    token_dtype_of,
     tokens_name,
 )
+from niels_cache_runtime.format.meta import Meta
 
 _BLOCK_OFFSETS = 1 << 20
 _GAP_TOKENS, _REQUESTS = 1 << 15, 16  # ranges in a store with smaller gaps are read by one request, and so many requests at a time
@@ -47,8 +50,7 @@ class SplitTokens:
         folder: The folder of the data set.
         family: The family of the data set.
         split: The split.
-        dtype: The dtype of the tokens, uint16 or uint32 (`token_dtype_of` meta.json).
-        entries: The number of index entries of an example: 2 for a preference pair, otherwise 1.
+        meta: The meta.json of the data set.
         shards: The token files in order, if they are not in the folder: anything with a length that gives an array for a slice.
 
     Attributes:
@@ -59,15 +61,13 @@ class SplitTokens:
         NielsCacheError: If files are missing or inconsistent.
     """
 
-    def __init__(
-        self, folder: Path, family: Family, split: Split, *, dtype: np.dtype, entries: int = 1, shards: Sequence[Any] | None = None
-    ) -> None:
+    def __init__(self, folder: Path, family: Family, split: Split, meta: Meta, *, shards: Sequence[Any] | None = None) -> None:
         self._folder, self._family, self._split = folder, family, split
         self._paths: Sequence[Path] = ()
         if shards is None:
             self._paths = list_shards(folder / split) if family == "pretrain" else [folder / tokens_name(split)]
-        self.dtype, self._entries = dtype, entries
-        self.shards = MappedTokens(self._paths, dtype=dtype).shards if shards is None else shards
+        self.dtype, self._entries = token_dtype_of(meta), entries_per_example(meta)
+        self.shards = MappedTokens(self._paths, dtype=self.dtype).shards if shards is None else shards
         self._shard_ends = list(accumulate(len(shard) for shard in self.shards))
 
     def __len__(self) -> int:
@@ -81,12 +81,13 @@ class SplitTokens:
     @cached_property
     def ends(self) -> Offsets:
         """The end of each document or example, in tokens from the start of the split."""
-        if self._family == "pretrain":
-            return map_offsets(self._folder / doc_ends_name(self._split), DOC_ENDS_DTYPE)
-        return self._ends_of_entries[self._entries - 1 :: self._entries]
+        return self.entry_ends[self._entries - 1 :: self._entries]
 
     @cached_property
-    def _ends_of_entries(self) -> Offsets:
+    def entry_ends(self) -> Offsets:
+        """The end of each document, example, or side of a preference pair."""
+        if self._family == "pretrain":
+            return map_offsets(self._folder / doc_ends_name(self._split), DOC_ENDS_DTYPE)
         starts = map_example_starts(self._folder / idx_name(self._split), token_count=len(self))
         return np.append(starts[1:], len(self)) if len(starts) else starts
 
@@ -104,7 +105,7 @@ class SplitTokens:
         start, end = self.bounds(number)
         if self._entries == 1:
             return [("", start, end)]
-        middle = int(self._ends_of_entries[self._entries * number])
+        middle = int(self.entry_ends[self._entries * number])
         return [*zip(SIDES, (start, middle), (middle, end), strict=True)]
 
     def file_at(self, position: int) -> tuple[str, int]:

@@ -16,6 +16,7 @@ from niels_cache_assets.artifacts.corpus_report import estimated_tokens
 from niels_cache_assets.artifacts.prepared_corpora import open_prepared
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.base.random_numbers import TorchRandom
+from niels_cache_assets.corpus.identity import require_prepared
 from niels_cache_assets.corpus.layout import corpus_dir, duplicates_dir
 from niels_cache_assets.corpus.prepared import document_rows, open_documents
 from niels_cache_assets.project.registry import Registry
@@ -54,13 +55,7 @@ def find_corpus(registry: Registry, root: Path, name: str) -> tuple[Path, Meta]:
         if name in registry.sft:
             raise NielsCacheError(f"{name}: is an SFT data set; only pretrain data sets have a corpus")
         registry.refuse_data_set(str(root), "no data set", name, list(dict.fromkeys([*registry.pretrain, *corpus_names(registry, root)])))
-    source = registry.pretrain[name]
-    missing = source.missing_setting()
-    if missing is not None:
-        raise NielsCacheError(f"{directory}: no corpus yet; {name} needs {missing}")
-    if not source.prepare:
-        raise NielsCacheError(f'{name}: has no corpus; set prepare = ["clean", "dedup"], or either, in [pretrain.{name}] and build it')
-    if not source.enabled:
+    if not require_prepared(registry, name).enabled:
         raise NielsCacheError(f"{name}: has no corpus, because it is switched off; set enabled = true in [pretrain.{name}] and build it")
     raise NielsCacheError(f"{directory}: no corpus yet; build it: niels-cache build-all --only {name}")
 

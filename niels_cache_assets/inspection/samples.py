@@ -24,9 +24,7 @@ from niels_cache_runtime.format.layout import (
     Family,
     Split,
     Tokens,
-    entries_per_example,
     has_pairs,
-    list_shards,
     shard_name,
     token_dtype_of,
 )
@@ -132,53 +130,49 @@ def _displayed_samples(
             )
 
 
-def windows(directory: Path, split: Split, *, count: int, length: int, generator: torch.Generator) -> Iterator[DisplayedSample]:
-    """Yield windows that the training sampler draws. The windows are shorter than `length` if no shard is long enough."""
-    from niels_cache_runtime.samplers.pretrain_dataset import PretrainTokenStreamDataset  # torch
-
-    folder, dtype = directory / split, token_dtype_of(load_meta(directory / META_NAME))
-    longest = max((shard.stat().st_size // dtype.itemsize for shard in list_shards(folder)), default=0)
-    dataset = PretrainTokenStreamDataset(str(folder), T=max(1, min(length, longest - 1)), device="cpu")
-    x, _ = dataset.get_batch(B=count, generator=generator)
-    for number, tokens in enumerate(x.numpy().astype(dtype), start=1):
-        yield _window(tokens, split, number, count)
-
-
-def fetched_windows(
-    meta: Meta, split: Split, *, count: int, length: int, generator: torch.Generator, fetch: Callable[[Sequence[str]], Path]
+def windows(
+    directory: Path,
+    split: Split,
+    *,
+    count: int,
+    length: int,
+    generator: torch.Generator,
+    fetch: Callable[[Sequence[str]], Path] | None = None,
 ) -> Iterator[DisplayedSample]:
-    """Yield the windows that `windows` yields, of a cache of which only the meta.json is here.
+    """Yield windows that the training sampler draws. The windows are shorter than `length` if no shard is long enough.
 
     Args:
-        meta: The meta.json.
+        directory: The folder of the cache.
         split: The split.
         count: Number of windows.
         length: Number of tokens of a window.
         generator: Draws the windows.
-        fetch: Fetches files by their path in the data set, and returns its folder. Only shards with a drawn window are fetched.
+        fetch: For a cache of which only the meta.json is here: fetches files by their path in the data set, and returns their folder. Only
+            shards with a drawn window are fetched.
     """
     from niels_cache_runtime.cache.gather import draw_uniform  # torch
+    from niels_cache_runtime.cache.opening import open_split
     from niels_cache_runtime.samplers.pretrain_dataset import count_windows
 
-    dtype, files = token_dtype_of(meta), meta["files"]
-    shards = [f"{split}/{shard_name(index)}" for index in range(sum(path.startswith(f"{split}/") for path in files))]
-    lengths = np.array([files[shard]["bytes"] // dtype.itemsize for shard in shards], dtype=np.int64)
+    meta = load_meta(directory / META_NAME)
+    dtype = token_dtype_of(meta)
+    if fetch is None:
+        lengths = open_split(directory / split).tokens.shard_lengths
+    else:
+        sizes = {path: entry["bytes"] for path, entry in meta["files"].items() if path.startswith(f"{split}/")}
+        lengths = np.array([sizes[f"{split}/{shard_name(index)}"] // dtype.itemsize for index in range(len(sizes))], dtype=np.int64)
     T = max(1, min(length, int(lengths.max(initial=0)) - 1))
     ends, starts = count_windows(lengths, T)
     if not len(ends) or not ends[-1]:
         raise NielsCacheError(f"{split}: has too few tokens, so there is nothing to sample; choose another --split")
     numbers = draw_uniform(int(ends[-1]), B=count, generator=generator)
-    found = ends.searchsorted(numbers, side="right").tolist()
-    folder = fetch([shards[shard] for shard in sorted(set(found))])
-    for number, (window, shard) in enumerate(zip(numbers.tolist(), found, strict=True), start=1):
-        offset = (window - int(starts[shard])) * dtype.itemsize
-        tokens = np.fromfile(folder / shards[shard], dtype, count=T, offset=offset)
-        yield _window(tokens, split, number, count)
-
-
-def _window(tokens: Tokens, split: Split, number: int, count: int) -> DisplayedSample:
-    title = f"{split} window {number} of {count}, {format_count(len(tokens), 'token')}"
-    return DisplayedSample(title=title, tokens=tokens, is_target=np.zeros(len(tokens), dtype=np.bool_))
+    shards = ends.searchsorted(numbers, side="right")
+    paths, offsets = [f"{split}/{shard_name(shard)}" for shard in shards.tolist()], numbers - starts[shards]
+    folder = directory if fetch is None else fetch(sorted(set(paths)))
+    for number, (path, offset) in enumerate(zip(paths, offsets.tolist(), strict=True), start=1):
+        tokens = np.fromfile(folder / path, dtype, count=T, offset=offset * dtype.itemsize)
+        title = f"{split} window {number} of {count}, {format_count(len(tokens), 'token')}"
+        yield DisplayedSample(title=title, tokens=tokens, is_target=np.zeros(len(tokens), dtype=np.bool_))
 
 
 def notable(directory: Path, family: Family, split: Split, *, length: int, tokenizer: TextTokenizer | None) -> Iterator[DisplayedSample]:
@@ -212,7 +206,7 @@ def _open(
         NielsCacheError: If the split is empty, or as ExampleTargets does.
     """
     meta = load_meta(directory / META_NAME)
-    tokens = SplitTokens(directory, family, split, dtype=token_dtype_of(meta), entries=entries_per_example(meta))
+    tokens = SplitTokens(directory, family, split, meta)
     noun = "document" if family == "pretrain" else "pair" if has_pairs(meta) else "example"
     if not len(tokens.ends):
         raise NielsCacheError(f"{directory}: {split} is empty (0 {noun}s), so there is nothing to sample; choose another --split")

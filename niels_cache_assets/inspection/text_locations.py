@@ -65,7 +65,7 @@ def text_locations(registry: Registry, root: Path) -> Iterator[TextLocation]:
     for folder in (Path(constants.HF_HUB_CACHE), Path(constants.HF_HOME) / "datasets"):
         if folder.is_dir():
             yield TextLocation(where=str(folder), what="files that the hub's libraries keep")
-    if registry.publish is not None and registry.publish.address is not None:
+    if registry.publish.address is not None:
         yield TextLocation(where=registry.publish.address, what="published caches")
 
 

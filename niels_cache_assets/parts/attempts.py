@@ -18,7 +18,8 @@ from niels_cache_assets.disk.attempts import NO_LINKS, abandoned_attempts, attem
 from niels_cache_assets.disk.journal import JournalRecord, files_problem, read_journal, real_path, write_journal
 from niels_cache_assets.disk.space import bytes_below, disk_error_message, name_path
 from niels_cache_assets.disk.staging import staged, sweep_leftovers, unused_journal_path
-from niels_cache_assets.parts.lease import HeldLease, Lease, LeaseTimes, Log, hold_lease
+from niels_cache_assets.parts.lease import HeldLease, Lease, Log, hold_lease
+from niels_cache_assets.project.running import ClusterSettings
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import BusyError, lock_path, old_path, remove, sync
 
@@ -27,7 +28,7 @@ _COMPANION = re.compile(r"\.(.+?)\.(?:lock|lease|old|journal|(?:partial|gone)(?:
 
 
 @contextmanager
-def staged_attempt(lease: Lease, *, log: Log, resumable: bool = True) -> Iterator[Path]:
+def staged_attempt(lease: Lease, *, log: Log, resumable: bool) -> Iterator[Path]:
     """Yield the staging directory of an attempt, with everything that the last attempt has recorded. At the end it replaces the target.
 
     If the block fails, the directory stays for the next attempt.
@@ -84,7 +85,7 @@ def sweep_attempts(target: Path) -> None:
     if not abandoned_attempts(target, before):
         return sweep_leftovers(target, resumable=False)
     try:
-        with hold_lease(target, times=LeaseTimes(), wait=False, at_once=True, log=lambda line: None) as lease:
+        with hold_lease(target, times=ClusterSettings(), wait=False, at_once=True, log=lambda line: None) as lease:
             _remove_attempts(target, lease.attempt)
     except BusyError:
         return None

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from niels_cache_assets.base.fingerprint import Identity, fingerprint_of
 from niels_cache_assets.disk.identity import without_keys
+from niels_cache_assets.disk.journal import write_atomically
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.disk.table_file import LineageFile
 from niels_cache_assets.sources.excluding import EXCLUDED, excluded_ids, identity_of_ids
@@ -30,18 +31,6 @@ from niels_cache_runtime.format.meta import Meta
 FOUND_NAME = "excluded.json"
 _CORPUS_PREFIXES = ("documents_", "rejected")  # files of documents, and the examples of dropped ones
 _ROWS = 1 << 18
-
-
-class ExcludedDocument(NamedTuple):
-    """A document with an id of the list.
-
-    Attributes:
-        source_id: The id.
-        file: The file of the document at the source.
-    """
-
-    source_id: str
-    file: str
 
 
 class ExcludeList(NamedTuple):
@@ -75,12 +64,10 @@ class ExcludeList(NamedTuple):
         """
         if self.path is None:
             return identity
-        excluded = self.ids
         try:
-            present = self.ids_in_build(meta, directory)
+            return _identity_with_ids(identity, self.ids_in_build(meta, directory) | (self.ids & {*also}))
         except NielsCacheError:
             return identity
-        return _identity_with_ids(identity, present | (excluded & {*also}))
 
     def with_removed_ids_only(self, meta: Meta, identity: Identity, *, also: Collection[str] = ()) -> Meta:
         """Return the meta.json of a new build, with the fingerprint recomputed for only the ids that this build removed, and `also`."""
@@ -95,7 +82,7 @@ class ExcludeList(NamedTuple):
             NielsCacheError: If the lineage cannot be read.
         """
         present = self.find_documents(meta, directory)
-        return self.ids & ({each.source_id for each in present} | _removed_ids(meta))
+        return self.ids & ({source_id for source_id, _ in present} | _removed_ids(meta))
 
     def ids_in_parts(self, folders: Iterable[Path]) -> set[str]:
         """Return the ids of the list that the finished parts in these folders contain or have removed. An unreadable part has none."""
@@ -107,8 +94,8 @@ class ExcludeList(NamedTuple):
                     found |= self.ids_in_build(meta, folder)
         return found
 
-    def find_documents(self, meta: Meta, directory: Path) -> frozenset[ExcludedDocument]:
-        """Return the documents in the lineage of a finished cache or corpus that have an id of the list.
+    def find_documents(self, meta: Meta, directory: Path) -> frozenset[tuple[str, str]]:
+        """Return the id and the file of each document in the lineage of a finished cache or corpus that has an id of the list.
 
         This reads the ids of all documents, but only once for each list.
 
@@ -121,21 +108,17 @@ class ExcludeList(NamedTuple):
         files = [(directory / name, str(entry["sha256"])) for name, entry in meta["files"].items() if _has_ids(name)]
         found = {sha256: recorded[sha256] if sha256 in recorded else [*_read(path, excluded)] for path, sha256 in files}
         if found.keys() - recorded.keys():
-            temporary = record_path.with_name(f".{record_path.name}.{os.getpid()}")
             with suppress(OSError):  # without the record, the next call reads the lineage again
-                try:
-                    temporary.write_text(json.dumps({"ids": digest, "found": {**recorded, **found}}), encoding="utf-8")
-                    os.replace(temporary, record_path)
-                finally:
-                    temporary.unlink(missing_ok=True)
-        return frozenset(ExcludedDocument(*each) for entries in found.values() for each in entries)
+                content = json.dumps({"ids": digest, "found": {**recorded, **found}}).encode()
+                write_atomically(record_path, content, spare=f"new-{os.getpid()}")
+        return frozenset((source_id, file) for entries in found.values() for source_id, file in entries)
 
 
 def _identity_with_ids(identity: Identity, ids: Collection[str]) -> Identity:
     """Return an identity in which exactly these ids are excluded."""
     if "exclude" in identity:
-        return {**without_keys(identity, "exclude"), **identity_of_ids(ids)}
-    return {**identity, "source": {**without_keys(identity["source"], "exclude"), **identity_of_ids(ids)}}
+        return without_keys(identity, "exclude") | identity_of_ids(ids)
+    return {**identity, "source": without_keys(identity["source"], "exclude") | identity_of_ids(ids)}
 
 
 def _removed_ids(meta: Meta) -> set[str]:

@@ -17,11 +17,9 @@ def parts_dir(root: str | Path, name: str) -> Path:
     return parts_root(root) / name
 
 
-def number_in(name: str, prefix: str, count: int) -> int | None:
-    """Return the number in a name such as part-00017, or None for another name or a number that is not below `count`."""
-    digits = name.removeprefix(f"{prefix}-")
-    number = int(digits) if digits.isdecimal() and len(digits) < 10 else count
-    return number if number < count and name == f"{prefix}-{number:05d}" else None
+def number_in(name: str) -> int:
+    """Return the number in the name of a part or a range, such as part-00017."""
+    return int(name.rpartition("-")[2])
 
 
 def part_name(number: int) -> str:

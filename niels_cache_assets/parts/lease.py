@@ -36,6 +36,7 @@ from niels_cache_assets.base.processes import Process, cpu_seconds
 from niels_cache_assets.disk.attempts import attempt_record, highest_number, lease_path, recorded_attempts, stop_path
 from niels_cache_assets.disk.build_lock import path_stamp
 from niels_cache_assets.facts.progress import BuildProgress, SpeedEstimate, SpeedMeter
+from niels_cache_assets.project.running import ClusterSettings
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import UNKNOWN, BusyError, LockOwner, LockRefusedError, hold_lock, lock_owner, sync
 
@@ -163,10 +164,12 @@ class StopRequests:
     Attributes:
         launch: The name that the program which started the process gave to it. None if there is none.
         stale: The `stop` that existed when the process began.
+        on_stop: Called once, on another thread, if a stop is requested while a lease is held. None: only the checks of the lease raise.
     """
 
     launch: str | None = None
     stale: Stamp = None
+    on_stop: Callable[[], None] | None = None
 
     def requested(self, target: Path) -> Path | None:
         """Return the file of a request that applies to this process, or None."""
@@ -240,24 +243,6 @@ class LeaseLostError(NielsCacheError):
 
 class StopRequested(NielsCacheError):
     """A request to the processes that build this target to stop."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LeaseTimes:
-    """The times of a lease in seconds.
-
-    Attributes:
-        renew_seconds: How often a lease is renewed.
-        lease_seconds: How long a process waits for a renewal before it takes over.
-    """
-
-    renew_seconds: float = 15.0
-    lease_seconds: float = 120.0
-
-    @property
-    def poll_seconds(self) -> float:
-        """The time between two looks at a lease that another process holds."""
-        return min(_MAX_POLL_SECONDS, self.renew_seconds / 5)
 
 
 class HeldLease(ABC):
@@ -363,7 +348,7 @@ class HeldLease(ABC):
             self._send(record)
 
     @contextmanager
-    def renewed(self, times: LeaseTimes, stops: StopRequests, on_stop: Callable[[], None] | None) -> Iterator[None]:
+    def renewed(self, times: ClusterSettings, stops: StopRequests) -> Iterator[None]:
         """Renew the lease on a thread, as long as the block runs. Then record how the attempt has ended."""
 
         def renew() -> None:
@@ -372,8 +357,8 @@ class HeldLease(ABC):
                 with suppress(OSError, NielsCacheError):
                     if self._stop is None:
                         self._stop = stops.requested(self.target)
-                        if self._stop is not None and on_stop is not None:
-                            on_stop()
+                        if self._stop is not None and stops.on_stop is not None:
+                            stops.on_stop()
                     self._write()
 
         thread = threading.Thread(target=renew, name="lease", daemon=True)
@@ -431,10 +416,9 @@ class Lease(HeldLease):
 def hold_lease(
     target: Path,
     *,
-    times: LeaseTimes,
+    times: ClusterSettings,
     wait: bool,
     log: Log,
-    on_stop: Callable[[], None] | None = None,
     stops: StopRequests | None = None,
     at_once: bool = False,
 ) -> Iterator[Lease]:
@@ -447,7 +431,6 @@ def hold_lease(
             BusyError is raised as soon as it is certain that the other process is alive. A lease that may be abandoned is watched until
             this is known.
         log: Called with a line about each wait.
-        on_stop: Called once, on another thread, if a stop is requested while the lease is held. Without it, only the checks raise.
         stops: The requests to stop that apply. By default, every `stop` that is created after this call.
         at_once: Whether to raise BusyError at once if the lease cannot be taken now.
 
@@ -462,7 +445,7 @@ def hold_lease(
         if stops.stale is not None and stop_stamp(target) == stops.stale:
             with suppress(OSError):
                 stop_path(target).unlink()
-        stack.enter_context(lease.renewed(times, stops, on_stop))
+        stack.enter_context(lease.renewed(times, stops))
         try:
             yield lease
         except LeaseLostError:
@@ -510,8 +493,9 @@ def stop_error(target: Path, request: Path | None = None) -> StopRequested:
 class _Claim:
     """An attempt to get a lease: it watches the latest attempt until it has ended, its holder has died, or its lease has expired."""
 
-    def __init__(self, target: Path, times: LeaseTimes, log: Log, stops: StopRequests) -> None:
+    def __init__(self, target: Path, times: ClusterSettings, log: Log, stops: StopRequests) -> None:
         self._target, self._times, self._log, self._stops = target, times, log, stops
+        self._poll_seconds = min(_MAX_POLL_SECONDS, times.renew_seconds / 5)  # between two looks at a lease that another process holds
         self._seen = AttemptFile(0, b"", None)
         self._unchanged_seconds = 0.0
         self._last_look: float | None = None
@@ -545,7 +529,7 @@ class _Claim:
                 self._log(f"waiting for the other build of {self._target}: {who}")
                 self._reported = who
             waited = True
-            time.sleep(self._times.poll_seconds)
+            time.sleep(self._poll_seconds)
 
     def _lock(self, stack: ExitStack) -> LockOwner | None:
         """Take the lock of the target, if it is free and the file system has locks. Otherwise return the process that holds it."""
@@ -572,7 +556,7 @@ class _Claim:
             self._has_changed = self._last_look is not None and not seen.is_over
             self._unchanged_seconds, self._seen = 0.0, seen
         else:
-            self._unchanged_seconds += min(now - self._last_look, 2 * self._times.poll_seconds)  # a pause of this process proves nothing
+            self._unchanged_seconds += min(now - self._last_look, 2 * self._poll_seconds)  # a pause of this process proves nothing
         self._last_look = now
         if seen.is_over:
             return True, None

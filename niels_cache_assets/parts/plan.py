@@ -20,7 +20,6 @@ from niels_cache_assets.disk.space import BYTES_PER_TOKEN
 from niels_cache_assets.parts.layout import part_name
 from niels_cache_assets.sources.types import ListedFile
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import Split
 from niels_cache_runtime.format.meta import Meta
 
 CODE_VERSION = "1"  # increment if the same files are divided differently, or if parts write different bytes
@@ -75,9 +74,10 @@ class PlannedGroup:
         text_field: The text field in every file, or None if no file contains rows.
         listed: The files, in the order of the listing.
         parts: The parts, in order.
-        documents: With val_frac, the number of documents of each file that have no split of their own. Otherwise None.
         val: With val_frac, the name of the file beside the plan that says which documents go to val, and the numbers of these documents.
             Otherwise None.
+        entry: The group as an entry in the file of a plan. With val_frac, its `documents` are the number of documents of each file that
+            have no split of their own.
     """
 
     fingerprint: str
@@ -86,8 +86,8 @@ class PlannedGroup:
     text_field: str | None
     listed: tuple[ListedFile, ...]
     parts: tuple[PlannedPart, ...]
-    documents: tuple[int, ...] | None = None
-    val: tuple[str, range] | None = None
+    val: tuple[str, range] | None
+    entry: Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +112,7 @@ class Plan:
         try:
             groups = list[PlannedGroup]()
             for entry in meta["groups"]:
-                groups.append(_group(entry, first=sum(len(group.parts) for group in groups)))
+                groups.append(group_of(entry, first=sum(len(group.parts) for group in groups)))
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise NielsCacheError(f"the plan of {meta.get('dataset_name')} has an unknown form ({error!r}); make it again") from error
         return cls(meta=meta, groups=tuple(groups))
@@ -135,16 +135,14 @@ class Plan:
     @property
     def revision(self) -> str | None:
         """The revision of upstream that was listed."""
-        revision: str | None = self.meta["dataset_revision"]
-        return revision
+        return self.meta["dataset_revision"]
 
 
-def _group(entry: Mapping[str, Any], *, first: int) -> PlannedGroup:
+def group_of(entry: Mapping[str, Any], *, first: int = 0) -> PlannedGroup:
     """Return a group from its entry in the file of a plan. `first` is the number of its first part."""
     listed = tuple(ListedFile(**file) for file in entry["listed"])
     shared: dict[str, Any] = {"revision": entry["dataset_revision"], "text_field": entry["text_field"]}
-    val, documents = entry["val"], entry["documents"]
-    before = [*accumulate(documents or (), initial=0)]
+    val, before = entry["val"], [*accumulate(entry["documents"] or (), initial=0)]
     parts = tuple(
         PlannedPart(
             number=number,
@@ -157,26 +155,8 @@ def _group(entry: Mapping[str, Any], *, first: int) -> PlannedGroup:
         )
         for number, part in enumerate(entry["parts"], start=first)
     )
-    shared |= {"documents": documents and tuple(documents), "val": val and (val, range(before[-1]))}
+    shared |= {"val": val and (val, range(before[-1])), "entry": entry}
     return PlannedGroup(fingerprint=entry["fingerprint"], identity=entry["made_of"], listed=listed, parts=parts, **shared)
-
-
-def encode_group(group: PlannedGroup) -> dict[str, Any]:
-    """Return the entry of a group in the file of a plan, which `Plan.of` reads."""
-    number = {id(file): index for index, file in enumerate(group.listed)}
-    return {
-        "fingerprint": group.fingerprint,
-        "made_of": dict(group.identity),
-        "dataset_revision": group.revision,
-        "text_field": group.text_field,
-        "listed": [file._asdict() for file in group.listed],
-        "documents": group.documents,
-        "val": group.val and group.val[0],
-        "parts": [
-            {"files": runs([number[id(file)] for file in part.files]), "train_tokens": part.train_tokens, "val_tokens": part.val_tokens}
-            for part in group.parts
-        ],
-    }
 
 
 def runs(indices: Sequence[int]) -> list[list[int]]:
@@ -198,7 +178,8 @@ def plan_parts(
     val_tokens: int | None,
     fingerprint: str = "",
     identity: Identity | None = None,
-    **group_fields: Any,
+    revision: str | None = None,
+    text_field: str | None = None,
 ) -> PlannedGroup:
     """Return a group of parts. Each part has a contiguous run of the files of each split, balanced by bytes.
 
@@ -211,18 +192,18 @@ def plan_parts(
         val_tokens: The val budget of the group, or None.
         fingerprint: See `PlannedGroup`.
         identity: See `PlannedGroup`.
-        **group_fields: `revision` and `text_field` (see `PlannedGroup`).
+        revision: See `PlannedGroup`.
+        text_field: See `PlannedGroup`.
 
     Raises:
         NielsCacheError: If a part with files gets no token of the train budget.
     """
-    splits: list[Split | None] = list(dict.fromkeys(file.split for file in files))
-    divided: list[list[ListedFile]] = [[] for _ in range(parts)]
-    for split in splits:
-        chosen = [file for file in files if file.split == split]
-        for part, run in zip(divided, contiguous_runs([file.bytes for file in chosen], parts), strict=True):
+    divided: list[list[int]] = [[] for _ in range(parts)]  # the indices of the files of each part
+    for split in dict.fromkeys(file.split for file in files):
+        chosen = [index for index, file in enumerate(files) if file.split == split]
+        for part, run in zip(divided, contiguous_runs([files[index].bytes for index in chosen], parts), strict=True):
             part += chosen[run.start : run.stop]
-    weights = [sum(file.bytes for file in part) for part in divided]
+    weights = [sum(files[index].bytes for index in part) for part in divided]
     if not any(weights):  # no size is known
         weights = [bool(part) for part in divided]
     budgets: list[list[Any]] = [
@@ -232,17 +213,25 @@ def plan_parts(
     starved = [number for number, part in enumerate(divided) if part and train[number] == 0]
     if starved:
         number = starved[0]
-        unknown_size = next((file.name for file in divided[number] if not file.bytes), None)
+        unknown_size = next((files[index].name for index in divided[number] if not files[index].bytes), None)
         why = "" if unknown_size is None else f" ({unknown_size} is empty, or its server tells no size)"
         raise NielsCacheError(
             f"{part_name(number)} has so few bytes that it gets no share of the {train_tokens:,} train_tokens{why}; lower parts"
         )
-    shared: dict[str, Any] = {"revision": None, "text_field": None, **group_fields}
-    planned = tuple(
-        PlannedPart(number=number, files=tuple(part), plan=fingerprint, train_tokens=own or None, val_tokens=val[number], **shared)
-        for number, (part, own) in enumerate(zip(divided, train, strict=True))
-    )
-    return PlannedGroup(fingerprint=fingerprint, identity=identity or {}, listed=tuple(files), parts=planned, **shared)
+    entry = {
+        "fingerprint": fingerprint,
+        "made_of": dict(identity or {}),
+        "dataset_revision": revision,
+        "text_field": text_field,
+        "listed": [file._asdict() for file in files],
+        "documents": None,
+        "val": None,
+        "parts": [
+            {"files": runs(part), "train_tokens": of_train or None, "val_tokens": of_val}
+            for part, of_train, of_val in zip(divided, train, val, strict=True)
+        ],
+    }
+    return group_of(entry)
 
 
 def is_compressed(name: str) -> bool:

@@ -18,6 +18,7 @@ from niels_cache_assets.disk.attempts import NO_LINKS
 from niels_cache_assets.disk.space import SpaceNeed, name_path, require_free_space
 from niels_cache_assets.disk.table_file import sealing
 from niels_cache_assets.disk.writers import Files, NpyWriter
+from niels_cache_assets.parts.lease import Log
 from niels_cache_runtime.cache.mmap import map_offsets
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, SPLITS, Split, doc_ends_name, documents_folder, documents_name, shard_name
@@ -58,7 +59,7 @@ class SealInput:
 Link = Callable[[Path, Path, int], None]  # gives a file of a part, which has this size, another name in the joined cache
 
 
-def seal(members: Sequence[SealInput], directory: Path, *, target: Path, log: Callable[[str], None], link: Link | None = None) -> Meta:
+def seal(members: Sequence[SealInput], directory: Path, *, target: Path, log: Log, link: Link | None = None) -> Meta:
     """Write everything except meta.json into `directory`, and return the keys of meta.json that the parts determine.
 
     Args:
@@ -116,7 +117,7 @@ def seal(members: Sequence[SealInput], directory: Path, *, target: Path, log: Ca
     }
 
 
-def link_all(meta: Meta, source: Path, directory: Path, *, target: Path, log: Callable[[str], None], link: Link | None = None) -> None:
+def link_all(meta: Meta, source: Path, directory: Path, *, target: Path, log: Log, link: Link | None = None) -> None:
     """Link all files of a finished cache, except meta.json, into `directory`, which will replace `target`.
 
     Args:
@@ -145,7 +146,7 @@ class HardLinker:
         log: Called with a line if files are copied instead of linked.
     """
 
-    def __init__(self, size: int, *, target: Path, log: Callable[[str], None]) -> None:
+    def __init__(self, size: int, *, target: Path, log: Log) -> None:
         self._left, self._target, self._log = size, target, log
         self._copies = False
 

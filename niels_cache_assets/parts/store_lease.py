@@ -14,12 +14,13 @@ the journal, and two GETs and a PUT every 5 seconds in a process that waits.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from niels_cache_assets.parts.lease import HeldLease, LeaseHolder, LeaseTimes, Log, StopRequests, stop_stamp
+from niels_cache_assets.parts.lease import HeldLease, LeaseHolder, Log, StopRequests, stop_stamp
 from niels_cache_assets.parts.store import CLOCKS, LEASES, read_small
+from niels_cache_assets.project.running import ClusterSettings
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import BusyError, LockOwner
 from niels_cache_runtime.remote.store import QUICK_BYTES, ConflictError, SmallObject, Store
@@ -76,10 +77,9 @@ def hold_store_lease(
     key: str,
     target: Path,
     *,
-    times: LeaseTimes,
+    times: ClusterSettings,
     wait: bool,
     log: Log,
-    on_stop: Callable[[], None] | None = None,
     stops: StopRequests | None = None,
 ) -> Iterator[StoreLease]:
     """Hold a lease in a store, and renew it during the block.
@@ -92,7 +92,6 @@ def hold_store_lease(
         wait: Whether to wait until another process ends or its lease is over. Without `wait`, BusyError is raised as soon as it is certain
             that the other process is alive.
         log: Called with a line about each wait.
-        on_stop: Called once, on another thread, if a stop is requested while the lease is held.
         stops: The requests to stop that apply, which are files beside `target`. By default, those that are created after this call.
 
     Raises:
@@ -102,11 +101,11 @@ def hold_store_lease(
     """
     stops = stops or StopRequests(stale=stop_stamp(target))
     lease = _take(store, key, target, times=times, wait=wait, log=log, stops=stops)
-    with lease.renewed(times, stops, on_stop):
+    with lease.renewed(times, stops):
         yield lease
 
 
-def _take(store: Store, key: str, target: Path, *, times: LeaseTimes, wait: bool, log: Log, stops: StopRequests) -> StoreLease:
+def _take(store: Store, key: str, target: Path, *, times: ClusterSettings, wait: bool, log: Log, stops: StopRequests) -> StoreLease:
     reported: LockOwner | None = None
     first: str | None = None
     where, clock = store.name_of(key), f"{CLOCKS}{key.removeprefix(LEASES)}"

@@ -17,7 +17,7 @@ from niels_cache_assets.facts.published import folder_with
 from niels_cache_assets.facts.split_tokens import SplitTokens, lengths_of
 from niels_cache_assets.facts.targets import ExampleTargets
 from niels_cache_runtime.cache.mmap import map_example_starts
-from niels_cache_runtime.format.layout import SPLITS, Bools, Family, Ints, Tokens, has_pairs, has_spans, idx_name, token_dtype_of
+from niels_cache_runtime.format.layout import SPLITS, Bools, Family, Ints, Tokens, has_pairs, has_spans, idx_name
 from niels_cache_runtime.format.meta import Meta
 
 MAX_TOKENS = 1 << 28
@@ -115,7 +115,7 @@ def measure_cache(directory: Path, family: Family, meta: Meta, *, address: str |
         NielsCacheError: If a file is missing or unreadable, or if the cache is too large to be copied.
     """
     lengths = np.zeros(len(LENGTH_EDGES), dtype=np.int64)
-    vocab_size, dtype = meta["vocab_size"], token_dtype_of(meta)
+    vocab_size = meta["vocab_size"]
     token_counts = np.zeros(min(vocab_size or 0, MAX_IDS), dtype=np.int64)
     conversations = ConversationMeasures(counted="replies" if has_spans(meta) else "turns") if family == "sft" else None
     splits = [split for split in SPLITS if meta.get(f"{split}_tokens")]  # an imported cache may have only one
@@ -124,11 +124,11 @@ def measure_cache(directory: Path, family: Family, meta: Meta, *, address: str |
     cut = 0
     with folder_with(meta["files"], directory, address) as folder:
         for split in splits:
-            stream, index = SplitTokens(folder, family, split, dtype=dtype), folder / idx_name(split)
-            for found in lengths_of(stream.ends) if family == "pretrain" else _example_lengths(stream, index):
+            stream = SplitTokens(folder, family, split, meta)
+            for found in lengths_of(stream.entry_ends):
                 cut += int(np.count_nonzero(found > CONTEXT + 1))
                 np.add.at(lengths, np.searchsorted(LENGTH_EDGES, found, side="right") - 1, 1)
-            blocks = _examples(stream, index) if conversations else _windows(stream)
+            blocks = _examples(stream, folder / idx_name(split)) if conversations else _windows(stream)
             targets = ExampleTargets(folder, split, meta, token_count=len(stream)) if conversations else None
             for number, (tokens, starts, first, begin) in enumerate(blocks):
                 if number % step:
@@ -173,8 +173,3 @@ def _examples(stream: SplitTokens, index: Path) -> Iterator[Block]:
         stop = int(starts[end]) if end < len(starts) else len(tokens)
         yield tokens[int(starts[first]) : stop], starts[first:end] - starts[first], first, int(starts[first])
         first = end
-
-
-def _example_lengths(stream: SplitTokens, index: Path) -> Iterator[Ints]:
-    for tokens, starts, _, _ in _examples(stream, index):
-        yield np.diff(starts, append=len(tokens))

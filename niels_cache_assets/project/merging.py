@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from niels_cache_assets.base.choices import raise_unknown_choice
+from niels_cache_assets.base.config_path import hub_or_path
 from niels_cache_assets.base.toml import as_toml, parse_toml
-from niels_cache_assets.project.shipped import shipped_table
+from niels_cache_assets.project.shipped import catalog
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
 from niels_cache_assets.sources.types import PATH_KEYS, Source
 from niels_cache_runtime.errors import NielsCacheError
@@ -42,8 +43,8 @@ def add_catalog_keys(user: Tables, shipped: Tables, where: str, advice: list[str
             continue
         found[family] = dict(tables)
         for name, table in tables.items():
-            from_catalog = shipped_table(family, name)
-            if from_catalog is None or name in shipped.get(family, {}) or not isinstance(table, Mapping) or "source" in table:
+            its_family, from_catalog = catalog().get(name, (None, {}))
+            if its_family != family or name in shipped.get(family, {}) or not isinstance(table, Mapping) or "source" in table:
                 continue
             found[family][name] = {**from_catalog, **table}
             keys = ", ".join(f"{key} = {as_toml(value)}" for key, value in from_catalog.items() if key not in table)
@@ -106,12 +107,11 @@ def absolute_paths(tables: Tables) -> Tables:
     def resolve(key: str, value: Any) -> Any:
         if isinstance(value, Mapping):
             return {inner: resolve(inner, item) for inner, item in value.items()}
-        if key in PATH_KEYS | {"model", "cache_dir", "exclude"} or (key == "template" and str(value).endswith(".jinja")):
-            paths = value if isinstance(value, list) else [value]
-            resolved = [
-                os.path.abspath(os.path.expanduser(path)) if isinstance(path, str) and "://" not in path else path for path in paths
-            ]
-            return resolved if isinstance(value, list) else resolved[0]
-        return value
+        if isinstance(value, list):
+            return [item if isinstance(item, Mapping) else resolve(key, item) for item in value]  # tables `added` are relative to the file
+        if key == "model":
+            value = hub_or_path(value, value)
+        is_path = key in PATH_KEYS | {"model", "cache_dir", "exclude"} or (key == "template" and str(value).endswith(".jinja"))
+        return os.path.abspath(os.path.expanduser(value)) if is_path and isinstance(value, str) and "://" not in value else value
 
     return {section: resolve(section, table) for section, table in tables.items()}

@@ -16,6 +16,7 @@ import re
 import shlex
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
 
@@ -26,6 +27,7 @@ from niels_cache_assets.base.defaults import CONFIG_NAME
 from niels_cache_assets.base.toml import as_toml, typed_toml
 from niels_cache_assets.cleaning.settings import CleaningSettings
 from niels_cache_assets.dedup.settings import DedupSettings
+from niels_cache_assets.disk.identity import without_keys
 from niels_cache_assets.project.component import find_component
 from niels_cache_assets.project.merging import EXCLUSIVE_KEYS, SOURCES, Tables, absolute_paths, add_catalog_keys, merge_tables, read_tables
 from niels_cache_assets.project.problems import explain_problems, raise_not_configured
@@ -65,6 +67,7 @@ _SCHEMAS: Mapping[str, type[BaseModel]] = {  # of the tables that have no names 
     "dagster": DagsterSettings,
     "cluster": ClusterSettings,
     "notify": NotifySettings,
+    "publish": PublishSettings,
 }
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -110,7 +113,7 @@ class Registry:
         blend: Blends by name.
         reports: Settings in [reports].
         dagster: Settings in [dagster].
-        publish: Settings in [publish], or None without that table.
+        publish: Settings in [publish].
         cluster: Settings in [cluster].
         notify: Settings in [notify].
         origin: The file or profile that messages name.
@@ -129,7 +132,7 @@ class Registry:
     blend: Mapping[str, BlendSettings]
     reports: ReportsSettings
     dagster: DagsterSettings
-    publish: PublishSettings | None
+    publish: PublishSettings
     cluster: ClusterSettings
     notify: NotifySettings
     origin: str
@@ -163,24 +166,29 @@ class Registry:
         named = f"--config {_file_above() or 'FILE'}"
         return f"; there is no {CONFIG_NAME} here: work in the folder that has yours, or name it with {named}"
 
+    @cached_property
+    def sources(self) -> Mapping[str, PretrainSource | SftSource]:
+        """The tables of all data sets by name, in order. The name of a data set is unique in both families."""
+        return {**self.pretrain, **self.sft}
+
     def datasets(self, family: Family) -> Mapping[str, PretrainSource] | Mapping[str, SftSource]:
         return self.pretrain if family == "pretrain" else self.sft
 
     def partition_keys(self, *families: Family) -> list[str]:
         """Return the names of the data sets that can be built (enabled, with all required settings), in order."""
-        sources = ((name, source) for family in families or FAMILIES for name, source in self.datasets(family).items())
-        return [name for name, source in sources if source.enabled and source.missing_setting() is None]
+        chosen = {name: source for name, source in self.sources.items() if source.family in (families or FAMILIES)}
+        return [name for name, source in chosen.items() if source.enabled and source.missing_setting() is None]
 
     def published(self, family: Family) -> list[str]:
-        """Return the names of the data sets that [publish] publishes, in order; none without that table."""
-        if self.publish is None or self.publish.address is None:
+        """Return the names of the data sets that [publish] publishes, in order; none without an address."""
+        if self.publish.address is None:
             return []
         chosen = self.publish.data_sets
         return [name for name in self.partition_keys(family) if chosen is None or name in chosen]
 
     def switched_off(self) -> list[str]:
         """Return the names of the data sets with enabled = false, in order."""
-        return [name for family in FAMILIES for name, source in self.datasets(family).items() if not source.enabled]
+        return [name for name, source in self.sources.items() if not source.enabled]
 
     def prepared(self, step: Literal["clean", "dedup"] | None = None) -> list[str]:
         """Return the pretrain data sets that can be built and have a corpus, in order.
@@ -223,20 +231,12 @@ class Registry:
 
     def unconfigured(self) -> dict[str, str]:
         """Return the enabled data sets that cannot be built yet, and the setting that each data set lacks."""
-        every = [(name, source) for family in FAMILIES for name, source in self.datasets(family).items()]
-        missing = {name: source.missing_setting() for name, source in every if source.enabled}
-        return {name: reason for name, reason in missing.items() if reason is not None}
+        enabled = {name: source for name, source in self.sources.items() if source.enabled}
+        return {name: missing for name, source in enabled.items() if (missing := source.missing_setting()) is not None}
 
     def family_of(self, name: str) -> Family:
-        """Return the family of a configured data set.
-
-        Raises:
-            NielsCacheError: If the name is unknown. The message suggests the nearest valid name.
-        """
-        for family in FAMILIES:
-            if name in self.datasets(family):
-                return family
-        self.refuse_data_set(self.origin, "no data set", name)
+        """Return the family of a configured data set, or raise an error as `source` does."""
+        return self.source(name).family
 
     def refuse_data_set(self, where: str, problem: str, given: str, choices: Iterable[str] | None = None) -> NoReturn:
         """Raise an error for a name that is not configured.
@@ -252,9 +252,8 @@ class Registry:
         Raises:
             NielsCacheError: Always.
         """
-        names = [*self.pretrain, *self.sft]
-        choices = names if choices is None else choices
-        raise_not_configured(where, problem, given, choices, names=names, origin=self.origin, elsewhere=self.elsewhere)
+        choices = self.sources if choices is None else choices
+        raise_not_configured(where, problem, given, choices, names=self.sources, origin=self.origin, elsewhere=self.elsewhere)
 
     def build_command(self, name: str, root: Path, *settings: str) -> str:
         """Return the command that builds one data set with this configuration, for a shell.
@@ -265,7 +264,7 @@ class Registry:
             *settings: Further values of --set.
         """
         named = {f"{family}.{each}": table for family in (*FAMILIES, "blend") for each, table in self.overrides.get(family, {}).items()}
-        tables = {**{section: table for section, table in self.overrides.items() if section not in (*FAMILIES, "blend")}, **named}
+        tables = without_keys(self.overrides, *FAMILIES, "blend") | named
         given = [f"{label}.{key}={typed_toml(value)}" for label, table in tables.items() for key, value in table.items()]
         words = [
             *("niels-cache", "build-all", "--only", name),
@@ -281,7 +280,14 @@ class Registry:
         return ["--cache-dir", str(root.absolute()), *config, *(("--profile", self.profile) if self.profile is not None else ())]
 
     def source(self, name: str) -> PretrainSource | SftSource:
-        return self.datasets(self.family_of(name))[name]
+        """Return the table of a configured data set.
+
+        Raises:
+            NielsCacheError: If the name is unknown. The message suggests the nearest valid name.
+        """
+        if name not in self.sources:
+            self.refuse_data_set(self.origin, "no data set", name)
+        return self.sources[name]
 
 
 def load_registry(
@@ -328,7 +334,7 @@ def load_registry(
     origin = _Origin(where=file or f"profile {profile_name}", base_dir=base_dir, options=options or {})
     shipped = profile_tables(profile_name or FALLBACK_PROFILE)
     if profile_name is None:
-        shipped = {section: table for section, table in shipped.items() if section not in FAMILIES}  # keeps [build] with cache_dir
+        shipped = without_keys(shipped, *FAMILIES)  # keeps [build] with cache_dir
     advice: list[str] = []
     configured = merge_tables(shipped, add_catalog_keys(user, shipped, origin.where, advice), origin.where)
     resolved = absolute_paths(dict(overrides or {}))
@@ -363,7 +369,7 @@ def apply_run_settings(table: Model, settings: Mapping[str, Any]) -> Model:
     given = {key: value for key, value in settings.items() if value is not None}
     if not given:
         return table
-    return _validate(type(table), {**table.model_dump(exclude_unset=True), **given}, _Origin(where="run configuration"), "run")
+    return _validate(type(table), table.model_dump(exclude_unset=True) | given, _Origin(where="run configuration"), "run")
 
 
 def cache_root(registry: Registry, flag: str | None = None) -> Path:
@@ -402,9 +408,9 @@ def _build_registry(tables: Tables, origin: _Origin, *, profile: str | None, is_
                     f"{where}: [{family}] {name} = {as_toml(table)}: is not a data set; write a table with its own name: [{family}.NAME]"
                 )
             if not isinstance(table.get("source"), str):
-                raise NielsCacheError(
-                    f"{where}: [{label}] has no source; add source = {' | '.join(map(repr, SOURCES[family]))}{_catalog_hint(name)}"
-                )
+                near = difflib.get_close_matches("source", table, n=1)
+                add = f"rename {near[0]!r} to 'source'" if near else f"add source = {' | '.join(map(repr, SOURCES[family]))}"
+                raise NielsCacheError(f"{where}: [{label}] has no source; {add}{_catalog_hint(name)}")
             if table["source"] not in SOURCES[family]:
                 raise_unknown_choice(origin.of(label, "source"), f"[{label}] has an unknown source", table["source"], SOURCES[family])
             typed[family][name] = _validate(SOURCES[family][table["source"]], table, origin, label)
@@ -417,24 +423,22 @@ def _build_registry(tables: Tables, origin: _Origin, *, profile: str | None, is_
     registry = Registry(
         **sections | typed,
         blend=_blends(tables.get("blend", {}), typed["pretrain"], origin),
-        publish=_validate(PublishSettings, tables["publish"], origin, "publish") if "publish" in tables else None,
         origin=where,
         profile=profile,
         is_fallback=is_fallback,
     )
-    publish = registry.publish or PublishSettings()
     for section, key, names in (
         ("tokenizer", "train_on", registry.tokenizer.train_on or ()),
-        ("publish", "data_sets", (*(publish.data_sets or ()), *publish.licenses)),
+        ("publish", "data_sets", (*(registry.publish.data_sets or ()), *registry.publish.licenses)),
         ("dedup", "priority", registry.dedup.priority),
     ):
-        known = registry.pretrain if section == "dedup" else {**registry.pretrain, **registry.sft}
+        known = registry.pretrain if section == "dedup" else registry.sources
         for name in names:
             if name not in known:
                 registry.refuse_data_set(origin.of(section, key), f"[{section}] {key} names an unknown data set", name, known)
     for name, source in registry.pretrain.items():
         changes = source.cleaning or {}
-        _validate(CleaningSettings, {**registry.cleaning.model_dump(), **changes}, origin, f"pretrain.{name}.cleaning")
+        _validate(CleaningSettings, registry.cleaning.model_dump() | changes, origin, f"pretrain.{name}.cleaning")
         _refuse_dedup_twice(registry, name)
         for member in getattr(source, "members", {}) if source.enabled else ():
             if member not in registry.pretrain and member in catalog():
@@ -460,7 +464,7 @@ def _refuse_in_store(registry: Registry, origin: _Origin) -> None:
             f"with [build] store, give at least {MIN_STORE_LEASE_SECONDS:g}, because a store counts whole seconds"
         )
     in_folders = (
-        ("publish", "address", registry.publish and registry.publish.address),
+        ("publish", "address", registry.publish.address),
         ("blend", "weights", registry.blend),
         ("build", "verify_parts", registry.build.verify_parts == "sha256"),
     )

@@ -7,7 +7,6 @@ from typing import Self
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from niels_cache_assets.base.schema import Table, Words
-from niels_cache_runtime.format.layout import Family
 from niels_cache_runtime.remote.store import check_address
 
 HOST = "{host}"
@@ -98,6 +97,3 @@ class PublishSettings(Table):
     @classmethod
     def _check_address(cls, value: str | None) -> str | None:
         return None if value is None else check_address(value)
-
-    def address_of(self, family: Family, name: str) -> str:
-        return f"{self.address}/{family}/{name}"

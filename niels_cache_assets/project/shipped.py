@@ -57,9 +57,3 @@ def catalog() -> Mapping[str, tuple[Family, Mapping[str, Any]]]:
             for name, table in tables.get(family, {}).items():
                 found.setdefault(name, (family, {key: value for key, value in table.items() if key != "enabled"}))
     return found
-
-
-def shipped_table(family: str, name: str) -> Mapping[str, Any] | None:
-    """Return the table of a shipped data set of this family, or None."""
-    its_family, table = catalog().get(name, (None, None))
-    return table if its_family == family else None

@@ -85,7 +85,7 @@ def _problem(store: Store, file: RemoteFile, size: int | None) -> str | None:
     if size != file.size:
         return f"has {size} bytes, but {META_NAME} says {file.size}"
     try:
-        recorded = store.head(file.key).sha256
+        recorded = store.recorded_sha256(file.key)
     except MissingError:  # deleted after it was listed
         return "is missing"
     if recorded is None:

@@ -15,14 +15,12 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from niels_cache_assets.publish.pull import PullResult, fetch_published
 from niels_cache_assets.publish.push import LocalBuild, PushResult, State, changed_file_error, check_files, require_replaceable
 from niels_cache_assets.publish.transfer import OnBytesDone
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import META_NAME, SPLITS, Family, Split, has_pairs
+from niels_cache_runtime.format.layout import META_NAME, SPLITS, Family, has_pairs
 from niels_cache_runtime.format.meta import MAX_META_BYTES, Meta
 from niels_cache_runtime.remote.record import PublishedBuild, Record, parse_record, published_of
 from niels_cache_runtime.remote.store import MissingError, RemoteError, check_address
@@ -138,10 +136,13 @@ def _additions(build: LocalBuild) -> list[CommitOperationAdd]:
     return added
 
 
-def pull_from_hub(
-    address: str, out: Path, *, split: Split | None = None, replace_other: bool = False, progress: OnBytesDone | None = None
-) -> PullResult:
-    """Download a cache from the hub into the cache root `out`. All files are of one commit. See `pull`."""
+def open_repository(address: str) -> tuple[PublishedBuild, _Repository]:
+    """Return the build at an address on the hub, and the files of its newest commit.
+
+    Raises:
+        MissingError: If nothing is published there.
+        RemoteError: If the hub refuses or does not answer.
+    """
     from huggingface_hub import HfApi
 
     with _as_remote_errors(address):
@@ -149,7 +150,7 @@ def pull_from_hub(
     source = _Repository(repository_of(address), str(head.sha))
     if RECORD_NAME not in {each.rfilename for each in head.siblings or ()}:
         raise MissingError(f"{address}: no published cache here; check the address, or push one")
-    return fetch_published(_published(source, address), source, out, split=split, replace_other=replace_other, progress=progress)
+    return _published(source, address), source
 
 
 class _Repository:
@@ -236,8 +237,7 @@ def data_card(address: str, family: Family, name: str, meta: Meta, *, license: s
         "rule of the split": meta.get("split_rule"),
         "seed": meta.get("seed"),
     }
-    units = ("tokens", "examples") if family == "sft" else ("tokens",)
-    counts = {f"{unit} of {split}": meta.get(f"{split}_{unit}") for split in SPLITS for unit in units}
+    counts = {f"{unit} of {split}": meta.get(f"{split}_{unit}") for split in SPLITS for unit in ("tokens", "examples")}
     counts |= {f"documents of {split}": number for split, number in sorted((meta.get("documents") or {}).items())}
     counts |= {f"dropped: {reason}": number for reason, number in sorted((meta.get("dropped") or {}).items()) if number}
     form = {

@@ -27,6 +27,7 @@ from niels_cache_assets.disk.build_lock import lock_target
 from niels_cache_assets.disk.journal import JOURNAL_NAME, partial_directory, write_atomically
 from niels_cache_assets.disk.space import SpaceNeed, name_path, require_free_space
 from niels_cache_assets.disk.staging import finished_meta, staged
+from niels_cache_assets.publish.hub import SCHEME, open_repository
 from niels_cache_assets.publish.transfer import OnBytesDone, Tally, run_in_threads
 from niels_cache_runtime.cache.opening import short_sha256
 from niels_cache_runtime.errors import NielsCacheError
@@ -86,7 +87,7 @@ def pull(
     """Download a published cache into the cache root `out`. After an error or a kill, call it again: it continues where it stopped.
 
     Args:
-        address: The address of the build.
+        address: The address of the build, in an object store or on the hub.
         out: The cache root.
         split: Download only this split; the other split of the result is empty. None downloads both.
         replace_other: Whether to replace another build of this data set.
@@ -97,15 +98,11 @@ def pull(
             object does not have the recorded hash.
         RemoteError: If the store refuses or does not answer.
     """
-    store = open_store(address)
-    published = read_published(store)
-    return fetch_published(published, store, out, split=split, replace_other=replace_other, progress=progress)
-
-
-def fetch_published(
-    published: PublishedBuild, source: ObjectSource, out: Path, *, split: Split | None, replace_other: bool, progress: OnBytesDone | None
-) -> PullResult:
-    """Download the files of a published build into the cache root `out`. See `pull`."""
+    source: ObjectSource
+    if address.startswith(SCHEME):
+        published, source = open_repository(address)
+    else:
+        published = read_published(source := open_store(address))
     target = dataset_dir(out, published.family, published.name)
     meta, files = published.meta, published.data
     empty: Mapping[str, bytes] = {}

@@ -268,7 +268,7 @@ def _send_missing(build: LocalBuild, store: Store, *, tally: Tally, compared: Co
     sent: set[RemoteFile] = set()
 
     def is_there(file: RemoteFile) -> bool:
-        found = sizes.get(file.key) == file.size and (compared == "size" or store.head(file.key).sha256 == file.sha256)
+        found = sizes.get(file.key) == file.size and (compared == "size" or store.recorded_sha256(file.key) == file.sha256)
         if compared != "content":
             return found
         if found:

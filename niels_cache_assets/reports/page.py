@@ -39,6 +39,7 @@ from niels_cache_assets.reports.cache import CODE_VERSION, CacheItem, CacheRepor
 from niels_cache_assets.reports.history import date
 from niels_cache_assets.tokenizer.measures import characters_per_token_by_source
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import FAMILIES
 from niels_cache_runtime.format.meta import sha256_text
 
 _FEW = 12  # if a page has at most this many items, all items are open
@@ -74,9 +75,10 @@ def draw_report(registry: Registry, report: CacheReport, *, progress: Callable[[
 
 def _pictures(registry: Registry, item: CacheItem, root: Path) -> list[Picture]:
     kind, directory, meta = item.state.kind, item.state.directory, item.meta
-    if kind in ("pretrain", "sft"):
-        measures = measure_cache(directory, kind, meta, address=address_in_store(registry, kind, item.name))
-        return cache_pictures(measures, kind, dropped=meta.get("dropped", {}))
+    for family in FAMILIES:
+        if kind == family:
+            measures = measure_cache(directory, family, meta, address=address_in_store(registry, family, item.name))
+            return cache_pictures(measures, family, dropped=meta.get("dropped", {}))
     if kind == "tokenizer":
         return [ratios_picture(characters_per_token_by_source(root, meta))]
     if kind == "corpus" and directory.parent.name == "corpus" and directory.name in registry.prepared():

@@ -28,8 +28,7 @@ class _Kinds(Mapping[str, type[S]]):
 
     def __getitem__(self, name: str) -> type[S]:
         class_name = self._classes[name]  # a KeyError, which a Mapping expects, before the import of a module that does not exist
-        kind: type[S] = getattr(import_module(f"{__name__}.{name}"), class_name)
-        return kind
+        return getattr(import_module(f"{__name__}.{name}"), class_name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._classes)

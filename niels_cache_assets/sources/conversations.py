@@ -14,7 +14,6 @@ from niels_cache_assets.sources.messages import (
     SHARED_ROLES,
     WEIGHT_PROBLEMS,
     AnyMessage,
-    describe_weight_problem,
     has_calls_or_reasoning,
     weight_problem,
 )
@@ -36,7 +35,7 @@ def conversation_problem(messages: Sequence[AnyMessage], roles: Collection[str])
     With the roles of chat templates, a message may have tool calls or reasoning instead of content, and a tool may return an empty answer.
     At least one assistant message must not be empty, but other assistant messages and system messages may be.
     """
-    return _problem_without_weights(messages, roles) or weight_problem(messages)
+    return _problem_without_weights(messages, roles) or weight_problem(messages)[0]
 
 
 def _problem_without_weights(messages: Sequence[AnyMessage], roles: Collection[str]) -> str | None:
@@ -158,7 +157,7 @@ def broken_row(where: str, reason: str, messages: Iterable[AnyMessage], roles: C
     """
     what = _unknown_role(messages, roles) if reason == "unknown_role" else None
     if reason in WEIGHT_PROBLEMS:
-        what = describe_weight_problem(messages)
+        _, what = weight_problem(messages)
     return BrokenRowError(
         f"{where}: {what or DROP_REASONS[reason].meaning}{advice}; {_KTO_ADVICE if reason == 'kto_label_without_key' else _FIX_ADVICE}"
     )

@@ -14,8 +14,6 @@ from urllib.parse import urlsplit
 
 from niels_cache_runtime.errors import NielsCacheError
 
-DEBUG = "DEBUG: "  # prefix of log lines that only help to find a bug; the log of the run keeps these lines
-
 _UNREACHABLE = {errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH}
 _CONNECTION_ERRORS = {  # library -> base classes of its connection errors
     "httpx": {"TransportError"},
@@ -110,8 +108,3 @@ def log_traceback(error: Exception, log: Callable[[str], object]) -> None:
     """Log the traceback of an error, except for an error of this project, whose message already says all that the user needs."""
     if not isinstance(error, NielsCacheError):
         log(without_secrets("".join(traceback.format_exception(error))))
-
-
-def as_debug(log: Callable[[str], object]) -> Callable[[str], object]:
-    """Return a log function that marks each line with DEBUG."""
-    return lambda message: log(DEBUG + message)

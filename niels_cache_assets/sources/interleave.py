@@ -93,8 +93,9 @@ class Interleave(PretrainSource):
                 raise NielsCacheError("interleave: a member changed upstream while the build started; run it again")
             context.revisions.update(revisions)  # so that all later passes and restarted members read the same revision
         streams = [MixtureMember(name, member, context) for name, member in sources.items()]
-        for stream in streams:
-            stream.find_held_out()
+        if (held_out := context.held_out) is not None:
+            for stream in streams:
+                held_out.find(stream)
         ordered = [name for name, member in sources.items() if member.shuffle_buffer]
         if ordered and not self.shuffle_buffer:
             context.log(f"{format_list(ordered)}: read in the order of the files; to shuffle the mixture, set its shuffle_buffer")
@@ -163,15 +164,10 @@ class MixtureMember:
             else:
                 report.drop_row(reason, document.file, document.row)
 
-    def find_held_out(self) -> None:
-        """Find the val documents of this member.
-
-        Call this before the first document of any member is read.
-        """
-        context = self.context
-        if context.held_out is not None:
-            heads = self.heads if self.source.parts > 1 and self.source.val_tokens else None
-            context.held_out.find(self.name, documents=lambda: self.documents(SourceReport()), heads=heads, log=context.log)
+    @property
+    def has_heads(self) -> bool:
+        """Whether val is the head of each part of this member."""
+        return self.source.parts > 1 and bool(self.source.val_tokens)
 
     def heads(self) -> Iterator[tuple[int, Iterator[Document]]]:
         """Yield for each part of this member the number of tokens that its head contributes to val, and its documents."""

@@ -39,7 +39,8 @@ class Jsonl(HasKeepDamaged, RowFileSource):
         for name, row, values in rows.first_rows(self._rows(FilePass(files, context), context), *rows.SEARCH_LIMITS):
             if check.problem(values.get(text_field), name, row) in (None, "empty"):
                 return
-        rows.require_text(check, rows.string_fields(self._first_rows(files)))
+        if check.is_wrong:
+            raise NielsCacheError(check.hint(rows.string_fields(self._first_rows(files)), key="text_field"))
 
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
         found = self.files_of(context)

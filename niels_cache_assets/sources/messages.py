@@ -234,16 +234,6 @@ def masked_messages(messages: Sequence[AnyMessage], *, first: int = 0) -> frozen
     )
 
 
-def weight_problem(messages: Iterable[AnyMessage]) -> str | None:
-    """Return the drop reason if the weights of these messages cannot be used, otherwise None."""
-    return _find_weight_problem(messages)[0]
-
-
-def describe_weight_problem(messages: Iterable[AnyMessage]) -> str | None:
-    """Return a description of the `weight_problem` of these messages, or None if they have none."""
-    return _find_weight_problem(messages)[1]
-
-
 def without_weights(message: AnyMessage) -> AnyMessage:
     """Return a message without the keys that say whether to train on it."""
     return message if WEIGHT_KEYS.isdisjoint(message) else {key: value for key, value in message.items() if key not in WEIGHT_KEYS}
@@ -274,8 +264,8 @@ def _is_trained_on(key: str, value: Any) -> bool | None:
     return bool(value) != (key == _MASKING)
 
 
-def _find_weight_problem(messages: Iterable[AnyMessage]) -> tuple[str | None, str | None]:
-    """Return the reason and a description for the first message whose weights cannot be used, if there is one."""
+def weight_problem(messages: Iterable[AnyMessage]) -> tuple[str, str] | tuple[None, None]:
+    """Return the drop reason if the weights of these messages cannot be used, and a description of the first such message."""
     for number, message in enumerate(messages):
         if WEIGHT_KEYS.isdisjoint(message):
             continue

@@ -6,10 +6,12 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-from niels_cache_assets.base.documents import DocumentBatch
+import numpy as np
+
+from niels_cache_assets.base.documents import NO_SPLIT, DocumentBatch, object_array
 from niels_cache_assets.base.strings import Objects, Strings, repeat_string
 from niels_cache_assets.sources.reading import rows
-from niels_cache_assets.sources.reading.columns import Collector, batch_of, ids_of_column, texts_of_column
+from niels_cache_assets.sources.reading.columns import Collector, ids_of, texts_of_column
 from niels_cache_assets.sources.reading.encodings import DecodingCounts, Values, refuse_length
 from niels_cache_assets.sources.reading.file_source import RowFileSource
 from niels_cache_assets.sources.reading.files import SourceFile
@@ -32,6 +34,7 @@ from niels_cache_assets.sources.text_column import (
     require_field,
 )
 from niels_cache_assets.sources.types import Siblings, StreamContext
+from niels_cache_runtime.errors import NielsCacheError
 
 MAX_ROWS = 2048  # rows of a joined batch: the number of short documents in one task of the encoder
 
@@ -77,7 +80,7 @@ class Parquet(RowFileSource):
                 check.problem("" if is_text_type(column) else column, file.name, 0)
         if check.is_wrong:
             fields, kind = self._columns(found, text_field)
-            rows.require_text(check, fields, kind=kind)
+            raise NielsCacheError(check.hint(fields, key="text_field", kind=kind))
 
     def text_field_of(self, files: Sequence[SourceFile]) -> str | None:
         for file in files:
@@ -168,16 +171,18 @@ class Parquet(RowFileSource):
         values, texts, damaged = texts_of_column(
             table[text_field], encoding=self.encoding, limit=self.max_document_bytes, judged=self.reads_files
         )
-        kept = None
+        count, file, kept = len(numbers), names[: len(numbers)], None
         if self.keep:
             values_of_rows = zip(rows.rows_in(table.select(list(self.keep)), self.encoding), numbers.tolist(), strict=True)
-            kept = [self.kept_of(each, name, number) for each, number in values_of_rows]
-        batch = batch_of(
-            texts,
-            files=names[: len(numbers)],
-            numbers=numbers,
-            ids=None if id_field is None else ids_of_column(table[id_field], self.encoding),
-            titles=rows.column_values(table["title"], self.encoding) if has_title else None,
+            kept = object_array((self.kept_of(each, name, number) for each, number in values_of_rows), count)
+        batch = DocumentBatch(
+            text=texts.text,
+            source_id=ids_of(None if id_field is None else table[id_field], file, numbers, self.encoding),
+            file=file,
+            row=numbers,
+            split=np.full(count, NO_SPLIT, np.int8),
+            characters=texts.characters,
+            title=object_array(rows.column_values(table["title"], self.encoding), count) if has_title else None,
             kept=kept,
         )
         return _Checked(decoded.nbytes, batch, values, texts.odd, damaged)

@@ -102,24 +102,10 @@ class HeldOutFilter(Protocol):
     def seed(self) -> int:
         """The seed with which the members' own builds shuffle and split."""
 
-    def find(
-        self,
-        name: str,
-        *,
-        documents: Callable[[], Iterable[Document]],
-        heads: Callable[[], Iterable[tuple[int, Iterable[Document]]]] | None,
-        log: Callable[[str], None],
-    ) -> None:
-        """Find the val documents of one member.
+    def find(self, member: Any) -> None:
+        """Find the val documents of one member (`interleave.MixtureMember`).
 
         Call this for all members before `sort`.
-
-        Args:
-            name: The name of the member.
-            documents: Opens a pass over all documents of the member.
-            heads: For a member in parts with `val_tokens`, yields for each part the number of tokens that it contributes to val, and its
-                documents. None for any other member.
-            log: Receives progress lines.
         """
 
     def sort(self, name: str, documents: Iterable[Document]) -> Iterator[tuple[Document, str | None]]:
@@ -644,6 +630,10 @@ class SftSource(Source):
     def check_input(self, siblings: Siblings) -> None:
         if self.readable_files():
             next(iter(self.conversations(StreamContext(seed=0, siblings=siblings))), None)
+
+    def first_examples(self, count: int) -> Sequence[Conversation | str]:
+        """Return up to `count` examples from the start of the data, each as a conversation or as the reason why it is dropped."""
+        return next(iter(self.conversations(StreamContext(seed=0))), [])[:count]
 
     @abstractmethod
     def conversations(self, context: StreamContext) -> Iterator[list[Conversation]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -18,11 +19,12 @@ from niels_cache_assets.base.parallel import map_in_order
 from niels_cache_assets.base.strings import Strings
 from niels_cache_assets.dedup.signatures import hash_canonical
 from niels_cache_assets.streaming.intake import describe_item
-from niels_cache_assets.streaming.types import Chunks, EncodedDocuments
+from niels_cache_assets.streaming.types import Chunks, EncodedDocuments, PositionedChunk
 from niels_cache_assets.tokenizer.encoder import FIRST_BATCHES, EngineMismatchError
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer
 from niels_cache_runtime.errors import NielsCacheError, PanicError, panics_as_errors
 from niels_cache_runtime.format.layout import SPLITS
+from niels_cache_runtime.format.reading import available_threads
 
 if TYPE_CHECKING:
     from niels_cache_assets.streaming.feed import Feed
@@ -68,60 +70,88 @@ def in_chunks(
         yield joined(parts)
 
 
-def encode_documents(
-    documents: Iterable[DocumentBatch],
-    tokenizer: BuildTokenizer,
-    feed: Feed[Any],
-    *,
-    threads: int,
-    first: int = 0,
-    dtype: np.dtype,
-    append_eot: bool,
-    raise_on_collision: bool,
-    screen: Callable[[EncodedDocuments], EncodedDocuments] | None = None,
-) -> Generator[EncodedDocuments]:
-    """Encode a stream of documents, and yield them in batches.
+@dataclass(frozen=True, kw_only=True)
+class DocumentEncoder:
+    """An encoder of documents. Its methods may be called from several threads.
 
     Without EOT, a document without tokens would leave no trace in the cache, so it is dropped and counted.
 
-    Args:
-        documents: The stream of documents.
+    Attributes:
         tokenizer: The tokenizer.
-        feed: The source of the documents.
-        threads: The number of threads that encode.
-        first: The number of documents before the first of the stream.
         dtype: The dtype of the tokens, which must hold every id of the tokenizer.
+        threads: The number of threads that encode. None: one for each available core.
         append_eot: Whether each document ends with one EOT.
         raise_on_collision: Whether a text that contains a special token is an error. Otherwise it is dropped and counted.
-        screen: Called with each encoded batch, on the thread that encoded this batch. It returns the batch to yield.
-
-    Raises:
-        NielsCacheError: If a text contains a special token, with `raise_on_collision`.
-        EngineMismatchError: If the tokenizer has a fast engine that gives other ids than its reference.
     """
 
-    def encode(numbered: tuple[int, Chunks]) -> EncodedDocuments:
-        batch, chunks = numbered
-        encoded = _encode_chunks(chunks, tokenizer, batch, dtype=dtype, append_eot=append_eot, raise_on_collision=raise_on_collision)
-        return screen(encoded) if screen is not None else encoded
+    tokenizer: BuildTokenizer
+    dtype: np.dtype
+    threads: int | None
+    append_eot: bool = True
+    raise_on_collision: bool = False
 
-    return map_in_order(encode, enumerate(_tasks(documents, feed, first)), threads=threads, size_of=lambda task: task[1].characters)
+    def encode(
+        self,
+        documents: Iterable[DocumentBatch],
+        feed: Feed[Any],
+        *,
+        first: int = 0,
+        screen: Callable[[EncodedDocuments], EncodedDocuments] | None = None,
+    ) -> Generator[EncodedDocuments]:
+        """Encode a stream of documents, and yield them in batches.
 
+        Args:
+            documents: The stream of documents.
+            feed: The source of the documents.
+            first: The number of documents before the first of the stream.
+            screen: Called with each encoded batch, on the thread that encoded this batch. It returns the batch to yield.
 
-def encode_chunks_separately(
-    encoded: EncodedDocuments, tokenizer: BuildTokenizer, *, dtype: np.dtype, append_eot: bool, raise_on_collision: bool
-) -> Iterator[EncodedDocuments]:
-    """Encode each chunk of `encoded` again, and yield each chunk alone. A batch of one chunk is already alone.
+        Raises:
+            NielsCacheError: If a text contains a special token, with `raise_on_collision`.
+            EngineMismatchError: If the tokenizer has a fast engine that gives other ids than its reference.
+        """
 
-    A stream that ends at one of these chunks needs the position after this chunk, and not after the last one.
-    """
-    if len(encoded.chunks) == 1:
-        yield encoded
-        return
-    for chunk, position in encoded.chunks:
-        yield _encode_chunks(
-            Chunks.of(chunk, position), tokenizer, None, dtype=dtype, append_eot=append_eot, raise_on_collision=raise_on_collision
-        )
+        def encode(task: tuple[int, Chunks]) -> EncodedDocuments:
+            batch, chunks = task
+            encoded = self._encode(chunks, batch)
+            return encoded if screen is None else screen(encoded)
+
+        tasks = enumerate(_tasks(documents, feed, first))
+        return map_in_order(encode, tasks, threads=self.threads or available_threads(), size_of=lambda task: task[1].characters)
+
+    def encode_separately(self, chunks: Iterable[PositionedChunk]) -> Iterator[EncodedDocuments]:
+        """Encode chunks again, and yield each chunk alone.
+
+        A stream that ends at one of these chunks needs the position after this chunk, and not after the last one.
+        """
+        for chunk, position in chunks:
+            yield self._encode(Chunks.of(chunk, position), None)
+
+    def _encode(self, chunks: Chunks, batch: int | None) -> EncodedDocuments:
+        tokenizer, documents = self.tokenizer, chunks.documents
+        texts = documents.text.with_line_feeds() if isinstance(documents.text, Strings) else [*map(normalize_newlines, documents.text)]
+
+        def name_of(number: int) -> str:
+            return describe_item(documents.document(number), number)
+
+        with name_unencodable_item(name_of, ([text] for text in texts), lambda one: encode_texts(one, tokenizer, None)):
+            encoded = encode_texts(texts, tokenizer, batch)
+        hashes = hash_canonical(texts)
+        special = texts_with_special(encoded, tokenizer)
+        if special is not None and self.raise_on_collision:
+            raise NielsCacheError(f"{name_of(int(special.argmax()))}: the text contains a special token; remove it")
+        ids, lengths, drops = encoded.ids, encoded.lengths, DropReport()
+        empty = None if self.append_eot or lengths.all() else lengths == 0
+        keep = np.ones(len(documents), dtype=bool)
+        for reason, found in ((INVALID_UNICODE, encoded.invalid), (COLLISION, special), (EMPTY, empty)):
+            if found is not None and len(dropped := np.flatnonzero(found & keep)):
+                of_val = int(np.count_nonzero(documents.split[dropped] == SPLITS.index("val")))
+                drops.drop(reason, describe_origin(documents.document(dropped[0])), count=len(dropped), of_val=of_val)
+                keep &= ~found
+        if not keep.all():
+            documents, ids, lengths, hashes = documents[keep], ids[np.repeat(keep, lengths)], lengths[keep], hashes[keep]
+        tokens, lengths = add_bos_and_eot(ids, lengths, self.dtype, bos=tokenizer.bos, eot=tokenizer.eot if self.append_eot else None)
+        return EncodedDocuments(documents, tokens, lengths, hashes, drops, chunks)
 
 
 def _tasks(batches: Iterable[DocumentBatch], feed: Feed[Any], first: int) -> Iterator[Chunks]:
@@ -141,7 +171,7 @@ def _tasks(batches: Iterable[DocumentBatch], feed: Feed[Any], first: int) -> Ite
                 task.add(batch[start : part.stop])
                 start = part.stop
                 task.end_chunk(feed.position(first + task.size))
-                if len(task) >= (1 if number < FIRST_BATCHES else _CHUNKS_PER_TASK) or task.characters >= _CHUNK_CHARACTERS:
+                if len(task.positions) >= (1 if number < FIRST_BATCHES else _CHUNKS_PER_TASK) or task.characters >= _CHUNK_CHARACTERS:
                     first += task.size
                     yield task
                     task, number = Chunks(), number + 1
@@ -150,7 +180,7 @@ def _tasks(batches: Iterable[DocumentBatch], feed: Feed[Any], first: int) -> Ite
             del batch  # so that a long text is not kept in memory while the next batch is read
     except Exception:
         task.drop_unfinished_chunk()
-        if len(task):  # read before the source failed: a build that is resumed need not read it again
+        if task.positions:  # read before the source failed: a build that is resumed need not read it again
             yield task
         raise
     if task.size:
@@ -219,35 +249,6 @@ def texts_with_special(encoded: EncodedTexts, tokenizer: BuildTokenizer) -> np.n
     return found
 
 
-def _encode_chunks(
-    chunks: Chunks, tokenizer: BuildTokenizer, batch: int | None, *, dtype: np.dtype, append_eot: bool, raise_on_collision: bool
-) -> EncodedDocuments:
-    documents = chunks.documents
-    texts = documents.text.with_line_feeds() if isinstance(documents.text, Strings) else [*map(normalize_newlines, documents.text)]
-
-    def name_of(number: int) -> str:
-        return describe_item(documents.document(number), number)
-
-    with name_unencodable_item(name_of, ([text] for text in texts), lambda one: encode_texts(one, tokenizer, None)):
-        encoded = encode_texts(texts, tokenizer, batch)
-    hashes = hash_canonical(texts)
-    special = texts_with_special(encoded, tokenizer)
-    if special is not None and raise_on_collision:
-        raise NielsCacheError(f"{name_of(int(special.argmax()))}: the text contains a special token; remove it")
-    ids, lengths, drops = encoded.ids, encoded.lengths, DropReport()
-    empty = None if append_eot or lengths.all() else lengths == 0
-    keep = np.ones(len(documents), dtype=bool)
-    for reason, found in ((INVALID_UNICODE, encoded.invalid), (COLLISION, special), (EMPTY, empty)):
-        if found is not None and len(dropped := np.flatnonzero(found & keep)):
-            of_val = int(np.count_nonzero(documents.split[dropped] == SPLITS.index("val")))
-            drops.drop(reason, describe_origin(documents.document(dropped[0])), count=len(dropped), of_val=of_val)
-            keep &= ~found
-    if not keep.all():
-        documents, ids, lengths, hashes = documents[keep], ids[np.repeat(keep, lengths)], lengths[keep], hashes[keep]
-    tokens, lengths = _add_bos_and_eot(ids, lengths, dtype, bos=tokenizer.bos, eot=tokenizer.eot if append_eot else None)
-    return EncodedDocuments(documents, tokens, lengths, hashes, drops, chunks)
-
-
 @contextmanager
 def name_unencodable_item(
     name_of: Callable[[int], str], items: Iterable[Sequence[str]], encode: Callable[[Sequence[str]], object]
@@ -280,10 +281,13 @@ def name_unencodable_item(
         raise
 
 
-def _add_bos_and_eot(
-    ids: np.ndarray, lengths: np.ndarray, dtype: np.dtype, *, bos: int | None, eot: int | None
+def add_bos_and_eot(
+    ids: np.ndarray, lengths: np.ndarray, dtype: np.dtype, *, bos: int | np.ndarray | None, eot: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ids as `dtype`, with `bos` before and `eot` after the ids of each text (None: without), and the new lengths."""
+    """Return the ids as `dtype`, with `bos` before and `eot` after the ids of each text (None: without), and the new lengths.
+
+    `bos` may have an id for each text.
+    """
     if bos is None and eot is None:
         return ids.astype(dtype), lengths
     added = (bos is not None) + (eot is not None)

@@ -18,7 +18,7 @@ from niels_cache_assets.sources.excluding import without_excluded
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.sources.val_share import FractionSplitter
 from niels_cache_assets.streaming.intake import in_lists
-from niels_cache_assets.streaming.types import ResumePoint, StreamPosition
+from niels_cache_assets.streaming.types import BuildPosition, ResumePoint, StreamPosition
 
 Chunk = TypeVar("Chunk", bound=Sized)
 Batch = TypeVar("Batch", bound=Sized)  # a list of documents or conversations, or a DocumentBatch
@@ -131,7 +131,8 @@ class Feed(Generic[Batch]):
 
     def position(self, items: int) -> StreamPosition:
         """Return the current position of the opened stream, after `items` items."""
-        return StreamPosition(items, self.mark, self.report.dropped.copy(), dict(self.report.facts), self._share_read)
+        reached = BuildPosition(items=items, mark=self.mark, share=self._share_read)
+        return StreamPosition(reached, self.report.dropped.copy(), dict(self.report.facts))
 
     def _splitter(self, position: int) -> FractionSplitter | None:
         if self._share is None:

@@ -8,32 +8,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from niels_cache_assets.base.documents import Conversation, Document, DocumentBatch, Message
+from niels_cache_assets.sources.reading.rows import batched
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS
 
-_LIST_ITEMS = 256
-_LIST_CHARACTERS = 1_000_000
-
 
 def in_lists(items: Iterable[Any]) -> Iterator[list[Any]]:
-    """Yield the items of an iterable in lists. A list ends after 256 items or about a million characters.
+    """Yield the items of an iterable in lists, which end as the batches of a source do (`rows.batched`).
 
     Raises:
         NielsCacheError: If `items` is a single text.
     """
     if isinstance(items, str):
         raise NielsCacheError("the builder takes an iterable of texts, not one text; put it into a list")
-    group: list[Any] = []
-    characters = 0
-    for item in items:
-        group.append(item)
-        text = item.text if isinstance(item, Document) else item
-        characters += len(text) if isinstance(text, str) else 0
-        if len(group) == _LIST_ITEMS or characters >= _LIST_CHARACTERS:
-            yield group
-            group, characters = [], 0
-    if group:
-        yield group
+    yield from batched(items, length=lambda item: len(text) if isinstance(text := getattr(item, "text", item), str) else 0)
 
 
 def as_documents(batches: Iterable[Sequence[str | Document] | DocumentBatch], *, first: int = 0) -> Iterator[DocumentBatch]:

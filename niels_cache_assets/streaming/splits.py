@@ -6,11 +6,14 @@ The splitter for finite sources is in `sources.val_share`.
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import chain
+from typing import Any
 
 import numpy as np
 
 from niels_cache_assets.base.documents import NO_SPLIT, DocumentBatch
-from niels_cache_assets.base.strings import Objects, Strings
+from niels_cache_assets.base.strings import Strings
+from niels_cache_assets.disk.table_file import TEXT_HASH
 from niels_cache_assets.streaming.types import EncodedDocuments
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, Split
@@ -28,26 +31,18 @@ class SplitPart:
     The texts are not held here, so that their memory can be freed before the documents are written.
 
     Attributes:
-        source_id: A column of n strings (base/strings.py).
-        file: A column of n strings (base/strings.py).
-        row: (n,) int64.
+        lineage: The columns of lineage (build_cache/pretrain_writer.py), with the kept values even if lineage does not have them.
         tokens: (tokens,) of the cache's dtype, one document after the other.
         lengths: (n,) int64, the number of tokens of each document.
-        hashes: (n,) int64, the hashes of the whole canonical texts.
         characters: The length of all texts.
         cut: The position of the document that a budget cut, or None. A budget is exceeded only once, so a split has at most one.
-        kept: (n,) object array of str or None. None instead of the array if no document has kept values.
     """
 
-    source_id: Strings | Objects
-    file: Strings | Objects
-    row: np.ndarray
+    lineage: dict[str, Any]
     tokens: np.ndarray
     lengths: np.ndarray
-    hashes: np.ndarray
     characters: int
     cut: int | None
-    kept: np.ndarray | None
 
 
 class BudgetSplitter:
@@ -156,17 +151,15 @@ class BudgetSplitter:
 
 def _split_part(batch: EncodedDocuments, chosen: np.ndarray | slice, tokens: np.ndarray, lengths: np.ndarray, cut: int | None) -> SplitPart:
     documents = batch.documents
-    return SplitPart(
-        source_id=documents.source_id[chosen],
-        file=documents.file[chosen],
-        row=documents.row[chosen],
-        tokens=tokens,
-        lengths=lengths,
-        hashes=batch.hashes[chosen],
-        characters=int(documents.characters[chosen].sum()),
-        cut=cut,
-        kept=None if documents.kept is None else documents.kept[chosen],
-    )
+    lineage = {
+        "source_id": documents.source_id[chosen],
+        "file": documents.file[chosen],
+        "row": documents.row[chosen],
+        "tokens": lengths,
+        TEXT_HASH: batch.hashes[chosen],
+        "kept": np.full(len(lengths), None, dtype=object) if documents.kept is None else documents.kept[chosen],
+    }
+    return SplitPart(lineage=lineage, tokens=tokens, lengths=lengths, characters=int(documents.characters[chosen].sum()), cut=cut)
 
 
 def encoded_head(documents: Iterable[DocumentBatch], encode: Encode, splitter: BudgetSplitter) -> Generator[EncodedDocuments]:
@@ -183,48 +176,33 @@ def encoded_head(documents: Iterable[DocumentBatch], encode: Encode, splitter: B
         encode: Encodes a stream of documents in order.
         splitter: The splitter. The caller assigns each batch with it before it requests the next one.
     """
-    head = _LimitedStream(documents)
+    batches, taken = iter(documents), 0  # the documents that are left, and the bytes of the others
+
+    def take(most: int) -> Iterator[DocumentBatch]:
+        """Yield documents up to this number of bytes. The last one may exceed it."""
+        nonlocal batches, taken
+        end = taken + most
+        while taken < end and (batch := next(batches, None)) is not None:
+            ends = taken + np.cumsum(_sizes(batch))
+            count = min(len(batch), int(np.searchsorted(ends, end, side="left")) + 1)
+            if count < len(batch):
+                batches = chain([batch[count:]], batches)
+            if count:
+                taken = int(ends[count - 1])
+                yield batch[:count]
+
     budget, tokens = splitter.remaining["val"], 0
     while missing := splitter.remaining["val"]:
-        most = missing if not tokens else min(-(-missing * head.bytes // tokens), budget + missing)
+        most = missing if not tokens else min(-(-missing * taken // tokens), budget + missing)
         is_over = True
-        with closing(encode(head.take(most))) as batches:
-            for batch in batches:
-                tokens, is_over = tokens + len(batch.tokens), False
-                yield batch
+        with closing(encode(take(most))) as encoded:
+            for each in encoded:
+                tokens, is_over = tokens + len(each.tokens), False
+                yield each
                 if splitter.val_is_full:
                     return
         if is_over:
             return
-
-
-class _LimitedStream:
-    """A stream of documents that is taken in pieces.
-
-    Attributes:
-        bytes: The number of bytes of the texts that were taken, with their frames.
-    """
-
-    def __init__(self, documents: Iterable[DocumentBatch]) -> None:
-        self._batches = iter(documents)
-        self._rest: DocumentBatch | None = None
-        self.bytes = 0
-
-    def take(self, most: int) -> Iterator[DocumentBatch]:
-        """Yield documents up to this number of bytes. The last one may exceed it."""
-        end = self.bytes + most
-        while self.bytes < end:
-            batch = next(self._batches, None) if self._rest is None else self._rest
-            self._rest = None
-            if batch is None:
-                return
-            ends = self.bytes + np.cumsum(_sizes(batch))
-            count = min(len(batch), int(np.searchsorted(ends, end, side="left")) + 1)
-            if count < len(batch):
-                self._rest = batch[count:]
-            if count:
-                self.bytes = int(ends[count - 1])
-                yield batch[:count]
 
 
 def _sizes(batch: DocumentBatch) -> np.ndarray:

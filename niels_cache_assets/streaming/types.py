@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,14 +33,14 @@ class EncodedDocuments:
     lengths: np.ndarray
     hashes: np.ndarray
     drops: DropReport
-    chunks: Sequence[PositionedChunk]
+    chunks: Chunks
     screened: bool = False
     overlaps: tuple[dict[str, Any], ...] = ()
 
     @property
     def position(self) -> StreamPosition:
         """The position in the source after the last document."""
-        return self.chunks[-1][1]
+        return self.chunks.positions[-1]
 
     def keep(self, kept: np.ndarray) -> EncodedDocuments:
         """Return only the documents for which `kept`, bool (documents,), is True."""
@@ -68,32 +69,44 @@ class ResumePoint:
     facts: dict[str, Any]
 
 
+@dataclass(frozen=True, kw_only=True)
+class BuildPosition:
+    """The position that a build has reached in a stream. The default is the beginning.
+
+    Attributes:
+        items: The number of items so far.
+        mark: The latest point before this position, where the stream can be opened. None if there is none.
+        share: The share of the source that was read, 0 to 1. None if unknown.
+    """
+
+    items: int = 0
+    mark: ResumePoint | None = None
+    share: float | None = None
+
+
 class StreamPosition(NamedTuple):
     """A record of how far a source was read when it yielded the last item of a chunk.
 
     Attributes:
-        items: The number of items so far.
-        mark: The latest ResumePoint. None if there is none yet.
+        reached: The position.
         dropped: The counts of the source's report at that moment.
         facts: The facts of the source's report at that moment.
-        share: The share of the source that was read, 0 to 1. None if unknown.
     """
 
-    items: int
-    mark: ResumePoint | None
+    reached: BuildPosition
     dropped: Counter[str]
     facts: dict[str, Any]
-    share: float | None
 
 
 PositionedChunk = tuple[DocumentBatch, StreamPosition]
 """Up to 256 documents, and the position after the last document."""
 
 
-class Chunks(Sequence[PositionedChunk]):
-    """Chunks that are encoded together. Their documents are stored as one batch.
+class Chunks:
+    """Chunks that are encoded together. Their documents are stored as one batch. Iteration yields each chunk.
 
     Attributes:
+        positions: The position after each chunk.
         size: The number of documents.
         characters: The length of all texts.
     """
@@ -101,7 +114,7 @@ class Chunks(Sequence[PositionedChunk]):
     def __init__(self) -> None:
         self._parts: list[DocumentBatch] = []
         self._ends = [0]  # the number of documents up to the end of each chunk, after that before the first
-        self._positions: list[StreamPosition] = []
+        self.positions: list[StreamPosition] = []
         self.size = self.characters = 0
 
     @classmethod
@@ -125,7 +138,7 @@ class Chunks(Sequence[PositionedChunk]):
             position: The position in the source after them.
         """
         self._ends.append(self.size)
-        self._positions.append(position)
+        self.positions.append(position)
 
     @property
     def has_unfinished_chunk(self) -> bool:
@@ -144,11 +157,6 @@ class Chunks(Sequence[PositionedChunk]):
             self._parts = [DocumentBatch.joined(self._parts)]
         return self._parts[0]
 
-    def __len__(self) -> int:
-        return len(self._positions)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[number] for number in range(len(self))[index]]
-        number = range(len(self))[index]
-        return self.documents[self._ends[number] : self._ends[number + 1]], self._positions[number]
+    def __iter__(self) -> Iterator[PositionedChunk]:
+        for (start, end), position in zip(pairwise(self._ends), self.positions, strict=True):
+            yield self.documents[start:end], position

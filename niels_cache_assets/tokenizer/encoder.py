@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from niels_cache_assets.base.strings import Strings
+from niels_cache_assets.base.wording import DEBUG
 from niels_cache_assets.tokenizer.base import FlatIds
 from niels_cache_assets.tokenizer.engines import (
     Engine,
@@ -188,7 +189,7 @@ class BuildEncoder:
     def _report(self, use: EngineUse) -> None:
         """Say which library encodes from now on, and why no faster one, in the log and in the record for `status`."""
         encoder = f"{use.name} {use.version}"
-        self._log(f"encoding with {encoder}{': ' if use.reason else ''}{use.reason}")
+        self._log(f"{DEBUG}encoding with {encoder}{': ' if use.reason else ''}{use.reason}")
         if not (self._is_engine_pending and self._load_after):  # else nothing is chosen yet
             record_encoder(self._tokenizer, encoder, use.reason, self._log)
 
@@ -233,11 +234,11 @@ class BuildEncoder:
                 found = self._with_engine(self._engine, texts)
         if found is None:
             self._count(self._reference_use, len(texts), checked=len(texts))
-            return self._view.encode_flat(_python_strings(texts))
+            return self._view.encode_batch(texts, batch)
         chosen = _texts_to_compare(batch, int(sizes.sum()))
         if self._compares_next and batch is not None:
             self._compares_next, chosen = False, slice(None)
-        compared = _python_strings(texts[chosen])
+        compared = list(texts[chosen])
         self._count(self._engine_use, len(texts), checked=self._compare(compared, found, chosen) if compared else 0)
         return found
 
@@ -254,7 +255,7 @@ class BuildEncoder:
         """
         ids, lengths = found
         try:
-            expected = self._view.encode_flat(texts)
+            expected = self._view.encode_batch(texts, None)
         except NielsCacheError:
             if len(texts) == 1:
                 return 0
@@ -302,10 +303,6 @@ class BuildEncoder:
         """Return the uses as notes for the journal, without the reference of a SentencePiece model before an engine is loaded."""
         is_undecided = self._is_engine_pending and self._load_after and all(use.is_reference for use in self.uses)
         return {} if is_undecided else EngineUse.notes(self.uses)
-
-
-def _python_strings(texts: Sequence[str] | Strings) -> Sequence[str]:
-    return texts.tolist() if isinstance(texts, Strings) else texts
 
 
 def _sizes(texts: Sequence[str] | Strings) -> np.ndarray:

@@ -5,7 +5,8 @@ if it can load the model, and if it gives the reference's ids for all texts of p
 model, the reference is used, which is not an error. docs/dependencies.md gives the reasons for the choice of engines.
 
 A version of an engine is proven once for each model. The result is in a file beside the tokenizer of a cache root, for all processes that
-build there. A text of a build for which the ids differ is part of the proof too, and makes it a failure.
+build there, and in the user's cache folder, for other roots. A text of a build for which the ids differ is part of the proof too, and
+makes it a failure.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from threading import Lock
+from threading import Lock, Thread
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,9 +29,10 @@ from niels_cache_assets.base.strings import Strings
 from niels_cache_assets.disk.journal import write_atomically
 from niels_cache_assets.tokenizer.base import FlatIds, TextTokenizer, first_line
 from niels_cache_assets.tokenizer.bpe_json import ranks_as_json, sentencepiece_as_json
-from niels_cache_assets.tokenizer.kinds import LIBRARIES
+from niels_cache_assets.tokenizer.kinds import LIBRARIES, PROOFS_NAME, open_configured_model
 from niels_cache_assets.tokenizer.proof import EngineProof, compare, difficult_texts
 from niels_cache_assets.tokenizer.sentencepiece_model import USER_DEFINED, DescribedModel, SentencePieceTokenizer
+from niels_cache_assets.tokenizer.settings import TokenizerSettings
 from niels_cache_assets.tokenizer.tiktoken_ranks import TiktokenTokenizer, read_ranks
 from niels_cache_assets.tokenizer.tokenizer_json import HuggingFaceTokenizer
 from niels_cache_assets.tokenizer.unigram_words import UnigramWords
@@ -169,7 +171,7 @@ def prove(tokenizer: TextTokenizer, engine: Engine) -> EngineProof:
 
 
 def proven_engine(tokenizer: TextTokenizer, log: Log) -> Engine | str:
-    """Return the first engine that can load a model and gives the ids of the reference, or why there is none.
+    """Return the first engine that can load a model and gives the ids of the reference, or why there is none, which is logged once.
 
     A process that builds with several models in turn loads their engines again, because an engine takes a hundred megabytes.
     """
@@ -177,11 +179,30 @@ def proven_engine(tokenizer: TextTokenizer, log: Log) -> Engine | str:
         key = _key(tokenizer)
         if key not in _LOADED:
             _LOADED.clear()
-            _LOADED[key] = _first_proven(tokenizer, log)
+            _LOADED[key] = found = _first_proven(tokenizer, log)
+            if isinstance(found, str):
+                log(f"{describe_reference(tokenizer)} encodes: {found}")
             if isinstance(tokenizer, HuggingFaceTokenizer):
                 tokenizer.renew_remembered_words()
             _free_memory()
         return _LOADED[key]
+
+
+def load_in_background(settings: TokenizerSettings, root: Path, log: Log) -> None:
+    """Begin to load and prove the engine of an imported model, in a thread of its own, unless this process has loaded one.
+
+    A build waits for it at its first text, and reports what is wrong with the model. The engine of a SentencePiece model is left to the
+    build, because a small one does not load it.
+    """
+
+    def load() -> None:
+        with suppress(Exception):  # the build does the same in its turn
+            tokenizer = open_configured_model(settings)
+            tokenizer.proofs = root / PROOFS_NAME
+            proven_engine(tokenizer, log)
+
+    if settings.model and settings.model_kind != "sentencepiece" and settings.engine == "auto" and not _LOADED:
+        Thread(target=load).start()
 
 
 def reject_engine(tokenizer: TextTokenizer, engine: Engine, log: Log) -> None:
@@ -211,35 +232,36 @@ def _prove_once(tokenizer: TextTokenizer, engine: Engine, log: Log) -> str:
     name = f"{engine.name} {engine.version}"
     with _record_lock(tokenizer, log):
         rejection = _result(tokenizer, name)
-        return _record(tokenizer, name, _rejection_reason(tokenizer, name, prove(tokenizer, engine))) if rejection is None else rejection
+        if rejection is None:
+            rejection = _rejection_reason(tokenizer, name, prove(tokenizer, engine))
+        return _record(tokenizer, name, rejection)
 
 
 def _rejection_reason(tokenizer: TextTokenizer, engine: str, proof: EngineProof) -> str:
     """Return why an engine with this proof is not used, or an empty string if it is used."""
     reference = reference_of(tokenizer)
-    found = [
-        *([f"it gives other ids than {reference} for {proof.differing:,}"] if proof.differing else []),
-        *([f"{reference} cannot encode {proof.unencodable:,}"] if proof.unencodable else []),
-    ]
-    why = f"{', and '.join(found)} of {proof.texts:,} difficult texts (niels-cache tokenizer prove shows them)"
-    return f"{engine} is not used: {why}" if found else ""
+    counts = {f"it gives other ids than {reference} for": proof.differing, f"{reference} cannot encode": proof.unencodable}
+    found = ", and ".join(f"{problem} {count:,}" for problem, count in counts.items() if count)
+    return f"{engine} is not used: {found} of {proof.texts:,} difficult texts (niels-cache tokenizer prove shows them)" if found else ""
 
 
 def _result(tokenizer: TextTokenizer, engine: str) -> str | None:
-    """Return why an engine is not used, "" if its ids are right, or None if it has not been proven yet.
+    """Return why an engine is not used, "" if its ids are right, or None if it has not been proven yet. A rejection counts in each root.
 
     Args:
         tokenizer: The model.
         engine: Name and version of the engine.
     """
     key = _proof_key(tokenizer, engine)
-    return _REJECTED.get(key) or read_record(tokenizer.proofs)["proofs"].get(key)
+    records = (read_record(path)["proofs"] for path in (tokenizer.proofs, _user_record()))
+    return max((proofs[key] for proofs in (_REJECTED, *records) if key in proofs), default=None)
 
 
 def _record(tokenizer: TextTokenizer, engine: str, rejection: str) -> str:
-    """Record the result of a proof, and return it."""
+    """Record the result of a proof in the root and for this user, and return it."""
     key = _proof_key(tokenizer, engine)
-    _add_to_record(tokenizer, "proofs", key, rejection)
+    for path in (tokenizer.proofs, _user_record() if tokenizer.proofs else None):
+        _add_to_record(path, "proofs", key, rejection)
     if rejection:
         _REJECTED[key] = rejection
     return rejection
@@ -248,11 +270,11 @@ def _record(tokenizer: TextTokenizer, engine: str, rejection: str) -> str:
 def record_encoder(tokenizer: TextTokenizer, encoder: str, reason: str, log: Log) -> None:
     """Record beside the tokenizer which library encodes, and why no faster one does, for `status`."""
     with _record_lock(tokenizer, log):
-        _add_to_record(tokenizer, "encoders", str(tokenizer.model_sha256), {"name": encoder, "why_not_faster": reason or None})
+        _add_to_record(tokenizer.proofs, "encoders", str(tokenizer.model_sha256), {"name": encoder, "why_not_faster": reason or None})
 
 
 def read_record(path: Path | None) -> dict[str, dict[str, Any]]:
-    """Return the record beside the tokenizer of a cache root.
+    """Return the record beside the tokenizer of a cache root, or the one in the user's cache folder.
 
     Returns:
         "proofs": results of proofs, by what they depend on. "encoders": the library that encoded last, by the sha256 of the model. Both are
@@ -281,13 +303,20 @@ def _record_lock(tokenizer: TextTokenizer, log: Log) -> Iterator[None]:
         yield
 
 
-def _add_to_record(tokenizer: TextTokenizer, table: str, key: str, value: Any) -> None:
-    """Add to the record. The caller holds its lock."""
-    record = read_record(tokenizer.proofs)
-    if tokenizer.proofs is not None and record[table].get(key) != value:
+def _user_record() -> Path | None:
+    """Return the path of the record in the user's cache folder, or None for a user without a home."""
+    folder = Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache"))
+    return folder / "niels-cache" / "engines.json" if folder.is_absolute() else None
+
+
+def _add_to_record(path: Path | None, table: str, key: str, value: Any) -> None:
+    """Add to a record. The caller holds the lock of the record in a root; an entry of the user's that is lost costs a proof."""
+    record = read_record(path)
+    if path is not None and record[table].get(key) != value:
         record[table][key] = value
         with suppress(OSError):  # a read-only folder
-            write_atomically(tokenizer.proofs, json.dumps(record).encode(), spare=f"{secrets.token_hex(4)}.new")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, json.dumps(record).encode(), spare=f"{secrets.token_hex(4)}.new")
 
 
 def _proof_key(tokenizer: TextTokenizer, engine: str) -> str:

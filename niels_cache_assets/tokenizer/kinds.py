@@ -15,7 +15,8 @@ import numpy as np
 from niels_cache_assets.base.defaults import BOS, ROLE_KEYS, SPECIAL_TOKENS, ModelKind
 from niels_cache_assets.base.strings import Strings
 from niels_cache_assets.sources.reading.digests import content_digest
-from niels_cache_assets.tokenizer.base import FlatIds, TextTokenizer, concatenate_ids
+from niels_cache_assets.tokenizer.base import FlatIds, TextTokenizer, concatenate_ids, guess_eot
+from niels_cache_assets.tokenizer.hub import fetch_model
 from niels_cache_assets.tokenizer.sentencepiece_model import SentencePieceTokenizer
 from niels_cache_assets.tokenizer.settings import TokenizerSettings, infer_model_kind
 from niels_cache_assets.tokenizer.tiktoken_ranks import TiktokenTokenizer
@@ -76,17 +77,38 @@ def open_model(
     return SentencePieceTokenizer(str(path), special_tokens=special_tokens)
 
 
+def eot_of(path: str, kind: ModelKind | None = None) -> str | None:
+    """Return the token of another project's model that probably ends a document. None if it has ours, or if its tokens do not show it."""
+    tokenizer = open_model(path, kind=kind, special_tokens={})
+    return guess_eot(tokenizer.special_names()) if tokenizer.token_id(SPECIAL_TOKENS["eot"]) is None else None
+
+
+def local_settings(settings: TokenizerSettings) -> TokenizerSettings:
+    """Return the settings with the path of the model on this machine; for a model of the hub, its files are fetched if necessary.
+
+    Raises:
+        NielsCacheError: As `fetch_model` does.
+    """
+    if settings.hub_name is None:
+        return settings
+    path = fetch_model(settings.hub_name, settings.revision)
+    is_json = path.name == TOKENIZER_MODEL_NAMES["tokenizer.json"]
+    found: dict[str, Any] = {"model": str(path.parent if is_json else path)}  # a folder has further files
+    if "special_tokens" not in settings.model_fields_set and (eot := eot_of(found["model"], settings.kind)):
+        found["special_tokens"] = {"eot": eot}
+    return settings.model_copy(update=found)
+
+
+def special_tokens_of(settings: TokenizerSettings) -> dict[str, str]:
+    """Return the special tokens. Those of a model of the hub are guessed if the settings do not name them."""
+    return settings.special_tokens if "special_tokens" in settings.model_fields_set else local_settings(settings).special_tokens
+
+
 def open_configured_model(settings: TokenizerSettings, path: str | Path | None = None) -> TextTokenizer:
     """Open the model that [tokenizer] names, or the model at `path` with the same settings."""
-    path = settings.model if path is None else path
-    assert path is not None
+    settings = local_settings(settings)
     return open_model(
-        path,
-        kind=settings.kind,
-        special_tokens=settings.special_tokens,
-        encoding=settings.encoding,
-        pattern=settings.pattern,
-        normalize=settings.normalize,
+        path or str(settings.model), **settings.model_dump(include={"kind", "special_tokens", "encoding", "pattern", "normalize"})
     )
 
 
@@ -146,16 +168,16 @@ def load_tokenizer(settings: TokenizerSettings, root: Path) -> TextTokenizer:
         NielsCacheError: If it is not built yet, or if it is not a SentencePiece model and was built with other special tokens. The message
             says what to do.
     """
-    folder = tokenizer_dir(root)
+    folder, special_tokens = tokenizer_dir(root), special_tokens_of(settings)
     model = built_model(folder)
     if not model.exists():
         raise NielsCacheError(f"{model}: no tokenizer yet; materialize the asset 'tokenizer' first (niels-cache build-all does)")
     if model.name != TOKENIZER_MODEL_NAME:
         tokenizer = open_built_model(folder)
-        if tokenizer.special_tokens != settings.special_tokens:  # fingerprints of caches cover those of the configuration
+        if tokenizer.special_tokens != special_tokens:  # fingerprints of caches cover those of the configuration
             raise NielsCacheError(f"{model}: the tokenizer was built with other special tokens; materialize the tokenizer first")
     else:
-        tokenizer = SentencePieceTokenizer(str(model), special_tokens=settings.special_tokens)
+        tokenizer = SentencePieceTokenizer(str(model), special_tokens=special_tokens)
     tokenizer.engine, tokenizer.proofs = settings.engine, root / PROOFS_NAME
     return tokenizer
 
@@ -182,31 +204,18 @@ class BuildTokenizer:
     """A view of any tokenizer: the methods and values that the builders use.
 
     Attributes:
-        encode_flat: Encodes texts (see EncodeFlat), and may give special ids.
+        encode_batch: Encodes texts (see EncodeFlat), and may give special ids. It gets the number of the batch, or None (see encoder.py).
         vocab_size: Highest id plus one.
         special_ids: Id of each special token, by role; None for a missing token. BOS is among them only if it begins each document.
         reserved_ids: Ids that no text may yield, in increasing order.
         model_sha256: The sha256 that identifies the tokenizer, or None.
-        encode_numbered: The encoder of a build (encoder.py); None if `encode_flat` encodes everything.
     """
 
-    encode_flat: EncodeFlat
+    encode_batch: EncodeNumbered
     vocab_size: int
     special_ids: dict[str, int | None]
     reserved_ids: tuple[int, ...]
     model_sha256: str | None
-    encode_numbered: EncodeNumbered | None = None
-
-    def encode_batch(self, texts: Sequence[str] | Strings, batch: int | None) -> FlatIds:
-        """Return the ids of texts as `encode_flat` does.
-
-        Args:
-            texts: Texts to encode.
-            batch: Number of the batch, or None (see encoder.py).
-        """
-        if self.encode_numbered is not None:
-            return self.encode_numbered(texts, batch)
-        return self.encode_flat(texts.tolist() if isinstance(texts, Strings) else texts)
 
     @property
     def eot(self) -> int:
@@ -274,8 +283,9 @@ def view_tokenizer(tokenizer: Any) -> BuildTokenizer:
     if reserved and not 0 <= min(reserved) <= max(reserved) < size:
         raise NielsCacheError(f"the tokenizer's reserved_ids are not below its vocab_size {size}")
     model_path, loaded_sha256 = getattr(tokenizer, "model_path", None), getattr(tokenizer, "model_sha256", None)
+    encode = _encode_flat_of(tokenizer)
     view = BuildTokenizer(
-        encode_flat=_encode_flat_of(tokenizer),
+        encode_batch=lambda texts, batch: encode(texts.tolist() if isinstance(texts, Strings) else texts),
         vocab_size=size,
         special_ids=special_ids,
         reserved_ids=tuple(sorted(reserved)),

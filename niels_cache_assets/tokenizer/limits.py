@@ -12,8 +12,10 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from hashlib import sha256
 from pathlib import Path
+from threading import Lock
 from typing import Any, TypeVar
 
+from niels_cache_assets.tokenizer.settings import is_tekken
 from niels_cache_runtime.errors import NielsCacheError
 
 Model = TypeVar("Model")
@@ -51,19 +53,21 @@ def remember_last(load: Callable[[bytes, str], Model]) -> Callable[[str | Path],
         load: Loads the content of a file. Messages of its errors name the path, which is the second argument.
 
     Returns:
-        A function that takes a path, which does not matter if the content is the same.
+        A function that takes a path, of which only the kind matters: a tekken.json is loaded in another way than its bytes as ranks.
     """
-    last: dict[bytes, Model] = {}
+    last: dict[tuple[bytes, bool], Model] = {}
+    lock = Lock()
 
     @wraps(load)
     def load_once(path: str | Path) -> Model:
         content = read_model(path)
-        key = sha256(content).digest()
-        if (model := last.get(key)) is None:
-            model = load(content, str(path))
-            last.clear()
-            last[key] = model
-        return model
+        key = sha256(content).digest(), is_tekken(path)
+        with lock:
+            if key not in last:
+                model = load(content, str(path))
+                last.clear()
+                last[key] = model
+            return last[key]
 
     return load_once
 

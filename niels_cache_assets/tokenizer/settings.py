@@ -1,12 +1,13 @@
 """The schema of [tokenizer]. This module opens no file; it only asks whether a model is a folder."""
 
 import os
+import re
 from typing import Literal, Self
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from niels_cache_assets.base import defaults
-from niels_cache_assets.base.config_path import ConfigPath
+from niels_cache_assets.base.config_path import HUB, ModelPath
 from niels_cache_assets.base.schema import Table, Words
 from niels_cache_runtime.format.layout import MAX_VOCAB_SIZE, TOKENIZER_MODEL_NAMES
 
@@ -15,8 +16,10 @@ class TokenizerSettings(Table):
     """[tokenizer]: a model to import, or the settings for training one."""
 
     model_config = ConfigDict(protected_namespaces=())
-    model: ConfigPath | None = None
-    """A model to import instead of training one: a SentencePiece .model, a tokenizer.json or its folder, or tiktoken ranks"""
+    model: ModelPath | None = None
+    """A model to import, so none is trained: .model, tokenizer.json, tekken.json or rank file, its folder, or OWNER/NAME of the hub"""
+    revision: str | None = Field(None, min_length=1)
+    """For a model of the hub: its commit, tag or branch; by default main as it was when its files were first fetched"""
     kind: defaults.ModelKind | None = None
     """Model kind, if the file name does not show it; files other than .json and .tiktoken are assumed to be SentencePiece"""
     encoding: Literal[*defaults.ENCODINGS] | None = None  # type: ignore[valid-type]
@@ -53,7 +56,7 @@ class TokenizerSettings(Table):
 
     @model_validator(mode="after")
     def _check_model_keys(self) -> Self:
-        of_model = [key for key in ("kind", "encoding", "pattern", "normalize") if getattr(self, key) is not None]
+        of_model = [key for key in ("revision", "kind", "encoding", "pattern", "normalize") if getattr(self, key) is not None]
         if of_model and self.model is None:
             raise ValueError(f"{of_model[0]} describes an imported model, and no model is named; add model, or remove {of_model[0]}")
         of_ranks = [key for key in ("encoding", "pattern") if getattr(self, key) is not None]
@@ -74,6 +77,11 @@ class TokenizerSettings(Table):
         return f"[tokenizer] special_tokens names no {', '.join(missing)}, which SFT data needs; add {example}, the tokens of the model"
 
     @property
+    def hub_name(self) -> str | None:
+        """The name of a model on the hub, or None."""
+        return self.model.removeprefix(HUB) if self.model is not None and self.model.startswith(HUB) else None
+
+    @property
     def model_kind(self) -> defaults.ModelKind:
         """The kind of the model that is imported or trained."""
         if self.model is None:
@@ -84,10 +92,15 @@ class TokenizerSettings(Table):
 def infer_model_kind(path: str | os.PathLike[str]) -> defaults.ModelKind:
     """Return the kind of a model, judged by its file name.
 
-    A folder or a .json file is a tokenizer.json, and a .tiktoken file is a rank file. So is the file `tiktoken.json` of a cache,
-    which describes ranks. Any other file is assumed to be a SentencePiece model.
+    A folder or a .json file is a tokenizer.json, and a .tiktoken file is a rank file. So are Mistral's tekken.json, and the file
+    `tiktoken.json` of a cache, which describes ranks. Any other file is assumed to be a SentencePiece model.
     """
     name = os.fspath(path)
-    if name.endswith(".tiktoken") or os.path.basename(name) == TOKENIZER_MODEL_NAMES["tiktoken"]:
+    if name.endswith(".tiktoken") or os.path.basename(name) == TOKENIZER_MODEL_NAMES["tiktoken"] or is_tekken(name):
         return "tiktoken"
     return "tokenizer.json" if name.endswith(".json") or os.path.isdir(name) else "sentencepiece"
+
+
+def is_tekken(path: str | os.PathLike[str]) -> bool:
+    """Return whether a path is a tekken.json of Mistral, judged by its name: tekken.json, or with a date, such as tekken_240911.json."""
+    return re.fullmatch(r"tekken(_.*)?\.json", os.path.basename(path)) is not None

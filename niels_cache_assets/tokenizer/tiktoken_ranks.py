@@ -1,8 +1,9 @@
 """The kind of tokenizer that a rank file of tiktoken describes. The library `tiktoken` is the reference for its ids.
 
-A rank file has only the pieces. The pattern that splits text into words, and the special tokens, come from a known encoding or from the
-configuration. A cache keeps the ranks as they are, with a small JSON file that has the pattern and the ids of the special tokens. The
-sha256 of this JSON file identifies the tokenizer, because it covers the ranks too.
+A tekken.json of Mistral has ranks, a pattern and special tokens. Any other rank file has only the pieces. The pattern that splits text into
+words, and the special tokens, then come from a known encoding or from the configuration. A cache keeps the ranks as they are, with a small
+JSON file that has the pattern and the ids of the special tokens. The sha256 of this JSON file identifies the tokenizer, because it covers
+the ranks too.
 
 `encode_ordinary` of tiktoken never yields a special id. It releases the GIL, so more threads encode faster.
 """
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
+from pydantic import BaseModel, NonNegativeInt, ValidationError
 
 from niels_cache_assets.base.defaults import ENCODINGS, SPECIAL_TOKENS
 from niels_cache_assets.base.first_bytes import describe_content
@@ -36,7 +38,8 @@ from niels_cache_assets.tokenizer.base import (
 )
 from niels_cache_assets.tokenizer.limits import remember_last
 from niels_cache_assets.tokenizer.normalizing import nfc, nfc_with_spans
-from niels_cache_runtime.errors import NielsCacheError, PanicError, panics_as_errors
+from niels_cache_assets.tokenizer.settings import is_tekken
+from niels_cache_runtime.errors import NielsCacheError, PanicError, did_you_mean, panics_as_errors
 from niels_cache_runtime.format.layout import MAX_VOCAB_SIZE, TIKTOKEN_RANKS_NAME, TOKENIZER_MODEL_NAMES
 from niels_cache_runtime.format.meta import canonical_json
 
@@ -57,6 +60,11 @@ _AFTER_RANKS = {  # special tokens of encodings that tiktoken does not have, and
     "llama3": {"<|begin_of_text|>": 0, "<|end_of_text|>": 1, "<|start_header_id|>": 6, "<|end_header_id|>": 7, "<|eot_id|>": 9},
 }
 _WORD_PATTERNS = {"qwen": _QWEN_WORDS, "llama3": _LLAMA3_WORDS}
+
+_TEKKEN_SPECIALS = (  # of files that do not list theirs, in the order of their ids
+    "<unk> <s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] [/TOOL_RESULTS] [TOOL_CALLS] [IMG] <pad> "
+    "[IMG_BREAK] [IMG_END] [PREFIX] [MIDDLE] [SUFFIX] [SYSTEM_PROMPT] [/SYSTEM_PROMPT] [TOOL_CONTENT]"
+)
 
 
 class Encoding(NamedTuple):
@@ -90,18 +98,71 @@ def known_encoding(name: str, ranks: Mapping[bytes, int], where: str) -> Encodin
     return Encoding(arguments["pat_str"], arguments["special_tokens"])
 
 
+class _TekkenConfig(BaseModel):
+    pattern: str
+    default_vocab_size: int
+    default_num_special_tokens: NonNegativeInt
+
+
+class _TekkenPiece(BaseModel):
+    rank: NonNegativeInt
+    token_bytes: str
+
+
+class _TekkenSpecial(BaseModel):
+    rank: NonNegativeInt
+    token_str: str
+
+
+class _Tekken(BaseModel):
+    """The keys of a tekken.json that decide ids."""
+
+    config: _TekkenConfig
+    vocab: list[_TekkenPiece]
+    special_tokens: list[_TekkenSpecial] | None = None
+
+
 class RankFile(NamedTuple):
-    """A loaded rank file.
+    """A loaded rank file, or a tekken.json.
 
     Attributes:
         ranks: The rank of each piece.
-        content: The bytes of the file.
+        content: The bytes of the rank file; for a tekken.json, of a rank file with the same ids.
         sha256: The sha256 of `content`.
+        encoding: The encoding in a tekken.json, or None.
     """
 
     ranks: dict[bytes, int]
     content: bytes
     sha256: str
+    encoding: Encoding | None
+
+
+def _convert_tekken(content: bytes, path: str) -> tuple[bytes, Encoding]:
+    """Return the ranks of a tekken.json as a rank file, and its encoding.
+
+    The special tokens have the lowest ids, so each rank is raised by their number.
+
+    Raises:
+        NielsCacheError: If the file has another form.
+    """
+    try:
+        file = _Tekken.model_validate_json(content, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise NielsCacheError(f"{path}: not a tekken.json of Mistral: {where}: {first['msg']}; copy the file again") from error
+    size, specials = file.config.default_vocab_size, file.config.default_num_special_tokens
+    known = dict(zip(_TEKKEN_SPECIALS.split(), range(specials), strict=False))
+    if file.special_tokens is not None:
+        known = {each.token_str: each.rank for each in file.special_tokens}
+    if wrong := [token for token, rank in known.items() if rank >= min(specials, size)]:
+        raise NielsCacheError(
+            f"{path}: a damaged tekken.json of Mistral: the rank of {wrong[0]!r} is beyond its {specials:,} special tokens, or beyond its "
+            f"{size:,} tokens in all; copy the file again"
+        )
+    ranks = "".join(f"{each.token_bytes} {each.rank + specials}\n" for each in file.vocab[: max(0, size - specials)])
+    return ranks.encode(), Encoding(file.config.pattern, known)
 
 
 @remember_last
@@ -114,6 +175,9 @@ def read_ranks(content: bytes, path: str) -> RankFile:
     Raises:
         NielsCacheError: If the file cannot be read, is not a rank file, or is damaged, so that a rank occurs twice or a byte has no rank.
     """
+    encoding = None
+    if is_tekken(path):
+        content, encoding = _convert_tekken(content, path)
     ranks: dict[bytes, int] = {}
     pieces = 0
     for number, line in enumerate(content.splitlines(), start=1):
@@ -135,7 +199,7 @@ def read_ranks(content: bytes, path: str) -> RankFile:
         raise NielsCacheError(f"{path}: a damaged rank file: a piece or a rank occurs twice; copy the file again")
     if min(ranks.values()) < 0 or max(ranks.values()) >= min(MAX_VOCAB_SIZE, 2 * len(ranks)):
         raise NielsCacheError(f"{path}: a damaged rank file: a rank is far beyond its {len(ranks):,} pieces; copy the file again")
-    return RankFile(ranks, content, hashlib.sha256(content).hexdigest())
+    return RankFile(ranks, content, hashlib.sha256(content).hexdigest(), encoding)
 
 
 class TiktokenTokenizer(TextTokenizer):
@@ -145,7 +209,7 @@ class TiktokenTokenizer(TextTokenizer):
     token gets the next free id, in the order eot, sys, usr, asst, bos. Pickling stores the path, not the content.
 
     Args:
-        model_path: Path of a rank file, or of the JSON file beside the ranks in a cache, for which the arguments after
+        model_path: Path of a rank file, of a tekken.json, or of the JSON file beside the ranks in a cache, for which the arguments after
             `special_tokens` are ignored.
         special_tokens: String of each special token by role: eot and, where they are needed, sys, usr, asst and bos. By default the strings
             of this project.
@@ -172,13 +236,15 @@ class TiktokenTokenizer(TextTokenizer):
         super().__init__(model_path, special_tokens=special_tokens)
         path = Path(model_path)
         described: dict[str, Any]
-        if path.suffix == ".json":
+        if path.suffix == ".json" and not is_tekken(path):
             described, known = _read_description(path), {}
             self.ranks_path = str(path.with_name(TIKTOKEN_RANKS_NAME))
             file = read_ranks(self.ranks_path)
         else:
             self.ranks_path, file = self.model_path, read_ranks(path)
-            found = Encoding(pattern, {}) if pattern else known_encoding(_name_of(path, encoding), file.ranks, str(path))
+            if file.encoding is not None and (encoding or pattern):
+                raise NielsCacheError(f"{path}: a tekken.json has its own pattern; remove encoding and pattern from [tokenizer]")
+            found = file.encoding or (Encoding(pattern, {}) if pattern else known_encoding(_name_of(path, encoding), file.ranks, str(path)))
             known = found.special_tokens
             ids = _new_ids(self.special_tokens, known, file.ranks, self.model_path)
             described = {
@@ -287,11 +353,10 @@ def _name_of(path: Path, encoding: str | None) -> str:
     name = path.stem if encoding is None else encoding
     if name in ENCODINGS:
         return name
-    near = difflib.get_close_matches(name, ENCODINGS, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near and encoding is not None else ""
+    hint = "" if encoding is None else did_you_mean(name, ENCODINGS)
     problem = "a rank file does not say how text is cut into words" if encoding is None else f"no encoding {encoding!r}"
     add = f"add encoding (one of {', '.join(ENCODINGS)}) or pattern, the regular expression of the model, to [tokenizer]"
-    raise NielsCacheError(f"{path}: {problem}{hint or f'; {add}'}")
+    raise NielsCacheError(f"{path}: {problem}; {hint or add}")
 
 
 def _new_ids(special_tokens: Mapping[str, str], known: Mapping[str, int], ranks: Mapping[bytes, int], where: str) -> dict[str, int]:

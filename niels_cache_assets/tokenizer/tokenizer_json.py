@@ -14,7 +14,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import chain
 from pathlib import Path
 from shutil import copyfile
@@ -27,6 +27,7 @@ from niels_cache_assets.base.first_bytes import describe_content
 from niels_cache_assets.tokenizer.base import Span, TextTokenizer, find_special_ids, first_line
 from niels_cache_assets.tokenizer.byte_level import byte_characters
 from niels_cache_assets.tokenizer.limits import remember_last, require_bounded
+from niels_cache_assets.tokenizer.settings import is_tekken
 from niels_cache_runtime.errors import NielsCacheError, panics_as_errors
 from niels_cache_runtime.format.layout import MAX_VOCAB_SIZE, TIKTOKEN_RANKS_NAME, TOKENIZER_MODEL_NAMES, TOKENIZER_SIDE_NAMES
 
@@ -52,7 +53,7 @@ def json_file(path: str | Path) -> Path:
     if not path.is_dir():
         return path
     if not (path / _NAME).is_file():
-        others = sorted(each.name for each in path.iterdir() if each.suffix in (".model", ".tiktoken"))
+        others = sorted(each.name for each in path.iterdir() if each.suffix in (".model", ".tiktoken") or is_tekken(each))
         hint = f"; name its file: model = {json.dumps(str(path / others[0]))}" if others else "; give the folder or file that has it"
         raise NielsCacheError(f"{path}: this folder has no {_NAME}{hint}")
     return path / _NAME
@@ -214,12 +215,7 @@ class HuggingFaceTokenizer(TextTokenizer):
 
     @cached_property
     def _pieces(self) -> list[bytes]:
-        added = self.library_tokenizer.get_added_tokens_decoder()
-        to_bytes = _byte_level_piece if self._is_byte_level else _other_piece
-        pieces = [b""] * self.vocab_size
-        for piece, token in self.library_tokenizer.get_vocab(with_added_tokens=True).items():
-            pieces[token] = piece.encode() if token in added else to_bytes(piece)
-        return pieces
+        return _pieces_of(self.library_tokenizer, self.vocab_size, _byte_level_piece if self._is_byte_level else _other_piece)
 
     def token_id(self, token: str) -> int | None:
         """Return the id of an added token or a piece, or None."""
@@ -374,6 +370,14 @@ def _vocab_size(tokenizer: tokenizers.Tokenizer, path: str) -> int:
 
 _BYTES = byte_characters()
 _BYTES_OF_TEXT = frozenset({*range(0xC0), *range(0xC2, 0xF5)})  # the other bytes are never in UTF-8
+
+
+@lru_cache(maxsize=1)  # it takes 0.3 s, and each build has a TextTokenizer of its own
+def _pieces_of(tokenizer: tokenizers.Tokenizer, size: int, to_bytes: Callable[[str], bytes]) -> list[bytes]:
+    added, pieces = tokenizer.get_added_tokens_decoder(), [b""] * size
+    for piece, token in tokenizer.get_vocab(with_added_tokens=True).items():
+        pieces[token] = piece.encode() if token in added else to_bytes(piece)
+    return pieces
 
 
 def _byte_level_piece(piece: str) -> bytes:

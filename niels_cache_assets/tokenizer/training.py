@@ -12,7 +12,6 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,21 +37,12 @@ _POLL_SECONDS = 0.1
 MAX_LINE_BYTES = 4192  # SentencePiece skips longer lines, so the sample splits them
 
 
-@dataclass(frozen=True, kw_only=True)
-class RoundTripLoss:
-    """A text that differs from decode(encode(text)).
+def round_trip_losses(tokenizer: TextTokenizer) -> dict[str, str]:
+    """Return the texts in ROUND_TRIP_TEXTS that decode differently, of which a tokenizer that was trained here has none.
 
-    Attributes:
-        text: The text.
-        decoded: What comes back, or the error if the text cannot be encoded.
+    Returns:
+        What comes back, or the error if the text cannot be encoded, by text.
     """
-
-    text: str
-    decoded: str
-
-
-def round_trip_losses(tokenizer: TextTokenizer) -> list[RoundTripLoss]:
-    """Return the texts in ROUND_TRIP_TEXTS that decode differently, of which a tokenizer that was trained here has none."""
 
     def decoded(text: str) -> str:
         try:
@@ -60,8 +50,7 @@ def round_trip_losses(tokenizer: TextTokenizer) -> list[RoundTripLoss]:
         except NielsCacheError as error:
             return str(error)
 
-    pairs = ((text, decoded(text)) for text in ROUND_TRIP_TEXTS)
-    return [RoundTripLoss(text=text, decoded=decoded) for text, decoded in pairs if decoded != text]
+    return {text: found for text in ROUND_TRIP_TEXTS if (found := decoded(text)) != text}
 
 
 def train(settings: TokenizerSettings, sample: Path, model: Path) -> None:

@@ -50,6 +50,7 @@ _KEYS = {  # by form; a key has the same form in all kinds of folders
         "tokenizers_version",
         "tiktoken_version",
         "imported",
+        "revision",
     ),
     "a whole number": (
         "schema_version",

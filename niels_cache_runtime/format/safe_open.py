@@ -23,9 +23,9 @@ from pathlib import Path, PurePosixPath
 from niels_cache_runtime.errors import NielsCacheError
 
 # Without O_NONBLOCK, opening a pipe would wait for a writer. The flag has no effect on a regular file.
-_NO_WAIT = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-_NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
-_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
+_NO_WAIT = os.O_NONBLOCK
+_NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY
 _NEW = ".new"  # the end of the name of a file that replaces another one
 _PLAIN_NAME = re.compile(r"(?:\w[\w.-]*/)*\w[\w.-]*", re.ASCII)
 _MAX_NAME_BYTES = 255  # of Linux and macOS; a longer name raises an OSError where it is looked for

@@ -19,6 +19,7 @@ import numpy as np
 
 from niels_cache_runtime.cache.checks import check_has_window, check_positive
 from niels_cache_runtime.cache.gather import WindowReader
+from niels_cache_runtime.cache.mmap import slice_pieces
 from niels_cache_runtime.cache.opening import OpenedSplit, Verify, check_same_build, listed_of_split, open_split, require_doc_ends
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import IDX_DTYPE, TOKEN_DTYPE, Array, Ints, Tokens, doc_ends_name
@@ -177,12 +178,9 @@ class PretrainWindows:
         inside = shifts >= 0
         rows[inside] = self._reader.read((starts + shifts)[inside])
         for number in np.flatnonzero(~inside).tolist():  # these windows begin in one shard and end in a later one
-            row, shard = rows[number], int(ranges[number]) // 2
-            done, offset = 0, int(starts[number] - self._stream_starts[shard])
-            while done < len(row):
-                piece = self._mapped.shards[shard][offset : offset + len(row) - done]
-                row[done : done + len(piece)] = piece
-                done, offset, shard = done + len(piece), 0, shard + 1
+            shard = int(ranges[number]) // 2
+            first = int(starts[number] - self._stream_starts[shard])
+            np.concatenate([*slice_pieces(self._mapped.shards[shard:], first, first + self.T + 1)], out=rows[number])
         return rows
 
     def __getstate__(self) -> dict[str, Any]:

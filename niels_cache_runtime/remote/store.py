@@ -116,18 +116,6 @@ class ConflictError(RemoteError):
     """A PUT whose condition was not met: the object already exists, or has changed since the caller read it."""
 
 
-class ObjectInfo(NamedTuple):
-    """An object of a store.
-
-    Attributes:
-        size: Its size in bytes.
-        sha256: The recorded hash of its content, or None.
-    """
-
-    size: int
-    sha256: str | None
-
-
 class ObjectRange(NamedTuple):
     """A part of an object.
 
@@ -268,15 +256,15 @@ class Store:
         """Return the address of one object, for messages."""
         return f"{self.address}/{key}"
 
-    def head(self, key: str) -> ObjectInfo:
-        """Return the size and the recorded hash of an object.
+    def recorded_sha256(self, key: str) -> str | None:
+        """Return the recorded hash of an object, or None if there is none.
 
         Raises:
             MissingError: If there is no such object.
         """
         with self._as_remote_errors(key):
-            result = self._obstore.get(self._short, key, options={"head": True})
-            return ObjectInfo(result.meta["size"], result.attributes.get(_HASH_KEY))
+            recorded: str | None = self._obstore.get(self._short, key, options={"head": True}).attributes.get(_HASH_KEY)
+            return recorded
 
     def get(self, key: str, *, most_bytes: int) -> SmallObject:
         """Return a small object, within seconds or not at all if it may have at most QUICK_BYTES.
@@ -422,8 +410,7 @@ class Store:
 
     def _put(self, key: str, content: Any, **options: Any) -> str | None:
         remote = self._quick if isinstance(content, bytes) and len(content) <= QUICK_BYTES else self._remote
-        state: str | None = self._obstore.put(remote, key, content, **options)[self._state]
-        return state
+        return self._obstore.put(remote, key, content, **options)[self._state]
 
     def _attributes(self, sha256: str) -> dict[str, str]:
         return {_HASH_KEY: sha256}
@@ -433,14 +420,14 @@ class Store:
 
 
 class FolderStore(Store):
-    """A folder behind a file:// address. Files have no metadata, so `head` reads and hashes a file."""
+    """A folder behind a file:// address. Files have no metadata, so `recorded_sha256` reads and hashes a file."""
 
     def __init__(self, address: str, obstore: Any, refusals: _Refusals, remote: Any, *, folder: Path) -> None:
         super().__init__(address, obstore, refusals, [remote] * 3)
         self._folder = folder
 
-    def head(self, key: str) -> ObjectInfo:
-        return super().head(key)._replace(sha256=sha256_file(self._folder / key))
+    def recorded_sha256(self, key: str) -> str | None:
+        return super().recorded_sha256(key) or sha256_file(self._folder / key)
 
     def _write_once(self, key: str, content: bytes, state: str | None) -> str | None:
         if state is None:

@@ -71,19 +71,19 @@ def test_duplicates_come_with_clusters_their_origin_and_the_bands_used(project: 
 def test_a_report_is_written_once_and_again_when_something_changed(project: Project) -> None:
     artifacts = graph(project.registry, project.root)
     assert artifacts.state("report/letters").state == "missing"
-    first = materialize(graph(project.registry, project.root).report("letters"))
+    first = materialize(graph(project.registry, project.root)["report/letters"])
     assert (first.state, artifacts.state("report/letters").state) == ("built", "in sync")
     assert [path.name for path in first.directory.iterdir()] == ["report.json"]
     assert json.loads((first.directory / "report.json").read_text()) == first.meta
-    assert materialize(graph(project.registry, project.root).report("letters")).state == "cache_hit"
+    assert materialize(graph(project.registry, project.root)["report/letters"]).state == "cache_hit"
     (first.directory / "report.json").unlink()
     assert artifacts.state("report/letters").state == "missing"
-    assert materialize(graph(project.registry, project.root).report("letters")).state == "built"
-    assert materialize(graph(project.registry, project.root).report("letters"), force=True).state == "built"
+    assert materialize(graph(project.registry, project.root)["report/letters"]).state == "built"
+    assert materialize(graph(project.registry, project.root)["report/letters"], force=True).state == "built"
 
 
 def test_without_a_current_corpus_it_says_what_to_materialize(tmp_path: Path, tiny_model: Path) -> None:
     project = prepare_project(tmp_path, tiny_model)
     with pytest.raises(NielsCacheError, match="materialize corpus/documents of 'books'"):
-        materialize(graph(project.registry, project.root).report("books"))
+        materialize(graph(project.registry, project.root)["report/books"])
     assert not (project.root / "reports").exists()

@@ -110,18 +110,21 @@ def test_a_file_an_export_and_a_table_that_say_the_same_have_one_hash(folder: Pa
     assert len([path for path in Path("cache/index").iterdir() if path.is_dir()]) == 3
 
 
+SETTINGS = {"num_samples": None, "sequence_length": 16, "seed": 1, "split": "1", "part": "train"}
+
+
 def test_without_weights_each_sample_comes_once(folder: Path) -> None:
     Path("blend.txt").write_text(f"{train('notes')} {train('books')}", encoding="utf-8")
     paths, weights = read_blend_file("blend.txt")
-    plan = BlendPlan(labels=tuple(paths), paths=tuple(map(Path, paths)), weights=None, num_samples=None, sequence_length=16, seed=1)
+    plan = BlendPlan(labels=tuple(paths), paths=tuple(map(Path, paths)), weights=None, settings=SETTINGS)
     assert weights is None
-    outcome = prebuild(plan, root=Path("cache"))
+    outcome = prebuild(load_registry(), plan, root=Path("cache"))
     *members, blend = outcome.meta["indices"]
     assert outcome.state == "built"
     assert blend.label == "blend"
     assert blend.samples == sum(member.samples for member in members)
-    alone = BlendPlan(labels=("notes",), paths=(train("notes"),), weights=None, num_samples=None, sequence_length=16, seed=1)
-    assert [index.label for index in prebuild(alone, root=Path("cache")).meta["indices"]] == ["notes"]
+    alone = BlendPlan(labels=("notes",), paths=(train("notes"),), weights=None, settings=SETTINGS)
+    assert [index.label for index in prebuild(load_registry(), alone, root=Path("cache")).meta["indices"]] == ["notes"]
 
 
 @pytest.mark.parametrize(

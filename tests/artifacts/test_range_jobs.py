@@ -24,8 +24,9 @@ from niels_cache_assets.dedup import ranges
 from niels_cache_assets.defs.part_processes import build_part_in_child
 from niels_cache_assets.disk.attempts import attempt_record
 from niels_cache_assets.disk.journal import Journal
-from niels_cache_assets.parts.lease import LeaseTimes, hold_lease
+from niels_cache_assets.parts.lease import hold_lease
 from niels_cache_assets.project.registry import Registry, load_registry
+from niels_cache_assets.project.running import ClusterSettings
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.verify import notes, verify_cache
 from tests.corpus.test_resume import contents, prepared
@@ -130,7 +131,7 @@ def test_a_range_that_another_process_makes_is_not_removed(tmp_path: Path) -> No
     find_duplicates(registry, root=tmp_path)
     held = job(registry, tmp_path, 1).directory
     held.mkdir(parents=True)
-    with hold_lease(held, times=LeaseTimes(), wait=False, log=lambda line: None) as lease:
+    with hold_lease(held, times=ClusterSettings(), wait=False, log=lambda line: None) as lease:
         assert find_duplicates(registry, root=tmp_path).state == "cache_hit"
         assert held.exists()
         assert attempt_record(held, lease.attempt).exists()

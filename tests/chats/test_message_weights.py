@@ -99,20 +99,20 @@ def test_each_key_says_whether_to_train_on_a_message(key: str) -> None:
         assert isinstance(plain, list)
         assert isinstance(templated, list)
         for messages in (plain, templated):
-            assert weight_problem(messages) is None
+            assert weight_problem(messages)[0] is None
             assert masked_messages(messages) == (frozenset() if learns else {1})
     for wrong in ("0", "false", 0.5, 2, -1, [], [0, 1], {}, float("nan")):
-        assert weight_problem([ask, {"role": "assistant", "content": "a", key: wrong}]) == "unusable_weight"
+        assert weight_problem([ask, {"role": "assistant", "content": "a", key: wrong}])[0] == "unusable_weight"
 
 
 def test_keys_may_agree_but_not_contradict_each_other_and_others_than_the_assistant_are_never_targets() -> None:
     ask, say = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
     assert masked_messages([ask, {**say, "weight": 0, "train": False, "loss": None}]) == {1}
-    assert weight_problem([ask, {**say, "weight": 0, "train": True}]) == "contradictory_weights"
-    assert weight_problem([ask, {**say, "masked": True, "weight": 1}]) == "contradictory_weights"
-    assert weight_problem([{**ask, "weight": 0, "train": None}, say]) is None
+    assert weight_problem([ask, {**say, "weight": 0, "train": True}])[0] == "contradictory_weights"
+    assert weight_problem([ask, {**say, "masked": True, "weight": 1}])[0] == "contradictory_weights"
+    assert weight_problem([{**ask, "weight": 0, "train": None}, say])[0] is None
     assert masked_messages([{**ask, "weight": 0}, say]) == frozenset()
-    assert weight_problem([{**ask, "weight": 1}, say]) == "weight_of_other_role"
+    assert weight_problem([{**ask, "weight": 1}, say])[0] == "weight_of_other_role"
 
 
 def test_with_sentinels_a_masked_message_brings_spans_and_its_absence_does_not(tmp_path: Path, model: Path) -> None:

@@ -71,7 +71,7 @@ def test_what_a_source_has_made_plain_text_of_is_not_searched_for_markup(tmp_pat
     (tmp_path / "dump.xml.bz2").write_bytes(bz2.compress(b"<mediawiki></mediawiki>"))
 
     def cleaned(source: PretrainSource) -> str:
-        work = ChunkWork(source=source, seed=1, cleaning=CleaningSettings(), num_perm=None, ngram=None)
+        work = ChunkWork(source=source, seed=1, cleaning=CleaningSettings(), signer=None)
         done = work(CorpusChunk(0, [Document(page, file="dump.xml.bz2")]))
         assert (done.counts.report.kept, len(done.rows)) == (1, 1)
         return str(done.rows[0][0])

@@ -183,6 +183,7 @@ def test_a_value_of_set_is_toml_or_plain_text() -> None:
         (["-q"], ("niels-cache COMMAND -q ...",)),
         (["--versoin"], ("'--versoin'", "did you mean '--version'?")),
         (["build-all", "--seeed", "1"], ("did you mean '--seed'?",)),
+        (["duplicates", "--kind", "neer"], ("--kind: ", "did you mean 'near'?")),
         (["build-all", "--seed", "many"], ("'many'", "whole number")),
         (["build-all", "--seed", "9" * 5_000], (f"'{'9' * 40}'", "64 bits")),
         (["build-all", "--set", "build.seed=0x" + "f" * 5_000], ("64 bits",)),
@@ -314,6 +315,20 @@ def test_the_table_has_a_row_per_data_set_and_the_reasons_below_it(launcher: Fak
     assert any("sample wikitext" in line for line in lines)
 
 
+def test_failures_are_told_once_and_last_without_an_empty_table(launcher: FakeLauncher, capsys: pytest.CaptureFixture[str]) -> None:
+    unbuilt = {"meta": None, "directory": None}
+    launcher.results = [
+        result("tokenizer", "failed", family="tokenizer", message="no such host", **unbuilt),
+        result("wikitext", "skipped", message="tokenizer could not be built", **unbuilt),
+    ]
+    assert main(["build-all"]) == 1
+    output = capsys.readouterr()
+    assert output.out.split("\n", 1)[1].splitlines() == ["wikitext skipped: tokenizer could not be built", "tokenizer failed: no such host"]
+    assert "no such host" not in output.err
+    LineListener(Console(stderr=True, width=240)).finished(launcher.results[0])  # type: ignore[arg-type]
+    assert capsys.readouterr().err == "tokenizer: failed in 1.5 s\n"
+
+
 def test_lines_come_at_the_start_every_ten_seconds_and_at_the_end(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -321,6 +336,7 @@ def test_lines_come_at_the_start_every_ten_seconds_and_at_the_end(
     monkeypatch.setattr("niels_cache_assets.cli.progress.monotonic", lambda: now)
     listener = LineListener(Console(stderr=True, width=240))
     listener.started("notes", "pretrain")
+    listener.logged("notes", "DEBUG: only for the log")
     for second in range(1, 26):
         now = float(second)
         listener.progressed("notes", Progress(documents=second * 10, tokens=second * 1_000_000, share=second / 50))

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import get_args
 
 import pytest
 from rich.console import Console
@@ -20,7 +21,10 @@ from niels_cache_assets.cli import main, progress
 from niels_cache_assets.cli.console import diagnostics, new_table, set_verbosity
 from niels_cache_assets.cli.parser import build_parsers, import_command
 from niels_cache_assets.cli.progress import BarListener, build_listener, transfer_progress
+from niels_cache_assets.exchange.corpus_text import FileType
+from niels_cache_assets.exchange.formats import FORMATS
 from niels_cache_assets.facts.progress import BuildProgress, SpeedMeter, describe
+from niels_cache_runtime.megatron.indexed_writer import Link
 from tests.helpers import programs
 from tests.helpers.messages import missing
 
@@ -50,6 +54,14 @@ def completed(folder: Path, line: str) -> list[str]:
     code = "import sys; from niels_cache_assets.cli import main; sys.argv[0] = 'niels-cache'; main()"
     programs.run("-c", code, env=environment, cwd=folder, check=True)
     return sorted(word.strip() for word in answer.read_text().split("\n") if word.strip())
+
+
+def test_a_command_ends_its_process_after_exit_functions_and_frees_no_module(tmp_path: Path) -> None:
+    words = "sys.argv[1:] = ['init', '--list']; atexit.register(os.write, 2, b'closed')"
+    code = f"import atexit, os, sys; from niels_cache_assets.cli import main; {words}; main(); print('still there')"
+    ended = programs.run("-c", code, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, check=True)
+    assert ended.stderr == "closed"
+    assert "still there" not in ended.stdout
 
 
 def test_output_on_a_full_disk_is_one_line(tmp_path: Path) -> None:
@@ -91,9 +103,17 @@ def test_tab_completes_commands_data_sets_and_values(line: str, expected: list[s
 def test_every_value_of_a_short_list_that_is_completed_is_known_to_an_option() -> None:
     _, commands = build_parsers()
     offered = {name: import_command(name).COMMAND.offers.keys() for name in commands}
-    assert sum(map(len, offered.values())) > 20
+    assert sum(map(len, offered.values())) > 10
     for name, parser in commands.items():
         assert offered[name] <= {action.dest for action in parser._actions}, name
+
+
+def test_the_choices_of_export_are_its_formats_and_file_types() -> None:
+    _, commands = build_parsers()
+    choices = {action.dest: action.choices for action in commands["export"]._actions}
+    assert choices["format"] == (*FORMATS, "text")
+    assert choices["file_type"] == get_args(FileType)
+    assert set(choices["link"] or ()) == set(get_args(Link))
 
 
 def test_a_table_on_a_narrow_terminal_loses_nothing() -> None:
@@ -152,6 +172,16 @@ def test_a_bug_has_an_exit_code_of_its_own(error: Exception, monkeypatch: pytest
     assert "bug in niels-cache" in errors.splitlines()[-1]
 
 
+def test_a_missing_package_is_no_bug(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(arguments: object) -> int:
+        raise ModuleNotFoundError("No module named 'pydantic'", name="pydantic")
+
+    monkeypatch.setattr("niels_cache_assets.cli.commands.status.run", fail)
+    assert main(["status"]) == exit_codes.WRONG_USE
+    (line,) = capsys.readouterr().err.splitlines()
+    assert missing(line, "'pydantic'", "pip install niels-cache", "niels_cache_runtime.verify") == []
+
+
 def test_a_file_that_cannot_be_read_is_no_bug(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def refuse(arguments: object) -> int:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "books/meta.json")
@@ -204,6 +234,7 @@ def test_a_bar_has_share_speed_time_left_and_the_memory_of_this_process_until_it
         return console.export_text()
 
     listener.started("notes", "pretrain")
+    listener.logged("notes", "DEBUG: only for the log")
     for now[0], share in ((0.0, 0.1), (4.0, 0.3)):
         listener.progressed("notes", CorpusProgress(documents=30, kept=25, characters=round(50_000 * share), share=share))
     line = shown()
@@ -212,6 +243,7 @@ def test_a_bar_has_share_speed_time_left_and_the_memory_of_this_process_until_it
     listener.finished(SimpleNamespace(name="notes", state="built"))  # type: ignore[arg-type]
     done = shown()
     assert "built" in done
+    assert "log" not in line + done
     assert "512.0 MB" not in done
 
 

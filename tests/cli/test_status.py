@@ -105,7 +105,7 @@ def leave_unfinished(target: Path, *, share: float | None) -> None:
     expected = graph(registry, target.parents[1]).dataset(target.name).journal(revision)
     partial = partial_directory(target)
     partial.mkdir()
-    opened = Journal.open(partial, fingerprint=expected.fingerprint, log=print, identity=expected.identity)
+    opened = Journal(partial, fingerprint=expected.fingerprint, log=print, identity=expected.identity)
     opened.record({"n": 3}, files={}, share=share, documents=1234)
 
 

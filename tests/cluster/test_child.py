@@ -65,12 +65,7 @@ class Worker:
         return part
 
     def build(self, *, is_stopping: Callable[[], bool] = lambda: False) -> Outcome:
-        part = self.part()
-
-        def command() -> PartCommand:
-            return PartCommand(part=part)
-
-        return build_in_child(part, command, on_progress=self.progress.append, log=self.log.append, is_stopping=is_stopping)
+        return build_in_child(self.part(), lambda: None, on_progress=self.progress.append, log=self.log.append, is_stopping=is_stopping)
 
     @property
     def calls(self) -> list[list[str]]:

@@ -62,7 +62,7 @@ def write_texts(folder: Path, files: Mapping[int, Sequence[str]] | None = None) 
 def registry_of(folder: Path, parts: int, table: str = "val_frac = 0.1") -> Registry:
     config = folder / f"{parts}.toml"
     config.write_text(
-        '[cleaning]\nskip = ["not_english", "language_error"]\n[dedup]\nranges = 2\n'
+        '[build]\nthreads = 1\n[cleaning]\nskip = ["not_english", "language_error"]\n[dedup]\nranges = 2\n'
         f'[pretrain.notes]\nsource = "jsonl"\nfiles = ["texts/*.jsonl"]\nprepare = ["clean", "dedup"]\nparts = {parts}\n{table}\n',
         encoding="utf-8",
     )
@@ -74,7 +74,7 @@ def prepare(registry: Registry, root: Path, **options: Any) -> Meta:
 
 
 def part_of(registry: Registry, root: Path, number: int) -> Corpus:
-    joined = graph(registry, root).corpus("notes", processes=1)
+    joined = graph(registry, root).corpus("notes")
     assert joined.is_joined
     return joined.part(number)
 

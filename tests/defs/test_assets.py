@@ -16,6 +16,7 @@ from niels_cache_assets.artifacts.corpus import CorpusProgress
 from niels_cache_assets.build_cache import Progress
 from niels_cache_assets.defs.assets.upstream import REVISION, observe_revision
 from niels_cache_assets.defs.checks.sync import IN_SYNC
+from niels_cache_assets.defs.launch_events import LaunchListener
 from niels_cache_assets.defs.metadata.builds import describe_dropped, state_of
 from niels_cache_assets.defs.metadata.entries import MAX_TABLE_ROWS, code_block, table
 from niels_cache_assets.defs.progress import BuildReporter, ProgressSink
@@ -226,19 +227,20 @@ def test_a_long_build_is_observed_every_ten_seconds_and_its_sink_always(
     expected: dict[str, float],
     line: str,
 ) -> None:
-    class Sink(ProgressSink):
+    class Listener(LaunchListener):
         calls = 0
 
         def progressed(self, name: str, progress: BuildProgress) -> None:
             self.calls += 1
 
-    context, sink, now = _Context(), Sink(), [0.0]
+    context, sink, now = _Context(), ProgressSink(), [0.0]
+    listener = sink.listener = Listener()
     monkeypatch.setattr("niels_cache_assets.defs.progress.monotonic", lambda: now[0])
     reporter = BuildReporter(context, sink, name=name, observed=dg.AssetKey(key))  # type: ignore[arg-type]
     for second in range(26):
         now[0] = float(second)
         reporter.progress(progress(second))
-    assert sink.calls == 26
+    assert listener.calls == 26
     assert [(event.asset_key.path, event.partition) for event in context.events] == [(key, "notes")] * 2
     assert {name: value.value for name, value in context.events[0].metadata.items()} == expected
     assert context.lines[0] == line

@@ -10,7 +10,6 @@ from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.defs.checks.cache import BUDGETS_MET, CHECK_NAMES
 from niels_cache_assets.defs.checks.sync import IN_SYNC
 from niels_cache_assets.defs.checks.tokenizer import ROUND_TRIP, SPECIAL_TOKENS
-from niels_cache_assets.tokenizer.training import RoundTripLoss
 from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.format.meta import read_meta, write_meta
 from tests.helpers.built_project import Built
@@ -171,7 +170,7 @@ def test_a_meta_json_that_lacks_a_key_is_unreadable(project: Project) -> None:
         assert f"has no {key};" in state.advice
 
 
-LOST = [RoundTripLoss(text="a\tb", decoded="a b")]
+LOST = {"a\tb": "a b"}
 
 
 @pytest.mark.parametrize(("settings", "severity", "success"), [(None, WARN, True), (TRAIN_HERE, ERROR, False)])

@@ -112,6 +112,18 @@ def test_the_home_is_absolute_and_stands_in_the_environment(home: Path) -> None:
         assert instance.run_monitoring_enabled
 
 
+def test_the_engine_of_a_database_is_created_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    created: list[str] = []
+    create = instance_module._create_engine
+    monkeypatch.setattr(instance_module, "_engines", {})
+    monkeypatch.setattr(instance_module, "_create_engine", lambda url, **settings: created.append(url) or create(url, **settings))
+    with ensure_instance() as instance:
+        for _ in range(3):
+            instance.report_runless_asset_event(dg.AssetObservation("notes"))
+        assert len(instance.fetch_observations(dg.AssetKey("notes"), limit=5).records) == 3
+    assert len(created) == len({*created}) == 2, "of all runs, and of events without a run"
+
+
 def test_without_a_setting_the_home_lies_in_the_working_directory(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DAGSTER_HOME")
     assert dagster_home() == Path.cwd() / ".dagster"

@@ -21,11 +21,11 @@ from niels_cache_assets.build_cache.resume import fingerprint_of_journal, open_j
 from niels_cache_assets.disk import journal as journal_module
 from niels_cache_assets.disk.journal import BYTES_VARIABLE, JOURNAL_NAME, Journal, read_journal
 from niels_cache_assets.disk.lineage_files import LineageWriter, RowSpool
-from niels_cache_assets.disk.writers import Files, NpyWriter, ShardWriter, Sizes
+from niels_cache_assets.disk.writers import Files, NpyWriter, ShardWriter
 from niels_cache_assets.sources import chat_jsonl as chat
 from niels_cache_assets.sources.reading import rows
 from niels_cache_assets.sources.types import StreamContext
-from niels_cache_assets.streaming import encode, intake
+from niels_cache_assets.streaming import encode
 from niels_cache_assets.streaming.feed import Feed, ValShare
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
@@ -37,7 +37,7 @@ from tests.helpers.tiny import sentences
 
 def opened(folder: Path, *, fingerprint: str = "one", afresh: bool = False, told: list[str] | None = None, **settings: Any) -> Journal:
     log = (told if told is not None else []).append
-    return Journal.open(folder, fingerprint=fingerprint, log=log, afresh=afresh, **settings)
+    return Journal(folder, fingerprint=fingerprint, log=log, afresh=afresh, **settings)
 
 
 @pytest.fixture
@@ -195,15 +195,15 @@ def test_shards_and_arrays_go_on_from_a_checkpoint(tmp_path: Path, stop: int, dt
             ends = NpyWriter(folder, "ends.npy", DOC_ENDS_DTYPE, files, resume_at=resume_at)
             shards.write(tokens(100).astype(dtype)[resume_at:end])
             ends.write(tokens(100)[resume_at:end])
-            sizes = Sizes()
-            shards.checkpoint(sizes)
-            ends.checkpoint(sizes)
-            assert all((folder / name).stat().st_size == size for name, size in sizes.items())
+            unfinished = [*shards.unfinished, ends]
+            for file in unfinished:
+                file.flush()
+            assert all(file.path.stat().st_size == file.bytes for file in unfinished)
             if end == 100:
                 shards.seal()
                 ends.seal()
-            shards.abandon()
-            ends.abandon()
+            for file in unfinished:
+                file.abandon()
             resume_at = end
         written.append((files, files_of(folder)))
     assert written[0] == written[1]
@@ -216,11 +216,10 @@ def test_a_build_that_is_killed_again_before_its_first_record_keeps_the_one_befo
     killed = []  # never closed, as what was not written yet would be
     for _ in range(3):
         journal = opened(tmp_path, told=told)
-        sizes = Sizes()
         killed.append(NpyWriter(tmp_path, "ends.npy", DOC_ENDS_DTYPE, {}))
         if journal.state is None:
-            killed[-1].checkpoint(sizes)
-            journal.record({"documents": 0}, files=sizes)
+            killed[-1].flush()
+            journal.record({"documents": 0}, files={"ends.npy": killed[-1].bytes})
     assert (journal.state, told) == ({"documents": 0}, [])
     for writer in killed:
         writer.abandon()
@@ -287,7 +286,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(BYTES_VARIABLE, "0")
     monkeypatch.setattr(encode, "_CHUNK_ITEMS", 30)
     monkeypatch.setattr(encode, "_CHUNKS_PER_TASK", 1)
-    monkeypatch.setattr(intake, "_LIST_ITEMS", 30)
+    monkeypatch.setattr(rows, "BATCH_DOCUMENTS", 30)
 
 
 @pytest.mark.parametrize("changed", ["python", "sentencepiece", "mwparserfromhell", "langdetect-rs", "numba"])
@@ -440,7 +439,7 @@ def test_an_unfinished_file_that_was_damaged_meanwhile_starts_afresh(
 def test_a_spool_that_is_damaged_while_it_is_used_is_one_line(tmp_path: Path) -> None:
     spool = RowSpool(tmp_path, "a.arrow", {"row": "int64"})
     spool.write({"row": range(100)})
-    spool.checkpoint(Sizes())
+    spool.flush()
     content = bytearray((tmp_path / "a.arrow").read_bytes())
     content[8:40] = b"\xff" * 32
     (tmp_path / "a.arrow").write_bytes(content)

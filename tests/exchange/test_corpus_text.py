@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,7 +18,7 @@ from niels_cache_assets.artifacts.prepared_corpora import open_prepared
 from niels_cache_assets.cli import main
 from niels_cache_assets.corpus import store
 from niels_cache_assets.exchange import corpus_text as text_export
-from niels_cache_assets.exchange.corpus_text import FILE_TYPES, FileType, TextExport
+from niels_cache_assets.exchange.corpus_text import FileType, TextExport
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.streaming import encode
@@ -64,7 +64,7 @@ def content(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
-@pytest.mark.parametrize("file_type", FILE_TYPES)
+@pytest.mark.parametrize("file_type", get_args(FileType))
 def test_the_files_hold_the_documents_that_stay(books: tuple[Registry, Path], tmp_path: Path, file_type: FileType) -> None:
     export, told = export_of(books, tmp_path, file_type), list[tuple[int, int]]()
     manifest = export.write(progress=lambda done, total: told.append((done, total)))
@@ -110,7 +110,7 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, call: int) -> None:
         monkeypatch.setattr(owner, name, dying(function))
 
 
-@pytest.mark.parametrize("file_type", FILE_TYPES)
+@pytest.mark.parametrize("file_type", get_args(FileType))
 def test_after_kills_at_twenty_places_the_bytes_are_equal(
     books: tuple[Registry, Path], tmp_path: Path, file_type: FileType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,7 +199,7 @@ def test_an_older_export_is_replaced_only_with_force(books: tuple[Registry, Path
     export_of(books, tmp_path, "parquet").write()
     (tmp_path / "other.txt").write_text("mine")
     before = content(tmp_path)
-    for file_type in FILE_TYPES:
+    for file_type in get_args(FileType):
         with pytest.raises(NielsCacheError, match="--force"):
             export_of(books, tmp_path, file_type).write()
     assert content(tmp_path) == before

@@ -22,6 +22,7 @@ from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.build_cache import Provenance, build_pretrain_cache, build_sft_cache
 from niels_cache_assets.build_cache.pretrain import PretrainBuild
 from niels_cache_assets.build_cache.resume import Resume
+from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_runtime import PretrainTokenStreamDataset, SFTExampleDataset, TokenLoader
 from niels_cache_runtime.cache.opening import open_split
 from niels_cache_runtime.errors import NielsCacheError
@@ -68,6 +69,10 @@ class Marks(Artifact):
     mark: int
 
     resumable = True
+
+    @property
+    def registry(self) -> Registry:
+        return load_registry(profile="quickstart")
 
     @property
     def key(self) -> str:

@@ -121,7 +121,7 @@ def build(folder: Path) -> Built:
         for name, stage in STAGES.items():
             if name != "export":
                 stage(project)
-        materialize(graph(project.registry, project.root).report("notes"))
+        materialize(graph(project.registry, project.root)["report/notes"])
     return Built(project=project, hashed=hashed)
 
 

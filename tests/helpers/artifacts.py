@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from niels_cache_assets.artifacts.base import Artifact, BuildJob, WriteResult
+from niels_cache_assets.project.registry import Registry, load_registry
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,6 +16,10 @@ class Line(Artifact):
     folder: Path
     text: str = "text"
     before: Callable[[], object] = lambda: None
+
+    @property
+    def registry(self) -> Registry:
+        return load_registry(profile="quickstart")
 
     @property
     def key(self) -> str:

@@ -1,5 +1,6 @@
 """Builds of one artifact by name, as the command line and a run of Dagster make them. `how`: the arguments of `materialize`."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ def build_tokenizer(registry: Registry, *, root: Path, **how: Any) -> Outcome:
 
 
 def prepare_corpus(registry: Registry, name: str, *, root: Path, processes: int | None = None, **how: Any) -> Outcome:
-    return materialize(graph(registry, root).corpus(name, processes=processes), **how)
+    """Build a corpus on this number of processes; by default, as [build] says."""
+    build = registry.build.model_copy(update={"threads": processes or registry.build.threads})
+    return materialize(graph(replace(registry, build=build), root).corpus(name), **how)
 
 
 def find_duplicates(registry: Registry, *, root: Path, **how: Any) -> Outcome:

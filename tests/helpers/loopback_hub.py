@@ -1,4 +1,4 @@
-"""The part of the Hugging Face hub's HTTP API that streaming a data set needs, on 127.0.0.1, so that tests run the real loading code.
+"""The part of the Hugging Face hub's HTTP API that data sets and tokenizers need, on 127.0.0.1, so that tests run the real loading code.
 
 `HF_ENDPOINT` is read when huggingface_hub is imported, so code under test runs in a child process with `hub.env`. (`LoopbackHub` handles
 HTTP only. The test decides the content of the repositories, and `loopback_faults` has the faults.)
@@ -21,8 +21,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from tests.helpers.loopback_faults import BEFORE_ANSWERS, IN_ANSWERS, Faults
 
 Repositories = dict[str, dict[str, bytes]]
-_API = re.compile(r"/api/datasets/([^/]+/[^/]+)(?:/(revision|tree|paths-info)/([^/]+)(?:/(.*))?)?")
-_RESOLVE = re.compile(r"/datasets/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
+_API = re.compile(r"/api/(?:datasets|models)/([^/]+/[^/]+)(?:/(revision|tree|paths-info)/([^/]+)(?:/(.*))?)?")
+_RESOLVE = re.compile(r"/(?:datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 
 
 class LoopbackHub:

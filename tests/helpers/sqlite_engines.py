@@ -1,18 +1,17 @@
-"""Engines of SQLAlchemy that Dagster's storages in SQLite use again. Import this module to save a sixth of the time of tests with runs.
+"""Engines of SQLAlchemy that Dagster's storages of runs and schedules use again. Import this module to save time in tests with runs.
 
 Dagster makes an engine for each connection, and so compiles each statement each time. The engines have no pool, so an engine that is kept
-holds no connection and no file open.
+holds no connection and no file open. The storage of events uses its engines again in the product, too (defs/home/instance.py).
 """
 
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from dagster._core.storage.event_log.sqlite import sqlite_event_log
 from dagster._core.storage.runs.sqlite import sqlite_run_storage
 from dagster._core.storage.schedules.sqlite import sqlite_schedule_storage
 
-_KEPT = 100  # each run of Dagster has a database of its own
+_KEPT = 100
 
 
 def _keeping(create_engine: Callable[..., Any]) -> Callable[..., Any]:
@@ -28,5 +27,5 @@ def _keeping(create_engine: Callable[..., Any]) -> Callable[..., Any]:
     return create
 
 
-for _storage in (sqlite_event_log, sqlite_run_storage, sqlite_schedule_storage):
+for _storage in (sqlite_run_storage, sqlite_schedule_storage):
     _storage.create_engine = _keeping(_storage.create_engine)  # type: ignore[attr-defined]

@@ -19,8 +19,8 @@ from niels_cache_assets.inspection.differences import documents as documents_mod
 from niels_cache_assets.inspection.differences import tokens as tokens_module
 from niels_cache_assets.inspection.differences.documents import compare_documents
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
-from niels_cache_runtime.format.layout import META_NAME, SPLITS, TOKEN_DTYPE, Split
-from niels_cache_runtime.format.meta import write_meta
+from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split
+from niels_cache_runtime.format.meta import load_meta, write_meta
 from tests.helpers.depth import cases
 from tests.helpers.messages import missing
 from tests.helpers.tiny import sentences
@@ -126,8 +126,21 @@ def test_documents_in_and_out_are_counted_and_named_and_a_full_disk_says_what_to
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(documents_module, "_write", full)
-    assert main(["diff", str(a), str(b)]) == 2
+    assert main(["diff", str(a), str(b)]) == 1
     assert missing(capsys.readouterr().err, "No space left", "TMPDIR") == []
+
+
+@pytest.mark.parametrize("name", ["train_doc_ends.npy", "train_documents.parquet", "train/shard_00000.bin"])
+def test_damage_is_named_beside_the_settings_and_the_other_data_sets(
+    name: str, a: Path, b: Path, tokenizer: SentencePieceTokenizer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build_notes(b, tokenizer, rows_of(TEXTS)[1:])
+    (b / "pretrain/notes" / name).write_bytes(b"damaged")
+    found = diff(capsys, a, b, code=1)["datasets"]
+    assert name in found[1]["damage"]
+    assert found[1]["counts"], "meta.json is compared in any case"
+    assert found[0]["damage"] is None
+    assert name in printed(capsys, a, b)
 
 
 def test_examples_of_sft_are_compared_and_another_seed_moves_them(
@@ -220,7 +233,7 @@ def test_a_difference_is_found_in_any_block_and_across_shards(
 ) -> None:
     monkeypatch.setattr(tokens_module, "_BLOCK_TOKENS", 100)
     folder = b / "pretrain/notes"
-    stream = SplitTokens(folder, "pretrain", "train", dtype=TOKEN_DTYPE)
+    stream = SplitTokens(folder, "pretrain", "train", load_meta(folder / "meta.json"))
     whole = stream.read(0, len(stream)).copy()
     shard = SHARD_BYTES // 2
     assert len(whole) > 3 * shard

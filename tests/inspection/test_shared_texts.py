@@ -54,10 +54,9 @@ def test_a_hash_is_that_of_the_bytes_in_every_form_of_a_column() -> None:
     expected = np.array([xxhash.xxh3_64_intdigest(text.encode()) for text in texts], np.uint64).view(np.int64)
     column = Strings.of(["left out", *texts])
     assert column is not None
-    assert np.array_equal(hash_strings(texts), expected)
     assert np.array_equal(hash_strings(column[1:]), expected)
     assert np.array_equal(hash_strings(column[[4, 1]]), expected[[3, 0]])
-    assert len(hash_strings([])) == 0
+    assert len(hash_strings(column[:0])) == 0
 
 
 def test_equal_canonical_texts_have_equal_hashes_in_every_form_of_a_column() -> None:
@@ -75,7 +74,8 @@ def test_equal_canonical_texts_have_equal_hashes_in_every_form_of_a_column() -> 
     assert hash_canonical(column[1:]).tolist() == hashes
     assert [hashes.index(each) for each in hashes] == [0, 0, 2, 3, 3, 5, 5, 7, 7]
     assert hash_canonical(column[:0]).tolist() == hash_canonical([]).tolist() == []
-    assert [*hash_canonical(["", "\ud800"])] == [hash_strings(["\0"])[0], hash_strings(["\0\ud800"])[0]]
+    expected = [xxhash.xxh3_64_intdigest(f"\0{text}".encode("utf-8", "surrogatepass")) for text in ("", "\ud800")]
+    assert hash_canonical(["", "\ud800"]).view(np.uint64).tolist() == expected
 
 
 def test_ten_of_21_documents_are_found(folders: dict[str, Path]) -> None:

@@ -202,7 +202,7 @@ def test_only_the_part_of_a_corpus_that_holds_the_ids_is_built_again(tmp_path: P
 
     def prepare(of: Graph) -> set[str]:
         keys = [key for key in of.order(["notes"]) if key.partition("/")[0] in ("plan", "corpus_part") or key == "corpus/notes"]
-        build_of = {key: of.corpus("notes", processes=1) if key == "corpus/notes" else of[key] for key in keys}
+        build_of = {key: of[key] for key in keys}
         outcomes = {key: materialize(artifact) for key, artifact in build_of.items()}
         return {key.rpartition("/")[2] for key, outcome in outcomes.items() if outcome.state == "built"}
 

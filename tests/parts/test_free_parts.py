@@ -2,16 +2,19 @@
 
 import multiprocessing
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from niels_cache_assets.artifacts.base import BuildJob
 from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts import free_parts
 from niels_cache_assets.defs.launcher import LaunchResult, launch_builds
-from niels_cache_assets.parts.lease import LeaseLostError, LeaseTimes, hold_lease
+from niels_cache_assets.parts.lease import LeaseLostError, hold_lease
+from niels_cache_assets.project.running import ClusterSettings
 from niels_cache_runtime.format.commit import hold_lock
 from niels_cache_runtime.verify import verify_cache
 from tests.build_cache.test_determinism import digests
@@ -101,7 +104,7 @@ class Frozen:
 
         def hold() -> None:
             folder.parent.mkdir(parents=True, exist_ok=True)
-            with hold_lease(folder, times=LeaseTimes(renew_seconds=3600, lease_seconds=3600), wait=False, log=lambda line: None):
+            with hold_lease(folder, times=ClusterSettings(renew_seconds=1200, lease_seconds=3600), wait=False, log=lambda line: None):
                 begun.set()
                 assert self._ends.wait(60)
 
@@ -143,7 +146,8 @@ def test_a_process_that_was_overtaken_replaces_neither_tokenizer_nor_plan_nor_se
 
     def wake_up_late() -> None:
         artifact = frozen[key]
-        with artifact.lock(wait=False, log=print) as held, artifact.stage(held, log=print) as staging:
+        job = BuildJob(directory=artifact.directory, revision=None, identity={}, force=False, progress=None, log=print)
+        with artifact.lock(wait=False, log=print) as held, artifact.stage(replace(job, lease=held.lease)) as staging:
             for name in ("plan.json", "meta.json"):
                 (staging / name).write_text("{}")
             outcome = materialize(found[key], wait=True)

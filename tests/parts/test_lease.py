@@ -20,7 +20,6 @@ from niels_cache_assets.parts import lease as module
 from niels_cache_assets.parts.lease import (
     Lease,
     LeaseLostError,
-    LeaseTimes,
     StopRequested,
     StopRequests,
     hold_lease,
@@ -28,11 +27,12 @@ from niels_cache_assets.parts.lease import (
     request_stop,
     stop_stamp,
 )
+from niels_cache_assets.project.running import ClusterSettings
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import BusyError, lock_path
 from tests.helpers.failing_disk import Disk
 
-TIMES = LeaseTimes(renew_seconds=15, lease_seconds=120)
+TIMES = ClusterSettings(renew_seconds=15, lease_seconds=120)
 
 
 class Clock:
@@ -252,8 +252,10 @@ def test_a_full_disk_leaves_no_lease(target: Path) -> None:
 def test_stop_reaches_the_holder_and_those_who_wait(target: Path, clock: Clock) -> None:
     clock.meanwhile = lambda seconds: request_stop(target)
     told: list[str] = []
-    quick = LeaseTimes(renew_seconds=0.01, lease_seconds=100)
-    with hold_lease(target, times=quick, wait=False, log=lambda line: None, on_stop=lambda: told.append("stop")) as lease:
+    quick = ClusterSettings(renew_seconds=0.01, lease_seconds=100)
+    with hold_lease(
+        target, times=quick, wait=False, log=lambda line: None, stops=StopRequests(on_stop=lambda: told.append("stop"))
+    ) as lease:
         with pytest.raises(StopRequested, match="stop"), held(target, wait=True):
             raise AssertionError
         deadline = time.monotonic() + 30
@@ -284,7 +286,7 @@ def test_a_stop_of_one_launch_reaches_only_its_processes(target: Path, clock: Cl
         except BusyError:
             return False
 
-    quick = LeaseTimes(renew_seconds=0.01, lease_seconds=100)
+    quick = ClusterSettings(renew_seconds=0.01, lease_seconds=100)
     with hold_lease(target, times=quick, wait=False, log=lambda line: None, stops=StopRequests(launch="aa")) as lease:
         clock.meanwhile = lambda seconds: request_stop(target, "bb")
         assert obeys("bb", wait=True)

@@ -13,7 +13,6 @@ from niels_cache_assets.parts.plan import (
     Plan,
     contiguous_runs,
     divide_in_proportion,
-    encode_group,
     plan_parts,
     proposed_shard_bytes,
 )
@@ -63,7 +62,7 @@ def test_shares_sum_exactly_and_are_within_one_of_the_proportion(seed: int) -> N
 def plan_of(files: list[ListedFile], parts: int, *, train_tokens: int | None = None, val_tokens: int | None = None) -> Plan:
     """Divide files, and read the plan as from its file."""
     group = plan_parts(files, parts, train_tokens=train_tokens, val_tokens=val_tokens)
-    plan = Plan.of({"fingerprint": "f", "dataset_revision": None, "groups": json.loads(json.dumps([encode_group(group)]))})
+    plan = Plan.of({"fingerprint": "f", "dataset_revision": None, "groups": json.loads(json.dumps([group.entry]))})
     assert plan.groups == (group,)
     return plan
 
@@ -101,7 +100,7 @@ def test_a_file_whose_size_no_server_tells_is_named_if_its_part_gets_no_tokens()
 def test_the_room_for_a_part_is_unknown_if_the_size_of_a_file_is(project: PartsProject) -> None:
     found = project.graph(2)
     build(found, ["tokenizer", f"plan/{NAME}"])
-    part = found.part(f"{NAME}/part-00000")
+    part = found.sealed(NAME).part(0)
     need = part.need()
     assert need is not None
     assert need.bytes > 0

@@ -13,9 +13,10 @@ import pytest
 from niels_cache_assets.artifacts.parts.prune import find_garbage, remove_garbage
 from niels_cache_assets.build_cache.pretrain import PretrainBuild
 from niels_cache_assets.build_cache.resume import Resume
-from niels_cache_assets.parts.lease import LeaseLostError, LeaseTimes
+from niels_cache_assets.parts.lease import LeaseLostError
 from niels_cache_assets.parts.store_attempt import StoreAttempt, read_objects, stored_attempt
 from niels_cache_assets.parts.store_lease import StoreLease, hold_store_lease
+from niels_cache_assets.project.running import ClusterSettings
 from niels_cache_assets.streaming import encode
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME
@@ -27,7 +28,7 @@ from tests.helpers.tiny import WideTokenizer, sentences
 
 ADDRESS = f"s3://{BUCKET}/web"
 LEASE, FOLDER = "leases/part-00001.json", "parts/part-00001/abc"
-TIMES = LeaseTimes(renew_seconds=1_000, lease_seconds=30)
+TIMES = ClusterSettings.model_construct(renew_seconds=1_000, lease_seconds=30)
 SHARD_BYTES, BATCH_BYTES = 98_304, 81_920
 TEXTS = sentences(4_000)
 

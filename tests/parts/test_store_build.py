@@ -30,9 +30,10 @@ from niels_cache_assets.defs.assembly import build_defs
 from niels_cache_assets.defs.finished_parts import finished_parts_sensor
 from niels_cache_assets.defs.launcher import launch_builds
 from niels_cache_assets.defs.resources import CacheRoot
-from niels_cache_assets.parts.lease import LeaseLostError, LeaseTimes
+from niels_cache_assets.parts.lease import LeaseLostError
 from niels_cache_assets.parts.store import lease_of, read_small, record_of
 from niels_cache_assets.parts.store_lease import StoreLease, hold_store_lease
+from niels_cache_assets.project.running import ClusterSettings
 from niels_cache_assets.publish.check import check
 from niels_cache_assets.publish.pull import pull
 from niels_cache_assets.reports.cache import cache_report, find_items
@@ -143,7 +144,7 @@ def test_another_machine_sees_what_each_step_is_doing_and_reads_only_what_has_ch
 
     def hold(key: str, name: str = "") -> AbstractContextManager[StoreLease]:
         name = name or key.rpartition("/")[2]
-        return hold_store_lease(store, lease_of(name), one.root / name, times=LeaseTimes(), wait=False, log=print)
+        return hold_store_lease(store, lease_of(name), one.root / name, times=ClusterSettings(), wait=False, log=print)
 
     def later(store: Store, folder: str = "") -> Iterator[ListedObject]:
         """The lease of the killed machine was renewed long ago."""
@@ -365,7 +366,7 @@ def test_a_lease_that_is_too_short_for_a_store_is_refused_at_load(project: Parts
 
 @pytest.mark.parametrize(("key", "seconds"), [("", 600), ("record_seconds = 5", 5), ("record_seconds = 3600", 3600)])
 def test_records_are_rare_in_a_store_unless_a_time_is_set(key: str, seconds: int, project: PartsProject) -> None:
-    assert project.graph(2, root="one", build=f'store = "{STORE}"\n{key}').plan(NAME).record_seconds == seconds
+    assert project.graph(2, root="one", build=f'store = "{STORE}"\n{key}').registry.build.seconds_between_records == seconds
 
 
 def test_a_store_without_conditions_is_refused_once_in_each_process(project: PartsProject, s3: LoopbackS3) -> None:

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from niels_cache_assets.parts.lease import LeaseLostError, LeaseTimes, StopRequested, StopRequests, request_stop
+from niels_cache_assets.parts.lease import LeaseLostError, StopRequested, StopRequests, request_stop
 from niels_cache_assets.parts.store import read_small
 from niels_cache_assets.parts.store_lease import StoreLease, hold_store_lease
+from niels_cache_assets.project.running import ClusterSettings
 from niels_cache_runtime.format.commit import BusyError
 from niels_cache_runtime.remote import store as store_module
 from niels_cache_runtime.remote.store import RemoteError, Store, open_store
@@ -22,8 +23,8 @@ from tests.helpers.loopback_s3 import BUCKET, LoopbackS3
 
 ADDRESS = f"s3://{BUCKET}/web"
 KEY = "leases/part-00001.json"
-STILL = LeaseTimes(renew_seconds=1_000, lease_seconds=3_000)  # never renewed in a test
-LIVELY = LeaseTimes(renew_seconds=0.2, lease_seconds=30)
+STILL = ClusterSettings(renew_seconds=1_000, lease_seconds=3_000)  # never renewed in a test
+LIVELY = ClusterSettings(renew_seconds=0.2, lease_seconds=30)
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def store(s3: LoopbackS3) -> Store:
 
 @pytest.fixture
 def hold(store: Store, tmp_path: Path) -> Callable[..., AbstractContextManager[StoreLease]]:
-    def hold(times: LeaseTimes = STILL, *, wait: bool = False, **settings: Any) -> AbstractContextManager[StoreLease]:
+    def hold(times: ClusterSettings = STILL, *, wait: bool = False, **settings: Any) -> AbstractContextManager[StoreLease]:
         return hold_store_lease(store, KEY, tmp_path / "part-00001", times=times, wait=wait, **{"log": lambda line: None, **settings})
 
     return hold
@@ -141,7 +142,7 @@ def test_a_store_that_does_not_answer_is_asked_again_soon(s3: LoopbackS3, hold: 
 
 def test_a_request_to_stop_ends_the_holder_and_those_who_wait(hold: Hold, tmp_path: Path) -> None:
     stopped: list[bool] = []
-    with hold(LIVELY, on_stop=lambda: stopped.append(True), stops=StopRequests()) as lease:
+    with hold(LIVELY, stops=StopRequests(on_stop=lambda: stopped.append(True))) as lease:
         request_stop(tmp_path / "part-00001")
         deadline = time.monotonic() + 10
         while not stopped and time.monotonic() < deadline:

@@ -20,7 +20,8 @@ from niels_cache_assets.plots import measures
 from niels_cache_assets.plots.measures import measure_cache
 from niels_cache_assets.plots.pictures import cache_pictures
 from niels_cache_assets.project.registry import Registry, load_registry
-from niels_cache_assets.streaming import encode, intake
+from niels_cache_assets.sources.reading import rows
+from niels_cache_assets.streaming import encode
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime import NielsCacheError, TokenLoader, open_cache, read_meta
 from niels_cache_runtime.format.layout import Family, list_shards
@@ -232,7 +233,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(BYTES_VARIABLE, "0")
     monkeypatch.setattr(encode, "_CHUNK_ITEMS", 30)
     monkeypatch.setattr(encode, "_CHUNKS_PER_TASK", 1)
-    monkeypatch.setattr(intake, "_LIST_ITEMS", 30)
+    monkeypatch.setattr(rows, "BATCH_DOCUMENTS", 30)
 
 
 @pytest.mark.usefixtures("often")

@@ -4,7 +4,7 @@ import bz2
 import gzip
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from xml.sax.saxutils import escape
 
 import numpy as np
@@ -14,7 +14,7 @@ import pytest
 
 from niels_cache_assets.artifacts.prepared_corpora import open_prepared, with_corpus_readers
 from niels_cache_assets.corpus import store
-from niels_cache_assets.exchange.corpus_text import FILE_TYPES, FileType, TextExport
+from niels_cache_assets.exchange.corpus_text import FileType, TextExport
 from niels_cache_assets.exchange.formats import FORMATS, ExportSettings, plan_export
 from niels_cache_assets.exchange.megatron_import import Vocabulary, import_megatron
 from niels_cache_assets.exchange.writing import write_export
@@ -296,7 +296,7 @@ def test_an_import_counts_the_bytes_that_it_looks_at_imports_and_verifies(tmp_pa
     assert told == {}
 
 
-@pytest.mark.parametrize("file_type", FILE_TYPES)
+@pytest.mark.parametrize("file_type", get_args(FileType))
 def test_an_export_of_text_counts_documents(tmp_path: Path, file_type: FileType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("niels_cache_assets.corpus.store.TEXT_BYTES_PER_FILE", 8_000)
     monkeypatch.setattr("niels_cache_assets.corpus.store.TEXT_BYTES_PER_GROUP", 2_500)

@@ -212,6 +212,23 @@ def test_a_patience_that_is_no_number_of_seconds_is_refused(value: str, monkeypa
         pass
 
 
+def test_a_host_that_has_never_answered_is_soon_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(network.RETRY_VARIABLE, raising=False)
+    monkeypatch.setattr(network, "BRIEF_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(network, "FIRST_WAIT", 0.0)
+    monkeypatch.setattr(network, "ANSWERED", {"known.test"})
+
+    def fail(host: str) -> None:
+        network.RequestRetries(f"http://{host}/a").wait_after_failure("Name or service not known")
+
+    with network.retry_for(60):
+        fail("known.test")
+        with pytest.raises(SourceUnavailableError, match=r"never\.test.* not known, one try"):
+            fail("never.test")
+    with network.retry_for(60, is_known=True):  # a part, whose plan was made with answers of the host
+        fail("never.test")
+
+
 def test_a_server_that_redirects_for_ever_is_no_matter_of_the_network_at_the_hub_or_elsewhere() -> None:
     def loop(request: httpx.Request) -> httpx.Response:
         return httpx.Response(302, headers={"Location": "/loop?key=secret"})

@@ -48,13 +48,13 @@ class Counting:
             yield EncodedDocuments(batch, tokens, lengths, hashes, DropReport(), Chunks.of(batch, POSITION))
 
 
-def test_chunks_have_slices() -> None:
+def test_chunks_are_yielded_with_their_positions() -> None:
     chunks = Chunks()
     for size in (1, 3, 2):
         chunks.add(DocumentBatch.of([Document(f"{size}")] * size))
         chunks.end_chunk(POSITION)
-    assert [[len(batch) for batch, _ in part] for part in (chunks[1:], chunks[:-1], chunks[::2])] == [[3, 2], [1, 3], [1, 2]]
-    assert len(chunks[-1][0]) == 2
+    assert [(len(batch), position) for batch, position in chunks] == [(1, POSITION), (3, POSITION), (2, POSITION)]
+    assert chunks.size == 6
 
 
 def stream(kind: str, *, at_a_time: int) -> Iterable[DocumentBatch]:
@@ -71,7 +71,7 @@ def test_at_most_twice_the_budget_is_encoded_and_one_document(kind: str, budget:
         val = [splitter.assign(batch)["val"] for batch in encoded_head(stream(kind, at_a_time=at_a_time), counting, splitter)]
         assert sum(len(part.tokens) for part in val) == budget
         assert budget <= counting.tokens <= 2 * budget + counting.longest
-        found.add(tuple(source_id for part in val for source_id in part.source_id))
+        found.add(tuple(source_id for part in val for source_id in part.lineage["source_id"]))
     assert len(found) == 1
 
 

@@ -1,8 +1,9 @@
-"""BPE models of SentencePiece, and odd rank files: the fast engine gives their ids, and a tokenizer is loaded once."""
+"""BPE models of SentencePiece, odd rank files and tekken.json: the fast engine gives their ids, and a tokenizer is loaded once."""
 
 from __future__ import annotations
 
 import base64
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ from niels_cache_assets.tokenizer import encoder as checked
 from niels_cache_assets.tokenizer import engines
 from niels_cache_assets.tokenizer.bpe_json import ranks_as_json, sentencepiece_as_json
 from niels_cache_assets.tokenizer.engines import Fastokens, prove
-from niels_cache_assets.tokenizer.kinds import HuggingFaceTokenizer, SentencePieceTokenizer, TiktokenTokenizer
+from niels_cache_assets.tokenizer.kinds import HuggingFaceTokenizer, SentencePieceTokenizer, TiktokenTokenizer, open_model
 from niels_cache_assets.tokenizer.proof import EngineProof, compare, mixtures
 from niels_cache_assets.tokenizer.sentencepiece_model import DescribedModel
+from niels_cache_assets.tokenizer.settings import infer_model_kind
 from niels_cache_assets.tokenizer.tiktoken_ranks import read_ranks
+from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import hold_lock
 from tests.helpers.messages import missing
 from tests.helpers.tiny import sentences
@@ -89,14 +92,74 @@ def test_ranks_with_holes_and_whole_words_have_the_ids_of_tiktoken(tmp_path: Pat
     assert compare(texts, reference=tokenizer.encode_flat, engine=converted.encode_flat).first is None
 
 
+def tekken(path: Path, ranks: Path, **other: Any) -> Path:
+    vocab = [{"rank": rank, "token_bytes": base64.b64encode(piece).decode()} for piece, rank in read_ranks(ranks).ranks.items()]
+    beyond = {"rank": len(vocab), "token_bytes": base64.b64encode(b"never used").decode()}
+    config = {"pattern": WORDS, "default_vocab_size": len(vocab) + 10, "default_num_special_tokens": 10}
+    path.write_text(json.dumps({"config": config, "vocab": [*vocab, beyond], **other}), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("is_listed", [False, True])
+def test_a_tekken_json_is_a_rank_file_whose_ids_follow_the_special_tokens(tmp_path: Path, is_listed: bool) -> None:
+    ranks = write_ranks(tmp_path / "a.tiktoken")
+    plain = TiktokenTokenizer(ranks, pattern=WORDS, special_tokens=EOT)
+    listed = {"special_tokens": [{"rank": number, "token_str": token} for token, number in SPECIALS.items()]} if is_listed else {}
+    tokenizer = open_model(tekken(tmp_path / "tekken_1.json", ranks, **listed), special_tokens={"eot": "</s>", "usr": "[INST]"})
+    assert (tokenizer.kind, tokenizer.special_token_ids()) == ("tiktoken", {"eot": 2, "usr": 3})
+    assert infer_model_kind(tmp_path / "mistral-tekken-hf.json") == "tokenizer.json"
+    assert tokenizer.vocab_size == plain.special_token_ids()["eot"] + 10
+    assert [tokenizer.encode(text) for text in TEXTS] == [[token + 10 for token in plain.encode(text)] for text in TEXTS]
+    assert compare(TEXTS, reference=tokenizer.encode_flat, engine=loaded(tokenizer).encode_flat).first is None
+    (tmp_path / "saved").mkdir()
+    tokenizer.save(tmp_path / "saved")
+    again = open_model(tmp_path / "saved/tiktoken.json", special_tokens={"eot": "</s>", "usr": "[INST]"})
+    assert (again.model_sha256, again.encode("the token")) == (tokenizer.model_sha256, tokenizer.encode("the token"))
+
+
+def test_a_wrong_tekken_json_is_refused_in_one_line(tmp_path: Path) -> None:
+    path = tekken(tmp_path / "tekken.json", write_ranks(tmp_path / "a.tiktoken"))
+    with pytest.raises(NielsCacheError, match="its own pattern"):
+        open_model(path, pattern=WORDS, special_tokens=EOT)
+    with pytest.raises(NielsCacheError, match="did you mean '<s>'"):
+        open_model(path, special_tokens={"eot": "<s/>"})
+    for content in ("[]", "{", '{"config": {}}', '{"config": {"default_num_special_tokens": "1"}, "vocab": [{}]}'):
+        path.write_text(content, encoding="utf-8")
+        with pytest.raises(NielsCacheError, match="not a tekken"):
+            open_model(path, special_tokens={"eot": "</s>"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"default_vocab_size": 300.0}, "config.default_vocab_size: .* integer"),
+        ({"default_num_special_tokens": True}, "config.default_num_special_tokens: .* integer"),
+        ({"pattern": None}, "config.pattern: .* string"),
+        ({"default_vocab_size": 2}, "'</s>' .* 10 special tokens"),
+        ({"default_vocab_size": 9}, "256 bytes have no rank"),
+        ({"default_num_special_tokens": 2}, "'</s>' .* 2 special tokens"),
+    ],
+)
+def test_wrong_numbers_of_a_tekken_json_are_named(tmp_path: Path, changes: dict[str, Any], problem: str) -> None:
+    path = tekken(tmp_path / "tekken.json", write_ranks(tmp_path / "a.tiktoken"), special_tokens=[{"rank": 2, "token_str": "</s>"}])
+    described = json.loads(path.read_bytes())
+    path.write_text(json.dumps(described | {"config": described["config"] | changes}), encoding="utf-8")
+    with pytest.raises(NielsCacheError, match=problem):
+        open_model(path, special_tokens={"eot": "</s>"})
+
+
 def test_a_model_is_loaded_once_whatever_its_path(tmp_path: Path) -> None:
     first, second = (write_json(tmp_path / name) for name in ("a.json", "b.json"))
     one, two = (HuggingFaceTokenizer(path, special_tokens=EOT) for path in (first, second))
     assert one.library_tokenizer is two.library_tokenizer
+    assert all(piece is same for piece, same in zip(one.piece_bytes(), two.piece_bytes(), strict=True))
     assert (one.model_path, two.model_path) == (str(first), str(second))
     ranks = [write_ranks(tmp_path / name) for name in ("a.tiktoken", "b.tiktoken")]
     three, four = map(read_ranks, ranks)
     assert three is four
+    (path := tmp_path / "tekken.json").write_bytes(ranks[0].read_bytes())
+    with pytest.raises(NielsCacheError, match="of Mistral"):
+        read_ranks(path)
 
 
 def test_the_record_says_which_library_encoded_and_why_no_faster_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import current_thread
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import dagster as dg
 import numpy as np
 import pytest
 
@@ -29,6 +32,7 @@ from niels_cache_assets.cli import main
 from niels_cache_assets.cli.commands.tokenizer import CHARACTERS
 from niels_cache_assets.cli.overrides import collect_overrides
 from niels_cache_assets.cli.parser import parse_arguments
+from niels_cache_assets.defs.launcher import launch_builds
 from niels_cache_assets.defs.metadata.builds import family_metadata
 from niels_cache_assets.disk.journal import BYTES_VARIABLE, read_journal
 from niels_cache_assets.project.registry import Registry, load_registry
@@ -39,13 +43,14 @@ from niels_cache_assets.tokenizer import engines
 from niels_cache_assets.tokenizer.bpe_json import ranks_as_json
 from niels_cache_assets.tokenizer.encoder import EngineUse
 from niels_cache_assets.tokenizer.engines import Fastokens, prove, proven_engine
-from niels_cache_assets.tokenizer.kinds import HuggingFaceTokenizer, TextTokenizer, TiktokenTokenizer, view_tokenizer
+from niels_cache_assets.tokenizer.kinds import HuggingFaceTokenizer, TextTokenizer, TiktokenTokenizer, load_tokenizer, view_tokenizer
 from niels_cache_assets.tokenizer.proof import EngineProof, compare, difficult_texts
 from niels_cache_assets.tokenizer.tiktoken_ranks import read_ranks
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.verify import verify_cache
 from tests.build_cache.test_determinism import digests
 from tests.helpers.builds import build_dataset, build_tokenizer
+from tests.helpers.launches import Recorder, launch_in_memory
 from tests.helpers.messages import missing
 from tests.helpers.parts_project import PartsProject, build, parts_of
 from tests.helpers.tiny import sentences
@@ -374,6 +379,80 @@ def test_a_version_of_an_engine_is_proven_once_in_a_root(
     (root / ".tokenizer.engines.json").write_text("[", encoding="utf-8")
     build()
     assert len(proofs) == 4
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_a_proof_counts_in_all_roots_of_a_user(
+    ranks: Path,
+    tmp_path: Path,
+    install: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    user_record: Callable[[], Path | None],
+) -> None:
+    monkeypatch.setattr(engines, "_user_record", user_record)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    registry, record = project(tmp_path, ranks, odd_at=None), tmp_path / "home/niels-cache/engines.json"
+    proofs: list[str] = []
+
+    def build(root: str) -> EngineUse:
+        install(equal)  # as in another process
+        monkeypatch.setattr(engines, "prove", lambda tokenizer, engine: proofs.append(root) or EngineProof(texts=1))
+        (use,) = built(registry, tmp_path / root, force=True).engines
+        return use
+
+    assert [build(root).name for root in ("a", "b")] == ["hasty", "hasty"]
+    assert proofs == ["a"]
+    record.unlink()
+    build("b")
+    assert proofs == ["a"], "what the user's record knew is in the record of the root"
+    record.write_text("[", encoding="utf-8")
+    build("c")
+    build("d")
+    assert proofs == ["a", "c"], "a damaged record is replaced"
+    tokenizer = load_tokenizer(registry.tokenizer, tmp_path / "d")
+    engines.reject_engine(tokenizer, Engine(tokenizer, equal), print)
+    assert build("a").name == "tiktoken", "a rejection counts in each root"
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    build("e")
+    assert proofs == ["a", "c", "e"], "nothing can be written there"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert user_record() is None
+
+
+def test_build_all_loads_the_engine_of_an_imported_model_beside_its_start(
+    ranks: Path, tmp_path: Path, install: Callable[..., None], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    registry, root = project(tmp_path, ranks, odd_at=None), tmp_path / "cache"
+    launch_in_memory(SimpleNamespace(folder=tmp_path, instance=dg.DagsterInstance.ephemeral()), monkeypatch)
+    threads: list[str] = []
+
+    def launch() -> tuple[list[str], list[str]]:
+        recorder = Recorder()
+        results = launch_builds(registry, root=root, listener=recorder)
+        return [result.state for result in results], recorder.told
+
+    install(equal)
+    monkeypatch.setattr(engines, "prove", lambda tokenizer, engine: threads.append(current_thread().name) or EngineProof(texts=1))
+    states, told = launch()
+    assert (states, [line for line in told if "encod" in line]) == (["built", "built"], [])
+    assert [missing(name, "load") for name in threads] == [[]], "once, in a thread of its own"
+    assert Engine.counts["texts"] >= DOCUMENTS
+    install(equal)
+    assert launch()[0] == ["cache_hit", "cache_hit"]
+    assert engines._LOADED == {}, "a hit loads nothing"
+    shutil.rmtree(root)
+    monkeypatch.setattr(engines, "ENGINES", {"hasty": lambda tokenizer: "hasty is not installed"})
+    states, told = launch()
+    assert states == ["built", "built"]
+    (line,) = [line for line in told if "encod" in line]
+    assert missing(line, "tokenizer:", "tiktoken", "hasty is not installed") == []
+    shutil.rmtree(root)
+    ranks.write_text("!", encoding="utf-8")
+    monkeypatch.setattr(engines, "_LOADED", {})
+    assert launch()[0] == ["failed", "skipped"]
+    output = capfd.readouterr()
+    assert (output.out, output.err) == ("", "")
 
 
 @pytest.mark.usefixtures("small_batches")

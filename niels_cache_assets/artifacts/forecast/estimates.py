@@ -31,7 +31,7 @@ from niels_cache_assets.build_cache.base import choose_token_dtype
 from niels_cache_assets.corpus.prepared import PreparedCorpus, document_files
 from niels_cache_assets.disk.space import corpus_need
 from niels_cache_assets.facts.disjoint import SAMPLE_TOKENS
-from niels_cache_assets.parts.plan import Plan, encode_group
+from niels_cache_assets.parts.plan import Plan
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.errors import SourceUnavailableError
 from niels_cache_assets.sources.hub.data import HubData, hub_files
@@ -41,7 +41,7 @@ from niels_cache_assets.sources.reading.file_source import list_files_for_plan
 from niels_cache_assets.sources.reading.files import SourceFile
 from niels_cache_assets.sources.types import ListedFile, SourceWithParts
 from niels_cache_assets.tokenizer.encoder import BuildEncoder
-from niels_cache_assets.tokenizer.kinds import BuildTokenizer, load_tokenizer, open_configured_model, view_tokenizer
+from niels_cache_assets.tokenizer.kinds import BuildTokenizer, load_tokenizer, local_settings, open_configured_model, view_tokenizer
 from niels_cache_assets.tokenizer.training import train
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import TOKEN_DTYPES, TOKENIZER_MODEL_NAMES
@@ -146,7 +146,7 @@ class Estimator:
         return self._of_cache(artifact) if isinstance(artifact, DatasetCache) else None
 
     def _of_tokenizer(self) -> Estimate:
-        settings, cost, opened = self._registry.tokenizer, COSTS["tokenizer"], self._opened
+        settings, cost, opened = local_settings(self._registry.tokenizer), COSTS["tokenizer"], self._opened
         memory, seconds = cost.memory + PIECE_MEMORY * self._vocab_size, None if opened is None else cost.seconds + opened.seconds
         if settings.model is not None:
             size = os.path.getsize(settings.model)
@@ -157,7 +157,7 @@ class Estimator:
             )
         read = 0
         if opened is not None:
-            names = settings.train_on or [*self._registry.partition_keys("pretrain"), *self._registry.partition_keys("sft")]
+            names = settings.train_on or self._registry.partition_keys()
             sizes = (self._source_volume(name).text_bytes or settings.sample_bytes for name in names)
             read = sum(min(size, settings.sample_bytes) for size in sizes)
             seconds = cost.seconds + opened.seconds * max(1.0, read / opened.trained_bytes) ** TRAINING_EXPONENT
@@ -216,7 +216,7 @@ class Estimator:
             volume = volume.noted("cleaning and duplicates are not taken off yet")
         plan = self.plan(name) if artifact.is_part or isinstance(artifact, JoinedCache) else None
         if isinstance(artifact, PartCache):
-            if plan is None or (isinstance(artifact, GrownPart) and artifact.exists):
+            if plan is None or (isinstance(artifact, GrownPart) and spec.parts_plan.single_process_build() is not None):
                 return None  # the cache that joins the parts has the estimate, or the files are linked
             planned = plan.parts[artifact.number]
             if has_corpus:
@@ -291,7 +291,7 @@ class Estimator:
             source = artifact.source
             revision = source.revision({}) if isinstance(source, HubData) and not source.local_key else None
             groups = artifact.groups(revision, force=self._force, log=lambda message: None, hashed=False)
-            plan = Plan.of({"fingerprint": "", "dataset_revision": revision, "groups": [*map(encode_group, groups)]})
+            plan = Plan.of({"fingerprint": "", "dataset_revision": revision, "groups": [group.entry for group in groups]})
             self._plans[artifact.name] = plan
             self.grown |= {artifact.name: plan} if source.added and not self._force else {}
         return self._plans[artifact.name]
@@ -359,7 +359,7 @@ class Estimator:
         encoder = BuildEncoder(view, tokenizer)
         encoder.start([], lambda message: None)
         encoder.encode_flat([""], None)  # proves the engine before the time of a sample is measured
-        return _Opened(replace(view, encode_numbered=encoder.encode_flat), cpu_seconds() - began, trained_bytes)
+        return _Opened(replace(view, encode_batch=encoder.encode_flat), cpu_seconds() - began, trained_bytes)
 
 
 class _Opened(NamedTuple):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from niels_cache_assets.artifacts.base import Artifact, listed_name
+from niels_cache_assets.artifacts.base import Artifact, kind_of, listed_name
 from niels_cache_assets.artifacts.cache_identity import is_prepared
 from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.dataset import DatasetSpec, PretrainCache, SftCache, SwitchedOff
@@ -75,7 +75,7 @@ def forecast(graph: Graph, *, only: Sequence[str] | None = None, force: bool = F
     order, registry = graph.order(only), graph.registry
     planner = _StepPlanner(graph, force=force, retrains=force and (only is None or "tokenizer" in only))
     if planner.trains:
-        require_inputs(registry, [key.partition("/")[2] for key in order if key.partition("/")[0] in FAMILIES])
+        require_inputs(registry, [key.partition("/")[2] for key in order if kind_of(key) in FAMILIES])
     off = [f"{registry.family_of(name)}/{name}" for name in (registry.switched_off() if only is None else ())]
     for key in (*order, *off):
         planner.add(key)
@@ -110,7 +110,7 @@ class _StepPlanner:
         self.trains = graph.tokenizer().needs_training(force=retrains)
         self._actions: dict[str, Action] = {}
         self._new: set[str] = set()  # keys that are built after the artifacts that use existing inputs
-        self._done: dict[str, bool] = {}  # by the data set whose corpus has the part, or "" for the steps of the search
+        self._done: dict[str, bool] = {}
         self._specs: dict[str, DatasetSpec[Any]] = {}  # by data set: the spec that its parts share, so that they read nothing again
         self._estimator = Estimator(graph, self._actions, trains=self.trains, force=force)
         self.steps: list[Step] = []
@@ -154,17 +154,10 @@ class _StepPlanner:
 
     def _is_done(self, artifact: Artifact) -> bool:
         """Return whether nothing needs this part or range, because the corpus or the drop lists exist, and no input is built."""
-        if isinstance(artifact, Corpus) and artifact.is_part:
-            owner = artifact.name
-        elif isinstance(artifact, SearchStep):
-            owner = ""
-        else:
-            return False
-        if self._built(artifact.inputs()):
-            return False
-        if owner not in self._done:
-            self._done[owner] = self._graph.is_done(artifact.key)
-        return self._done[owner]
+        shared = artifact.key.rpartition("/")[0] or artifact.key  # by all parts of a corpus, and by all ranges
+        if shared not in self._done:
+            self._done[shared] = self._graph.is_done(artifact.key)
+        return self._done[shared] and not self._built(artifact.inputs())
 
     def _built(self, keys: Sequence[str]) -> list[str]:
         """Return those of these artifacts that are built before."""
@@ -234,7 +227,7 @@ def _rebuild_inputs(artifact: Artifact) -> list[str]:
     left_out = ["part", "val_part", "corpus_part"]
     if isinstance(artifact, PartCache | ValPart) and artifact.spec.given_plan is not None:
         left_out.append("plan")  # the state of the part compares it with the new plan
-    return [each for each in artifact.inputs() if each.partition("/")[0] not in left_out]
+    return [each for each in artifact.inputs() if kind_of(each) not in left_out]
 
 
 def _own_source(artifact: Artifact) -> Source | None:

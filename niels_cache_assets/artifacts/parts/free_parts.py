@@ -6,8 +6,8 @@ frozen (parts/lease.py).
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 from niels_cache_assets.artifacts.base import Artifact, Log
 from niels_cache_assets.parts.lease import LeaseLostError, lease_owner
@@ -16,23 +16,24 @@ from niels_cache_runtime.format.commit import BusyError
 P = TypeVar("P", bound=Artifact)
 
 
-class FreePartsFirst(Generic[P]):
-    """The parts that are left, in the order in which to build them. Several threads may take parts."""
+class FreePartsFirst(Iterator[tuple[P, bool]]):
+    """The parts that are left, in the order in which to build them, each with whether to wait if another process builds it.
+
+    Several threads may take parts.
+    """
 
     def __init__(self, parts: Sequence[P]) -> None:
         self._left = deque((part, False) for part in parts)
 
-    def take(self) -> tuple[P, bool] | None:
-        """Return the next part, and whether to wait if another process builds it. Return None if no part is left."""
-        while self._left:
+    def __next__(self) -> tuple[P, bool]:
+        while True:
             try:
                 part, waits = self._left.popleft()
-            except IndexError:  # another thread was faster
-                return None
+            except IndexError:
+                raise StopIteration from None
             if waits or lease_owner(part.directory) is None:
                 return part, waits
             self.defer(part)
-        return None
 
     def defer(self, part: P) -> None:
         """Move a part that another process builds behind all others. It is then waited for."""
@@ -49,8 +50,7 @@ def build_free_parts_first(parts: Sequence[P], build: Callable[[P, bool], object
         log: Called with each message.
     """
     pending = FreePartsFirst(parts)
-    while (next_part := pending.take()) is not None:
-        part, waits = next_part
+    for part, waits in pending:
         try:
             build(part, waits)
         except (BusyError, LeaseLostError) as error:

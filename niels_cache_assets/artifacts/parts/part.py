@@ -22,7 +22,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
@@ -60,6 +60,7 @@ from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.intake import as_documents
 from niels_cache_assets.streaming.splits import UNLIMITED, BudgetSplitter, encoded_head
 from niels_cache_assets.streaming.types import EncodedDocuments
+from niels_cache_assets.tokenizer.kinds import special_tokens_of
 from niels_cache_assets.tokenizer.tokenizer_json import tokenizers_limited_to
 from niels_cache_runtime.cache.opening import short_sha256
 from niels_cache_runtime.errors import NielsCacheError
@@ -77,7 +78,7 @@ def planned_identity(spec: DatasetSpec[PretrainSource], member: str, planned_by:
     return {
         "plan": planned_by,
         "member": member,
-        "special_tokens": spec.registry.tokenizer.special_tokens,
+        "special_tokens": special_tokens_of(spec.registry.tokenizer),
         "tokenizer_sha256": tokenizer_sha256,
         "code_version": CODE_VERSIONS["pretrain"],
         **dtype_identity(spec.build, vocab_size),
@@ -168,8 +169,8 @@ def _resolve_share(batch: EncodedDocuments, splitter: BudgetSplitter, build: Pre
     """
     if not batch.drops.dropped or int(batch.lengths.sum()) < splitter.remaining["val"]:
         return [batch]
-    documents = [(chunk[at : at + 1], position) for chunk, position in batch.chunks for at in range(len(chunk))]
-    return build.encode_chunks_separately(replace(batch, chunks=documents))
+    documents = ((chunk[at : at + 1], position) for chunk, position in batch.chunks for at in range(len(chunk)))
+    return build.document_encoder.encode_separately(documents)
 
 
 def _position_after(batch: EncodedDocuments, count: int) -> tuple[str, Mapping[str, Any]]:
@@ -188,17 +189,17 @@ def _texts_name(planned: PlannedPart) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class _State:
-    """The state between two parts.
+    """The state between two parts. The default is that before the first part.
 
     Attributes:
         taken: How many documents the head of each part gave so far.
         cut: The ordinals of cut documents.
     """
 
-    taken: list[int]
-    cut: list[int]
-    drops: dict[str, dict[str, Any]]
-    writer: WriterState | None
+    taken: list[int] = field(default_factory=list)
+    cut: list[int] = field(default_factory=list)
+    drops: dict[str, dict[str, Any]] = field(default_factory=DropReport().state)
+    writer: WriterState = field(default_factory=WriterState)
     excluded: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def after(self, planned: PlannedPart, taken: int, cut: list[int], drops: DropReport, facts: Mapping[str, Any]) -> _State:
@@ -213,7 +214,7 @@ class _State:
         """
         removed = facts.get(EXCLUDED)
         excluded = {**self.excluded, planned.name: dict(removed)} if removed else self.excluded
-        return _State(taken=[*self.taken, taken], cut=cut, drops=drops.state(), writer=None, excluded=excluded)
+        return _State(taken=[*self.taken, taken], cut=cut, drops=drops.state(), excluded=excluded)
 
 
 def _counts(state: _State, *, with_excluded: bool) -> Meta:
@@ -259,7 +260,7 @@ class ValPart(PartFolder):
         except NielsCacheError:  # it is damaged, so all of them may count
             return excluded
         files, removed = {file.name for file in planned.files}, meta["part"].get(EXCLUDED, {}).get(planned.name, [])
-        return excluded & {*removed, *(each.source_id for each in present if each.file in files)}
+        return excluded & {*removed, *(source_id for source_id, file in present if file in files)}
 
     def revision(self) -> str | None:
         assert self.spec.recorded_tokenizer  # fail early: nothing can be built without it
@@ -306,7 +307,7 @@ class ValPart(PartFolder):
         from niels_cache_assets.build_cache.base import Progress
 
         journal = work.open_journal(f"{self.spec.name}/{self.member}", state=_State)
-        state: _State = journal.state or _State(taken=[], cut=[], drops=DropReport().state(), writer=None)
+        state: _State = journal.state or _State()
         parts, build = self.spec.plan.first.parts, self._build_of(work)
         with (
             tokenizers_limited_to(self.spec.build.threads),
@@ -323,17 +324,9 @@ class ValPart(PartFolder):
             for planned in parts[len(state.taken) :]:
                 take = self._take_seeded if self.is_seeded else self._take_head
                 state = take(planned, state, writer, build, work)
-                on_disk, sizes = writer.checkpoint()
-                journal.record(
-                    asdict(replace(state, writer=on_disk)),
-                    finished=writer.files,
-                    files=sizes,
-                    sums=sizes.sums,
-                    bytes_written=writer.bytes,
-                    share=len(state.taken) / len(parts),
-                    documents=writer.documents("val"),
-                )
-                work.report(Progress(writer.documents("val"), writer.tokens("val"), len(state.taken) / len(parts)))
+                share, documents = len(state.taken) / len(parts), writer.documents("val")
+                journal.record_writer(writer, state, "writer", share=share, documents=documents)
+                work.report(Progress(documents, writer.tokens("val"), share))
             if not writer.tokens("val") and not self.is_seeded:
                 raise NielsCacheError(f"{self.directory}: the files gave no usable document; nothing was written")
             writer.seal()
@@ -376,7 +369,7 @@ class ValPart(PartFolder):
         splitter = BudgetSplitter(max_train_tokens=UNLIMITED, max_val_tokens=0, eot=build.view.eot)
         (work.directory / VAL_TEXTS).mkdir(exist_ok=True)
         table = ParquetWriter(work.directory, _texts_name(planned), {"text": "string"}, writer.files)
-        with sealing(table), closing(build.encode(as_documents(feed.open()), feed)) as batches:
+        with sealing(table), closing(build.document_encoder.encode(as_documents(feed.open()), feed)) as batches:
             texts: list[str] = []  # of the next row group, because a batch may hold few documents of val
             characters = 0
             for batch in batches:
@@ -401,7 +394,7 @@ class ValPart(PartFolder):
             last = ""  # the name of the file with the last document that was taken
             splitter = BudgetSplitter(max_train_tokens=UNLIMITED, max_val_tokens=planned.val_tokens, eot=build.view.eot)
             feed = Feed(stream.documents, context)
-            head = encoded_head(as_documents(feed.open()), lambda documents: build.encode(documents, feed), splitter)
+            head = encoded_head(as_documents(feed.open()), lambda documents: build.document_encoder.encode(documents, feed), splitter)
             with closing(head) as batches:
                 for each in chain.from_iterable(_resolve_share(batch, splitter, build) for batch in batches):
                     drops.join(each.drops)
@@ -410,9 +403,7 @@ class ValPart(PartFolder):
                         cut += [] if chosen.cut is None else [writer.documents("val") + chosen.cut]
                         writer.write({"val": chosen})
                     # Documents after the end of the share belong to the part.
-                    count = (
-                        len(chosen.lengths) if chosen is not None and splitter.val_is_full else sum(len(chunk) for chunk, _ in each.chunks)
-                    )
+                    count = len(chosen.lengths) if chosen is not None and splitter.val_is_full else each.chunks.size
                     taken += count
                     last, facts = _position_after(each, count)
                     if splitter.val_is_full:
@@ -645,11 +636,6 @@ class GrownPart(PartCache):
         if meta is None or not self.is_current(meta) or not content_matches(spec, spec.directory, meta):
             return None
         return meta
-
-    @property
-    def exists(self) -> bool:
-        """Whether one process has built the data set. It may have had other settings."""
-        return self.spec.parts_plan.single_process_build() is not None
 
     def need(self) -> SpaceNeed | None:
         return None if self.built is not None else super().need()

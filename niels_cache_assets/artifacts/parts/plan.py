@@ -7,13 +7,13 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from niels_cache_assets.artifacts.base import BuildJob, BuildLock, Log, ReportedProgress, RootArtifact, WriteResult
+from niels_cache_assets.artifacts.base import BuildJob, Log, ReportedProgress, RootArtifact, WriteResult
 from niels_cache_assets.artifacts.stored import in_store
 from niels_cache_assets.base.fingerprint import Identity, fingerprint_of, identity_settings
 from niels_cache_assets.base.wording import format_count, format_list
@@ -22,7 +22,7 @@ from niels_cache_assets.facts.lineage import files_of_lineage
 from niels_cache_assets.facts.published import address_in_store, finished_cache, folder_with
 from niels_cache_assets.parts.attempts import attempt_scratch
 from niels_cache_assets.parts.layout import PLAN_NAME, PLAN_STAGED, VAL_BITS, parts_dir
-from niels_cache_assets.parts.plan import CODE_VERSION, Plan, PlannedGroup, encode_group, plan_parts, proposed_shard_bytes
+from niels_cache_assets.parts.plan import CODE_VERSION, Plan, PlannedGroup, group_of, plan_parts, proposed_shard_bytes
 from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_assets.project.tables import BuildSettings
 from niels_cache_assets.sources.hub.data import HubData
@@ -78,14 +78,11 @@ class PartsPlan(RootArtifact):
 
         Such files are listed only once, because every machine reads the plan.
         """
-        if not self._lists_other_machines or not self._has_same_patterns(meta):
+        patterns = getattr(self.source, "files", None)
+        lists_other_machines = not patterns or any("://" in pattern for pattern in patterns)
+        if not lists_other_machines or not self._has_same_patterns(meta):
             return False
         return self.matches(meta, self.identity(meta.get("dataset_revision")))
-
-    @property
-    def _lists_other_machines(self) -> bool:
-        patterns = getattr(self.source, "files", None)
-        return not patterns or any("://" in pattern for pattern in patterns)
 
     def _has_same_patterns(self, meta: Meta) -> bool:
         return bool(meta.get("added_patterns", self._added_patterns) == self._added_patterns)
@@ -178,12 +175,12 @@ class PartsPlan(RootArtifact):
         return f"niels-cache build-all --only {self.name}"
 
     @contextmanager
-    def stage(self, lock: BuildLock, *, log: Log) -> Iterator[Path]:
-        assert lock.lease is not None
+    def stage(self, work: BuildJob) -> Iterator[Path]:
+        assert work.lease is not None
         try:
-            with attempt_scratch(lock.lease) as partial:
+            with attempt_scratch(work.lease) as partial:
                 yield partial
-                lock.lease.check()
+                work.lease.check()
                 for path in partial.glob(VAL_BITS):
                     os.replace(path, self.directory / path.name)
                 os.replace(partial / PLAN_NAME, self.target)
@@ -208,7 +205,7 @@ class PartsPlan(RootArtifact):
         if last is not None and last["fingerprint"] == work.fingerprint and self._has_same_patterns(last):  # only the tokenizer is another
             proposed = self._proposed_shard_bytes(Plan.of(last).groups)
             changed = {"encoding": self._encoding(), "proposed_shard_bytes": proposed}
-            return WriteResult(meta={**without_keys(last, "meta_sha256"), **changed})
+            return WriteResult(meta=without_keys(last, "meta_sha256") | changed)
         found = self.groups(work.revision, force=work.force, log=work.log)
         groups = [self._with_val(number, group, work) for number, group in enumerate(found)]
         for group in groups:
@@ -230,7 +227,7 @@ class PartsPlan(RootArtifact):
             "fingerprint": work.fingerprint,
             **({} if source.prepare else {"encoding": self._encoding()}),
             **({"added_patterns": self._added_patterns} if source.added else {}),
-            "groups": [*map(encode_group, groups)],
+            "groups": [group.entry for group in groups],
         }
         return WriteResult(meta=meta)
 
@@ -262,7 +259,7 @@ class PartsPlan(RootArtifact):
                 counts.append(count)
                 work.report(ReportedProgress(counts={"files": len(counts)}, share=len(counts) / len(stream.files)))
         splitter = FractionSplitter.of(sum(counts), val_frac=share, seed=self.build.seed + number)
-        return replace(group, documents=tuple(counts), val=(splitter.save(work.directory), splitter.ordinals))
+        return group_of({**group.entry, "documents": counts, "val": splitter.save(work.directory)})
 
     def groups(self, revision: str | None, *, force: bool, log: Log, hashed: bool = True) -> list[PlannedGroup]:
         """Return the groups of a new plan. If the data set grows, those of the last plan stay as they are, and new ones come after them.

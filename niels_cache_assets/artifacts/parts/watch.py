@@ -88,17 +88,15 @@ def watch_parts(joined: JoinedCache | Corpus, known: StoreReads) -> list[Watched
         parts, is_comparable = joined.members(), True
     except NielsCacheError:  # there is no plan, corpus or tokenizer of these settings
         parts, is_comparable = joined.steps(), False
-    seconds = joined.registry.cluster.lease_seconds
-    return watch_steps([part for part in parts if part.is_part], known, lease_seconds=seconds, is_comparable=is_comparable)
+    return watch_steps([part for part in parts if part.is_part], known, is_comparable=is_comparable)
 
 
-def watch_steps(artifacts: Iterable[Artifact], known: StoreReads, *, lease_seconds: float, is_comparable: bool = True) -> list[WatchedStep]:
+def watch_steps(artifacts: Iterable[Artifact], known: StoreReads, *, is_comparable: bool = True) -> list[WatchedStep]:
     """Return what happens to artifacts that have leases.
 
     Args:
         artifacts: The artifacts.
         known: What earlier looks have read in a store, which this look updates.
-        lease_seconds: How long a lease may go without renewal.
         is_comparable: Whether everything that a part is compared with exists. If not, only the lease is read.
     """
     places = [*map(in_store, artifacts)]
@@ -107,8 +105,8 @@ def watch_steps(artifacts: Iterable[Artifact], known: StoreReads, *, lease_secon
 
     def watch(place: Artifact | StorePlace) -> WatchedStep:
         if isinstance(place, Artifact):
-            return _watch_in_folder(place, lease_seconds, is_comparable=is_comparable)
-        return looks[place.kind == "tokenizer"].watch(place, lease_seconds, is_comparable=is_comparable)
+            return _watch_in_folder(place, is_comparable=is_comparable)
+        return looks[place.kind == "tokenizer"].watch(place, is_comparable=is_comparable)
 
     with ThreadPoolExecutor(READS_AT_ONCE if looks else 1) as pool:
         return [*pool.map(watch, places)]
@@ -119,7 +117,7 @@ def build_status_in_store(artifact: Artifact) -> BuildStatus | None:
     place = in_store(artifact)
     if isinstance(place, Artifact):
         return None
-    [step] = watch_steps([artifact], {}, lease_seconds=place.spec.registry.cluster.lease_seconds)
+    [step] = watch_steps([artifact], {})
     attempt = step.attempt
     if attempt is None:
         return BuildStatus(None, False, None, None)
@@ -127,9 +125,9 @@ def build_status_in_store(artifact: Artifact) -> BuildStatus | None:
     return BuildStatus(writer, step.state in (SILENT, FAILED, STOPPED), attempt.share, attempt.counts.get("documents"))
 
 
-def _watch_in_folder(artifact: Artifact, lease_seconds: float, *, is_comparable: bool) -> WatchedStep:
+def _watch_in_folder(artifact: Artifact, *, is_comparable: bool) -> WatchedStep:
     target = real_path(artifact.lease_target)
-    seen, seconds, has_ended = latest(target), 0.0, False
+    seen, seconds, is_dead = latest(target), 0.0, False
     attempt = seen.holder
     meta: Meta | None = None
     if is_comparable:
@@ -137,8 +135,8 @@ def _watch_in_folder(artifact: Artifact, lease_seconds: float, *, is_comparable:
             meta = read_meta(artifact.record_path)
     if attempt is not None and attempt.ended is None:
         renewed = path_stamp(attempt_record(target, seen.attempt))
-        seconds, has_ended = time.time() - renewed[1] / 1e9 if renewed else 0.0, has_died(target, seen)
-    return _step(artifact, _stamp(artifact, meta), attempt, seconds, is_alive=seconds <= lease_seconds and not has_ended)
+        seconds, is_dead = time.time() - renewed[1] / 1e9 if renewed else 0.0, has_died(target, seen)
+    return _step(artifact, _stamp(artifact, meta), attempt, seconds, is_dead=is_dead)
 
 
 def _stamp(artifact: Artifact, meta: Meta | None) -> str | None:
@@ -153,11 +151,11 @@ def _stamp(artifact: Artifact, meta: Meta | None) -> str | None:
         return None
 
 
-def _step(artifact: Artifact, stamp: str | None, attempt: LeaseHolder | None, seconds: float, *, is_alive: bool) -> WatchedStep:
+def _step(artifact: Artifact, stamp: str | None, attempt: LeaseHolder | None, seconds: float, *, is_dead: bool = False) -> WatchedStep:
     """Return what happens to a step. `stamp` is a result of `_stamp`."""
     state = DONE if stamp else STALE if attempt is not None or stamp is not None else WAITING
     if attempt is not None and attempt.ended is None:
-        if is_alive:
+        if seconds <= artifact.registry.cluster.lease_seconds and not is_dead:
             state = RUNNING  # even if it replaces a current build
         elif state != DONE:
             state = SILENT
@@ -179,14 +177,14 @@ class _StoreLook:
         self._listed = {each.key: each for folder in (LEASES, RECORDS) for each in store.list(folder)}
         self._now = store.now(f"{CLOCKS}/watch")
 
-    def watch(self, place: StorePlace, lease_seconds: float, *, is_comparable: bool) -> WatchedStep:
+    def watch(self, place: StorePlace, *, is_comparable: bool) -> WatchedStep:
         """Return what happens to an artifact in the store."""
         key = lease_of(place.member)
         attempt = self._read(key, lambda: LeaseHolder.decoded(self._store.get(key, most_bytes=MAX_RECORD_BYTES).content))
         is_open = attempt is not None and attempt.ended is None
         seconds = (self._now - self._listed[key].modified).total_seconds() if is_open else 0.0
         stamp = self._stamp(place) if is_comparable else None
-        return _step(place.artifact, stamp, attempt, seconds, is_alive=seconds <= lease_seconds)
+        return _step(place.artifact, stamp, attempt, seconds)
 
     def _stamp(self, place: StorePlace) -> str | None:
         if place.kind not in ("part", "val_part"):
@@ -216,7 +214,7 @@ def summarize_steps(steps: Sequence[WatchedStep]) -> dict[str, Any]:
     """
     hours, speeds, left = (defaultdict[str, float](float) for _ in range(3))
     for step in steps:
-        state, attempt, kind = step.state, step.attempt, step.key.partition("/")[0]
+        state, attempt, kind = step.state, step.attempt, step.artifact.kind
         share_left = 0.0 if state == DONE else 1.0
         if attempt is not None:
             finished, lost = attempt.all_cpu_seconds()

@@ -86,6 +86,8 @@ does not check for newer revisions on the hub. The exit code is 1 if a step woul
 
 def run(arguments: argparse.Namespace) -> int:
     """Build, and print the table of results. Return 1 if any data set failed."""
+    import resource  # cannot be imported outside POSIX
+
     from niels_cache_assets.cli.context import open_registry, print_advice
     from niels_cache_assets.cli.progress import build_listener
     from niels_cache_assets.project.registry import cache_root, load_registry
@@ -99,6 +101,12 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.dry_run:
         _require_writable(root)
     print_advice(registry)
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if 0 < limit < 4 << 30:  # bytes of address space, of which threads and mapped libraries take most
+        diagnostics().print(
+            f"WARNING: this process may use only {file_size(limit)} of address space; if a library ends it with 'memory allocation failed' "
+            "or 'cannot start new thread', raise the limit (ulimit -v) and run the same command again to resume"
+        )
     if arguments.dry_run:
         return _dry_run(registry, root, arguments)
     with stop_on_signals(), build_listener(diagnostics()) as listener:
@@ -169,7 +177,7 @@ def _print_dry_run(steps: Sequence[Step], sums: Mapping[str, tuple[Any, int]], f
 
 
 def _check_names(registry: Registry, only: list[str] | None) -> None:
-    names = [TOKENIZER, *registry.pretrain, *registry.sft, *registry.blend]
+    names = [TOKENIZER, *registry.sources, *registry.blend]
     for name in only or ():
         if name not in names:
             parts = name.split(",")
@@ -220,7 +228,10 @@ def _require_writable(root: Path) -> None:
 
 
 def _print_results(results: Sequence[LaunchResult], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print the table of results, then one line for each message, with the data sets that the message is about."""
+    """Print the table of results, then what was left out, then one line for each message, with the data sets that the message is about.
+
+    The reasons of failures come last. A table without a build is not printed.
+    """
     from niels_cache_assets.facts.contents import budget_shares, content_cells
 
     table = new_table(
@@ -242,15 +253,8 @@ def _print_results(results: Sequence[LaunchResult], rows: Sequence[Mapping[str, 
             row["sha256"][:SHORT_SHA256] if row["sha256"] else UNKNOWN,
         ]
         table.add_row(result.name, state, *cells, f"{result.seconds:.1f}")
-    display(table)
-    noted = [result for result in results if result.message]
-    if noted:
-        display()
-    by_message: dict[tuple[str, str | None], list[str]] = {}
-    for result in noted:
-        by_message.setdefault((result.state, result.message), []).append(result.name)
-    for (outcome, message), names in by_message.items():
-        display(styled((f"{format_list(names)} {outcome.replace('_', ' ')}", _STYLES[outcome]), f": {message}"))
+    if any(row["bytes"] for row in rows):
+        display(table)
     if any(result.left_out or result.drop_warnings for result in results):
         display()
     for result in results:  # a warning for each reason that the settings do not request, and one line for all others
@@ -258,6 +262,14 @@ def _print_results(results: Sequence[LaunchResult], rows: Sequence[Mapping[str, 
             display(styled((f"{result.name} WARNING", "yellow"), f": {line}"))
         if result.left_out:
             display(f"{result.name}: {result.left_out}")
+    by_message: dict[tuple[str, str], list[str]] = {}
+    for result in sorted(results, key=lambda result: result.state == "failed"):
+        if result.message:
+            by_message.setdefault((result.state, result.message), []).append(result.name)
+    if by_message:
+        display()
+    for (outcome, message), names in by_message.items():
+        display(styled((f"{format_list(names)} {outcome.replace('_', ' ')}", _STYLES[outcome]), f": {message}"))
 
 
 def _row(result: LaunchResult) -> dict[str, Any]:

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.base.parallel import map_in_processes
-from niels_cache_assets.base.reasons import DROP_REASONS, explain, reasons_of
+from niels_cache_assets.base.reasons import DROP_REASONS, explain
 from niels_cache_assets.base.wording import format_count, format_share
-from niels_cache_assets.cli.command import PRETRAIN, WHERE, Command, integer_at_least, option, raise_invalid
+from niels_cache_assets.cli.command import PRETRAIN, WHERE, Command, integer_at_least, option
 from niels_cache_assets.cli.console import diagnostics, display, excerpt, new_table, print_facts, title_of
 from niels_cache_assets.cli.overrides import parse_value
 from niels_cache_assets.corpus.layout import REJECTED, REJECTED_NAME
@@ -47,7 +47,7 @@ COMMAND = Command(
         option(
             "-n", "N", "examples to print for each reason (default: 3 with --dropped or --reason)", dest="count", type=integer_at_least(0)
         ),
-        option("--reason", "REASON", "only print examples of this reason"),
+        option("--reason", "REASON", "only print examples of this reason", choices=[*DROP_REASONS]),
         option("--limit", "N", "only read the first N documents", type=integer_at_least(1)),
         option("--text-field", "FIELD", "text field of rows (default: text, else the only possible field)"),
         option(
@@ -90,8 +90,6 @@ def run(arguments: argparse.Namespace) -> None:
         raise NielsCacheError(f"{WHERE}: clean takes FILE ... to clean, or --dropped NAME of a built data set")
     if arguments.count is None:
         arguments.count = EXAMPLES if arguments.reason or arguments.dropped else 0
-    if arguments.reason not in (None, *DROP_REASONS):
-        raise_invalid("--reason", "no reason", arguments.reason, (*reasons_of("cleaning"), *reasons_of("reading")))
     registry, root = open_registry(arguments)
     if arguments.dropped:
         _show_dropped(arguments, registry, root)
@@ -172,7 +170,7 @@ def _clean(
         chunks = chunks_of(documents if limit is None else islice(documents, limit - given))
         size = sum(os.path.getsize(path) for path in getattr(source, "files", []) if os.path.isfile(path))
         processes = available_threads() if limit is None and size >= _MIN_BYTES_FOR_PROCESSES else 1
-        work = ChunkWork(source=source, seed=seed, cleaning=settings, num_perm=None, ngram=None)
+        work = ChunkWork(source=source, seed=seed, cleaning=settings, signer=None)
         with closing(map_in_processes(work, chunks, processes=processes, doing="cleaning", size_of=attrgetter("characters"))) as results:
             for chunk in results:
                 outcome.add(chunk.counts)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from niels_cache_assets.base.wording import UNKNOWN, format_count
+from niels_cache_assets.base.wording import UNKNOWN, format_count, label
 from niels_cache_assets.cli.command import DONE, FAILED, Command, integer_at_least, option
 from niels_cache_assets.cli.console import DIFFERENCE_STYLE, display, mark, new_table, print_facts, styled
 from niels_cache_runtime.errors import NielsCacheError
@@ -92,6 +92,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _print(found: DatasetDifferences) -> None:
     display(f"\n{found.name}", style="bold")
     noun = "example" if found.name.startswith("sft/") else "document"
+    if found.damage is not None:
+        display(f"  documents and tokens cannot be compared: {found.damage}", style="yellow")
     _print_values("settings that differ", found.metas.settings)
     if found.metas.has_unrecorded:
         display(f"  {_UNRECORDED}")
@@ -118,7 +120,7 @@ def _print_values(title: str, values: Sequence[MetaDifference]) -> None:
         return
     table = new_table(title, "A", "B", shrinking=["A", "B"])
     for each in values:
-        table.add_row(each.label, _format_value(each.a), _format_value(each.b))
+        table.add_row(label(each.key), _format_value(each.a), _format_value(each.b))
     display()
     display(table)
 
@@ -206,6 +208,7 @@ def _as_json(found: DatasetDifferences) -> dict[str, Any]:
         "has_unrecorded_setting": found.metas.has_unrecorded,
         "documents": documents,
         "tokens": tokens,
+        "damage": found.damage,
     }
 
 

@@ -187,19 +187,22 @@ def _inputs(registry: Registry, *, offline: bool) -> Iterator[DoctorFinding]:
 
     Remote files are checked unless `offline`, with ten seconds for each.
     """
+    from niels_cache_assets.artifacts.first_rows import try_first_rows
     from niels_cache_assets.artifacts.input_problems import input_problems, is_remote
     from niels_cache_assets.tokenizer.kinds import open_configured_model
 
     findings = []
-    model = registry.tokenizer.model
-    if model is not None and not os.access(model, os.R_OK):
-        findings.append(DoctorFinding("data", "problem", f"[tokenizer] model = {model!r} does not exist", "correct its path"))
-    elif model is not None:
+    if registry.tokenizer.model is not None:
         try:
             open_configured_model(registry.tokenizer)
         except NielsCacheError as error:
-            findings.append(DoctorFinding("data", "problem", f"[tokenizer] {error}", "give another model"))
-    findings += [_input_finding("data", problem) for problem in input_problems(registry, offline=offline)]
+            findings.append(DoctorFinding("data", "problem", f"[tokenizer] {error}", "correct [tokenizer] model"))
+    problems = [*input_problems(registry, offline=offline)]
+    findings += [_input_finding("data", problem) for problem in problems]
+    for name in registry.partition_keys("sft"):
+        if all(problem.table != f"sft.{name}" for problem in problems):
+            texts, notes = try_first_rows(registry, name)
+            findings += [DoctorFinding("data", "note" if texts else "problem", *note.split("; ", 1)) for note in notes]
     yield from findings
     if not findings:
         sources = map(registry.source, registry.partition_keys())

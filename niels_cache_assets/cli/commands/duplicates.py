@@ -25,7 +25,6 @@ from niels_cache_assets.cli.command import (
     draw_seed,
     integer_at_least,
     option,
-    require_choice,
     switch,
 )
 from niels_cache_assets.cli.console import DIFFERENCE_STYLE, ELLIPSIS, display, mark, new_table, print_facts, styled, title_of
@@ -50,7 +49,7 @@ COMMAND = Command(
     options=(
         option("name", "NAME", "a deduplicated data set (default: the counts of all of them)", nargs="?"),
         option("-n", "N", "number of pairs to show (default: 3)", dest="count", type=integer_at_least(1), default=3),
-        option("--kind", "KIND", "exact or near duplicates (default: near, if there are any)"),
+        option("--kind", "KIND", "exact or near duplicates (default: near, if there are any)", choices=KINDS),
         switch("--closest-call", "show the least similar pairs instead of random ones"),
         SEED,
     ),
@@ -62,7 +61,7 @@ data set, in the other split, or earlier in the same split. Without NAME, show c
   niels-cache duplicates                                counts of every data set
   niels-cache duplicates wikipedia -n 5                 five random near duplicates
   niels-cache duplicates wikipedia --closest-call -n 5  the five least similar, to check the threshold""",
-    offers={"name": PRETRAIN, "kind": KINDS},
+    offers={"name": PRETRAIN},
 )
 
 
@@ -72,8 +71,6 @@ def run(arguments: argparse.Namespace) -> None:
     from niels_cache_assets.inspection.corpora import find_drop_list, find_drop_lists
 
     registry, root = open_registry(arguments)
-    if arguments.kind is not None:
-        require_choice("--kind", "no kind", arguments.kind, KINDS)
     seed = draw_seed(arguments.seed)
     if arguments.name is None:
         lists = find_drop_lists(registry, root)

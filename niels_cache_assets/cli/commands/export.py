@@ -8,9 +8,8 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
-from niels_cache_assets.base.processes import stop_on_signals
 from niels_cache_assets.base.wording import file_size, format_count
 from niels_cache_assets.cli.command import (
     PRETRAIN,
@@ -18,9 +17,7 @@ from niels_cache_assets.cli.command import (
     Command,
     failing,
     option,
-    raise_invalid,
     refuse_options,
-    require_choice,
     switch,
     whole_number,
 )
@@ -32,26 +29,17 @@ if TYPE_CHECKING:
     from niels_cache_assets.exchange.writing import ExportPlan
 
 TEXT = "text"
-
-
-def _formats(arguments: argparse.Namespace) -> tuple[str, ...]:
-    from niels_cache_assets.exchange.formats import FORMATS
-
-    return (*FORMATS, TEXT)
-
-
-def _file_types(arguments: argparse.Namespace) -> tuple[str, ...]:
-    from niels_cache_assets.exchange.corpus_text import FILE_TYPES
-
-    return FILE_TYPES
+FORMATS = ("megatron", "nanogpt", "llmc", "datatrove", "olmo", "npy", TEXT)  # help must not wait for the import of exchange/
 
 
 COMMAND = Command(
     options=(
-        option("format", "FORMAT", "megatron, nanogpt, llmc, datatrove, olmo, npy or text"),
+        option("format", "FORMAT", "megatron, nanogpt, llmc, datatrove, olmo, npy or text", choices=FORMATS),
         option("name", "NAME", "a built pretrain data set"),
         option("--out", "PATH", "folder to write to; for megatron, the PREFIX of the files", required=True),
-        option("--split", "SPLIT", "train, val or all (default: all splits that are not empty)", default="all"),
+        option(
+            "--split", "SPLIT", "train, val or all (default: all splits that are not empty)", choices=("train", "val", "all"), default="all"
+        ),
         option(
             "--max-bytes",
             "N",
@@ -64,8 +52,9 @@ COMMAND = Command(
             "HOW",
             "megatron, if a .bin equals one shard: reflink (default: a copy that shares disk blocks, if the file system can), "
             "hardlink (a second name of the cache's file) or copy",
+            choices=("reflink", "hardlink", "copy"),
         ),
-        option("--file-type", "TYPE", "text: jsonl.zst (default) or parquet"),
+        option("--file-type", "TYPE", "text: jsonl.zst (default) or parquet", choices=("jsonl.zst", "parquet")),
         switch("--force", "replace an older export at the same path"),
         switch("--dry-run", "print the files, their sizes, and the files that --force would delete; write nothing"),
     ),
@@ -93,13 +82,7 @@ olmo, export prints the lines to add to the code of that project.""",
   niels-cache export megatron wikitext --split train --out data/wikitext --key text
   niels-cache export nanogpt wikitext --out ../nanoGPT/data/wikitext
   niels-cache export text books --out data/books --file-type parquet""",
-    offers={
-        "format": _formats,
-        "name": PRETRAIN,
-        "file_type": _file_types,
-        "split": ("train", "val", "all"),
-        "link": ("reflink", "hardlink", "copy"),
-    },
+    offers={"name": PRETRAIN},
 )
 
 
@@ -122,7 +105,7 @@ def run(arguments: argparse.Namespace) -> None:
     if not arguments.dry_run:
         if not arguments.force:
             plan.require_free()
-        with failing(), stop_on_signals(), transfer_progress(f"exporting {cache.name}") as progress:
+        with failing(), transfer_progress(f"exporting {cache.name}") as progress:
             write_export(plan, force=arguments.force, progress=progress)
     if print_facts(arguments, _as_json(plan, arguments)):
         return
@@ -148,20 +131,20 @@ def _export_text(arguments: argparse.Namespace) -> None:
     from niels_cache_assets.artifacts.prepared_corpora import open_prepared
     from niels_cache_assets.cli.context import open_registry
     from niels_cache_assets.cli.progress import transfer_progress
-    from niels_cache_assets.exchange.corpus_text import FILE_TYPES, TextExport
+    from niels_cache_assets.exchange.corpus_text import TextExport
 
     refuse_options(arguments, ("max_bytes", "key", "link"), "text does not take it; leave it out")
     if arguments.split != "all":
         raise NielsCacheError(f"{WHERE}: --split: text does not take it; leave it out")
-    file_type = require_choice("--file-type", "no such type", arguments.file_type or FILE_TYPES[0], FILE_TYPES)
     registry, root = open_registry(arguments)
     folder = Path(arguments.out)
     _refuse_inside_caches(folder, root)
-    export = TextExport(prepared=open_prepared(registry, arguments.name, root=root), folder=folder, file_type=file_type)
+    prepared = open_prepared(registry, arguments.name, root=root)
+    export = TextExport(prepared=prepared, folder=folder, file_type=arguments.file_type or "jsonl.zst")
     if arguments.dry_run:
         manifest: dict[str, Any] = {"documents": export.prepared.kept, "files": [{"name": name} for name in export.names()]}
     else:
-        with failing(), stop_on_signals(), transfer_progress(f"exporting {arguments.name}") as progress:
+        with failing(), transfer_progress(f"exporting {arguments.name}") as progress:
             manifest = export.write(force=arguments.force, progress=progress)
     if print_facts(arguments, {"format": TEXT, "written": not arguments.dry_run, "folder": export.folder, **manifest}):
         return
@@ -175,24 +158,23 @@ def _export_text(arguments: argparse.Namespace) -> None:
 
 
 def _settings(arguments: argparse.Namespace) -> ExportSettings:
-    from niels_cache_assets.exchange.formats import FORMATS, ExportSettings, parse_splits
+    from niels_cache_assets.exchange.formats import ExportSettings
     from niels_cache_runtime.format.layout import SPLITS
-    from niels_cache_runtime.megatron.indexed_writer import Link
 
-    format = require_choice("", "export has no format", arguments.format, (*FORMATS, TEXT))
+    format = arguments.format
     refuse_options(arguments, ["file_type"], f"only text takes it; leave it out for {format}")
-    splits = parse_splits(arguments.split)
-    if not splits:
-        raise_invalid("--split", "no split", arguments.split, (*SPLITS, "all"))
-    default: Link = "reflink" if format == "megatron" else "copy"
-    link: Link = default if arguments.link is None else require_choice("--link", "no such way", arguments.link, get_args(Link))
     if format != "megatron":
         refuse_options(arguments, ("key", "link"), f"only megatron takes it; leave it out for {format}")
     elif os.path.basename(arguments.out) in ("", ".", ".."):
         prefix = os.path.join(arguments.out, "notes")
         raise NielsCacheError(f"{WHERE}: --out {arguments.out}: is a folder; megatron needs a prefix, such as {prefix}")
     return ExportSettings(
-        format=format, out=Path(arguments.out), splits=splits, max_bytes=arguments.max_bytes, key=arguments.key, link=link
+        format=format,
+        out=Path(arguments.out),
+        splits=SPLITS if arguments.split == "all" else (arguments.split,),
+        max_bytes=arguments.max_bytes,
+        key=arguments.key,
+        link=arguments.link or ("reflink" if format == "megatron" else "copy"),
     )
 
 

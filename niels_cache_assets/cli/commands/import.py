@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from niels_cache_assets.base.defaults import ROLE_KEYS
-from niels_cache_assets.base.processes import stop_on_signals
 from niels_cache_assets.base.wording import SHORT_SHA256, format_count
-from niels_cache_assets.cli.command import TOKENIZER, WHERE, Command, failing, option, require_choice, switch, whole_number
+from niels_cache_assets.cli.command import TOKENIZER, WHERE, Command, failing, option, switch, whole_number
 from niels_cache_assets.cli.console import display, print_facts
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -29,7 +28,7 @@ FORMATS = ("megatron",)
 
 COMMAND = Command(
     options=(
-        option("format", "FORMAT", "megatron"),
+        option("format", "FORMAT", "megatron", choices=FORMATS),
         option("prefix", "PREFIX", "path of the train files without .bin and .idx"),
         option("--name", "NAME", "name of the new data set, which must not be in the configuration", required=True),
         option("--val", "PREFIX", "path of the val files (default: val is empty)"),
@@ -52,7 +51,7 @@ of text.""",
     examples="""\
   niels-cache import megatron data/pile_text_document --name pile --vocab-size 50257 --eot 50256
   niels-cache import megatron data/wiki_train --val data/wiki_val --name wiki --tokenizer cache/tokenizer/spm.model""",
-    offers={"format": FORMATS, "name": ()},
+    offers={"name": ()},
 )
 
 
@@ -63,7 +62,6 @@ def run(arguments: argparse.Namespace) -> None:
     from niels_cache_assets.exchange.megatron_import import as_prefix, import_megatron, require_prefixes
     from niels_cache_runtime.format.layout import dataset_dir
 
-    require_choice("", "import has no format", arguments.format, FORMATS)
     registry, root = open_registry(arguments)
     _require_free_name(arguments, registry, root)
     vocabulary = _vocabulary(arguments, registry, root)
@@ -73,7 +71,7 @@ def run(arguments: argparse.Namespace) -> None:
         prefixes["val"] = as_prefix(arguments.val)
     require_prefixes(prefixes)
     directory = dataset_dir(root, "pretrain", arguments.name)
-    with failing(), stop_on_signals(), transfer_steps(f"importing {arguments.name}") as on_step:
+    with failing(), transfer_steps(f"importing {arguments.name}") as on_step:
         meta = import_megatron(
             prefixes,
             directory,
@@ -94,7 +92,7 @@ def _require_free_name(arguments: argparse.Namespace, registry: Registry, root: 
     name = arguments.name
     if not is_valid_name(name):
         raise NielsCacheError(f"{WHERE}: --name {name!r}: use letters, digits, _ - . with no leading dot and no two in a row")
-    if name in (TOKENIZER, *registry.pretrain, *registry.sft):
+    if name in (TOKENIZER, *registry.sources):
         raise NielsCacheError(
             f"{WHERE}: --name {name}: is the name of a configured data set, whose build would overwrite it; choose another name"
         )

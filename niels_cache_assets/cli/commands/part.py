@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from niels_cache_assets.base.wording import file_size, format_count, format_list
-from niels_cache_assets.cli.command import PRETRAIN, WHERE, BuildFailedError, Command, integer_at_least, option, switch
+from niels_cache_assets.cli.command import PRETRAIN, WHERE, BuildFailedError, Command, integer_at_least, option, refuse_options, switch
 from niels_cache_assets.cli.console import PROGRAM, diagnostics, display, print_facts
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -98,9 +98,8 @@ def run(arguments: argparse.Namespace) -> int | None:
     from niels_cache_assets.cli.context import open_registry
     from niels_cache_assets.cli.worker import build_and_report, require_name
 
-    for name, given in (("--parts", arguments.parts), ("--train-tokens", arguments.train_tokens)):
-        if given is not None and not arguments.add:
-            raise NielsCacheError(f"{WHERE}: {name}: only for new files; name them with --add, or leave it out")
+    if not arguments.add:
+        refuse_options(arguments, ("parts", "train_tokens"), "only for new files; name them with --add, or leave it out")
     if not arguments.add and not arguments.prune:
         return build_and_report(lambda lines: _artifact(arguments, lines), wait=not arguments.no_wait, notify=not arguments.no_notify)
     _refuse_number(arguments)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
-from niels_cache_assets.base.processes import stop_on_signals
 from niels_cache_assets.base.wording import file_size
-from niels_cache_assets.cli.command import WHERE, Command, offer_configured_names, option, refuse_options, require_choice, whole_number
+from niels_cache_assets.cli.command import WHERE, Command, offer_configured_names, option, refuse_options, whole_number
 from niels_cache_assets.cli.console import display, new_table, print_facts
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -29,7 +28,7 @@ COMMAND = Command(
         option("--num-samples", "N", "samples in the run; required with weights (default: every sample once)", type=whole_number),
         option("--seed", "S", "--seed of Megatron-LM (default: 1234, as in Megatron-LM)", type=whole_number),
         option("--split", "A,B,C", 'shares of train, valid and test, such as "99,1,0" (default: everything is train)'),
-        option("--part", "PART", "build train, valid or test (default: train)"),
+        option("--part", "PART", "build train, valid or test (default: train)", choices=("train", "valid", "test")),
     ),
     usage="[NAME] ",
     description="""\
@@ -45,7 +44,7 @@ directory. megatron-core looks elsewhere; examples/megatron_core_indices.py buil
     examples="""\
   niels-cache prebuild-index mix                                              [blend.mix] of niels_cache.toml
   niels-cache prebuild-index --blend blend.txt --sequence-length 4096 --num-samples 10_000_000 --seed 1234""",
-    offers={"name": offer_configured_names(lambda registry: registry.blend), "part": ("train", "valid", "test")},
+    offers={"name": offer_configured_names(lambda registry: registry.blend)},
 )
 
 
@@ -61,11 +60,11 @@ def run(arguments: argparse.Namespace) -> None:
 
     registry, root = open_registry(arguments)
     plan = _plan(arguments, registry, root)
-    with stop_on_signals(), array_progress() as progress:
-        outcome = prebuild(plan, root=root, progress=progress)
+    with array_progress() as progress:
+        outcome = prebuild(registry, plan, root=root, progress=progress)
     facts = {
         "state": outcome.state,
-        "part": plan.part,
+        "part": plan.settings["part"],
         "seconds": outcome.seconds,
         "hash": outcome.meta["hash"],
         "indices": [{**asdict(index), "hash": index.hash} for index in outcome.meta["indices"]],
@@ -76,7 +75,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _plan(arguments: argparse.Namespace, registry: Registry, root: Path) -> BlendPlan:
-    from niels_cache_assets.artifacts.index import BlendPart, BlendPlan, blend_plan, read_blend_file
+    from niels_cache_assets.artifacts.index import BlendPlan, blend_plan, read_blend_file
     from niels_cache_assets.project.tables import ALL_TRAIN, MEGATRON_SEED
 
     if arguments.name is not None:
@@ -90,7 +89,6 @@ def _plan(arguments: argparse.Namespace, registry: Registry, root: Path) -> Blen
         )
     if arguments.sequence_length is None:
         raise NielsCacheError(f"{WHERE}: --blend needs --sequence-length; add that option")
-    part: BlendPart = require_choice("--part", "no part", arguments.part or "train", get_args(BlendPart))
     paths, weights = read_blend_file(arguments.blend)
     if weights is not None and arguments.num_samples is None:
         raise NielsCacheError(f"{WHERE}: {arguments.blend} has weights, which divide --num-samples among the paths; add --num-samples")
@@ -98,11 +96,13 @@ def _plan(arguments: argparse.Namespace, registry: Registry, root: Path) -> Blen
         labels=tuple(paths),
         paths=tuple(map(Path, paths)),
         weights=None if weights is None else tuple(weights),
-        num_samples=arguments.num_samples,
-        sequence_length=arguments.sequence_length,
-        seed=MEGATRON_SEED if arguments.seed is None else arguments.seed,
-        split=ALL_TRAIN if arguments.split is None else arguments.split,
-        part=part,
+        settings={
+            "num_samples": arguments.num_samples,
+            "sequence_length": arguments.sequence_length,
+            "seed": MEGATRON_SEED if arguments.seed is None else arguments.seed,
+            "split": ALL_TRAIN if arguments.split is None else arguments.split,
+            "part": arguments.part or "train",
+        },
     )
 
 
@@ -112,5 +112,5 @@ def _print(outcome: Outcome, plan: BlendPlan) -> None:
         table.add_row(index.label, f"{index.samples:,}", file_size(index.bytes), index.hash)
     display(table)
     verb = "built" if outcome.state == "built" else "already built, checked"
-    display(f"\n{plan.part}, in {outcome.meta['indices'][-1].directory.parent}: {verb} in {outcome.seconds:.1f} s")
+    display(f"\n{plan.settings['part']}, in {outcome.meta['indices'][-1].directory.parent}: {verb} in {outcome.seconds:.1f} s")
     display(f"hash of all: {outcome.meta['hash']}")

@@ -8,9 +8,8 @@ import argparse
 import re
 from pathlib import Path
 
-from niels_cache_assets.base.processes import stop_on_signals
 from niels_cache_assets.base.wording import SHORT_SHA256, UNKNOWN, file_size, format_count
-from niels_cache_assets.cli.command import DONE, FAILED, WHERE, Command, option, refuse_options, require_choice, switch
+from niels_cache_assets.cli.command import DONE, FAILED, WHERE, Command, option, refuse_options, switch
 from niels_cache_assets.cli.console import PROGRAM, display, new_table, print_facts
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -30,7 +29,9 @@ COMMAND = Command(
     options=(
         option("address", "ADDRESS", "s3://BUCKET/PREFIX, gs://, az://, file:///PATH or hf://datasets/OWNER/NAME", nargs="?"),
         option("--out", "DIR", "the cache directory to write to, such as cache"),
-        option("--split", "SPLIT", "download only train or only val, and leave the other split empty (default: both)"),
+        option(
+            "--split", "SPLIT", "download only train or only val, and leave the other split empty (default: both)", choices=("train", "val")
+        ),
         switch("--replace", "replace another build of this data set in DIR"),
     ),
     groups={
@@ -58,7 +59,6 @@ downloaded by the loader. A loader downloads a removed file again when it needs 
   niels-cache pull s3://bucket/caches/wikitext --out cache --split train  only train
   niels-cache pull hf://datasets/ours/wikitext --out cache                from the hub
   niels-cache pull --copy /local/tokens --trim 100GB                      free up disk space""",
-    offers={"split": ("train", "val")},
     has_caches=False,
 )
 
@@ -78,17 +78,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _pull(arguments: argparse.Namespace) -> int:
     from niels_cache_assets.cli.progress import transfer_progress
-    from niels_cache_assets.publish.hub import SCHEME, address_at, pull_from_hub
+    from niels_cache_assets.publish.hub import address_at
     from niels_cache_assets.publish.pull import pull
-    from niels_cache_runtime.format.layout import SPLITS
 
-    on_hub = arguments.address.startswith(SCHEME)
     address = address_at(arguments.address)
-    split = None if arguments.split is None else require_choice("--split", "no split", arguments.split, SPLITS)
-    with stop_on_signals(), transfer_progress("pulling") as progress:
-        result = (pull_from_hub if on_hub else pull)(
-            address, Path(arguments.out).expanduser(), split=split, replace_other=arguments.replace, progress=progress
-        )
+    with transfer_progress("pulling") as progress:
+        result = pull(address, Path(arguments.out).expanduser(), split=arguments.split, replace_other=arguments.replace, progress=progress)
     facts = {
         "address": address,
         "folder": result.directory,

@@ -6,7 +6,6 @@ import argparse
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from niels_cache_assets.base.processes import stop_on_signals
 from niels_cache_assets.base.wording import SHORT_SHA256, file_size, format_count, format_list
 from niels_cache_assets.cli.command import DATA_SETS, Command, option, refuse_options, switch
 from niels_cache_assets.cli.console import display, print_facts
@@ -61,9 +60,9 @@ def run(arguments: argparse.Namespace) -> None:
     registry, root = open_registry(arguments)
     cache = find_cache(registry, root, arguments.name, kinds=("pretrain", "sft"))
     build = open_local_build(cache.directory)
-    with stop_on_signals(), transfer_progress(f"pushing {cache.name}") as progress:
+    with transfer_progress(f"pushing {cache.name}") as progress:
         if on_hub:
-            license = None if registry.publish is None else registry.publish.licenses.get(cache.name)
+            license = registry.publish.licenses.get(cache.name)
             pushed = push_to_hub(build, address, license=license, replace_other=arguments.replace, progress=progress)
         else:
             pushed = push(build, address, replace_other=arguments.replace, repair=arguments.repair, progress=progress)

@@ -24,7 +24,6 @@ from niels_cache_assets.cli.command import (
     integer_at_least,
     option,
     refuse_options,
-    require_choice,
     switch,
 )
 from niels_cache_assets.cli.console import display, excerpt, mark, print_json, styled, title_of
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
     from niels_cache_assets.tokenizer.kinds import TextTokenizer
     from niels_cache_runtime.format.layout import Bools, Family, Split, Tokens
 
-STAGES = ("cache", "corpus")
 TARGET_STYLE = "underline green"
 CUT_STYLE = "bold yellow"
 
@@ -47,8 +45,14 @@ CUT_STYLE = "bold yellow"
 COMMAND = Command(
     options=(
         option("name", "NAME", "a built data set, or the ADDRESS of a published cache"),
-        option("--stage", "STAGE", "cache: what training sees (default); corpus: documents after cleaning", default="cache"),
-        option("--split", "SPLIT", "train or val (default: train; not for a corpus)"),
+        option(
+            "--stage",
+            "STAGE",
+            "cache: what training sees (default); corpus: documents after cleaning",
+            choices=("cache", "corpus"),
+            default="cache",
+        ),
+        option("--split", "SPLIT", "train or val (default: train; not for a corpus)", choices=("train", "val")),
         option("-n", "N", "number of samples (default: 3)", dest="count", type=integer_at_least(1), default=3),
         switch("--notable", "show the first, the longest, the shortest and one fixed random sample; ignores -n"),
         SEED,
@@ -60,7 +64,6 @@ COMMAND = Command(
   niels-cache sample dolly15k --split val -n 5  five examples; the assistant's targets are marked
   niels-cache sample wikipedia --stage corpus   random documents after cleaning
   niels-cache sample s3://bucket/caches/wikitext  windows of a published cache; fetches only their shards""",
-    offers={"stage": STAGES, "split": ("train", "val")},
 )
 
 
@@ -68,15 +71,14 @@ def run(arguments: argparse.Namespace) -> None:
     """Print the samples."""
     from niels_cache_assets.cli.context import find_cache, open_registry
     from niels_cache_runtime.cache.opening import open_meta
-    from niels_cache_runtime.format.layout import FAMILIES, SPLITS
+    from niels_cache_runtime.format.layout import FAMILIES
     from niels_cache_runtime.remote.local_copy import LocalCopy
     from niels_cache_runtime.remote.record import TOKENIZER
     from niels_cache_runtime.remote.store import is_address
 
-    stage = require_choice("--stage", "no stage", arguments.stage, STAGES)
-    split = require_choice("--split", "no split", arguments.split or "train", SPLITS)
+    split: Split = arguments.split or "train"
     seed = draw_seed(arguments.seed)
-    if stage == "corpus":
+    if arguments.stage == "corpus":
         if is_address(arguments.name):
             raise NielsCacheError(f"{WHERE}: --stage corpus: an ADDRESS has no corpus; leave it out")
         refuse_options(arguments, ("notable", "split"), "works only with --stage cache; leave it out for a corpus")
@@ -106,7 +108,7 @@ def _print_sample(
     """Print samples of a cache. `fetch` brings the files of a published cache."""
     import torch
 
-    from niels_cache_assets.inspection.samples import examples, fetched_windows, notable, windows
+    from niels_cache_assets.inspection.samples import examples, notable, windows
     from niels_cache_assets.tokenizer.decoding import open_tokenizer
     from niels_cache_runtime.cache.opening import open_meta
 
@@ -117,10 +119,8 @@ def _print_sample(
         drawn = notable(directory, kind, split, length=arguments.tokens, tokenizer=tokenizer)
     elif kind == "sft":
         drawn = examples(directory, split, tokenizer=tokenizer, **settings)
-    elif fetch is not None:
-        drawn = fetched_windows(meta, split, fetch=fetch, **settings)
     else:
-        drawn = windows(directory, split, **settings)
+        drawn = windows(directory, split, fetch=fetch, **settings)
     name = directory.name
     if arguments.json:
         samples = [_as_json(sample, tokenizer) for sample in drawn]

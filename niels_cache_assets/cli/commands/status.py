@@ -137,7 +137,7 @@ class StatusRow:
         from niels_cache_assets.tokenizer.kinds import PROOFS_NAME
 
         state, work = self.state, self.work
-        configured = {**registry.pretrain, **registry.sft}.get(state.name)
+        configured = registry.sources.get(state.name)
         how_far = {"share": work.share, "documents": work.documents}
         is_unfinished = work.is_resumable and work.writer is None
         return {

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.base.wording import SHORT_SHA256
-from niels_cache_assets.cli.command import DONE, FAILED, WHERE, Command, integer_at_least, option, require_choice
+from niels_cache_assets.cli.command import DONE, FAILED, WHERE, Command, integer_at_least, option
 from niels_cache_assets.cli.console import display, new_table, print_facts
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from niels_cache_assets.tokenizer.proof import Difference, EngineProof
     from niels_cache_runtime.format.layout import Family
 
-ACTIONS = ("compare", "prove")
 CHARACTERS = 1_000_000
 CACHE_MODEL = "cache"
 _BLOCK_TOKENS = 1 << 16
@@ -46,7 +45,7 @@ TextSources = Callable[[], Iterable[tuple[str, Iterable[str]]]]
 
 COMMAND = Command(
     options=(
-        option("action", "ACTION", "compare or prove"),
+        option("action", "ACTION", "compare or prove", choices=("compare", "prove")),
         option(
             "models",
             "MODEL",
@@ -76,7 +75,6 @@ engine = "auto").""",
   niels-cache tokenizer compare cache new.model
   niels-cache tokenizer compare 16k.model 32k.model --only wikitext dolly15k
   niels-cache tokenizer prove cache --files books/       check whether fast engines match the reference""",
-    offers={"action": ACTIONS},
 )
 
 
@@ -99,12 +97,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Compare the models, or prove the engines."""
     from niels_cache_assets.cli.context import open_registry
 
-    action = require_choice("", "tokenizer has no action", arguments.action, ACTIONS)
-    if action == "compare" and len(arguments.models) < 2:
+    if arguments.action == "compare" and len(arguments.models) < 2:
         raise NielsCacheError(f"{WHERE}: compare needs at least two models; name another one")
     registry, root = open_registry(arguments)
     opened = [_open_model(model, registry, root) for model in arguments.models]
-    if action == "prove":
+    if arguments.action == "prove":
         arguments.only = arguments.only or []  # without names, no data set is decoded
         return _prove(opened, lambda: _texts(arguments, registry, root), arguments)
     paths, tokenizers = zip(*opened, strict=True)
@@ -177,14 +174,13 @@ def _spelled_texts(directory: Path, family: Family, tokenizer: TextTokenizer) ->
 
     from niels_cache_assets.facts.split_tokens import SplitTokens
     from niels_cache_runtime.cache.opening import open_meta
-    from niels_cache_runtime.format.layout import token_dtype_of
 
     meta = open_meta(directory)  # raises for a cache of a different tokenizer
     if not meta:
         return
     special = np.array(sorted(tokenizer.special_token_ids().values()))
     rest: list[int] = []
-    for shard in SplitTokens(directory, family, "train", dtype=token_dtype_of(meta)).shards:
+    for shard in SplitTokens(directory, family, "train", meta).shards:
         for first in range(0, len(shard), _BLOCK_TOKENS):
             block = shard[first : first + _BLOCK_TOKENS]
             begin = 0
@@ -227,10 +223,6 @@ class EngineResult:
     sources: dict[str, EngineProof] | None
     problem: str | None = None
 
-    @property
-    def differs(self) -> bool:
-        return any(proof.differing for proof in (self.sources or {}).values())
-
 
 def _prove(models: Sequence[tuple[Path, TextTokenizer]], sources: TextSources, arguments: argparse.Namespace) -> int:
     """Prove each engine for each model, and print the results. Return FAILED if any text differs.
@@ -250,7 +242,8 @@ def _prove(models: Sequence[tuple[Path, TextTokenizer]], sources: TextSources, a
     if not print_facts(arguments, {"models": rows}):
         for path, tokenizer, proven in results:
             _print_proofs(path, tokenizer, proven)
-    return FAILED if any(each.differs for _, _, proven in results for each in proven) else DONE
+    found = (proof for _, _, proven in results for each in proven for proof in (each.sources or {}).values())
+    return FAILED if any(proof.differing for proof in found) else DONE
 
 
 def _prove_engine(name: str, engine: Engine | str, tokenizer: TextTokenizer, sources: TextSources) -> EngineResult:
@@ -278,12 +271,11 @@ def _print_proofs(path: Path, tokenizer: TextTokenizer, proven: Sequence[EngineR
             display(f"  {each.problem}; builds use {reference}")
             continue
         for source, proof in each.sources.items():
-            result = "all have equal ids" if not proof.differing else f"{proof.differing:,} have other ids"
+            result = f"{proof.differing:,} have other ids" if proof.differing else "all have equal ids"
             if proof.unencodable:
-                others = "the others have equal ids" if not proof.differing else result
-                result = f"{reference} cannot encode {proof.unencodable:,}, and {others}"
-            style = "red" if proof.differing else None
-            display(f"  {each.engine} {each.version}, {source}: of {proof.texts:,} texts, {result}", style=style)
+                result = f"{reference} cannot encode {proof.unencodable:,}, and of the others, {result}"
+            line = f"  {each.engine} {each.version}, {source}: of {proof.texts:,} texts, {result}"
+            display(line, style="red" if proof.differing else None)
             for line in () if proof.first is None else _lines(proof.first, tokenizer):
                 display(f"    {line}")
 

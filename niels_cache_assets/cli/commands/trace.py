@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, cast
 
 from niels_cache_assets.base.wording import format_count
-from niels_cache_assets.cli.command import WHERE, Command, option, raise_invalid, require_choice, whole_number
+from niels_cache_assets.cli.command import WHERE, Command, integer_at_least, option, raise_invalid, whole_number
 from niels_cache_assets.cli.console import display, mark, new_table, print_json, styled
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -42,11 +42,11 @@ def _name_and_folder(text: str) -> tuple[str, str]:
 COMMAND = Command(
     options=(
         option("--state", "FILE", "JSON file or torch checkpoint that contains the loader state", required=True),
-        option("--step", "N", "number of the batch, counted from 0 like loader.step", type=whole_number, required=True),
+        option("--step", "N", "number of the batch, counted from 0 like loader.step", type=integer_at_least(0), required=True),
         option("--rank", "R", "rank that received the batch (default: 0)", type=whole_number, default=0),
         option("--row", "I", "show only this row, with its full text", type=whole_number),
         option("--column", "J", "show only this token of the row: x[I, J], which is y[I, J - 1]", type=whole_number),
-        option("--side", "SIDE", "for preference pairs: chosen (the default) or rejected"),
+        option("--side", "SIDE", "for preference pairs: chosen (the default) or rejected", choices=("chosen", "rejected")),
         option(
             "--source",
             "NAME=FOLDER",
@@ -78,19 +78,15 @@ def run(arguments: argparse.Namespace) -> None:
     """Print the origin of the batch."""
     from niels_cache_assets.inspection.loader_states import read_loader_state
     from niels_cache_assets.inspection.origins import caches_of, row_of
-    from niels_cache_runtime.format.layout import SIDES
     from niels_cache_runtime.loader.trace import BatchTrace
 
-    if arguments.step < 0:
-        raise NielsCacheError(f"{WHERE}: --step {arguments.step}: must be at least 0; steps are counted from 0")
     if arguments.column is not None and arguments.row is None:
         raise NielsCacheError(f"{WHERE}: --column {arguments.column}: needs a row; add --row")
     state = read_loader_state(arguments.state)
     copies: list[LocalCopy] = []  # they keep the lineage and the tokenizers until these are read
     with TemporaryDirectory(prefix="niels-cache-", ignore_cleanup_errors=True) as copy:
         loader = _open_loader(arguments.state, state, dict(arguments.sources), copy=copy)
-        side = None if arguments.side is None else require_choice("--side", "no side", arguments.side, SIDES)
-        trace = loader.trace(arguments.step, rank=arguments.rank, side=side)
+        trace = loader.trace(arguments.step, rank=arguments.rank, side=arguments.side)
         assert isinstance(trace, BatchTrace)  # because no row is given
         if arguments.row is not None:
             trace.token(arguments.row, arguments.column or 0)  # raises an error for a row or column out of range

@@ -105,7 +105,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _verify_address(arguments: argparse.Namespace) -> int:
-    from niels_cache_assets.base.processes import stop_on_signals
     from niels_cache_assets.cli.progress import transfer_progress
     from niels_cache_assets.publish.check import check
     from niels_cache_runtime.remote.store import check_address
@@ -114,7 +113,7 @@ def _verify_address(arguments: argparse.Namespace) -> int:
     if len(arguments.names) > 1:
         raise NielsCacheError(f"{WHERE}: verify takes one address, without other names")
     address = check_address(arguments.names[0])
-    with stop_on_signals(), transfer_progress("verifying") as progress:
+    with transfer_progress("verifying") as progress:
         checked = check(address, download=arguments.download, progress=progress)
     published, findings = checked.published, checked.findings
     facts = {

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import dagster as dg
@@ -27,7 +28,7 @@ def artifact_asset(
     kind: str,
     *,
     partitions: Sequence[str] | None = None,
-    prepare: Callable[[Any, BuildConfig, dg.AssetExecutionContext], Artifact] = lambda artifact, config, context: artifact,
+    begin: Callable[[Any, BuildConfig, dg.AssetExecutionContext], object] = lambda artifact, config, context: None,
     streams: bool = False,
     is_configurable: bool = True,
     **settings: Any,
@@ -38,7 +39,7 @@ def artifact_asset(
         registry: The configuration.
         kind: The kind or the key.
         partitions: Its partitions; by default it has none.
-        prepare: Changes the artifact before it is built.
+        begin: Called before the artifact is built.
         streams: Whether a build reads the source of its partition, and so needs the slot of a stream; by default no.
         is_configurable: Whether the launchpad shows the settings of a run; by default yes.
         **settings: Arguments of `dg.asset`.
@@ -48,8 +49,10 @@ def artifact_asset(
 
     def build(context: dg.AssetExecutionContext, config: BuildConfig) -> dg.MaterializeResult:
         with readable_failures():
-            artifact = graph(registry, root_of(context, names))[f"{kind}/{context.partition_key}" if each else kind]
-            artifact = prepare(artifact, config, context)
+            artifacts = graph(registry, root_of(context, names))
+            artifact = artifacts[f"{kind}/{context.partition_key}" if each else kind]
+            has_built_steps = sink_of(context, names).built.issuperset(artifacts.before(artifact.key))
+            begin(artifact := replace(artifact, forces_steps=not has_built_steps), config, context)
             source = registry.pretrain[context.partition_key] if streams else None
             outcome = build_artifact(context, artifact, config, names, observed=key if each else None, source=source)
         return recorded_results(context, registry, outcome)[0]
@@ -67,7 +70,7 @@ def build_artifact(
     config: BuildConfig,
     names: DefinitionNames,
     *,
-    observed: dg.AssetKey | None = None,
+    observed: dg.AssetKey | None,
     source: Source | None = None,
     passes_on: tuple[type[NielsCacheError], ...] = (),
 ) -> Outcome:
@@ -78,7 +81,7 @@ def build_artifact(
         artifact: The artifact.
         config: Run configuration.
         names: The names of the definitions.
-        observed: Asset whose partition gets the progress; by default none.
+        observed: Asset whose partition gets the progress. None: no asset gets it.
         source: What a build reads while it holds the slot of a stream; by default it needs no slot.
         passes_on: Errors that are not failures of the run; by default none.
     """

@@ -5,7 +5,6 @@
 data set, the data version of `kept` covers only the text that training will read.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import dagster as dg
@@ -13,15 +12,13 @@ import dagster as dg
 from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.corpus_report import CorpusReport
 from niels_cache_assets.artifacts.duplicates import Duplicates, SearchStep
-from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.corpus.identity import dedup_identity, dedup_order
 from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assets.building import artifact_asset
 from niels_cache_assets.defs.assets.parts import partition_asset
-from niels_cache_assets.defs.config import BuildConfig
 from niels_cache_assets.defs.keys import names_of
-from niels_cache_assets.defs.progress import readable_failures, sink_of
+from niels_cache_assets.defs.progress import readable_failures
 from niels_cache_assets.defs.recording import kept_record
 from niels_cache_assets.defs.resources import root_of
 from niels_cache_assets.project.registry import Registry
@@ -115,14 +112,6 @@ def _corpora(registry: Registry) -> list[dg.AssetsDefinition]:
     if in_parts:
         above.append(keys.mapped(names.corpus_parts, {part: name for name, parts in in_parts.items() for part in parts}))
     settings = fingerprint_of({**dedup_identity(registry.dedup), "order": dedup_order(registry)})
-    steps = graph(registry, "").before("corpus/duplicates")
-
-    def choose_parts(corpus: Corpus, config: BuildConfig, context: dg.AssetExecutionContext) -> Corpus:
-        built = sink_of(context, names).built
-        return replace(corpus, force_parts=not built.issuperset(step.key for step in corpus.steps())) if corpus.is_joined else corpus
-
-    def choose_ranges(found: Duplicates, config: BuildConfig, context: dg.AssetExecutionContext) -> Duplicates:
-        return replace(found, forces_ranges=not sink_of(context, names).built.issuperset(steps))
 
     @dg.asset(
         key=names.kept,
@@ -143,7 +132,6 @@ def _corpora(registry: Registry) -> list[dg.AssetsDefinition]:
             registry,
             "corpus",
             partitions=prepared,
-            prepare=choose_parts,
             streams=True,
             deps=above,
             group_name=_GROUP,
@@ -154,7 +142,6 @@ def _corpora(registry: Registry) -> list[dg.AssetsDefinition]:
         artifact_asset(
             registry,
             "corpus/duplicates",
-            prepare=choose_ranges,
             deps=[_searched(registry), *([names.ranges] if registry.search_ranges else [])],
             group_name=_GROUP,
             kinds={"parquet"},
@@ -176,7 +163,8 @@ def _corpora(registry: Registry) -> list[dg.AssetsDefinition]:
 
 
 def _searched(registry: Registry) -> dg.AssetDep:
-    return dg.AssetDep(names_of(registry).documents, partition_mapping=keys.search_mapping(registry))
+    mapping = dg.SpecificPartitionsPartitionMapping(registry.prepared("dedup"))
+    return dg.AssetDep(names_of(registry).documents, partition_mapping=mapping)
 
 
 def _parts(registry: Registry) -> list[dg.AssetsDefinition]:
@@ -187,7 +175,6 @@ def _parts(registry: Registry) -> list[dg.AssetsDefinition]:
         partition_asset(
             registry,
             "corpus_part",
-            partitions=[part for parts in in_parts.values() for part in parts],
             deps=[keys.mapped(names_of(registry).plan, in_parts)],
             group_name=_GROUP,
             kinds={"parquet"},
@@ -203,7 +190,5 @@ def _ranges(registry: Registry) -> list[dg.AssetsDefinition]:
     shared: dict[str, Any] = {"group_name": _GROUP, "kinds": {"numpy"}, "code_version": SearchStep.version}
     return [
         artifact_asset(registry, "hashes", deps=[_searched(registry)], description=_HASHES, **shared),
-        partition_asset(
-            registry, "range", partitions=keys.ranges(registry), deps=[names_of(registry).hashes], description=_RANGES, **shared
-        ),
+        partition_asset(registry, "range", deps=[names_of(registry).hashes], description=_RANGES, **shared),
     ]

@@ -10,15 +10,14 @@ the step had done the work.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 
-from niels_cache_assets.artifacts.base import Outcome
+from niels_cache_assets.artifacts.base import Outcome, kind_of
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.build_cache import CODE_VERSIONS
@@ -71,8 +70,9 @@ json.load(open("cache/pretrain/.parts/<data set>/part-00000/meta.json"))["train_
 
 def parts_assets(registry: Registry) -> list[dg.AssetsDefinition]:
     """Return the three assets, without `val_part` if no data set needs it. Corpora in parts have only a plan here."""
-    names, planned, with_val = names_of(registry), keys.datasets_with_plan(registry), keys.datasets_with_val_part(registry)
+    names, planned = names_of(registry), keys.datasets_with_plan(registry)
     in_parts, prepared = keys.parts_of_datasets(registry), registry.prepared()
+    with_val = [name for name in in_parts if registry.pretrain[name].has_val_part]
     of_tokens: dict[str, Any] = {"group_name": _GROUP, "kinds": {"numpy"}, "code_version": CODE_VERSIONS["pretrain"]}
     found = []
     if planned:
@@ -80,7 +80,7 @@ def parts_assets(registry: Registry) -> list[dg.AssetsDefinition]:
             registry,
             "plan",
             partitions=planned,
-            prepare=partial(_limit_parts, registry),
+            begin=lambda plan, config, context: limit_parts(context.instance, registry),  # its parts follow, and [cluster] may have changed
             deps=[keys.mapped(names.upstream["pretrain"], planned)],
             group_name=_GROUP,
             kinds={"json"},
@@ -98,27 +98,21 @@ def parts_assets(registry: Registry) -> list[dg.AssetsDefinition]:
         inputs = [(names.plan, of_plan), (names.documents, of_corpus), (names.kept, of_corpus)]
         inputs.append((names.val_part, {name: of_plan[name] for name in with_val}))
         above = [dg.AssetDep(names.tokenizer), *(keys.mapped(asset, readers) for asset, readers in inputs if readers)]
-        every = [part for parts in in_parts.values() for part in parts]
-        found.append(partition_asset(registry, "part", partitions=every, deps=above, description=_PARTS, **of_tokens))
+        found.append(partition_asset(registry, "part", deps=above, description=_PARTS, **of_tokens))
     return found
 
 
-def _limit_parts(registry: Registry, plan: PartsPlan, config: BuildConfig, context: dg.AssetExecutionContext) -> PartsPlan:
-    limit_parts(context.instance, registry)  # its parts follow, and [cluster] may have changed
-    return plan
-
-
-def partition_asset(registry: Registry, kind: str, *, partitions: Sequence[str], **settings: Any) -> dg.AssetsDefinition:
+def partition_asset(registry: Registry, kind: str, **settings: Any) -> dg.AssetsDefinition:
     """Return an asset whose partitions are built by processes of any machine: parts, parts of a corpus, or ranges of hashes.
 
     Args:
         registry: The configuration.
         kind: The kind of the artifacts.
-        partitions: The partitions.
         **settings: Arguments of `dg.asset`.
     """
     names = names_of(registry)
-    observed, each = names.assets[kind], dg.StaticPartitionsDefinition(partitions)
+    observed, keys_of_kind = names.assets[kind], [key for key in graph(registry, "").keys if kind_of(key) == kind]
+    each = dg.StaticPartitionsDefinition([key.removeprefix(f"{kind}/") for key in keys_of_kind])
 
     @dg.asset(
         key=observed,

@@ -11,7 +11,6 @@ from niels_cache_assets.defs.keys import mapped, names_of
 from niels_cache_assets.defs.progress import readable_failures
 from niels_cache_assets.defs.resources import root_of
 from niels_cache_assets.project.registry import Registry
-from niels_cache_assets.project.running import PublishSettings
 from niels_cache_assets.publish.push import open_local_build, push
 from niels_cache_runtime.format.layout import FAMILIES, Family, dataset_dir
 
@@ -25,11 +24,10 @@ until `niels-cache push NAME ADDRESS --prune` deletes it. `niels-cache push` pub
 
 def published_assets(registry: Registry) -> list[dg.AssetsDefinition]:
     """Return one asset for each family with data sets to publish."""
-    settings = registry.publish
-    return [] if settings is None else [_published(registry, settings, family) for family in FAMILIES if registry.published(family)]
+    return [_published(registry, family) for family in FAMILIES if registry.published(family)]
 
 
-def _published(registry: Registry, settings: PublishSettings, family: Family) -> dg.AssetsDefinition:
+def _published(registry: Registry, family: Family) -> dg.AssetsDefinition:
     names, chosen = names_of(registry), registry.published(family)
 
     @dg.asset(
@@ -44,7 +42,7 @@ def _published(registry: Registry, settings: PublishSettings, family: Family) ->
     )
     def published(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
         name = context.partition_key
-        address = settings.address_of(family, name)
+        address = f"{registry.publish.address}/{family}/{name}"
         with readable_failures():  # another build of this data set at the address is exchanged
             pushed = push(open_local_build(dataset_dir(root_of(context, names), family, name)), address, replace_other=True)
         content = pushed.record.content_sha256

@@ -9,6 +9,7 @@ from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.defs.assets.building import artifact_asset
 from niels_cache_assets.defs.config import BuildConfig
 from niels_cache_assets.project.registry import Registry
+from niels_cache_assets.sources.net.retries import retry_at_most
 from niels_cache_runtime.errors import NielsCacheError
 
 _DESCRIPTION = """The tokenizer of all caches in the root: imported, or trained on the data sets.
@@ -31,7 +32,7 @@ def tokenizer_asset(registry: Registry) -> dg.AssetsDefinition:
     return artifact_asset(
         registry,
         "tokenizer",
-        prepare=_require_inputs,
+        begin=_require_inputs,
         group_name="tokenizer",
         kinds={"file"},
         code_version=_code_version(registry),
@@ -39,15 +40,15 @@ def tokenizer_asset(registry: Registry) -> dg.AssetsDefinition:
     )
 
 
-def _require_inputs(artifact: Tokenizer, config: BuildConfig, context: dg.AssetExecutionContext) -> Tokenizer:
+def _require_inputs(artifact: Tokenizer, config: BuildConfig, context: dg.AssetExecutionContext) -> None:
     if artifact.needs_training(force=config.force):
         require_inputs(artifact.registry, ())
-    return artifact
 
 
 def _code_version(registry: Registry) -> str:
     """Return the code version, which contains a hash of the settings, so that changed settings show as unsynced."""
     try:
-        return f"{CODE_VERSION}-{fingerprint_of(graph(registry, '').tokenizer().identity())[:8]}"
+        with retry_at_most(seconds=0.0):
+            return f"{CODE_VERSION}-{fingerprint_of(graph(registry, '').tokenizer().identity())[:8]}"
     except NielsCacheError:  # the model to import is missing; a run reports this, but the definitions must load
         return CODE_VERSION

@@ -49,7 +49,7 @@ def in_sync_check(registry: Registry, family: Family) -> dg.AssetChecksDefinitio
         ]
         unsynced = [state.name for state in states if state.needs_build]
         missing = [state.name for state in states if state.condition == "missing"]
-        changed = [name for name in unsynced if name not in set(missing)]
+        changed = [name for name in unsynced if name not in missing]
         alone = PARTITION_TAG not in context.run.tags
         readable = [state for state in states if alone and state.state not in ("missing", "disabled", "unreadable", "not configured")]
         findings = {
@@ -62,9 +62,8 @@ def in_sync_check(registry: Registry, family: Family) -> dg.AssetChecksDefinitio
             for state in readable
         }
         damaged = [name for name, found in findings.items() if found]
-        needing = {*damaged, *unsynced}
         # Data sets that need attention come first, because there may be hundreds of data sets.
-        in_order = sorted(states, key=lambda state: state.name not in needing)
+        in_order = sorted(states, key=lambda state: not (state.needs_build or findings.get(state.name)))
         rows = [_row(state, findings.get(state.name), verified=alone) for state in in_order]
         kinds = (("damaged", damaged), ("not as configured", changed), ("not built yet", missing))
         problems = [f"{what}: {format_list(names)}" for what, names in kinds if names]

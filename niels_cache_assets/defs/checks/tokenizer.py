@@ -77,7 +77,7 @@ def _ids_of_special(role: str, tokenizer: TextTokenizer) -> list[int]:
 
 def _round_trip(tokenizer: TextTokenizer, *, imported: bool) -> dg.AssetCheckResult:
     losses = round_trip_losses(tokenizer)
-    rows = [{"text": repr(loss.text), "decoded": repr(loss.decoded)} for loss in losses]
+    rows = [{"text": repr(text), "decoded": repr(decoded)} for text, decoded in losses.items()]
     return dg.AssetCheckResult(
         check_name=ROUND_TRIP,
         passed=not losses,

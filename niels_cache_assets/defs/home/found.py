@@ -15,9 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
-from niels_cache_assets.artifacts.base import Artifact, Outcome
+from niels_cache_assets.artifacts.base import Artifact, Outcome, kind_of
 from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.base.processes import claim_record
@@ -92,7 +91,7 @@ def marker_of(artifacts: Graph, artifact: Artifact, outcome: Outcome) -> Marker:
 
     Parts are no inputs here, because what joins them changes with them.
     """
-    inputs = [artifacts[key] for key in artifact.inputs() if key.partition("/")[0] not in CHILD_BUILT_KINDS]
+    inputs = [artifacts[key] for key in artifact.inputs() if kind_of(key) not in CHILD_BUILT_KINDS]
     source = getattr(getattr(artifact, "spec", artifact), "source", None)
     value = {
         "meta": _hash_of(outcome.meta),
@@ -125,9 +124,8 @@ def remove_markers_of(artifacts: Graph, name: str) -> None:
 
 
 def _marker_path(artifact: Artifact) -> Path:
-    spec: Any = getattr(artifact, "spec", artifact)
-    place = address_in_store(spec.registry, artifact.key) or artifact.directory.absolute()
-    name = f"{spec.registry.dagster.key_prefix}\0{artifact.key}\0{place}"
+    place = address_in_store(artifact.registry, artifact.key) or artifact.directory.absolute()
+    name = f"{artifact.registry.dagster.key_prefix}\0{artifact.key}\0{place}"
     return dagster_home() / _FOLDER / hashlib.sha256(name.encode()).hexdigest()
 
 

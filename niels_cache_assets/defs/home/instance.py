@@ -18,7 +18,7 @@ from typing import Any
 import dagster as dg
 
 from niels_cache_assets.defs.home.found import HOME_VARIABLE, dagster_home
-from niels_cache_assets.defs.private import InstanceRef
+from niels_cache_assets.defs.private import InstanceRef, sqlite_event_log
 from niels_cache_assets.disk.journal import write_atomically
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -27,6 +27,17 @@ LOCK_NAME = ".first_start.lock"
 _TRIES, _WAIT_SECONDS = 6, 0.5
 _NEW_TABLE_ERRORS = ("already exists", "UndefinedTable", "retries for DB creation")  # in errors of Postgres, and in one of Dagster
 _NO_TELEMETRY = "DAGSTER_DISABLE_TELEMETRY"  # keeps Dagster's own processes, which read dagster.yaml themselves, from sending data
+_create_engine, _engines = sqlite_event_log.create_engine, dict[str, Any]()
+
+
+def _kept_engine(url: str, **settings: Any) -> Any:
+    """Return the engine of a SQLite file. Dagster would create one for each event, and compile its statements again, which takes 5 ms."""
+    if len(_engines) > 8:  # each run has a file of its own
+        _engines.clear()
+    return _engines.get(url) or _engines.setdefault(url, _create_engine(url, **settings))
+
+
+sqlite_event_log.create_engine = _kept_engine  # type: ignore[assignment]
 
 
 def ensure_instance(home: Path | None = None, *, overrides: Mapping[str, Any] | None = None) -> dg.DagsterInstance:

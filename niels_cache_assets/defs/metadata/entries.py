@@ -18,7 +18,6 @@ import dagster as dg
 from niels_cache_assets.plots.drawing import Picture, as_png
 
 MAX_TABLE_ROWS = 100
-COLUMNS = 110  # width of the UI's window for Markdown
 NARROW = 62  # characters that fit beside the name of an entry on a screen of 1280 pixels; a sha256 has 64
 _LEVELS = " ▁▂▃▄▅▆▇█"
 _FULL = len(_LEVELS) - 1

@@ -22,17 +22,16 @@ rule here, for example after an update.
 The guard does not decide who may log in. A program (not a web page) that can connect to the port is let through.
 """
 
+from __future__ import annotations
+
 import json
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from niels_cache_runtime.errors import NielsCacheError
 
-Scope = MutableMapping[str, Any]
-AsgiMessage = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[AsgiMessage]]
-Send = Callable[[AsgiMessage], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MAX_GRAPHQL_BYTES = 1 << 20  # limit in bytes for a query to a read-only server; the UI's own queries have a few KB
 MAX_BODY_BYTES = 1 << 25  # limit for every other body
@@ -78,7 +77,7 @@ class WebGuard:
         read_only: Whether to refuse every mutation and report; by default no.
     """
 
-    def __init__(self, app: App, *, port: int, name: str = "127.0.0.1", read_only: bool = False) -> None:
+    def __init__(self, app: ASGIApp, *, port: int, name: str = "127.0.0.1", read_only: bool = False) -> None:
         self._app, self._read_only = app, read_only
         hosts = [f"{host}:{port}" for host in ("127.0.0.1", "localhost", "[::1]")]
         self._hosts = {host.encode() for host in (*hosts, *(host.removesuffix(":80") for host in hosts))}
@@ -193,7 +192,7 @@ async def _check_body(receive: Receive, route: str, *, read_only: bool) -> Recei
         body = json.dumps(request).encode()  # send exactly the checked request, because a different parser may read the body differently
     read = [{"type": "http.request", "body": body}]
 
-    async def receive_again() -> AsgiMessage:
+    async def receive_again() -> Message:
         return read.pop() if read else await receive()
 
     return receive_again
@@ -211,7 +210,7 @@ def _refuse_mutations(request: dict[str, Any]) -> None:
 
 
 def _with_own_headers(send: Send) -> Send:
-    async def send_with_headers(message: AsgiMessage) -> None:
+    async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
             kept = [(name, value) for name, value in message.get("headers", ()) if name.lower() not in _REPLACED_HEADERS]
             message = {**message, "headers": kept + _OWN_HEADERS}

@@ -25,7 +25,7 @@ import numpy as np
 
 from niels_cache_assets.disk.table_file import LineageFile, lineage_files
 from niels_cache_assets.facts.lineage import Lineage, read_lineage
-from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.errors import NotWrittenError
 from niels_cache_runtime.format.layout import SPLITS, Array, Bools, Bytes, Ints, Split
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ def compare_documents(a: LineagePaths, b: LineagePaths, *, shown: int) -> Docume
 
     Raises:
         NielsCacheError: If a file is missing or unreadable, or lacks a column.
+        NotWrittenError: If the disk of temporary files is full.
     """
     rows = {side: {split: _row_count(path) for split, path in paths.items()} for side, paths in zip(SIDES, (a, b), strict=True)}
     parts = min(_MAX_PARTS, 1 + sum(sum(counts.values()) for counts in rows.values()) // _ROWS_OF_A_PART)
@@ -94,7 +95,7 @@ def compare_documents(a: LineagePaths, b: LineagePaths, *, shown: int) -> Docume
             for file in files:
                 file.flush()
         except OSError as error:
-            raise NielsCacheError(f"{scratch}: cannot be written: {error.strerror}; set TMPDIR to a folder with more space") from error
+            raise NotWrittenError(f"{scratch}: cannot be written: {error.strerror}; set TMPDIR to a folder with more space") from error
         for file in files:
             file.seek(0)
             found.add(np.frombuffer(file.read(), dtype=_ROW))

@@ -5,16 +5,15 @@ fingerprint in it covers all settings. So the comparison also reports a differen
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
-from niels_cache_assets.base.wording import label
 from niels_cache_assets.facts.split_tokens import SplitTokens
 from niels_cache_assets.inspection.differences.documents import DocumentDifferences, compare_documents
 from niels_cache_assets.inspection.differences.tokens import TokenDifference, first_difference
 from niels_cache_runtime.cache.opening import open_consistently
-from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 from niels_cache_runtime.format.layout import (
     FAMILIES,
     META_NAME,
@@ -22,7 +21,6 @@ from niels_cache_runtime.format.layout import (
     Family,
     Split,
     built_names,
-    entries_per_example,
     token_dtype_of,
     tokenizer_dir,
 )
@@ -74,10 +72,6 @@ class MetaDifference:
     a: Any
     b: Any
 
-    @property
-    def label(self) -> str:
-        return label(self.key)
-
 
 @dataclass(frozen=True, kw_only=True)
 class MetaDifferences:
@@ -107,6 +101,7 @@ class DatasetDifferences:
         documents: Differences between the documents, or None if a build has no lineage.
         counts: For each split, the number of tokens on both sides.
         tokens: For each split, the first token that differs, or None.
+        damage: Why only `metas` is filled: a file of one of the builds is missing or damaged. None if everything was compared.
     """
 
     name: str
@@ -114,8 +109,9 @@ class DatasetDifferences:
     b: Path
     metas: MetaDifferences
     documents: DocumentDifferences | None = None
-    counts: dict[Split, tuple[int, int]]
-    tokens: dict[Split, TokenDifference | None]
+    counts: dict[Split, tuple[int, int]] = field(default_factory=dict)
+    tokens: dict[Split, TokenDifference | None] = field(default_factory=dict)
+    damage: str | None = None
 
     @property
     def differ(self) -> bool:
@@ -126,6 +122,7 @@ class DatasetDifferences:
             or metas.has_unrecorded
             or (self.documents is not None and self.documents.differ)
             or any(self.tokens.values())
+            or self.damage
         )
 
 
@@ -187,35 +184,37 @@ def compare_pair(name: str, a: Path, b: Path, *, shown: int, progress: OnProgres
 
 def _compare(name: str, a: Path, b: Path, *, shown: int, progress: OnProgress) -> DatasetDifferences:
     metas = [check_form(read_meta(path / META_NAME), path / META_NAME) for path in (a, b)]
-    differing = _compare_metas(*metas)
+    found = DatasetDifferences(name=name, a=a, b=b, metas=_compare_metas(*metas))
     if name == TOKENIZER or not all(meta.get("built", True) for meta in metas):
-        return DatasetDifferences(name=name, a=a, b=b, metas=differing, counts={}, tokens={})
+        return found
     family = cast("Family", metas[0]["kind"])
 
     def tokens_of(path: Path, meta: Meta, split: Split) -> SplitTokens:
-        return SplitTokens(path, family, split, dtype=token_dtype_of(meta), entries=entries_per_example(meta))
+        return SplitTokens(path, family, split, meta)
 
-    streams = {split: (tokens_of(a, metas[0], split), tokens_of(b, metas[1], split)) for split in SPLITS}
-    lineages = [{split: streams[split][side].lineage for split in SPLITS} for side in (0, 1)]
-    have_lineage = all(_lists(meta, path.name) for meta, paths in zip(metas, lineages, strict=True) for path in paths.values())
-    token_bytes = max(token_dtype_of(meta).itemsize for meta in metas)
-    total = sum(min(len(ours), len(theirs)) for ours, theirs in streams.values()) * token_bytes
-    done = 0
+    try:
+        streams = {split: (tokens_of(a, metas[0], split), tokens_of(b, metas[1], split)) for split in SPLITS}
+        lineages = [{split: streams[split][side].lineage for split in SPLITS} for side in (0, 1)]
+        have_lineage = all(_lists(meta, path.name) for meta, paths in zip(metas, lineages, strict=True) for path in paths.values())
+        token_bytes = max(token_dtype_of(meta).itemsize for meta in metas)
+        total = sum(min(len(ours), len(theirs)) for ours, theirs in streams.values()) * token_bytes
+        done = 0
 
-    def compared(tokens: int) -> None:
-        nonlocal done
-        done += tokens * token_bytes
-        progress(done, total)
+        def compared(tokens: int) -> None:
+            nonlocal done
+            done += tokens * token_bytes
+            progress(done, total)
 
-    return DatasetDifferences(
-        name=name,
-        a=a,
-        b=b,
-        metas=differing,
-        documents=compare_documents(*lineages, shown=shown) if have_lineage else None,  # a cache of another program may have none
-        counts={split: (len(ours), len(theirs)) for split, (ours, theirs) in streams.items()},
-        tokens={split: first_difference(ours, theirs, progress=compared) for split, (ours, theirs) in streams.items()},
-    )
+        return replace(
+            found,
+            documents=compare_documents(*lineages, shown=shown) if have_lineage else None,  # a cache of another program may have none
+            counts={split: (len(ours), len(theirs)) for split, (ours, theirs) in streams.items()},
+            tokens={split: first_difference(ours, theirs, progress=compared) for split, (ours, theirs) in streams.items()},
+        )
+    except NotWrittenError:
+        raise
+    except NielsCacheError as error:
+        return replace(found, damage=str(error))
 
 
 def _lists(meta: Meta, name: str) -> bool:

@@ -112,8 +112,26 @@ def glob_files(pattern: str) -> GlobResult:
     """
     anchor = Path(pattern).anchor
     components = Path(pattern).parts[bool(anchor) :]
+    return _search(anchor, components) if components else GlobResult([], {})
+
+
+def files_below(folder: str, skip: Collection[str] = ()) -> GlobResult:
+    """Return the files below a folder. Files and folders whose names begin with a dot are left out. Links are followed anywhere.
+
+    Args:
+        folder: The folder.
+        skip: The names of folders not to enter.
+
+    Raises:
+        NielsCacheError: If a folder may not be listed.
+    """
+    return _search(folder, ["**"], skip)
+
+
+def _search(start: str, components: Sequence[str], skip: Collection[str] = ()) -> GlobResult:
+    """Return the files below a folder that match the components of a glob, without entering folders named in `skip`."""
     folders, paths, has_folders = _Folders(), list[str](), False
-    waiting = [(anchor, 0)] if components else []
+    waiting = [(start, 0)]
     while waiting:
         folder, number = waiting.pop()
         component, is_last = components[number], number + 1 == len(components)
@@ -137,7 +155,7 @@ def glob_files(pattern: str) -> GlobResult:
             if not _is_folder(entry):
                 paths += [path] if is_last else []
             elif is_recursive:
-                below.append((path, number))
+                below += [(path, number)] if entry.name not in skip else []
             elif is_last:
                 has_folders = True
             else:
@@ -146,31 +164,6 @@ def glob_files(pattern: str) -> GlobResult:
         if is_recursive and not is_last:
             waiting.append((folder, number + 1))
     return folders.found([*dict.fromkeys(paths)])._replace(has_folders=has_folders)
-
-
-def files_below(folder: str, skip: Collection[str] = ()) -> GlobResult:
-    """Return the files below a folder. Files and folders whose names begin with a dot are left out. Links are followed anywhere.
-
-    Args:
-        folder: The folder.
-        skip: The names of folders not to enter.
-
-    Raises:
-        NielsCacheError: If a folder may not be listed.
-    """
-    folders, paths = _Folders(), list[str]()
-    waiting = [folder]
-    while waiting:
-        below = []
-        for entry in folders.entries(waiting.pop(), 0):
-            if entry.name.startswith("."):
-                continue
-            if not _is_folder(entry):
-                paths.append(entry.path)
-            elif entry.name not in skip:
-                below.append(entry.path)
-        waiting += reversed(below)
-    return folders.found(paths)
 
 
 class SameFiles(NamedTuple):

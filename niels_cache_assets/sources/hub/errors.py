@@ -5,7 +5,6 @@ A message says that the hub is not reachable now, or that something does not exi
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +18,7 @@ from niels_cache_assets.sources.errors import (
     is_network_error,
     without_secrets,
 )
-from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.errors import NielsCacheError, did_you_mean
 
 if TYPE_CHECKING:
     from huggingface_hub.errors import HfHubHTTPError
@@ -27,7 +26,8 @@ if TYPE_CHECKING:
 _TRY_AGAIN = {408, 429, 500, 502, 503, 504}  # HTTP statuses after which a later request may succeed
 _REFUSALS = {401, 403, 404}
 _MAX_REASON = 300  # characters
-_COPY = 'files = ["/path/to/copy/*.parquet"]'
+_WITHOUT_HUB = 'read a copy: files = ["/path/to/copy/*.parquet"]'
+_TEXTS = {"dataset": ("data set", "datasets/", "pinned_revision"), "model": ("model", "", "revision")}  # noun, folder of pages, key
 
 
 def unknown_choice_message(what: str, requested: str | None, choices: Sequence[str]) -> str:
@@ -41,17 +41,19 @@ def unknown_choice_message(what: str, requested: str | None, choices: Sequence[s
     shown = ", ".join(choices[:20]) + (f" and {len(choices) - 20} more" if len(choices) > 20 else "")
     if requested is None:
         return f"set {what} to one of: {shown}"
-    close = difflib.get_close_matches(requested, choices, n=1)
-    return f"no {what} {requested!r}{f'; did you mean {close[0]!r}?' if close else ''} (there are: {shown or 'none'})"
+    hint = did_you_mean(requested, choices)
+    return f"no {what} {requested!r}{hint and f'; {hint}'} (there are: {shown or 'none'})"
 
 
 @contextmanager
-def hub_errors(dataset: str, revision: str | None) -> Iterator[None]:
+def hub_errors(name: str, revision: str | None, *, repo_type: str = "dataset", without_hub: str = _WITHOUT_HUB) -> Iterator[None]:
     """Turn errors of the hub's libraries into errors of this project.
 
     Args:
-        dataset: The name of the data set.
+        name: The name of the data set or model.
         revision: The revision that is read, or None for the newest.
+        repo_type: "dataset" or "model".
+        without_hub: What to do on a machine that cannot reach the hub, for the message.
 
     Raises:
         SourceUnavailableError: If another try later may help.
@@ -59,86 +61,75 @@ def hub_errors(dataset: str, revision: str | None) -> Iterator[None]:
     """
     try:
         yield
-    except SourceUnavailableError as error:
-        if str(error).startswith(f"{dataset}: "):
-            raise
-        raise _unreachable(dataset, str(error)) from error
-    except NielsCacheError:
-        raise
     except Exception as error:
-        raise hub_error(error, dataset, revision) from error
+        is_ours = isinstance(error, NielsCacheError)
+        if is_ours and (not isinstance(error, SourceUnavailableError) or str(error).startswith(f"{name}: ")):
+            raise
+        raise hub_error(error, name, revision, repo_type=repo_type, without_hub=without_hub) from error
 
 
-def hub_error(error: Exception, dataset: str, revision: str | None) -> NielsCacheError:
+def hub_error(
+    error: Exception, name: str, revision: str | None, *, repo_type: str = "dataset", without_hub: str = _WITHOUT_HUB
+) -> NielsCacheError:
     """Return the error of this project for an error of the hub's libraries; see `hub_errors`."""
     from datasets.exceptions import DataFilesNotFoundError, DatasetNotFoundError
     from huggingface_hub import errors, get_token
+    from huggingface_hub.constants import HF_HUB_CACHE
 
     chain = error_chain(error)
 
     def caused_by(*types: type[BaseException]) -> bool:
         return any(isinstance(link, types) for link in chain)
 
+    noun, folder, key = _TEXTS[repo_type]
+    page = f"https://huggingface.co/{folder}{name}"
+
+    def unreachable(detail: str) -> SourceUnavailableError:
+        known = "and it is unknown whether the name exists"  # a wrong name causes the same failure
+        if Path(HF_HUB_CACHE, f"{repo_type}s--{name.replace('/', '--')}").is_dir():
+            known = f"but this machine has read the {noun} before"
+        return SourceUnavailableError(
+            f"{name}: the hub cannot be reached now ({without_secrets(detail)}), {known}; "
+            f"check the network, and the name at {page}, and build again, or {without_hub}"
+        )
+
     for link in chain:
-        if isinstance(link, SourceUnavailableError):  # the transport gave up, and a library wrapped the error of the transport
-            return _unreachable(dataset, str(link))
+        if isinstance(link, SourceUnavailableError):  # the transport gave up, and a library may have wrapped the error of the transport
+            return unreachable(str(link))
     answers = [link for link in chain if isinstance(link, errors.HfHubHTTPError) and link.response is not None]
     statuses = {link.response.status_code for link in answers}
-    page = _page(dataset)
     log_in = "log in with `hf auth login` or set HF_TOKEN"
     if caused_by(errors.GatedRepoError) or "gated dataset" in str(error):
-        return NielsCacheError(f"{dataset}: this data set is gated; accept its terms at {page} and {log_in}")
+        return NielsCacheError(f"{name}: this {noun} is gated; accept its licence at {page} and {log_in}")
     if endless := endless_redirect(error):
-        return NielsCacheError(f"{dataset}: cannot be read: the hub {endless}; check HF_ENDPOINT, if it is set, and the proxy")
-    if caused_by(errors.RevisionNotFoundError) and revision is None:
-        return NielsCacheError(f"{dataset}: the hub gives no newest commit; look at {page}/commits/main, or set pinned_revision")
+        return NielsCacheError(f"{name}: cannot be read: the hub {endless}; check HF_ENDPOINT, if it is set, and the proxy")
     if caused_by(errors.RevisionNotFoundError):
-        return NielsCacheError(f"{dataset}: no revision {revision!r}; see {page}/commits/main, or leave pinned_revision out")
+        problem = f"no revision {revision!r}" if revision else "the hub gives no newest commit"
+        return NielsCacheError(f"{name}: {problem}; see {page}/commits/main, or {f'leave {key} out' if revision else f'set {key}'}")
     if caused_by(errors.HFValidationError):
-        return NielsCacheError(f"{dataset!r} is not the name of a hub data set; write owner/name")
+        return NielsCacheError(f"{name!r} is not the name of a {noun} on the hub; write owner/name")
     if caused_by(errors.OfflineModeIsEnabled):
-        return SourceUnavailableError(f"{dataset}: Hugging Face offline mode is on; type unset HF_HUB_OFFLINE, or read a copy: {_COPY}")
-    unreachable = caused_by(errors.LocalEntryNotFoundError) or any(map(is_network_error, chain))
-    if statuses & _TRY_AGAIN or (unreachable and not statuses & _REFUSALS):
+        return SourceUnavailableError(f"{name}: Hugging Face offline mode is on; type unset HF_HUB_OFFLINE, or {without_hub}")
+    is_unreachable = caused_by(errors.LocalEntryNotFoundError) or any(map(is_network_error, chain))
+    if statuses & _TRY_AGAIN or (is_unreachable and not statuses & _REFUSALS):
         detail = f"HTTP {min(statuses)}" if statuses else type(chain[-1]).__name__
-        return _unreachable(dataset, detail)
+        return unreachable(detail)
     if caused_by(errors.RepositoryNotFoundError, DatasetNotFoundError) or 401 in statuses:  # the hub hides private data sets with 401
-        return NielsCacheError(f"{dataset}: no such data set on the hub, or a private one; check the name at {page}, or {log_in}")
+        return NielsCacheError(f"{name}: no such {noun} on the hub, or a private one; check the name at {page}, or {log_in}")
     if 403 in statuses:
-        return NielsCacheError(f"{dataset}: the hub refuses access (HTTP 403); accept the terms at {page}, if there are any, and {log_in}")
+        return NielsCacheError(f"{name}: the hub refuses access (HTTP 403); accept the terms at {page}, if there are any, and {log_in}")
     if 404 in statuses:
-        return NielsCacheError(f"{dataset}: one of its files is not on the hub (HTTP 404); look for it at {page}")
+        return NielsCacheError(f"{name}: one of its files is not on the hub (HTTP 404); look for it at {page}")
     if caused_by(DataFilesNotFoundError):
-        return NielsCacheError(f"{dataset}: has no data files that can be read; check it at {page}")
+        return NielsCacheError(f"{name}: has no data files that can be read; check it at {page}")
     if caused_by(UnicodeEncodeError) and not (get_token() or "").isascii():
-        return NielsCacheError(f"{dataset}: the token (HF_TOKEN, or of `hf auth login`) holds invalid characters; copy it again")
+        return NielsCacheError(f"{name}: the token (HF_TOKEN, or of `hf auth login`) holds invalid characters; copy it again")
     if answers:
-        return NielsCacheError(f"{dataset}: cannot be read: the hub answers HTTP {_answer(answers[0])}; see {page}")
-    return NielsCacheError(f"{dataset}: cannot be read: {type(error).__name__}: {first_line(error)}")
-
-
-def _page(dataset: str) -> str:
-    return f"https://huggingface.co/datasets/{dataset}"
+        return NielsCacheError(f"{name}: cannot be read: the hub answers HTTP {_answer(answers[0])}; see {page}")
+    return NielsCacheError(f"{name}: cannot be read: {type(error).__name__}: {first_line(error)}")
 
 
 def _answer(error: HfHubHTTPError) -> str:
     """Return the status of an answer, with its reason if the hub gives one."""
     reason = " ".join(without_secrets(error.server_message or error.response.reason_phrase).split())
     return f"{error.response.status_code} ({reason[:_MAX_REASON]})" if reason else str(error.response.status_code)
-
-
-def _unreachable(dataset: str, detail: str) -> SourceUnavailableError:
-    """Return the error for an unreachable hub.
-
-    A wrong name of a data set causes the same failure, so the message says whether the data set was read before.
-    """
-    from huggingface_hub.constants import HF_HUB_CACHE
-    from huggingface_hub.file_download import repo_folder_name
-
-    known = "and it is unknown whether the name exists"
-    if (Path(HF_HUB_CACHE) / repo_folder_name(repo_id=dataset, repo_type="dataset")).is_dir():
-        known = "but this machine has read the data set before"
-    return SourceUnavailableError(
-        f"{dataset}: the hub cannot be reached now ({without_secrets(detail)}), {known}; "
-        f"check the network, and the name at {_page(dataset)}, and build again, or read a copy: {_COPY}"
-    )

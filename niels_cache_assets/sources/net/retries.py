@@ -1,8 +1,9 @@
 """Retries of failed network requests: for how long they continue, and the log lines meanwhile.
 
-`retry_for` sets this time for the code in its `with` block. `RequestRetries` counts the failures of one request. It waits after each
-failure, for a longer time each, and finally raises SourceUnavailableError. `transport.install` makes the hub's library, and fsspec for
-http(s) addresses, retry in this way.
+`retry_for` sets this time for the code in its `with` block. It is at most BRIEF_RETRY_SECONDS for a host that has never answered this
+process, because its name may be wrong. `RequestRetries` counts the failures of one request. It waits after each failure, for a longer time
+each, and finally raises SourceUnavailableError. `transport.install` makes the hub's library, and fsspec for http(s) addresses, retry in
+this way.
 
 The hub's library has one HTTP client for the whole process, so the setting also applies to the whole process.
 """
@@ -17,6 +18,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from urllib.parse import urlsplit
 
 from niels_cache_assets.base import defaults
 from niels_cache_assets.base.processes import are_signals_read
@@ -34,12 +36,14 @@ class _RetryPolicy:
 
     Attributes:
         log: Receives a line at each wait.
+        is_known: Whether the hosts are known to exist. Otherwise only those that have answered are.
         ended: The number of failures and the start time of requests that were given up, or None after an answer.
         signals: A socket with the signals since `watch_signals` began, or None.
     """
 
-    def __init__(self, seconds: float | None, log: Callable[[str], None]) -> None:
+    def __init__(self, seconds: float | None, log: Callable[[str], None], is_known: bool = False) -> None:
         self._set_seconds = seconds
+        self.is_known = is_known or RETRY_VARIABLE in os.environ
         self._thread = threading.current_thread()
         self.log = log
         self.ended: tuple[int, float] | None = None
@@ -118,6 +122,7 @@ def _seconds(configured: float) -> float:
 
 
 _policy = _RetryPolicy(None, _ignore)
+ANSWERED: set[str] = set()  # hosts that have answered this process, so that requests to them are worth the whole time of retries
 
 
 @contextmanager
@@ -135,14 +140,15 @@ def _set(new: _RetryPolicy) -> Iterator[None]:
 
 
 @contextmanager
-def retry_for(seconds: float, log: Callable[[str], None] = _ignore) -> Iterator[None]:
+def retry_for(seconds: float, log: Callable[[str], None] = _ignore, *, is_known: bool = False) -> Iterator[None]:
     """Retry failed requests of the process for a time.
 
     Args:
         seconds: The time in seconds. The environment variable takes precedence.
         log: Receives a line at each wait.
+        is_known: Whether the hosts have answered another process, so that their names are right.
     """
-    new = _RetryPolicy(_seconds(seconds), log)
+    new = _RetryPolicy(_seconds(seconds), log, is_known)
     with new.watch_signals(), _set(new):
         yield
 
@@ -155,7 +161,7 @@ def retry_at_most(only: bool = True, *, seconds: float = BRIEF_RETRY_SECONDS) ->
         only: Whether to change the time. If False, it stays as it is.
         seconds: The maximum time in seconds.
     """
-    new = _RetryPolicy(min(_policy.seconds, seconds), _policy.log)
+    new = _RetryPolicy(min(_policy.seconds, seconds), _policy.log, _policy.is_known)
     new.signals = _policy.signals
     with _set(new if only else _policy):
         yield
@@ -184,7 +190,10 @@ class RequestRetries:
         if not self._failures:
             self._failures, self._since = _policy.ended or (0, now)
         self._failures += 1
-        left = self._since + _policy.seconds_in_this_thread() - now
+        seconds = _policy.seconds_in_this_thread()
+        if not _policy.is_known and urlsplit(self._url).netloc not in ANSWERED:
+            seconds = min(seconds, BRIEF_RETRY_SECONDS)
+        left = self._since + seconds - now
         if _policy.ended or left <= 0 or (retry_after or 0) > left:
             _policy.ended = self._failures, self._since
             tries = f"{self._failures} tries in {now - self._since:.0f} s" if self._failures > 1 else "one try"

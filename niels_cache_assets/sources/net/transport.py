@@ -36,7 +36,7 @@ from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 from huggingface_hub.utils import httpx
 
 from niels_cache_assets.sources.errors import SourceUnavailableError, without_credentials
-from niels_cache_assets.sources.net.retries import RequestRetries
+from niels_cache_assets.sources.net.retries import ANSWERED, RequestRetries
 from niels_cache_assets.sources.reading.compressed import IteratorStream
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.remote.store import STALL_BYTES, STALL_SECONDS
@@ -162,6 +162,7 @@ class RetryTransport(httpx.BaseTransport):
                     f"{without_credentials(str(request.url))}: its certificate is not trusted ({error}); check the address"
                 ) from error
             raise BrokenResponseError(_describe_error(error)) from error
+        ANSWERED.add(request.url.netloc.decode())
         try:
             self._check(request, response, commit)
         except BrokenResponseError:

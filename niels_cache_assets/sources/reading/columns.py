@@ -7,19 +7,18 @@ yields several groups of short documents as one batch.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from niels_cache_assets.base.documents import NO_SPLIT, BatchDivider, DocumentBatch, object_array
+from niels_cache_assets.base.documents import BatchDivider, DocumentBatch, object_array
 from niels_cache_assets.base.strings import Objects, Strings, buffers_of, int64_array
 from niels_cache_assets.sources.reading import rows
 from niels_cache_assets.sources.reading.parquet_files import as_strings
 from niels_cache_assets.sources.reading.positions import FilePass
-from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.errors import NielsCacheError, did_you_mean
+from niels_cache_runtime.format.layout import Ints
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -129,61 +128,28 @@ def _characters_of(column: pa.Array, content: np.ndarray, offsets: np.ndarray) -
     return sizes - np.bincount(np.searchsorted(offsets[1:], followers, side="right"), minlength=len(sizes))
 
 
-def ids_of_column(column: pa.Array, encoding: str) -> Sequence[Any] | Strings | Objects:
-    """Return the values of a column of ids, for `batch_of`."""
-    column = as_strings(column)
-    strings = valid_strings(column)
-    return rows.column_values(column, encoding) if strings is None else strings
-
-
-def batch_of(
-    texts: Texts,
-    *,
-    files: Sequence[str] | Strings | Objects,
-    numbers: Sequence[int] | np.ndarray,
-    ids: Sequence[Any] | Strings | Objects | None,
-    titles: Sequence[str | None] | None,
-    kept: Sequence[str | None] | None,
-) -> DocumentBatch:
-    """Return rows as a batch of documents.
+def ids_of(column: pa.Array | None, files: Strings | Objects, numbers: Ints, encoding: str) -> Strings | Objects:
+    """Return the id of each row (see `rows.row_id`), a column of n strings.
 
     Args:
-        texts: The texts of the rows.
-        files: The file of each row.
+        column: The ids in the data, of any type, or None if the rows have no ids.
+        files: The file of each row, a column of n strings.
         numbers: The number of each row in its file.
-        ids: The ids in the data, of any type (see `rows.row_id`), or None if the rows have no ids. A column of strings has only valid
-            Unicode.
-        titles: The title of each row, or None if the rows have no titles.
-        kept: The kept values of each row as JSON (`keep.py`), or None without `keep`.
+        encoding: The encoding of strings that are not UTF-8.
     """
-    count = len(texts.text)
-    file = files if isinstance(files, Strings) else object_array(files, count)
-    return DocumentBatch(
-        text=texts.text,
-        source_id=ids if isinstance(ids, np.ndarray | Strings) else _ids_of(ids, file, numbers),
-        file=file,
-        row=np.array(numbers, dtype=np.int64),
-        split=np.full(count, NO_SPLIT, np.int8),
-        characters=texts.characters,
-        title=None if titles is None else object_array(titles, count),
-        kept=None if kept is None else object_array(kept, count),
-    )
-
-
-def _ids_of(values: Sequence[Any] | None, files: Strings | Objects, numbers: Sequence[int] | np.ndarray) -> Strings | Objects:
-    count = len(numbers)
-    if values is not None:
-        with suppress(TypeError):
-            if "".join(values).isascii():
-                return object_array(values, count)
+    values: Sequence[Any] | Strings | Objects = [None] * len(numbers)
+    if column is not None:
+        column = as_strings(column)
+        if (strings := valid_strings(column)) is not None:
+            return strings
+        values = rows.column_values(column, encoding)
     elif isinstance(files, Strings):
         import pyarrow as pa
         from pyarrow import compute
 
-        named = int64_array(np.asarray(numbers, dtype=np.int64)).cast(pa.large_string())
         joint = pa.scalar("#", pa.large_string())
-        return Strings(compute.binary_join_element_wise(files.arrow(), named, joint))  # as rows.row_id
-    return object_array(map(rows.row_id, [None] * count if values is None else values, files, numbers), count)
+        return Strings(compute.binary_join_element_wise(files.arrow(), int64_array(numbers).cast(pa.large_string()), joint))
+    return object_array(map(rows.row_id, values, files, numbers), len(numbers))
 
 
 def require_columns(key: str, names: Iterable[str], columns: Iterable[str], where: str) -> None:
@@ -201,9 +167,10 @@ def require_columns(key: str, names: Iterable[str], columns: Iterable[str], wher
     existing = list(columns)
     for name in names:
         if name not in existing:
-            close = difflib.get_close_matches(name, existing, n=1)
-            hint = f"did you mean {close[0]!r}? " if close else ""
-            raise NielsCacheError(f"{where}: {key}: no column {name!r}; {hint}The columns are: {', '.join(existing[:20]) or 'none'}")
+            hint = did_you_mean(name, existing)
+            raise NielsCacheError(
+                f"{where}: {key}: no column {name!r}; {hint and f'{hint} '}The columns are: {', '.join(existing[:20]) or 'none'}"
+            )
 
 
 def is_plain(text: Any) -> bool:

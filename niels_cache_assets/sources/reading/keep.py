@@ -14,7 +14,7 @@ from pydantic import Field, field_validator
 
 from niels_cache_assets.sources.reading.columns import require_columns
 from niels_cache_assets.sources.reading.files import valid_unicode
-from niels_cache_assets.sources.reading.where import HasWhere
+from niels_cache_assets.sources.reading.where import RowCondition, parse_condition
 from niels_cache_assets.sources.types import Siblings, Source
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -22,11 +22,30 @@ EXPORTED = ("id", "text", "title", "file", "row", "split")  # columns of each te
 MAX_CHARACTERS = 8192  # maximum length of the kept values of a row
 
 
-class HasKeep(Source):
-    """The key `keep`, for kinds that read rows with columns."""
+class HasColumns(Source):
+    """The keys that name columns of rows."""
 
     keep: tuple[str, ...] = Field((), strict=False)
     """Columns to keep in the corpus, the lineage, `trace` and `export text`, such as ["url", "score"]"""
+    where: str | None = Field(
+        None, description='A condition on columns that each row must meet, such as "int_score >= 3 and language_score > 0.9"'
+    )
+    text_field: str | None = None
+    """Field with the text; by default `text` if it exists, otherwise the only field that could contain text"""
+    id_field: str | None = None
+    """Field with the source id; by default `id` if it exists, otherwise file#row"""
+
+    @field_validator("where")
+    @classmethod
+    def _is_a_condition(cls, value: str | None) -> str | None:
+        if value is not None:
+            parse_condition(value)
+        return value
+
+    @property
+    def condition(self) -> RowCondition | None:
+        """The parsed condition, or None if all rows are kept."""
+        return None if self.where is None else parse_condition(self.where)
 
     @field_validator("keep")
     @classmethod
@@ -70,15 +89,6 @@ class HasKeep(Source):
                 f"at most {MAX_CHARACTERS:,} can stay with a document, so leave this column out"
             )
         return valid_unicode(text)
-
-
-class HasColumns(HasWhere, HasKeep):
-    """The keys that name columns of rows."""
-
-    text_field: str | None = None
-    """Field with the text; by default `text` if it exists, otherwise the only field that could contain text"""
-    id_field: str | None = None
-    """Field with the source id; by default `id` if it exists, otherwise file#row"""
 
     def require_columns(self, columns: Iterable[str], where: str) -> None:
         """Check that the columns of `where`, `keep` and `id_field` exist.

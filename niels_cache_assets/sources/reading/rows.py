@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, islice, zip_longest
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from niels_cache_assets.base.first_bytes import describe_content
@@ -169,43 +170,28 @@ class TextFieldCheck:
         """Whether no row had text in the field, but some row had another value."""
         return not self._has_text and self._other is not None
 
-    def report_hint(
-        self, context: StreamContext, fields: Mapping[str, bool] | None = None, *, key: str | None = None, kind: str | None = None
-    ) -> None:
-        """Add a hint to the report at the end of a pass, if no row had text in the field but some row had another value.
+    def report_hint(self, context: StreamContext, fields: Mapping[str, bool] = MappingProxyType({}), **named: str | None) -> None:
+        """Add the hint to the report at the end of a pass, if the field `is_wrong`.
 
         Args:
             context: The pass.
+            fields: See `hint`.
+            **named: See `hint`.
+        """
+        if self.is_wrong and context.start is None:  # the values in rows of an earlier run are unknown
+            context.report.hints.append(self.hint(fields, **named))
+
+    def hint(self, fields: Mapping[str, bool], *, key: str | None = None, kind: str | None = None) -> str:
+        """Return the problem of a field that `is_wrong`, and advice.
+
+        Args:
             fields: For each field of the rows, whether it holds strings.
             key: The configuration key that names the field, or None if there is none.
             kind: The type of the column, if the file has types.
         """
-        hint = self.hint(fields or {}, key=key, kind=kind)
-        if hint is not None and context.start is None:  # the values in rows of an earlier run are unknown
-            context.report.hints.append(hint)
-
-    def hint(self, fields: Mapping[str, bool], *, key: str | None, kind: str | None) -> str | None:
-        """Return the hint of `report_hint`: the problem and advice. None if some row had text in the field, or if no row had a value."""
-        if self._has_text or self._other is None:
-            return None
+        assert self._other is not None
         file, row, found = self._other
         return f"{file}: row {row}: {self.field!r} holds {kind or found}, and no row has text there; {_advice(self.field, fields, key)}"
-
-
-def require_text(check: TextFieldCheck, fields: Mapping[str, bool], *, kind: str | None = None) -> None:
-    """Check that some row so far had text in the field that text_field names.
-
-    Args:
-        check: The record of the pass.
-        fields: For each field of the rows, whether it holds strings.
-        kind: The type of the column, if the file has types.
-
-    Raises:
-        NielsCacheError: If no row had text, and some row had another value.
-    """
-    hint = check.hint(fields, key="text_field", kind=kind)
-    if hint is not None:
-        raise NielsCacheError(hint)
 
 
 def _advice(field: str, fields: Mapping[str, bool], key: str | None) -> str:

@@ -22,11 +22,9 @@ from functools import lru_cache, reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from pydantic import Field, field_validator
 
 from niels_cache_assets.sources.reading.columns import require_columns
 from niels_cache_assets.sources.reading.parquet_files import as_strings
-from niels_cache_assets.sources.types import Source
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Bools
 
@@ -58,26 +56,6 @@ _MIRRORED = {
     operator.ge: operator.le,
     operator.eq: operator.eq,
 }
-
-
-class HasWhere(Source):
-    """The key `where`, for kinds that read rows with columns."""
-
-    where: str | None = Field(
-        None, description='A condition on columns that each row must meet, such as "int_score >= 3 and language_score > 0.9"'
-    )
-
-    @field_validator("where")
-    @classmethod
-    def _is_a_condition(cls, value: str | None) -> str | None:
-        if value is not None:
-            parse_condition(value)
-        return value
-
-    @property
-    def condition(self) -> RowCondition | None:
-        """The parsed condition, or None if all rows are kept."""
-        return None if self.where is None else parse_condition(self.where)
 
 
 class RowCondition:

@@ -41,19 +41,6 @@ class RowShapes:
     places_by_length: Ints
 
 
-@dataclass(frozen=True, kw_only=True)
-class Packing:
-    """Packed rows.
-
-    Attributes:
-        row_starts: (rows + 1,) int64. Row r holds `examples[row_starts[r]:row_starts[r + 1]]`.
-        examples: (n,) int64, the indices of the examples.
-    """
-
-    row_starts: Ints
-    examples: Ints
-
-
 def shape_rows(lengths: Ints, *, capacity: int) -> RowShapes:
     """Pack examples into rows, and return the shapes of the rows.
 
@@ -108,10 +95,11 @@ def shape_rows(lengths: Ints, *, capacity: int) -> RowShapes:
     return RowShapes(row_starts=np.cumsum(sizes), places_by_length=_sorted_by_length(by_place))
 
 
-def place_examples(shapes: RowShapes, lengths: Ints, *, seed: int | None, epoch: int) -> Packing:
-    """Return packed rows: each place in `shapes` has a length, and gets an example of this length.
+def place_examples(shapes: RowShapes, lengths: Ints, *, seed: int | None, epoch: int) -> Ints:
+    """Return the index of the example at each place, (n,) int64: each place in `shapes` has a length, and gets an example of this length.
 
-    Among examples of equal length, (seed, epoch) decide which place each one gets.
+    Row r holds the examples at the places `row_starts[r]:row_starts[r + 1]` of `shapes`. Among examples of equal length, (seed, epoch)
+    decide which place each one gets.
 
     Args:
         shapes: The result of `shape_rows` for `lengths`.
@@ -127,7 +115,7 @@ def place_examples(shapes: RowShapes, lengths: Ints, *, seed: int | None, epoch:
         order = torch.randperm(n, generator=torch.Generator().manual_seed(int.from_bytes(digest[:4], "little"))).numpy()
     examples = np.empty(n, dtype=np.int64)
     examples[shapes.places_by_length] = order[_sorted_by_length(lengths[order])]
-    return Packing(row_starts=shapes.row_starts, examples=examples)
+    return examples
 
 
 def _sorted_by_length(lengths: Array) -> Ints:

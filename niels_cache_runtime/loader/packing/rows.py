@@ -33,7 +33,7 @@ from niels_cache_runtime.cache.targets import ExampleSlices, TargetSpans
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Ints, Split, Tokens, idx_name, target_ends_name, targets_name, tokens_name
 from niels_cache_runtime.format.meta import content_sha256, is_foreign
-from niels_cache_runtime.loader.packing.plan import PACKING_VERSION, Packing, place_examples, shape_rows
+from niels_cache_runtime.loader.packing.plan import PACKING_VERSION, place_examples, shape_rows
 from niels_cache_runtime.loader.source import DocumentStarts, SampleRows, SourceBlocks, TokenOrigins
 
 LossOn = Literal["assistant", "last_assistant", "all"]
@@ -195,14 +195,14 @@ class PackedExamples:
         lengths = np.maximum.reduce([kept.lengths for kept in self._kept_sides])
         self._room = lengths if pack else np.full_like(lengths, self.T + 1)
         self._shapes = shape_rows(self._room, capacity=self.T + 1)
-        self._plans: dict[int, Packing] = {}
+        self._plans: dict[int, Ints] = {}
         self.examples: int | None = len(self._room)
         self.samples = len(self._shapes.row_starts) - 1
         self.tokens = self._inputs()
 
     def _inputs(self) -> int:
         """Return the number of inputs that are not padding. In a row without padding, the last token is a target only."""
-        filled = np.add.reduceat(self._kept.lengths[self._plan(0).examples], self._shapes.row_starts[:-1])
+        filled = np.add.reduceat(self._kept.lengths[self._plan(0)], self._shapes.row_starts[:-1])
         return int(np.minimum(filled, self.T).sum())
 
     def read(self, numbers: Ints, *, epoch: int, boundaries: bool = True) -> SampleRows:
@@ -347,8 +347,11 @@ class PackedExamples:
                 stacklevel=3,
             )
 
-    def _plan(self, epoch: int) -> Packing:
-        """Return the plan of an epoch. The plans of the last two epochs are kept, because a batch may cross from one epoch to the next."""
+    def _plan(self, epoch: int) -> Ints:
+        """Return the plan of an epoch: the example at each place of the rows.
+
+        The plans of the last two epochs are kept, because a batch may cross from one epoch to the next.
+        """
         plan = self._plans.get(epoch)
         if plan is None:
             plan = place_examples(self._shapes, self._room, seed=self.seed, epoch=epoch)
@@ -359,12 +362,12 @@ class PackedExamples:
     def _segments(self, numbers: Ints, epoch: int) -> _Segments:
         if numbers.size and not 0 <= numbers.min() <= numbers.max() < self.samples:
             raise NielsCacheError(f"{self.folder}: asked for rows {numbers.min()} to {numbers.max()}, but it has 0 to {self.samples - 1}")
-        plan = self._plan(epoch)
-        places = plan.row_starts[numbers]
-        counts = plan.row_starts[numbers + 1] - places
+        starts = self._shapes.row_starts
+        places = starts[numbers]
+        counts = starts[numbers + 1] - places
         firsts = np.cumsum(counts) - counts
         rows = np.repeat(np.arange(len(numbers)), counts)
-        examples = plan.examples[np.arange(len(rows)) + (places - firsts)[rows]]
+        examples = self._plan(epoch)[np.arange(len(rows)) + (places - firsts)[rows]]
         lengths = self._kept.lengths[examples]
         before = np.cumsum(lengths) - lengths
         return _Segments(

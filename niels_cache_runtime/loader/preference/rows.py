@@ -17,7 +17,6 @@ import numpy as np
 
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SIDES, Ints, Side
-from niels_cache_runtime.loader.packing.plan import Packing
 from niels_cache_runtime.loader.packing.rows import KeptExamples, PackedExamples
 from niels_cache_runtime.loader.source import SampleSource
 
@@ -81,7 +80,7 @@ class _RejectedSides(PackedExamples):
         self._chosen, self._kept = chosen, chosen._kept_sides[1]
         self.tokens = self._inputs()
 
-    def _plan(self, epoch: int) -> Packing:
+    def _plan(self, epoch: int) -> Ints:
         return self._chosen._plan(epoch)
 
 

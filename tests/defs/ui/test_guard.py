@@ -17,9 +17,10 @@ from dagster._core.workspace.load_target import EmptyWorkspaceTarget
 from dagster_webserver.app import create_app_from_workspace_process_context
 from starlette.applications import Starlette
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from niels_cache_assets.defs.ui import guard as web_guard
-from niels_cache_assets.defs.ui.guard import App, AsgiMessage, Scope, WebGuard, refuse_unknown_routes
+from niels_cache_assets.defs.ui.guard import WebGuard, refuse_unknown_routes
 from niels_cache_runtime.errors import NielsCacheError
 from tests.helpers.messages import missing
 
@@ -56,7 +57,7 @@ class Answer(NamedTuple):
     body: bytes
 
 
-async def ask(app: App, request: Request) -> Answer:
+async def ask(app: ASGIApp, request: Request) -> Answer:
     """Return the answer of an ASGI app, without using a network. A websocket is closed as soon as the app accepts it."""
     is_websocket = request.method == "WEBSOCKET"
     scope: Scope = {
@@ -74,17 +75,17 @@ async def ask(app: App, request: Request) -> Answer:
         "server": ("127.0.0.1", 1),
         "subprotocols": ["graphql-ws"],
     }
-    incoming: list[AsgiMessage] = (
+    incoming: list[Message] = (
         [{"type": "websocket.connect"}, {"type": "websocket.disconnect", "code": 1000}]
         if is_websocket
         else [{"type": "http.request", "body": request.body.encode()}, {"type": "http.disconnect"}]
     )
-    sent: list[AsgiMessage] = []
+    sent: list[Message] = []
 
-    async def receive() -> AsgiMessage:
+    async def receive() -> Message:
         return incoming.pop(0) if len(incoming) > 1 else incoming[0]
 
-    async def send(message: AsgiMessage) -> None:
+    async def send(message: Message) -> None:
         sent.append(message)
 
     await asyncio.wait_for(app(scope, receive, send), ANSWER_SECONDS)
@@ -107,11 +108,11 @@ def server(instance: dg.DagsterInstance) -> Iterator[Starlette]:
         yield create_app_from_workspace_process_context(context)
 
 
-def answer(app: web_guard.App, request: Request) -> Answer:
+def answer(app: ASGIApp, request: Request) -> Answer:
     return asyncio.run(ask(app, request))
 
 
-def is_executed(app: web_guard.App, request: Request, instance: dg.DagsterInstance) -> bool:
+def is_executed(app: ASGIApp, request: Request, instance: dg.DagsterInstance) -> bool:
     """Whether a request with MUTATION, or a report on the asset `tokenizer`, did what it says."""
     if request.path == REPORT:
         instance.wipe_assets([dg.AssetKey("tokenizer")])
@@ -204,7 +205,7 @@ def test_a_link_opens_nothing_but_pages(path: str, server: Starlette) -> None:
 def test_no_query_string_reaches_the_server() -> None:
     seen = []
 
-    async def app(scope: web_guard.Scope, receive: web_guard.Receive, send: web_guard.Send) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
         seen.append(scope["query_string"])
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b""})
@@ -247,7 +248,7 @@ def test_websockets_are_for_graphql_alone(server: Starlette) -> None:
 def test_a_websocket_executes_no_mutation(server: Starlette) -> None:
     """Which the guard relies on: it looks at who opens a websocket, not at what is said there."""
 
-    async def talk() -> list[web_guard.AsgiMessage]:
+    async def talk() -> list[Message]:
         incoming = [
             {"type": "websocket.connect"},
             *({"type": "websocket.receive", "text": json.dumps(message)} for message in (
@@ -257,12 +258,12 @@ def test_a_websocket_executes_no_mutation(server: Starlette) -> None:
             )),
             {"type": "websocket.disconnect", "code": 1000},
         ]  # fmt: skip
-        sent: list[web_guard.AsgiMessage] = []
+        sent: list[Message] = []
 
-        async def receive() -> web_guard.AsgiMessage:
+        async def receive() -> Message:
             return incoming.pop(0)
 
-        async def send(message: web_guard.AsgiMessage) -> None:
+        async def send(message: Message) -> None:
             sent.append(message)
 
         scope = {"type": "websocket", "path": "/graphql", "root_path": "", "query_string": b"", "headers": [], "subprotocols": []}
@@ -324,7 +325,7 @@ def test_a_read_only_server_hands_on_what_it_judged() -> None:
     """Of a key that stands there twice one parser may take the first, another the last."""
     handed_on = []
 
-    async def app(scope: web_guard.Scope, receive: web_guard.Receive, send: web_guard.Send) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
         handed_on.append(await receive())
         await send({"type": "http.response.start", "status": 200, "headers": []})
 

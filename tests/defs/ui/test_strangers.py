@@ -18,8 +18,9 @@ import uvicorn
 from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._core.workspace.load_target import EmptyWorkspaceTarget
 from dagster_webserver.app import create_app_from_workspace_process_context
+from starlette.types import ASGIApp
 
-from niels_cache_assets.defs.ui.guard import App, WebGuard
+from niels_cache_assets.defs.ui.guard import WebGuard
 from tests.helpers.ui.browser import IN_A_BROWSER, browser_page
 from tests.helpers.ui.running import wait_until
 
@@ -63,7 +64,7 @@ SUCCEED_WITHOUT_A_GUARD = {
 
 
 @contextmanager
-def served(app: App, listener: socket.socket) -> Iterator[None]:
+def served(app: ASGIApp, listener: socket.socket) -> Iterator[None]:
     server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_level="error", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
     thread.start()
