@@ -136,7 +136,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 $(DEV): pyproject.toml constraints.txt $(STAMP)
 	@echo "Installing what tests, lint, benchmarks and the site need as well ($(LOG))"
-	@$(PIP) --no-build-isolation -e '.[dev,bench,docs,fast]' $(QUIETLY)
+	@$(PIP) --no-build-isolation -e '.[dev,bench,docs,documents,fast]' $(QUIETLY)
 	@touch $@
 
 $(VENV)/.installed-cluster: pyproject.toml constraints.txt $(DEV)
