@@ -271,10 +271,6 @@ class CacheDataset:
         lines = [f"  .{split.split}  {split._summary()}" for split in (self.train, self.val)]
         return "\n".join([f"{self.family}/{self.name}: {self._origin()}", *lines])
 
-    def _repr_html_(self) -> str:
-        rows = [(f".{split.split}", split._summary()) for split in (self.train, self.val)]
-        return as_html(f"{self.family}/{self.name}: {self._origin()}", ("split", "contents"), rows)
-
     def _origin(self) -> str:
         revision = self.meta.get("dataset_revision")
         if is_foreign(self.meta):
@@ -352,7 +348,7 @@ class CacheFamily(Mapping[str, CacheDataset]):
         return in_lines(title, [*self._rows()])
 
     def _repr_html_(self) -> str:
-        return as_html(f"{self._given}, {self._family}", _HEADING, self._rows())
+        return as_html(f"{self._given}, {self._family}", [_HEADING, *self._rows()])
 
 
 class Cache:
@@ -385,7 +381,7 @@ class Cache:
         return in_lines(title, [*self.pretrain._rows(), *self.sft._rows()])
 
     def _repr_html_(self) -> str:
-        return as_html(self.pretrain._given, _HEADING, [*self.pretrain._rows(), *self.sft._rows()])
+        return as_html(self.pretrain._given, [_HEADING, *self.pretrain._rows(), *self.sft._rows()])
 
 
 def open_cache(root: str | Path = "cache", *, remote: Copy | None = None) -> Cache:

@@ -23,10 +23,7 @@ def in_lines(title: str, rows: Sequence[tuple[str, str, str]]) -> str:
     return "\n".join([title, *(f"  {name:{width}}  {train}{f'; val: {val}' if val else ''}" for name, train, val in rows)])
 
 
-def as_html(title: str, heading: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+def as_html(title: str, rows: Iterable[Sequence[object]]) -> str:
     """Return a table for a notebook. Every text is escaped."""
-
-    def line(cells: Sequence[object], tag: str) -> str:
-        return "".join(["<tr>", *(f'<{tag} style="text-align: left">{escape(str(cell))}</{tag}>' for cell in cells), "</tr>"])
-
-    return f"<p>{escape(title)}</p><table>{line(heading, 'th')}{''.join(line(row, 'td') for row in rows)}</table>"
+    lines = ["".join(f'<td style="text-align: left">{escape(str(cell))}</td>' for cell in row) for row in rows]
+    return f"<p>{escape(title)}</p><table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"

@@ -13,7 +13,6 @@ def load_lazily(package: str, modules: Mapping[str, str]) -> Callable[[str], Any
         package: Name of the package.
         modules: For each module, relative to the package: the names that it has, separated by blanks.
     """
-    public = [name for names in modules.values() for name in names.split()]
 
     def load(name: str) -> Any:
         for module, names in modules.items():
@@ -22,5 +21,5 @@ def load_lazily(package: str, modules: Mapping[str, str]) -> Callable[[str], Any
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     here = vars(loaded[package])
-    here["__dir__"] = lambda: [*here, *public]
+    here["__dir__"] = lambda: here["__all__"]
     return load

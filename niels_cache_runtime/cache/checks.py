@@ -11,10 +11,7 @@ from niels_cache_runtime.errors import NielsCacheError, did_you_mean
 from niels_cache_runtime.format.layout import max_vocab_size
 
 MAX_COUNT = 2**62 - 1  # the largest count: the sum of two counts still fits into an int64
-_ELSEWHERE = {  # what other libraries call T and B
-    "T": ("t", "block_size", "context_length", "max_length", "seq_len", "seq_length", "sequence_length"),
-    "B": ("b", "batch_size"),
-}
+_ELSEWHERE = {"t": "T", "block_size": "T", "max_length": "T", "seq_len": "T", "batch_size": "B"}  # what other libraries call T and B
 
 
 class NamesArguments:
@@ -25,12 +22,12 @@ class NamesArguments:
             inspect.signature(cls.__init__).bind_partial(None, *given, **settings)
         except TypeError as error:
             known = [*inspect.signature(cls).parameters]
-            unknown = next((name for name in settings if name not in known), None)
-            if unknown is None:
-                raise
-            meant = next((name for name, others in _ELSEWHERE.items() if unknown in others), unknown)
-            hint = did_you_mean(meant, known, f"its arguments are {', '.join(known)}; a folder may name the split, such as NAME/val")
-            raise TypeError(f"{cls.__name__} has no argument {unknown!r}; {hint}") from error
+            for name in settings:
+                if name not in known:
+                    hint = f"its arguments are {', '.join(known)}; a folder may name the split, such as NAME/val"
+                    hint = did_you_mean(_ELSEWHERE.get(name, name), known, hint)
+                    raise TypeError(f"{cls.__name__} has no argument {name!r}; {hint}") from error
+            raise
         return super().__new__(cls)
 
 

@@ -237,13 +237,15 @@ class TokenLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
         sizes = f"T={self.T}, B={self.B}, rank {self.rank} of {self.world_size}, {self.device}"
         return f"{sizes}; step {self.step:,}, {self.samples:,} samples taken"
 
+    @property
+    def _contents(self) -> list[tuple[str, str]]:
+        return [(name, f"{source.tokens:,} tokens in {source.samples:,} rows") for name, source in self._sources.items()]
+
     def __repr__(self) -> str:
-        sources = [f"{name}: {source.tokens:,} tokens in {source.samples:,} rows" for name, source in self._sources.items()]
-        return f"TokenLoader({', '.join(sources)}; {self._title})"
+        return f"TokenLoader({', '.join(map(': '.join, self._contents))}; {self._title})"
 
     def _repr_html_(self) -> str:
-        rows = [(name, f"{source.tokens:,}", f"{source.samples:,}", source.folder) for name, source in self._sources.items()]
-        return as_html(f"TokenLoader: {self._title}", ("source", "tokens", "rows per epoch", "folder"), rows)
+        return as_html(f"TokenLoader: {self._title}", self._contents)
 
     def __len__(self) -> int:
         """Return how many batches this rank has left in the pass.

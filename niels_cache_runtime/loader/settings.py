@@ -261,15 +261,14 @@ def find_sources(root: Any, names: Sequence[str]) -> Any:
 
 def _find_dataset(root: str, name: Any) -> str:
     datasets = {f"{family}/{each}": each for family in FAMILIES for each in built_names(Path(root) / family)}
-    if not datasets:
-        found = describe(root)
-        raise NielsCacheError(f"TokenLoader({root!r:.60}, {name!r:.60}): {found.clause}; {found.root_advice or 'give a cache root first'}")
     found_at = [path for path, each in datasets.items() if name in (path, each)]
-    if len(found_at) != 1:
-        hint = f"write {' or '.join(found_at or datasets)}"
-        hint = hint if found_at else did_you_mean(name, datasets.values(), hint)
-        raise NielsCacheError(f"{root}: {len(found_at) or 'no'} data sets {name!r}; {hint}")
-    return f"{root}/{found_at[0]}"
+    if len(found_at) == 1:
+        return f"{root}/{found_at[0]}"
+    if not datasets:
+        clause, advice = describe(root).clause, describe(root).root_advice
+        raise NielsCacheError(f"TokenLoader({root!r:.60}, {name!r:.60}): {clause}; {advice or 'give a cache root first'}")
+    hint = did_you_mean(name, () if found_at else datasets.values(), f"write {' or '.join(found_at or datasets)}")
+    raise NielsCacheError(f"{root}: {len(found_at) or 'no'} data sets {name!r}; {hint}")
 
 
 def name_sources(sources: str | Mapping[str, str], split: Split) -> dict[str, str]:

@@ -155,7 +155,7 @@ def test_loaders_reports_and_catalogs_are_tables_in_a_notebook(root: str) -> Non
         assert "step 1" in shown
     assert "actual" in loader.report(3)._repr_html_()
     cache = open_cache(root)
-    for each in (cache, cache.pretrain, cache.pretrain.notes):
+    for each in (cache, cache.pretrain):
         assert "notes" in each._repr_html_()
         assert "<td" in each._repr_html_()
 
