@@ -19,7 +19,7 @@ from niels_cache_runtime.cache.checks import check_index
 from niels_cache_runtime.cache.mmap import map_offsets, slice_pieces
 from niels_cache_runtime.cache.opening import Verify, check_same_build, listed_files, open_meta, open_split, require_doc_ends
 from niels_cache_runtime.cache.sft import open_examples, resolve_id
-from niels_cache_runtime.catalog_text import in_bytes, in_lines
+from niels_cache_runtime.catalog_text import as_html, in_bytes, in_lines
 from niels_cache_runtime.errors import NielsCacheError, did_you_mean
 from niels_cache_runtime.format.layout import (
     DOC_ENDS_DTYPE,
@@ -59,6 +59,7 @@ _WORDS = {  # for the rows of a split, for what a loader reads once per epoch, a
     "sft": ("examples", "packed row", "batch.x, batch.y_masked"),
     "pairs": ("pairs", "pair", "batch.chosen.x, batch.rejected.x, and y_masked of both"),
 }
+_HEADING = ("data set", "train", "val")  # of a table in a notebook
 _SHOWN_T = 1024  # T in the code that is shown, if the split is long enough
 
 
@@ -346,6 +347,9 @@ class CacheFamily(Mapping[str, CacheDataset]):
         title = f"{self._given}: {len(self)} {self._family} data set{'' if len(self) == 1 else 's'}"
         return in_lines(title, [*self._rows()])
 
+    def _repr_html_(self) -> str:
+        return as_html(f"{self._given}, {self._family}", [_HEADING, *self._rows()])
+
 
 class Cache:
     """A cache folder, opened by `open_cache`.
@@ -375,6 +379,9 @@ class Cache:
     def __repr__(self) -> str:
         title = f"{self.pretrain._given}: {len(self.pretrain)} pretrain, {len(self.sft)} sft"
         return in_lines(title, [*self.pretrain._rows(), *self.sft._rows()])
+
+    def _repr_html_(self) -> str:
+        return as_html(self.pretrain._given, [_HEADING, *self.pretrain._rows(), *self.sft._rows()])
 
 
 def open_cache(root: str | Path = "cache", *, remote: Copy | None = None) -> Cache:

@@ -3,7 +3,7 @@
 Each side costs what a batch of SFT rows costs. `rows` decides which pairs are in a row.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
@@ -21,7 +21,7 @@ from niels_cache_runtime.loader.source import NamedSources, SampleSource
 Padding = Literal["max_length", "longest"]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class PreferenceBatch(TensorFields):
     """B rows of the chosen sides of pairs, and B rows of their rejected sides.
 
@@ -35,6 +35,10 @@ class PreferenceBatch(TensorFields):
 
     chosen: Batch
     rejected: Batch
+
+    def __iter__(self) -> Iterator[Batch]:
+        yield self.chosen
+        yield self.rejected
 
     @property
     def chosen_mask(self) -> torch.Tensor:
