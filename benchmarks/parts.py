@@ -43,7 +43,7 @@ from loader import Row, Scale, get_batch_way, loader_way, mean_seconds, times
 from niels_cache_assets.artifacts.graph import Graph, graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.base.toml import as_toml
-from niels_cache_assets.cluster.child import PartCommand, build_in_child
+from niels_cache_assets.cluster.child import build_in_child
 from niels_cache_assets.parts.layout import part_name
 from niels_cache_assets.parts.seal import SealInput, seal
 from niels_cache_assets.project.registry import load_registry
@@ -185,7 +185,7 @@ def build_by_command(found: Graph, root: Path, limit: int) -> None:
 
     def build(number: int) -> None:
         part = chosen[f"part/texts/{part_name(number)}"]
-        outcome = build_in_child(part, lambda: PartCommand(part=part), on_progress=lambda progress: None, log=lambda line: None)
+        outcome = build_in_child(part, lambda: None, on_progress=lambda progress: None, log=lambda line: None, is_stopping=lambda: False)
         if outcome.state != "built":
             raise SystemExit(f"{part.key}: {outcome.state}")
 

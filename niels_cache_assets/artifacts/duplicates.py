@@ -438,7 +438,7 @@ class Duplicates(RootArtifact):
             for corpus, each in enumerate(inputs.all):
                 own = drops[drops.corpora == corpus]
                 _write_drop_list(work.directory, each.name, inputs, own, files)
-                datasets[each.name] = {**_counts(inputs, each, own), **_clusters(drops, corpus)}
+                datasets[each.name] = _counts(inputs, each, own) | _clusters(drops, corpus)
             meta = {
                 "kind": "duplicates",
                 "built": True,

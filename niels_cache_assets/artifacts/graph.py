@@ -136,11 +136,6 @@ class Graph:
             raise NielsCacheError(f"{self.registry.origin}: {name} is not in parts; set parts in [pretrain.{name}]")
         return dataset
 
-    def joined(self, name: str) -> list[Corpus | JoinedCache]:
-        """Return what joins the parts of a data set, in build order: its corpus, its cache or both."""
-        corpora, caches = self.registry.corpora_in_parts(), self.registry.in_parts()
-        return [*([self.joined_corpus(name)] if name in corpora else []), *([self.sealed(name)] if name in caches else [])]
-
     def watch(self, name: str) -> list[WatchedStep]:
         """Return what happens now to each step of a data set that has a lease: first what needs attention, and otherwise in build order.
 
@@ -152,7 +147,9 @@ class Graph:
                 place.finished()  # copies it to this machine, which needs it to name the parts
         order, known = [*dict.fromkeys(self.order([name]))], self._known_in_store
         in_parts = [key.removeprefix("plan/") for key in order if key.startswith("plan/")]
-        found = {step.key: step for each in in_parts for joined in self.joined(each) for step in watch_parts(joined, known)}
+        joined: list[Corpus | JoinedCache] = [self.joined_corpus(each) for each in in_parts if each in self.registry.corpora_in_parts()]
+        joined += [self.sealed(each) for each in in_parts if each in self.registry.in_parts()]
+        found = {step.key: step for each in joined for step in watch_parts(each, known)}
         others = [artifact for key in order if key not in found and (artifact := self[key]).is_shared]
         found |= {step.key: step for step in watch_steps(others, known)}
         kinds = {key[: key.rfind("/") + 1] or key: key for key, step in found.items() if step.state != DONE}

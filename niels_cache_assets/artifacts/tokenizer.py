@@ -162,7 +162,7 @@ class Tokenizer(RootArtifact):
             train(settings, sample, model_path)
             sample.unlink()
             tokenizer = open_configured_model(settings, model_path)
-            origin = {"trained_on": {**trained_on, **measure_texts(beginnings, tokenizer)}}
+            origin = {"trained_on": trained_on | measure_texts(beginnings, tokenizer)}
         files: Files = {}
         for path in sorted(work.directory.iterdir()):
             add_file(path, path.name, files)

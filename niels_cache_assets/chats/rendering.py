@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple
 
 from niels_cache_assets.chats.templates import Template, find_template
 from niels_cache_assets.sources.tool_arguments import detect_argument_form
-from niels_cache_assets.tokenizer.kinds import TextTokenizer, open_configured_model
+from niels_cache_assets.tokenizer.kinds import open_configured_model
 from niels_cache_assets.tokenizer.settings import TokenizerSettings
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -30,6 +31,7 @@ MAX_MEMORY = 1 << 31  # bytes of a child
 MIN_OUTPUT = 4_000_000  # characters of output that every conversation may have
 OUTPUT_PER_CHARACTER = 16  # further characters of output for each character of the messages
 
+_CONTROL = re.compile(r"<[|｜][^<>|｜\s]+[|｜]>")  # the form of most special tokens
 _CHILD = "niels_cache_assets.chats.child"
 _ROOT = Path(__file__).parents[2]
 _MESSAGES_PER_SECOND = 500  # a longer conversation may take more time
@@ -165,7 +167,7 @@ class RendererPool:
         return child
 
 
-def check_template(name: str, settings: TokenizerSettings) -> None:
+def check_template(name: str, settings: TokenizerSettings) -> list[str]:
     """Check a template before a build, given only its text and the model that [tokenizer] names.
 
     A model that cannot be opened is not an error of the template.
@@ -174,22 +176,26 @@ def check_template(name: str, settings: TokenizerSettings) -> None:
         name: The template that a data set names (see `find_template`).
         settings: Settings in [tokenizer].
 
+    Returns:
+        What the template writes that looks like a special token, and is not a token of the model.
+
     Raises:
         NielsCacheError: If the template cannot be used.
     """
     template = find_template(name, settings)
     if template is None:
-        return
-    if settings.model is None:
-        template.require_tokens([*settings.special_tokens.values()].__contains__, "a tokenizer that is trained")
-    else:
-        tokenizer: TextTokenizer | None = None
-        with suppress(NielsCacheError):
+        return []
+    has: Callable[[str], bool] = [*settings.special_tokens.values()].__contains__
+    where = "a tokenizer that is trained"
+    if settings.model is not None:
+        try:
             tokenizer = open_configured_model(settings)
-        if tokenizer is not None:
-            template.require_tokens(lambda token: tokenizer.token_id(token) is not None, tokenizer.model_path)
+            has, where = lambda token: tokenizer.token_id(token) is not None, tokenizer.model_path
+        except NielsCacheError:
+            has = bool
+    template.require_tokens(has, where)
     with RendererPool(template) as ready:
-        ready.start()
+        return [token for token in dict.fromkeys(_CONTROL.findall(ready.plain or "")) if not has(token)]
 
 
 class _Child:

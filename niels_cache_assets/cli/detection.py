@@ -1,26 +1,31 @@
 """The recognition of data in files and folders, for the command `init`.
 
 The result is a kind of source, with its keys, for each kind of data. `sources_of` uses only the names of files. `recognize` also reads the
-first rows of a few files of each kind, and of all files if these few differ. Data that cannot become a data set is refused with advice.
+first rows of a few files of each kind, and of all files if these few differ. Files that cannot become a data set are listed with a reason.
 """
 
 import glob
 import json
 import os
 import re
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from niels_cache_assets.artifacts.input_problems import InputsError
+from niels_cache_assets.base.first_bytes import detect_content
+from niels_cache_assets.base.reasons import DROP_REASONS
 from niels_cache_assets.sources import PRETRAIN_SOURCES
 from niels_cache_assets.sources.chat_forms import UnclearColumnsError, are_trees, keys_of_rows
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl
 from niels_cache_assets.sources.finding.globs import advice_for_missing, glob_files
+from niels_cache_assets.sources.messages import holds_messages, media_of, template_messages
 from niels_cache_assets.sources.reading.compressed import COMPRESSIONS
-from niels_cache_assets.sources.reading.files import SourceFile, file_errors, open_bytes, walk_folder
-from niels_cache_assets.sources.reading.rows import file_rows, first_rows
+from niels_cache_assets.sources.reading.files import SourceFile, file_errors, first_bytes, open_bytes, walk_folder
+from niels_cache_assets.sources.reading.rows import ARROW, file_rows, first_rows
 from niels_cache_assets.sources.roam import is_export
-from niels_cache_assets.sources.text_column import ROWS, choose_text_field, require_field
+from niels_cache_assets.sources.text_column import ROWS, choose_text_field, nested_value, require_field
 from niels_cache_assets.sources.types import PretrainSource
 from niels_cache_assets.sources.wikipedia import Wikipedia
 from niels_cache_runtime.errors import NielsCacheError
@@ -30,11 +35,15 @@ KINDS = {
     **dict.fromkeys((".txt", ".md", ".rst"), "text"),
     **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl"),  # the JSON Lines files of C4 are named .json.gz
     ".parquet": "parquet",
+    **dict.fromkeys((".csv", ".tsv"), "csv"),
+    **dict.fromkeys(ARROW, "arrow"),
+    **dict.fromkeys((".html", ".htm", ".xhtml"), "html"),
+    ".epub": "epub",
     ".xml": "wikipedia",
 }
 _ENDINGS = f"{', '.join(KINDS)}, with or without {', '.join(COMPRESSIONS)}"
 _DUMP_PART = re.compile(r"(?<=\.xml)-p[\d*]+p[\d*]+$")  # the name of a part of a dump ends in .xml-p1p41242.bz2; -p*p* means all parts
-_MAX_SAMPLED = 5  # number of files of a pattern that are read, spread over all its files
+_MAX_SAMPLED = 20  # number of files of a pattern that are read, spread over all its files
 _MAX_JSON = 64 << 20  # size in bytes of the largest .json file that is read as a whole
 
 
@@ -59,90 +68,158 @@ class Proposal:
     paths: list[str] = field(default_factory=list)
 
 
-def recognize(paths: Sequence[str], *, text_field: str | None = None) -> list[Proposal]:
+@dataclass
+class SeenFiles:
+    """Files with the same ending and the same outcome.
+
+    Attributes:
+        ending: The ending of their names.
+        outcome: What they become, or why they are ignored.
+        files: The number of files.
+        bytes: Their size.
+    """
+
+    ending: str
+    outcome: DetectedKind | str
+    files: int = 0
+    bytes: int = 0
+
+
+def recognize(paths: Sequence[str], *, text_field: str | None = None, seen: list[SeenFiles] | None = None) -> list[Proposal]:
     """Return a table for each kind of data in these files, folders and globs.
 
     Args:
         paths: Files, folders and globs.
         text_field: Field of the text in rows, which are then not conversations; by default the rule of builds applies.
+        seen: Receives the local files that were found, those that are ignored included.
 
     Raises:
-        NielsCacheError: If a file is missing, or contains neither text nor conversations.
+        NielsCacheError: If a file is missing, or if no file contains text or conversations.
     """
-    found: dict[DetectedKind | tuple[DetectedKind, str], Proposal] = {}
+    survey = _Survey(text_field)
     for given in paths:
-        path = os.path.expanduser(given)
-        for kind, kind_paths in _kinds_of(path, text_field).items():
-            key = kind if kind.path_key == "files" else (kind, path)  # a table with `path` has only one path
-            found.setdefault(key, Proposal(kind)).paths += kind_paths
-    return list(found.values())
+        survey.look_at(os.path.expanduser(given))
+    if paths and not survey.proposals:
+        reasons = (f"{each.outcome}" for each in survey.seen.values())
+        raise InputsError([f"error: {', '.join(paths)}: nothing here can become a data set:", *reasons])
+    if seen is not None:
+        seen += survey.seen.values()
+    return [*survey.proposals.values()]
 
 
-def _kinds_of(path: str, text_field: str | None) -> dict[DetectedKind, list[str]]:
-    if "://" in path:
-        (source,) = sources_of([path])
-        return {DetectedKind("pretrain", source.source): [path]}
-    if not os.path.isdir(path):
-        files = [path] if os.path.exists(path) else [each for each in glob_files(path).paths if os.path.isfile(each)]
-        sources = sources_of(files or [path])  # raises an error for missing files and unknown names
-        if not files:  # a broken link, or a glob of folders
-            raise NielsCacheError(f"{path}: leads to no file; correct it, or give a folder by its own name")
-        patterns = {path: files} if len(sources) == 1 else {glob.escape(file): [file] for file in files}
-        return _sorted_by_kind(patterns, text_field)
-    files = files_in(path)
-    others = [file for file in files if not file.lower().endswith(".md")]
-    if not others:
-        return {DetectedKind("pretrain", "markdown_folder"): [path]}
-    if all(file.lower().endswith(".json") and _is_roam_export(file) for file in others):  # `all` stops at a non-export
-        return {DetectedKind("pretrain", "roam"): [path]}
-    return _sorted_by_kind(_patterns(path, files), text_field)
+class _Survey:
+    """The tables and the files that were found so far."""
+
+    def __init__(self, text_field: str | None) -> None:
+        self.text_field = text_field
+        self.proposals: dict[DetectedKind | tuple[DetectedKind, str], Proposal] = {}
+        self.seen: dict[tuple[str, DetectedKind | str], SeenFiles] = {}
+
+    def look_at(self, path: str) -> None:
+        """Add a file, a folder, the files of a glob, or an address."""
+        if "://" in path:
+            (source,) = sources_of([path])
+            self._take(DetectedKind("pretrain", source.source), path, [])
+        elif os.path.isdir(path):
+            self._look_into(path)
+        else:
+            files = [path] if os.path.exists(path) else [each for each in glob_files(path).paths if os.path.isfile(each)]
+            if not files:
+                sources_of([path])  # raises an error for a missing file
+                raise NielsCacheError(f"{path}: leads to no file; correct it, or give a folder by its own name")  # such as a broken link
+            is_one_kind = len({*map(source_kind, files)}) == 1
+            self._sort({path: files} if is_one_kind else {glob.escape(file): [file] for file in files})
+
+    def _look_into(self, folder: str) -> None:
+        files = [file.url for file in walk_folder(folder, ("",))]
+        if not files:
+            raise NielsCacheError(f"{folder}: holds no file; name another folder")
+        known = [file for file in files if source_kind(file) is not None]
+        others = [file for file in known if not file.lower().endswith(".md")]
+        if known and all(file.lower().endswith(".json") and _is_roam_export(file) for file in others):  # `all` stops at a non-export
+            self._take(DetectedKind("pretrain", "roam" if others else "markdown_folder"), folder, known)
+            known = []
+        self._sort(_patterns(folder, known))
+        for pattern, unknown in _patterns(folder, (file for file in files if source_kind(file) is None)).items():
+            outcome = self._outcome(max(unknown, key=_size))
+            if isinstance(outcome, DetectedKind):
+                command = f"niels-cache init {shlex.quote(pattern if _ending(pattern) else unknown[0])}"
+                outcome = f"{unknown[0]}: other text, such as code, is used only if you name it: {command}"
+            self._count(unknown, outcome)
+
+    def _sort(self, patterns: dict[str, list[str]]) -> None:
+        """Add the files of each pattern.
+
+        If all of them are of one kind, the path is the pattern; otherwise the files of the pattern are listed one by one. A file without
+        rows may be of any kind.
+        """
+        for pattern, files in patterns.items():
+            step = -(-len(files) // _MAX_SAMPLED)
+            outcomes = {file: self._outcome(file) for file in files[::step]}
+            if len({*outcomes.values()} - {None}) != 1:
+                outcomes = {file: outcomes.get(file) or self._outcome(file) for file in files}
+            kind, *others = {*outcomes.values()} - {None} or [None]
+            if isinstance(kind, DetectedKind) and not others:
+                self._take(kind, pattern, files)
+                continue
+            for file, outcome in outcomes.items():
+                if isinstance(outcome, DetectedKind):
+                    self._take(outcome, glob.escape(file), [file])
+                else:
+                    self._count([file], outcome)
+
+    def _outcome(self, file: str) -> DetectedKind | str | None:
+        try:
+            return _kind_inside(file, self.text_field)
+        except NielsCacheError as error:
+            return str(error)
+
+    def _take(self, kind: DetectedKind, path: str, files: Iterable[str]) -> None:
+        key = kind if kind.path_key == "files" else (kind, path)  # a table with `path` has only one path
+        self.proposals.setdefault(key, Proposal(kind)).paths.append(path)
+        self._count(files, kind)
+
+    def _count(self, files: Iterable[str], outcome: DetectedKind | str | None) -> None:
+        for file in files:
+            key = _ending(file), outcome or f"{file}: holds no row; leave it out"
+            found = self.seen.setdefault(key, SeenFiles(*key))
+            found.files += 1
+            found.bytes += _size(file)
 
 
-def _sorted_by_kind(patterns: dict[str, list[str]], text_field: str | None) -> dict[DetectedKind, list[str]]:
-    """Return the paths (files, folders and globs) of the data, grouped by kind.
+def _size(path: str) -> int:
+    return os.path.getsize(path) if os.path.isfile(path) else 0
 
-    If all files of a pattern are of one kind, the path is the pattern; otherwise the files of the pattern are listed one by one. A file
-    without rows may be of any kind.
-    """
-    kinds: dict[DetectedKind, list[str]] = {}
-    for pattern, files in patterns.items():
-        step = -(-len(files) // _MAX_SAMPLED)
-        seen = {file: _kind_inside(file, text_field) for file in files[::step]}
-        if len({*seen.values()} - {None}) != 1:
-            seen = {file: seen.get(file) or _kind_inside(file, text_field) for file in files}
-        found = {file: kind for file, kind in seen.items() if kind is not None}
-        if not found:
-            raise NielsCacheError(f"{files[0]}: holds no row; leave it out")
-        if len({*found.values()}) == 1:
-            kinds.setdefault(next(iter(found.values())), []).append(pattern)
-            continue
-        for file, kind in found.items():
-            kinds.setdefault(kind, []).append(glob.escape(file))
-    return kinds
+
+def _ending(path: str) -> str:
+    stem, ending = os.path.splitext(path)
+    return os.path.splitext(stem)[1] + ending if ending.lower() in COMPRESSIONS else ending
 
 
 def _patterns(folder: str, files: Iterable[str]) -> dict[str, list[str]]:
     """Return one pattern for all files below a folder that have the same suffix. The pattern also matches files that are added later."""
     by_ending: dict[str, list[str]] = {}
     for file in files:
-        stem, ending = os.path.splitext(file)
-        if ending.lower() in COMPRESSIONS:
-            ending = os.path.splitext(stem)[1] + ending
-        by_ending.setdefault(re.sub(r"-p\d+p\d+", "-p*p*", ending), []).append(file)  # parts of a Wikipedia dump
+        by_ending.setdefault(re.sub(r"-p\d+p\d+", "-p*p*", _ending(file)), []).append(file)  # parts of a Wikipedia dump
     return {os.path.join(glob.escape(folder), "**", f"*{ending}"): alike for ending, alike in by_ending.items()}
 
 
 def _kind_inside(path: str, text_field: str | None) -> DetectedKind | None:
-    """Return the kind of data in a file, or None for a file of rows that has no row."""
+    """Return the kind of data in a file, or None for a file of rows that has no row, and for an empty file with an unknown ending."""
     if not os.path.isfile(path):
         raise NielsCacheError(f"{path}: not a regular file; write its content to a file")
     named = source_kind(path)
-    if named in ("text", "wikipedia"):
+    if named is None and not _size(path):
+        return None
+    if named in (None, "text", "wikipedia", "html", "epub"):
         if named == "wikipedia":
             Wikipedia.model_validate({"source": "wikipedia", "files": [glob.escape(path)]}).check_input({})
-        with file_errors(SourceFile(path, path)), open_bytes(SourceFile(path, path), lambda damage: None):
-            pass  # only to raise an error for what is never text
-        return DetectedKind("pretrain", named)
+        with file_errors(SourceFile(path, path)), open_bytes(SourceFile(path, path), lambda damage: None) as stream:
+            found = detect_content(first_bytes(stream))  # raises an error for what is never text
+        if named is None and not (found and found.is_text):
+            what = f"it is {found.what}: {found.advice}" if found else f"it is not text; the name must end in {_ENDINGS}"
+            raise NielsCacheError(f"{path}: its kind is not clear from its name, and {what}")
+        return DetectedKind("pretrain", named or "text")
     if path.lower().endswith(".json") and _is_roam_export(path):
         return DetectedKind("pretrain", "roam")
     rows = _first_rows(path)
@@ -159,13 +236,7 @@ def _kind_inside(path: str, text_field: str | None) -> DetectedKind | None:
 
 
 def _first_rows(path: str) -> list[dict[str, Any]]:
-    try:
-        return [row for _, row in first_rows(file_rows(SourceFile(path, path)), ROWS)]
-    except NielsCacheError as error:
-        if path.lower().endswith(".json") and _whole_json(path) is not None:
-            target = f"{path.removesuffix('.json')}.jsonl"
-            raise NielsCacheError(f"{path}: is one JSON value; each line must hold one object: jq -c '.[]' {path} > {target}") from error
-        raise
+    return [row for _, row in first_rows(file_rows(SourceFile(path, path)), ROWS)]
 
 
 def _whole_json(path: str) -> Any:
@@ -203,11 +274,16 @@ def _text_field(path: str, rows: Sequence[dict[str, Any]], given: str | None) ->
         NielsCacheError: If the rows do not show it.
     """
     if given is not None:
-        require_field(given, (name for row in rows for name in row), path, key="--text-field")
+        if all(nested_value(row, given) is None for row in rows):
+            require_field(given, (name for row in rows for name in row), path, key="--text-field")
         return given
     try:
         return choose_text_field(rows, path, key="--text-field")
     except NielsCacheError as error:
+        for row in rows:
+            for problem in (media_of(row) or template_messages(value) for value in row.values() if holds_messages(value)):
+                if isinstance(problem, str):
+                    raise NielsCacheError(f"{path}: {DROP_REASONS[problem].meaning}; {DROP_REASONS[problem].advice}") from error
         if not any(isinstance(value, list) for row in rows for value in row.values()):
             raise
         raise NielsCacheError(f"{error}; lists are conversations if each role is system, user (human) or assistant (gpt)") from error
@@ -229,7 +305,10 @@ def sources_of(paths: Sequence[str], *, text_field: str | None = None) -> list[P
             found = glob_files(path)
             if not found.paths and not found.has_folders:
                 raise NielsCacheError(f"{path}: no such file or folder; {advice_for_missing(path)}")
-        for file in files_in(path) if os.path.isdir(path) else [path]:
+        files = [file.url for file in walk_folder(path, ("",)) if source_kind(file.url)] if os.path.isdir(path) else [path]
+        if not files:
+            raise NielsCacheError(f"{path}: holds no file that ends in {_ENDINGS}")
+        for file in files:
             kind = source_kind(file)
             if kind is None:
                 raise NielsCacheError(f"{file}: its kind is not clear from its name; it must end in {_ENDINGS}")
@@ -237,22 +316,10 @@ def sources_of(paths: Sequence[str], *, text_field: str | None = None) -> list[P
     sources = []
     for kind, files in by_kind.items():
         table: dict[str, Any] = {"source": kind, "files": files, "prepare": ["clean"]}
-        if text_field is not None and kind in ("jsonl", "parquet"):
+        if text_field is not None and kind in ("jsonl", "parquet", "csv", "arrow"):
             table["text_field"] = text_field
         sources.append(PRETRAIN_SOURCES[kind].model_validate(table))
     return sources
-
-
-def files_in(folder: str) -> list[str]:
-    """Return the files below a folder whose kind is known.
-
-    Raises:
-        NielsCacheError: If there are no such files.
-    """
-    files = [file.url for file in walk_folder(folder, ("",)) if source_kind(file.url) is not None]
-    if not files:
-        raise NielsCacheError(f"{folder}: holds no file that ends in {_ENDINGS}")
-    return files
 
 
 def source_kind(path: str) -> str | None:

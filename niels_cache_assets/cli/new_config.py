@@ -12,12 +12,12 @@ from niels_cache_assets.base.choices import raise_unknown_choice
 from niels_cache_assets.base.toml import as_toml
 from niels_cache_assets.base.wording import file_size
 from niels_cache_assets.chats.templates import find_template
-from niels_cache_assets.cli.detection import DetectedKind, Proposal, files_in, recognize
+from niels_cache_assets.cli.detection import DetectedKind, Proposal, SeenFiles, recognize
 from niels_cache_assets.project.merging import SOURCES
 from niels_cache_assets.project.registry import is_valid_name, load_registry
 from niels_cache_assets.project.shipped import ABOUT, catalog
 from niels_cache_assets.project.tables import BuildSettings
-from niels_cache_assets.sources.finding.globs import find_same_files, glob_files
+from niels_cache_assets.sources.reading.compressed import COMPRESSIONS
 from niels_cache_assets.tokenizer.hub import fetch_model
 from niels_cache_assets.tokenizer.kinds import eot_of, local_settings
 from niels_cache_assets.tokenizer.settings import TokenizerSettings
@@ -27,8 +27,8 @@ from niels_cache_runtime.format.layout import FAMILIES
 _BUDGETS = ("train_tokens", "val_tokens")
 _BYTES_PER_PIECE = 250  # bytes of text for each piece; with less text, training often cannot find enough pieces
 _MIN_PIECES = 400  # bytes and special tokens take 260 of these pieces
-_PLAIN = (".txt", ".md", ".rst", ".jsonl", ".ndjson", ".json", ".xml")
-_COMPRESSION = 3  # for other kinds of files: bytes of text for each byte of the file, roughly
+_COMPRESSED = (*COMPRESSIONS, ".parquet")
+_COMPRESSION = 3  # bytes of text for each byte of a compressed file, roughly
 _TEMPLATE = ('template = "model"  # chats as the model of the tokenizer expects them; it learns only the words of the assistant',)
 _FORMS = {
     "kto": "only the answers that people liked",
@@ -39,13 +39,17 @@ _FORMS = {
 }
 
 
-def render(arguments: argparse.Namespace) -> str:
+def render(arguments: argparse.Namespace, seen: list[SeenFiles]) -> str:
     """Return the text of the file that the arguments of `init` request.
+
+    Args:
+        arguments: The arguments.
+        seen: Receives the files that were found.
 
     Raises:
         NielsCacheError: If a file is missing, or contains neither text nor conversations.
     """
-    return "\n\n".join(_sections(arguments)) + "\n"
+    return "\n\n".join(_sections(arguments, seen)) + "\n"
 
 
 def catalog_table(name: str) -> str:
@@ -66,7 +70,7 @@ def catalog_table(name: str) -> str:
     return "\n".join(lines)
 
 
-def _sections(arguments: argparse.Namespace) -> Iterator[str]:
+def _sections(arguments: argparse.Namespace, seen: list[SeenFiles]) -> Iterator[str]:
     yield "# What niels-cache builds here. Every key is explained in docs/configuration.md; paths are relative to this file."
     if arguments.profile:
         yield f"profile = {as_toml(arguments.profile)}  # its data sets are built, and this file adds to them"
@@ -79,8 +83,8 @@ def _sections(arguments: argparse.Namespace) -> Iterator[str]:
 [build]
 {cache_dir}  # root of all caches
 # seed = {shipped.build.seed}  # of shuffles and splits; the same seed makes the same bytes"""
-    proposals = recognize(arguments.data, text_field=arguments.text_field)
-    yield _tokenizer(arguments, shipped.tokenizer.vocab_size if arguments.profile else TokenizerSettings().vocab_size, proposals)
+    proposals = recognize(arguments.data, text_field=arguments.text_field, seen=seen)
+    yield _tokenizer(arguments, shipped.tokenizer.vocab_size if arguments.profile else TokenizerSettings().vocab_size, seen)
     taken = {*shipped.sources}
     for name in dict.fromkeys(arguments.catalog):
         if name == "roam":
@@ -101,7 +105,7 @@ def _sections(arguments: argparse.Namespace) -> Iterator[str]:
 # files = ["chats.jsonl"]"""
 
 
-def _tokenizer(arguments: argparse.Namespace, default: int, proposals: Sequence[Proposal]) -> str:
+def _tokenizer(arguments: argparse.Namespace, default: int, seen: Sequence[SeenFiles]) -> str:
     if arguments.tokenizer is not None:
         settings = TokenizerSettings(model=arguments.tokenizer)
         model, where, revision = _path(arguments.tokenizer, arguments), "on this machine", []
@@ -114,9 +118,13 @@ def _tokenizer(arguments: argparse.Namespace, default: int, proposals: Sequence[
         return "\n".join([*lines, *_end_of_text(local_settings(settings))])
     setting = f"# vocab_size = {default:_}" if arguments.vocab_size is None else f"vocab_size = {arguments.vocab_size:_}"
     why = "pieces in all; up to 65_536, a token takes two bytes, otherwise four"
-    elsewhere = arguments.profile or arguments.catalog or arguments.hub
-    text_bytes = None if elsewhere else _text_bytes(proposals)
-    if arguments.vocab_size is None and text_bytes is not None and text_bytes < default * _BYTES_PER_PIECE:
+    is_known = not (arguments.profile or arguments.catalog or arguments.hub or any("://" in path for path in arguments.data))
+    text_bytes = sum(
+        each.bytes * (_COMPRESSION if each.ending.lower().endswith(_COMPRESSED) else 1)
+        for each in seen
+        if isinstance(each.outcome, DetectedKind)
+    )
+    if arguments.vocab_size is None and is_known and text_bytes < default * _BYTES_PER_PIECE:
         fitting = max(text_bytes // _BYTES_PER_PIECE // 100 * 100, _MIN_PIECES)
         setting, why = f"vocab_size = {fitting:_}", f"pieces in all: for {file_size(text_bytes)} of text; with more of it, {default:_}"
     return f"""\
@@ -138,17 +146,6 @@ def _has_template(settings: TokenizerSettings) -> bool:
         return find_template("model", settings) is not None
     except NielsCacheError:
         return False
-
-
-def _text_bytes(proposals: Sequence[Proposal]) -> int | None:
-    """Return the approximate number of bytes of text, or None if it is unknown."""
-    patterns = [os.path.expanduser(place) for proposal in proposals for place in proposal.paths]
-    if any("://" in pattern for pattern in patterns):
-        return None
-    found = [path for pattern in patterns for path in ([pattern] if os.path.exists(pattern) else glob_files(pattern).paths)]
-    every = [file for path in found for file in (files_in(path) if os.path.isdir(path) else [path]) if os.path.isfile(file)]
-    files = set(find_same_files(every).first.values())
-    return sum(os.path.getsize(file) * (1 if file.endswith(_PLAIN) else _COMPRESSION) for file in files)
 
 
 def _own_tables(arguments: argparse.Namespace, proposals: Sequence[Proposal], taken: set[str]) -> Iterator[str]:

@@ -118,7 +118,7 @@ def build_in_child(
     waits: bool = True,
     on_progress: OnProgress,
     log: Log,
-    is_stopping: IsStopping = lambda: False,
+    is_stopping: IsStopping,
 ) -> Outcome:
     """Build a part in a child process, and return its outcome as if this process had built it.
 

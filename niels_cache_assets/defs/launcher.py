@@ -115,7 +115,7 @@ class _Launcher:
         self._graph = graph(registry, root)
         self.results: list[LaunchResult] = []
         off = {name: f"is switched off: set enabled = true in [{registry.family_of(name)}.{name}]" for name in registry.switched_off()}
-        reasons = {**off, **{name: f"needs {setting}" for name, setting in registry.unconfigured().items()}}
+        reasons = off | {name: f"needs {setting}" for name, setting in registry.unconfigured().items()}
         self._unconfigured = {f"{registry.family_of(name)}/{name}": reason for name, reason in reasons.items()}
         self._missing = {*self._unconfigured}  # keys of artifacts that cannot be built or could not be built
         self._new: set[str] = set()  # keys that were built or found since the artifacts that use existing inputs were built

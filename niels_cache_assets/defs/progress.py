@@ -84,10 +84,10 @@ class BuildReporter:
         context: Context of the step.
         sink: Receives the progress in this process.
         name: Name of the build.
-        observed: Asset that gets the observations of a long build, in the partition of this run if it has one; by default none.
+        observed: Asset that gets the observations of a long build, in the partition of this run if it has one. None: no asset gets them.
     """
 
-    def __init__(self, context: dg.AssetExecutionContext, sink: ProgressSink, *, name: str, observed: dg.AssetKey | None = None) -> None:
+    def __init__(self, context: dg.AssetExecutionContext, sink: ProgressSink, *, name: str, observed: dg.AssetKey | None) -> None:
         self._context = context
         self._sink = sink
         self._name = name

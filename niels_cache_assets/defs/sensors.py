@@ -117,7 +117,7 @@ def build_request(registry: Registry, name: str, version: str, *, occasion: str)
         )
     corpus = corpus_partitions(registry).subset_with_partition_keys([name])
     cache = partitions(registry, family).subset_with_partition_keys([name])
-    requested = {**dict.fromkeys((names.documents, names.kept, names.report), corpus), **dict.fromkeys(names.family_keys(family), cache)}
+    requested = dict.fromkeys((names.documents, names.kept, names.report), corpus) | dict.fromkeys(names.family_keys(family), cache)
     unpartitioned = {names.duplicates} if name in registry.prepared("dedup") else set()
     subset = AssetGraphSubset(requested, unpartitioned)  # type: ignore[call-arg]  # mypy takes its __hash__ for a field
     return dg.RunRequest.for_asset_graph_subset(subset, tags)

@@ -17,7 +17,6 @@ from niels_cache_runtime.format.meta import Meta
 
 MAX_OF_ONE_REASON = 0.01
 MAX_OF_ALL_REASONS = 0.05
-_NOUNS = {"sft": "conversation"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +45,7 @@ def summarize_drops(meta: Meta, *, already_reported: Mapping[str, int] | None = 
     kept = _kept(meta)
     if kept is None or not isinstance(meta.get("dropped"), Mapping):
         return NO_DROPS
-    noun, facts = _NOUNS.get(meta["kind"], "document"), meta.get("facts") or {}
+    noun, facts = "conversation" if meta["kind"] == "sft" else "document", meta.get("facts") or {}
     dropped: dict[str, int] = {reason: count for reason, count in meta["dropped"].items() if count}
     of_val: Mapping[str, int] = facts.get(DROPPED_OF_VAL, {})
     first_examples: Mapping[str, str] = facts.get(FIRST_DROPPED, {})

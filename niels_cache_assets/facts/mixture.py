@@ -125,7 +125,7 @@ def _by_size(registry: Registry, *, root: Path) -> MixturePlan:
     """Return a mixture that reads every data set equally often. Data sets that are not built are left out."""
     settings = registry.reports
     opened, left_out = _open(registry, registry.partition_keys("pretrain"), root=root, sequence_length=settings.sequence_length)
-    weights = {name: split.samples for name, split in opened.items()}
+    weights = {name: (tokens - 1) // settings.sequence_length for name, tokens in opened.items()}
     samples = settings.steps * settings.batch_size if settings.steps else sum(weights.values())
     note = "By size, because no [blend.NAME] is configured: the weight of a data set is its number of samples."
     return _mixture(_Plan(ALL, samples, settings.sequence_length, note), opened, left_out, weights, registry)
@@ -138,15 +138,8 @@ class _Plan(NamedTuple):
     note: str
 
 
-class _Split(NamedTuple):
-    """The size of a train split: the samples in one epoch, and the tokens."""
-
-    samples: int
-    tokens: int
-
-
-def _open(registry: Registry, names: Iterable[str], *, root: Path, sequence_length: int) -> tuple[dict[str, _Split], dict[str, str]]:
-    """Return the train splits by name, and the reasons why the remaining data sets cannot be read, by name."""
+def _open(registry: Registry, names: Iterable[str], *, root: Path, sequence_length: int) -> tuple[dict[str, int], dict[str, str]]:
+    """Return the tokens of the train splits by name, and the reasons why the remaining data sets cannot be read, by name."""
     opened, left_out = {}, {}
     for name in names:
         folder = dataset_dir(root, "pretrain", name)
@@ -166,14 +159,14 @@ def _open(registry: Registry, names: Iterable[str], *, root: Path, sequence_leng
             if is_here:
                 tokens = int(open_split(split, doc_ends=True).tokens.shard_lengths.sum())
             check_has_window(split, tokens, T=sequence_length)
-            opened[name] = _Split((tokens - 1) // sequence_length, tokens)
+            opened[name] = tokens
         except NielsCacheError as error:
             left_out[name] = str(error)
     return opened, left_out
 
 
 def _mixture(
-    plan: _Plan, opened: Mapping[str, _Split], left_out: Mapping[str, str], weights: Mapping[str, float], registry: Registry
+    plan: _Plan, opened: Mapping[str, int], left_out: Mapping[str, str], weights: Mapping[str, float], registry: Registry
 ) -> MixturePlan:
     from niels_cache_runtime.loader.blend import Blend
 
@@ -181,21 +174,22 @@ def _mixture(
     if opened:
         blend = Blend([*opened], [(0, weights)])
         read = blend.counts(plan.samples).tolist()
-        total_weight, total_tokens = sum(weights.values()), sum(split.tokens for split in opened.values())
-        for index, (member, split) in enumerate(opened.items()):
-            most = math.floor(settings.max_epochs * split.samples)
+        total_weight, total_tokens = sum(weights.values()), sum(opened.values())
+        for index, (member, tokens) in enumerate(opened.items()):
+            samples = (tokens - 1) // plan.sequence_length  # of an epoch
+            most = math.floor(settings.max_epochs * samples)
             position = blend.position(index, most) if read[index] > most else None
             sources.append(
                 PlannedSource(
                     name=member,
                     weight=weights[member],
                     configured=weights[member] / total_weight,
-                    tokens=split.tokens,
-                    available=split.tokens / total_tokens,
+                    tokens=tokens,
+                    available=tokens / total_tokens,
                     samples=read[index],
                     tokens_read=read[index] * plan.sequence_length,
                     actual=read[index] / plan.samples,
-                    epochs=read[index] / split.samples,
+                    epochs=read[index] / samples,
                     repeats_from=None if position is None else position // settings.batch_size,
                 )
             )

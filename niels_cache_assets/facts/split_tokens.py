@@ -81,12 +81,13 @@ class SplitTokens:
     @cached_property
     def ends(self) -> Offsets:
         """The end of each document or example, in tokens from the start of the split."""
-        if self._family == "pretrain":
-            return map_offsets(self._folder / doc_ends_name(self._split), DOC_ENDS_DTYPE)
-        return self._ends_of_entries[self._entries - 1 :: self._entries]
+        return self.entry_ends[self._entries - 1 :: self._entries]
 
     @cached_property
-    def _ends_of_entries(self) -> Offsets:
+    def entry_ends(self) -> Offsets:
+        """The end of each document, example, or side of a preference pair."""
+        if self._family == "pretrain":
+            return map_offsets(self._folder / doc_ends_name(self._split), DOC_ENDS_DTYPE)
         starts = map_example_starts(self._folder / idx_name(self._split), token_count=len(self))
         return np.append(starts[1:], len(self)) if len(starts) else starts
 
@@ -104,7 +105,7 @@ class SplitTokens:
         start, end = self.bounds(number)
         if self._entries == 1:
             return [("", start, end)]
-        middle = int(self._ends_of_entries[self._entries * number])
+        middle = int(self.entry_ends[self._entries * number])
         return [*zip(SIDES, (start, middle), (middle, end), strict=True)]
 
     def file_at(self, position: int) -> tuple[str, int]:

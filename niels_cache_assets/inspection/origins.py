@@ -142,7 +142,7 @@ class TracedCache:
         return Path(self._files[index]).absolute().relative_to(self._split.parent).as_posix()
 
 
-def caches_of(trace: BatchTrace, numbers: Sequence[int], *, beside: Callable[[str], Path] = Path) -> dict[str, TracedCache]:
+def caches_of(trace: BatchTrace, numbers: Sequence[int], *, beside: Callable[[str], Path]) -> dict[str, TracedCache]:
     """Open the data sets that these rows of a batch come from, and return them by name.
 
     Args:

@@ -28,7 +28,7 @@ _COMPANION = re.compile(r"\.(.+?)\.(?:lock|lease|old|journal|(?:partial|gone)(?:
 
 
 @contextmanager
-def staged_attempt(lease: Lease, *, log: Log, resumable: bool = True) -> Iterator[Path]:
+def staged_attempt(lease: Lease, *, log: Log, resumable: bool) -> Iterator[Path]:
     """Yield the staging directory of an attempt, with everything that the last attempt has recorded. At the end it replaces the target.
 
     If the block fails, the directory stays for the next attempt.

@@ -117,8 +117,8 @@ class ExcludeList(NamedTuple):
 def _identity_with_ids(identity: Identity, ids: Collection[str]) -> Identity:
     """Return an identity in which exactly these ids are excluded."""
     if "exclude" in identity:
-        return {**without_keys(identity, "exclude"), **identity_of_ids(ids)}
-    return {**identity, "source": {**without_keys(identity["source"], "exclude"), **identity_of_ids(ids)}}
+        return without_keys(identity, "exclude") | identity_of_ids(ids)
+    return {**identity, "source": without_keys(identity["source"], "exclude") | identity_of_ids(ids)}
 
 
 def _removed_ids(meta: Meta) -> set[str]:

@@ -333,7 +333,7 @@ def stored_attempt(
     folder: str,
     *,
     log: Log,
-    afresh: bool = False,
+    afresh: bool,
     publish: Publish | None = None,
 ) -> Iterator[Path]:
     """Yield the staging directory of an attempt, with the unfinished files of the last one. Commit the attempt at the end.

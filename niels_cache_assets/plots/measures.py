@@ -125,7 +125,7 @@ def measure_cache(directory: Path, family: Family, meta: Meta, *, address: str |
     with folder_with(meta["files"], directory, address) as folder:
         for split in splits:
             stream = SplitTokens(folder, family, split, meta)
-            for found in lengths_of(stream.ends):
+            for found in lengths_of(stream.entry_ends):
                 cut += int(np.count_nonzero(found > CONTEXT + 1))
                 np.add.at(lengths, np.searchsorted(LENGTH_EDGES, found, side="right") - 1, 1)
             blocks = _examples(stream, folder / idx_name(split)) if conversations else _windows(stream)

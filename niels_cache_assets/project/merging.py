@@ -108,7 +108,7 @@ def absolute_paths(tables: Tables) -> Tables:
         if isinstance(value, Mapping):
             return {inner: resolve(inner, item) for inner, item in value.items()}
         if isinstance(value, list):
-            return [resolve(key, item) for item in value]
+            return [item if isinstance(item, Mapping) else resolve(key, item) for item in value]  # tables `added` are relative to the file
         if key == "model":
             value = hub_or_path(value, value)
         is_path = key in PATH_KEYS | {"model", "cache_dir", "exclude"} or (key == "template" and str(value).endswith(".jinja"))

@@ -176,8 +176,8 @@ class Registry:
 
     def partition_keys(self, *families: Family) -> list[str]:
         """Return the names of the data sets that can be built (enabled, with all required settings), in order."""
-        buildable = [name for name, source in self.sources.items() if source.enabled and source.missing_setting() is None]
-        return [name for name in buildable if not families or self.sources[name].family in families]
+        chosen = {name: source for name, source in self.sources.items() if source.family in (families or FAMILIES)}
+        return [name for name, source in chosen.items() if source.enabled and source.missing_setting() is None]
 
     def published(self, family: Family) -> list[str]:
         """Return the names of the data sets that [publish] publishes, in order; none without an address."""
@@ -231,8 +231,8 @@ class Registry:
 
     def unconfigured(self) -> dict[str, str]:
         """Return the enabled data sets that cannot be built yet, and the setting that each data set lacks."""
-        missing = {name: source.missing_setting() for name, source in self.sources.items() if source.enabled}
-        return {name: reason for name, reason in missing.items() if reason is not None}
+        enabled = {name: source for name, source in self.sources.items() if source.enabled}
+        return {name: missing for name, source in enabled.items() if (missing := source.missing_setting()) is not None}
 
     def family_of(self, name: str) -> Family:
         """Return the family of a configured data set, or raise an error as `source` does."""
@@ -369,7 +369,7 @@ def apply_run_settings(table: Model, settings: Mapping[str, Any]) -> Model:
     given = {key: value for key, value in settings.items() if value is not None}
     if not given:
         return table
-    return _validate(type(table), {**table.model_dump(exclude_unset=True), **given}, _Origin(where="run configuration"), "run")
+    return _validate(type(table), table.model_dump(exclude_unset=True) | given, _Origin(where="run configuration"), "run")
 
 
 def cache_root(registry: Registry, flag: str | None = None) -> Path:
@@ -408,9 +408,9 @@ def _build_registry(tables: Tables, origin: _Origin, *, profile: str | None, is_
                     f"{where}: [{family}] {name} = {as_toml(table)}: is not a data set; write a table with its own name: [{family}.NAME]"
                 )
             if not isinstance(table.get("source"), str):
-                raise NielsCacheError(
-                    f"{where}: [{label}] has no source; add source = {' | '.join(map(repr, SOURCES[family]))}{_catalog_hint(name)}"
-                )
+                near = difflib.get_close_matches("source", table, n=1)
+                add = f"rename {near[0]!r} to 'source'" if near else f"add source = {' | '.join(map(repr, SOURCES[family]))}"
+                raise NielsCacheError(f"{where}: [{label}] has no source; {add}{_catalog_hint(name)}")
             if table["source"] not in SOURCES[family]:
                 raise_unknown_choice(origin.of(label, "source"), f"[{label}] has an unknown source", table["source"], SOURCES[family])
             typed[family][name] = _validate(SOURCES[family][table["source"]], table, origin, label)
@@ -438,7 +438,7 @@ def _build_registry(tables: Tables, origin: _Origin, *, profile: str | None, is_
                 registry.refuse_data_set(origin.of(section, key), f"[{section}] {key} names an unknown data set", name, known)
     for name, source in registry.pretrain.items():
         changes = source.cleaning or {}
-        _validate(CleaningSettings, {**registry.cleaning.model_dump(), **changes}, origin, f"pretrain.{name}.cleaning")
+        _validate(CleaningSettings, registry.cleaning.model_dump() | changes, origin, f"pretrain.{name}.cleaning")
         _refuse_dedup_twice(registry, name)
         for member in getattr(source, "members", {}) if source.enabled else ():
             if member not in registry.pretrain and member in catalog():

@@ -217,12 +217,16 @@ class ChatJsonl(FileSource, SftSource):
 
     def _problem(self, values: Values) -> str | None:
         example = self._parse_row(values)
-        return example if isinstance(example, str) else example_problem(Conversation(example[0], rejected=example[1]), self.roles)
+        return example if isinstance(example, str) else example_problem(example, self.roles)
 
-    def _parse_row(self, values: Values) -> tuple[list[Message], list[Message] | None, list[Any] | None] | str:
-        """Return the messages of a row, those of the rejected side or None, and the tools, or the reason why the row has none."""
+    def _parse_row(self, values: Values, file: str = "", row: int = 0) -> Conversation | str:
+        """Return a row as a conversation or pair, with its tools, or the reason why it is none."""
         example, tools = self.example_of(values), self._tools(values)
-        return example if isinstance(example, str) else tools if isinstance(tools, str) else (*example, tools)
+        if isinstance(example, str):
+            return example
+        if isinstance(tools, str):
+            return tools
+        return Conversation(example[0], row_id(values.get("id"), file, row), file, row, rejected=example[1], tools=tools)
 
     @property
     def _on_broken(self) -> OnBroken | None:
@@ -240,6 +244,10 @@ class ChatJsonl(FileSource, SftSource):
 
     def _rows(self, file: SourceFile, position: FilePosition | None = None) -> Iterator[tuple[int, Values]]:
         return file_rows(file, position, self.text_options)
+
+    def first_examples(self, count: int) -> list[Conversation | str]:
+        rows = ((file.name, row, values) for file in self.readable_files() for row, values in self._rows(file))
+        return [self._problem(values) or self._parse_row(values, name, row) for name, row, values in first_rows(rows, count)]
 
     def conversations(self, context: StreamContext) -> Iterator[list[Conversation]]:
         files = FilePass(self.input_files(), context)
@@ -275,14 +283,11 @@ class ChatJsonl(FileSource, SftSource):
                     others = [other for other, value in values.items() if value is not None and _is_right(key, value)]
                     wrong[key] = (file, row, values[name], others[:_MAX_FIELDS])
             missing = next((key for key, name in needed.items() if name not in values), None)
-            parsed = f"missing_{missing}" if missing else self._parse_row(values)
+            parsed = f"missing_{missing}" if missing else self._parse_row(values, file, row)
             if isinstance(parsed, str):
                 broken.refuse(parsed, file, row)
-                continue
-            messages, rejected, tools = parsed
-            if not decoding.admits(file, *_contents((messages, rejected)), replaced=replaced, row=row):
-                continue
-            yield Conversation(messages, row_id(values.get("id"), file, row), file, row, rejected=rejected, tools=tools)
+            elif decoding.admits(file, *_contents((parsed.messages, parsed.rejected)), replaced=replaced, row=row):
+                yield parsed
         if "first" in state and state["unseen"]:
             name, row, fields = state["first"]
             key = next(key for key in configured if key in state["unseen"])

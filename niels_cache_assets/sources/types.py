@@ -631,6 +631,10 @@ class SftSource(Source):
         if self.readable_files():
             next(iter(self.conversations(StreamContext(seed=0, siblings=siblings))), None)
 
+    def first_examples(self, count: int) -> Sequence[Conversation | str]:
+        """Return up to `count` examples from the start of the data, each as a conversation or as the reason why it is dropped."""
+        return next(iter(self.conversations(StreamContext(seed=0))), [])[:count]
+
     @abstractmethod
     def conversations(self, context: StreamContext) -> Iterator[list[Conversation]]:
         """Yield the conversations lazily, in batches. The same context gives the same order."""

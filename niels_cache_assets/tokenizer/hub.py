@@ -12,7 +12,7 @@ from niels_cache_assets.sources.hub.errors import hub_errors
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import CHAT_TEMPLATE_NAME, TOKENIZER_MODEL_NAMES
 
-_MODELS = (TOKENIZER_MODEL_NAMES["tokenizer.json"], "tokenizer.model")  # the first that exists is the tokenizer
+_MODELS = (TOKENIZER_MODEL_NAMES["tokenizer.json"], "tokenizer.model", "tekken.json")  # the first that exists is the tokenizer
 _FILES = [*_MODELS, "tokenizer_config.json", "special_tokens_map.json", CHAT_TEMPLATE_NAME]
 
 

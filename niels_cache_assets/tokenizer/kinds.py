@@ -6,7 +6,7 @@ document. Training is in training.py.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -77,7 +77,6 @@ def open_model(
     return SentencePieceTokenizer(str(path), special_tokens=special_tokens)
 
 
-@lru_cache
 def eot_of(path: str, kind: ModelKind | None = None) -> str | None:
     """Return the token of another project's model that probably ends a document. None if it has ours, or if its tokens do not show it."""
     tokenizer = open_model(path, kind=kind, special_tokens={})

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from hashlib import sha256
 from pathlib import Path
+from threading import Lock
 from typing import Any, TypeVar
 
 from niels_cache_assets.tokenizer.settings import is_tekken
@@ -55,16 +56,18 @@ def remember_last(load: Callable[[bytes, str], Model]) -> Callable[[str | Path],
         A function that takes a path, of which only the kind matters: a tekken.json is loaded in another way than its bytes as ranks.
     """
     last: dict[tuple[bytes, bool], Model] = {}
+    lock = Lock()
 
     @wraps(load)
     def load_once(path: str | Path) -> Model:
         content = read_model(path)
         key = sha256(content).digest(), is_tekken(path)
-        if (model := last.get(key)) is None:
-            model = load(content, str(path))
-            last.clear()
-            last[key] = model
-        return model
+        with lock:
+            if key not in last:
+                model = load(content, str(path))
+                last.clear()
+                last[key] = model
+            return last[key]
 
     return load_once
 

@@ -53,7 +53,8 @@ def load_model(content: bytes, path: str) -> tuple[sentencepiece.SentencePiecePr
                 f'{path}: a rank file of tiktoken, not a SentencePiece model; set [tokenizer] kind = "tiktoken"'
             ) from error
         kind = describe_content(content, "JSON")
-        raise NielsCacheError(f"{path}: not a SentencePiece model; give a .model file that SentencePiece wrote{kind}") from error
+        advice = "give a .model file that SentencePiece wrote, a tokenizer.json or its folder, or ranks; or remove model to train one"
+        raise NielsCacheError(f"{path}: not a SentencePiece model; {advice}{kind}") from error
     return processor, hashlib.sha256(content).hexdigest()
 
 

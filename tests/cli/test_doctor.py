@@ -119,3 +119,22 @@ def test_every_data_set_of_the_hub_is_asked_for_until_the_hub_is_away(
     assert findings[0]["mend"] == "accept its terms"
     assert "HF_ENDPOINT" in findings[1]["mend"]
     assert len(asked) == 3, "what would come after a hub that is away is not waited for"
+
+
+def test_the_first_conversations_are_rendered_with_the_template(empty_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    calls = [{"type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    answers: list[dict[str, Any]] = [{"content": "a"}, {"content": None, "tool_calls": calls}, {"content": [{"type": "image_url"}]}]
+    chats = [[{"role": "user", "content": "q"}, {"role": "assistant", **answer}] for answer in answers]
+    Path("a.jsonl").write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
+    template = "{% for m in messages %}{% if m.tool_calls %}{{ raise_exception('no form for calls') }}{% endif %}"
+    Path("t.jinja").write_text(template + "<|im_start|>{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}")
+    Path("niels_cache.toml").write_text('[sft.a]\nsource = "chat_jsonl"\nfiles = ["a.jsonl"]\ntemplate = "t.jinja"\n')
+    assert main(["doctor", "--offline", "--json"]) == exit_codes.DONE
+    found = [each["found"] for each in json.loads(capsys.readouterr().out)["findings"] if each["what"] == "data"]
+    facts = ("<|im_start|>", "1 of the first 3 rows", "an image", "no form for calls")
+    assert (len(found), missing("\n".join(found), "[sft.a]", *facts)) == (3, [])
+
+
+def test_a_misspelt_source_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("niels_cache.toml").write_text('[pretrain.a]\nsourc = "jsonl"\nfiles = ["a.jsonl"]\n')
+    assert "rename 'sourc' to 'source'" in examined(capsys, "--offline", code=exit_codes.FAILED)["configuration"]["found"]

@@ -122,14 +122,12 @@ def test_links_that_lead_back_or_to_one_another_make_no_file_be_read_twice(proje
         (["--from", "roam"], ("niels-cache init PATH",)),
         (["--text-field", "body", "chats.jsonl"], ("chats.jsonl: ", "body", "messages")),
         (["bots.jsonl"], ("bots.jsonl: ", "(human)", "assistant (gpt)")),
-        (["array.json"], ("array.json: ", "jq -c '.[]' array.json > array.jsonl")),
         (["feed.xml"], ("feed.xml: ", "MediaWiki")),
         (["numbers.jsonl"], ("numbers.jsonl: ", "text (fields: a (1))")),
         (["empty.jsonl"], ("empty.jsonl: ", "no row")),
         (["lost.txt"], ("lost.txt: ", "leads to no")),
         (["piped"], ("p.json: ", "regular")),
         (["hollow"], ("hollow: ", "no file")),
-        (["titles.json"], ("titles.json: ", "each line")),
         (["--tokenizer", "my books", "rows.jsonl"], ("my books: ", "no tokenizer.json")),
         (["--hub", "c4"], ("write OWNER/NAME",)),
         (["--vocab-size", "3_000_000_000", "rows.jsonl"], ("niels_cache.toml: [tokenizer] vocab_size = 3000000000",)),
@@ -139,9 +137,8 @@ def test_links_that_lead_back_or_to_one_another_make_no_file_be_read_twice(proje
 def test_what_cannot_be_is_refused_and_nothing_is_written(
     arguments: list[str], expected: tuple[str, ...], project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (project / "picture.png").write_bytes(b"")
+    (project / "picture.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0")
     (project / "bots.jsonl").write_text('{"messages": [{"role": "bot", "content": "a"}]}')
-    (project / "array.json").write_text('[{"text": "a"}]')
     (project / "feed.xml").write_text("<rss><title>a</title></rss>")
     (project / "numbers.jsonl").write_text('{"a": 1}')
     (project / "empty.jsonl").write_text("")
@@ -149,7 +146,6 @@ def test_what_cannot_be_is_refused_and_nothing_is_written(
     os.mkfifo(project / "piped/p.json")
     (project / "lost.txt").symlink_to("nowhere")
     (project / "hollow").mkdir()
-    (project / "titles.json").write_text('[{"title": "a", "text": "not of Roam"}]')
     before = sorted(project.iterdir())
     assert main(["init", *arguments]) == exit_codes.WRONG_USE
     assert missing(capsys.readouterr().err, *expected) == []
@@ -244,3 +240,47 @@ def test_a_small_text_gets_a_vocabulary_that_can_be_trained_on_it(project: Path)
         (project / "a.txt").write_bytes(b"a" * size)
         assert main(["init", "--force", "a.txt"]) == exit_codes.DONE
         assert load_registry(config="niels_cache.toml").tokenizer.vocab_size == expected
+
+
+def test_every_file_is_listed_with_its_use_or_the_reason_why_it_is_ignored(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = project / "data"
+    (folder / "src").mkdir(parents=True)
+    (folder / "README.md").write_text("a readme")
+    (folder / "src/__init__.py").write_bytes(b"")
+    (folder / "src/a.py").write_text("import os\n" * 1000)
+    (folder / "p.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0")
+    (folder / "package.json").write_text('{"version": 1}')
+    (folder / "chats.jsonl").write_bytes(rows({"messages": MESSAGES}))
+    (folder / "images.jsonl").write_bytes(rows({"messages": [{"role": "user", "content": [{"type": "image_url"}]}, MESSAGES[1]]}))
+    assert main(["init", "data", "--json"]) == exit_codes.DONE
+    captured = capsys.readouterr()
+    outcomes = [each["outcome"] for each in json.loads(captured.out)["seen"]]
+    assert [each["source"] for each in outcomes if isinstance(each, dict)] == ["text", "chat_jsonl"]
+    reasons = [each for each in outcomes if isinstance(each, str)]
+    assert missing(" ".join(reasons), "package.json", "images.jsonl: a message contains an image", "p.png", "init 'data/**/*.py'") == []
+    assert len(reasons) == 4
+    assert missing(captured.err.splitlines()[-1], "WARNING", "% of the bytes are ignored") == []
+
+
+def test_code_is_text_if_it_is_named_and_an_empty_file_is_no_obstacle(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (project / "src").mkdir()
+    for name, content in (("__init__.py", ""), ("a.py", "import os")):
+        (project / "src" / name).write_text(content)
+    assert main(["init", "src"]) == exit_codes.WRONG_USE
+    assert "niels-cache init 'src/**/*.py'" in capsys.readouterr().err
+    assert main(["init", "src/**/*.py"]) == exit_codes.DONE
+    assert tomllib.loads((project / "niels_cache.toml").read_text())["pretrain"]["my_text"]["files"] == ["src/**/*.py"]
+    assert "--- my_text: import os" in capsys.readouterr().out
+
+
+def test_three_examples_of_each_data_set_are_shown_with_the_targets(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (project / "chats.jsonl").write_text(CHAT * 5)
+    assert main(["init", "chats.jsonl"]) == exit_codes.DONE
+    shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("--- chats: ")]
+    assert len(shown) == 3
+    assert all(line.endswith("[[b<eot>]]") for line in shown), "only the words of the assistant are targets"
+
+
+def test_a_hub_that_cannot_be_reached_means_that_nothing_was_checked(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", "--hub", "allenai/c4"]) == exit_codes.DONE
+    assert missing(capsys.readouterr().err, "WARNING: [pretrain.c4]", "nothing was checked") == []

@@ -91,15 +91,20 @@ def metas(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, tokenizer:
 
 
 def tokenizers_of_others(folder: Path) -> list[Path]:
-    """A tokenizer.json and ranks of tiktoken, as a cache keeps them."""
+    """A tokenizer.json, ranks of tiktoken and a model of the hub, as a cache keeps them."""
+    fetched = write_json(folder / "x.json")
     tables = (
-        f'model = "{write_json(folder / "x.json")}"',
+        f'model = "{fetched}"',
+        'model = "hf://owner/name"',
         f"model = \"{write_ranks(folder / 'x.tiktoken')}\"\npattern = '{WORDS_PATTERN[3:]}'",
     )
     for number, table in enumerate(tables):
         config = folder / f"{number}.toml"
         config.write_text(f'[tokenizer]\n{table}\nspecial_tokens = {{ eot = "{EOT}" }}\n', encoding="utf-8")
-        build_tokenizer(load_registry(config=str(config)), root=folder / str(number))
+        with pytest.MonkeyPatch.context() as patch:
+            for module in ("artifacts.tokenizer", "tokenizer.kinds"):
+                patch.setattr(f"niels_cache_assets.{module}.fetch_model", lambda name, revision: fetched)
+            build_tokenizer(load_registry(config=str(config)), root=folder / str(number))
     return sorted(folder.rglob(META_NAME))
 
 

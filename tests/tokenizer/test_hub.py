@@ -12,7 +12,8 @@ from niels_cache_assets.tokenizer.settings import TokenizerSettings
 from tests.helpers import programs
 from tests.helpers.loopback_hub import LoopbackHub
 from tests.helpers.tiny import WORDS
-from tests.helpers.tokenizer_files import described
+from tests.helpers.tokenizer_files import described, write_ranks
+from tests.tokenizer.test_bpe_json import tekken
 
 EOT, ASKS, ENDS = "<|end_of_text|>", "<|start_header_id|>", "<|eot_id|>"
 TEMPLATE = (
@@ -76,6 +77,10 @@ def test_init_pins_a_model_whose_builds_then_need_no_hub(
     hub.repositories["meta/pieces"] = {"tokenizer.model": Path(tokenizer.model_path).read_bytes()}
     run("init", "chats.jsonl", "--tokenizer", "meta/pieces", "--out", "pieces.toml")
     assert "special_tokens" not in (tmp_path / "pieces.toml").read_text(), "this model has the default ones"
+    hub.repositories["meta/tekken"] = {"tekken.json": tekken(tmp_path / "tekken.json", write_ranks(tmp_path / "a.tiktoken")).read_bytes()}
+    (tmp_path / "text.txt").write_text(" ".join(WORDS))
+    run("init", "text.txt", "--tokenizer", "meta/tekken", "--out", "tekken.toml")
+    assert '"</s>"' in (tmp_path / "tekken.toml").read_text()
     hub.close()
     run("build-all", HF_HUB_OFFLINE="1")
     meta = json.loads((tmp_path / "cache/tokenizer/meta.json").read_text())
@@ -100,7 +105,7 @@ def test_a_model_that_cannot_be_used_is_refused_in_one_line(hub: LoopbackHub, ru
     hub.gated.add("meta/gated")
     for name, status, facts in [
         ("meta/gated", 2, ("https://huggingface.co/meta/gated", "hf auth login", "licence")),
-        ("meta/code", 2, ("no tokenizer.json and no tokenizer.model", "never run")),
+        ("meta/code", 2, ("no tokenizer.json and no tokenizer.model and no tekken.json", "never run")),
         ("meta/nothing", 2, ("no such model", "https://huggingface.co/meta/nothing")),
         ("my.model", 2, ("does not exist",)),
         ("models/my.json", 2, ("does not exist",)),

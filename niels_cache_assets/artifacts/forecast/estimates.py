@@ -216,7 +216,7 @@ class Estimator:
             volume = volume.noted("cleaning and duplicates are not taken off yet")
         plan = self.plan(name) if artifact.is_part or isinstance(artifact, JoinedCache) else None
         if isinstance(artifact, PartCache):
-            if plan is None or (isinstance(artifact, GrownPart) and artifact.exists):
+            if plan is None or (isinstance(artifact, GrownPart) and spec.parts_plan.single_process_build() is not None):
                 return None  # the cache that joins the parts has the estimate, or the files are linked
             planned = plan.parts[artifact.number]
             if has_corpus:

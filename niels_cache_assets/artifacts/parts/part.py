@@ -637,11 +637,6 @@ class GrownPart(PartCache):
             return None
         return meta
 
-    @property
-    def exists(self) -> bool:
-        """Whether one process has built the data set. It may have had other settings."""
-        return self.spec.parts_plan.single_process_build() is not None
-
     def need(self) -> SpaceNeed | None:
         return None if self.built is not None else super().need()
 

@@ -205,7 +205,7 @@ class PartsPlan(RootArtifact):
         if last is not None and last["fingerprint"] == work.fingerprint and self._has_same_patterns(last):  # only the tokenizer is another
             proposed = self._proposed_shard_bytes(Plan.of(last).groups)
             changed = {"encoding": self._encoding(), "proposed_shard_bytes": proposed}
-            return WriteResult(meta={**without_keys(last, "meta_sha256"), **changed})
+            return WriteResult(meta=without_keys(last, "meta_sha256") | changed)
         found = self.groups(work.revision, force=work.force, log=work.log)
         groups = [self._with_val(number, group, work) for number, group in enumerate(found)]
         for group in groups:

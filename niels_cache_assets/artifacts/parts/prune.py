@@ -57,7 +57,7 @@ def prune_parts(graph: Graph, name: str) -> list[PrunedPart]:
     if state.state != "in sync":
         raise NielsCacheError(f"{state.directory}: is {state.state}, so its parts are still needed; build it first: {state.advice}")
     dataset, folder, corpus_folder = graph.dataset(name), parts_dir(graph.root, name), corpus_parts_dir(graph.root, name)
-    kept, kept_of_corpus = set[str](), set[str]()
+    kept, kept_of_corpus, removed = set[str](), set[str](), list[PrunedPart]()
     if isinstance(dataset, JoinedCache):
         members = [each for each in dataset.members() if not each.directory.exists() or _plan_of(each.directory) == each.planned_by]
         kept = {PLAN_STAGED, *(each.directory.name for each in members)}
@@ -66,17 +66,18 @@ def prune_parts(graph: Graph, name: str) -> list[PrunedPart]:
         kept.add(PLAN_STAGED)
         kept_of_corpus = {*map(part_name, range(source.corpus_parts))}  # a part whose files have not changed outlives a plan
     try:
-        removed = [*_remove_parts(graph, folder, kept), *_remove_parts(graph, corpus_folder, kept_of_corpus)]
-        if not graph.registry.prepared("dedup"):
-            removed += remove_ranges(graph.registry, graph.root)
-        if not kept:
-            for path in [folder / PLAN_NAME, *folder.glob(VAL_BITS)]:
-                remove(path)
         for each, kept_names in ((folder, kept), (corpus_folder, kept_of_corpus)):
+            for target in targets_in(each):
+                if target.name not in kept_names:
+                    with hold_lease(target, times=graph.registry.cluster, wait=False, log=lambda line: None) as lease:
+                        removed += remove_target(lease)
             if not kept_names:
-                remove(each / FOUND_NAME)
+                for path in (each / FOUND_NAME, each / PLAN_NAME, *each.glob(VAL_BITS)):
+                    remove(path)
                 with suppress(OSError):  # something else is in the folder
                     each.rmdir()
+        if not graph.registry.prepared("dedup"):
+            removed += remove_ranges(graph.registry, graph.root)
         return removed
     except OSError as error:
         raise NotWrittenError(f"{error.filename or folder}: cannot be removed: {error.strerror}; fix this, then prune again") from error
@@ -102,17 +103,6 @@ def _prune_store(graph: Graph, name: str) -> list[PrunedPart]:
         for each in remove_garbage(store, find_garbage(store, [place.folder, *current], keeps_finished=place is tokenizer)):
             removed[store.name_of(each.key.rpartition("/")[0])] += each.size
     return [PrunedPart(*each) for each in sorted(removed.items())]
-
-
-def _remove_parts(graph: Graph, folder: Path, kept: Collection[str]) -> list[PrunedPart]:
-    """Remove all parts in a folder except those that are kept, and return them, in order."""
-    removed: list[PrunedPart] = []
-    for target in targets_in(folder):
-        if target.name in kept:
-            continue
-        with hold_lease(target, times=graph.registry.cluster, wait=False, log=lambda line: None) as lease:
-            removed += remove_target(lease)
-    return removed
 
 
 def _plan_of(part: Path) -> object:

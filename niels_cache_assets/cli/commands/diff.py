@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from niels_cache_assets.base.wording import UNKNOWN, format_count
+from niels_cache_assets.base.wording import UNKNOWN, format_count, label
 from niels_cache_assets.cli.command import DONE, FAILED, Command, integer_at_least, option
 from niels_cache_assets.cli.console import DIFFERENCE_STYLE, display, mark, new_table, print_facts, styled
 from niels_cache_runtime.errors import NielsCacheError
@@ -120,7 +120,7 @@ def _print_values(title: str, values: Sequence[MetaDifference]) -> None:
         return
     table = new_table(title, "A", "B", shrinking=["A", "B"])
     for each in values:
-        table.add_row(each.label, _format_value(each.a), _format_value(each.b))
+        table.add_row(label(each.key), _format_value(each.a), _format_value(each.b))
     display()
     display(table)
 

@@ -187,6 +187,7 @@ def _inputs(registry: Registry, *, offline: bool) -> Iterator[DoctorFinding]:
 
     Remote files are checked unless `offline`, with ten seconds for each.
     """
+    from niels_cache_assets.artifacts.first_rows import try_first_rows
     from niels_cache_assets.artifacts.input_problems import input_problems, is_remote
     from niels_cache_assets.tokenizer.kinds import open_configured_model
 
@@ -196,7 +197,12 @@ def _inputs(registry: Registry, *, offline: bool) -> Iterator[DoctorFinding]:
             open_configured_model(registry.tokenizer)
         except NielsCacheError as error:
             findings.append(DoctorFinding("data", "problem", f"[tokenizer] {error}", "correct [tokenizer] model"))
-    findings += [_input_finding("data", problem) for problem in input_problems(registry, offline=offline)]
+    problems = [*input_problems(registry, offline=offline)]
+    findings += [_input_finding("data", problem) for problem in problems]
+    for name in registry.partition_keys("sft"):
+        if all(problem.table != f"sft.{name}" for problem in problems):
+            texts, notes = try_first_rows(registry, name)
+            findings += [DoctorFinding("data", "note" if texts else "problem", *note.split("; ", 1)) for note in notes]
     yield from findings
     if not findings:
         sources = map(registry.source, registry.partition_keys())

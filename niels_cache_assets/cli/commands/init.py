@@ -13,13 +13,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.cli.command import Command, catalog_names, option, switch, whole_number
-from niels_cache_assets.cli.console import PROGRAM, display, is_quiet, new_table, print_facts
+from niels_cache_assets.cli.console import PROGRAM, display, excerpt, is_quiet, new_table, print_facts
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
+    from niels_cache_assets.cli.detection import SeenFiles
     from niels_cache_assets.project.registry import Registry
     from niels_cache_assets.sources.types import Source
 
+_MAX_IGNORED = 0.5  # share of the bytes above which a warning follows
+_EXAMPLES = 3  # of each data set
+_EXCERPT = 400  # characters
 
 COMMAND = Command(
     options=(
@@ -69,7 +73,9 @@ COMMAND = Command(
     description="""\
 Write a niels_cache.toml that lists the data sets to build, with a comment for every key. init inspects
 your data to find the text field and the format of conversations (lists of messages, instruction and
-answer, OpenAssistant trees). It writes no file if a source cannot be read.
+answer, OpenAssistant trees). It lists all files that it finds, and why it ignores some of them. It also
+shows what training would see of the first rows, with the targets of conversations in [[ ]]. It writes no
+file if nothing can be used.
 
 --list shows the data sets that ship with niels-cache, with their download size, licence and origin. A
 data set is built only if niels_cache.toml lists it or sets profile = "default".""",
@@ -86,7 +92,9 @@ data set is built only if niels_cache.toml lists it or sets profile = "default".
 
 def run(arguments: argparse.Namespace) -> None:
     """Write the file, or list the catalog."""
+    from niels_cache_assets.artifacts.first_rows import try_first_rows
     from niels_cache_assets.base.defaults import CONFIG_NAME
+    from niels_cache_assets.base.wording import file_size, format_count, format_share
     from niels_cache_assets.cli.new_config import render
 
     if arguments.listed is not None:
@@ -101,13 +109,23 @@ def run(arguments: argparse.Namespace) -> None:
             f"init: no data set is named; give files or folders ({PROGRAM} init data/), --from NAME ({PROGRAM} init --list shows them), "
             "--hub OWNER/NAME, or --profile default"
         )
-    registry, broken = _write(target, render(arguments))
-    for line in broken:
-        print(f"WARNING: {line}", file=sys.stderr)
+    seen: list[SeenFiles] = []
+    registry, warnings = _write(target, render(arguments, seen))
     built = registry.partition_keys()
-    facts = {"file": target, "profile": registry.profile, "data_sets": built, "cache_dir": registry.build.cache_dir}
+    first_rows = {name: try_first_rows(registry, name) for name in built}
+    warnings += [note for _, notes in first_rows.values() for note in notes]
+    total, ignored = sum(each.bytes for each in seen), sum(each.bytes for each in seen if isinstance(each.outcome, str))
+    if ignored > _MAX_IGNORED * total:
+        warnings.append(f"{format_share(ignored, total)} of the bytes are ignored, for the reasons above")
+    facts = {"file": target, "profile": registry.profile, "data_sets": built, "cache_dir": registry.build.cache_dir, "seen": seen}
     if not print_facts(arguments, facts) and not is_quiet():
         option = "" if target.name == CONFIG_NAME and target.absolute().parent == Path.cwd() else f" --config {target}"
+        for each in seen:
+            use = f"IGNORED: {each.outcome}" if isinstance(each.outcome, str) else each.outcome.source
+            display(f"{each.ending:8} {format_count(each.files, 'file'):>10} {file_size(each.bytes):>10}  {use}")
+        for name, (texts, _) in first_rows.items():
+            for text in texts[:_EXAMPLES]:
+                display(f"--- {name}: {excerpt(text, _EXCERPT)}")
         display(f"{target} written. It builds", style="bold")
         for name in built:
             display(f"  [{registry.family_of(name)}.{name}] {_describe_source(registry.source(name))}")
@@ -116,6 +134,8 @@ def run(arguments: argparse.Namespace) -> None:
             option = f" --config {target}"  # with this profile, a file is read only if --config names it
         display(f"  {PROGRAM} doctor{option}  # checks everything that a build needs")
         display(f"  {PROGRAM} build-all{option}")
+    for line in warnings:
+        print(f"WARNING: {line}", file=sys.stderr)
 
 
 def _list(arguments: argparse.Namespace) -> None:
@@ -172,7 +192,7 @@ def _describe_source(source: Source) -> str:
 
 
 def _write(target: Path, text: str) -> tuple[Registry, list[str]]:
-    """Load the text as a configuration, write it to `target` in one step, and return its registry and lines about broken rows.
+    """Load the text as a configuration, write it to `target` in one step, and return its registry and warnings.
 
     The text is loaded from a temporary file in the folder of `target`, because paths in the text are relative to this folder.
     """
@@ -186,22 +206,22 @@ def _write(target: Path, text: str) -> tuple[Registry, list[str]]:
             file.flush()
             try:
                 registry = load_registry(config=file.name)
-                broken = _require_inputs(registry)
+                warnings = _require_inputs(registry)
             except InputsError:
                 raise
             except NielsCacheError as error:
                 raise NielsCacheError(str(error).replace(file.name, str(target))) from error
         write_atomically(target, text.encode())
-        return registry, broken
+        return registry, warnings
     except OSError as error:
         raise NielsCacheError(f"{target}: cannot be written: {error.strerror}; choose another place with --out") from error
 
 
 def _require_inputs(registry: Registry) -> list[str]:
-    """Return a line for each data set with a broken row, which the user corrects or leaves out.
+    """Return a line for each data set with a broken row, which the user corrects or leaves out, or of which nothing could be checked.
 
     Raises:
-        InputsError: If there is any other problem that `doctor` would report, except an unreachable hub.
+        InputsError: If there is any other problem that `doctor` would report.
     """
     from niels_cache_assets.artifacts.input_problems import InputsError, hub_problems, input_problems
     from niels_cache_assets.project.shipped import catalog
@@ -213,4 +233,4 @@ def _require_inputs(registry: Registry) -> list[str]:
     problems = [problem for problem in found if not problem.is_unreachable and not problem.is_row_problem]
     if problems:
         raise InputsError(["error: init: this configuration cannot be built, so no file was written:", *map(str, problems)])
-    return [str(problem) for problem in found if problem.is_row_problem]
+    return [f"{problem}{'; nothing was checked' if problem.is_unreachable else ''}" for problem in found]

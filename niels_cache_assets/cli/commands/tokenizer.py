@@ -223,10 +223,6 @@ class EngineResult:
     sources: dict[str, EngineProof] | None
     problem: str | None = None
 
-    @property
-    def differs(self) -> bool:
-        return any(proof.differing for proof in (self.sources or {}).values())
-
 
 def _prove(models: Sequence[tuple[Path, TextTokenizer]], sources: TextSources, arguments: argparse.Namespace) -> int:
     """Prove each engine for each model, and print the results. Return FAILED if any text differs.
@@ -246,7 +242,8 @@ def _prove(models: Sequence[tuple[Path, TextTokenizer]], sources: TextSources, a
     if not print_facts(arguments, {"models": rows}):
         for path, tokenizer, proven in results:
             _print_proofs(path, tokenizer, proven)
-    return FAILED if any(each.differs for _, _, proven in results for each in proven) else DONE
+    found = (proof for _, _, proven in results for each in proven for proof in (each.sources or {}).values())
+    return FAILED if any(proof.differing for proof in found) else DONE
 
 
 def _prove_engine(name: str, engine: Engine | str, tokenizer: TextTokenizer, sources: TextSources) -> EngineResult:

@@ -70,7 +70,7 @@ def build_artifact(
     config: BuildConfig,
     names: DefinitionNames,
     *,
-    observed: dg.AssetKey | None = None,
+    observed: dg.AssetKey | None,
     source: Source | None = None,
     passes_on: tuple[type[NielsCacheError], ...] = (),
 ) -> Outcome:
@@ -81,7 +81,7 @@ def build_artifact(
         artifact: The artifact.
         config: Run configuration.
         names: The names of the definitions.
-        observed: Asset whose partition gets the progress; by default none.
+        observed: Asset whose partition gets the progress. None: no asset gets it.
         source: What a build reads while it holds the slot of a stream; by default it needs no slot.
         passes_on: Errors that are not failures of the run; by default none.
     """

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
-from niels_cache_assets.base.wording import label
 from niels_cache_assets.facts.split_tokens import SplitTokens
 from niels_cache_assets.inspection.differences.documents import DocumentDifferences, compare_documents
 from niels_cache_assets.inspection.differences.tokens import TokenDifference, first_difference
@@ -72,10 +71,6 @@ class MetaDifference:
     key: str
     a: Any
     b: Any
-
-    @property
-    def label(self) -> str:
-        return label(self.key)
 
 
 @dataclass(frozen=True, kw_only=True)

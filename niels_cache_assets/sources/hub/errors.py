@@ -105,7 +105,7 @@ def hub_error(
         return NielsCacheError(f"{name}: cannot be read: the hub {endless}; check HF_ENDPOINT, if it is set, and the proxy")
     if caused_by(errors.RevisionNotFoundError):
         problem = f"no revision {revision!r}" if revision else "the hub gives no newest commit"
-        return NielsCacheError(f"{name}: {problem}; see {page}/commits/main, and {f'correct {key}' if revision else f'set {key}'}")
+        return NielsCacheError(f"{name}: {problem}; see {page}/commits/main, or {f'leave {key} out' if revision else f'set {key}'}")
     if caused_by(errors.HFValidationError):
         return NielsCacheError(f"{name!r} is not the name of a {noun} on the hub; write owner/name")
     if caused_by(errors.OfflineModeIsEnabled):
